@@ -1,0 +1,22 @@
+"""Cordee: plan, schedule, survive and account for training and serving large models.
+
+Importing this package is light: no torch, no server, no GPU library. What is heavy is imported where it is used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from cordee.train.job import Job, job
+
+__all__ = ["Job", "__version__", "job"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the SDK on first use, so that `import cordee` needs no torch."""
+    if name in ("job", "Job"):
+        from cordee.train import job as module
+
+        return getattr(module, name)
+    raise AttributeError(f"module 'cordee' has no attribute {name!r}")

@@ -1,0 +1,197 @@
+"""Every error that Cordee raises on purpose, in one tree, with one exit code for each leaf.
+
+    CordeeError                     1
+    ├── InputError                 10   something the user wrote
+    │   ├── UnitError              11     a bare number, an unknown unit
+    │   ├── SpecError              12     a job's YAML
+    │   ├── ShapeError             13     a model's config.json
+    │   ├── CatalogueError         14     a GPU, model or price that is not known
+    │   ├── LayoutError            15     a layout that does not divide
+    │   └── ScriptError            16     the program to run is not there
+    ├── AdmissionError             20   a job that was refused; nothing was queued
+    │   ├── DoesNotFitError        21     its model does not fit its GPUs
+    │   ├── UnprotectedError       22     preemptible without a checkpoint
+    │   └── TooLargeError          23     a gang larger than the cluster
+    ├── ServerError                30   between a client and its server
+    │   ├── NoServerError          31     none is running, or it does not answer
+    │   ├── TokenError             32     wrong or missing token
+    │   ├── HomeInUseError         33     a second server on the same home
+    │   ├── HomeUnsuitableError    34     a home on a network file system, or not writable
+    │   └── NotFoundError          35     no such job, node or log
+    ├── StoreError                 40   the database cannot be read or written
+    ├── CheckpointError            50   a checkpoint cannot be written or read
+    │   ├── FencedError            51     a newer attempt owns the log
+    │   ├── CorruptError           52     no generation verifies
+    │   └── DestinationError       53     the place to write to is unusable
+    ├── StopError                  60   the ranks could not agree to stop, or the save ran out of time
+    ├── MissingExtraError          70   an optional library is not installed
+    └── ClaimError                 80   the demo's own claim does not hold
+
+75 is no error: it is what a rank exits with when it has checkpointed and wants to be queued again.
+"""
+
+EXIT_CHECKPOINTED = 75
+
+
+class CordeeError(Exception):
+    """What is wrong, with the numbers; `hint` says what to do."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class InputError(CordeeError):
+    """Something the user wrote cannot be used."""
+
+    exit_code = 10
+
+
+class UnitError(InputError):
+    """A quantity without a unit, or with an unknown one."""
+
+    exit_code = 11
+
+
+class SpecError(InputError):
+    """A job's YAML is not valid."""
+
+    exit_code = 12
+
+
+class ShapeError(InputError):
+    """A model's config.json lacks a field or contradicts itself."""
+
+    exit_code = 13
+
+
+class CatalogueError(InputError):
+    """A GPU, model or price is not in the catalogue."""
+
+    exit_code = 14
+
+
+class LayoutError(InputError):
+    """A layout does not divide the model or the GPUs."""
+
+    exit_code = 15
+
+
+class ScriptError(InputError):
+    """The program to run does not exist."""
+
+    exit_code = 16
+
+
+class AdmissionError(CordeeError):
+    """A job was refused at submission; nothing was queued."""
+
+    exit_code = 20
+
+
+class DoesNotFitError(AdmissionError):
+    """The job's model does not fit its GPUs."""
+
+    exit_code = 21
+
+
+class UnprotectedError(AdmissionError):
+    """A preemptible job has no checkpoint destination and nobody accepted the risk."""
+
+    exit_code = 22
+
+
+class TooLargeError(AdmissionError):
+    """The gang is larger than the cluster."""
+
+    exit_code = 23
+
+
+class ServerError(CordeeError):
+    """Client and server cannot work together."""
+
+    exit_code = 30
+
+
+class NoServerError(ServerError):
+    """No server runs for this home, or it does not answer."""
+
+    exit_code = 31
+
+
+class TokenError(ServerError):
+    """The token is wrong or missing."""
+
+    exit_code = 32
+
+
+class HomeInUseError(ServerError):
+    """Another server owns this home."""
+
+    exit_code = 33
+
+
+class HomeUnsuitableError(ServerError):
+    """The home directory cannot hold the state."""
+
+    exit_code = 34
+
+
+class NotFoundError(ServerError):
+    """No such job, attempt, node or log."""
+
+    exit_code = 35
+
+
+class StoreError(CordeeError):
+    """The database cannot be read or written."""
+
+    exit_code = 40
+
+
+class CheckpointError(CordeeError):
+    """A checkpoint cannot be written or read."""
+
+    exit_code = 50
+
+
+class FencedError(CheckpointError):
+    """A newer attempt owns the checkpoint log; this one must stop writing."""
+
+    exit_code = 51
+
+
+class CorruptError(CheckpointError):
+    """No generation of the checkpoint verifies."""
+
+    exit_code = 52
+
+
+class DestinationError(CheckpointError):
+    """The place to write checkpoints to is unusable."""
+
+    exit_code = 53
+
+
+class StopError(CordeeError):
+    """The ranks could not agree on a step to stop at, or the save ran out of time."""
+
+    exit_code = 60
+
+
+class MissingExtraError(CordeeError):
+    """An optional library is not installed."""
+
+    exit_code = 70
+
+
+class ClaimError(CordeeError):
+    """A claim of the demo does not hold."""
+
+    exit_code = 80

@@ -1,0 +1,150 @@
+"""Quantities at the edge: parse `80GB`, `3d12h`, `400Gbps`; format bytes, seconds and dollars for people.
+
+Inside the code every quantity is in base units with the unit in its name; only the edges come here.
+"""
+
+import math
+import re
+
+from cordee.errors import UnitError
+
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+
+US_PER_S = 1_000_000
+US_PER_HOUR = 3_600 * US_PER_S
+MICRO_USD = 1_000_000
+
+_BYTES = {"B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "PB": 10**15}
+_BYTES |= {"KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
+_BITS_PER_S = {"bps": 1, "Kbps": 10**3, "Mbps": 10**6, "Gbps": 10**9, "Tbps": 10**12}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_NUMBER = r"(\d+(?:\.\d+)?)"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `80GB` (10^9) or `80GiB` (2^30).
+
+    >>> parse_bytes("80GB"), parse_bytes("1.5 GiB")
+    (80000000000, 1610612736)
+
+    Raises:
+        UnitError: a bare number, a negative one, or an unknown unit.
+    """
+    match = re.fullmatch(_NUMBER + r"\s*([A-Za-z]+)", text.strip())
+    if not match or match[2].upper() not in _BYTES:
+        raise UnitError(f"{text!r} is not a size", hint="write a number with a unit: 80GB (10^9) or 80GiB (2^30)")
+    return round(float(match[1]) * _BYTES[match[2].upper()])
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of `90s`, `30m` or `3d12h`.
+
+    >>> parse_duration_s("3d12h"), parse_duration_s("1.5m"), parse_duration_s("250ms")
+    (302400.0, 90.0, 0.25)
+
+    Raises:
+        UnitError: a bare number or an unknown unit.
+    """
+    compact = text.replace(" ", "")
+    parts = re.findall(_NUMBER + r"(ms|[smhdw])", compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise UnitError(f"{text!r} is not a duration", hint="write a number with a unit: 90s, 30m, 47h or 3d12h")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Bytes per second of `400Gbps` (bits) or `3.35TB/s` (bytes).
+
+    >>> parse_bytes_per_s("400Gbps"), parse_bytes_per_s("2GB/s")
+    (50000000000.0, 2000000000.0)
+
+    Raises:
+        UnitError: a bare number or an unknown unit.
+    """
+    match = re.fullmatch(_NUMBER + r"\s*([A-Za-z]+)", text.strip())
+    if match and match[2] in _BITS_PER_S:
+        return float(match[1]) * _BITS_PER_S[match[2]] / 8
+    if text.strip().endswith("/s"):
+        return float(parse_bytes(text.strip().removesuffix("/s")))
+    raise UnitError(f"{text!r} is not a bandwidth", hint="write 400Gbps (bits) or 50GB/s (bytes)")
+
+
+def parse_micro_usd(text: str) -> int:
+    """Integer micro-dollars of `$12.50` or `12.50usd`.
+
+    >>> parse_micro_usd("$2.99")
+    2990000
+
+    Raises:
+        UnitError: no currency, or not a number.
+    """
+    match = re.fullmatch(r"\$" + _NUMBER + "|" + _NUMBER + r"\s*(?:usd|USD)", text.strip().replace(",", ""))
+    if not match:
+        raise UnitError(f"{text!r} is not an amount of money", hint="write $500 or 500usd")
+    return round(float(match[1] or match[2]) * MICRO_USD)
+
+
+def format_bytes(n_bytes: float) -> str:
+    """Decimal bytes, three significant digits: what vendors and bills use.
+
+    >>> format_bytes(1_128_859_303_936), format_bytes(80 * GB), format_bytes(512)
+    ('1.129 TB', '80 GB', '512 B')
+    """
+    sign, size = ("-", -n_bytes) if n_bytes < 0 else ("", n_bytes)
+    for name, unit in (("PB", 10**15), ("TB", TB), ("GB", GB), ("MB", MB), ("kB", KB)):
+        if size >= unit:
+            digits = 3 if size < 10 * unit else 1
+            return f"{sign}{_trim(size / unit, digits)} {name}"
+    return f"{sign}{size:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """The two largest units that matter.
+
+    >>> format_duration(169_200), format_duration(131), format_duration(0.0057), format_duration(12.34)
+    ('47h', '2m11s', '5.7 ms', '12.3 s')
+    """
+    if seconds < 0:
+        return "-" + format_duration(-seconds)
+    if seconds < 1:
+        return f"{_trim(seconds * 1000, 1)} ms"
+    if seconds < 60:
+        return f"{_trim(seconds, 1)} s"
+    whole = round(seconds)
+    days, hours = divmod(whole, 86400)
+    if days >= 4:
+        return f"{days}d{hours // 3600}h" if hours >= 3600 else f"{days}d"
+    if whole >= 3600:
+        return f"{whole // 3600}h" + (f"{whole % 3600 // 60}m" if whole % 3600 >= 60 else "")
+    return f"{whole // 60}m" + (f"{whole % 60}s" if whole % 60 else "")
+
+
+def format_micro_usd(micro_usd: int) -> str:
+    """Dollars; more digits when there is little money.
+
+    >>> format_micro_usd(8_993_920_000), format_micro_usd(2_990_000), format_micro_usd(1_234)
+    ('$8,994', '$2.99', '$0.001234')
+    """
+    usd = micro_usd / MICRO_USD
+    size = abs(usd)
+    sign = "-" if usd < 0 else ""
+    if size == 0 or size >= 1000:
+        return f"{sign}${size:,.0f}"
+    if size >= 0.1:
+        return f"{sign}${size:,.2f}"
+    return f"{sign}${size:.{max(2, 3 - math.floor(math.log10(size)))}f}"
+
+
+def format_usd(usd: float) -> str:
+    """Dollars from a float, formatted as `format_micro_usd` does.
+
+    >>> format_usd(8993.92)
+    '$8,994'
+    """
+    return format_micro_usd(round(usd * MICRO_USD))
+
+
+def _trim(value: float, digits: int) -> str:
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
