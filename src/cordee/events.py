@@ -1,0 +1,405 @@
+"""The closed union of things that happen, and the values they carry.
+
+Every decision and every observation is one of these; the log is a sequence of them, and applying it in
+order gives the state. Times are integer microseconds since the Unix epoch. Money is integer micro-dollars. Nothing here does I/O.
+"""
+
+import dataclasses
+import types
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from cordee.ids import JobId
+
+
+class Tier(StrEnum):
+    """Who may push whom: a job may preempt jobs of tiers below its own, never of its own."""
+
+    PRODUCTION = "production"
+    STANDARD = "standard"
+    PREEMPTIBLE = "preemptible"
+
+
+class Capacity(StrEnum):
+    """What the cloud sells; `any` is a job's word only."""
+
+    ANY = "any"
+    ON_DEMAND = "on-demand"
+    SPOT = "spot"
+
+
+class NoticeReason(StrEnum):
+    """Why a running attempt is asked to leave."""
+
+    PREEMPT = "preempt"  # the scheduler's choice, for another job
+    RECLAIM = "reclaim"  # the cloud's
+    EVICT = "evict"  # an operator's
+    STOP = "stop"  # the owner's
+    DOWN = "down"  # the server goes down; the job goes on after the next `up`
+    LIMIT = "limit"  # the job's own limit of time or cost
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    FINISHED = "finished"  # the script came to its end
+    CHECKPOINTED = "checkpointed"  # left at the agreed step, with a commit
+    FAILED = "failed"  # the script failed by itself
+    LOST = "lost"  # infrastructure: the node, the agent, or a rank killed from outside
+    KILLED = "killed"  # by Cordee, after the grace period or at once when so asked
+
+
+class SpanClass(StrEnum):
+    """What ranks report of their time. `lost` and `unreported` are the ledger's conclusions, never reported."""
+
+    USEFUL = "useful"
+    CHECKPOINT = "checkpoint"
+    RESTART = "restart"
+    STALL = "stall"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine with GPUs (or CPU slots, then `gpu_name` is `slot`) under one agent."""
+
+    name: str
+    epoch: int  # of its agent: a newer agent's claim refuses the older one
+    gpu_name: str
+    gpus: int
+    capacity: Capacity = Capacity.ON_DEMAND
+    micro_usd_per_gpu_hour: int = 0
+    price_source: str = "no price is known"
+    domain: tuple[str, ...] = ()  # outermost first: block, rack
+    island_gpus: int = 0  # GPUs in one NVLink island; 0 is the whole node
+    unavailable: tuple[int, ...] = ()  # GPUs in use by processes that are not Cordee's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the scheduler must know of a job."""
+
+    job_id: JobId
+    name: str
+    owner: str
+    gpus: int  # the total of the job
+    queue: str = "default"
+    tier: Tier = Tier.STANDARD
+    priority: int = 0
+    gpu_name: str | None = None
+    capacity: Capacity = Capacity.ANY
+    time_limit_us: int | None = None
+    cost_limit_micro_usd: int | None = None
+    grace_us: int = 30_000_000
+    requeue: bool = True  # after a preemption: queue again, or end
+    protected: bool = False  # has a checkpoint destination
+    checkpoint_every_us: int = 1_800_000_000  # assumed of a job that reports no checkpoint
+    save_us: int = 30_000_000  # expected: from notice to durable
+    restart_us: int = 60_000_000  # expected: from placed to first new step
+    min_run_us: int = 0  # not preempted again before it has run this long
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """GPUs of one node, by index."""
+
+    node: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The rank of a share that failed first."""
+
+    rank: int | None
+    exit_code: int | None  # None if a signal ended it
+    signal: int | None
+    tail: tuple[str, ...] = ()  # its last lines, 40 at most, secrets masked
+
+
+# -- the server ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUp:
+    """The server started and takes jobs."""
+
+    at_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerDraining:
+    """The server goes down: every attempt gets notice, nothing new starts."""
+
+    at_us: int
+
+
+# -- jobs ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """A job was admitted. `spec` is the submitted JobSpec as JSON, opaque to the scheduler; it holds no secret's value."""
+
+    at_us: int
+    job: Job
+    spec: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Its owner or an operator wants the job to end; `now` does not wait for a checkpoint."""
+
+    at_us: int
+    job_id: JobId
+    by: str
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """The job will not run again."""
+
+    at_us: int
+    job_id: JobId
+    state: str  # done, failed or stopped
+    why: str
+
+
+# -- nodes -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUp:
+    """An agent claims a node, with an epoch above every earlier claim; or the same agent reports a change of its GPUs."""
+
+    at_us: int
+    node: Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDown:
+    """The node's agent is gone. Its GPUs are not placeable until a NodeUp; its shares end only with their ShareEnded."""
+
+    at_us: int
+    node: str
+    epoch: int
+    why: str
+
+
+# -- attempts: decisions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlaced:
+    """The scheduler leased a whole gang's GPUs. The command `start` follows from it."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int  # 1, 2, ... of this job
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeGiven:
+    """An attempt is asked to leave by the deadline. The command `notify` follows from it."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    reason: NoticeReason
+    deadline_us: int
+    for_job: JobId | None = None  # who gains by it: its ledger is charged
+    expected_loss_micro_usd: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillOrdered:
+    """Every process of the attempt is to be ended at once. The command `kill` follows from it."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    why: str
+
+
+# -- attempts: observations of the agents ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksStarted:
+    """The agent started its share of a gang's processes."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareEnded:
+    """Every process of the attempt on this node is gone, and its GPUs are free."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    node: str
+    outcome: Outcome
+    failure: Failure | None = None
+    why: str = ""
+
+
+# -- attempts: reports of the ranks ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The attempt starts at `step`: a checkpoint's, or 0 without one."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    step: int
+    generation: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A span of the gang's time, told by one rank; spans of an attempt do not overlap.
+
+    Its steps are first_step up to, not including, first_step + steps.
+    """
+
+    at_us: int  # the end of the span
+    job_id: JobId
+    epoch: int
+    span: SpanClass
+    from_us: int
+    first_step: int = 0
+    steps: int = 0
+    tokens: int = 0  # of the whole gang
+    loss: float | None = None  # of the last step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    """A generation is durable and verified: steps below `step` will never be repeated."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    step: int
+    generation: int
+    size_bytes: int
+    stall_us: int
+    drain_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLeft:
+    """A rank says how it leaves: `finished`, `checkpointed` or `aborted` (stopped without a save at that step)."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    rank: int
+    how: str
+    step: int
+
+
+# -- attempts: conclusions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded:
+    """Every share of the attempt has ended; the job is queued again or a JobEnded follows."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    outcome: Outcome
+    why: str
+    failure: Failure | None = None
+
+
+Event = (
+    ServerUp
+    | ServerDraining
+    | JobSubmitted
+    | StopRequested
+    | JobEnded
+    | NodeUp
+    | NodeDown
+    | AttemptPlaced
+    | NoticeGiven
+    | KillOrdered
+    | RanksStarted
+    | ShareEnded
+    | Restored
+    | Reported
+    | CheckpointCommitted
+    | RankLeft
+    | AttemptEnded
+)
+
+_BY_KIND: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """The event as JSON-ready data; `kind` is its class name.
+
+    >>> encode(ServerUp(at_us=5))
+    {'kind': 'ServerUp', 'at_us': 5}
+    """
+    return {"kind": type(event).__name__, **dataclasses.asdict(event)}
+
+
+def decode(data: dict[str, Any]) -> Event:
+    """The event of `encode`'s data.
+
+    >>> decode({"kind": "ServerUp", "at_us": 5})
+    ServerUp(at_us=5)
+
+    Raises:
+        ValueError: an unknown kind, or missing or unknown fields.
+    """
+    fields = dict(data)
+    cls = _BY_KIND.get(fields.pop("kind", ""))
+    if cls is None:
+        raise ValueError(f"unknown kind of event: {data.get('kind')!r}")
+    event: Event = _build(cls, fields)
+    return event
+
+
+def _build(cls: type[Any], fields: dict[str, Any]) -> Any:
+    hints = _hints(cls)
+    unknown = fields.keys() - hints.keys()
+    if unknown:
+        raise ValueError(f"{cls.__name__} has no field {sorted(unknown)[0]!r}")
+    try:
+        return cls(**{name: _value(hints[name], value) for name, value in fields.items()})
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__}: {error}") from error
+
+
+def _value(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(hint, types.UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not types.NoneType)
+    if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        return tuple(_value(item, each) for each in value)
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return _build(hint, value)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return hint(value)
+    return value
+
+
+@cache
+def _hints(cls: Hashable) -> dict[str, Any]:
+    return get_type_hints(cls)
