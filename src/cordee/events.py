@@ -1,12 +1,11 @@
 """The closed union of things that happen, and the values they carry.
 
 Every decision and every observation is one of these; the log is a sequence of them, and applying it in
-order gives the state. Times are integer microseconds since the Unix epoch. Money is integer micro-dollars. Nothing here does I/O.
+order gives the state. Times are integer microseconds since the Unix epoch, money is integer micro-dollars.
 """
 
 import dataclasses
 import types
-from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -141,7 +140,7 @@ class ServerDraining:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """A job was admitted. `spec` is the submitted JobSpec as JSON, opaque to the scheduler; it holds no secret's value."""
+    """A job was admitted. `spec` is its JobSpec as JSON, opaque to the scheduler; it holds no secret's value."""
 
     at_us: int
     job: Job
@@ -173,7 +172,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUp:
-    """An agent claims a node, with an epoch above every earlier claim; or the same agent reports a change of its GPUs."""
+    """An agent claims a node, with an epoch above every earlier claim; or it reports a change of its GPUs."""
 
     at_us: int
     node: Node
@@ -181,7 +180,7 @@ class NodeUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDown:
-    """The node's agent is gone. Its GPUs are not placeable until a NodeUp; its shares end only with their ShareEnded."""
+    """The node's agent is gone. Its GPUs are not placeable until a NodeUp; its shares end with their ShareEnded."""
 
     at_us: int
     node: str
@@ -373,7 +372,7 @@ def decode(data: dict[str, Any]) -> Event:
     return event
 
 
-def _build(cls: type[Any], fields: dict[str, Any]) -> Any:
+def _build(cls: Any, fields: dict[str, Any]) -> Any:
     hints = _hints(cls)
     unknown = fields.keys() - hints.keys()
     if unknown:
@@ -401,5 +400,5 @@ def _value(hint: Any, value: Any) -> Any:
 
 
 @cache
-def _hints(cls: Hashable) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     return get_type_hints(cls)

@@ -1,0 +1,34 @@
+# The front door. `make demo` and `make test` set up what they need on a fresh machine with Python 3.11 or newer.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check soak docs clean
+
+demo: .venv/ready
+	$(BIN)/cordee demo
+
+test: .venv/ready check
+	$(BIN)/python -m pytest
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+soak: .venv/ready
+	$(BIN)/python -m pytest -m soak --timeout 7200
+
+docs: .venv/ready
+	$(BIN)/pip install -q -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf .venv site demo .mypy_cache .ruff_cache .hypothesis
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Cordee needs Python 3.11 or newer; try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
