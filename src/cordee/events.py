@@ -188,6 +188,16 @@ class NodeDown:
     why: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReclaimed:
+    """The cloud takes the node back at the deadline: who runs there gets notice, and nothing new is placed there."""
+
+    at_us: int
+    node: str
+    epoch: int
+    deadline_us: int
+
+
 # -- attempts: decisions ---------------------------------------------------------------------------------
 
 
@@ -331,6 +341,7 @@ Event = (
     | JobEnded
     | NodeUp
     | NodeDown
+    | NodeReclaimed
     | AttemptPlaced
     | NoticeGiven
     | KillOrdered
