@@ -1,0 +1,150 @@
+"""The log in a database: events, tables, commands and marks move in one transaction or not at all.
+
+SQLAlchemy Core, so that PostgreSQL needs a URL and no other code. SQLite runs in WAL mode with synchronous=FULL:
+what `commit` has returned from survives a power cut.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.command import upgrade
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy.exc import SQLAlchemyError
+
+from cordee.control import tables
+from cordee.control.ports import Pending
+from cordee.errors import StoreError
+from cordee.events import AttemptPlaced, Event, KillOrdered, NoticeGiven, decode
+
+_PAGE = 1000  # events fetched at once: a reader never holds a transaction open over its own work
+_BUSY_MS = 10_000
+
+
+class SqlStore:
+    """The `Store` port on a database; usable from several threads."""
+
+    def __init__(self, url: str) -> None:
+        """Open the database and bring its schema to this version.
+
+        Raises:
+            StoreError: it cannot be opened, or a newer Cordee wrote it.
+        """
+        self._engine = sa.create_engine(url)
+        if self._engine.dialect.name == "sqlite":
+            sa.event.listen(self._engine, "connect", _prepare_sqlite)
+            sa.event.listen(self._engine, "begin", _begin_sqlite)
+        try:
+            _migrate(self._engine)
+        except SQLAlchemyError as error:
+            raise StoreError(f"the database cannot be opened: {_reason(error)}", hint=f"it is {url}") from error
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
+        """As the port says: all of it, or StoreError and nothing."""
+        try:
+            with self._engine.begin() as connection:
+                number = connection.execute(sa.select(sa.func.max(tables.log.c.number))).scalar() or 0
+                for offset, event in enumerate(events, start=1):
+                    tables.record(connection, number + offset, event)
+                for source, seq in seen:
+                    _move_mark(connection, source, seq)
+        except SQLAlchemyError as error:
+            raise StoreError(f"{len(events)} events were not written: {_reason(error)}") from error
+
+    def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
+        """The log after a number, in order."""
+        columns = (tables.log.c.number, tables.log.c.body)
+        while True:
+            page = self._read(
+                sa.select(*columns).where(tables.log.c.number > after).order_by(tables.log.c.number).limit(_PAGE)
+            )
+            for row in page:
+                yield row["number"], decode(json.loads(row["body"]))
+            if len(page) < _PAGE:
+                return
+            after = page[-1]["number"]
+
+    def mark(self, source: str) -> int:
+        """The highest `seq` committed of a stream; 0 if none."""
+        rows = self._read(sa.select(tables.marks.c.seq).where(tables.marks.c.source == source))
+        return int(rows[0]["seq"]) if rows else 0
+
+    def pending(self) -> list[Pending]:
+        """Commands not confirmed, oldest first."""
+        waiting = (
+            sa.select(tables.commands.c.number, tables.log.c.body, tables.jobs.c.spec)
+            .join(tables.log, tables.log.c.number == tables.commands.c.number)
+            .join(tables.jobs, tables.jobs.c.job_id == tables.commands.c.job_id)
+            .order_by(tables.commands.c.number)
+        )
+        return [_pending(row) for row in self._read(waiting)]
+
+    def confirm(self, number: int) -> None:
+        """The command was delivered: it leaves the outbox."""
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(tables.commands.delete().where(tables.commands.c.number == number))
+        except SQLAlchemyError as error:
+            raise StoreError(f"command {number} could not be marked as delivered: {_reason(error)}") from error
+
+    def _read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
+        try:
+            with self._engine.connect().execution_options(cordee_read=True) as connection:
+                return [dict(row) for row in connection.execute(query).mappings()]
+        except SQLAlchemyError as error:
+            raise StoreError(f"the database cannot be read: {_reason(error)}") from error
+
+
+def _pending(row: Mapping[str, Any]) -> Pending:
+    command = decode(json.loads(row["body"]))
+    assert isinstance(command, AttemptPlaced | NoticeGiven | KillOrdered), "only decisions enter the outbox"
+    return Pending(number=row["number"], command=command, spec=row["spec"])
+
+
+def _move_mark(connection: sa.Connection, source: str, seq: int) -> None:
+    which = tables.marks.c.source == source
+    if not connection.execute(tables.marks.update().where(which).values(seq=seq)).rowcount:
+        connection.execute(tables.marks.insert().values(source=source, seq=seq))
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves: Python's sqlite3 would begin late and not immediate
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MS}"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    reads_only = connection.get_execution_options().get("cordee_read")
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    return str(getattr(error, "orig", None) or error).splitlines()[0]
+
+
+def _migrate(engine: sa.Engine) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    with engine.begin() as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
+        if found is not None and found not in known:
+            raise StoreError(
+                f"the database has schema {found}, which this version of Cordee does not know",
+                hint=f"a newer Cordee wrote it; install that one again. This one knows up to schema {max(known)}",
+            )
+        config.attributes["connection"] = connection
+        try:
+            upgrade(config, "head")
+        except CommandError as error:
+            raise StoreError(f"the database could not be migrated: {error}") from error

@@ -1,0 +1,152 @@
+"""The tables of the database, and how one event changes those that are kept for queries.
+
+`log` is the truth; `jobs` and `attempts` follow from it and are there for people and their SQL.
+`commands` is the outbox: a row stays until its delivery is confirmed or its attempt has ended.
+"""
+
+import json
+
+import sqlalchemy as sa
+
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    CheckpointCommitted,
+    Event,
+    JobEnded,
+    JobSubmitted,
+    KillOrdered,
+    NoticeGiven,
+    RanksStarted,
+    encode,
+)
+
+metadata = sa.MetaData()
+
+log = sa.Table(
+    "log",
+    metadata,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at_us", sa.BigInteger, nullable=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("job_id", sa.String, index=True),
+    sa.Column("body", sa.Text, nullable=False),
+)
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("job_id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("owner", sa.String, nullable=False),
+    sa.Column("queue", sa.String, nullable=False),
+    sa.Column("tier", sa.String, nullable=False),
+    sa.Column("gpus", sa.Integer, nullable=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("why", sa.Text, nullable=False),
+    sa.Column("submitted_us", sa.BigInteger, nullable=False),
+    sa.Column("ended_us", sa.BigInteger),
+    sa.Column("spec", sa.Text, nullable=False),
+)
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("job_id", sa.String, primary_key=True),
+    sa.Column("epoch", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("leases", sa.Text, nullable=False),
+    sa.Column("placed_us", sa.BigInteger, nullable=False),
+    sa.Column("started_us", sa.BigInteger),
+    sa.Column("notice_us", sa.BigInteger),
+    sa.Column("notice_reason", sa.String),
+    sa.Column("checkpoint_step", sa.BigInteger),
+    sa.Column("ended_us", sa.BigInteger),
+    sa.Column("outcome", sa.String),
+    sa.Column("why", sa.Text, nullable=False),
+)
+commands = sa.Table(
+    "commands",
+    metadata,
+    # The number of the event in the log that the command is.
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("job_id", sa.String, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
+)
+marks = sa.Table(
+    "marks",
+    metadata,
+    sa.Column("source", sa.String, primary_key=True),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+)
+
+
+def record(connection: sa.Connection, number: int, event: Event) -> None:
+    """Append one event to the log under its number and carry the other tables along."""
+    job_id = event.job.job_id if isinstance(event, JobSubmitted) else getattr(event, "job_id", None)
+    body = encode(event)
+    row = {"number": number, "at_us": event.at_us, "kind": body["kind"], "job_id": job_id, "body": json.dumps(body)}
+    connection.execute(log.insert().values(row))
+    if isinstance(event, AttemptPlaced | NoticeGiven | KillOrdered):
+        connection.execute(commands.insert().values(number=number, job_id=event.job_id, epoch=event.epoch))
+    _follow_job(connection, event)
+    _follow_attempt(connection, event)
+
+
+def _follow_job(connection: sa.Connection, event: Event) -> None:
+    match event:
+        case JobSubmitted(job=job):
+            row = {
+                "job_id": job.job_id,
+                "name": job.name,
+                "owner": job.owner,
+                "queue": job.queue,
+                "tier": job.tier.value,
+                "gpus": job.gpus,
+                "state": "queued",
+                "why": "",
+                "submitted_us": event.at_us,
+                "spec": event.spec,
+            }
+            connection.execute(jobs.insert().values(row))
+        case AttemptPlaced():
+            _set_job(connection, event.job_id, state="running")
+        case NoticeGiven() | KillOrdered():
+            _set_job(connection, event.job_id, state="stopping")
+        case AttemptEnded():
+            _set_job(connection, event.job_id, state="queued", why=event.why)
+        case JobEnded():
+            _set_job(connection, event.job_id, state=event.state, why=event.why, ended_us=event.at_us)
+
+
+def _follow_attempt(connection: sa.Connection, event: Event) -> None:
+    match event:
+        case AttemptPlaced():
+            leases = json.dumps({lease.node: lease.gpus for lease in event.leases})
+            row = {"job_id": event.job_id, "epoch": event.epoch, "state": "placed", "leases": leases}
+            connection.execute(attempts.insert().values(**row, placed_us=event.at_us, why=""))
+        case RanksStarted():
+            _set_attempt(connection, event, state="running", started_us=event.at_us)
+        case NoticeGiven():
+            _set_attempt(connection, event, state="stopping", notice_us=event.at_us, notice_reason=event.reason.value)
+        case KillOrdered():
+            _set_attempt(connection, event, state="stopping", why=event.why)
+        case CheckpointCommitted():
+            _set_attempt(connection, event, checkpoint_step=event.step)
+        case AttemptEnded():
+            ended = {"state": "ended", "ended_us": event.at_us, "outcome": event.outcome.value, "why": event.why}
+            _set_attempt(connection, event, **ended)
+            # Every share is gone: what was not delivered has nobody left to reach, and a late start must never be.
+            of_attempt = (commands.c.job_id == event.job_id) & (commands.c.epoch == event.epoch)
+            connection.execute(commands.delete().where(of_attempt))
+
+
+def _set_job(connection: sa.Connection, job_id: str, **values: object) -> None:
+    connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(values))
+
+
+def _set_attempt(
+    connection: sa.Connection,
+    event: AttemptPlaced | RanksStarted | NoticeGiven | KillOrdered | CheckpointCommitted | AttemptEnded,
+    **values: object,
+) -> None:
+    which = (attempts.c.job_id == event.job_id) & (attempts.c.epoch == event.epoch)
+    connection.execute(attempts.update().where(which).values(values))

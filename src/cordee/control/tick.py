@@ -1,0 +1,157 @@
+"""One turn of the control plane: take in what happened, decide, write it down, hand the orders out.
+
+The service and the simulator run this very class; it reaches the world through its three ports only.
+The order is always the same: the store first, then the state. What the store refused has not happened.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from cordee.account.ledger import Ledger
+from cordee.control.ports import Clock, Executor, Report, Store
+from cordee.events import (
+    CheckpointCommitted,
+    Event,
+    Job,
+    JobSubmitted,
+    RankLeft,
+    Reported,
+    Restored,
+    ServerDraining,
+    ServerUp,
+    StopRequested,
+)
+from cordee.ids import JobId
+from cordee.schedule.cycle import decide
+from cordee.schedule.state import State
+from cordee.storage.points import point
+
+_TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
+
+
+@dataclass(slots=True)
+class _Fresh:
+    """Reports that the store has not seen, and how far each stream is with them."""
+
+    events: list[Event] = field(default_factory=list)
+    marks: dict[str, int] = field(default_factory=dict)
+
+
+class Control:
+    """The one owner of the state. Every change goes through `_commit`, under one lock.
+
+    Attributes:
+        state: what the scheduler knows; hold `changed` while reading it.
+        ledger: what was held, for what, at what price; hold `changed` while reading it.
+        changed: the lock, and the condition that is notified after each commit.
+        number: the log's last number.
+    """
+
+    def __init__(self, *, clock: Clock, store: Store, executor: Executor) -> None:
+        """Rebuild everything from the store's log."""
+        self.changed = threading.Condition(threading.RLock())
+        self.state = State()
+        self.ledger = Ledger()
+        self.number = 0
+        self._clock, self._store, self._executor = clock, store, executor
+        self._last_us = 0
+        for number, event in store.events():
+            self._apply(number, event)
+
+    def up(self) -> None:
+        """The server takes jobs, also after a drain."""
+        self._append(ServerUp(at_us=self._clock.now_us()))
+
+    def drain(self) -> None:
+        """Every attempt gets notice, and nothing new starts until `up`."""
+        self._append(ServerDraining(at_us=self._clock.now_us()))
+
+    def submit(self, job: Job, spec: str) -> None:
+        """Queue an admitted job."""
+        point("submit.before_commit")
+        self._append(JobSubmitted(at_us=self._clock.now_us(), job=job, spec=spec))
+        point("submit.after_commit")
+
+    def stop(self, job_id: JobId, *, by: str, now: bool = False) -> None:
+        """Somebody wants the job to end; with `now` it does not wait for a checkpoint."""
+        self._append(StopRequested(at_us=self._clock.now_us(), job_id=job_id, by=by, now=now))
+
+    def tick(self) -> int | None:
+        """Take reports in, decide, commit, and hand the commands out.
+
+        Returns:
+            When time alone will change the decision; None if only news can.
+
+        Raises:
+            StoreError: nothing of the step that failed has happened; the next tick tries again.
+        """
+        with self.changed:
+            fresh = self._fresh(self._executor.reports())
+            if fresh.marks:
+                point("reports.before_commit")
+                self._commit(fresh.events, fresh.marks)
+                point("reports.after_commit")
+                for source, seq in fresh.marks.items():
+                    self._executor.acknowledge(source, seq)
+                    point("reports.acknowledged")
+            # A decision rests on what is committed. Dying between the two commits costs nothing: it is made again.
+            decision = decide(self.state, max(self._clock.now_us(), self._last_us))
+            if decision.events:
+                point("decision.before_commit")
+                self._commit(decision.events, {})
+                point("decision.after_commit")
+            for pending in self._store.pending():
+                point("command.before_carry_out")
+                if self._executor.carry_out(pending):
+                    point("command.before_confirm")
+                    self._store.confirm(pending.number)
+                    point("command.after_confirm")
+            return decision.wake_at_us
+
+    def _fresh(self, reports: Sequence[Report]) -> _Fresh:
+        """Reports above their stream's mark. Those about jobs that this log never saw only move the mark."""
+        fresh, marks = _Fresh(), dict[str, int]()
+        for report in reports:
+            if report.source not in marks:
+                marks[report.source] = self._store.mark(report.source)
+            if report.seq <= marks[report.source]:
+                continue
+            marks[report.source] = fresh.marks[report.source] = report.seq
+            job_id = getattr(report.event, "job_id", None)
+            if job_id is None or job_id in self.state.jobs:
+                fresh.events.append(report.event)
+        return fresh
+
+    def _append(self, event: Event) -> None:
+        with self.changed:
+            self._commit([event], {})
+
+    def _commit(self, events: Sequence[Event], marks: dict[str, int]) -> None:
+        stamped = self._stamped(events)
+        self._store.commit(stamped, seen=marks.items())
+        for number, event in enumerate(stamped, start=self.number + 1):
+            self._apply(number, event)
+        self.changed.notify_all()
+
+    def _stamped(self, events: Sequence[Event]) -> list[Event]:
+        """The log's time never goes back, nor ahead of the clock.
+
+        What ranks tell keeps its own time: it describes a past that the log may learn of late, for instance what
+        they did while no server ran.
+        """
+        now_us, last_us = self._clock.now_us(), self._last_us
+        stamped = []
+        for event in events:
+            if not isinstance(event, _TOLD_BY_RANKS):
+                last_us = max(last_us, min(event.at_us, now_us))
+                event = event if event.at_us == last_us else replace(event, at_us=last_us)  # noqa: PLW2901
+            stamped.append(event)
+        return stamped
+
+    def _apply(self, number: int, event: Event) -> None:
+        self.state.apply(event)
+        self.ledger.apply(event)
+        self.number = number
+        if not isinstance(event, _TOLD_BY_RANKS):
+            self._last_us = event.at_us
