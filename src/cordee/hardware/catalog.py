@@ -1,0 +1,104 @@
+"""GPUs and prices as values, and how a name written by a person finds its GPU.
+
+Every fact names its source and the month it was read. Nothing here reads a file: see `load.py`.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cordee.errors import CatalogueError
+
+Capacity = Literal["on-demand", "spot"]
+CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a fact was read, and when (`2026-03` or `2026-03-11`)."""
+
+    title: str
+    as_of: str
+
+    def __str__(self) -> str:
+        return f"{self.title} ({self.as_of})"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as its vendor describes it, and the node it usually comes in.
+
+    `memory_bytes` is the nameplate in decimal bytes. `flop_per_s` is dense, by dtype. `link_bytes_per_s` (inside an
+    island) and `network_bytes_per_s` (between nodes) are per GPU and per direction. `matmul_share` is the part of
+    the dense bf16 peak that large matrix products reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72).
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    memory_bytes: int
+    memory_bytes_per_s: float
+    flop_per_s: Mapping[str, float] = field(hash=False)
+    link: str
+    link_bytes_per_s: float
+    matmul_share: float
+    gpus_per_node: int
+    island_gpus: int
+    network_bytes_per_s: float
+    source: Source
+    matmul_source: Source
+    node_source: Source
+
+    def peak_flop_per_s(self, dtype: str) -> float:
+        """Dense FLOP/s in `dtype`.
+
+        Raises:
+            CatalogueError: the GPU has no unit for this dtype.
+        """
+        if dtype not in self.flop_per_s:
+            known = ", ".join(sorted(self.flop_per_s))
+            raise CatalogueError(f"{self.name} has no {dtype} units", hint=f"it computes in {known}")
+        return self.flop_per_s[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one GPU costs for an hour, and who says so."""
+
+    gpu: str
+    capacity: Capacity
+    usd_per_gpu_hour: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All GPUs and prices that are known."""
+
+    gpus: tuple[Gpu, ...]
+    prices: tuple[Price, ...]
+
+    def find_gpu(self, name: str) -> Gpu:
+        """The GPU that a person means by `H100`, `h100-80gb` or `NVIDIA H100 80GB HBM3`.
+
+        Raises:
+            CatalogueError: no such GPU.
+        """
+        wanted = _plain(name)
+        known = {_plain(alias): gpu for gpu in self.gpus for alias in (gpu.name, *gpu.aliases)}
+        if wanted in known:
+            return known[wanted]
+        near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.6)
+        listing = ", ".join(gpu.name for gpu in self.gpus)
+        did_you_mean = f"did you mean {known[near[0]].name}? " if near else ""
+        raise CatalogueError(f"unknown GPU {name!r}", hint=f"{did_you_mean}known are {listing}")
+
+    def price(self, gpu: Gpu, capacity: Capacity) -> Price | None:
+        """The price of this GPU in this kind of capacity, or None where no source gives one."""
+        return next((p for p in self.prices if p.gpu == gpu.name and p.capacity == capacity), None)
+
+
+def _plain(name: str) -> str:
+    """A name without vendor, case and punctuation, so that spellings meet."""
+    return re.sub(r"[^a-z0-9]|nvidia|amd|geforce|instinct", "", name.lower())

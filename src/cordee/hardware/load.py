@@ -1,0 +1,91 @@
+"""The one reader of the hardware facts. Called from floor 5 up; everything below takes the values as arguments."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cordee.errors import CatalogueError
+from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Gpu, Price, Source
+from cordee.units import parse_bytes, parse_bytes_per_s
+
+_DATA = Path(__file__).parent / "data"
+
+
+def load_catalogue(prices_path: Path | None = None) -> Catalogue:
+    """The GPUs and prices that Cordee ships, with the user's `prices.toml` laid over them.
+
+    Raises:
+        CatalogueError: the user's file is missing, is not TOML, or names an unknown GPU or capacity.
+    """
+    shipped = _shipped()
+    if prices_path is None:
+        return shipped
+    own = _read_prices(_read_toml(prices_path), shipped, str(prices_path))
+    replaced = {(price.gpu, price.capacity) for price in own}
+    kept = tuple(p for p in shipped.prices if (p.gpu, p.capacity) not in replaced)
+    return Catalogue(gpus=shipped.gpus, prices=kept + own)
+
+
+@cache
+def _shipped() -> Catalogue:
+    gpus = tuple(_gpu(name, facts) for name, facts in _read_toml(_DATA / "gpus.toml").items())
+    bare = Catalogue(gpus=gpus, prices=())
+    return Catalogue(gpus=gpus, prices=_read_prices(_read_toml(_DATA / "prices.toml"), bare, "prices.toml"))
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CatalogueError(f"{path} does not exist", hint="give the path of a prices.toml") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CatalogueError(f"{path} cannot be read: {error}", hint="it must be a TOML file") from None
+
+
+def _source(facts: dict[str, Any]) -> Source:
+    return Source(title=str(facts["source"]), as_of=str(facts["as_of"]))
+
+
+def _gpu(name: str, facts: dict[str, Any]) -> Gpu:
+    node = facts["node"]
+    return Gpu(
+        name=name,
+        aliases=tuple(facts["aliases"]),
+        memory_bytes=parse_bytes(facts["memory"]),
+        memory_bytes_per_s=parse_bytes_per_s(facts["memory_bandwidth"]),
+        flop_per_s={dtype: tera * 1e12 for dtype, tera in facts["dense_tflops"].items()},
+        link=facts["link"],
+        link_bytes_per_s=parse_bytes_per_s(facts["link_per_direction"]),
+        matmul_share=facts["matmul"]["share"],
+        gpus_per_node=node["gpus"],
+        island_gpus=node["island_gpus"],
+        network_bytes_per_s=parse_bytes_per_s(node["network_per_gpu"]),
+        source=_source(facts),
+        matmul_source=_source(facts["matmul"]),
+        node_source=_source(node),
+    )
+
+
+def _read_prices(table: dict[str, Any], catalogue: Catalogue, where: str) -> tuple[Price, ...]:
+    prices = []
+    for gpu_name, by_capacity in table.items():
+        gpu = catalogue.find_gpu(gpu_name)
+        for capacity, facts in by_capacity.items() if isinstance(by_capacity, dict) else ():
+            prices.append(_price(gpu.name, capacity, facts, where))
+    return tuple(prices)
+
+
+def _price(gpu_name: str, capacity: str, facts: Any, where: str) -> Price:
+    example = f'[{gpu_name}.on-demand] usd_per_gpu_hour = 2.10, source = "our contract", as_of = "2026-03"'
+    known: dict[str, Capacity] = {name: name for name in CAPACITIES}
+    if capacity not in known:
+        raise CatalogueError(f"{where}: {gpu_name} has unknown capacity {capacity!r}", hint=f"write {example}")
+    try:
+        usd = float(facts["usd_per_gpu_hour"])
+        source = _source(facts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CatalogueError(f"{where}: {gpu_name}.{capacity} lacks {error}", hint=f"write {example}") from None
+    if not 0 <= usd < 10_000:
+        raise CatalogueError(f"{where}: {gpu_name}.{capacity} costs {usd} dollars an hour", hint=f"write {example}")
+    return Price(gpu=gpu_name, capacity=known[capacity], usd_per_gpu_hour=usd, source=source)

@@ -1,0 +1,56 @@
+"""Reads model shapes from the catalogue that Cordee ships, or from a config.json. Called from floor 5 up."""
+
+import difflib
+import json
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cordee.errors import CatalogueError, ShapeError
+from cordee.workload.families import shape_from_config
+from cordee.workload.model import ModelShape
+
+_SHAPES = Path(__file__).parent / "data" / "shapes.toml"
+
+
+def load_shape(model: str) -> ModelShape:
+    """The shape of a catalogue name (`llama-3-70b`), of a config.json, or of a folder that holds one.
+
+    Raises:
+        CatalogueError: neither a known name nor a path that exists.
+        ShapeError: the config.json cannot be read as a model.
+    """
+    entry = _catalogue().get(model.lower())
+    if entry is not None:
+        return shape_from_config(entry, name=model.lower())
+    path = Path(model)
+    if path.is_dir():
+        path = path / "config.json"
+    if path.is_file():
+        return shape_from_config(_read_json(path), name=path.parent.name or path.stem)
+    near = difflib.get_close_matches(model.lower(), _catalogue(), n=1, cutoff=0.5)
+    hint = (f"did you mean {near[0]}? " if near else "") + "give a path to a config.json, or one of: "
+    raise CatalogueError(f"unknown model {model!r}", hint=hint + ", ".join(model_names()))
+
+
+def model_names() -> tuple[str, ...]:
+    """The names in the catalogue."""
+    return tuple(_catalogue())
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ShapeError(f"{path} cannot be read: {error}", hint="it must be a Hugging Face config.json") from None
+    if not isinstance(config, dict):
+        raise ShapeError(f"{path} is not a JSON object", hint="it must be a Hugging Face config.json")
+    # A multimodal config keeps its language model one level down.
+    text = config.get("text_config")
+    return text if isinstance(text, dict) and "model_type" in text else config
+
+
+@cache
+def _catalogue() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(_SHAPES.read_text(encoding="utf-8"))
