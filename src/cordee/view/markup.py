@@ -1,0 +1,53 @@
+"""What every drawing shares: escaping, numbers as SVG wants them, and the one palette, light and dark."""
+
+from html import escape
+
+SPAN_COLOURS: dict[str, tuple[str, str]] = {  # class of GPU time: (light, dark)
+    "useful": ("#2f8f6f", "#4bb08d"),
+    "checkpoint": ("#e3a72f", "#e9b949"),
+    "restart": ("#7d93b2", "#8aa2c4"),
+    "stall": ("#b59ac4", "#b79fc9"),
+    "lost": ("#cf4a3a", "#e8695a"),
+    "unreported": ("#b8b2a6", "#77736a"),
+    "idle": ("#e4e0d6", "#34373d"),
+}
+"""Told apart by lightness as well as by hue."""
+
+_INK = {  # name: (light, dark)
+    "paper": ("#fbfaf6", "#15181d"),
+    "card": ("#ffffff", "#1c2027"),
+    "ink": ("#1e242c", "#e7e5df"),
+    "soft": ("#646b75", "#9aa1ab"),
+    "rule": ("#dedad0", "#343a44"),
+    "accent": ("#b1442f", "#f08a73"),
+}
+
+
+def text(value: object) -> str:
+    """Safe inside HTML and XML, attributes included; characters that XML forbids are dropped.
+
+    >>> text('<b> "x" & y')
+    '&lt;b&gt; &quot;x&quot; &amp; y'
+    """
+    return escape("".join(char for char in str(value) if char in "\t\n" or ord(char) >= 32), quote=True)
+
+
+def num(value: float) -> str:
+    """A coordinate, to a hundredth.
+
+    >>> num(3.0), num(1 / 3)
+    ('3', '0.33')
+    """
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def palette_css() -> str:
+    """CSS variables `--useful`, `--ink`, ...: for light pages, dark ones and paper."""
+    names = _INK | SPAN_COLOURS
+    light = "".join(f"--{name}:{pair[0]};" for name, pair in names.items())
+    dark = "".join(f"--{name}:{pair[1]};" for name, pair in names.items())
+    return (
+        f":root{{color-scheme:light dark;{light}}}"
+        f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+        f"@media print{{:root{{{light}}}}}"
+    )
