@@ -85,6 +85,7 @@ class JobSpec(_Section):
     model: ModelSpec | None = None
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    cwd: str | None = None  # the folder to run in; None is the one it is submitted from
 
     @model_validator(mode="after")
     def _check(self) -> "JobSpec":
@@ -109,7 +110,7 @@ class JobSpec(_Section):
         secrets: Sequence[str] = (),
         **flags: str | int | None,
     ) -> "JobSpec":
-        """A job from the command line's flags: `tier="standard"`, `checkpoint_to="..."`, `limit_time="47h"`, `grace="60s"`.
+        """A job from the command line's flags: `tier="standard"`, `checkpoint_to="..."`, `limit_time="47h"`.
 
         None means that the flag was not given.
 
