@@ -1,0 +1,363 @@
+"""The Python face of the HTTP API, and the shapes of what it answers.
+
+`Client()` finds the server of a home by itself, and raises the errors of `cordee.errors` as the server raised them.
+"""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from cordee import errors
+from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError
+from cordee.events import Event, decode
+from cordee.ids import JobId
+from cordee.ids import job_id as new_job_id
+
+T = TypeVar("T")
+
+
+class View(BaseModel):
+    """What the API answers. Times are microseconds since the Unix epoch, money is integer micro-dollars."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HealthView(View):
+    """The server itself. `problem` is what keeps it from working, such as a full disk."""
+
+    version: str
+    pid: int
+    home: str
+    draining: bool
+    live_attempts: int
+    log_number: int
+    problem: str | None = None
+
+
+class FailureView(View):
+    """The rank that failed first, and its last lines."""
+
+    rank: int | None
+    exit_code: int | None
+    signal: int | None
+    tail: list[str]
+
+
+class AttemptView(View):
+    """One execution of a job. `leases` are the GPUs held, by node."""
+
+    epoch: int
+    state: str
+    leases: dict[str, list[int]]
+    placed_us: int
+    notice_reason: str | None
+    ended_us: int | None
+    outcome: str | None
+    why: str
+    failure: FailureView | None
+
+
+class JobView(View):
+    """A job in a list."""
+
+    job_id: str
+    name: str
+    owner: str
+    queue: str
+    tier: str
+    gpus: int
+    gpu_name: str | None
+    state: str
+    why: str
+    epoch: int
+    step: int | None
+    checkpoint_step: int | None
+    submitted_us: int
+    ended_us: int | None
+
+
+class JobDetailView(JobView):
+    """A job with its attempts, and its spec as it was admitted."""
+
+    attempts: list[AttemptView]
+    spec: dict[str, Any]
+
+
+class WhyView(View):
+    """Why a job is where it is, in sentences."""
+
+    job_id: str
+    state: str
+    reasons: list[str]
+
+
+class NodeView(View):
+    """A node. `used` is who holds which GPU; `unavailable` are GPUs with processes that are not Cordee's."""
+
+    name: str
+    up: bool
+    epoch: int
+    gpu_name: str
+    gpus: int
+    used: dict[int, str]
+    unavailable: list[int]
+    micro_usd_per_gpu_hour: int
+    price_source: str
+
+
+class CostView(View):
+    """What one job, user, queue or epoch held, class by class; the classes add up to `held_gpu_us` exactly."""
+
+    key: str
+    held_gpu_us: int
+    useful_gpu_us: int
+    checkpoint_gpu_us: int
+    restart_gpu_us: int
+    stall_gpu_us: int
+    lost_gpu_us: int
+    unreported_gpu_us: int
+    held_micro_usd: int
+    useful_micro_usd: int
+    lost_micro_usd: int
+    charged_micro_usd: int
+    tokens: int
+    micro_usd_per_million_tokens: int | None
+
+
+class Submission(View):
+    """What a client sends to have a job queued; the id is the client's, so that sending it again changes nothing."""
+
+    job_id: str
+    spec: dict[str, Any]
+    unprotected: bool = False
+
+
+class Submitted(View):
+    """The job was queued. `notes` say what was assumed."""
+
+    job: JobView
+    notes: list[str]
+
+
+def default_home() -> Path:
+    """Where the state lives unless somebody says otherwise: CORDEE_HOME, else `~/.cordee`."""
+    return Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser()
+
+
+def as_body(error: CordeeError) -> dict[str, Any]:
+    """An error as the API sends it."""
+    return {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
+
+
+def from_body(body: Any) -> CordeeError | None:
+    """The error that `as_body` was given; None if this is none."""
+    told = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(told, dict) or "message" not in told:
+        return None
+    cls = getattr(errors, str(told.get("kind")), None)
+    if not (isinstance(cls, type) and issubclass(cls, CordeeError)):
+        cls = ServerError
+    return cls(str(told["message"]), hint=told.get("hint"))
+
+
+class Client:
+    """A connection to one server. Every method raises `CordeeError`s only."""
+
+    def __init__(self, home: Path | None = None, *, url: str | None = None, token: str | None = None) -> None:
+        """Find the server of a home, or talk to the one at `url`.
+
+        Raises:
+            NoServerError: none is announced in the home.
+            TokenError: the home's token cannot be read.
+        """
+        self.home = (home or default_home()).absolute()
+        self.url = url or _announced(self.home)
+        headers = {"Authorization": f"Bearer {token or _token(self.home)}"}
+        # The server is on this machine: a proxy from the environment would only be in the way.
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._http.close()
+
+    def health(self) -> HealthView:
+        """The server itself."""
+        return self._ask(HealthView, "GET", "/v1/health")
+
+    def submit(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        unprotected: bool = False,
+        job_id: JobId | None = None,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Submitted:
+        """Queue a job.
+
+        The secrets that the spec names are copied from `environ` into the home, where the job's agent finds them;
+        they are never sent.
+
+        Args:
+            spec: a JobSpec as JSON-ready data.
+            unprotected: accept that a preemptible job without checkpoints loses everything when it is pushed.
+            job_id: an id drawn earlier, to send the same job again after a doubt.
+            environ: where secrets are read.
+
+        Raises:
+            AdmissionError: the job was refused, and nothing was queued.
+            SpecError: a secret is not in the environment.
+        """
+        job_id = job_id or new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
+        sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
+        with _secrets_kept(self.home / "secrets", spec.get("secrets") or (), environ):
+            return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
+
+    def jobs(self) -> list[JobView]:
+        """Every job, newest first."""
+        return self._ask(list[JobView], "GET", "/v1/jobs")
+
+    def job(self, job_id: str) -> JobDetailView:
+        """One job, by its id or by a name that only one job has."""
+        return self._ask(JobDetailView, "GET", f"/v1/jobs/{job_id}")
+
+    def stop(self, job_id: str, *, now: bool = False) -> JobView:
+        """Ask a job to end after a checkpoint, or `now`."""
+        return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/stop", params={"now": now})
+
+    def why(self, job_id: str) -> WhyView:
+        """Why a job is where it is."""
+        return self._ask(WhyView, "GET", f"/v1/jobs/{job_id}/why")
+
+    def logs(
+        self,
+        job_id: str,
+        *,
+        epoch: int | None = None,
+        rank: int | None = None,
+        tail: int | None = None,
+        follow: bool = False,
+    ) -> Iterator[str]:
+        """Lines that the ranks wrote, of the newest attempt by default; with `follow`, until the job ends."""
+        asked = {"epoch": epoch, "rank": rank, "tail": tail, "follow": follow}
+        params = {name: value for name, value in asked.items() if value is not None}
+        with self._stream(f"/v1/jobs/{job_id}/logs", params) as lines:
+            yield from lines
+
+    def nodes(self) -> list[NodeView]:
+        """Every node that was ever up."""
+        return self._ask(list[NodeView], "GET", "/v1/nodes")
+
+    def cost(self, by: str = "job") -> list[CostView]:
+        """What was held and paid, by `job`, `user`, `queue` or `epoch`."""
+        return self._ask(list[CostView], "GET", "/v1/cost", params={"by": by})
+
+    def events(self, after: int = 0, *, follow: bool = False) -> Iterator[tuple[int, Event]]:
+        """The log after a number; with `follow`, as it grows."""
+        with self._stream("/v1/events", {"after": after, "follow": follow}) as lines:
+            number = 0
+            for line in lines:
+                field, _, value = line.partition(": ")
+                if field == "id":
+                    number = int(value)
+                elif field == "data":
+                    yield number, decode(json.loads(value))
+
+    def down(self) -> HealthView:
+        """Ask the server to checkpoint and requeue every job and then to end. It answers at once."""
+        return self._ask(HealthView, "POST", "/v1/down")
+
+    def _ask(self, shape: Any, method: str, path: str, **kwargs: Any) -> Any:
+        with _transport(self.url):
+            answer = self._http.request(method, path, **kwargs)
+        if answer.is_error:
+            raise _error(answer)
+        return TypeAdapter(shape).validate_json(answer.content)
+
+    @contextmanager
+    def _stream(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[str]]:
+        with _transport(self.url), self._http.stream("GET", path, params=dict(params), timeout=None) as answer:  # noqa: S113
+            if answer.is_error:
+                answer.read()
+                raise _error(answer)
+            yield answer.iter_lines()
+
+
+@contextmanager
+def _transport(url: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise NoServerError(
+            f"no server answers at {url}: {error or type(error).__name__}", hint="start one with `cordee up`"
+        ) from error
+
+
+def _error(answer: httpx.Response) -> CordeeError:
+    try:
+        told = from_body(answer.json())
+    except ValueError:
+        told = None
+    return told or ServerError(f"the server answered {answer.status_code} to {answer.request.url.path}")
+
+
+def _announced(home: Path) -> str:
+    try:
+        return str(json.loads((home / "server.json").read_text())["url"])
+    except FileNotFoundError:
+        raise NoServerError(f"no server runs on {home}", hint="start one with `cordee up`") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NoServerError(f"{home / 'server.json'} cannot be read: {error}", hint="start a server again") from error
+
+
+def _token(home: Path) -> str:
+    try:
+        return (home / "token").read_text().strip()
+    except OSError as error:
+        raise TokenError(
+            f"the token {home / 'token'} cannot be read: {error.strerror}", hint="it belongs to who started the server"
+        ) from error
+
+
+@contextmanager
+def _secrets_kept(folder: Path, names: Any, environ: Mapping[str, str]) -> Iterator[None]:
+    """Write the named secrets for the agent; if the job is refused, the folder is as it was before."""
+    missing = [name for name in names if name not in environ]
+    if missing:
+        raise SpecError(
+            f"the secret {missing[0]} is not in the environment",
+            hint=f"export {missing[0]} before you submit, or take it out of `secrets`",
+        )
+    before = {name: (folder / name).read_bytes() if (folder / name).exists() else None for name in names}
+    for name in names:
+        _write_private(folder / name, environ[name].encode())
+    try:
+        yield
+    except CordeeError:
+        for name, old in before.items():
+            if old is None:
+                (folder / name).unlink(missing_ok=True)
+            else:
+                _write_private(folder / name, old)
+        raise
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+    new.replace(path)

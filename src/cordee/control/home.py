@@ -1,0 +1,122 @@
+"""The folder that a server owns: whether it is fit for that, the lock, the token, and how clients find the server.
+
+The only module of the control plane that knows POSIX file locks.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from cordee.errors import HomeInUseError, HomeUnsuitableError
+
+# On these, SQLite's locks or the memory it shares between processes cannot be trusted.
+_NETWORK = {
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"),
+    *("pvfs2", "orangefs", "wekafs", "panfs", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"),
+}
+_NETWORK_FUSE = {"sshfs", "glusterfs", "ceph", "juicefs", "gcsfuse", "s3fs", "rclone", "goofys", "blobfuse2", "davfs"}
+
+
+class Home:
+    """A prepared home; `lock` is taken before anything in it is written."""
+
+    def __init__(self, path: Path, *, mounts: str | None = None) -> None:
+        """Make the folder if it is missing.
+
+        Args:
+            path: the folder.
+            mounts: what `/proc/mounts` says; read from there by default.
+
+        Raises:
+            HomeUnsuitableError: it is on a network file system, is not a folder, or cannot be written.
+        """
+        self.path = path.absolute()
+        # Asked first: a home that is refused is not even created.
+        kind = file_system(self.path, _mounts() if mounts is None else mounts)
+        if kind in _NETWORK or kind.removeprefix("fuse.") in _NETWORK_FUSE:
+            raise HomeUnsuitableError(
+                f"{self.path} is on a network file system ({kind}), where a database's locks do not hold",
+                hint="choose a folder on a local disk with --home or CORDEE_HOME",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_fd = os.open(self.path / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise HomeUnsuitableError(
+                f"{self.path} cannot be used: {error.strerror or error}",
+                hint="choose a folder that you can write to with --home or CORDEE_HOME",
+            ) from error
+
+    def lock(self) -> None:
+        """Own the home until this process ends, however it ends.
+
+        Raises:
+            HomeInUseError: another server owns it.
+        """
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.pread(self._lock_fd, 32, 0).decode() or "unknown"
+            raise HomeInUseError(
+                f"a server already runs on {self.path} (pid {pid})", hint="use it, or stop it with `cordee down`"
+            ) from None
+        os.ftruncate(self._lock_fd, 0)
+        os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
+
+    def token(self) -> str:
+        """The secret that clients and agents show; made once, readable by its owner only."""
+        path = self.path / "token"
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            drawn = secrets.token_urlsafe(32)
+            self._replace(path, drawn + "\n")
+            return drawn
+
+    def announce(self, facts: dict[str, Any]) -> None:
+        """Say where the server answers: `server.json` is complete whenever it is there."""
+        self._replace(self.path / "server.json", json.dumps(facts) + "\n")
+
+    def withdraw(self) -> None:
+        """The server is going: nobody is to look for it."""
+        (self.path / "server.json").unlink(missing_ok=True)
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Write a file that is there whole or not at all, for its owner only."""
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        new.replace(path)
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """The type of the file system that holds `path`, by the longest mount point above it; "" if not known.
+
+    >>> file_system(Path("/home/ada/.cordee"), "/dev/sda / ext4 rw 0 0\\nnas:/h /home nfs4 rw 0 0")
+    'nfs4'
+    """
+    real = path.resolve()
+    found, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = fields[1].replace("\\040", " ").replace("\\011", "\t")
+        # A later mount on the same point hides the earlier one.
+        if len(point) >= len(found) and real.is_relative_to(point):
+            found, kind = point, fields[2]
+    return kind
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/mounts").read_text(errors="replace")
+    except OSError:  # not Linux: nothing to ask
+        return ""

@@ -1,0 +1,81 @@
+"""The home: refused on network file systems, owned by one server, its secrets for its owner only."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cordee.control.home import Home, file_system
+from cordee.errors import HomeInUseError, HomeUnsuitableError
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+nas:/export {nas} nfs4 rw 0 0
+tmpfs {nas}/scratch tmpfs rw 0 0
+me@host:/ {fuse} fuse.sshfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize("place", ["nas", "fuse"])
+def test_a_network_file_system_is_refused_and_nothing_is_made(tmp_path: Path, place: str) -> None:
+    mounts = MOUNTS.format(nas=tmp_path / "nas", fuse=tmp_path / "fuse")
+    with pytest.raises(HomeUnsuitableError, match=r"is on a network file system \((nfs4|fuse\.sshfs)\)"):
+        Home(tmp_path / place / "home", mounts=mounts)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_mount_inside_a_network_one_is_fine(tmp_path: Path) -> None:
+    mounts = MOUNTS.format(nas=tmp_path / "nas", fuse=tmp_path / "fuse")
+    assert Home(tmp_path / "nas" / "scratch" / "home", mounts=mounts).path.is_dir()
+
+
+def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "nas").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "nas")
+    mounts = MOUNTS.format(nas=tmp_path / "nas", fuse="/fuse")
+    assert file_system(tmp_path / "link" / "home", mounts) == "nfs4"
+
+
+def test_a_mount_point_with_a_space_is_understood() -> None:
+    assert file_system(Path("/my disk/x"), "a / ext4 rw\nb /my\\040disk nfs rw") == "nfs"
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(HomeUnsuitableError, match="cannot be used"):
+        Home(tmp_path / "home")
+
+
+def test_two_servers_cannot_own_one_home(tmp_path: Path) -> None:
+    first, second = Home(tmp_path), Home(tmp_path)
+    first.lock()
+    with pytest.raises(HomeInUseError, match=rf"a server already runs on {tmp_path} \(pid {os.getpid()}\)"):
+        second.lock()
+
+
+def test_a_dead_server_leaves_no_lock(tmp_path: Path) -> None:
+    code = "import sys, os, pathlib; from cordee.control.home import Home\n"
+    code += "Home(pathlib.Path(sys.argv[1])).lock(); os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
+    Home(tmp_path).lock()
+
+
+def test_the_token_is_drawn_once_and_private(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    token = home.token()
+    assert len(token) >= 32
+    assert Home(tmp_path).token() == token
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+
+
+def test_the_announcement_is_private_and_can_be_withdrawn(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.announce({"pid": 1})
+    home.announce({"pid": 2})
+    assert (tmp_path / "server.json").read_text() == '{"pid": 2}\n'
+    home.withdraw()
+    home.withdraw()
+    assert not (tmp_path / "server.json").exists()
