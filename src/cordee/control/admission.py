@@ -1,0 +1,276 @@
+"""From a JobSpec to a Job, or a refusal with its numbers. It looks at files and catalogues, and changes nothing."""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.errors import CatalogueError, ScriptError, TooLargeError, UnprotectedError
+from cordee.events import Capacity, Job, Node, Tier
+from cordee.hardware.catalog import Catalogue, Gpu
+from cordee.ids import JobId
+from cordee.plan.search import check_fit, training_for
+from cordee.plan.survive import Survival, survival
+from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
+from cordee.workload.load import load_shape
+from cordee.workload.model import ModelShape
+from cordee.workload.spec import JobSpec, ModelSpec
+
+SLOT = "slot"
+# What a node's storage takes and how long processes need to come up, until a job's own reports say better.
+ASSUMED_STORAGE_BYTES_PER_S = 2e9
+ASSUMED_START_S = 60.0
+
+_DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+_SHELL_WORDS = {"cd", "exec", "export", "set", "source", ".", "if", "for", "while", "case", "(", "{", "!", "time", "ulimit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The job for the scheduler, and what was assumed about it."""
+
+    job: Job
+    notes: tuple[str, ...]
+
+
+def admit(
+    spec: JobSpec,
+    *,
+    job_id: JobId,
+    owner: str,
+    nodes: Sequence[Node],
+    catalogue: Catalogue,
+    unprotected: bool = False,
+) -> Admitted:
+    """Decide whether a job may queue in this cluster.
+
+    Args:
+        spec: what the user wrote.
+        job_id: its id.
+        owner: whose token it came with.
+        nodes: every node that is known, up or not.
+        catalogue: GPUs and prices.
+        unprotected: the owner accepts a preemptible job without checkpoints.
+
+    Raises:
+        ScriptError: the program is not there.
+        TooLargeError: the gang is larger than the cluster.
+        DoesNotFitError: its model does not fit its GPUs.
+        UnprotectedError: preemptible, without a checkpoint destination, and not accepted.
+        CatalogueError, LayoutError, ShapeError: its model or its kind of GPU is unknown, or does not divide.
+    """
+    check_program(spec)
+    kind = _kind(spec, nodes, catalogue)
+    eligible = [node for node in nodes if _matches(node, kind, spec)]
+    _check_size(spec, kind, eligible, nodes)
+    notes: list[str] = []
+    expected = None
+    if spec.model is not None:
+        shape = load_shape(_model_path(spec.model, spec.cwd))
+        gpu = _wall(kind, eligible, catalogue)
+        if gpu is None:
+            notes.append(f"{shape.name} is not checked against a wall: CPU slots have none")
+        else:
+            _check_fit(spec, spec.model, shape, gpu)
+        expected = _survival(spec, spec.model, shape, max(node.gpus for node in eligible))
+        notes.append(
+            f"a checkpoint weighs {format_bytes(expected.checkpoint_bytes)} and is expected to take "
+            f"{format_duration(expected.checkpoint_s)}, a restart {format_duration(expected.restart_s)}"
+        )
+    risk = unprotected_risk(spec, eligible)
+    if risk is not None:
+        if not unprotected:
+            raise UnprotectedError(
+                risk, hint="give --checkpoint-to (or checkpoint.to), or accept the risk with --unprotected"
+            )
+        notes.append(risk)
+    return Admitted(_job(spec, job_id, owner, kind, expected), tuple(notes))
+
+
+def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
+    """What a preemptible job without checkpoints can lose; None for any other job."""
+    if spec.tier != Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
+        return None
+    dearest = max(eligible, key=lambda node: (node.micro_usd_per_gpu_hour, node.name))
+    hourly = dearest.micro_usd_per_gpu_hour * spec.gpus
+    price = dearest.price_source
+    return (
+        f"unprotected: up to {format_micro_usd(hourly)} an hour at risk: a preemptible job on {spec.gpus} GPUs that "
+        f"writes no checkpoint loses all its work when it is pushed (price: {price})"
+    )
+
+
+def check_program(spec: JobSpec) -> None:
+    """Whether what `run` names can be found from the job's folder.
+
+    Raises:
+        ScriptError: an executable or a script is missing.
+    """
+    folder = Path(spec.cwd or Path.cwd())
+    if not folder.is_dir():
+        raise ScriptError(f"the job's folder {folder} does not exist", hint="submit from a folder that exists")
+    if isinstance(spec.run, str):
+        words = _first_command(spec.run)
+        if not words or words[0] in _SHELL_WORDS:
+            return  # the shell's business
+    else:
+        words = list(spec.run)
+    path = spec.env.get("PATH", os.environ.get("PATH", os.defpath))
+    found = folder / words[0] if "/" in words[0] else shutil.which(words[0], path=path)
+    if found is None or not os.access(found, os.X_OK):
+        raise ScriptError(f"{words[0]!r} is not an executable that {folder} or PATH knows", hint="check `run`")
+    script = _script(words)
+    if script is not None and not (folder / script).exists():
+        raise ScriptError(f"{script} does not exist in {folder}", hint="check `run`, or submit from its folder")
+
+
+def _first_command(line: str) -> list[str]:
+    """The words of a shell line's first command; empty where only a shell can tell."""
+    if re.search(r"[`$\\\n]", line):
+        return []
+    try:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+    except ValueError:
+        return []
+    first: list[str] = []
+    for word in words:
+        if word[0] in ";&|<>()":
+            break
+        if first or not re.match(r"[A-Za-z_]\w*=", word):
+            first.append(word)
+    return first
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """The file that an interpreter or a launcher is to run; None where that cannot be told."""
+    program = Path(words[0]).name
+    rest = iter(words[1:])
+    if re.fullmatch(r"python[\d.]*|bash|sh", program):
+        for word in rest:
+            if word in ("-m", "-c", "-", "-s"):
+                return None
+            if word in ("-W", "-X", "-o"):
+                next(rest, None)
+            elif not word.startswith("-"):
+                return word
+        return None
+    if program in _LAUNCHERS and not {"-m", "--module"} & set(words):
+        return next((word for word in rest if word.endswith(".py")), None)
+    return None
+
+
+def _kind(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> str | None:
+    """The kind of GPU that was asked for, under the name that the nodes use."""
+    if spec.gpu is None or spec.gpu == SLOT:
+        return spec.gpu
+    wanted = catalogue.find_gpu(spec.gpu)
+    for name in sorted({node.gpu_name for node in nodes} - {SLOT}):
+        try:
+            if catalogue.find_gpu(name) == wanted:
+                return name
+        except CatalogueError:  # a GPU that the catalogue does not know is not the one that was asked for
+            continue
+    return wanted.name
+
+
+def _matches(node: Node, kind: str | None, spec: JobSpec) -> bool:
+    return kind in (None, node.gpu_name) and spec.capacity in (Capacity.ANY, node.capacity)
+
+
+def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes: Sequence[Node]) -> None:
+    # A gang runs on one kind of GPU.
+    kinds = {(node.gpu_name, node.capacity) for node in eligible}
+    most = max((sum(n.gpus for n in eligible if (n.gpu_name, n.capacity) == each) for each in kinds), default=0)
+    if most >= spec.gpus:
+        return
+    wanted = f"{spec.gpus} x {kind}" if kind else f"{spec.gpus} GPUs"
+    if spec.capacity != Capacity.ANY:
+        wanted += f" ({spec.capacity})"
+    have = ", ".join(f"{node.name} with {node.gpus} x {node.gpu_name} ({node.capacity})" for node in nodes)
+    raise TooLargeError(
+        f"the job needs {wanted} at once, but the whole cluster has {most} of one kind",
+        hint=f"the cluster is {have}" if have else "no node is known yet: see `cordee nodes`",
+    )
+
+
+def _wall(kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> Gpu | None:
+    """The GPU whose memory is the wall: of several kinds the largest, since the job may wait for it. None for slots."""
+    kinds = sorted({kind} if kind else {node.gpu_name for node in eligible})
+    if SLOT in kinds:
+        return None
+    return max((catalogue.find_gpu(each) for each in kinds if each), key=lambda gpu: (gpu.memory_bytes, gpu.name))
+
+
+def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu) -> None:
+    verdict = check_fit(
+        shape,
+        gpu,
+        spec.gpus,
+        seq_tokens=model.seq,
+        global_batch=model.global_batch,
+        optimizer=model.optimizer,
+        precision=model.precision,
+        recompute=model.recompute,
+        micro_batch=model.micro_batch,
+        layout=model.layout,
+    )
+    if not verdict.fits:
+        raise verdict.error()
+
+
+def _survival(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpus_per_node: int) -> Survival:
+    training = training_for(
+        shape,
+        spec.gpus,
+        seq_tokens=model.seq,
+        global_batch=model.global_batch,
+        optimizer=model.optimizer,
+        precision=model.precision,
+    )
+    nodes = -(-spec.gpus // gpus_per_node)
+    bandwidth = ASSUMED_STORAGE_BYTES_PER_S * nodes
+    return survival(shape, training, spec.gpus, storage_bytes_per_s=bandwidth, start_s=ASSUMED_START_S)
+
+
+def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: Survival | None) -> Job:
+    every_us = _DEFAULTS.checkpoint_every_us
+    if spec.checkpoint.every_s != "auto":
+        every_us = _us(spec.checkpoint.every_s)
+    elif expected is not None:
+        every_us = _us(expected.period_s)
+    return Job(
+        job_id=job_id,
+        name=spec.name,
+        owner=owner,
+        gpus=spec.gpus,
+        queue=spec.queue,
+        tier=Tier(spec.tier),
+        priority=spec.priority,
+        gpu_name=kind,
+        capacity=Capacity(spec.capacity),
+        time_limit_us=None if spec.limit.time_s is None else _us(spec.limit.time_s),
+        cost_limit_micro_usd=spec.limit.cost_micro_usd,
+        grace_us=_us(spec.on_preempt.grace_s),
+        requeue=spec.on_preempt.then == "requeue",
+        protected=spec.checkpoint.to is not None,
+        checkpoint_every_us=every_us,
+        save_us=_DEFAULTS.save_us if expected is None else _us(expected.checkpoint_s),
+        restart_us=_DEFAULTS.restart_us if expected is None else _us(expected.restart_s),
+    )
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * US_PER_S)
+
+
+def _model_path(model: ModelSpec, cwd: str | None) -> str:
+    if model.config is None:
+        assert model.name is not None, "a model has a name or a config"
+        return model.name
+    return str(Path(cwd or ".") / model.config)
