@@ -1,0 +1,13 @@
+"""The scheduler core: events in, decisions out; the service and the simulator share it.
+
+No clock, no randomness, no I/O.
+
+state.apply(event)                  for every event of the log, in order
+decision = decide(state, now_us)    what follows now; commit its events, apply them, wake at `wake_at_us`
+explain(state, job_id, now_us)      why a job is where it is
+"""
+
+from cordee.schedule.cycle import Decision, decide
+from cordee.schedule.state import Attempt, JobRecord, NodeRecord, Phase, State
+
+__all__ = ["Attempt", "Decision", "JobRecord", "NodeRecord", "Phase", "State", "decide"]

@@ -1,0 +1,194 @@
+"""The life of jobs and attempts: what follows from what was reported, before anything is placed.
+
+A job:
+
+    JobSubmitted ─▶ queued ──AttemptPlaced──▶ running ──NoticeGiven, KillOrdered──▶ stopping
+                     ▲  │                        │                                    │
+                     │  │                        └─────────────┬──────────────────────┘
+                     │  │                                every ShareEnded
+                     │  │                                      ▼
+                     ├──│───────────── again ◀───────── AttemptEnded ──JobEnded──▶ done | failed | stopped
+                        └──StopRequested, JobEnded──▶ stopped
+
+An attempt ends with the worst outcome of its shares, when none of its leases is held any more:
+
+    outcome        of the shares                                     the job then
+    lost           one was lost: node, agent, a rank killed outside  again; failed after 3 in a row without a commit
+    failed         one failed by itself, before any notice           again; failed after 3 in a row without a commit
+    killed         one was killed, or failed after a notice          again
+    checkpointed   one left at the agreed step                       again
+    finished       all came to their end                             done
+
+and "again" is stopped after a StopRequested, after a notice for the job's own limit, or after a preemption of a job
+that asked not to be requeued. A share that ends badly takes the rest of the gang with it (KillOrdered), and so does
+the deadline of a notice. The shares of a node that is down stay leased until they are reported ended: whoever knows
+that the node's lease has run out reports it.
+"""
+
+from collections.abc import Callable
+
+from cordee.events import (
+    AttemptEnded,
+    Event,
+    JobEnded,
+    KillOrdered,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    ShareEnded,
+)
+from cordee.ids import JobId, attempt_name
+from cordee.schedule.preempt import expected_loss
+from cordee.schedule.state import Attempt, JobRecord, Phase, State
+from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
+
+ATTEMPTS_WITHOUT_COMMIT = 3
+"""So many failed or lost attempts in a row, none of which committed a checkpoint, end a job."""
+
+_WORST_FIRST = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED, Outcome.CHECKPOINTED, Outcome.FINISHED)
+_BAD = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED)
+
+Emit = Callable[[Event], None]
+
+
+def settle(state: State, job_id: JobId, now_us: int, emit: Emit) -> None:
+    """Everything that follows for one job from what was reported."""
+    record, attempt = state.jobs[job_id], state.attempts.get(job_id)
+    if attempt is None:
+        if record.stop is not None and record.phase is Phase.QUEUED:
+            emit(JobEnded(at_us=now_us, job_id=job_id, state="stopped", why=f"stopped by {record.stop.by}"))
+        return
+    if not attempt.held:
+        _end(state, attempt, now_us, emit)
+        return
+    why = _why_kill(record, attempt, now_us)
+    if why is not None:
+        emit(KillOrdered(at_us=now_us, job_id=job_id, epoch=attempt.epoch, why=why))
+        return
+    reason = _why_notice(state, record, attempt, now_us)
+    if reason is not None:
+        emit(notice(attempt, reason, now_us))
+
+
+def notice(attempt: Attempt, reason: NoticeReason, now_us: int, for_job: JobId | None = None) -> NoticeGiven:
+    """The attempt is to leave within its grace period."""
+    return NoticeGiven(
+        at_us=now_us,
+        job_id=attempt.job.job_id,
+        epoch=attempt.epoch,
+        reason=reason,
+        deadline_us=now_us + attempt.job.grace_us,
+        for_job=for_job,
+        expected_loss_micro_usd=expected_loss(attempt, now_us).micro_usd,
+    )
+
+
+def wake_us(state: State, job_id: JobId) -> int | None:
+    """When time alone changes what `settle` does for a live attempt."""
+    record, attempt = state.jobs[job_id], state.attempts.get(job_id)
+    if attempt is None or not attempt.held or attempt.kill is not None:
+        return None
+    if attempt.notice is not None:
+        return attempt.notice.deadline_us
+    return limit_us(record, attempt)
+
+
+def limit_us(record: JobRecord, attempt: Attempt) -> int | None:
+    """When the attempt gets notice for its job's limits of time or cost; None without a limit.
+
+    The grace period lies inside the limit, so the limit is a ceiling, but takes at most half of it.
+    """
+    ends = []
+    limit, grace = record.job.time_limit_us, record.job.grace_us
+    if limit is not None:
+        ends.append(attempt.placed_us + max(limit - grace, limit // 2) - record.used_us)
+    rate, cost = attempt.micro_usd_per_hour, record.job.cost_limit_micro_usd
+    if cost is not None and rate > 0:
+        whole_us = (cost * US_PER_HOUR) // rate
+        paid_us = record.used_cost // rate
+        ends.append(attempt.placed_us + max(whole_us - grace, whole_us // 2) - paid_us)
+    return min(ends, default=None)
+
+
+def outcome_of(attempt: Attempt) -> ShareEnded:
+    """The share that says how the attempt ended: the first of the worst outcome."""
+    return min(attempt.shares, key=lambda share: _WORST_FIRST.index(_judged(attempt, share)))
+
+
+def _judged(attempt: Attempt, share: ShareEnded) -> Outcome:
+    # A script that does not know SIGTERM exits with whatever code once it gets notice; that is no failure of its own.
+    if share.outcome is Outcome.FAILED and attempt.notice is not None:
+        return Outcome.KILLED
+    return share.outcome
+
+
+def _why_kill(record: JobRecord, attempt: Attempt, now_us: int) -> str | None:
+    if attempt.kill is not None:
+        return None
+    bad = next((share for share in attempt.shares if share.outcome in _BAD), None)
+    if bad is not None:
+        return f"its share on {bad.node} ended as {bad.outcome.value}" + (f": {bad.why}" if bad.why else "")
+    if record.stop is not None and record.stop.now:
+        return f"stopped at once by {record.stop.by}"
+    if attempt.notice is not None and now_us >= attempt.notice.deadline_us:
+        grace = format_duration((attempt.notice.deadline_us - attempt.notice.at_us) / US_PER_S)
+        return f"did not leave within {grace} of its notice ({attempt.notice.reason.value})"
+    return None
+
+
+def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) -> NoticeReason | None:
+    if attempt.leaving:
+        return None
+    if record.stop is not None:
+        return NoticeReason.STOP
+    if state.draining:
+        return NoticeReason.DOWN
+    limit = limit_us(record, attempt)
+    return NoticeReason.LIMIT if limit is not None and now_us >= limit else None
+
+
+def _end(state: State, attempt: Attempt, now_us: int, emit: Emit) -> None:
+    job_id = attempt.job.job_id
+    share = outcome_of(attempt)
+    outcome = _judged(attempt, share)
+    failure = share.failure or next((each.failure for each in attempt.shares if each.failure is not None), None)
+    why = share.why or _why_ended(attempt, outcome)
+    ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)
+    emit(ended)
+    verdict = _verdict(state.jobs[job_id], attempt, ended)
+    if verdict is not None:
+        emit(JobEnded(at_us=now_us, job_id=job_id, state=verdict[0].value, why=verdict[1]))
+
+
+def _why_ended(attempt: Attempt, outcome: Outcome) -> str:
+    if attempt.kill is not None and outcome is Outcome.KILLED:
+        return attempt.kill.why
+    if attempt.notice is not None and outcome is not Outcome.FINISHED:
+        gain = f" for {attempt.notice.for_job}" if attempt.notice.for_job else ""
+        return f"{outcome.value} after notice ({attempt.notice.reason.value}{gain})"
+    return outcome.value
+
+
+def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[Phase, str] | None:
+    """How the job ends with this attempt, and why; None if it is queued again. `record` is as after the attempt."""
+    if ended.outcome is Outcome.FINISHED:
+        return Phase.DONE, "finished"
+    if record.stop is not None:
+        return Phase.STOPPED, f"stopped by {record.stop.by}"
+    reason = attempt.notice.reason if attempt.notice else None
+    if reason is NoticeReason.LIMIT:
+        return Phase.STOPPED, _limits(record)
+    if reason is NoticeReason.PREEMPT and not record.job.requeue:
+        return Phase.STOPPED, "preempted, and it asked not to be queued again"
+    if record.barren >= ATTEMPTS_WITHOUT_COMMIT:
+        name = attempt_name(record.job.job_id, attempt.epoch)
+        return Phase.FAILED, f"{record.barren} attempts in a row without a checkpoint; {name} {ended.why}"
+    return None
+
+
+def _limits(record: JobRecord) -> str:
+    time_us, cost = record.job.time_limit_us, record.job.cost_limit_micro_usd
+    limits = [] if time_us is None else [f"time {format_duration(time_us / US_PER_S)}"]
+    limits += [] if cost is None else [f"cost {format_micro_usd(cost)}"]
+    used = f"{format_duration(record.used_us / US_PER_S)} and {format_micro_usd(record.used_cost // US_PER_HOUR)}"
+    return f"its limit is reached ({', '.join(limits)}): it used {used}"

@@ -1,0 +1,149 @@
+"""Whom to push aside: the set of lower-tier attempts that loses the fewest dollars and makes room for a whole gang.
+
+What an attempt would lose, after DESIGN.md's survival model:
+
+    GPUs x price x ( [grace < save] x work since the last durable commit + [grace >= save] x save + restart )
+
+`expected_loss` is that, honestly: what the notice announces. `charge` is what the choice weighs, and there nobody makes
+itself dear by keeping silent: work counts at most one declared checkpoint interval; a job that told of no checkpoint is
+taken to have checkpointed at its declared interval; an unprotected job, which cannot save, counts its work up to one
+interval. Without prices, GPU time decides.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import gcd
+
+from cordee.ids import JobId
+from cordee.schedule.state import Attempt
+from cordee.units import US_PER_HOUR
+
+_EXACT_CELLS = 400_000
+"""Above so many steps of the exact search a greedy one is used: about 0.2 s."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cost:
+    """What is lost: money, and the GPU time behind it."""
+
+    micro_usd: int
+    gpu_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """An attempt that could be pushed aside."""
+
+    job_id: JobId
+    gpus: int  # that it would free in the pool
+    cost: Cost
+    level: int  # of its tier
+
+
+def can_be_pushed(attempt: Attempt, now_us: int) -> bool:
+    """Whether it runs, and has run as long as it may insist on."""
+    if attempt.leaving or attempt.shares:
+        return False
+    ran_us = 0 if attempt.started_us is None else now_us - attempt.started_us
+    return ran_us >= attempt.job.min_run_us
+
+
+def expected_loss(attempt: Attempt, now_us: int) -> Cost:
+    """What a notice given now is expected to lose."""
+    return _loss(attempt, _since_durable_us(attempt, now_us))
+
+
+def charge(attempt: Attempt, now_us: int) -> Cost:
+    """What the choice of victims weighs; never more work than one declared checkpoint interval."""
+    since_us, every_us = _since_durable_us(attempt, now_us), attempt.job.checkpoint_every_us
+    if every_us > 0 and attempt.job.protected and attempt.captured_us is None:
+        return _loss(attempt, since_us % every_us)
+    return _loss(attempt, min(since_us, every_us))
+
+
+def _since_durable_us(attempt: Attempt, now_us: int) -> int:
+    if attempt.started_us is None:
+        return 0
+    return max(0, now_us - max(attempt.started_us, attempt.captured_us or 0))
+
+
+def _loss(attempt: Attempt, work_us: int) -> Cost:
+    job = attempt.job
+    saves = job.protected and job.grace_us >= job.save_us
+    lost_us = (job.save_us if saves else work_us) + job.restart_us
+    gpus = sum(len(lease.gpus) for lease in attempt.leases)
+    return Cost(attempt.micro_usd_per_hour * lost_us // US_PER_HOUR, gpus * lost_us)
+
+
+def choose(candidates: Iterable[Victim], need: int) -> tuple[Victim, ...] | None:
+    """The cheapest set that frees at least `need` GPUs; ties by fewest jobs, then lowest tiers, then job ids.
+
+    No member can be left out. Exact up to a size, then greedy by cost per GPU.
+    """
+    assert need > 0, "nothing has to be freed"
+    victims = _contenders(candidates, need)
+    if sum(victim.gpus for victim in victims) < need:
+        return None
+    unit = gcd(*(victim.gpus for victim in victims))
+    units = -(-need // unit)
+    chosen = _exact(victims, units, unit) if units * len(victims) <= _EXACT_CELLS else _greedy(victims, need)
+    return tuple(sorted(chosen, key=lambda victim: victim.job_id))
+
+
+def _weight(victim: Victim) -> tuple[int, int, int, int]:
+    return (victim.cost.micro_usd, victim.cost.gpu_us, 1, -victim.level)
+
+
+def _contenders(candidates: Iterable[Victim], need: int) -> list[Victim]:
+    """Of each size only as many as could be needed together, the cheapest: no best set has another."""
+    by_size: dict[int, list[Victim]] = {}
+    for victim in sorted(candidates, key=lambda each: (_weight(each), each.job_id)):
+        same = by_size.setdefault(min(victim.gpus, need), [])
+        if victim.gpus and len(same) * victim.gpus < need:
+            same.append(victim)
+    return sorted((each for same in by_size.values() for each in same), key=lambda each: (_weight(each), each.job_id))
+
+
+def _exact(victims: list[Victim], units: int, unit: int) -> list[Victim]:
+    """Covering knapsack: best[u] is the least weight that frees u units or more."""
+    best: list[tuple[int, int, int, int] | None] = [(0, 0, 0, 0)] + [None] * units
+    taken: list[list[int]] = []
+    for victim in victims:
+        size, (usd, gpu_us, _, below) = victim.gpus // unit, _weight(victim)
+        by_this: list[int] = []
+        for amount in range(units, 0, -1):
+            before = best[max(0, amount - size)]
+            if before is None:
+                continue
+            weight = (before[0] + usd, before[1] + gpu_us, before[2] + 1, before[3] + below)
+            now = best[amount]
+            if now is None or weight < now:
+                best[amount] = weight
+                by_this.append(amount)
+        taken.append(by_this)
+    chosen: list[Victim] = []
+    amount = units
+    for victim, amounts in zip(reversed(victims), reversed(taken), strict=True):
+        if amount > 0 and amount in amounts:
+            chosen.append(victim)
+            amount = max(0, amount - victim.gpus // unit)
+    return chosen
+
+
+def _per_gpu(victim: Victim) -> tuple[float, float, JobId]:
+    return (victim.cost.micro_usd / victim.gpus, victim.cost.gpu_us / victim.gpus, victim.job_id)
+
+
+def _greedy(victims: list[Victim], need: int) -> list[Victim]:
+    chosen: list[Victim] = []
+    freed = 0
+    for victim in sorted(victims, key=_per_gpu):
+        if freed >= need:
+            break
+        chosen.append(victim)
+        freed += victim.gpus
+    for victim in sorted(chosen, key=lambda each: (_weight(each), each.job_id), reverse=True):
+        if freed - victim.gpus >= need:
+            chosen.remove(victim)
+            freed -= victim.gpus
+    return chosen
