@@ -1,0 +1,78 @@
+"""The front door: which verbs there are, and what becomes of an error.
+
+A verb's module is imported only when the verb is called, so that `cordee --help` stays light.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+import cordee
+from cordee.errors import CordeeError
+
+# Verb: (its module, whose function has the verb's name; one line of help).
+VERBS: dict[str, tuple[str, str]] = {
+    "plan": ("cordee.cli.plan", "Does it fit, in which layout, how fast, what does it cost - before anything runs."),
+    "version": ("cordee.cli.main", "Print the version."),
+}
+
+
+def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Print the version."""
+    print(json.dumps({"version": cordee.__version__}) if as_json else cordee.__version__)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        _app(words)(words)
+    except CordeeError as error:
+        _complain(error, as_json="--json" in _before_dashes(words))
+        raise SystemExit(error.exit_code) from None
+
+
+def _app(words: Sequence[str]) -> typer.Typer:
+    """All verbs; only the one that is called has its function."""
+    app = typer.Typer(
+        name="cordee",
+        help="Plan, schedule, survive and account for training and serving large models.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    called = next((word for word in words if not word.startswith("-")), None)
+    for verb, (module, line) in VERBS.items():
+        function: Callable[..., Any] = getattr(import_module(module), verb) if verb == called else _not_called
+        app.command(verb, short_help=line)(function)
+    app.callback()(_no_options)
+    return app
+
+
+def _not_called() -> None:
+    """Stand in for a verb that is only listed."""
+
+
+def _no_options() -> None:
+    """Keep `cordee` a group of verbs, however few they are."""
+
+
+def _before_dashes(words: Sequence[str]) -> Sequence[str]:
+    """The words that are ours: after `--` stands the user's own command."""
+    return words[: words.index("--")] if "--" in words else words
+
+
+def _complain(error: CordeeError, *, as_json: bool) -> None:
+    """Say what is wrong and what to do, on stderr."""
+    if as_json:
+        report = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        print(json.dumps(report), file=sys.stderr)
+        return
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)

@@ -1,0 +1,146 @@
+"""Memory of layouts as bars against the wall of one GPU: cells for a terminal, SVG for a report.
+
+What lies left of the wall fits; what lies right of it does not. Bars are told apart by shade as well as by colour.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cordee.units import format_bytes
+from cordee.view.markup import num, palette_css, text
+
+# The parts of a bar from left to right: the names it gathers, its glyphs (Unicode, ASCII), colours (light, dark).
+PARTS: dict[str, tuple[tuple[str, ...], tuple[str, str], tuple[str, str]]] = {
+    "weights": (("weights",), ("█", "#"), ("#1f4e79", "#5b9bd5")),
+    "gradients": (("gradients",), ("▓", "="), ("#2f8f6f", "#4bb08d")),
+    "optimizer": (("optimizer",), ("▒", "+"), ("#8a6fb0", "#b39ad6")),
+    "activations": (("activations",), ("░", "-"), ("#e3a72f", "#e9b949")),
+    "other": (("loss", "buffers", "fragmentation", "context"), ("·", "."), ("#a8a296", "#83807a")),
+}
+WALL = ("┃", "|")
+# Bars of layouts that are far too large are cut here, so that the near ones can still be compared.
+LONGEST_IN_WALLS = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBar:
+    """One layout's fullest GPU: its parts in bytes by name, and a word on its speed or its shortfall."""
+
+    label: str
+    parts: Mapping[str, int]
+    note: str = ""
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts."""
+        return sum(self.parts.values())
+
+    def grouped(self) -> dict[str, int]:
+        """The parts as they are drawn; what has no place of its own is `other`."""
+        named = {name for names, _, _ in PARTS.values() for name in names}
+        groups = {group: sum(self.parts.get(name, 0) for name in names) for group, (names, _, _) in PARTS.items()}
+        groups["other"] += sum(size for name, size in self.parts.items() if name not in named)
+        return groups
+
+
+def memory_cells(bar: MemoryBar, wall_bytes: int, full_bytes: int, width: int) -> list[tuple[str, int]]:
+    """A bar of `width` cells as (part, cells), with one cell for the wall and `""` for empty ones.
+
+    >>> memory_cells(MemoryBar("a", {"weights": 40, "optimizer": 20}), 80, 80, 9)
+    [('weights', 4), ('optimizer', 2), ('', 2), ('wall', 1)]
+    """
+    usable = width - 1
+    edges, done = [], 0
+    for group, size in bar.grouped().items():
+        done += size
+        edges.append((group, min(usable, round(done / full_bytes * usable))))
+    wall_at = min(usable, round(wall_bytes / full_bytes * usable))
+    if bar.total_bytes > wall_bytes:
+        # Rounding must not hide an overflow: the last cell stands right of the wall, whatever its size.
+        wall_at = min(wall_at, edges[-1][1] - 1)
+    row = [""] * usable
+    start = 0
+    for group, end in edges:
+        row[start:end] = [group] * (end - start)
+        start = max(start, end)
+    row.insert(wall_at, "wall")
+    return _runs(row)
+
+
+def full_scale_bytes(bars: Sequence[MemoryBar], wall_bytes: int) -> int:
+    """The bytes that the whole width stands for."""
+    longest = max((bar.total_bytes for bar in bars), default=0)
+    return round(max(wall_bytes, min(longest, wall_bytes * LONGEST_IN_WALLS)))
+
+
+def memory_svg(breakdowns: Sequence[MemoryBar], wall_bytes: int) -> str:
+    """The bars as a self-contained SVG, light and dark, with the wall drawn through all of them."""
+    width, gutter, right, row_height, top = 1080, 210, 150, 34, 46
+    scale = (width - gutter - right) / full_scale_bytes(breakdowns, wall_bytes)
+    height = top + row_height * len(breakdowns) + 34
+    wall_x = gutter + wall_bytes * scale
+    rows = "".join(
+        f'<g transform="translate({gutter},{top + row_height * index})">{_svg_row(bar, wall_bytes, scale)}</g>'
+        for index, bar in enumerate(breakdowns)
+    )
+    wall_name = text(f"the wall: {format_bytes(wall_bytes)}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="memory" role="img" '
+        f'aria-label="memory of {len(breakdowns)} layouts against {text(format_bytes(wall_bytes))}">'
+        f"<style>{palette_css()}{_svg_css()}</style>{_legend(gutter)}{rows}"
+        f'<path class="wall" d="M{num(wall_x)} {top - 8}V{height - 24}"/>'
+        f'<text class="wall-name" x="{num(wall_x)}" y="{height - 8}" text-anchor="middle">{wall_name}</text></svg>'
+    )
+
+
+def _svg_row(bar: MemoryBar, wall_bytes: int, scale: float) -> str:
+    """One bar, from x = 0; `scale` is SVG units for a byte. A bar that is cut says its whole size beside it."""
+    over = bar.total_bytes > wall_bytes
+    edge = wall_bytes * LONGEST_IN_WALLS * scale
+    pieces = [f'<text class="label" x="-12" y="17" text-anchor="end">{text(bar.label)}</text>']
+    at = 0.0
+    for group, size in bar.grouped().items():
+        end = min(edge, at + size * scale)
+        if end > at:
+            title = f"<title>{text(f'{group}: {format_bytes(size)}')}</title>"
+            place = f'x="{num(at)}" width="{num(end - at)}" height="24"'
+            pieces.append(f'<rect class="m-{group}" {place}>{title}</rect>')
+        at = end
+    wall_x = wall_bytes * scale
+    if over:
+        pieces.append(f'<rect class="over" x="{num(wall_x)}" width="{num(at - wall_x)}" height="24"/>')
+    note = text(f"{format_bytes(bar.total_bytes)} {bar.note}".strip())
+    style = "note bad" if over else "note"
+    pieces.append(f'<text class="{style}" x="{num(max(at, wall_x) + 10)}" y="17">{note}</text>')
+    return "".join(pieces)
+
+
+def _legend(x: float) -> str:
+    pieces = []
+    for index, group in enumerate(PARTS):
+        at = x + index * 120
+        pieces.append(f'<rect class="m-{group}" x="{num(at)}" y="8" width="12" height="12" rx="2"/>')
+        pieces.append(f'<text class="key" x="{num(at + 18)}" y="18">{group}</text>')
+    return "".join(pieces)
+
+
+def _svg_css() -> str:
+    light = "".join(f".memory .m-{group}{{fill:{colours[0]}}}" for group, (_, _, colours) in PARTS.items())
+    dark = "".join(f".memory .m-{group}{{fill:{colours[1]}}}" for group, (_, _, colours) in PARTS.items())
+    return (
+        ".memory text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink)}"
+        ".memory .key{fill:var(--soft)}.memory .note{font-variant-numeric:tabular-nums}"
+        ".memory .bad{fill:var(--lost)}.memory .over{fill:var(--lost);fill-opacity:.45}"
+        ".memory .wall{stroke:var(--ink);stroke-width:2.5;fill:none}.memory .wall-name{font-weight:600}"
+        f"{light}@media (prefers-color-scheme:dark){{{dark}}}@media print{{{light}}}"
+    )
+
+
+def _runs(row: Sequence[str]) -> list[tuple[str, int]]:
+    runs: list[tuple[str, int]] = []
+    for cell in row:
+        if runs and runs[-1][0] == cell:
+            runs[-1] = (cell, runs[-1][1] + 1)
+        else:
+            runs.append((cell, 1))
+    return runs
