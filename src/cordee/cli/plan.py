@@ -166,7 +166,7 @@ def _survivors(found: Plan, catalogue: Catalogue, storage: str, mtbi: str | None
     storage_bytes_per_s = nodes * parse_bytes_per_s(storage)
     if storage_bytes_per_s <= 0:
         raise LayoutError(f"--storage {storage} writes nothing", hint="write what a node reaches: 2GB/s")
-    return tuple(_survivor(found, found.gpu, catalogue, capacity, storage_bytes_per_s, mtbi) for capacity in CAPACITIES)
+    return tuple(_survivor(found, catalogue, capacity, storage_bytes_per_s, mtbi) for capacity in CAPACITIES)
 
 
 def _survivor(
