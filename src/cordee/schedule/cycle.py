@@ -296,4 +296,4 @@ class Cycle:
         return (node.gpu_name, node.capacity)
 
     def _up(self, lease: Lease) -> bool:
-        return self.state.nodes[lease.node].up
+        return self.state.nodes[lease.node].stays

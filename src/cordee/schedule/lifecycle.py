@@ -67,17 +67,25 @@ def settle(state: State, job_id: JobId, now_us: int, emit: Emit) -> None:
         return
     reason = _why_notice(state, record, attempt, now_us)
     if reason is not None:
-        emit(notice(attempt, reason, now_us))
+        emit(notice(attempt, reason, now_us, gone_us=_reclaimed_us(state, attempt)))
 
 
-def notice(attempt: Attempt, reason: NoticeReason, now_us: int, for_job: JobId | None = None) -> NoticeGiven:
-    """The attempt is to leave within its grace period."""
+def notice(
+    attempt: Attempt,
+    reason: NoticeReason,
+    now_us: int,
+    *,
+    for_job: JobId | None = None,
+    gone_us: int | None = None,
+) -> NoticeGiven:
+    """The attempt is to leave within its grace period, and before the cloud takes a node of it at `gone_us`."""
+    deadline_us = now_us + attempt.job.grace_us
     return NoticeGiven(
         at_us=now_us,
         job_id=attempt.job.job_id,
         epoch=attempt.epoch,
         reason=reason,
-        deadline_us=now_us + attempt.job.grace_us,
+        deadline_us=deadline_us if gone_us is None else min(deadline_us, max(now_us, gone_us)),
         for_job=for_job,
         expected_loss_micro_usd=expected_loss(attempt, now_us).micro_usd,
     )
@@ -143,8 +151,16 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return NoticeReason.STOP
     if state.draining:
         return NoticeReason.DOWN
+    if _reclaimed_us(state, attempt) is not None:
+        return NoticeReason.RECLAIM
     limit = limit_us(record, attempt)
     return NoticeReason.LIMIT if limit is not None and now_us >= limit else None
+
+
+def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
+    """When the cloud takes the first of the attempt's nodes; None if it announced nothing."""
+    times = (state.nodes[lease.node].reclaimed_us for lease in attempt.held)
+    return min((at_us for at_us in times if at_us is not None), default=None)
 
 
 def _end(state: State, attempt: Attempt, now_us: int, emit: Emit) -> None:

@@ -28,6 +28,7 @@ from cordee.events import (
     Lease,
     Node,
     NodeDown,
+    NodeReclaimed,
     NodeUp,
     NoticeGiven,
     Outcome,
@@ -117,6 +118,12 @@ class NodeRecord:
     node: Node
     up: bool = True
     why: str = ""  # it is down
+    reclaimed_us: int | None = None  # the cloud takes it back then
+
+    @property
+    def stays(self) -> bool:
+        """Whether what becomes free on it can be used again."""
+        return self.up and self.reclaimed_us is None
 
 
 _Undo = tuple[Callable[..., object], tuple[Any, ...]]
@@ -145,6 +152,7 @@ class State:
             JobEnded: self._job_ended,
             NodeUp: self._node_up,
             NodeDown: self._node_down,
+            NodeReclaimed: self._node_reclaimed,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._kill_ordered,
@@ -232,7 +240,10 @@ class State:
     def _node_up(self, event: NodeUp) -> None:
         known = self.nodes.get(event.node.name)
         if known is None or event.node.epoch >= known.node.epoch:
-            self._put(self.nodes, event.node.name, NodeRecord(node=event.node))
+            # The same agent again describes a change of its GPUs; what the cloud announced still holds.
+            same = known is not None and event.node.epoch == known.node.epoch
+            reclaimed_us = known.reclaimed_us if known is not None and same else None
+            self._put(self.nodes, event.node.name, NodeRecord(node=event.node, reclaimed_us=reclaimed_us))
             self._reindex(event.node.name)
 
     def _node_down(self, event: NodeDown) -> None:
@@ -241,9 +252,19 @@ class State:
             self._put(self.nodes, event.node, replace(known, up=False, why=event.why))
             self._reindex(event.node)
 
+    def _node_reclaimed(self, event: NodeReclaimed) -> None:
+        known = self.nodes.get(event.node)
+        if known is None or event.epoch != known.node.epoch:
+            return
+        self._put(self.nodes, event.node, replace(known, reclaimed_us=event.deadline_us))
+        self._reindex(event.node)
+        for job_id, attempt in self.attempts.items():
+            if any(lease.node == event.node for lease in attempt.held):
+                self._put(self.attention, job_id, None)
+
     def _reindex(self, name: str) -> None:
         record, entry = self.nodes[name], None
-        if record.up:
+        if record.stays:
             usable = (1 << record.node.gpus) - 1 & ~mask_of(record.node.unavailable)
             leased = self.leased.get(name, 0)
             entry = Entry(record.node, usable & ~leased, (usable | leased).bit_count())
