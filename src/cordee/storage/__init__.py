@@ -1,0 +1,1 @@
+"""Where checkpoints live: a blob store, a commit log, content-addressed chunks and manifests. No torch in here."""

@@ -1,0 +1,153 @@
+"""Immutable chunks, addressed by blake3 and checked on every read by xxh3-128.
+
+A key ends in the save and the epoch that wrote it: `chunks/ab/<blake3>.<save>.<epoch>`. So a late delete by an older attempt,
+or by an older save, can never hit a chunk that a newer save has just written with the same content.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import xxhash
+from blake3 import blake3
+
+from cordee.storage.files import BLOCK_BYTES, Blobs, Data
+from cordee.storage.sealed import Damaged
+from cordee.units import MiB
+
+FOLDER = "chunks"
+CHUNK_BYTES_MAX = 64 * MiB
+# A tensor from this size on has chunks of its own, so that one that did not change is found again; smaller ones share.
+OWN_CHUNK_BYTES = 1 * MiB
+SHARED_CHUNK_BYTES_MAX = 8 * MiB
+_ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where a chunk is and what it must look like."""
+
+    key: str
+    length_bytes: int
+    xxh3: str
+
+    @property
+    def blake3(self) -> str:
+        """The address of its content."""
+        return self.key.rsplit("/", 1)[1].split(".")[0]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a chunk; `chunk` is its place in a list of chunks."""
+
+    chunk: int
+    offset: int
+    length_bytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each shard lies in staging memory, how that memory is cut into chunks, and the pieces of each shard."""
+
+    offsets: tuple[int, ...]
+    cuts: tuple[tuple[int, int], ...]  # (offset, length) of each chunk
+    pieces: tuple[tuple[Piece, ...], ...]
+    total_bytes: int
+
+
+def chunk_key(digest: str, save: int, epoch: int) -> str:
+    """The key of a chunk written by this save of this attempt.
+
+    >>> chunk_key("ab12", 3, 1)
+    'chunks/ab/ab12.3.1'
+    """
+    return f"{FOLDER}/{digest[:2]}/{digest}.{save}.{epoch}"
+
+
+def written_by(key: str) -> tuple[int, int] | None:
+    """(epoch, save) in a chunk's key; None if the key is no chunk's.
+
+    >>> written_by("chunks/ab/ab12.3.1")
+    (1, 3)
+    """
+    parts = key.rsplit("/", 1)[-1].split(".")
+    if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
+        return None
+    return int(parts[2]), int(parts[1])
+
+
+def write_chunk(blobs: Blobs, data: Data, *, save: int, epoch: int, known: dict[str, Chunk]) -> tuple[Chunk, bool]:
+    """Store the data unless `known` (by blake3) has it whole; the chunk, and whether it was written."""
+    digest = blake3(data).hexdigest()
+    check = xxhash.xxh3_128_hexdigest(data)
+    length_bytes = memoryview(data).nbytes
+    old = known.get(digest)
+    if old and (old.length_bytes, old.xxh3) == (length_bytes, check) and blobs.size(old.key) == length_bytes:
+        return old, False
+    chunk = Chunk(chunk_key(digest, save, epoch), length_bytes, check)
+    return chunk, blobs.put_if_absent(chunk.key, data)
+
+
+def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:
+    """The verified content.
+
+    Raises:
+        Damaged: missing, of another length, or with another checksum.
+    """
+    data = blobs.get(chunk.key)
+    if data is None:
+        raise Damaged(f"{chunk.key} is missing")
+    if len(data) != chunk.length_bytes:
+        raise Damaged(f"{chunk.key} has {len(data)} bytes and should have {chunk.length_bytes}")
+    if xxhash.xxh3_128_hexdigest(data) != chunk.xxh3:
+        raise Damaged(f"{chunk.key} does not match its checksum over {len(data)} bytes")
+    return data
+
+
+def lay_out(lengths_bytes: Iterable[int]) -> Layout:
+    """Place shards one after the other and cut chunks: large shards alone in pieces of 64 MiB, small ones together.
+
+    >>> lay_out([100, 3 * MiB, 50]).cuts
+    ((0, 100), (4096, 3145728), (3149824, 50))
+    """
+    offsets: list[int] = []
+    cuts: list[tuple[int, int]] = []
+    pieces: list[tuple[Piece, ...]] = []
+    end = 0
+    shared = False  # Is the last cut one that more small shards may join?
+    for length in lengths_bytes:
+        if length == 0:
+            offsets.append(end)
+            pieces.append(())
+            continue
+        start = _up(end, _ALIGN_BYTES)
+        joins = shared and length < OWN_CHUNK_BYTES and start + length - cuts[-1][0] <= SHARED_CHUNK_BYTES_MAX
+        if joins:
+            cut_start = cuts[-1][0]
+            cuts[-1] = (cut_start, start + length - cut_start)
+            pieces.append((Piece(len(cuts) - 1, start - cut_start, length),))
+        else:
+            start = _up(end, BLOCK_BYTES)
+            parts = [
+                (at, min(CHUNK_BYTES_MAX, start + length - at)) for at in range(start, start + length, CHUNK_BYTES_MAX)
+            ]
+            pieces.append(tuple(Piece(len(cuts) + i, 0, size) for i, (_, size) in enumerate(parts)))
+            cuts += parts
+            shared = length < OWN_CHUNK_BYTES
+        offsets.append(start)
+        end = start + length
+    return Layout(tuple(offsets), tuple(cuts), tuple(pieces), _up(end, BLOCK_BYTES))
+
+
+def join_pieces(contents: Sequence[bytes], pieces: Sequence[Piece]) -> bytearray:
+    """The bytes of the pieces, one after the other; `contents[i]` is the chunk of `pieces[i]`."""
+    joined = bytearray(sum(piece.length_bytes for piece in pieces))
+    at = 0
+    for content, piece in zip(contents, pieces, strict=True):
+        joined[at : at + piece.length_bytes] = memoryview(content)[piece.offset : piece.offset + piece.length_bytes]
+        at += piece.length_bytes
+    return joined
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

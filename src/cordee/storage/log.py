@@ -1,0 +1,214 @@
+"""The commit log of one job: dense records `log/<n>`, each created only if absent. The single truth about its checkpoints.
+
+Three kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some are going).
+A writer tries only the index after the last record it has read, so whoever appends has seen everything before it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cordee.errors import CheckpointError, DestinationError, FencedError
+from cordee.storage.files import Blobs
+from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
+
+FOLDER = "log"
+DIGITS = 12
+PUT_TRIES = 4
+
+
+def log_key(index: int) -> str:
+    """The key of a record; zero padded, so that listings sort.
+
+    >>> log_key(7)
+    'log/000000000007'
+    """
+    return f"{FOLDER}/{index:0{DIGITS}d}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record; `fields` are what its kind adds (docs/design/checkpoint.md lists them)."""
+
+    kind: str
+    epoch: int
+    nonce: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The sealed bytes that are stored."""
+        base = {"format": FORMAT, "kind": self.kind, "epoch": self.epoch, "nonce": self.nonce}
+        return seal({**self.fields, **base})
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Record":
+        """Read a stored record.
+
+        Raises:
+            Damaged: the bytes are not what was written.
+            CheckpointError: a later Cordee wrote them.
+        """
+        body = unseal(data)
+        version = body.pop("format", None)
+        if not isinstance(version, int) or version > FORMAT:
+            raise CheckpointError(
+                f"the checkpoint log has format {version}, this Cordee reads up to {FORMAT}",
+                hint="install a newer Cordee",
+            )
+        try:
+            return Record(body.pop("kind"), body.pop("epoch"), body.pop("nonce"), body)
+        except KeyError as error:
+            raise Damaged(f"field {error} is missing") from error
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What stands at one index: a record, or the reason why it cannot be read."""
+
+    index: int
+    record: Record | None
+    damage: str = ""
+
+
+class Log:
+    """One writer's view of the log: all entries it has read, and the right to append after them."""
+
+    def __init__(self, blobs: Blobs, *, epoch: int, nonce: str, entries: list[Entry]) -> None:
+        self.blobs = blobs
+        self.epoch = epoch
+        self.nonce = nonce
+        self.entries = entries
+        self._opening = False
+
+    @classmethod
+    def open(cls, blobs: Blobs, *, nonce: str, epoch: int | None = None) -> "Log":
+        """Begin an attempt: append `open(epoch)`. Without a server the epoch is the last one seen plus one.
+
+        Raises:
+            FencedError: the log has a newer epoch, or this epoch with another nonce.
+        """
+        entries = read_entries(blobs)
+        seen = max((entry.record.epoch for entry in entries if entry.record), default=0)
+        log = cls(blobs, epoch=seen + 1 if epoch is None else epoch, nonce=nonce, entries=entries)
+        log._opening = True
+        for entry in entries:
+            log._check(entry)
+        log.append("open")
+        log._opening = False
+        return log
+
+    @classmethod
+    def join(cls, blobs: Blobs, *, epoch: int, nonce: str) -> "Log":
+        """Go on in an attempt that another process of it has opened."""
+        log = cls(blobs, epoch=epoch, nonce=nonce, entries=[])
+        log.refresh()
+        return log
+
+    def append(self, kind: str, **fields: Any) -> int:
+        """Append one record; its index.
+
+        Raises:
+            FencedError: a newer attempt owns the log.
+            DestinationError: the store failed, and the record was not seen to arrive.
+        """
+        record = Record(kind, self.epoch, self.nonce, fields)
+        data = record.to_bytes()
+        record = Record.from_bytes(data)
+        failures = 0
+        while True:
+            index = len(self.entries)
+            problem: DestinationError | None = None
+            try:
+                if self.blobs.put_if_absent(log_key(index), data):
+                    self.entries.append(Entry(index, record))
+                    return index
+            except DestinationError as error:
+                problem = error  # The put may have arrived all the same: the log itself says.
+            entry = _read(self.blobs, index)
+            if entry is None:
+                failures += 1
+                if failures == PUT_TRIES:
+                    raise problem or DestinationError(f"{log_key(index)} exists and cannot be read")
+                continue
+            self.entries.append(entry)
+            if entry.record == record:
+                return index
+            self._check(entry)
+
+    def refresh(self) -> list[Entry]:
+        """Read what was appended since; the new entries.
+
+        Raises:
+            FencedError: a newer attempt is among them.
+        """
+        before = len(self.entries)
+        for entry in _read_from(self.blobs, before):
+            self.entries.append(entry)
+            self._check(entry)
+        return self.entries[before:]
+
+    def commits(self) -> list[Entry]:
+        """Entries of live generations, oldest first."""
+        return live_commits(self.entries)
+
+    def _check(self, entry: Entry) -> None:
+        record = entry.record
+        if record is None:
+            if self._opening or not self._has_opened():
+                return  # It carries no commit; whoever wrote it will find this attempt's open behind it.
+            raise FencedError(
+                f"log record {entry.index} cannot be read ({entry.damage}), so a newer attempt may own this log",
+                hint="start the job again: a new attempt steps over it",
+            )
+        if record.epoch > self.epoch or (record.epoch == self.epoch and record.nonce != self.nonce):
+            raise FencedError(
+                f"epoch {self.epoch} may not write any more: log record {entry.index} is {record.kind}"
+                f" of epoch {record.epoch}",
+                hint="a newer attempt of this job runs; this one must stop",
+            )
+
+    def _has_opened(self) -> bool:
+        return any(entry.record and entry.record.nonce == self.nonce for entry in self.entries)
+
+
+def read_entries(blobs: Blobs) -> list[Entry]:
+    """All entries; a record that has vanished from the middle is a damaged one."""
+    listed = [int(key.rsplit("/", 1)[1]) for key in blobs.list(FOLDER) if key.rsplit("/", 1)[1].isdigit()]
+    entries = [
+        _read(blobs, index) or Entry(index, None, "it is missing") for index in range(max(listed, default=-1) + 1)
+    ]
+    return [*entries, *_read_from(blobs, len(entries))]
+
+
+def live_commits(entries: list[Entry]) -> list[Entry]:
+    """Commits that no gc record has retired, oldest first."""
+    retired = {
+        index
+        for entry in entries
+        if entry.record and entry.record.kind == "gc"
+        for index in entry.record.fields.get("retired", [])
+    }
+    return [entry for entry in entries if entry.record and entry.record.kind == "commit" and entry.index not in retired]
+
+
+def unfinished_gcs(entries: list[Entry]) -> list[Entry]:
+    """Begun gc records without their end: what they name may vanish at any time."""
+    gcs = [entry for entry in entries if entry.record and entry.record.kind == "gc"]
+    ended = {entry.record.fields["ends"] for entry in gcs if entry.record and "ends" in entry.record.fields}
+    return [e for e in gcs if e.record and "doomed" in e.record.fields and e.index not in ended]
+
+
+def _read_from(blobs: Blobs, index: int) -> Iterator[Entry]:
+    while (entry := _read(blobs, index)) is not None:
+        yield entry
+        index += 1
+
+
+def _read(blobs: Blobs, index: int) -> Entry | None:
+    data = blobs.get(log_key(index))
+    if data is None:
+        return None
+    try:
+        return Entry(index, Record.from_bytes(data))
+    except Damaged as damage:
+        return Entry(index, None, str(damage))

@@ -1,0 +1,255 @@
+"""The manifest of one generation: which bytes of which chunks are which part of which tensor. JSON, never pickle.
+
+Each rank's drain writes a part; the committer joins all parts into one manifest, stored under its own blake3. From then on
+it never changes, and whoever holds its hash can check every byte that it leads to.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from blake3 import blake3
+
+from cordee.errors import CheckpointError
+from cordee.storage.chunks import Chunk, Piece, join_pieces, read_chunk
+from cordee.storage.files import Blobs
+from cordee.storage.sealed import FORMAT, Damaged, canonical, seal, unseal
+
+FOLDER = "manifests"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A box of a tensor: where it starts, how large it is in each dimension, and the pieces that hold it row by row."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A whole tensor; `dtype` is torch's name without the prefix, such as bfloat16. Bytes are little-endian."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """What is one rank's own: the pieces of its extras (encoded JSON), and what its save took."""
+
+    extras: tuple[Piece, ...]
+    captured_bytes: int
+    written_bytes: int
+    stall_us: int
+    drained_us: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One generation."""
+
+    step: int
+    epoch: int
+    save: int
+    world_size: int
+    chunks: tuple[Chunk, ...]
+    tensors: dict[str, Tensor]
+    values: dict[str, Any]
+    ranks: tuple[RankPart, ...]
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON of format 1."""
+        return canonical(
+            {
+                "format": FORMAT,
+                "step": self.step,
+                "epoch": self.epoch,
+                "save": self.save,
+                "world_size": self.world_size,
+                "chunks": [[c.key, c.length_bytes, c.xxh3] for c in self.chunks],
+                "tensors": {
+                    fqn: {
+                        "dtype": t.dtype,
+                        "shape": t.shape,
+                        "shards": [[s.offsets, s.sizes, _plain(s.pieces)] for s in t.shards],
+                    }
+                    for fqn, t in self.tensors.items()
+                },
+                "values": self.values,
+                "ranks": [{**asdict(r), "extras": _plain(r.extras)} for r in self.ranks],
+            }
+        )
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "Manifest":
+        """Read what `to_bytes` wrote; unknown fields are ignored.
+
+        Raises:
+            CheckpointError: a later Cordee wrote it.
+        """
+        body = json.loads(data)
+        if body["format"] > FORMAT:
+            raise CheckpointError(
+                f"a manifest has format {body['format']}, this Cordee reads up to {FORMAT}",
+                hint="install a newer Cordee",
+            )
+        return Manifest(
+            body["step"],
+            body["epoch"],
+            body["save"],
+            body["world_size"],
+            tuple(Chunk(*c) for c in body["chunks"]),
+            {
+                fqn: Tensor(
+                    t["dtype"],
+                    tuple(t["shape"]),
+                    tuple(Shard(tuple(o), tuple(s), pieces_of(p)) for o, s, p in t["shards"]),
+                )
+                for fqn, t in body["tensors"].items()
+            },
+            body["values"],
+            tuple(
+                RankPart(
+                    pieces_of(r["extras"]),
+                    r["captured_bytes"],
+                    r["written_bytes"],
+                    r["stall_us"],
+                    r["drained_us"],
+                )
+                for r in body["ranks"]
+            ),
+        )
+
+
+def write_manifest(blobs: Blobs, manifest: Manifest) -> str:
+    """Store it; its blake3."""
+    data = manifest.to_bytes()
+    digest = str(blake3(data).hexdigest())
+    blobs.put_if_absent(f"{FOLDER}/{digest}", data)
+    return digest
+
+
+def read_manifest(blobs: Blobs, digest: str) -> Manifest:
+    """The manifest with this blake3.
+
+    Raises:
+        Damaged: missing, or its bytes have another hash.
+    """
+    data = blobs.get(f"{FOLDER}/{digest}")
+    if data is None:
+        raise Damaged(f"manifest {digest} is missing")
+    if blake3(data).hexdigest() != digest:
+        raise Damaged(f"manifest {digest} does not match its hash over {len(data)} bytes")
+    return Manifest.from_bytes(data)
+
+
+def read_extras(blobs: Blobs, manifest: Manifest, rank: int) -> Any:
+    """The extras that this rank saved, as encoded JSON.
+
+    Raises:
+        Damaged: their chunk does not verify.
+    """
+    pieces = manifest.ranks[rank].extras
+    contents = [read_chunk(blobs, manifest.chunks[piece.chunk]) for piece in pieces]
+    return json.loads(bytes(join_pieces(contents, pieces)))
+
+
+# Parts: what each drain writes for the committer, at parts/<epoch>-<nonce>/<save>.*
+
+
+def parts_prefix(epoch: int, nonce: str, save: int) -> str:
+    """Where the parts of one save meet.
+
+    >>> parts_prefix(1, "n", 3)
+    'parts/1-n/000003'
+    """
+    return f"parts/{epoch}-{nonce}/{save:06d}"
+
+
+def part_key(prefix: str, rank: int) -> str:
+    """The key of one rank's part.
+
+    >>> part_key("parts/1-n/000003", 12)
+    'parts/1-n/000003.rank-000012'
+    """
+    return f"{prefix}.rank-{rank:06d}"
+
+
+def verified_key(prefix: str, rank: int) -> str:
+    """The key by which one rank says that its chunks were read back from the store and matched."""
+    return f"{prefix}.verified-{rank:06d}"
+
+
+def write_part(blobs: Blobs, prefix: str, rank: int, body: dict[str, Any]) -> None:
+    """Store one rank's part, sealed."""
+    blobs.put_if_absent(part_key(prefix, rank), seal({"format": FORMAT, "rank": rank, **body}))
+
+
+def read_part(blobs: Blobs, prefix: str, rank: int) -> dict[str, Any] | None:
+    """One rank's part, or None if it is not there yet.
+
+    Raises:
+        Damaged: the bytes are not what the rank wrote.
+    """
+    data = blobs.get(part_key(prefix, rank))
+    return None if data is None else unseal(data)
+
+
+def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Manifest:
+    """One manifest from the parts of all ranks, in the order of ranks.
+
+    Raises:
+        CheckpointError: the parts are of different steps or plans, or do not cover a tensor.
+    """
+    for name in ("step", "plan", "world_size", "save"):
+        found = {part[name] for part in parts}
+        if len(found) != 1:
+            raise CheckpointError(f"the ranks' parts differ in {name}: {', '.join(map(str, sorted(found)))}")
+    place: dict[str, int] = {}
+    chunks: list[Chunk] = []
+    tensors: dict[str, Tensor] = {}
+    ranks: list[RankPart] = []
+    for part in parts:
+        own = [Chunk(*c) for c in part["chunks"]]
+        for chunk in own:
+            if chunk.key not in place:
+                place[chunk.key] = len(chunks)
+                chunks.append(chunk)
+        moved = [place[chunk.key] for chunk in own]
+        for fqn, dtype, shape, offsets, sizes, pieces in part["shards"]:
+            shard = Shard(tuple(offsets), tuple(sizes), pieces_of(pieces, moved))
+            old = tensors.get(fqn, Tensor(dtype, tuple(shape), ()))
+            if (old.dtype, old.shape) != (dtype, tuple(shape)):
+                raise CheckpointError(f"{fqn} is {old.dtype}{list(old.shape)} on one rank, {dtype}{shape} on another")
+            tensors[fqn] = Tensor(dtype, old.shape, (*old.shards, shard))
+        ranks.append(
+            RankPart(
+                pieces_of(part["extras"], moved),
+                part["captured_bytes"],
+                part["written_bytes"],
+                part["stall_us"],
+                part["drained_us"],
+            )
+        )
+    for fqn, tensor in tensors.items():
+        covered, whole = sum(math.prod(s.sizes) for s in tensor.shards), math.prod(tensor.shape)
+        if covered != whole:
+            raise CheckpointError(f"the parts hold {covered} of the {whole} elements of {fqn}")
+    first = parts[0]
+    return Manifest(
+        first["step"], epoch, save, first["world_size"], tuple(chunks), tensors, first["values"], tuple(ranks)
+    )
+
+
+def pieces_of(plain: Sequence[Sequence[int]], moved: Sequence[int] | None = None) -> tuple[Piece, ...]:
+    """Pieces from JSON; `moved[i]` is the new place of chunk i."""
+    return tuple(Piece(moved[chunk] if moved else chunk, offset, length) for chunk, offset, length in plain)
+
+
+def _plain(pieces: Sequence[Piece]) -> list[list[int]]:
+    return [[p.chunk, p.offset, p.length_bytes] for p in pieces]

@@ -1,0 +1,387 @@
+"""Checkpoints from inside the training process: capture in memory, drain beside, one commit for all ranks.
+
+A save costs the trainer one copy into memory that is kept; everything after that happens in the drain. A load verifies
+every byte, reshards to any world size, and steps back over generations that are damaged.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from cordee.errors import CheckpointError, CorruptError, FencedError
+from cordee.storage.chunks import lay_out
+from cordee.storage.files import TMP, open_blobs
+from cordee.storage.generations import Commit, check_generation, commit_of
+from cordee.storage.log import Log
+from cordee.storage.manifest import read_extras, read_manifest
+from cordee.storage.sealed import Damaged, canonical
+from cordee.train.dcp import CaptureWriter, GenerationReader, Plan, fingerprint, load_tensors, make_plan, planner_for
+from cordee.train.drain import Setup
+from cordee.train.link import DrainLink
+from cordee.train.staging import Staging
+from cordee.train.state import decode, dtype_of, encode, gather, names_in, scatter
+
+logger = logging.getLogger("cordee.train")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Save:
+    """A capture that is complete. `previous_failure` is a save before it that failed and was not reported yet."""
+
+    number: int
+    step: int
+    bytes: int
+    stall_us: int
+    previous_failure: CheckpointError | None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load gives back besides the state: `extras` are this rank's own, None if the world had another size."""
+
+    step: int
+    extras: dict[str, Any] | None
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A generation (or a damaged log record, without a step) that could not be used, and why."""
+
+    generation: int
+    step: int | None
+    reason: str
+
+
+class Checkpointer:
+    """One rank's access to its job's checkpoints.
+
+    All ranks call `open`, `load`, `save` and `close` in the same order; a world of one needs no process group.
+    """
+
+    def __init__(
+        self,
+        to: str,
+        *,
+        rank: int,
+        world_size: int,
+        epoch: int | None = None,
+        keep: int = 2,
+        grace_s: float = 30.0,
+        on_commit: Callable[[Commit], None] | None = None,
+        on_failure: Callable[[CheckpointError], None] | None = None,
+    ) -> None:
+        self.to = to
+        self.rank = rank
+        self.world_size = world_size
+        self.keep = keep
+        self.grace_s = grace_s
+        self.skipped: list[Skipped] = []
+        self._epoch = epoch
+        self._on_commit = on_commit
+        self._on_failure = on_failure
+        self._blobs = open_blobs(to)
+        self._group = _own_group(world_size, grace_s)
+        self._staging = Staging(str(self._blobs.root / TMP))
+        self._writer = CaptureWriter(self._staging)
+        self._nonce = ""
+        self._link: DrainLink | None = None
+        self._plan: Plan | None = None
+        self._sent_plan: tuple[DrainLink, Plan] | None = None
+        self._number = 0
+        self._changed = threading.Condition()
+        self._outcomes: dict[int, Commit | CheckpointError] = {}
+        self._unreported: CheckpointError | None = None
+        self._fenced: FencedError | None = None
+        self._newest: Commit | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this attempt; known after `open`."""
+        assert self._epoch is not None, "call open() first"
+        return self._epoch
+
+    def open(self) -> Commit | None:
+        """Fence older attempts and find the newest generation that verifies; None if nothing was ever committed.
+
+        Raises:
+            FencedError: a newer attempt owns the log.
+            CorruptError: there are generations, and none verifies.
+        """
+        self._epoch, self._nonce, candidates, damaged = self._from_rank0(self._begin)
+        self.skipped = [Skipped(index, None, f"log record {index}: {reason}") for index, reason in damaged]
+        for commit in candidates:
+            problem = self._first_problem(
+                check_generation(self._blobs, commit.manifest, rank=self.rank, world_size=self.world_size)
+            )
+            if problem is None:
+                self._newest = commit
+                break
+            self.skipped.append(Skipped(commit.generation, commit.step, problem))
+        if self.rank == 0:
+            for skipped in self.skipped:
+                what = f"step {skipped.step}" if skipped.step is not None else "a record"
+                logger.warning("stepping over generation %d (%s): %s", skipped.generation, what, skipped.reason)
+        if self._newest is None and self.skipped:
+            raise CorruptError(
+                f"none of {len(self.skipped)} generations in {self.to} verifies; newest: {self.skipped[-1].reason}",
+                hint="restore the folder from a copy, or move it away to start again from step 0",
+            )
+        self._start_drain()
+        return self._newest
+
+    def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
+        """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
+
+        Raises:
+            CheckpointError: the state does not fit.
+            CorruptError: a chunk no longer verifies; the state may be half loaded.
+        """
+        try:
+            loaded, problem = self._load(state, commit), None
+        except (CheckpointError, Damaged) as error:
+            loaded, problem = None, error
+        elsewhere = self._first_problem(str(problem) if problem else None)
+        if isinstance(problem, CheckpointError):
+            raise problem
+        if isinstance(problem, Damaged):
+            raise CorruptError(f"generation {commit.generation} (step {commit.step}): {problem}") from problem
+        if loaded is None or elsewhere:
+            raise CheckpointError(f"another rank could not load step {commit.step}: {elsewhere}")
+        return loaded
+
+    def save(self, state: dict[str, Any], *, step: int, extras: dict[str, Any]) -> Save:
+        """Capture the state; when this returns the trainer may change it. The drain does the rest.
+
+        Raises:
+            FencedError: a newer attempt owns the log: stop writing.
+            CheckpointError: nothing was captured; the generations before are intact, and a later save may succeed.
+        """
+        started_s = time.monotonic()
+        assert self._link is not None, "call open() before save()"
+        self._number += 1
+        link = self._link
+        tensors: dict[str, torch.Tensor] = {}
+        values: dict[str, Any] = {}
+        problem: CheckpointError | None = self._fenced
+        try:
+            tensors, values = gather(state)
+            encoded = canonical(encode(extras, "extras"))
+            link = self._ready_link()
+        except CheckpointError as error:
+            problem = problem or error
+        mark = fingerprint(tensors)
+        changed = self._plan is None or self._plan.fingerprint != mark
+        if self._agree(step, problem, changed):
+            self._plan = self._collective(lambda: make_plan(tensors, mark, self.rank, self._group))
+            self._writer.prepare(self._plan.items, len(encoded))
+        assert self._plan is not None, "the first save always plans"
+        self._capture(self._plan, tensors, encoded)
+        stall_us = round((time.monotonic() - started_s) * 1_000_000)
+        self._hand_over(link, self._plan, step, values if self.rank == 0 else None, len(encoded), stall_us)
+        with self._changed:
+            previous, self._unreported = self._unreported, None
+        size_bytes = sum(length for _, length in self._writer.layout.cuts) + len(encoded)
+        return Save(self._number, step, size_bytes, stall_us, previous)
+
+    def wait(self, timeout_s: float) -> Commit:
+        """Wait until the newest save is durable and committed.
+
+        Raises:
+            CheckpointError: it failed, or there was not enough time.
+        """
+        number = self._number
+        with self._changed:
+            if not self._changed.wait_for(lambda: number in self._outcomes, timeout_s):
+                raise CheckpointError(
+                    f"save {number} is not committed after {timeout_s:.1f} s",
+                    hint="its drain goes on; the generation before it is intact",
+                )
+            outcome = self._outcomes[number]
+            if isinstance(outcome, CheckpointError):
+                self._unreported = None
+                raise outcome
+            return outcome
+
+    def newest(self) -> Commit | None:
+        """The newest generation that this attempt has loaded or committed."""
+        with self._changed:
+            return self._newest
+
+    def close(self) -> None:
+        """Let the drain finish, for at most the grace period; after that it goes on alone."""
+        if self._link is not None and not self._link.close(self.grace_s):
+            logger.warning("the drain still works after %.0f s and goes on alone", self.grace_s)
+        self._staging.close()
+
+    # What `open` and `load` are made of.
+
+    def _begin(self) -> tuple[int, str, list[Commit], list[tuple[int, str]]]:
+        nonce = secrets.token_hex(8)
+        log = Log.open(self._blobs, nonce=nonce, epoch=self._epoch)
+        self._blobs.sweep_tmp()
+        commits = [commit_of(entry) for entry in reversed(log.commits())]
+        damaged = [(entry.index, entry.damage) for entry in log.entries if entry.record is None]
+        return log.epoch, nonce, commits, damaged
+
+    def _load(self, state: dict[str, Any], commit: Commit) -> Loaded:
+        manifest = read_manifest(self._blobs, commit.manifest)
+        missing = [name for name in state if name not in manifest.values]
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint of step {manifest.step} has no {', '.join(missing)}",
+                hint=f"it has {', '.join(manifest.values)}",
+            )
+        template, _ = gather(state)
+        wanted = {}
+        for name in sorted(names_in([manifest.values[name] for name in state])):
+            saved = manifest.tensors[name]
+            empty = template.get(name)
+            wanted[name] = torch.empty(saved.shape, dtype=dtype_of(saved.dtype)) if empty is None else empty
+        load_tensors(GenerationReader(self._blobs, manifest), wanted, self.rank)
+        try:
+            scatter(state, {name: decode(manifest.values[name], wanted.__getitem__) for name in state})
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(f"the state does not take what step {manifest.step} saved: {error}") from error
+        extras = None
+        if manifest.world_size == self.world_size:
+            extras = decode(read_extras(self._blobs, manifest, self.rank))
+        return Loaded(manifest.step, extras, manifest.world_size)
+
+    # What `save` is made of.
+
+    def _ready_link(self) -> DrainLink:
+        """A living drain that has read the capture before this one."""
+        assert self._link is not None, "open() starts the drain"
+        if not self._link.wait_until_read(self.grace_s):
+            raise CheckpointError(
+                f"the drain still reads the save before this one after {self.grace_s:.1f} s",
+                hint="the store is slower than the interval between saves: save less often",
+            )
+        if not self._link.alive:
+            self._start_drain()
+        return self._link
+
+    def _start_drain(self) -> None:
+        verified = self._newest.generation if self._newest else None
+        setup = Setup(
+            self.to,
+            self.rank,
+            self.world_size,
+            self.epoch,
+            self._nonce,
+            self.keep,
+            self.grace_s,
+            self._staging.fd,
+            verified,
+        )
+        self._link = DrainLink(setup, self._committed, self._failed)
+
+    def _agree(self, step: int, problem: CheckpointError | None, changed: bool) -> bool:
+        """Is there a rank that needs a new plan? The one collective of a save whose plan is kept."""
+        if self._group is None:
+            if problem:
+                raise problem
+            return changed
+        flags = torch.tensor([int(problem is not None), int(changed), step, -step])
+        self._collective(lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group))
+        failed, replan, last, first = flags.tolist()
+        if problem:
+            raise problem
+        if failed:
+            raise CheckpointError(f"another rank could not capture step {step}")
+        if last != -first:
+            raise CheckpointError(f"ranks save different steps: {-first} to {last}")
+        return bool(replan)
+
+    def _capture(self, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
+        self._writer.make_room(plan.items, len(encoded))
+        self._writer.write_data(plan.items, planner_for(tensors, self.rank))
+        at = self._writer.layout.total_bytes
+        self._staging.bytes[at : at + len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+
+    def _hand_over(self, link: DrainLink, plan: Plan, step: int, values: Any, extras_bytes: int, stall_us: int) -> None:
+        layout = self._writer.layout
+        behind = lay_out([extras_bytes])
+        cuts = [*layout.cuts, *((layout.total_bytes + at, length) for at, length in behind.cuts)]
+        extras = [[len(layout.cuts) + p.chunk, p.offset, p.length_bytes] for p in behind.pieces[0]]
+        if self._sent_plan != (link, plan):
+            link.send_layout({"plan": plan.name, "shards": plan.shards(layout)})
+            self._sent_plan = (link, plan)
+        command = {"step": step, "values": values, "cuts": cuts, "extras": extras, "stall_us": stall_us}
+        link.send_save(self._number, {**command, "total_bytes": layout.total_bytes + behind.total_bytes})
+
+    # What the drain tells; called from its listener.
+
+    def _committed(self, number: int, commit: Commit) -> None:
+        if self._on_commit:
+            self._on_commit(commit)  # First, so that a commit is reported before anyone who waits for it may exit.
+        with self._changed:
+            self._newest = commit
+            self._settle(number, commit)
+
+    def _failed(self, number: int | None, error: CheckpointError) -> None:
+        logger.warning("checkpoint failed: %s", error)
+        if self._on_failure:
+            self._on_failure(error)
+        with self._changed:
+            self._unreported = error
+            if isinstance(error, FencedError):
+                self._fenced = error
+            if number is not None:
+                self._settle(number, error)
+
+    def _settle(self, number: int, outcome: Commit | CheckpointError) -> None:
+        self._outcomes = {number: outcome}
+        self._changed.notify_all()
+
+    # Agreement among ranks, on our own group.
+
+    def _from_rank0(self, work: Callable[[], T]) -> T:
+        """Do it on rank 0; all ranks get its result or its error."""
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                answer[0] = work()
+            except CheckpointError as error:
+                answer[1] = error
+        if self._group is not None:
+            self._collective(lambda: dist.broadcast_object_list(answer, group_src=0, group=self._group))
+        if answer[1] is not None:
+            raise answer[1]
+        result: T = answer[0]
+        return result
+
+    def _first_problem(self, mine: str | None) -> str | None:
+        if self._group is None:
+            return mine
+        found: list[str | None] = [None] * self.world_size
+        self._collective(lambda: dist.all_gather_object(found, mine, group=self._group))
+        return next((problem for problem in found if problem), None)
+
+    def _collective(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"rank {self.rank} could not reach the other ranks within {self.grace_s:.0f} s: {error}"
+            ) from error
+
+
+def _own_group(world_size: int, grace_s: float) -> Any:
+    if world_size == 1:
+        return None
+    if not dist.is_initialized():
+        raise CheckpointError(
+            f"a world of {world_size} ranks needs torch.distributed", hint="call init_process_group() first"
+        )
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=grace_s))

@@ -1,0 +1,269 @@
+"""Between torch's distributed checkpoint (DCP) and our store: DCP plans and reshards, the bytes go our way.
+
+`CaptureWriter` and `GenerationReader` are DCP's storage interfaces; the plan of a save is kept as long as the state has the
+same shape on every rank.
+"""
+
+import hashlib
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    Metadata,
+    SavePlan,
+    StorageReader,
+    StorageWriter,
+)
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+
+from cordee.errors import CheckpointError
+from cordee.storage.chunks import Chunk, Layout, join_pieces, lay_out, read_chunk
+from cordee.storage.files import Blobs
+from cordee.storage.manifest import Manifest, Shard
+from cordee.train.staging import Staging
+from cordee.train.state import dtype_of
+
+_CHUNKS_KEPT = 4
+
+
+def fingerprint(tensors: dict[str, torch.Tensor]) -> str:
+    """Changes when the plan of a save has to: names, types, shapes and placements, never contents."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in tensors.items():
+        place = (tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else ()
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape), place)).encode())
+    return digest.hexdigest()
+
+
+class CaptureWriter(StorageWriter):  # type: ignore[misc]
+    """DCP's writer whose storage is the staging memory."""
+
+    def __init__(self, staging: Staging) -> None:
+        self.staging = staging
+        self.layout: Layout = lay_out([])
+        self._targets: list[torch.Tensor] = []
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Nothing is kept from one checkpoint to the next but memory."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to set up."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Never chosen by DCP itself."""
+        return False
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """As planned."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """As planned."""
+        return plans
+
+    def prepare(self, plan: SavePlan, room_bytes: int) -> None:
+        """Lay the plan out in the staging memory, with room behind it."""
+        self.layout = lay_out(_shard_bytes(item) for item in plan.items)
+        self.make_room(plan, room_bytes)
+        self.staging.bytes.zero_()  # Gaps are hashed too: old bytes there would make equal chunks differ.
+
+    def make_room(self, plan: SavePlan, room_bytes: int) -> None:
+        """Grow the staging memory if it cannot hold the plan and this much behind it."""
+        grown = self.staging.grow(self.layout.total_bytes + room_bytes)
+        if grown or len(self._targets) != len(plan.items):
+            self._targets = []
+        if not self._targets:
+            self._targets = [
+                self.staging.bytes[offset : offset + _shard_bytes(item)]
+                .view(item.tensor_data.properties.dtype)
+                .view(item.tensor_data.chunk.sizes)
+                for item, offset in zip(plan.items, self.layout.offsets, strict=True)
+            ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Capture: when this returns, the trainer may go on."""
+        sources = [planner.resolve_data(item).detach() for item in plan.items]
+        self.staging.fill(self._targets, sources)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The drain commits, not DCP."""
+
+
+def _shard_bytes(item: WriteItem) -> int:
+    sizes: torch.Size = item.tensor_data.chunk.sizes
+    dtype: torch.dtype = item.tensor_data.properties.dtype
+    return sizes.numel() * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Plan:
+    """This rank's share of a save, as all ranks agreed on it."""
+
+    name: str
+    items: SavePlan
+    fingerprint: str
+
+    def shards(self, layout: Layout) -> list[list[Any]]:
+        """For the part record: name, dtype, shape, offsets, sizes and pieces of each shard."""
+        rows = []
+        for item, pieces in zip(self.items.items, layout.pieces, strict=True):
+            data = item.tensor_data
+            dtype = str(data.properties.dtype).removeprefix("torch.")
+            plain = [[p.chunk, p.offset, p.length_bytes] for p in pieces]
+            box = (list(data.size), list(data.chunk.offsets), list(data.chunk.sizes))
+            rows.append([item.index.fqn, dtype, *box, plain])
+        return rows
+
+
+def make_plan(tensors: dict[str, torch.Tensor], mark: str, rank: int, group: Any) -> Plan:
+    """Plan a save with DCP's default planner; collective over `group` (None: alone).
+
+    Raises:
+        CheckpointError: the ranks' plans do not fit together.
+    """
+    planner = planner_for(tensors, rank)
+    local = planner.create_local_plan()
+    if group is None:
+        plans, name, problem = _join_plans(planner, [local])
+        if plans is None:
+            raise CheckpointError(f"the state cannot be planned: {problem}")
+        return Plan(name, plans[0], mark)
+    world_size = dist.get_world_size(group)
+    gathered: list[Any] | None = [None] * world_size if rank == 0 else None
+    dist.gather_object(local, gathered, group_dst=0, group=group)
+    answers: list[Any] = [None] * world_size
+    if gathered is not None:
+        plans, name, problem = _join_plans(planner, gathered)
+        answers = [(plan, name, problem) for plan in plans or answers]
+    answer: list[Any] = [None]
+    dist.scatter_object_list(answer, answers if rank == 0 else None, group_src=0, group=group)
+    plan, name, problem = answer[0]
+    if problem:
+        raise CheckpointError(f"the ranks' states cannot be planned together: {problem}")
+    return Plan(name, plan, mark)
+
+
+def planner_for(tensors: dict[str, torch.Tensor], rank: int) -> Any:
+    """DCP's default planner over flat names."""
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(tensors, is_coordinator=rank == 0)
+    return planner
+
+
+def _join_plans(planner: Any, plans: list[Any]) -> tuple[list[Any] | None, str, str]:
+    try:
+        joined, _ = planner.create_global_plan(plans)
+    except (ValueError, RuntimeError) as error:
+        return None, "", str(error)
+    boxes = [[(i.index.fqn, i.tensor_data.chunk.offsets) for i in plan.items] for plan in joined]
+    return joined, hashlib.blake2b(repr(boxes).encode(), digest_size=16).hexdigest(), ""
+
+
+class GenerationReader(StorageReader):  # type: ignore[misc]
+    """DCP's reader over one generation; every chunk is verified as it is read."""
+
+    def __init__(self, blobs: Blobs, manifest: Manifest) -> None:
+        self.blobs = blobs
+        self.manifest = manifest
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Forget the chunks in memory."""
+        self._kept.clear()
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing to set up."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        """Never chosen by DCP itself."""
+        return False
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """As planned."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """As planned."""
+        return plans
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """DCP's metadata, rebuilt from the manifest."""
+        return Metadata(
+            {
+                name: TensorStorageMetadata(
+                    TensorProperties(dtype=dtype_of(tensor.dtype)),
+                    torch.Size(tensor.shape),
+                    [ChunkStorageMetadata(torch.Size(s.offsets), torch.Size(s.sizes)) for s in tensor.shards],
+                )
+                for name, tensor in self.manifest.tensors.items()
+            }
+        )
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan wants, in the order of the chunks."""
+        shards = {
+            (name, shard.offsets): (shard, tensor.dtype)
+            for name, tensor in self.manifest.tensors.items()
+            for shard in tensor.shards
+        }
+        wanted = [(shards[item.storage_index.fqn, tuple(item.storage_index.offset)], item) for item in plan.items]
+        for (shard, dtype), item in sorted(wanted, key=lambda pair: [p.chunk for p in pair[0][0].pieces]):
+            box = self._read(shard, dtype)
+            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                box = box.narrow(dim, start, length)
+            target = planner.resolve_tensor(item).detach()
+            target.copy_(box)
+            planner.commit_tensor(item, target)
+        self.reset()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read(self, shard: Shard, dtype: str) -> torch.Tensor:
+        if math.prod(shard.sizes) == 0:
+            return torch.empty(shard.sizes, dtype=dtype_of(dtype))
+        contents = [self._chunk(self.manifest.chunks[piece.chunk]) for piece in shard.pieces]
+        data = torch.frombuffer(join_pieces(contents, shard.pieces), dtype=torch.uint8)
+        return data.view(dtype_of(dtype)).view(shard.sizes)
+
+    def _chunk(self, chunk: Chunk) -> bytes:
+        if chunk.key not in self._kept:
+            self._kept[chunk.key] = read_chunk(self.blobs, chunk)
+            while len(self._kept) > _CHUNKS_KEPT:
+                self._kept.popitem(last=False)
+        return self._kept[chunk.key]
+
+
+def load_tensors(reader: GenerationReader, tensors: dict[str, torch.Tensor], rank: int) -> None:
+    """Fill the tensors in place, whatever the sharding they were saved with.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+        Damaged: a chunk does not verify.
+    """
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, is_coordinator=rank == 0)
+    try:
+        planner.set_up_planner(tensors, metadata, is_coordinator=rank == 0)
+        plan = planner.create_local_plan()
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(
+            f"the state does not fit the checkpoint: {error}", hint="is it the same model and optimizer?"
+        ) from error
+    reader.read_data(reader.prepare_local_plan(planner.finish_plan(plan)), planner).wait()

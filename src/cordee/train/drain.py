@@ -1,0 +1,303 @@
+"""The drain: a process beside each rank that brings captures from shared memory to the store, and commits them.
+
+Started as `python -m cordee.train.drain` with the staging memory's descriptor. It imports no torch, takes part in no
+collective, ignores the signals that end the trainer, and ends when its standard input closes and its work is done.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cordee.errors import CheckpointError, CordeeError, FencedError
+from cordee.storage.chunks import Chunk, read_chunk, write_chunk
+from cordee.storage.files import Blobs, open_blobs
+from cordee.storage.generations import Commit, collect, commit_of, known_chunks
+from cordee.storage.log import Log
+from cordee.storage.manifest import (
+    join_parts,
+    parts_prefix,
+    read_manifest,
+    read_part,
+    verified_key,
+    write_manifest,
+    write_part,
+)
+from cordee.storage.points import point
+from cordee.storage.sealed import Damaged, seal, unseal
+
+THREADS = 4
+POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a drain has to know before its first save; the first line on its standard input."""
+
+    to: str
+    rank: int
+    world_size: int
+    epoch: int
+    nonce: str
+    keep: int
+    grace_s: float
+    fd: int
+    verified: int | None  # the generation that this attempt has loaded, which is known to verify
+
+
+class Drain:
+    """Handles one save after the other."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        blobs: Blobs,
+        emit: Callable[[dict[str, Any]], None],
+        memory: Callable[[int], memoryview],
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.setup = setup
+        self.blobs = blobs
+        self.emit = emit
+        self.memory = memory
+        self.busy = busy  # Does the next save wait already?
+        self.log = Log.join(blobs, epoch=setup.epoch, nonce=setup.nonce)
+        self.verified: set[int] = set() if setup.verified is None else {setup.verified}
+        self.known: dict[str, Chunk] = {}
+        self.known_since = setup.verified
+        for entry in self.log.commits():
+            if entry.index == setup.verified and entry.record:
+                whole = read_manifest(blobs, entry.record.fields["manifest"])
+                self.known = known_chunks(blobs, self.log.entries, whole)
+
+    def save(self, command: dict[str, Any]) -> None:
+        """Bring one capture to the store and see it committed; every outcome is one event."""
+        number = command["save"]
+        prefix = parts_prefix(self.setup.epoch, self.setup.nonce, number)
+        try:
+            commit, chunks, written = self._save(command, prefix)
+        except (CordeeError, Damaged) as error:
+            with contextlib.suppress(CordeeError):  # The store may be what failed; then the deadline tells the others.
+                reason = f"rank {self.setup.rank}: {_plain(error)['message']}"
+                self.blobs.put_if_absent(f"{prefix}.failed", seal({"format": 1, "reason": reason}))
+            self.emit({**_plain(error), "save": number})
+            return
+        self.emit({"event": "committed", "save": number, **asdict(commit)})
+        self.known = {}
+        try:
+            self._read_back(prefix, chunks, written)
+            self.known = {chunk.blake3: chunk for chunk in chunks}
+            self.known_since = commit.generation
+            if self.setup.rank == 0:
+                self._collect(prefix, number)
+        except (CordeeError, Damaged) as error:
+            self.emit({**_plain(error), "save": number})
+
+    def _save(self, command: dict[str, Any], prefix: str) -> tuple[Commit, list[Chunk], list[Chunk]]:
+        started_s = time.monotonic()
+        memory = self.memory(command["total_bytes"])
+        point("chunks.before")
+
+        def write(cut: list[int]) -> tuple[Chunk, bool]:
+            done = write_chunk(
+                self.blobs,
+                memory[cut[0] : cut[0] + cut[1]],
+                save=command["save"],
+                epoch=self.setup.epoch,
+                known=self.known,
+            )
+            point("chunks.one")
+            return done
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            results = list(pool.map(write, command["cuts"]))
+        memory.release()
+        chunks = [chunk for chunk, _ in results]
+        written = [chunk for chunk, new in results if new]
+        point("part.before")
+        body = {name: command[name] for name in ("save", "step", "plan", "shards", "values", "extras", "stall_us")}
+        body |= {
+            "world_size": self.setup.world_size,
+            "since": self.known_since if len(written) < len(chunks) else None,
+            "chunks": [[chunk.key, chunk.length_bytes, chunk.xxh3] for chunk in chunks],
+            "captured_bytes": sum(length for _, length in command["cuts"]),
+            "written_bytes": sum(chunk.length_bytes for chunk in written),
+            "drained_us": _us_since(started_s),
+        }
+        write_part(self.blobs, prefix, self.setup.rank, body)
+        self.emit({"event": "written", "save": command["save"]})
+        patience_s = max(self.setup.grace_s, 2 * (time.monotonic() - started_s))
+        if self.setup.rank == 0:
+            commit = self._commit(prefix, command["save"], started_s, patience_s)
+        else:
+            commit = self._await_commit(prefix, command["save"], 2 * patience_s)
+        return commit, chunks, written
+
+    def _commit(self, prefix: str, save: int, started_s: float, patience_s: float) -> Commit:
+        parts: dict[int, dict[str, Any]] = {}
+
+        def all_there() -> bool:
+            self._raise_if_failed(prefix)
+            for rank in range(self.setup.world_size):
+                if rank not in parts and (part := read_part(self.blobs, prefix, rank)) is not None:
+                    parts[rank] = part
+            return len(parts) == self.setup.world_size
+
+        if not _poll(all_there, patience_s):
+            missing = [rank for rank in range(self.setup.world_size) if rank not in parts]
+            raise CheckpointError(
+                f"no part of ranks {missing} after {patience_s:.1f} s, so save {save} is not committed",
+                hint="the previous generation is intact; look at the logs of these ranks",
+            )
+        live = {entry.index for entry in self.log.commits()}
+        for rank, part in parts.items():
+            if part["since"] is not None and part["since"] not in live:
+                raise CheckpointError(f"rank {rank} used chunks of generation {part['since']}, which is retired")
+        whole = join_parts([parts[rank] for rank in sorted(parts)], epoch=self.setup.epoch, save=save)
+        point("manifest.before")
+        digest = write_manifest(self.blobs, whole)
+        point("commit.before")
+        index = self.log.append(
+            "commit",
+            save=save,
+            step=whole.step,
+            world_size=whole.world_size,
+            manifest=digest,
+            bytes=sum(rank.captured_bytes for rank in whole.ranks),
+            stall_us=max(rank.stall_us for rank in whole.ranks),
+            drained_us=max(_us_since(started_s), *(rank.drained_us for rank in whole.ranks)),
+        )
+        point("commit.after")
+        return commit_of(self.log.entries[index])
+
+    def _await_commit(self, prefix: str, save: int, patience_s: float) -> Commit:
+        found: list[Commit] = []
+
+        def committed() -> bool:
+            for entry in self.log.refresh():
+                record = entry.record
+                own = record is not None and record.kind == "commit" and record.nonce == self.setup.nonce
+                if own and record is not None and record.fields["save"] == save:
+                    found.append(commit_of(entry))
+            if not found:
+                self._raise_if_failed(prefix)
+            return bool(found)
+
+        if not _poll(committed, patience_s):
+            raise CheckpointError(
+                f"rank 0 has not committed save {save} after {patience_s:.1f} s",
+                hint="the previous generation is intact; look at the log of rank 0",
+            )
+        return found[0]
+
+    def _raise_if_failed(self, prefix: str) -> None:
+        data = self.blobs.get(f"{prefix}.failed")
+        if data is not None:
+            raise CheckpointError(unseal(data)["reason"])
+
+    def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk]) -> None:
+        """Verify what this save wrote from the disk, not from the page cache; then say so."""
+        drop = getattr(self.blobs, "drop_cache", None)
+        for chunk in written:
+            if drop:
+                drop(chunk.key)
+            read_chunk(self.blobs, chunk)
+        self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
+
+    def _collect(self, prefix: str, save: int) -> None:
+        """Retention, once all ranks have read back; at the latest when the next save waits."""
+
+        def settled() -> bool:
+            ranks = range(self.setup.world_size)
+            there = all(self.blobs.size(verified_key(prefix, rank)) is not None for rank in ranks)
+            return there or self.busy()
+
+        _poll(settled, self.setup.grace_s)
+        retired = collect(self.log, self.blobs, keep=self.setup.keep, save=save, verified=self.verified)
+        self.emit({"event": "collected", "save": save, "retired": retired})
+
+
+def _poll(done: Callable[[], bool], patience_s: float) -> bool:
+    deadline_s = time.monotonic() + patience_s
+    wait_s = POLL_S_MIN
+    while not done():
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, POLL_S_MAX)
+    return True
+
+
+def _plain(error: CordeeError | Damaged) -> dict[str, Any]:
+    """The event that tells of an error."""
+    if isinstance(error, CordeeError):
+        kind = "fenced" if isinstance(error, FencedError) else "failed"
+        return {"event": kind, "message": error.message, "hint": error.hint}
+    return {"event": "failed", "message": str(error), "hint": None}
+
+
+def _us_since(started_s: float) -> int:
+    return round((time.monotonic() - started_s) * 1_000_000)
+
+
+def main() -> None:
+    """Serve one trainer: commands as JSON lines on standard input, events as JSON lines on standard output."""
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    trainer_left = threading.Event()
+
+    def read() -> None:
+        for line in sys.stdin:
+            if line.endswith("\n"):  # Half a line is a trainer that died writing it: no capture.
+                commands.put(json.loads(line))
+        trainer_left.set()
+        commands.put(None)
+
+    def emit(event: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # The trainer has gone; the log still tells what came of it.
+            print(json.dumps(event), flush=True)
+
+    threading.Thread(target=read, daemon=True).start()
+    first = commands.get()
+    if first is None:
+        return
+    setup = Setup(**first)
+
+    mapped: list[mmap.mmap] = []
+
+    def memory(total_bytes: int) -> memoryview:
+        if not mapped or len(mapped[0]) < total_bytes:  # Kept: each new mapping costs a fault per page.
+            mapped[:] = [mmap.mmap(setup.fd, 0, prot=mmap.PROT_READ)]
+        return memoryview(mapped[0])
+
+    def busy() -> bool:
+        return trainer_left.is_set() or not commands.empty()
+
+    try:
+        drain = Drain(setup, open_blobs(setup.to), emit, memory, busy)
+    except (CordeeError, Damaged) as error:
+        emit({**_plain(error), "save": None})
+        return
+    layout: dict[str, Any] = {}
+    while (command := commands.get()) is not None:
+        if command["do"] == "layout":
+            layout = command
+        else:
+            drain.save({**layout, **command})
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+    os._exit(0)  # The reader thread may hold standard input; nothing is left to do.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The trainer's end of its drain: starts the process, hands captures over, and learns what became of them."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from cordee.errors import CheckpointError, FencedError
+from cordee.storage.generations import Commit
+from cordee.train.drain import Setup
+
+logger = logging.getLogger("cordee.train")
+
+
+class DrainLink:
+    """One drain process. Its events are handled in a thread of this process, one after the other."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        on_commit: Callable[[int, Commit], None],
+        on_failure: Callable[[int | None, CheckpointError], None],
+    ) -> None:
+        self._on_commit = on_commit
+        self._on_failure = on_failure
+        self._changed = threading.Condition()
+        self._reading: int | None = None  # the save whose capture the drain still reads
+        self._open: set[int] = set()  # saves without an outcome
+        self._ended = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cordee.train.drain"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(setup.fd,),
+        )
+        self._send(asdict(setup))
+        self._thread = threading.Thread(target=self._listen, name="cordee-drain", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The drain's process id."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Can it take another save?"""
+        with self._changed:
+            return not self._ended
+
+    def wait_until_read(self, timeout_s: float) -> bool:
+        """Wait until the staging memory may be written again; False if it may not yet."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._reading is None or self._ended, timeout_s)
+
+    def send_layout(self, layout: dict[str, Any]) -> None:
+        """What stays the same from save to save."""
+        self._send({"do": "layout", **layout})
+
+    def send_save(self, number: int, command: dict[str, Any]) -> None:
+        """Hand a capture over."""
+        with self._changed:
+            self._reading = number
+            self._open.add(number)
+        self._send({"do": "save", "save": number, **command})
+
+    def close(self, timeout_s: float) -> bool:
+        """No more saves: let it finish and end; False if it still works, which it then goes on to do alone."""
+        assert self._process.stdin is not None, "the drain was started with a pipe"
+        try:
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # It has gone already; the listener tells why.
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None, "the drain was started with a pipe"
+        try:
+            self._process.stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # The listener sees the end of its output and fails whatever is open.
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None, "the drain was started with a pipe"
+        for line in self._process.stdout:
+            if line.endswith(b"\n"):
+                self._handle(json.loads(line))
+        self._process.stdout.close()
+        code = self._process.wait()
+        with self._changed:
+            self._ended = True
+            lost, self._open = sorted(self._open), set()
+            self._changed.notify_all()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        for number in lost:
+            error = CheckpointError(f"the drain ended by {how} before save {number} was committed")
+            self._on_failure(number, error)
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        kind, number = event.pop("event"), event.pop("save")
+        known = number in self._open
+        with self._changed:
+            if self._reading == number or number is None:
+                self._reading = None
+            if kind != "written":
+                self._open.discard(number)
+            self._changed.notify_all()
+        if kind == "committed":
+            self._on_commit(number, Commit(**event))
+        elif kind in ("failed", "fenced"):
+            error = (FencedError if kind == "fenced" else CheckpointError)(event["message"], hint=event["hint"])
+            self._on_failure(number if known else None, error)
+        elif kind == "collected" and event["retired"]:
+            logger.info("retired checkpoint generations %s", event["retired"])
