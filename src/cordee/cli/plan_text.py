@@ -93,7 +93,8 @@ def _bill(console: Console, plan: Plan) -> None:
     if shape.experts is not None:
         console.print(f"  {shape.active_parameters:,} of them are active for one token", style="dim")
     have = format_bytes(plan.gpus * plan.gpu.memory_bytes)
-    console.print(f"  {plan.fewest_gpus} GPUs only to hold it; {plan.gpus} have {have}")
+    gpus = "1 GPU" if plan.fewest_gpus == 1 else f"{plan.fewest_gpus} GPUs"
+    console.print(f"  {gpus} only to hold it; {plan.gpus} have {have}")
 
 
 def _layouts(console: Console, plan: Plan, show_all: bool) -> None:
@@ -102,9 +103,10 @@ def _layouts(console: Console, plan: Plan, show_all: bool) -> None:
     scale = _Scale.of(console, plan, (*fitting, *rejected))
     if fitting:
         _title(console, f"Layouts that fit: {len(plan.fitting)}", "fastest first")
-        table = _table(scale, "step", "MFU", "tok/s", *(("$/1B tok",) if plan.price is not None else ()))
+        speeds = ("step", "MFU", "tok/s", "$/1B tok")
+        table = _table(scale, *(name for name in speeds if name in scale.columns))
         for candidate in fitting:
-            table.add_row(*_judged(candidate, scale), *_speed(candidate))
+            table.add_row(*_judged(candidate, scale), *_speed(candidate, scale))
         console.print(table)
         _more(console, len(plan.fitting) - len(fitting))
     if rejected:
@@ -130,14 +132,18 @@ class _Scale:
     bar_width: int
     full_bytes: int
     ascii_only: bool
+    columns: frozenset[str]
 
     @classmethod
     def of(cls, console: Console, plan: Plan, shown: Sequence[Candidate]) -> "_Scale":
         names = max(len(str(candidate.layout)) for candidate in shown) + 2
-        speed = 24 + (9 if plan.price is not None else 0)
-        left = console.width - names - speed - 11
+        # A narrow terminal gives its room to the bars; tokens a second follow from the step.
+        widths = {"step": 9, "MFU": 4} | ({"tok/s": 6} if console.width >= 100 else {})
+        widths |= {"$/1B tok": 9} if plan.price is not None else {}
+        left = console.width - names - sum(widths.values()) - 12
         full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.gpu.memory_bytes)
-        return cls(names, max(10, min(60, left)), full_bytes, not console.encoding.lower().startswith("utf"))
+        ascii_only = not console.encoding.lower().startswith("utf")
+        return cls(names, max(10, min(60, left)), full_bytes, ascii_only, frozenset(widths))
 
 
 def _table(scale: _Scale, *others: str) -> Table:
@@ -187,11 +193,17 @@ def _legend(plan: Plan, ascii_only: bool) -> Text:
     return legend
 
 
-def _speed(candidate: Candidate) -> list[str]:
+def _speed(candidate: Candidate, scale: _Scale) -> list[str]:
+    """The columns of a layout that fits, as far as there is room."""
     assert candidate.step is not None and candidate.mfu is not None and candidate.tokens_per_s is not None, "it fits"
-    cells = [f"{candidate.step.total_s:.1f} s", f"{candidate.mfu:.0%}", _count(candidate.tokens_per_s)]
     usd = candidate.usd_per_billion_tokens
-    return cells + ([_usd(usd)] if usd is not None else [])
+    cells = {
+        "step": f"{candidate.step.total_s:,.1f} s",
+        "MFU": f"{candidate.mfu:.0%}",
+        "tok/s": _count(candidate.tokens_per_s),
+        "$/1B tok": _usd(usd) if usd is not None else "",
+    }
+    return [cell for name, cell in cells.items() if name in scale.columns]
 
 
 def _more(console: Console, hidden: int) -> None:
@@ -205,20 +217,18 @@ def _survival(console: Console, facts: Facts) -> None:
     plan = facts.plan
     each = plan.training.optimizer.checkpoint_bytes_per_parameter
     _title(console, "Surviving")
-    console.print(
-        Text.assemble("  a checkpoint is ", (format_bytes(one.checkpoint_bytes), "bold"),
-                      f" ({each:g} bytes a parameter), written in ", (format_duration(one.checkpoint_s), "bold"),
-                      f" at {facts.storage_per_node} a node")
-    )  # fmt: skip
+    size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
+    weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a parameter): ", (time, "bold"))
+    console.print(weight.append(f" at {facts.storage_per_node} a node"))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  capacity", no_wrap=True)
-    for name in ("interrupted", "checkpoint", "goodput", "with notice", "expected", "at worst"):
+    for name in ("stopped every", "save every", "goodput", "with notice", "expected", "at worst"):
         table.add_column(name, justify="right", no_wrap=True)
     for survivor in survivors:
         expected = survivor.survival
         table.add_row(
-            f"  {survivor.capacity}", "every " + format_duration(expected.mtbi_s),
-            "every " + format_duration(expected.period_s), f"{expected.goodput:.1%}", *_losses(expected),
+            f"  {survivor.capacity}", format_duration(expected.mtbi_s),
+            format_duration(expected.period_s), f"{expected.goodput:.1%}", *_losses(expected),
         )  # fmt: skip
     console.print(table)
     notice = format_duration(one.notice_needed_s)

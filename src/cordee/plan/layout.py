@@ -115,18 +115,21 @@ class Layout:
 
     @property
     def mesh(self) -> str:
-        """The axes as people write them.
+        """The axes as people write them; those of size 1 go without saying.
 
-        >>> Layout(dp=4, tp=8, pp=2, zero=1).mesh
-        'tp8 pp2 dp4 zero1'
+        >>> Layout(dp=4, tp=8, pp=2, zero=1).mesh, Layout(dp=64, zero=3).mesh, Layout().mesh
+        ('tp8 pp2 dp4 zero1', 'fsdp64', 'dp1')
         """
-        axes = [f"{axis}{size}" for axis, size in (("tp", self.tp), ("pp", self.pp)) if size > 1]
-        if self.zero == 3:
-            return " ".join([*axes, f"fsdp{self.dp}"])
-        return " ".join([*axes, f"dp{self.dp}"] + ([f"zero{self.zero}"] if self.zero and self.dp > 1 else []))
+        data = "fsdp" if self.zero == 3 else "dp"
+        sizes = (("tp", self.tp), ("pp", self.pp), (data, self.dp))
+        axes = [f"{axis}{size}" for axis, size in sizes if size > 1] or ["dp1"]
+        if self.zero in (1, 2) and self.dp > 1:
+            axes.append(f"zero{self.zero}")
+        return " ".join(axes)
 
     def __str__(self) -> str:
-        return f"{self.mesh} mb{self.micro_batch}" + (f" {self.recompute}" if self.recompute != "none" else "")
+        how = [f"mb{self.micro_batch}"] if self.micro_batch > 1 else []
+        return " ".join([self.mesh, *how] + ([self.recompute] if self.recompute != "none" else []))
 
 
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
@@ -185,56 +188,80 @@ def first_misfit(layout: Layout, shape: ModelShape, gpus: int, training: Trainin
     return None
 
 
-def parse_layout(text: str, gpus: int) -> Layout:
-    """The layout that `tp=8,pp=2` describes; `dp` follows from the GPUs, ZeRO is 1 unless said (`fsdp` means 3).
+@dataclass(frozen=True, slots=True)
+class LayoutWanted:
+    """What someone asked of a layout; None leaves it to the search."""
 
-    >>> parse_layout("tp=8,pp=2", 64).mesh, parse_layout("fsdp=64", 64).mesh
-    ('tp8 pp2 dp4 zero1', 'fsdp64')
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    zero: int | None = None
+    sp: bool | None = None
+    micro_batch: int | None = None
+    recompute: Recompute | None = None
+
+    def plainest(self, gpus: int) -> Layout:
+        """The layout that is nearest to what was asked, to say why it cannot be."""
+        tp, pp = self.tp or 1, self.pp or 1
+        return Layout(
+            dp=self.dp or max(1, gpus // (tp * pp)),
+            tp=tp,
+            pp=pp,
+            zero=self.zero or 0,
+            sp=self.sp or False,
+            micro_batch=self.micro_batch or 1,
+            recompute=self.recompute or "none",
+        )
+
+
+def parse_layout(text: str) -> LayoutWanted:
+    """What `tp=8,pp=2` asks for, or `tp8 pp2 dp4 zero1 mb2 full` as it is printed. `fsdp` means dp with ZeRO-3.
+
+    >>> parse_layout("tp=8,pp=2") == LayoutWanted(tp=8, pp=2)
+    True
+    >>> parse_layout("fsdp64 full") == LayoutWanted(dp=64, zero=3, recompute="full")
+    True
 
     Raises:
-        LayoutError: an unknown axis, or a value that it cannot have.
+        LayoutError: an unknown axis, one that is given twice, or a value that it cannot have.
     """
-    values = _read_pairs(text)
-    fsdp = values.pop("fsdp", None)
-    if fsdp is not None and ("dp" in values or values.get("zero", "3") != "3"):
-        raise LayoutError(f"{text!r} gives fsdp and dp or zero", hint="fsdp=N means dp=N,zero=3: give one of them")
-    recompute = values.pop("recompute", "none")
-    if recompute not in RECOMPUTES:
-        raise LayoutError(f"unknown recompute {recompute!r}", hint="use none, selective or full")
-    numbers = {axis: _positive(axis, value) for axis, value in values.items()}
-    if fsdp is not None:
-        numbers |= {"dp": _positive("fsdp", fsdp), "zero": 3}
-    tp, pp = numbers.get("tp", 1), numbers.get("pp", 1)
-    return Layout(
-        dp=numbers.get("dp", max(1, gpus // (tp * pp))),
-        tp=tp,
-        pp=pp,
-        zero=numbers.get("zero", 1),
-        sp=bool(numbers.get("sp", 1)) and tp > 1,
-        micro_batch=numbers.get("mb", 1),
-        recompute=recompute,
+    wanted: dict[str, str] = {}
+    for part in re.split(r"[,\s]+", text.strip()):
+        axis, value = _read_part(part, text)
+        if axis in wanted:
+            raise LayoutError(f"layout {text!r} gives {axis} twice", hint="give each axis once")
+        wanted[axis] = value
+    if "fsdp" in wanted:
+        if "dp" in wanted or "zero" in wanted:
+            raise LayoutError(f"layout {text!r} gives fsdp and dp or zero", hint="fsdp=N means dp=N,zero=3")
+        wanted |= {"dp": wanted.pop("fsdp"), "zero": "3"}
+    numbers = {axis: _size(axis, value) for axis, value in wanted.items() if axis != "recompute"}
+    return LayoutWanted(
+        dp=numbers.get("dp"),
+        tp=numbers.get("tp"),
+        pp=numbers.get("pp"),
+        zero=numbers.get("zero"),
+        sp=bool(numbers["sp"]) if "sp" in numbers else None,
+        micro_batch=numbers.get("mb"),
+        recompute=next((how for how in RECOMPUTES if how == wanted.get("recompute")), None),
     )
 
 
 _AXES = ("dp", "fsdp", "tp", "pp", "zero", "sp", "mb", "recompute")
 
 
-def _read_pairs(text: str) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for part in re.split(r"[,\s]+", text.strip()):
-        axis, equals, value = part.partition("=")
-        if not equals or axis not in _AXES:
-            near = difflib.get_close_matches(axis, _AXES, n=1)
-            hint = (f"did you mean {near[0]}? " if near else "") + "write it as tp=8,pp=2,dp=4,zero=1,mb=1"
-            raise LayoutError(f"layout {text!r} has an unknown part {part!r}", hint=hint)
-        if axis in pairs:
-            raise LayoutError(f"layout {text!r} gives {axis} twice", hint="give each axis once")
-        pairs[axis] = value
-    return pairs
+def _read_part(part: str, text: str) -> tuple[str, str]:
+    if part in RECOMPUTES:
+        return "recompute", part
+    match = re.fullmatch(r"([a-z_]+?)=?([0-9]+|none|selective|full)", part)
+    if match and match[1] in _AXES and (match[2] in RECOMPUTES) == (match[1] == "recompute"):
+        return match[1], match[2]
+    near = difflib.get_close_matches(re.split(r"[=0-9]", part)[0], _AXES, n=1)
+    hint = (f"did you mean {near[0]}? " if near else "") + "write it as tp=8,pp=2,dp=4,zero=1,mb=1,recompute=full"
+    raise LayoutError(f"layout {text!r} has a part that cannot be read: {part!r}", hint=hint)
 
 
-def _positive(axis: str, value: str) -> int:
-    may_be_zero = axis in ("zero", "sp")
-    if not value.isdecimal() or (int(value) == 0 and not may_be_zero):
-        raise LayoutError(f"{axis}={value} is not a size", hint=f"{axis} must be a whole number from 1")
+def _size(axis: str, value: str) -> int:
+    if int(value) == 0 and axis not in ("zero", "sp"):
+        raise LayoutError(f"{axis}=0 is not a size", hint=f"{axis} must be a whole number from 1")
     return int(value)

@@ -1,15 +1,17 @@
 """All layouts of a model on so many GPUs: which fit, how fast they are, and what would help where none fits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
+from typing import TypeVar
 
 from cordee.errors import DoesNotFitError, LayoutError
 from cordee.hardware.catalog import Gpu, Price
 from cordee.plan.cost import usd_per_billion_tokens
 from cordee.plan.layout import (
     Layout,
+    LayoutWanted,
     Precision,
     Recompute,
     Training,
@@ -26,6 +28,8 @@ from cordee.workload.model import ModelShape
 TARGET_TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
 LARGEST_SEARCH_GPUS = 65_536
+ANY_LAYOUT = LayoutWanted()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ def plan_layouts(
         recompute: None tries them all.
         micro_batch: sequences; None tries 1, 2, 4 and 8.
         flash: whether attention keeps no scores.
-        layout: one layout to judge (`tp=8,pp=2`) in place of all.
+        layout: only layouts like this (`tp=8,pp=2`).
         price: what a GPU-hour costs; None leaves dollars out.
 
     Raises:
@@ -213,7 +217,7 @@ def plan_layouts(
     )  # fmt: skip
     gpu.peak_flop_per_s(precision)
     case = _Case(shape, gpu, gpus, training)
-    fitting, rejected = _judge(case, recompute, micro_batch, layout, price)
+    fitting, rejected = _judge(case, _wanted(layout, recompute, micro_batch), price)
     remedies = () if fitting else _remedies(case, global_batch)
     bill = state_bytes(shape, training)
     return Plan(
@@ -244,7 +248,7 @@ def check_fit(
     flash: bool = True,
     layout: str | None = None,
 ) -> Verdict:
-    """Whether a job may be admitted; arguments as for `plan_layouts`. With a layout, that one is judged.
+    """Whether a job may be admitted; arguments as for `plan_layouts`. With a layout, only such ones count.
 
     Raises:
         LayoutError: something does not divide.
@@ -254,10 +258,11 @@ def check_fit(
         optimizer=optimizer, precision=precision, flash=flash,
     )  # fmt: skip
     case = _Case(shape, gpu, gpus, training)
-    fitting, rejected = _judge(case, recompute, micro_batch, layout)
+    fitting, rejected = _judge(case, _wanted(layout, recompute, micro_batch))
     suggestion = None
     remedies: tuple[Remedy, ...] = ()
-    if not fitting and layout is not None:
+    constrained = layout is not None or recompute is not None or micro_batch is not None
+    if not fitting and constrained:
         others, _ = _judge(case)
         suggestion = others[0] if others else None
     if not fitting and suggestion is None:
@@ -274,27 +279,17 @@ def check_fit(
 
 
 def _judge(
-    case: _Case,
-    recompute: Recompute | None = None,
-    micro_batch: int | None = None,
-    layout: str | None = None,
-    price: Price | None = None,
+    case: _Case, wanted: LayoutWanted = ANY_LAYOUT, price: Price | None = None
 ) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
     """One candidate for each mesh: those that fit, fastest first; the others, nearest to fitting first."""
-    if layout is not None:
-        given = parse_layout(layout, case.gpus)
-        given = replace(given, micro_batch=micro_batch or given.micro_batch, recompute=recompute or given.recompute)
-        validate(given, case.shape, case.gpus, case.training)
-        layouts = [given]
-    else:
-        layouts = list(_layouts(case, recompute, micro_batch))
     best: dict[str, Candidate] = {}
-    for one in layouts:
-        candidate = _candidate(case, one, price)
-        rival = best.get(one.mesh)
+    for layout in _layouts(case, wanted):
+        candidate = _candidate(case, layout, price)
+        rival = best.get(layout.mesh)
         if rival is None or _rank(candidate) < _rank(rival):
-            best[one.mesh] = candidate
+            best[layout.mesh] = candidate
     if not best:
+        validate(wanted.plainest(case.gpus), case.shape, case.gpus, case.training)
         raise LayoutError(
             f"no layout of {case.shape.name} divides {case.gpus} GPUs "
             f"and a global batch of {case.training.global_batch} sequences",
@@ -304,29 +299,41 @@ def _judge(
     return tuple(c for c in ranked if c.fits), tuple(c for c in ranked if not c.fits)
 
 
+def _wanted(layout: str | None, recompute: Recompute | None, micro_batch: int | None) -> LayoutWanted:
+    wanted = parse_layout(layout) if layout is not None else ANY_LAYOUT
+    return replace(wanted, recompute=wanted.recompute or recompute, micro_batch=wanted.micro_batch or micro_batch)
+
+
 def _rank(candidate: Candidate) -> tuple[bool, float, Layout]:
     """What fits first, by time; then what does not, by its shortfall; ties by the layout itself."""
     seconds = candidate.step.total_s if candidate.step is not None else float(candidate.shortfall_bytes)
     return (not candidate.fits, seconds, candidate.layout)
 
 
-def _layouts(case: _Case, recompute: Recompute | None, micro_batch: int | None) -> Iterator[Layout]:
+def _layouts(case: _Case, wanted: LayoutWanted) -> Iterator[Layout]:
     """All layouts worth judging: tp stays inside an island, or inside a node of GPUs without a fast link."""
     shape, gpu, gpus, training = case.shape, case.gpu, case.gpus, case.training
     widest = min(16, gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node)
     recomputes: tuple[Recompute, ...] = ("none", "full") if training.flash else ("none", "selective", "full")
-    for tp in (n for n in (1, 2, 4, 8, 16) if n <= widest and gpus % n == 0):
-        for pp in (n for n in range(1, min(shape.layers, gpus // tp) + 1) if gpus // tp % n == 0):
-            dp = gpus // (tp * pp)
-            sp = tp > 1 and training.seq_tokens % tp == 0
+    for tp in _choices(wanted.tp, (n for n in (1, 2, 4, 8, 16) if n <= widest)):
+        for pp in _choices(wanted.pp, range(1, min(shape.layers, gpus // tp) + 1)):
+            dp = wanted.dp or gpus // (tp * pp)
+            if tp * pp * dp != gpus:
+                continue
+            sp = (tp > 1 and training.seq_tokens % tp == 0) if wanted.sp is None else wanted.sp
             for zero, size, how in product(
-                _zero_stages(dp, pp),
-                (micro_batch,) if micro_batch else (1, 2, 4, 8),
-                (recompute,) if recompute else recomputes,
+                _choices(wanted.zero, _zero_stages(dp, pp)),
+                _choices(wanted.micro_batch, (1, 2, 4, 8)),
+                _choices(wanted.recompute, recomputes),
             ):
                 layout = Layout(dp, tp, pp, zero, sp, size, how)
                 if first_misfit(layout, shape, gpus, training) is None:
                     yield layout
+
+
+def _choices(wanted: T | None, otherwise: Iterable[T]) -> Iterable[T]:
+    """The one value that was asked for, or all of them."""
+    return otherwise if wanted is None else (wanted,)
 
 
 def _zero_stages(dp: int, pp: int) -> tuple[int, ...]:
