@@ -1,0 +1,121 @@
+"""Part 1: what a model weighs before its first token, and which layouts fit. The planner says it all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from cordee.cli.plan import SPOT_MTBI, START_S, STORAGE_PER_NODE
+from cordee.cli.plan_text import COLOURS
+from cordee.cli.story import claims
+from cordee.cli.story.teller import Teller
+from cordee.hardware.load import load_catalogue
+from cordee.plan.memory import state_bytes
+from cordee.plan.search import Candidate, Plan, fewest_gpus_to_hold, plan_layouts, training_for
+from cordee.plan.survive import Survival, survival
+from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
+from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells, memory_svg
+from cordee.workload.load import load_shape
+
+GPUS = 64
+LLAMA_3_70B_PARAMETERS = 70_553_706_496  # the published model's own count
+SHOWN = 4
+BAR_WIDTH = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What later parts need of the plan."""
+
+    plan: Plan
+    survival: Survival
+    usd_per_gpu_hour: float
+    price_source: str
+    step_s: float
+
+
+def tell_bill(teller: Teller) -> Bill:
+    """Plan two models, check the known figures, and show the layouts against the wall."""
+    catalogue = load_catalogue()
+    gpu = catalogue.find_gpu("H100")
+    wall = format_bytes(gpu.memory_bytes)
+    lead = (
+        "Training keeps 16 bytes for each parameter: the weight, its gradient, a precise copy and two averages of the "
+        f"optimizer. One GPU has {wall}. The question is where the rest goes."
+    )
+    price = catalogue.price(gpu, "on-demand")
+    assert price is not None, "the catalogue prices the H100"
+    with teller.part("The bill", lead):
+        shape = load_shape("llama-3-70b")
+        plan = plan_layouts(shape, gpu, GPUS, price=price)
+        assert plan.best is not None and plan.best.step is not None, "Llama-3-70B fits 64 H100s"
+        teller.claim(
+            claims.parameters(
+                f"Llama-3-70B has {LLAMA_3_70B_PARAMETERS:,} parameters", shape.parameters, LLAMA_3_70B_PARAMETERS
+            )
+        )
+        teller.claim(claims.bill(f"it weighs 1.129 TB, against {wall} a GPU", plan.state_bytes, "1.129 TB"))
+        _tell_large(teller)
+        _tell_layouts(teller, plan)
+    nodes = -(-GPUS // gpu.gpus_per_node)
+    expected = survival(
+        shape,
+        plan.training,
+        GPUS,
+        storage_bytes_per_s=nodes * parse_bytes_per_s(STORAGE_PER_NODE),
+        start_s=START_S,
+        mtbi_s=parse_duration_s(SPOT_MTBI),
+        usd_per_gpu_hour=price.usd_per_gpu_hour,
+    )
+    return Bill(plan, expected, price.usd_per_gpu_hour, str(price.source), plan.best.step.total_s)
+
+
+def _tell_large(teller: Teller) -> None:
+    gpu = load_catalogue().find_gpu("H100")
+    shape = load_shape("llama-3-405b")
+    n_bytes = state_bytes(shape, training_for(shape, GPUS, optimizer="adamw-8bit"))
+    says = "Llama-3-405B with BF16 weights and gradients and 8-bit Adam weighs 2.435 TB"
+    teller.claim(claims.bill(says, n_bytes, "2.435 TB"))
+    fewest = fewest_gpus_to_hold(n_bytes, gpu)
+    measured = f"{n_bytes:,} bytes / {gpu.memory_bytes:,} bytes a GPU = {n_bytes / gpu.memory_bytes:.2f}"
+    teller.claim(claims.check(fewest == 31, "that is 31 GPUs only to hold it, before one activation", measured))
+
+
+def _tell_layouts(teller: Teller, plan: Plan) -> None:
+    fitting, rejected = plan.fitting[:SHOWN], plan.rejected[:SHOWN]
+    teller.say(
+        f"Of the layouts on {plan.gpus} x {plan.gpu.name}, {len(plan.fitting)} fit and {len(plan.rejected)} do not:"
+    )
+    shown = [_bar(candidate) for candidate in (*fitting, *rejected)]
+    names = max(len(bar.label) for bar in shown)
+    for candidate, bar in zip((*fitting, *rejected), shown, strict=True):
+        row = Text(f"{bar.label:<{names}}  ").append(_drawn(bar, shown, plan.gpu.memory_bytes, teller.ascii_only))
+        teller.line(None, row.append(f"  {_verdict(candidate)}", "" if candidate.fits else "red"))
+    teller.figure(memory_svg(shown, plan.gpu.memory_bytes))
+    judged = all(candidate.shortfall_bytes > 0 for candidate in plan.rejected)
+    fits = all(candidate.peak_bytes <= plan.gpu.memory_bytes for candidate in plan.fitting)
+    measured = f"{len(plan.fitting)} at or below {plan.gpu.memory_bytes:,} bytes, {len(plan.rejected)} above"
+    teller.claim(
+        claims.check(judged and fits, "what is said to fit lies below the wall, what is not above it", measured)
+    )
+    teller.note(f"`cordee plan llama-3-70b --gpus {plan.gpus}xH100` shows all of them.")
+
+
+def _bar(candidate: Candidate) -> MemoryBar:
+    note = "" if candidate.fits else f"(+{format_bytes(candidate.shortfall_bytes)})"
+    return MemoryBar(str(candidate.layout), candidate.memory.worst.parts(), note)
+
+
+def _verdict(candidate: Candidate) -> str:
+    if not candidate.fits:
+        return f"+{candidate.shortfall_bytes:,} bytes"
+    step = f", {format_duration(candidate.step.total_s)} a step" if candidate.step else ""
+    return f"{format_bytes(candidate.peak_bytes)}{step}"
+
+
+def _drawn(bar: MemoryBar, shown: Sequence[MemoryBar], wall_bytes: int, ascii_only: bool) -> Text:
+    drawn = Text()
+    for part, cells in memory_cells(bar, wall_bytes, full_scale_bytes(shown, wall_bytes), BAR_WIDTH):
+        glyph = WALL[ascii_only] if part == "wall" else PARTS[part][1][ascii_only] if part else " "
+        drawn.append(glyph * cells, COLOURS.get(part, ""))
+    return drawn

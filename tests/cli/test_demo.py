@@ -1,0 +1,138 @@
+"""Every claim of the demo is fed what is false, and fails loudly; fed what is true, it says what it measured."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cordee.cli.story import claims
+from cordee.errors import ClaimError
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Event,
+    JobEnded,
+    Lease,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    RankLeft,
+    Restored,
+)
+from cordee.ids import JobId
+from cordee.view.report import Claim
+
+GPT, EVAL = JobId("gpt-aaaaaa"), JobId("eval-bbbbbb")
+S = 1_000_000
+
+
+def placed(job_id: JobId, epoch: int, at_s: int, gpus: int = 4) -> AttemptPlaced:
+    return AttemptPlaced(
+        at_us=at_s * S, job_id=job_id, epoch=epoch, leases=(Lease(node="local", gpus=tuple(range(gpus))),)
+    )
+
+
+def ended(job_id: JobId, epoch: int, at_s: int, outcome: Outcome) -> AttemptEnded:
+    return AttemptEnded(at_us=at_s * S, job_id=job_id, epoch=epoch, outcome=outcome, why="")
+
+
+def left(rank: int, step: int = 40, how: str = "checkpointed") -> RankLeft:
+    return RankLeft(at_us=14 * S, job_id=GPT, epoch=1, rank=rank, how=how, step=step)
+
+
+NOTICE = NoticeGiven(at_us=10 * S, job_id=GPT, epoch=1, reason=NoticeReason.PREEMPT, deadline_us=40 * S, for_job=EVAL)
+
+
+def story() -> list[Event]:
+    return [
+        placed(GPT, 1, 0),
+        NOTICE,
+        *(left(rank) for rank in range(4)),
+        ended(GPT, 1, 15, Outcome.CHECKPOINTED),
+        placed(EVAL, 1, 15),
+        ended(EVAL, 1, 25, Outcome.FINISHED),
+        placed(GPT, 2, 25),
+        Restored(at_us=27 * S, job_id=GPT, epoch=2, step=40, generation=3),
+        ended(GPT, 2, 35, Outcome.FINISHED),
+        JobEnded(at_us=35 * S, job_id=GPT, state="done", why="finished"),
+    ]
+
+
+def but(change: Callable[[Event], Event | None]) -> list[Event]:
+    """The story with some events changed, or taken out."""
+    return [changed for event in story() if (changed := change(event)) is not None]
+
+
+TRUE: list[Callable[[], Claim]] = [
+    lambda: claims.parameters("70B", 70_553_706_496, 70_553_706_496),
+    lambda: claims.bill("1.129 TB", 1_128_859_303_936, "1.129 TB"),
+    lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 4}),
+    lambda: claims.pushed_for(story(), GPT, EVAL),
+    lambda: claims.left_together(story(), GPT, 4),
+    lambda: claims.none_overlapped(story(), GPT, EVAL),
+    lambda: claims.resumed_by_itself(story(), GPT),
+    lambda: claims.no_step_repeated({0: [0, 1, 2], 1: [0, 1, 2]}, 2, 3),
+    lambda: claims.same_bits({"w": "aa"}, {"w": "aa"}),
+    lambda: claims.adds_up({"useful": 5, "lost": 2}, 7, 7),
+]
+
+
+def without(kind: type) -> list[Event]:
+    return but(lambda event: None if isinstance(event, kind) else event)
+
+
+def rank_three(how: str = "checkpointed", step: int = 40) -> list[Event]:
+    return but(lambda event: left(3, step, how) if event == left(3) else event)
+
+
+def late(event: Event) -> Event:
+    return replace(event, at_us=41 * S) if event == ended(GPT, 1, 15, Outcome.CHECKPOINTED) else event
+
+
+FALSE: dict[str, Callable[[], Claim]] = {
+    "a parameter less": lambda: claims.parameters("70B", 70_553_706_495, 70_553_706_496),
+    "a heavier bill": lambda: claims.bill("1.129 TB", 1_130_000_000_000, "1.129 TB"),
+    "three ranks came up": lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 3}),
+    "placed on three GPUs": lambda: claims.whole_gang([placed(GPT, 1, 0, gpus=3)], GPT, 4, {1: 4}),
+    "never placed": lambda: claims.whole_gang([], GPT, 4, {}),
+    "no notice": lambda: claims.pushed_for(without(NoticeGiven), GPT, EVAL),
+    "notice for somebody else": lambda: claims.pushed_for(story(), GPT, JobId("other-cccccc")),
+    "two notices": lambda: claims.pushed_for([*story(), replace(NOTICE, epoch=2)], GPT, EVAL),
+    "a rank left elsewhere": lambda: claims.left_together(rank_three(step=41), GPT, 4),
+    "a rank aborted": lambda: claims.left_together(rank_three(how="aborted"), GPT, 4),
+    "a rank said nothing": lambda: claims.left_together(but(lambda event: None if event == left(3) else event), GPT, 4),
+    "too late": lambda: claims.left_together(but(late), GPT, 4),
+    "killed": lambda: claims.left_together(
+        but(lambda event: replace(event, outcome=Outcome.KILLED) if event == story()[6] else event), GPT, 4
+    ),
+    "two gangs at once": lambda: claims.none_overlapped(without(AttemptEnded), GPT, EVAL),
+    "restored elsewhere": lambda: claims.resumed_by_itself(
+        but(lambda event: replace(event, step=30) if isinstance(event, Restored) else event), GPT
+    ),
+    "not done": lambda: claims.resumed_by_itself(without(JobEnded), GPT),
+    "a step twice": lambda: claims.no_step_repeated({0: [0, 1, 1, 2]}, 1, 3),
+    "a step missing": lambda: claims.no_step_repeated({0: [0, 2]}, 1, 3),
+    "a rank without a trace": lambda: claims.no_step_repeated({0: [0, 1, 2]}, 2, 3),
+    "steps out of order": lambda: claims.no_step_repeated({0: [0, 2, 1]}, 1, 3),
+    "another bit": lambda: claims.same_bits({"w": "aa", "b": "cc"}, {"w": "aa", "b": "cd"}),
+    "a tensor missing": lambda: claims.same_bits({"w": "aa"}, {"w": "aa", "b": "cd"}),
+    "nothing to compare": lambda: claims.same_bits({}, {}),
+    "a microsecond over": lambda: claims.adds_up({"useful": 5, "lost": 3}, 7, 7),
+    "held but not leased": lambda: claims.adds_up({"useful": 7}, 7, 6),
+    "nothing held": lambda: claims.adds_up({}, 0, 0),
+}
+
+
+@pytest.mark.parametrize("claim", TRUE)
+def test_what_is_true_holds_and_says_what_was_measured(claim: Callable[[], Claim]) -> None:
+    found = claim()
+    assert found.holds
+    assert any(char.isdigit() for char in found.measured) or "preempt" in found.measured
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_what_is_false_fails_loudly(name: str) -> None:
+    with pytest.raises(ClaimError, match="does not hold") as raised:
+        FALSE[name]()
+    assert raised.value.exit_code == 80
+    assert raised.value.hint
