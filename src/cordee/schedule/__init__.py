@@ -8,6 +8,18 @@ explain(state, job_id, now_us)      why a job is where it is
 """
 
 from cordee.schedule.cycle import Decision, decide
+from cordee.schedule.explain import Explanation, Reason, explain
 from cordee.schedule.state import Attempt, JobRecord, NodeRecord, Phase, State
 
-__all__ = ["Attempt", "Decision", "JobRecord", "NodeRecord", "Phase", "State", "decide"]
+__all__ = [
+    "Attempt",
+    "Decision",
+    "Explanation",
+    "JobRecord",
+    "NodeRecord",
+    "Phase",
+    "Reason",
+    "State",
+    "decide",
+    "explain",
+]

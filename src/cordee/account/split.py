@@ -1,0 +1,66 @@
+"""The classes of held time, and one amount divided over them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Class(StrEnum):
+    """Where a held GPU-microsecond went; each is in exactly one."""
+
+    USEFUL = "useful"
+    CHECKPOINT = "checkpoint"
+    RESTART = "restart"
+    STALL = "stall"
+    LOST = "lost"
+    UNREPORTED = "unreported"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """GPU-microseconds or micro-dollars by class."""
+
+    useful: int = 0
+    checkpoint: int = 0
+    restart: int = 0
+    stall: int = 0
+    lost: int = 0
+    unreported: int = 0
+
+    @property
+    def held(self) -> int:
+        """The whole."""
+        return self.useful + self.checkpoint + self.restart + self.stall + self.lost + self.unreported
+
+    def __add__(self, other: "Split") -> "Split":
+        return Split(
+            useful=self.useful + other.useful,
+            checkpoint=self.checkpoint + other.checkpoint,
+            restart=self.restart + other.restart,
+            stall=self.stall + other.stall,
+            lost=self.lost + other.lost,
+            unreported=self.unreported + other.unreported,
+        )
+
+    @staticmethod
+    def of(amounts: Mapping[Class, int]) -> "Split":
+        """The amounts by class; a class that is not there has none."""
+        return Split(**{cls.value: amounts.get(cls, 0) for cls in Class})
+
+
+def rounded(numerators: Mapping[Class, int], denominator: int) -> Split:
+    """Whole micro-dollars of fractions, such that the parts sum to the whole.
+
+    The whole is rounded down; what the parts then lack goes to the largest remainders, ties to the class named first.
+
+    >>> rounded({Class.USEFUL: 5, Class.LOST: 5}, 4)
+    Split(useful=1, checkpoint=0, restart=0, stall=0, lost=1, unreported=0)
+    >>> rounded({Class.USEFUL: 7, Class.LOST: 6}, 4).held, 13 // 4
+    (3, 3)
+    """
+    parts = {cls: numerators.get(cls, 0) // denominator for cls in Class}
+    missing = sum(numerators.values()) // denominator - sum(parts.values())
+    by_remainder = sorted(Class, key=lambda cls: -(numerators.get(cls, 0) % denominator))
+    for cls in by_remainder[:missing]:
+        parts[cls] += 1
+    return Split.of(parts)

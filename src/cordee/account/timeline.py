@@ -1,0 +1,135 @@
+"""How the time of one attempt divides into classes, from what one of its ranks told.
+
+    placed ── restart ── first span │ spans, and stall in the gaps between them │ last span ── tail ── GPUs free
+
+Reports can be garbled and the parts still fill the whole: a span is cut to the time it adds after the span before it;
+one that begins inside the span before it ends that one there; one that adds nothing is ignored, steps and all.
+"""
+
+from dataclasses import dataclass, replace
+
+from cordee.account.split import Class
+from cordee.events import CheckpointCommitted, Outcome, Reported, SpanClass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A span as it was accepted."""
+
+    cls: Class
+    from_us: int
+    to_us: int
+    first_step: int
+    steps: int
+    tokens: int
+
+
+class Timeline:
+    """Of one attempt. What is durable is folded into sums, so that a long attempt stays small."""
+
+    def __init__(self, placed_us: int) -> None:
+        self.placed_us = placed_us
+        self.reports = False  # whether the script has told anything
+        self.restored_us: int | None = None
+        self.steps = 0
+        self._segments: list[Segment] = []
+        self._folded: dict[Class, int] = {}
+        self._folded_tokens = 0
+        self._folded_until_us = placed_us
+        self._any_folded = False
+        self._committed_step = 0
+        self._captured_us: int | None = None
+
+    def tell(self, event: Reported) -> Segment | None:
+        """Accept a span; None if it adds no time."""
+        self.reports = True
+        last = self._segments[-1] if self._segments else None
+        from_us = max(event.from_us, self._folded_until_us)
+        if last is not None:
+            if last.from_us < from_us < last.to_us and event.at_us > from_us:
+                self._segments[-1] = replace(last, to_us=from_us)
+            from_us = max(from_us, self._segments[-1].to_us)
+        if event.at_us <= from_us:
+            return None
+        cls, useful = Class(event.span.value), event.span is SpanClass.USEFUL
+        steps = max(0, event.steps) if useful else 0
+        segment = Segment(cls, from_us, event.at_us, event.first_step, steps, max(0, event.tokens) if useful else 0)
+        self._segments.append(segment)
+        self.steps += steps
+        return segment
+
+    def commit(self, event: CheckpointCommitted, *, fold: bool) -> None:
+        """Steps below `event.step` are durable; with `fold` (every GPU is still held) they need no more detail."""
+        self.reports = True
+        self._committed_step = max(self._committed_step, event.step)
+        self._captured_us = max(self._captured_us or 0, event.at_us - event.drain_us)
+        while fold and len(self._segments) > 1:
+            segment = self._segments[0]
+            if segment.to_us > event.at_us or self._durable(segment) < segment.to_us:
+                return
+            self._fold(segment)
+
+    def split(self, end_us: int, outcome: Outcome | None) -> dict[Class, int]:
+        """Microseconds by class from placed to `end_us`; the outcome is None while the attempt is live."""
+        parts = dict(self._folded)
+        cursor = self._folded_until_us
+
+        def add(cls: Class, until_us: int) -> None:
+            nonlocal cursor
+            until_us = min(until_us, end_us)
+            if until_us > cursor:
+                parts[cls] = parts.get(cls, 0) + until_us - cursor
+                cursor = until_us
+
+        for number, segment in enumerate(self._segments):
+            add(Class.STALL if number or self._any_folded else Class.RESTART, segment.from_us)
+            if segment.cls is Class.USEFUL and outcome not in (None, Outcome.FINISHED):
+                add(Class.USEFUL, self._durable(segment))
+                add(Class.LOST, segment.to_us)
+            else:
+                add(segment.cls, segment.to_us)
+        if self.restored_us is not None and not self._segments and not self._any_folded:
+            add(Class.RESTART, self.restored_us)
+        add(self._tail(outcome), end_us)
+        return parts
+
+    def tokens_kept(self, outcome: Outcome | None) -> int:
+        """Tokens of steps that are not lost."""
+        kept = self._folded_tokens
+        for segment in self._segments:
+            if outcome in (None, Outcome.FINISHED):
+                kept += segment.tokens
+            elif segment.steps:
+                kept += segment.tokens * self._durable_steps(segment) // segment.steps
+            elif self._durable(segment) == segment.to_us:
+                kept += segment.tokens
+        return kept
+
+    def _tail(self, outcome: Outcome | None) -> Class:
+        if outcome is None:
+            return Class.UNREPORTED
+        if outcome not in (Outcome.FINISHED, Outcome.CHECKPOINTED):
+            return Class.LOST
+        if self._segments or self._any_folded:
+            return Class.RESTART
+        return Class.UNREPORTED if outcome is Outcome.FINISHED or self.reports else Class.LOST
+
+    def _durable_steps(self, segment: Segment) -> int:
+        return min(segment.steps, max(0, self._committed_step - segment.first_step))
+
+    def _durable(self, segment: Segment) -> int:
+        """Until when a segment is durable: of a useful one by its steps, or by its time if it told no steps."""
+        if segment.cls is not Class.USEFUL:
+            return segment.to_us
+        if segment.steps == 0:
+            return segment.to_us if segment.to_us <= (self._captured_us or 0) else segment.from_us
+        whole_us = segment.to_us - segment.from_us
+        return segment.from_us + whole_us * self._durable_steps(segment) // segment.steps
+
+    def _fold(self, segment: Segment) -> None:
+        gap = Class.STALL if self._any_folded else Class.RESTART
+        self._folded[gap] = self._folded.get(gap, 0) + segment.from_us - self._folded_until_us
+        self._folded[segment.cls] = self._folded.get(segment.cls, 0) + segment.to_us - segment.from_us
+        self._folded_tokens += segment.tokens
+        self._folded_until_us, self._any_folded = segment.to_us, True
+        del self._segments[0]

@@ -1,0 +1,191 @@
+"""Why a job is where it is: one dominant reason, with numbers, computed when someone asks.
+
+The answer for a waiting job comes from running the cycle itself, so it cannot disagree with it.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cordee.events import AttemptPlaced, Capacity, Job, NoticeGiven
+from cordee.ids import JobId, attempt_name
+from cordee.schedule.cycle import Cycle
+from cordee.schedule.place import Pool, pools
+from cordee.schedule.state import Attempt, JobRecord, Phase, State
+from cordee.units import US_PER_S, format_duration
+
+
+class Reason(StrEnum):
+    """The one thing that holds a job where it is."""
+
+    UNKNOWN_JOB = "unknown-job"
+    ENDED = "ended"
+    RUNNING = "running"
+    STARTING = "starting"  # placed; its ranks have not started
+    LEAVING = "leaving"  # has notice, or is being killed
+    SERVER_DRAINING = "server-draining"
+    STARTS_NOW = "starts-now"  # the next cycle places it
+    NO_NODES = "no-nodes"
+    NO_SUCH_GPU = "no-such-gpu"
+    TOO_LARGE = "too-large"  # for the nodes that are up
+    WAITS_FOR_VICTIMS = "waits-for-victims"  # GPUs are being vacated, and will be its own
+    RESERVED_FOR_OTHER = "reserved-for-other"  # enough are free, and kept for a gang before it
+    SPLIT = "split"  # enough are free, but not of one kind
+    NOT_ENOUGH_FREE = "not-enough-free"
+    ERROR = "error"  # the scheduler fails on it; the other jobs go on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a job is where it is.
+
+    Attributes:
+        text: one sentence with the numbers.
+        blocking: the jobs that hold what it waits for, those that leave first.
+        until_us: when the reason ends at the latest, where that is known.
+    """
+
+    job_id: JobId
+    phase: Phase | None
+    reason: Reason
+    text: str
+    gpus_needed: int = 0
+    gpus_free: int = 0
+    blocking: tuple[JobId, ...] = ()
+    until_us: int | None = None
+
+
+def explain(state: State, job_id: JobId, now_us: int) -> Explanation:
+    """The dominant reason; the state is left as it was."""
+    record = state.jobs.get(job_id)
+    if record is None:
+        return Explanation(job_id=job_id, phase=None, reason=Reason.UNKNOWN_JOB, text=f"no job {job_id} is known")
+    if record.phase.ended:
+        why = record.ended.why if record.ended else ""
+        return _say(record, Reason.ENDED, f"{record.phase.value}: {why}")
+    attempt = state.attempts.get(job_id)
+    if attempt is not None:
+        return _live(record, attempt, now_us)
+    if state.draining:
+        return _say(record, Reason.SERVER_DRAINING, "the server is going down; it goes on after the next `cordee up`")
+    return _waiting(state, record, now_us)
+
+
+def _say(record: JobRecord, reason: Reason, text: str, **more: object) -> Explanation:
+    return Explanation(
+        job_id=record.job.job_id,
+        phase=record.phase,
+        reason=reason,
+        text=text,
+        gpus_needed=record.job.gpus,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
+    name = attempt_name(record.job.job_id, attempt.epoch)
+    where = f"{record.job.gpus} GPUs on {', '.join(lease.node for lease in attempt.leases)}"
+    held = ", ".join(lease.node for lease in attempt.held)
+    if attempt.kill is not None:
+        return _say(record, Reason.LEAVING, f"{name} is being killed: {attempt.kill.why}; it still holds {held}")
+    if attempt.notice is not None:
+        return _leaving(record, attempt.notice, now_us)
+    if attempt.started_us is None:
+        return _say(record, Reason.STARTING, f"{name} was placed on {where}; its ranks have not started yet")
+    ran = format_duration(max(0, now_us - attempt.started_us) / US_PER_S)
+    return _say(record, Reason.RUNNING, f"{name} runs on {where} since {ran}")
+
+
+def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation:
+    gain = f" for {notice.for_job}" if notice.for_job else ""
+    left = format_duration(max(0, notice.deadline_us - now_us) / US_PER_S)
+    text = f"{attempt_name(notice.job_id, notice.epoch)} was given notice ({notice.reason.value}{gain}), {left} left"
+    blocking = (notice.for_job,) if notice.for_job else ()
+    return _say(record, Reason.LEAVING, text, blocking=blocking, until_us=notice.deadline_us)
+
+
+def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
+    job = record.job
+    candidates = pools(job, tuple(sorted(state.index.buckets)))
+    if not candidates:
+        return _nowhere(state, record)
+    usable = max(sum(state.index.usable(kind) for kind in pool) for pool in candidates)
+    if usable < job.gpus:
+        text = f"it needs {job.gpus} {_asked(job)}; the nodes that are up have {usable}"
+        return _say(record, Reason.TOO_LARGE, text)
+    with state.what_if():
+        cycle = Cycle(state, now_us)
+        cycle.run()
+        for failed, error in cycle.errors:
+            if failed == job.job_id:
+                return _say(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
+        if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in cycle.events):
+            return _say(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
+        if job.job_id in cycle.waits:
+            return _for_victims(state, record, cycle.waits[job.job_id], now_us)
+        return _for_gpus(state, record, candidates, cycle)
+
+
+def _nowhere(state: State, record: JobRecord) -> Explanation:
+    asked = _asked(record.job)
+    up = sum(node.up for node in state.nodes.values())
+    if not up:
+        return _say(record, Reason.NO_NODES, f"no node is up, {len(state.nodes)} are known")
+    kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.index.buckets))
+    text = f"it needs {record.job.gpus} {asked}; no node that is up has them: there are {kinds}"
+    return _say(record, Reason.NO_SUCH_GPU, text)
+
+
+def _for_victims(state: State, record: JobRecord, pool: Pool, now_us: int) -> Explanation:
+    leaving = [
+        attempt
+        for attempt in state.attempts.values()
+        if attempt.leaving and any(_is_of(state, lease.node, pool) for lease in attempt.held)
+    ]
+    ends = {attempt.job.job_id: attempt.notice.deadline_us for attempt in leaving if attempt.notice is not None}
+    blocking = tuple(sorted((attempt.job.job_id for attempt in leaving), key=lambda each: (ends.get(each, 0), each)))
+    until_us = max(ends.values(), default=None)
+    free = sum(state.index.free(kind) for kind in pool)
+    text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; {_and(blocking)} make room"
+    if until_us is not None:
+        text += f" within {format_duration(max(0, until_us - now_us) / US_PER_S)}"
+    return _say(record, Reason.WAITS_FOR_VICTIMS, text, gpus_free=free, blocking=blocking, until_us=until_us)
+
+
+def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cycle: Cycle) -> Explanation:
+    job = record.job
+    pool = max(candidates, key=lambda each: sum(state.index.free(kind) for kind in each))
+    free = sum(state.index.free(kind) for kind in pool)
+    before = [reservation for kind in pool if (reservation := cycle.reserved.get(kind)) and reservation.job != job]
+    claimed = sorted(job_id for job_id, claim in cycle.waits.items() if set(claim) & set(pool))
+    numbers = f"it needs {job.gpus} {_asked(job)}, {free} are free"
+    if free >= job.gpus:
+        first = tuple(sorted({each.job.job_id for each in before}) or claimed)
+        text = f"{numbers} and kept for {_and(first)}, which came before it in the order"
+        return _say(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
+    everywhere = sum(state.index.free(kind) for kind in {kind for each in candidates for kind in each})
+    if everywhere >= job.gpus:
+        text = f"{numbers} of one kind, {everywhere} of all: a gang never mixes kinds"
+        return _say(record, Reason.SPLIT, text, gpus_free=free)
+    holders = sorted(
+        (attempt.placed_us, job_id)
+        for job_id, attempt in state.attempts.items()
+        if any(_is_of(state, lease.node, pool) for lease in attempt.held)
+    )
+    ahead = sum(place < record.rank for place in state.queue)
+    text = numbers + (f"; {ahead} jobs wait before it" if ahead else "") + f"; {len(holders)} jobs hold the others"
+    blocking = tuple(job_id for _, job_id in holders[:10])
+    return _say(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
+
+
+def _asked(job: Job) -> str:
+    capacity = "" if job.capacity is Capacity.ANY else f" on {job.capacity.value} capacity"
+    return (f"{job.gpu_name} GPUs" if job.gpu_name else "GPUs of one kind") + capacity
+
+
+def _and(jobs: tuple[JobId, ...]) -> str:
+    return ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
+
+
+def _is_of(state: State, name: str, pool: Pool) -> bool:
+    node = state.nodes[name].node
+    return (node.gpu_name, node.capacity) in pool
