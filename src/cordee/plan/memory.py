@@ -152,14 +152,18 @@ def _stage(shape: ModelShape, layout: Layout, training: Training, stage: int, la
 
 
 def _buffers(shape: ModelShape, layout: Layout, training: Training) -> float:
-    """Whole layers gathered for use (FSDP: this and the next, and the gradient of one), and buckets of gradients."""
-    if layout.dp == 1:
-        return 0.0
-    optimizer = training.optimizer
+    """Tensors that live for a moment: gradients on their way, layers gathered for use, buckets for the network.
+
+    The backward pass makes a layer's weight gradients before it adds them to those that are kept. FSDP gathers this
+    layer's weights and the next one's.
+    """
+    weight_bytes = training.optimizer.weight_bytes
     largest = max(_layer_parameters(shape, layout.tp, True), _layer_parameters(shape, layout.tp, False))
-    gathered = 2 * optimizer.weight_bytes * largest if layout.zero == 3 else 0.0
-    whole_gradient = optimizer.gradient_bytes * largest if layout.zero >= 2 else 0.0
-    return gathered + whole_gradient + 2 * BUCKET_BYTES
+    arriving = weight_bytes * largest
+    if layout.dp == 1:
+        return arriving
+    gathered = 2 * weight_bytes * largest if layout.zero == 3 else 0.0
+    return arriving + gathered + 2 * BUCKET_BYTES
 
 
 def _stage_activations(shape: ModelShape, layout: Layout, training: Training, stage: int, layers: range) -> float:
