@@ -6,7 +6,7 @@
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,11 +91,16 @@ class JobDetailView(JobView):
 
 
 class WhyView(View):
-    """Why a job is where it is, in sentences."""
+    """Why a job is where it is: one dominant reason, said in `text`; `until_us` is when it ends at the latest."""
 
     job_id: str
     state: str
-    reasons: list[str]
+    reason: str
+    text: str
+    gpus_needed: int
+    gpus_free: int
+    blocking: list[str]
+    until_us: int | None
 
 
 class NodeView(View):
@@ -112,23 +117,53 @@ class NodeView(View):
     price_source: str
 
 
-class CostView(View):
-    """What one job, user, queue or epoch held, class by class; the classes add up to `held_gpu_us` exactly."""
+class SplitView(View):
+    """GPU-microseconds or micro-dollars by class; the classes add up to `held` exactly."""
+
+    held: int
+    useful: int
+    checkpoint: int
+    restart: int
+    stall: int
+    lost: int
+    unreported: int
+
+
+class LostView(View):
+    """What was lost for one cause, such as `preempt` or `failure`."""
+
+    cause: str
+    gpu_us: int
+    micro_usd: int
+
+
+class CostRowView(View):
+    """What one job, user, queue or attempt held. `charged` is what others lost for it."""
 
     key: str
-    held_gpu_us: int
-    useful_gpu_us: int
-    checkpoint_gpu_us: int
-    restart_gpu_us: int
-    stall_gpu_us: int
-    lost_gpu_us: int
-    unreported_gpu_us: int
-    held_micro_usd: int
-    useful_micro_usd: int
-    lost_micro_usd: int
+    attempts: int
+    gpu_us: SplitView
+    micro_usd: SplitView
+    lost_by_cause: list[LostView]
+    charged_gpu_us: int
     charged_micro_usd: int
+    steps: int
+    steps_repeated: int
     tokens: int
     micro_usd_per_million_tokens: int | None
+    price_sources: list[str]
+
+
+class CostView(View):
+    """The bill until `at_us`, by row, and of the whole cluster: capacity = held + idle."""
+
+    by: str
+    at_us: int
+    rows: list[CostRowView]
+    gpu_us: SplitView
+    micro_usd: SplitView
+    idle_gpu_us: int
+    idle_micro_usd: int
 
 
 class Submission(View):
@@ -222,8 +257,19 @@ class Client:
         """
         job_id = job_id or new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
+        self.check_secrets(sent.spec.get("secrets") or (), environ)
         with _secrets_kept(self.home / "secrets", spec.get("secrets") or (), environ):
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
+
+    @staticmethod
+    def check_secrets(names: Iterable[str], environ: Mapping[str, str]) -> None:
+        """Raise SpecError if a secret is not in the environment."""
+        for name in names:
+            if name not in environ:
+                raise SpecError(
+                    f"the secret {name} is not in the environment",
+                    hint=f"export {name} before you submit, or take it out of `secrets`",
+                )
 
     def jobs(self) -> list[JobView]:
         """Every job, newest first."""
@@ -260,9 +306,9 @@ class Client:
         """Every node that was ever up."""
         return self._ask(list[NodeView], "GET", "/v1/nodes")
 
-    def cost(self, by: str = "job") -> list[CostView]:
+    def cost(self, by: str = "job") -> CostView:
         """What was held and paid, by `job`, `user`, `queue` or `epoch`."""
-        return self._ask(list[CostView], "GET", "/v1/cost", params={"by": by})
+        return self._ask(CostView, "GET", "/v1/cost", params={"by": by})
 
     def events(self, after: int = 0, *, follow: bool = False) -> Iterator[tuple[int, Event]]:
         """The log after a number; with `follow`, as it grows."""
@@ -279,7 +325,7 @@ class Client:
         """Ask the server to checkpoint and requeue every job and then to end. It answers at once."""
         return self._ask(HealthView, "POST", "/v1/down")
 
-    def _ask(self, shape: Any, method: str, path: str, **kwargs: Any) -> Any:
+    def _ask(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
         with _transport(self.url):
             answer = self._http.request(method, path, **kwargs)
         if answer.is_error:
@@ -288,7 +334,7 @@ class Client:
 
     @contextmanager
     def _stream(self, path: str, params: Mapping[str, Any]) -> Iterator[Iterator[str]]:
-        with _transport(self.url), self._http.stream("GET", path, params=dict(params), timeout=None) as answer:  # noqa: S113
+        with _transport(self.url), self._http.stream("GET", path, params=dict(params), timeout=None) as answer:
             if answer.is_error:
                 answer.read()
                 raise _error(answer)
@@ -334,12 +380,6 @@ def _token(home: Path) -> str:
 @contextmanager
 def _secrets_kept(folder: Path, names: Any, environ: Mapping[str, str]) -> Iterator[None]:
     """Write the named secrets for the agent; if the job is refused, the folder is as it was before."""
-    missing = [name for name in names if name not in environ]
-    if missing:
-        raise SpecError(
-            f"the secret {missing[0]} is not in the environment",
-            hint=f"export {missing[0]} before you submit, or take it out of `secrets`",
-        )
     before = {name: (folder / name).read_bytes() if (folder / name).exists() else None for name in names}
     for name in names:
         _write_private(folder / name, environ[name].encode())

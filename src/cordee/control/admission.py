@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cordee.control.prices import SLOT
 from cordee.errors import CatalogueError, ScriptError, TooLargeError, UnprotectedError
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue, Gpu
@@ -19,14 +20,29 @@ from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.spec import JobSpec, ModelSpec
 
-SLOT = "slot"
 # What a node's storage takes and how long processes need to come up, until a job's own reports say better.
 ASSUMED_STORAGE_BYTES_PER_S = 2e9
 ASSUMED_START_S = 60.0
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-_SHELL_WORDS = {"cd", "exec", "export", "set", "source", ".", "if", "for", "while", "case", "(", "{", "!", "time", "ulimit"}
+_SHELL_WORDS = {
+    "cd",
+    "exec",
+    "export",
+    "set",
+    "source",
+    ".",
+    "if",
+    "for",
+    "while",
+    "case",
+    "(",
+    "{",
+    "!",
+    "time",
+    "ulimit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +109,7 @@ def admit(
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     """What a preemptible job without checkpoints can lose; None for any other job."""
-    if spec.tier != Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
+    if Tier(spec.tier) is not Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
         return None
     dearest = max(eligible, key=lambda node: (node.micro_usd_per_gpu_hour, node.name))
     hourly = dearest.micro_usd_per_gpu_hour * spec.gpus
@@ -180,7 +196,7 @@ def _kind(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> str | N
 
 
 def _matches(node: Node, kind: str | None, spec: JobSpec) -> bool:
-    return kind in (None, node.gpu_name) and spec.capacity in (Capacity.ANY, node.capacity)
+    return kind in (None, node.gpu_name) and Capacity(spec.capacity) in (Capacity.ANY, node.capacity)
 
 
 def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes: Sequence[Node]) -> None:
@@ -190,7 +206,7 @@ def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes
     if most >= spec.gpus:
         return
     wanted = f"{spec.gpus} x {kind}" if kind else f"{spec.gpus} GPUs"
-    if spec.capacity != Capacity.ANY:
+    if spec.capacity != "any":
         wanted += f" ({spec.capacity})"
     have = ", ".join(f"{node.name} with {node.gpus} x {node.gpu_name} ({node.capacity})" for node in nodes)
     raise TooLargeError(
@@ -262,6 +278,8 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
         checkpoint_every_us=every_us,
         save_us=_DEFAULTS.save_us if expected is None else _us(expected.checkpoint_s),
         restart_us=_DEFAULTS.restart_us if expected is None else _us(expected.restart_s),
+        # Pushed before it has run as long as its restart takes, a job would only ever restart.
+        min_run_us=0 if expected is None else _us(expected.restart_s),
     )
 
 

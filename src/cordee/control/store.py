@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from cordee.control import tables
 from cordee.control.ports import Pending
 from cordee.errors import StoreError
-from cordee.events import AttemptPlaced, Event, KillOrdered, NoticeGiven, decode
+from cordee.events import AttemptPlaced, Event, KillOrdered, NodeUp, NoticeGiven, decode
 
 _PAGE = 1000  # events fetched at once: a reader never holds a transaction open over its own work
 _BUSY_MS = 10_000
@@ -95,6 +95,28 @@ class SqlStore:
                 connection.execute(tables.commands.delete().where(tables.commands.c.number == number))
         except SQLAlchemyError as error:
             raise StoreError(f"command {number} could not be marked as delivered: {_reason(error)}") from error
+
+    def jobs(self) -> list[Mapping[str, Any]]:
+        """Every job's row with its newest attempt's steps, newest first."""
+        attempts, jobs = tables.attempts, tables.jobs
+        newest = (attempts.c.job_id == jobs.c.job_id) & (attempts.c.epoch == jobs.c.epoch)
+        # Numbers of steps outlive the attempt that reached them, and the next one starts without any.
+        of_job = attempts.c.job_id == jobs.c.job_id
+        saved = sa.select(sa.func.max(attempts.c.checkpoint_step)).where(of_job).scalar_subquery()
+        query = sa.select(jobs, attempts.c.step, saved.label("checkpoint_step"))
+        query = query.join(attempts, newest, isouter=True)
+        return self._read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
+
+    def attempts(self, job_id: str) -> list[Mapping[str, Any]]:
+        """Rows of the job's attempts, oldest first."""
+        attempts = tables.attempts
+        return self._read(sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch))
+
+    def node_epoch(self, name: str) -> int:
+        """The highest epoch that an agent of this node was known with; 0 if none was."""
+        query = sa.select(tables.log.c.body).where(tables.log.c.kind == NodeUp.__name__)
+        claims = (json.loads(row["body"])["node"] for row in self._read(query))
+        return max((node["epoch"] for node in claims if node["name"] == name), default=0)
 
     def _read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
         try:

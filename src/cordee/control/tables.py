@@ -4,6 +4,7 @@
 `commands` is the outbox: a row stays until its delivery is confirmed or its attempt has ended.
 """
 
+import dataclasses
 import json
 
 import sqlalchemy as sa
@@ -17,8 +18,23 @@ from cordee.events import (
     JobSubmitted,
     KillOrdered,
     NoticeGiven,
+    RankLeft,
     RanksStarted,
+    Reported,
+    Restored,
     encode,
+)
+
+_OfAttempt = (
+    AttemptPlaced
+    | NoticeGiven
+    | KillOrdered
+    | RanksStarted
+    | Restored
+    | Reported
+    | CheckpointCommitted
+    | RankLeft
+    | AttemptEnded
 )
 
 metadata = sa.MetaData()
@@ -41,8 +57,10 @@ jobs = sa.Table(
     sa.Column("queue", sa.String, nullable=False),
     sa.Column("tier", sa.String, nullable=False),
     sa.Column("gpus", sa.Integer, nullable=False),
+    sa.Column("gpu_name", sa.String),
     sa.Column("state", sa.String, nullable=False),
     sa.Column("why", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False),
     sa.Column("submitted_us", sa.BigInteger, nullable=False),
     sa.Column("ended_us", sa.BigInteger),
     sa.Column("spec", sa.Text, nullable=False),
@@ -58,10 +76,12 @@ attempts = sa.Table(
     sa.Column("started_us", sa.BigInteger),
     sa.Column("notice_us", sa.BigInteger),
     sa.Column("notice_reason", sa.String),
+    sa.Column("step", sa.BigInteger),
     sa.Column("checkpoint_step", sa.BigInteger),
     sa.Column("ended_us", sa.BigInteger),
     sa.Column("outcome", sa.String),
     sa.Column("why", sa.Text, nullable=False),
+    sa.Column("failure", sa.Text),
 )
 commands = sa.Table(
     "commands",
@@ -101,14 +121,16 @@ def _follow_job(connection: sa.Connection, event: Event) -> None:
                 "queue": job.queue,
                 "tier": job.tier.value,
                 "gpus": job.gpus,
+                "gpu_name": job.gpu_name,
                 "state": "queued",
                 "why": "",
+                "epoch": 0,
                 "submitted_us": event.at_us,
                 "spec": event.spec,
             }
             connection.execute(jobs.insert().values(row))
         case AttemptPlaced():
-            _set_job(connection, event.job_id, state="running")
+            _set_job(connection, event.job_id, state="running", epoch=event.epoch)
         case NoticeGiven() | KillOrdered():
             _set_job(connection, event.job_id, state="stopping")
         case AttemptEnded():
@@ -126,14 +148,20 @@ def _follow_attempt(connection: sa.Connection, event: Event) -> None:
         case RanksStarted():
             _set_attempt(connection, event, state="running", started_us=event.at_us)
         case NoticeGiven():
-            _set_attempt(connection, event, state="stopping", notice_us=event.at_us, notice_reason=event.reason.value)
+            notice = {"notice_us": event.at_us, "notice_reason": event.reason.value}
+            _set_attempt(connection, event, state="stopping", **notice)
         case KillOrdered():
             _set_attempt(connection, event, state="stopping", why=event.why)
+        case Restored() | RankLeft():
+            _set_attempt(connection, event, step=event.step)
+        case Reported(steps=steps) if steps:
+            _set_attempt(connection, event, step=event.first_step + steps)
         case CheckpointCommitted():
             _set_attempt(connection, event, checkpoint_step=event.step)
         case AttemptEnded():
-            ended = {"state": "ended", "ended_us": event.at_us, "outcome": event.outcome.value, "why": event.why}
-            _set_attempt(connection, event, **ended)
+            failure = None if event.failure is None else json.dumps(dataclasses.asdict(event.failure))
+            ended = {"state": "ended", "ended_us": event.at_us, "outcome": event.outcome.value}
+            _set_attempt(connection, event, **ended, why=event.why, failure=failure)
             # Every share is gone: what was not delivered has nobody left to reach, and a late start must never be.
             of_attempt = (commands.c.job_id == event.job_id) & (commands.c.epoch == event.epoch)
             connection.execute(commands.delete().where(of_attempt))
@@ -143,10 +171,6 @@ def _set_job(connection: sa.Connection, job_id: str, **values: object) -> None:
     connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(values))
 
 
-def _set_attempt(
-    connection: sa.Connection,
-    event: AttemptPlaced | RanksStarted | NoticeGiven | KillOrdered | CheckpointCommitted | AttemptEnded,
-    **values: object,
-) -> None:
+def _set_attempt(connection: sa.Connection, event: _OfAttempt, **values: object) -> None:
     which = (attempts.c.job_id == event.job_id) & (attempts.c.epoch == event.epoch)
     connection.execute(attempts.update().where(which).values(values))

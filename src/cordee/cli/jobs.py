@@ -1,0 +1,315 @@
+"""The verbs about jobs: run, stop, jobs, why, logs."""
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cordee.cli import terminal
+from cordee.cli.terminal import Home, Json
+from cordee.client import AttemptView, Client, JobDetailView, JobView
+from cordee.errors import InputError, SpecError
+from cordee.workload.spec import JobSpec, parse_spec
+
+ENDED_SHOWN = 10
+
+JobRef = Annotated[str, typer.Argument(help="A job's id, or its name if only one job has it.")]
+
+
+def run(
+    what: Annotated[
+        list[str], typer.Argument(metavar="job.yaml | -- COMMAND...", help="A job's YAML, or its command after `--`.")
+    ],
+    *,
+    gpus: Annotated[str | None, typer.Option(help="The job's total: 4, 64xH100 or H100:64.")] = None,
+    name: Annotated[str | None, typer.Option(help="Its name.", show_default="job")] = None,
+    tier: Annotated[
+        str | None, typer.Option(help="production, standard or preemptible.", show_default="standard")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help="Its queue.", show_default="default")] = None,
+    priority: Annotated[int | None, typer.Option(help="Within its tier; more is sooner.", show_default="0")] = None,
+    capacity: Annotated[str | None, typer.Option(help="any, on-demand or spot.", show_default="any")] = None,
+    launch: Annotated[str | None, typer.Option(help="auto, rank or node.", show_default="auto")] = None,
+    checkpoint_to: Annotated[str | None, typer.Option(help="Where checkpoints go.")] = None,
+    every: Annotated[str | None, typer.Option(help="How often: 30m, or auto.", show_default="auto")] = None,
+    grace: Annotated[str | None, typer.Option(help="From notice to SIGKILL.", show_default="30s")] = None,
+    limit_time: Annotated[str | None, typer.Option(help="Stop it after: 47h.")] = None,
+    limit_cost: Annotated[str | None, typer.Option(help="Stop it after: $500.")] = None,
+    model: Annotated[str | None, typer.Option(help="What it trains, so that admission knows whether it fits.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, for its ranks. Not for secrets.")] = None,
+    secret: Annotated[list[str] | None, typer.Option(help="NAME of a variable of yours that its ranks need.")] = None,
+    unprotected: Annotated[bool, typer.Option("--unprotected", help="Preemptible without checkpoints: yes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow/--detach", "-f", help="Print its logs until it ends.")] = False,
+    slots: Annotated[int | None, typer.Option(help="CPU slots, if a server has to be started.")] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Queue a job, and start a server if none runs."""
+    flags = {
+        "name": name,
+        "tier": tier,
+        "queue": queue,
+        "priority": priority,
+        "capacity": capacity,
+        "launch": launch,
+        "checkpoint_to": checkpoint_to,
+        "checkpoint_every": every,
+        "grace": grace,
+        "limit_time": limit_time,
+        "limit_cost": limit_cost,
+        "model": model,
+    }
+    if _is_file(what, gpus):
+        given = [flag for flag, value in {**flags, "env": env, "secret": secret}.items() if value is not None]
+        if given:
+            flag = "--" + given[0].removeprefix("checkpoint_e").replace("_", "-").replace("very", "every")
+            raise InputError(f"{flag} is for a job without a file", hint=f"write it into {what[0]}")
+        spec = _from_file(Path(what[0]))
+    else:
+        if gpus is None:
+            raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
+        spec = JobSpec.from_flags(run=what, gpus=gpus, env=_pairs(env or ()), secrets=tuple(secret or ()), **flags)
+    submit(spec, terminal.folder(home), unprotected=unprotected, follow=follow, slots=slots, as_json=as_json)
+
+
+def submit(
+    spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: int | None, as_json: bool = False
+) -> None:
+    """Check what can be checked here, see that a server runs, queue the job and say so."""
+    from cordee.control.admission import check_program
+    from cordee.control.spawn import ensure_server
+
+    here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
+    # The ranks shall find what this shell finds, whichever shell once started the server.
+    here = here.model_copy(update={"env": {"PATH": os.environ.get("PATH", os.defpath), **here.env}})
+    check_program(here)
+    Client.check_secrets(here.secrets, os.environ)
+    console = terminal.stderr()
+    with terminal.waiting("looking for the server") as wait:
+        wait.now("starting a server, if none runs")
+        health, started = ensure_server(home, slots=slots)
+    if started:
+        console.print(f"started a server on {health.home} (pid {health.pid})", highlight=False)
+    with Client(home) as client:
+        made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
+        if as_json:
+            terminal.print_json(made)
+        else:
+            job = made.job
+            print(f"{job.job_id} {job.state}: {job.gpus} GPUs, {job.tier}, queue {job.queue}")
+        for note in made.notes:
+            console.print(f"note: {note}", highlight=False)
+        if follow:
+            raise SystemExit(follow_to_end(client, made.job.job_id))
+
+
+def follow_to_end(client: Client, job_id: str) -> int:
+    """Print a job's lines until it ends; the exit code: 0 if it is done, else 1."""
+    for line in client.logs(job_id, follow=True):
+        print(line, flush=True)
+    job = client.job(job_id)
+    print_end(terminal.stderr(), job)
+    return 0 if job.state == "done" else 1
+
+
+def print_end(console: Console, job: JobDetailView) -> None:
+    """How it ended, with the last lines of the rank that failed first."""
+    console.print(f"{job.job_id} is {job.state}: {job.why}", highlight=False, markup=False)
+    failure = job.attempts[-1].failure if job.attempts else None
+    if job.state == "failed" and failure is not None:
+        how = f"exit code {failure.exit_code}" if failure.signal is None else f"signal {failure.signal}"
+        console.print(f"rank {failure.rank} failed first ({how}):", highlight=False)
+        for line in failure.tail:
+            console.print(f"  {line}", highlight=False, markup=False)
+
+
+def stop(
+    job: JobRef,
+    *,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a job to end: it checkpoints first, unless --now."""
+    with terminal.connect(home) as client:
+        found = client.stop(job, now=now)
+        if wait and found.ended_us is None:
+            with terminal.waiting(f"{found.job_id} is {found.state}") as waiting:
+                for _ in client.events(follow=True):
+                    found = client.job(found.job_id)
+                    waiting.now(f"{found.job_id} is {found.state}")
+                    if found.ended_us is not None:
+                        break
+        if as_json:
+            terminal.print_json(JobView(**{name: getattr(found, name) for name in JobView.model_fields}))
+        elif found.ended_us is not None:
+            print(f"{found.job_id} is {found.state}: {found.why}")
+        else:
+            print(f"{found.job_id} is asked to end" + (" at once" if now else "; it checkpoints first"))
+
+
+def jobs(
+    job: Annotated[str | None, typer.Argument(help="One job, with its attempts.")] = None,
+    *,
+    show_all: Annotated[bool, typer.Option("--all", help=f"More than the last {ENDED_SHOWN} that ended.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """List jobs, or show one with its attempts."""
+    with terminal.connect(home) as client:
+        if job is not None:
+            _show(client.job(job), as_json)
+            return
+        found = client.jobs()
+    if as_json:
+        terminal.print_json(found)
+        return
+    live = [each for each in found if each.ended_us is None]
+    ended = [each for each in found if each.ended_us is not None]
+    shown = live + (ended if show_all else ended[:ENDED_SHOWN])
+    if not shown:
+        print("no jobs yet: cordee run --gpus 4 -- python train.py")
+        return
+    rows = terminal.table(
+        "JOB", "STATE", "TIER", "GPUS", "TRY", "STEP", "AGE", "WHY", right=("GPUS", "TRY", "STEP", "AGE"), folds="WHY"
+    )
+    for each in shown:
+        rows.add_row(
+            each.job_id,
+            terminal.state(each.state),
+            each.tier,
+            str(each.gpus),
+            str(each.epoch or "–"),
+            _steps(each),
+            terminal.since(each.submitted_us, each.ended_us),
+            each.why or "–",
+        )
+    console = terminal.stdout()
+    console.print(rows)
+    if len(shown) < len(found):
+        console.print(f"{len(found) - len(shown)} older jobs: --all", highlight=False)
+
+
+def _steps(job: JobView) -> str:
+    """The step it is at, and behind it the one that is safe."""
+    if job.step is None and job.checkpoint_step is None:
+        return "–"
+    saved = "" if job.checkpoint_step is None else f" ({job.checkpoint_step} saved)"
+    return f"{job.checkpoint_step if job.step is None else job.step}{saved}"
+
+
+def _show(job: JobDetailView, as_json: bool) -> None:
+    if as_json:
+        terminal.print_json(job)
+        return
+    console = terminal.stdout()
+    facts = terminal.table("", "", folds="")
+    facts.show_header = False
+    command = job.spec["run"]
+    facts.add_row("job", job.job_id)
+    facts.add_row("state", terminal.state(job.state))
+    facts.add_row("why", job.why or "–")
+    facts.add_row("gpus", f"{job.gpus} x {job.gpu_name}" if job.gpu_name else str(job.gpus))
+    facts.add_row("tier, queue", f"{job.tier}, {job.queue}")
+    facts.add_row("owner", job.owner)
+    facts.add_row("run", command if isinstance(command, str) else " ".join(command))
+    facts.add_row("step", _steps(job))
+    facts.add_row("age", terminal.since(job.submitted_us, job.ended_us))
+    console.print(facts)
+    if job.attempts:
+        rows = terminal.table("TRY", "STATE", "ON", "RAN", "NOTICE", "WHY", right=("TRY", "RAN"), folds="WHY")
+        for attempt in job.attempts:
+            rows.add_row(
+                str(attempt.epoch),
+                terminal.state(attempt.outcome or attempt.state),
+                _where(attempt),
+                terminal.since(attempt.placed_us, attempt.ended_us),
+                attempt.notice_reason or "–",
+                attempt.why or "–",
+            )
+        console.print(rows)
+    if job.state == "failed":
+        print_end(console, job)
+
+
+def _where(attempt: AttemptView) -> str:
+    return ", ".join(f"{node}:{_ranges(gpus)}" for node, gpus in attempt.leases.items())
+
+
+def _ranges(gpus: list[int]) -> str:
+    """GPU indices as people write them.
+
+    >>> _ranges([0, 1, 2, 3, 6])
+    '0-3,6'
+    """
+    runs: list[list[int]] = []
+    for gpu in sorted(gpus):
+        if runs and gpu == runs[-1][-1] + 1:
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in runs)
+
+
+def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
+    """Say why a job is where it is."""
+    with terminal.connect(home) as client:
+        told = client.why(job)
+    if as_json:
+        terminal.print_json(told)
+        return
+    print(f"{told.job_id} is {told.state}: {told.text}")
+    if told.blocking:
+        print(f"blocked by: {', '.join(told.blocking)}")
+    if told.until_us is not None:
+        left = terminal.since(0, max(0, told.until_us - _now_us()))
+        print(f"at the latest in: {left}")
+
+
+def logs(
+    job: JobRef,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Of this rank only.", show_default="all")] = None,
+    attempt: Annotated[int | None, typer.Option("--try", help="Of this attempt.", show_default="newest")] = None,
+    tail: Annotated[int | None, typer.Option(help="The last lines of each rank.", show_default="all")] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a job's ranks wrote."""
+    with terminal.connect(home) as client:
+        for line in client.logs(job, epoch=attempt, rank=rank, tail=tail, follow=follow):
+            print(json.dumps({"line": line}) if as_json else line, flush=follow)
+
+
+def _is_file(what: list[str], gpus: str | None) -> bool:
+    return gpus is None and len(what) == 1 and what[0].endswith((".yaml", ".yml"))
+
+
+def _from_file(path: Path) -> JobSpec:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError(f"{path} cannot be read: {reason}", hint="give the path of a job's YAML") from None
+    return parse_spec(text, source=str(path))
+
+
+def _pairs(texts: list[str] | tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SpecError(f"--env {text} is not NAME=VALUE", hint=f"write --env {text}=...")
+        pairs[name] = value
+    return pairs
+
+
+def _now_us() -> int:
+    import time
+
+    return time.time_ns() // 1000

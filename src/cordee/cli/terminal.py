@@ -1,0 +1,117 @@
+"""What the verbs that talk to a server share: options, tables that degrade when piped, JSON, a spinner."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import BaseModel
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cordee.client import Client, default_home
+from cordee.units import US_PER_S, format_duration
+
+Home = Annotated[Path | None, typer.Option("--home", help="Where state lives.", show_default="CORDEE_HOME, ~/.cordee")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_COLOURS = {
+    "running": "green",
+    "done": "green",
+    "finished": "green",
+    "up": "green",
+    "checkpointed": "cyan",
+    "queued": "yellow",
+    "placed": "yellow",
+    "stopping": "yellow",
+    "stopped": "dim",
+    "killed": "magenta",
+    "failed": "bold red",
+    "lost": "bold red",
+    "down": "bold red",
+}
+
+
+def connect(home: Path | None) -> Client:
+    """A client of the home's server."""
+    return Client(folder(home))
+
+
+def folder(home: Path | None) -> Path:
+    """The home that was asked for, or the default one."""
+    return (home or default_home()).expanduser().absolute()
+
+
+def print_json(value: BaseModel | Sequence[BaseModel]) -> None:
+    """The views as the API sent them."""
+    if isinstance(value, BaseModel):
+        print(json.dumps(value.model_dump(mode="json"), indent=2))
+    else:
+        print(json.dumps([each.model_dump(mode="json") for each in value], indent=2))
+
+
+def stdout() -> Console:
+    """Piped, lines are never cut, and there are no frames."""
+    return Console() if sys.stdout.isatty() else Console(width=10_000, color_system=None)
+
+
+def stderr() -> Console:
+    """For what is said besides the answer."""
+    return Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=10_000, color_system=None)
+
+
+def table(*columns: str, right: Sequence[str] = (), folds: str | None = None) -> Table:
+    """A table; `right` are columns of numbers, `folds` is the one that gives way where the terminal is narrow."""
+    style = box.SIMPLE_HEAD if sys.stdout.isatty() else None
+    made = Table(box=style, pad_edge=False, header_style="bold", padding=(0, 1))
+    for column in columns:
+        made.add_column(
+            column,
+            justify="right" if column in right else "left",
+            no_wrap=column != folds,
+            overflow="fold" if column == folds else "ellipsis",
+        )
+    return made
+
+
+def state(word: str) -> Text:
+    """A state or an outcome in its colour."""
+    return Text(word, style=_COLOURS.get(word, ""))
+
+
+def since(from_us: int, to_us: int | None = None) -> str:
+    """How long from one time to another, or to now."""
+    end_us = time.time_ns() // 1000 if to_us is None else to_us
+    return format_duration(max(0, round((end_us - from_us) / US_PER_S)))
+
+
+@contextmanager
+def waiting(text: str) -> Iterator["Waiting"]:
+    """A spinner with words that change, on a terminal; elsewhere each new text is one line."""
+    console = stderr()
+    if not console.is_terminal:
+        yield Waiting(lambda said: console.print(said, highlight=False), text)
+        return
+    with console.status(text) as status:
+        yield Waiting(status.update, text, silent_first=True)
+
+
+class Waiting:
+    """What is being waited for, said once each time it changes."""
+
+    def __init__(self, say: Callable[[str], None], text: str, *, silent_first: bool = False) -> None:
+        self._say, self._said = say, text
+        if not silent_first:
+            say(text)
+
+    def now(self, text: str) -> None:
+        """Say what is waited for now."""
+        if text != self._said:
+            self._said = text
+            self._say(text)

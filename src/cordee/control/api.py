@@ -1,0 +1,191 @@
+"""The HTTP face of the service: /v1, JSON, a bearer token, and errors that a client can raise again."""
+
+import asyncio
+import getpass
+import hmac
+import json
+from collections.abc import AsyncIterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+import cordee
+from cordee import errors
+from cordee.account.ledger import By
+from cordee.client import (
+    CostView,
+    HealthView,
+    JobDetailView,
+    JobView,
+    NodeView,
+    Submission,
+    Submitted,
+    WhyView,
+    as_body,
+)
+from cordee.control import logs
+from cordee.control.service import Service
+from cordee.errors import CordeeError, InputError, NotFoundError, TokenError
+from cordee.events import Event, encode
+
+EVENTS_AT_ONCE = 500
+
+# The most special branch of the tree decides; what is not listed is the server's own failure.
+_STATUS: tuple[tuple[type[CordeeError], int], ...] = (
+    (errors.TokenError, 401),
+    (errors.NotFoundError, 404),
+    (errors.InputError, 422),
+    (errors.AdmissionError, 409),
+    (errors.StoreError, 503),
+)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application around one service."""
+    app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
+    app.include_router(_router(service))
+    app.add_exception_handler(CordeeError, _told)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _unknown)
+    return app
+
+
+def local_owner() -> str:
+    """Who the home's token belongs to: the user that runs the server."""
+    return getpass.getuser()
+
+
+def _router(service: Service) -> APIRouter:
+    def owner(request: Request) -> str:
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        for token, who in service.owners.items():
+            if scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), token.encode()):
+                return who
+        said = "the token is wrong" if shown else "no token was sent"
+        raise TokenError(said, hint=f"it is in {service.home / 'token'}")
+
+    router = APIRouter(prefix="/v1", dependencies=[Depends(owner)])
+    Owner = Annotated[str, Depends(owner)]
+
+    @router.get("/health")
+    def health() -> HealthView:
+        return service.health()
+
+    @router.post("/jobs", status_code=201)
+    def submit(submission: Submission, by: Owner) -> Submitted:
+        return service.submit(submission, by)
+
+    @router.get("/jobs")
+    def jobs() -> list[JobView]:
+        return service.jobs()
+
+    @router.get("/jobs/{ref}")
+    def job(ref: str) -> JobDetailView:
+        return service.job(ref)
+
+    @router.post("/jobs/{ref}/stop")
+    def stop(ref: str, by: Owner, now: bool = False) -> JobView:
+        return service.stop(ref, by=by, now=now)
+
+    @router.get("/jobs/{ref}/why")
+    def why(ref: str) -> WhyView:
+        return service.why(ref)
+
+    @router.get("/jobs/{ref}/logs", response_class=StreamingResponse)
+    def read_logs(
+        ref: str,
+        epoch: Annotated[int | None, Query(ge=1)] = None,
+        rank: Annotated[int | None, Query(ge=0)] = None,
+        tail: Annotated[int | None, Query(ge=0)] = None,
+        follow: bool = False,
+    ) -> StreamingResponse:
+        job = service.job(ref)
+        _check_rank(job, epoch, rank)
+
+        def files(which: int) -> list[Path]:
+            return logs.log_files(service.home, job.job_id, which, rank)
+
+        if not follow:
+            lines = logs.lines(files(epoch or job.epoch), tail)
+            return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
+        several = rank is None and job.gpus > 1
+        told = logs.follow(files, lambda: service.progress(job.job_id), epoch, several)
+        return StreamingResponse(told, media_type="text/plain; charset=utf-8")
+
+    @router.get("/nodes")
+    def nodes() -> list[NodeView]:
+        return service.nodes()
+
+    @router.get("/cost")
+    def cost(by: By = "job") -> CostView:
+        return service.cost(by)
+
+    @router.get("/events", response_class=StreamingResponse)
+    def events(after: Annotated[int, Query(ge=0)] = 0, follow: bool = False) -> StreamingResponse:
+        return StreamingResponse(_events(service, after, follow), media_type="text/event-stream")
+
+    @router.post("/down", status_code=202)
+    def down() -> HealthView:
+        return service.down()
+
+    return router
+
+
+def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None:
+    if epoch is not None and all(attempt.epoch != epoch for attempt in job.attempts):
+        raise NotFoundError(
+            f"{job.job_id} has no attempt {epoch}", hint=f"it has {len(job.attempts)}: see `cordee jobs {job.job_id}`"
+        )
+    if rank is not None and rank >= job.gpus:
+        raise NotFoundError(f"{job.job_id} has no rank {rank}", hint=f"its ranks are 0 to {job.gpus - 1}")
+
+
+async def _events(service: Service, after: int, follow: bool) -> AsyncIterator[str]:
+    """Server-sent events, `id` being the log's number.
+
+    A follower looks at the log's number ten times a second: a thread for each that waits would use up the pool.
+    """
+    while True:
+        page = await asyncio.to_thread(_page, service, after)
+        for number, event in page:
+            yield f"id: {number}\ndata: {json.dumps(encode(event))}\n\n"
+            after = number
+        if not page and (not follow or service.closing):
+            return
+        while follow and service.control.number <= after and not service.closing:
+            await asyncio.sleep(logs.POLL_S)
+
+
+def _page(service: Service, after: int) -> list[tuple[int, Event]]:
+    return list(islice(service.store.events(after), EVENTS_AT_ONCE))
+
+
+def _answer(error: CordeeError) -> JSONResponse:
+    status = next((code for cls, code in _STATUS if isinstance(error, cls)), 500)
+    return JSONResponse(as_body(error), status_code=status)
+
+
+async def _told(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, CordeeError), "registered for this class"
+    return _answer(error)
+
+
+async def _invalid(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError), "registered for this class"
+    complaints: Sequence[dict[str, object]] = error.errors()
+    first = complaints[0]
+    where = ".".join(map(str, first["loc"])) if isinstance(first["loc"], tuple) else ""
+    return _answer(InputError(f"{where}: {first['msg']}", hint="/openapi.json describes every request"))
+
+
+async def _unknown(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException), "registered for this class"
+    if error.status_code == 404:
+        return _answer(NotFoundError(f"there is nothing at {request.url.path}", hint="see /openapi.json"))
+    body = as_body(errors.ServerError(f"{request.method} {request.url.path}: {error.detail}"))
+    return JSONResponse(body, status_code=error.status_code)

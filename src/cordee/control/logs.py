@@ -1,0 +1,103 @@
+"""What the ranks wrote, read from their agents' folders: merged and labelled.
+
+The agents mask the values of secrets before a line reaches the disk.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+
+POLL_S = 0.1
+
+
+def log_files(home: Path, job_id: str, epoch: int, rank: int | None = None) -> list[Path]:
+    """The log files of an attempt, by node and then by rank.
+
+    With `launch: node` a node's ranks share one file, and `rank` finds none.
+    """
+    pattern = "*/logs/*.log" if rank is None else f"*/logs/rank{rank}.log"
+    found = (home / "attempts" / job_id / str(epoch)).glob(pattern)
+    return sorted(found, key=lambda path: (path.parent.parent.name, _number(path), path.name))
+
+
+def lines(files: Sequence[Path], tail: int | None = None) -> Iterator[str]:
+    """What the files hold now, one after the other; of each the last `tail` lines."""
+    for path in files:
+        label = _label(path, several=len(files) > 1)
+        with path.open(errors="replace") as file:
+            for line in file if tail is None else deque(file, maxlen=tail):
+                yield label + line.rstrip("\n") + "\n"
+
+
+class Follower:
+    """Reads files as they grow. A line is told when it is complete, or when `drain` says that no more will come."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, int] = {}
+        self._rest: dict[Path, bytes] = {}
+
+    def news(self, files: Sequence[Path], *, several: bool) -> Iterator[str]:
+        """Lines that were completed since the last call."""
+        for path in files:
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                chunk = file.read()
+            if not chunk:
+                continue
+            self._read[path] = self._read.get(path, 0) + len(chunk)
+            *complete, self._rest[path] = (self._rest.get(path, b"") + chunk).split(b"\n")
+            for line in complete:
+                yield _label(path, several=several) + line.decode(errors="replace") + "\n"
+
+    def drain(self, *, several: bool) -> Iterator[str]:
+        """The last lines that nobody ended."""
+        for path, rest in self._rest.items():
+            if rest:
+                yield _label(path, several=several) + rest.decode(errors="replace") + "\n"
+        self._rest.clear()
+
+
+async def follow(
+    files: Callable[[int], Sequence[Path]],
+    progress: Callable[[], tuple[int, bool, bool]],
+    epoch: int | None,
+    several: bool,
+) -> AsyncIterator[str]:
+    """Lines as they are written, over all attempts that follow, until the job ends.
+
+    Files cannot be waited for portably, so they are looked at ten times a second.
+
+    Args:
+        files: an attempt's log files by its epoch.
+        progress: the newest epoch, whether that attempt has ended, and whether the job has.
+        epoch: stay with this attempt.
+        several: whether lines are labelled with their rank.
+    """
+    follower = Follower()
+    current = epoch
+    while True:
+        newest, ended, over = await asyncio.to_thread(progress)
+        current = current or newest
+        finished = over or current < newest or (current == newest and ended)
+        for line in follower.news(files(current), several=several) if current else ():
+            yield line
+        if finished:
+            for line in follower.drain(several=several):
+                yield line
+            if epoch is not None or (over and current == newest):
+                return
+            if current < newest:
+                current += 1
+                continue
+        await asyncio.sleep(POLL_S)
+
+
+def _label(path: Path, *, several: bool) -> str:
+    return f"[{path.stem}] " if several else ""
+
+
+def _number(path: Path) -> int:
+    digits = re.search(r"\d+$", path.stem)
+    return int(digits[0]) if digits else -1

@@ -1,0 +1,230 @@
+"""The server process: it owns a home, turns the control loop in its main thread, and serves HTTP in another.
+
+It tells its parent one JSON line on stdout, that it is ready or why it cannot be, and then only its log.
+Killed or terminated it leaves the ranks alone: the next server adopts them. Only `down` ends them first.
+"""
+
+import argparse
+import json
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from cordee.client import as_body
+from cordee.control.api import create_app, local_owner
+from cordee.control.executors.local import LocalExecutor, NodeConfig
+from cordee.control.home import Home
+from cordee.control.prices import priced
+from cordee.control.service import Service
+from cordee.control.store import SqlStore
+from cordee.control.tick import Control
+from cordee.errors import CordeeError, ServerError, StoreError
+from cordee.hardware.catalog import Catalogue
+from cordee.hardware.load import load_catalogue
+
+NODE = "local"
+NODE_WAIT_S = 20.0
+_RETRY_S = 1.0
+_LET_GO_S = 1
+
+
+class SystemClock:
+    """The real time."""
+
+    def now_us(self) -> int:
+        """Microseconds since the Unix epoch."""
+        return time.time_ns() // 1000
+
+
+class _Http(uvicorn.Server):
+    """uvicorn in a thread of its own, which says when it answers. Signals are the main thread's."""
+
+    def __init__(self, service: Service, listener: socket.socket) -> None:
+        config = uvicorn.Config(
+            create_app(service), log_config=None, lifespan="off", timeout_graceful_shutdown=_LET_GO_S
+        )
+        super().__init__(config)
+        self.answers = threading.Event()
+        self._thread = threading.Thread(target=self.run, args=([listener],), name="http", daemon=True)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.answers.set()
+
+    def begin(self) -> None:
+        """Serve."""
+        self._thread.start()
+        self.answers.wait()
+
+    def end(self) -> None:
+        """Let followers go and stop answering."""
+        self.should_exit = True
+        self._thread.join()
+
+
+class Server:
+    """Everything that one server process holds, put together and taken apart."""
+
+    def __init__(self, home: Home, slots: int | None, price_as: str | None) -> None:
+        self._home = home
+        self._log = structlog.get_logger()
+        self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may be called by a signal handler
+        self._signal: int | None = None
+        catalogue = _catalogue(home.path, price_as)
+        token = home.token()
+        self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
+        clock = SystemClock()
+        self._executor = LocalExecutor(
+            home.path,
+            token=token,
+            nodes=(NodeConfig(name=NODE, slots=slots),),
+            mark=self._store.mark,
+            epoch=self._store.node_epoch,
+            facts=lambda node: priced(node, catalogue, price_as),
+            on_report=self._wake,
+        )
+        self.control = Control(clock=clock, store=self._store, executor=self._executor)
+        self.service = Service(
+            control=self.control,
+            store=self._store,
+            clock=clock,
+            home=home.path,
+            catalogue=catalogue,
+            wake=self._wake,
+            owners={token: local_owner()},
+        )
+
+    def run(self) -> None:
+        """Serve until a signal, or until a drain has ended every attempt."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        listener = socket.create_server(("127.0.0.1", 0))
+        http = _Http(self.service, listener)
+        http.begin()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        host, port = self._executor.address
+        self._home.announce({"pid": os.getpid(), "url": url, "agents": {"host": host, "port": port}})
+        drained = False
+        try:
+            self.control.up()
+            self._executor.start()
+            self._wait_for_node()
+            self._log.info("ready", url=url, log_number=self.control.number)
+            _tell_parent({"ready": url})
+            drained = self._loop()
+        finally:
+            self._home.withdraw()
+            self.service.closing = True
+            http.end()
+            self._executor.close(kill_agents=drained)
+            self._store.close()
+            self._log.info("ended", drained=drained, signal=self._signal)
+
+    def _loop(self) -> bool:
+        """Turn until a signal (False) or until a drain is through (True)."""
+        while self._signal is None:
+            wake_at_us = self._tick()
+            with self.control.changed:
+                if self.control.state.draining and not self.control.state.attempts:
+                    return True
+            self._wait(wake_at_us)
+        return False
+
+    def _tick(self) -> int | None:
+        try:
+            wake_at_us = self.control.tick()
+        except StoreError as error:
+            if self.service.problem != error.message:
+                self._log.error("the store fails; nothing is lost, and it is tried again", error=str(error))
+            self.service.problem = error.message
+            return SystemClock().now_us() + round(_RETRY_S * 1e6)
+        self.service.problem = None
+        return wake_at_us
+
+    def _wait(self, until_us: int | None) -> None:
+        """Until news, a signal or the time; news that came together are one turn."""
+        timeout = None if until_us is None else max(0.0, (until_us - SystemClock().now_us()) / 1e6)
+        try:
+            self._turn.get(timeout=timeout)
+            while True:
+                self._turn.get_nowait()
+        except queue.Empty:
+            return
+
+    def _wait_for_node(self) -> None:
+        """Who submits next finds the node there."""
+        deadline = time.monotonic() + NODE_WAIT_S
+        while self._signal is None and not any(record.up for record in self.control.state.nodes.values()):
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"the node's agent did not come up within {NODE_WAIT_S:.0f} s",
+                    hint=f"its log is in {self._home.path / 'nodes'}",
+                )
+            self._tick()
+            self._wait(SystemClock().now_us() + 100_000)
+
+    def _wake(self) -> None:
+        self._turn.put(None)
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
+        self._turn.put(None)
+
+
+def _catalogue(home: Path, price_as: str | None) -> Catalogue:
+    own = home / "prices.toml"
+    catalogue = load_catalogue(own if own.exists() else None)
+    if price_as is not None:
+        catalogue.find_gpu(price_as)  # an unknown one is an error now, not a price of 0 later
+    return catalogue
+
+
+def _tell_parent(message: dict[str, object]) -> None:
+    """One line on stdout; after it, stdout is closed to everyone, so that the parent may go."""
+    print(json.dumps(message), flush=True)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _log_to(path: Path) -> None:
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)),
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a server; the exit code is the error's."""
+    parser = argparse.ArgumentParser(prog="python -m cordee.control.server", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--slots", type=int)
+    parser.add_argument("--price-as")
+    args = parser.parse_args(argv)
+    try:
+        home = Home(args.home)
+        home.lock()
+        _log_to(home.path / "server.log")
+        Server(home, args.slots, args.price_as).run()
+    except CordeeError as error:
+        _tell_parent(as_body(error))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""What the API does, without HTTP: one method for each thing that a client can ask of a server."""
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+import cordee
+from cordee.account.ledger import By, CostRow
+from cordee.account.split import Split
+from cordee.client import (
+    AttemptView,
+    CostRowView,
+    CostView,
+    FailureView,
+    HealthView,
+    JobDetailView,
+    JobView,
+    LostView,
+    NodeView,
+    SplitView,
+    Submission,
+    Submitted,
+    WhyView,
+)
+from cordee.control.admission import admit
+from cordee.control.ports import Clock
+from cordee.control.store import SqlStore
+from cordee.control.tick import Control
+from cordee.errors import NotFoundError, SpecError
+from cordee.events import Lease
+from cordee.hardware.catalog import Catalogue
+from cordee.ids import ALPHABET, JobId
+from cordee.schedule.explain import explain
+from cordee.schedule.state import NodeRecord
+from cordee.workload.spec import JobSpec
+
+
+@dataclass(slots=True)
+class Service:
+    """The server's parts, and what may be asked of them.
+
+    Attributes:
+        control: the scheduler core.
+        store: its log and tables.
+        clock: its time.
+        home: the folder that it owns.
+        catalogue: GPUs and prices.
+        wake: makes the control loop turn.
+        owners: who each token belongs to.
+        problem: what keeps the control loop from working now.
+        closing: the server is about to exit; whoever follows something is let go.
+    """
+
+    control: Control
+    store: SqlStore
+    clock: Clock
+    home: Path
+    catalogue: Catalogue
+    wake: Callable[[], None]
+    owners: Mapping[str, str]
+    problem: str | None = None
+    closing: bool = field(default=False)
+
+    def health(self) -> HealthView:
+        """The server itself."""
+        with self.control.changed:
+            return HealthView(
+                version=cordee.__version__,
+                pid=os.getpid(),
+                home=str(self.home),
+                draining=self.control.state.draining,
+                live_attempts=len(self.control.state.attempts),
+                log_number=self.control.number,
+                problem=self.problem,
+            )
+
+    def submit(self, submission: Submission, owner: str) -> Submitted:
+        """Admit and queue a job. The same submission again changes nothing."""
+        spec = _spec(submission)
+        for name in spec.secrets:
+            if not (self.home / "secrets" / name).is_file():
+                raise SpecError(f"the secret {name} is not in the server's home", hint="submit with `cordee run`")
+        job_id = JobId(submission.job_id)
+        with self.control.changed:
+            notes: tuple[str, ...] = ()
+            if job_id not in self.control.state.jobs:
+                nodes = [record.node for record in self.control.state.nodes.values()]
+                admitted = admit(
+                    spec,
+                    job_id=job_id,
+                    owner=owner,
+                    nodes=nodes,
+                    catalogue=self.catalogue,
+                    unprotected=submission.unprotected,
+                )
+                notes = admitted.notes
+                self.control.submit(admitted.job, spec.model_dump_json())
+        self.wake()
+        return Submitted(job=self.job(job_id), notes=list(notes))
+
+    def stop(self, ref: str, *, by: str, now: bool) -> JobView:
+        """Ask a job to end; one that has ended stays as it is."""
+        job = self.job(ref)
+        job_id = JobId(job.job_id)
+        with self.control.changed:
+            record = self.control.state.jobs[job_id]
+            asked = record.stop is not None and (record.stop.now or not now)
+            if not record.phase.ended and not asked:
+                self.control.stop(job_id, by=by, now=now)
+        self.wake()
+        return self.job(job_id)
+
+    def down(self) -> HealthView:
+        """Give every attempt notice; the control loop ends the server when all have left."""
+        with self.control.changed:
+            if not self.control.state.draining:
+                self.control.drain()
+        self.wake()
+        return self.health()
+
+    def jobs(self) -> list[JobView]:
+        """Every job, newest first."""
+        return [_job_view(row) for row in self.store.jobs()]
+
+    def job(self, ref: str) -> JobDetailView:
+        """A job by its id, or by a name that only one job has.
+
+        Raises:
+            NotFoundError: none, or several.
+        """
+        rows = self.store.jobs()
+        row = _find(rows, ref)
+        attempts = [_attempt_view(attempt) for attempt in self.store.attempts(row["job_id"])]
+        view = _job_view(row).model_dump()
+        return JobDetailView(**view, attempts=attempts, spec=json.loads(row["spec"]))
+
+    def why(self, ref: str) -> WhyView:
+        """Why a job is where it is."""
+        job = self.job(ref)
+        with self.control.changed:
+            told = explain(self.control.state, JobId(job.job_id), self.clock.now_us())
+        return WhyView(
+            job_id=job.job_id,
+            state=job.state,
+            reason=told.reason.value,
+            text=told.text,
+            gpus_needed=told.gpus_needed,
+            gpus_free=told.gpus_free,
+            blocking=list(told.blocking),
+            until_us=told.until_us,
+        )
+
+    def nodes(self) -> list[NodeView]:
+        """Every node that was ever up, by name."""
+        with self.control.changed:
+            state = self.control.state
+            used: dict[str, dict[int, str]] = {}
+            for job_id, attempt in state.attempts.items():
+                for lease in attempt.held:
+                    used.setdefault(lease.node, {}).update(_holders(lease, job_id, attempt.epoch))
+            records = sorted(state.nodes.values(), key=lambda record: record.node.name)
+        return [_node_view(record, used.get(record.node.name, {})) for record in records]
+
+    def cost(self, by: By) -> CostView:
+        """What was held and paid until now."""
+        now_us = self.clock.now_us()
+        with self.control.changed:
+            rows = self.control.ledger.cost(by, now_us)
+            totals = self.control.ledger.totals(now_us)
+        return CostView(
+            by=by,
+            at_us=now_us,
+            rows=[_cost_row(row) for row in rows],
+            gpu_us=_split(totals.gpu_us),
+            micro_usd=_split(totals.micro_usd),
+            idle_gpu_us=totals.idle_gpu_us,
+            idle_micro_usd=totals.idle_micro_usd,
+        )
+
+    def progress(self, job_id: str) -> tuple[int, bool, bool]:
+        """For who follows a job's logs: its newest epoch, whether that has ended, and whether the job has."""
+        attempts = self.store.attempts(job_id)
+        over = self.closing or self.job(job_id).ended_us is not None
+        newest = attempts[-1] if attempts else None
+        return (newest["epoch"], newest["ended_us"] is not None, over) if newest else (0, True, over)
+
+
+def _spec(submission: Submission) -> JobSpec:
+    try:
+        spec = JobSpec.model_validate(submission.spec)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SpecError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    if not re.fullmatch(re.escape(spec.name) + f"-[{ALPHABET}]{{6}}", submission.job_id):
+        raise SpecError(f"{submission.job_id!r} is no id for a job named {spec.name!r}", hint="use cordee.client")
+    return spec
+
+
+def _find(rows: list[Mapping[str, Any]], ref: str) -> Mapping[str, Any]:
+    by_id = {row["job_id"]: row for row in rows}
+    if ref in by_id:
+        return by_id[ref]
+    named = [row for row in rows if row["name"] == ref]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        ids = ", ".join(row["job_id"] for row in named[:5])
+        raise NotFoundError(f"{len(named)} jobs are named {ref!r}", hint=f"say which: {ids}")
+    near = difflib.get_close_matches(ref, [*by_id, *(row["name"] for row in rows)], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise NotFoundError(f"there is no job {ref!r}", hint=hint + "`cordee jobs` lists them")
+
+
+def _job_view(row: Mapping[str, Any]) -> JobView:
+    return JobView(**{name: row[name] for name in JobView.model_fields})
+
+
+def _attempt_view(row: Mapping[str, Any]) -> AttemptView:
+    known = {name: row[name] for name in AttemptView.model_fields}
+    failure = None if row["failure"] is None else FailureView(**json.loads(row["failure"]))
+    return AttemptView(**known | {"leases": json.loads(row["leases"]), "failure": failure})
+
+
+def _holders(lease: Lease, job_id: JobId, epoch: int) -> dict[int, str]:
+    return dict.fromkeys(lease.gpus, f"{job_id}.{epoch}")
+
+
+def _node_view(record: NodeRecord, used: dict[int, str]) -> NodeView:
+    node = record.node
+    return NodeView(
+        name=node.name,
+        up=record.up,
+        epoch=node.epoch,
+        gpu_name=node.gpu_name,
+        gpus=node.gpus,
+        used=dict(sorted(used.items())),
+        unavailable=list(node.unavailable),
+        micro_usd_per_gpu_hour=node.micro_usd_per_gpu_hour,
+        price_source=node.price_source,
+    )
+
+
+def _split(split: Split) -> SplitView:
+    return SplitView(held=split.held, **asdict(split))
+
+
+def _cost_row(row: CostRow) -> CostRowView:
+    return CostRowView(
+        key=row.key,
+        attempts=row.attempts,
+        gpu_us=_split(row.gpu_us),
+        micro_usd=_split(row.micro_usd),
+        lost_by_cause=[LostView(cause=cause, gpu_us=us, micro_usd=usd) for cause, us, usd in row.lost_by_cause],
+        charged_gpu_us=row.charged_gpu_us,
+        charged_micro_usd=row.charged_micro_usd,
+        steps=row.steps,
+        steps_repeated=row.steps_repeated,
+        tokens=row.tokens,
+        micro_usd_per_million_tokens=row.micro_usd_per_million_tokens,
+        price_sources=list(row.price_sources),
+    )
