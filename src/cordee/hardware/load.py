@@ -69,15 +69,20 @@ def _gpu(name: str, facts: dict[str, Any]) -> Gpu:
 
 def _read_prices(table: dict[str, Any], catalogue: Catalogue, where: str) -> tuple[Price, ...]:
     prices = []
-    for gpu_name, by_capacity in table.items():
-        gpu = catalogue.find_gpu(gpu_name)
-        for capacity, facts in by_capacity.items() if isinstance(by_capacity, dict) else ():
-            prices.append(_price(gpu.name, capacity, facts, where))
+    for written, by_capacity in table.items():
+        name = catalogue.find_gpu(written).name
+        if not isinstance(by_capacity, dict):
+            raise CatalogueError(f"{where}: {written} is {by_capacity!r}, not a table", hint=f"write {_example(name)}")
+        prices += [_price(name, capacity, facts, where) for capacity, facts in by_capacity.items()]
     return tuple(prices)
 
 
+def _example(gpu_name: str) -> str:
+    return f'[{gpu_name}.on-demand] usd_per_gpu_hour = 2.10, source = "our contract", as_of = "2026-03"'
+
+
 def _price(gpu_name: str, capacity: str, facts: Any, where: str) -> Price:
-    example = f'[{gpu_name}.on-demand] usd_per_gpu_hour = 2.10, source = "our contract", as_of = "2026-03"'
+    example = _example(gpu_name)
     known: dict[str, Capacity] = {name: name for name in CAPACITIES}
     if capacity not in known:
         raise CatalogueError(f"{where}: {gpu_name} has unknown capacity {capacity!r}", hint=f"write {example}")

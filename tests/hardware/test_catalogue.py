@@ -1,0 +1,111 @@
+"""The shipped facts, how names find them, and a user's own prices."""
+
+from pathlib import Path
+
+import pytest
+
+from cordee.errors import CatalogueError
+from cordee.hardware.load import load_catalogue
+from cordee.units import GB
+
+CATALOGUE = load_catalogue()
+
+
+def test_every_fact_has_a_source_and_a_date() -> None:
+    for gpu in CATALOGUE.gpus:
+        for source in (gpu.source, gpu.matmul_source, gpu.node_source):
+            assert source.title and source.as_of[:2] == "20", gpu.name
+    for price in CATALOGUE.prices:
+        assert price.source.title and price.source.as_of[:2] == "20", price
+
+
+def test_the_catalogue_has_the_gpus_people_rent_and_a_price_for_each() -> None:
+    wanted = {"A100-40", "A100-80", "H100", "H200", "B200", "GB200", "L40S", "A10", "RTX-4090", "MI300X"}
+    assert wanted <= {gpu.name for gpu in CATALOGUE.gpus}
+    for gpu in CATALOGUE.gpus:
+        assert CATALOGUE.price(gpu, "on-demand") is not None, gpu.name
+
+
+@pytest.mark.parametrize("gpu", CATALOGUE.gpus, ids=lambda gpu: gpu.name)
+def test_facts_are_of_the_right_size(gpu) -> None:  # A wrong power of ten is the likely mistake in a data file.
+    assert 20 * GB <= gpu.memory_bytes <= 300 * GB
+    assert 0.5e12 <= gpu.memory_bytes_per_s <= 10e12
+    assert 100e12 <= gpu.peak_flop_per_s("bf16") <= 3e15
+    assert gpu.flop_per_s["fp32"] < gpu.flop_per_s["bf16"]
+    assert gpu.network_bytes_per_s < gpu.link_bytes_per_s <= 1e12
+    assert 0.4 < gpu.matmul_share < 1
+    spot, on_demand = CATALOGUE.price(gpu, "spot"), CATALOGUE.price(gpu, "on-demand")
+    assert spot is None or on_demand is None or spot.usd_per_gpu_hour < on_demand.usd_per_gpu_hour
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("H100", "H100"),
+        ("h100-80gb", "H100"),
+        ("H100-SXM", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("a100", "A100-80"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_a_name_as_people_and_drivers_write_it_finds_its_gpu(written: str, name: str) -> None:
+    assert CATALOGUE.find_gpu(written).name == name
+
+
+def test_an_unknown_gpu_is_told_what_was_probably_meant() -> None:
+    with pytest.raises(CatalogueError, match="unknown GPU 'H10'") as caught:
+        CATALOGUE.find_gpu("H10")
+    assert caught.value.hint is not None and caught.value.hint.startswith("did you mean H100? ")
+
+
+def test_a_dtype_without_units_is_refused() -> None:
+    with pytest.raises(CatalogueError, match="A100-80 has no fp8 units"):
+        CATALOGUE.find_gpu("A100").peak_flop_per_s("fp8")
+
+
+def test_the_story_is_priced_as_it_was() -> None:
+    price = CATALOGUE.price(CATALOGUE.find_gpu("H100"), "on-demand")
+    assert price is not None
+    assert round(3008 * price.usd_per_gpu_hour) == 8994
+
+
+def test_own_prices_lie_over_the_catalogue(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text('[h100-80gb.spot]\nusd_per_gpu_hour = 1.11\nsource = "our contract"\nas_of = 2026-11-01\n')
+    own = load_catalogue(path)
+    h100 = own.find_gpu("H100")
+    spot, on_demand = own.price(h100, "spot"), own.price(h100, "on-demand")
+    assert spot is not None and spot.usd_per_gpu_hour == 1.11
+    assert str(spot.source) == "our contract (2026-11-01)"
+    assert on_demand == CATALOGUE.price(CATALOGUE.find_gpu("H100"), "on-demand")
+    assert len(own.prices) == len(CATALOGUE.prices)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[H100.spot", "cannot be read"),
+        ('[H9.spot]\nusd_per_gpu_hour = 1\nsource = "x"\nas_of = "2026"\n', "unknown GPU 'H9'"),
+        ('[H100.preemptible]\nusd_per_gpu_hour = 1\nsource = "x"\nas_of = "2026"\n', "unknown capacity"),
+        ('[H100.spot]\nusd_per_gpu_hour = 1\nas_of = "2026"\n', "lacks 'source'"),
+        ('[H100.spot]\nusd_per_gpu_hour = "much"\nsource = "x"\nas_of = "2026"\n', "H100.spot"),
+        ('[H100.spot]\nusd_per_gpu_hour = -1\nsource = "x"\nas_of = "2026"\n', "costs -1.0 dollars"),
+        ("[H100]\nspot_usd = 1.2\n", "unknown capacity 'spot_usd'"),
+        ("H100 = 2.99\n", "H100 is 2.99"),
+    ],
+)
+def test_a_price_file_that_is_wrong_says_where(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(text)
+    with pytest.raises(CatalogueError) as caught:
+        load_catalogue(path)
+    assert says in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_price_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CatalogueError, match="does not exist"):
+        load_catalogue(tmp_path / "none.toml")
