@@ -1,0 +1,146 @@
+"""Where the live parts run: a server of its own in a temporary home, its log as it grows, and nothing left behind."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cordee.cli.story.lines import line, progress
+from cordee.cli.story.teller import Teller
+from cordee.client import Client, Submitted, from_body
+from cordee.errors import ClaimError, CordeeError, ServerError
+from cordee.events import Event, JobEnded
+from cordee.ids import JobId
+from cordee.units import US_PER_S
+from cordee.workload.spec import JobSpec
+
+SLOTS = 4
+_POLL_S = 0.1
+_PATIENCE_S = 240.0
+_END_S = 60.0
+
+
+class Stage:
+    """A running server, and what its log has told so far."""
+
+    def __init__(self, home: Path, teller: Teller) -> None:
+        self.home = home
+        self.client = Client(home)
+        self.events: list[Event] = []
+        self.names: dict[JobId, str] = {}
+        self._teller = teller
+        self._number = 0
+        self._zero_us: int | None = None
+
+    @property
+    def out(self) -> Path:
+        """Where the jobs write what is compared afterwards."""
+        return self.home / "out"
+
+    def submit(self, spec: JobSpec) -> JobId:
+        """Queue a job as `cordee run` does."""
+        done: Submitted = self.client.submit(spec.model_dump(mode="json"))
+        job_id = JobId(done.job.job_id)
+        self.names[job_id] = spec.name
+        return job_id
+
+    def follow(self, until: Callable[[Event], bool], waiting: str) -> None:
+        """Tell the log as it grows, until an event that is awaited.
+
+        Raises:
+            ClaimError: it did not come, or a job failed.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        with self._teller.waiting(waiting):
+            while not any(until(event) for event in self._news()):
+                if time.monotonic() > deadline:
+                    raise ClaimError(
+                        f"nothing more happened within {_PATIENCE_S:.0f} s while {waiting}",
+                        hint="run `cordee demo --keep` and read the logs in the folder it prints",
+                    )
+                time.sleep(_POLL_S)
+
+    def _news(self) -> Iterator[Event]:
+        for number, event in self.client.events(after=self._number):
+            self._number = number
+            self.events.append(event)
+            self._tell(event)
+            yield event
+
+    def _tell(self, event: Event) -> None:
+        told = line(event, self.names)
+        if told is not None:
+            self._zero_us = event.at_us if self._zero_us is None else self._zero_us
+            self._teller.line((event.at_us - self._zero_us) / US_PER_S, told)
+        goes_on = progress(event, self.names)
+        if goes_on is not None:
+            self._teller.progress(goes_on)
+        if isinstance(event, JobEnded) and event.state != "done":
+            raise ClaimError(f"{event.job_id} ended as {event.state}: {event.why}", hint=self._last_words(event.job_id))
+
+    def _last_words(self, job_id: JobId) -> str:
+        try:
+            tail = list(self.client.logs(job_id, tail=12))
+        except CordeeError:
+            tail = []
+        return "its last lines were:\n  " + "\n  ".join(tail) if tail else "it wrote no lines"
+
+
+@contextmanager
+def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
+    """Start a server on CPU slots in a new folder; end it and remove the folder, whatever happened.
+
+    Raises:
+        CordeeError: the server could not start.
+    """
+    home = Path(tempfile.mkdtemp(prefix="cordee-demo-"))
+    try:
+        server = _start(home, price_as)
+        try:
+            stood = Stage(home, teller)
+            yield stood
+        finally:
+            _end(server, home)
+    finally:
+        if keep:
+            teller.say(f"Everything is kept in {home}")
+        else:
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(home: Path, price_as: str) -> "subprocess.Popen[str]":
+    words = ["--home", str(home), "--slots", str(SLOTS), "--price-as", price_as]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "cordee.control.server", *words],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the demo, which then ends the server in order
+    )
+    assert server.stdout is not None, "it was asked for"
+    with server.stdout as told:
+        answer = told.readline()
+    message = json.loads(answer) if answer.startswith("{") else {}
+    if "ready" not in message:
+        server.wait(timeout=_END_S)
+        raise from_body(message) or ServerError("the demo's server did not start", hint="try `cordee up --slots 4`")
+    return server
+
+
+def _end(server: "subprocess.Popen[str]", home: Path) -> None:
+    """Have every job leave and the server end; a server that cannot is ended."""
+    try:
+        with Client(home) as client:
+            for job in client.jobs():
+                if job.ended_us is None:
+                    client.stop(job.job_id, now=True)
+            client.down()
+        server.wait(timeout=_END_S)
+    except (CordeeError, subprocess.TimeoutExpired):
+        server.terminate()
+        server.wait()

@@ -1,0 +1,179 @@
+"""The known story, run again: 64 H100s on spot capacity, 47 hours in, and the cloud takes a node back.
+
+A plain script loses everything. The same job with the plan's interval, with and without a notice that it handles,
+loses what the ledger of its simulated run says. Nothing here is a formula: each figure is a run.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from cordee.events import Capacity, CheckpointCommitted, Job, Node, Tier
+from cordee.ids import JobId
+from cordee.plan.survive import Survival
+from cordee.simulate.run import Run, Submission, run
+from cordee.simulate.work import Work
+from cordee.simulate.world import Reclaim
+from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S
+
+GPUS, GPUS_PER_NODE = 64, 8
+AT_US = 47 * US_PER_HOUR
+BACK_US = 600 * US_PER_S  # until the cloud gives another node
+JOB = JobId("llama-aaaaaa")
+"""Its id is fixed, as everything of the story is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What one reclaim cost, by the ledger.
+
+    Attributes:
+        reclaimed_us: when, after the start of the job.
+        lost: GPU time that was paid and is done again.
+        restart: GPU time of the next attempt until its first new step.
+        checkpoint: GPU time that checkpoints took until then.
+    """
+
+    reclaimed_us: int
+    lost_gpu_us: int
+    lost_micro_usd: int
+    restart_micro_usd: int
+    checkpoint_micro_usd: int
+
+    @property
+    def micro_usd(self) -> int:
+        """Lost work and the restart."""
+        return self.lost_micro_usd + self.restart_micro_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What the reclaim costs without anything, with checkpoints only, and with a notice that is handled."""
+
+    period_s: float
+    save_s: float
+    step_s: float
+    notice_s: float
+    plain: Loss
+    interval_worst: Loss
+    interval: tuple[Loss, ...]
+    noticed: tuple[Loss, ...]
+
+    @property
+    def interval_micro_usd(self) -> int:
+        """Expected without notice."""
+        return round(fmean(loss.micro_usd for loss in self.interval))
+
+    @property
+    def noticed_micro_usd(self) -> int:
+        """Expected with notice."""
+        return round(fmean(loss.micro_usd for loss in self.noticed))
+
+    @property
+    def noticed_worst(self) -> Loss:
+        """The dearest of those with notice."""
+        return max(self.noticed, key=lambda loss: loss.micro_usd)
+
+
+def known_story(
+    survival: Survival,
+    *,
+    step_s: float,
+    usd_per_gpu_hour: float,
+    notice_s: float = 120.0,
+    moments: int = 16,
+    seed: int = 47,
+) -> Story:
+    """Run the story's worlds.
+
+    Args:
+        survival: the plan's view of this job: its interval, how long a checkpoint and a restart take.
+        step_s: of the planned layout.
+        usd_per_gpu_hour: what the cloud charges.
+        notice_s: how long before it takes a node the cloud tells so, where it does.
+        moments: how many times of the reclaim are tried, spread by chance over a whole period around hour 47.
+        seed: of that chance.
+    """
+    price = round(usd_per_gpu_hour * MICRO_USD)
+    work = _protected(survival, step_s)
+    plain = Work(
+        steps=work.steps,
+        step_us=work.step_us,
+        start_us=work.start_us,
+        every_us=None,
+        handles_notice=False,
+        reports=False,
+    )
+    dice = random.Random(seed)
+    period_us = round(survival.period_s * US_PER_S)
+    times = sorted(AT_US + dice.randrange(-period_us // 2, period_us // 2) for _ in range(moments))
+    notice_us = round(notice_s * US_PER_S)
+    return Story(
+        period_s=survival.period_s,
+        save_s=survival.checkpoint_s,
+        step_s=step_s,
+        notice_s=notice_s,
+        plain=_loss(plain, price, AT_US, 0),
+        interval_worst=_loss(work, price, _worst_moment_us(work, price), 0),
+        interval=tuple(_loss(work, price, at_us, 0) for at_us in times),
+        noticed=tuple(_loss(work, price, at_us, notice_us) for at_us in times),
+    )
+
+
+def _protected(survival: Survival, step_s: float) -> Work:
+    """The planned job. A checkpoint holds the ranks until it is durable, which is the dearest way to write one."""
+    step_us = round(step_s * US_PER_S)
+    return Work(
+        steps=2 * AT_US // step_us,
+        step_us=step_us,
+        start_us=round(survival.restart_s * US_PER_S),
+        every_us=round((survival.period_s - survival.checkpoint_s) * US_PER_S),
+        stall_us=round(survival.checkpoint_s * US_PER_S),
+        checkpoint_bytes=survival.checkpoint_bytes,
+    )
+
+
+def _worst_moment_us(work: Work, micro_usd_per_gpu_hour: int) -> int:
+    """Just before the first checkpoint after hour 47 would have been durable."""
+    undisturbed = _world(work, micro_usd_per_gpu_hour, (), until_us=2 * AT_US)
+    return next(e.at_us for e in undisturbed.log if isinstance(e, CheckpointCommitted) and e.at_us >= AT_US) - 1
+
+
+def _loss(work: Work, micro_usd_per_gpu_hour: int, reclaimed_us: int, notice_us: int) -> Loss:
+    reclaim = Reclaim(at_us=reclaimed_us, nodes=("node-3",), notice_us=notice_us, back_us=BACK_US)
+    done = _world(work, micro_usd_per_gpu_hour, (reclaim,), until_us=reclaimed_us + BACK_US + US_PER_HOUR)
+    cut, again = done.ledger.rows(done.ledger.at_us)
+    return Loss(
+        reclaimed_us=reclaimed_us,
+        lost_gpu_us=cut.gpu_us.lost,
+        lost_micro_usd=cut.micro_usd.lost,
+        restart_micro_usd=again.micro_usd.restart,
+        checkpoint_micro_usd=cut.micro_usd.checkpoint,
+    )
+
+
+def _world(work: Work, micro_usd_per_gpu_hour: int, reclaims: Sequence[Reclaim], *, until_us: int) -> Run:
+    nodes = [
+        Node(
+            name=f"node-{number}",
+            epoch=1,
+            gpu_name="H100-80GB",
+            gpus=GPUS_PER_NODE,
+            capacity=Capacity.SPOT,
+            micro_usd_per_gpu_hour=micro_usd_per_gpu_hour,
+            price_source="the story",
+        )
+        for number in range(GPUS // GPUS_PER_NODE)
+    ]
+    job = Job(
+        job_id=JOB,
+        name="llama-3-70b",
+        owner="the team",
+        gpus=GPUS,
+        tier=Tier.STANDARD,
+        capacity=Capacity.SPOT,
+        grace_us=max([reclaim.notice_us for reclaim in reclaims], default=0),
+        protected=work.durable,
+    )
+    return run(nodes, [Submission(at_us=0, job=job, work=work)], reclaims, until_us=until_us)
