@@ -310,7 +310,12 @@ def _load_yaml(text: str, source: str) -> tuple[Any, dict[Path, tuple[int, int]]
     except YAMLError as error:
         raise SpecError(f"{source}: not valid YAML: {_first_line(str(error))}", hint="use plain text") from None
     positions: dict[Path, tuple[int, int]] = {}
-    return _strip(tree, (), positions), positions
+    try:
+        return _strip(tree, (), positions), positions
+    except RecursionError:
+        raise SpecError(
+            f"{source}: the YAML contains itself", hint="an alias must not stand in its own anchor"
+        ) from None
 
 
 def _first_line(text: str | None) -> str:
@@ -322,8 +327,9 @@ def _strip(node: Any, path: Path, positions: dict[Path, tuple[int, int]]) -> Any
     if isinstance(node, dict):
         plain = {}
         for key, value in node.items():
-            line, column = node.lc.key(key)  # type: ignore[attr-defined]
-            positions[(*path, key)] = (line + 1, column + 1)
+            if key in (node.lc.data or {}):  # type: ignore[attr-defined]  # A merged key stands elsewhere.
+                line, column = node.lc.key(key)  # type: ignore[attr-defined]
+                positions[(*path, key)] = (line + 1, column + 1)
             plain[key] = _strip(value, (*path, key), positions)
         return plain
     if isinstance(node, list):

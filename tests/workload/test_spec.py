@@ -1,0 +1,195 @@
+"""The job's YAML: what may be left out, how quantities are read, and that every mistake is pointed at."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordee.errors import SpecError
+from cordee.workload.gpus import parse_gpus
+from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnPreempt, parse_spec
+
+FULL = """\
+version: 1
+name: llama-70b
+run: torchrun train.py --seed 1
+gpus: H100:64
+launch: node
+tier: preemptible
+capacity: spot
+queue: research/llm
+priority: 5
+limit:
+  time: 3d12h
+  cost: $9,000.50
+checkpoint:
+  to: s3://bucket/llama
+  every: 10m
+  keep: 3
+on_preempt:
+  grace: 90s
+  then: stop
+model:
+  name: llama-3-70b
+  seq: 8192
+  global_batch: 512
+  optimizer: adamw-8bit
+  layout: tp=8,pp=2
+env:
+  WANDB_MODE: offline
+  WORKERS: 4
+secrets: [HF_TOKEN]
+"""
+
+
+def test_only_run_and_gpus_are_required() -> None:
+    spec = parse_spec("run: python train.py\ngpus: 4\n")
+    assert spec == JobSpec(run="python train.py", gpus=4)
+    assert (spec.tier, spec.capacity, spec.queue, spec.launch, spec.name) == (
+        "standard", "any", "default", "auto", "job",
+    )  # fmt: skip
+    assert spec.limit == Limit(time_s=None, cost_micro_usd=None)
+    assert spec.checkpoint == Checkpoint(to=None, every_s="auto", keep=2)
+    assert spec.on_preempt == OnPreempt(grace_s=30.0, then="requeue")
+    assert spec.model is None
+
+
+def test_all_keys_are_read_into_base_units() -> None:
+    spec = parse_spec(FULL)
+    assert (spec.gpus, spec.gpu, spec.launch, spec.tier) == (64, "H100", "node", "preemptible")
+    assert (spec.limit.time_s, spec.limit.cost_micro_usd) == (302_400.0, 9_000_500_000)
+    assert (spec.checkpoint.to, spec.checkpoint.every_s, spec.checkpoint.keep) == ("s3://bucket/llama", 600.0, 3)
+    assert (spec.on_preempt.grace_s, spec.on_preempt.then) == (90.0, "stop")
+    assert spec.model is not None
+    assert (spec.model.name, spec.model.seq, spec.model.layout) == ("llama-3-70b", 8192, "tp=8,pp=2")
+    assert spec.env == {"WANDB_MODE": "offline", "WORKERS": "4"}
+    assert spec.secrets == ("HF_TOKEN",)
+
+
+def test_json_is_a_faithful_form() -> None:
+    for text in (FULL, "run: [python, train.py]\ngpus: 1\n"):
+        spec = parse_spec(text)
+        assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_run_is_a_shell_line_or_a_list_of_words() -> None:
+    assert parse_spec("run: python train.py\ngpus: 1").run == "python train.py"
+    assert parse_spec("run: [python, train.py]\ngpus: 1").run == ("python", "train.py")
+    assert parse_spec("run: |\n  a\n  b\ngpus: 1").run == "a\nb\n"
+
+
+@given(st.integers(1, 100_000), st.sampled_from(["H100", "A100-80", "RTX 4090", "mi300x"]))
+def test_gpus_is_the_total_however_it_is_written(count: int, kind: str) -> None:
+    assert parse_gpus(count) == parse_gpus(str(count)) == (count, None)
+    assert parse_gpus(f"{count}x{kind}") == parse_gpus(f"{kind}:{count}") == parse_gpus(f"{count} x {kind}")
+    assert parse_gpus(f"{count}x{kind}") == (count, kind)
+
+
+@pytest.mark.parametrize("text", ["", "H100", "0", "0xH100", "-4", "4.5", "8x8xH100x", "x4", "H100:", "4 GPUs please"])
+def test_a_number_of_gpus_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(SpecError):
+        parse_gpus(text) if text != "8x8xH100x" else parse_gpus("8x8")
+
+
+@pytest.mark.parametrize(
+    ("line", "place", "says", "hint"),
+    [
+        ("teir: production", "3:1", "unknown key 'teir'", "did you mean tier?"),
+        ("gpu: H100", "3:1", "unknown key 'gpu'", "did you mean gpus?"),
+        ("tier: prodution", "3:1", "unknown tier 'prodution'", "did you mean production?"),
+        ("tier: spot", "3:1", "unknown tier 'spot'", "capacity: spot"),
+        ("capacity: preemptible", "3:1", "unknown capacity 'preemptible'", "any, on-demand, spot"),
+        ("launch: mpi", "3:1", "unknown launch 'mpi'", "auto, rank, node"),
+        ("limit: {tiem: 3h}", "3:9", "unknown key 'tiem' in limit", "did you mean time?"),
+        ("limit: {time_s: 3}", "3:9", "unknown key 'time_s' in limit", "did you mean time?"),
+        ("limit:\n  time: 47", "4:3", "limit.time: '47' is not a duration", "47h"),
+        ("limit:\n  cost: 500", "4:3", "limit.cost: '500' is not an amount of money", "$500"),
+        ("limit:\n  time: [1h]", "4:3", "limit.time cannot be ['1h']", ""),
+        ("limit: 47h", "3:1", "limit must be a mapping", "indented"),
+        ("checkpoint: {every: 10}", "3:14", "checkpoint.every: '10' is not a duration", "30m"),
+        ("checkpoint: {every: 0s}", "3:14", "checkpoint.every", ""),
+        ("checkpoint:\n  keep: 1", "4:3", "checkpoint.keep = 1", "two generations"),
+        ("on_preempt: {then: die}", "3:14", "unknown on_preempt.then 'die'", "requeue, stop"),
+        ("name: My Job", "3:1", "name = 'My Job'", "lower-case"),
+        ("queue: ''", "3:1", "queue = ''", "letters"),
+        ("priority: high", "3:1", "priority = 'high'", ""),
+        ("version: 2", "3:1", "unknown version 2", "use 1"),
+        ("model: {seq: 8192}", "3:1", "give either name", ""),
+        ("model: {name: a, config: b}", "3:1", "give either name", ""),
+        ("model: {name: a, seq: 0}", "3:18", "model.seq = 0", ""),
+        ("env: {A: true}", "3:7", "env.A is not a text", 'A: "..."'),
+        ("env: {A: 1.10}", "3:7", "env.A is not a text", "quotes"),
+        ("env: {A: b}\nsecrets: [A]", "", "A is both in env and in secrets", ""),
+        ("secrets: HF_TOKEN", "3:1", "secrets = 'HF_TOKEN'", "[HF_TOKEN]"),
+        ("secrets: ['a b']", "", "'a b' cannot name an environment variable", ""),
+        ("run: again", "3:1", "not valid YAML", "each key once"),
+        ("limit: {time: 3h", "4:1", "not valid YAML", "quotes"),
+    ],
+)
+def test_a_mistake_is_pointed_at(line: str, place: str, says: str, hint: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(f"run: python train.py\ngpus: 4\n{line}\n", source="job.yaml")
+    assert says in caught.value.message
+    assert caught.value.message.startswith(f"job.yaml:{place}" if place else "job.yaml: ")
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "a job is a mapping"),
+        ("- run", "a job is a mapping"),
+        ("gpus: 4", "the job has no run"),
+        ("run: x", "the job has no gpus"),
+        ("run:\ngpus: 4", "the job has no run"),
+        ("run: '  '\ngpus: 4", "run is empty"),
+        ("run: []\ngpus: 4", "run is empty"),
+        ("run: [a, 3]\ngpus: 4", "run = ['a', 3]"),
+        ("run: x\ngpus: many", "'many' is not a number of GPUs"),
+        ("run: x\ngpus: 0", "at least 1 GPU"),
+        ("run: x\ngpus: [4]", "gpus cannot be [4]"),
+        ("\x00", "not valid YAML"),
+        ("run: x\ngpus: 1\nenv: &e {A: *e}", "contains itself"),
+    ],
+)
+def test_what_is_no_job_is_refused(text: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text)
+    assert says in caught.value.message
+
+
+def test_a_tag_makes_no_object() -> None:
+    assert parse_spec("run: !!python/object/apply:os.getcwd x\ngpus: 4").run == "x"
+
+
+def test_an_anchor_may_be_merged() -> None:
+    spec = parse_spec("run: x\ngpus: 1\nenv: &e {A: b}\ncheckpoint: {to: /c}\nmodel: {name: gpt2}\n")
+    text = "run: x\ngpus: 1\ncheckpoint: &c {to: /c}\nmodel:\n  <<: {name: gpt2}\nenv: {A: b}\n"
+    assert parse_spec(text) == spec
+
+
+@given(st.text(max_size=80))
+def test_no_text_does_anything_but_parse_or_be_refused(text: str) -> None:
+    try:
+        parse_spec(f"run: x\ngpus: 1\n{text}")
+    except SpecError as error:
+        assert error.message.startswith("<spec>")
+
+
+def test_a_job_from_flags_is_the_job_from_yaml() -> None:
+    from_flags = JobSpec.from_flags(
+        run="torchrun train.py --seed 1", gpus="H100:64", name="llama-70b", launch="node", tier="preemptible",
+        capacity="spot", queue="research/llm", priority=5, limit_time="3d12h", limit_cost="$9,000.50",
+        checkpoint_to="s3://bucket/llama", checkpoint_every="10m", checkpoint_keep=3, grace="90s",
+        on_preempt_then="stop", model="llama-3-70b", model_seq=8192, model_global_batch=512,
+        model_optimizer="adamw-8bit", model_layout="tp=8,pp=2", env={"WANDB_MODE": "offline", "WORKERS": "4"},
+        secrets=["HF_TOKEN"],
+    )  # fmt: skip
+    assert from_flags == parse_spec(FULL)
+
+
+def test_flags_that_were_not_given_leave_the_defaults() -> None:
+    assert JobSpec.from_flags(run=["a"], gpus="1", tier=None, grace=None) == JobSpec(run=("a",), gpus=1)
+    with pytest.raises(SpecError, match="flags: unknown key 'colour'"):
+        JobSpec.from_flags(run="a", gpus="1", colour="red")
+    with pytest.raises(SpecError, match=r"flags: on_preempt.grace: '30' is not a duration"):
+        JobSpec.from_flags(run="a", gpus="1", grace="30")
