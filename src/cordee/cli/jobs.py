@@ -43,7 +43,7 @@ def run(
     secret: Annotated[list[str] | None, typer.Option(help="NAME of a variable of yours that its ranks need.")] = None,
     unprotected: Annotated[bool, typer.Option("--unprotected", help="Preemptible without checkpoints: yes.")] = False,
     follow: Annotated[bool, typer.Option("--follow/--detach", "-f", help="Print its logs until it ends.")] = False,
-    slots: Annotated[int | None, typer.Option(help="CPU slots, if a server has to be started.")] = None,
+    slots: Annotated[str | None, typer.Option(help="CPU slots, if a server has to be started.")] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -76,7 +76,7 @@ def run(
 
 
 def submit(
-    spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: int | None, as_json: bool = False
+    spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: str | None, as_json: bool = False
 ) -> None:
     """Check what can be checked here, see that a server runs, queue the job and say so."""
     from cordee.control.admission import check_program

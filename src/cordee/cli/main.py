@@ -17,6 +17,15 @@ from cordee.errors import CordeeError
 # Verb: (its module, whose function has the verb's name; one line of help).
 VERBS: dict[str, tuple[str, str]] = {
     "plan": ("cordee.cli.plan", "Does it fit, in which layout, how fast, what does it cost - before anything runs."),
+    "run": ("cordee.cli.jobs", "Queue a job, and start a server if none runs."),
+    "stop": ("cordee.cli.jobs", "Ask a job to end: it checkpoints first, unless --now."),
+    "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
+    "why": ("cordee.cli.jobs", "Say why a job is where it is."),
+    "logs": ("cordee.cli.jobs", "Print what a job's ranks wrote."),
+    "nodes": ("cordee.cli.operate", "List nodes, who holds their GPUs, and what they cost."),
+    "cost": ("cordee.cli.operate", "Say what every GPU-second was held for, and what it cost."),
+    "up": ("cordee.cli.operate", "Start a server that takes jobs; those of an earlier one go on."),
+    "down": ("cordee.cli.operate", "Checkpoint and requeue every job, then end the server."),
     "version": ("cordee.cli.main", "Print the version."),
 }
 

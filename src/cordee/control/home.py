@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ _NETWORK = {
     *("pvfs2", "orangefs", "wekafs", "panfs", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"),
 }
 _NETWORK_FUSE = {"sshfs", "glusterfs", "ceph", "juicefs", "gcsfuse", "s3fs", "rclone", "goofys", "blobfuse2", "davfs"}
+
+_LOCK_TRIES, _LOCK_RETRY_S = 3, 0.02
 
 
 class Home:
@@ -56,15 +59,24 @@ class Home:
         Raises:
             HomeInUseError: another server owns it.
         """
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        for _ in range(_LOCK_TRIES - 1):  # who only looks whether the home is owned holds it for a moment
+            if self._try_lock():
+                break
+            time.sleep(_LOCK_RETRY_S)
+        if not self._try_lock():
             pid = os.pread(self._lock_fd, 32, 0).decode() or "unknown"
             raise HomeInUseError(
                 f"a server already runs on {self.path} (pid {pid})", hint="use it, or stop it with `cordee down`"
-            ) from None
+            )
         os.ftruncate(self._lock_fd, 0)
         os.pwrite(self._lock_fd, str(os.getpid()).encode(), 0)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def token(self) -> str:
         """The secret that clients and agents show; made once, readable by its owner only."""
@@ -75,6 +87,22 @@ class Home:
             drawn = secrets.token_urlsafe(32)
             self._replace(path, drawn + "\n")
             return drawn
+
+    def settings(self) -> dict[str, str]:
+        """What `up` was last told; empty the first time."""
+        try:
+            told = json.loads((self.path / "settings.json").read_text())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise HomeUnsuitableError(
+                f"{self.path / 'settings.json'} cannot be read: {error}", hint="remove it, and say --slots again"
+            ) from error
+        return {str(name): str(value) for name, value in told.items()}
+
+    def keep_settings(self, told: dict[str, str]) -> None:
+        """Remember what `up` was told."""
+        self._replace(self.path / "settings.json", json.dumps(told) + "\n")
 
     def announce(self, facts: dict[str, Any]) -> None:
         """Say where the server answers: `server.json` is complete whenever it is there."""

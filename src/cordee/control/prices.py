@@ -3,10 +3,12 @@
 A price travels in the log with the node, so that the ledger of last month does not change with this month's prices.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from cordee.control.ports import Executor, Pending, Report
 from cordee.errors import CatalogueError
-from cordee.events import Node
+from cordee.events import Node, NodeUp
 from cordee.hardware.catalog import Catalogue
 from cordee.units import MICRO_USD
 
@@ -36,3 +38,28 @@ def priced(node: Node, catalogue: Catalogue, slots_as: str | None = None) -> Nod
     if node.gpu_name == SLOT:
         source = f"each CPU slot accounted as one {source}"
     return replace(node, micro_usd_per_gpu_hour=round(price.usd_per_gpu_hour * MICRO_USD), price_source=source)
+
+
+class Priced:
+    """An executor whose nodes carry prices; everything else passes through."""
+
+    def __init__(self, inner: Executor, catalogue: Catalogue, slots_as: str | None) -> None:
+        self._inner, self._catalogue, self._slots_as = inner, catalogue, slots_as
+
+    def reports(self) -> Sequence[Report]:
+        """The inner executor's, nodes with prices."""
+        return [self._with_price(report) for report in self._inner.reports()]
+
+    def acknowledge(self, source: str, seq: int) -> None:
+        """Pass it on."""
+        self._inner.acknowledge(source, seq)
+
+    def carry_out(self, pending: Pending) -> bool:
+        """Pass it on."""
+        return self._inner.carry_out(pending)
+
+    def _with_price(self, report: Report) -> Report:
+        if not isinstance(report.event, NodeUp):
+            return report
+        node = priced(report.event.node, self._catalogue, self._slots_as)
+        return replace(report, event=replace(report.event, node=node))

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -21,17 +22,16 @@ import uvicorn
 
 from cordee.client import as_body
 from cordee.control.api import create_app, local_owner
-from cordee.control.executors.local import LocalExecutor, NodeConfig
+from cordee.control.executors.local import LocalExecutor
 from cordee.control.home import Home
-from cordee.control.prices import priced
+from cordee.control.prices import Priced
 from cordee.control.service import Service
 from cordee.control.store import SqlStore
 from cordee.control.tick import Control
-from cordee.errors import CordeeError, ServerError, StoreError
+from cordee.errors import CordeeError, InputError, ServerError, StoreError
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
 
-NODE = "local"
 NODE_WAIT_S = 20.0
 _RETRY_S = 1.0
 _LET_GO_S = 1
@@ -71,28 +71,49 @@ class _Http(uvicorn.Server):
         self._thread.join()
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What this machine offers: CPU slots in place of GPUs, and the GPU whose price a slot is accounted at."""
+
+    slots: int | None
+    price_as: str | None
+
+    @classmethod
+    def of(cls, home: Home, slots: str | None, price_as: str | None) -> "Offer":
+        """What was asked for now; else what was the last time, so that a bare `up` brings everything back.
+
+        Raises:
+            InputError: not a number of slots.
+            CatalogueError: an unknown GPU.
+        """
+        last = home.settings()
+        slots = last.get("slots", "auto") if slots is None else slots
+        price_as = last.get("price_as", "none") if price_as is None else price_as
+        if slots != "auto" and not (slots.isdecimal() and int(slots) > 0):
+            raise InputError(f"{slots!r} is not a number of CPU slots", hint="write --slots 8, or --slots auto")
+        if price_as != "none":
+            load_catalogue().find_gpu(price_as)
+        home.keep_settings({"slots": slots, "price_as": price_as})
+        return cls(None if slots == "auto" else int(slots), None if price_as == "none" else price_as)
+
+
 class Server:
     """Everything that one server process holds, put together and taken apart."""
 
-    def __init__(self, home: Home, slots: int | None, price_as: str | None) -> None:
+    def __init__(self, home: Home, offer: Offer) -> None:
         self._home = home
         self._log = structlog.get_logger()
         self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may be called by a signal handler
         self._signal: int | None = None
-        catalogue = _catalogue(home.path, price_as)
+        catalogue = _catalogue(home.path)
         token = home.token()
         self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
         clock = SystemClock()
         self._executor = LocalExecutor(
-            home.path,
-            token=token,
-            nodes=(NodeConfig(name=NODE, slots=slots),),
-            mark=self._store.mark,
-            epoch=self._store.node_epoch,
-            facts=lambda node: priced(node, catalogue, price_as),
-            on_report=self._wake,
+            home.path, mark=self._store.mark, epoch=self._store.node_epoch, slots=offer.slots, wake=self._wake
         )
-        self.control = Control(clock=clock, store=self._store, executor=self._executor)
+        priced = Priced(self._executor, catalogue, offer.price_as)
+        self.control = Control(clock=clock, store=self._store, executor=priced)
         self.service = Service(
             control=self.control,
             store=self._store,
@@ -111,7 +132,7 @@ class Server:
         http = _Http(self.service, listener)
         http.begin()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        host, port = self._executor.address
+        host, port = self._executor.listen()
         self._home.announce({"pid": os.getpid(), "url": url, "agents": {"host": host, "port": port}})
         drained = False
         try:
@@ -125,7 +146,9 @@ class Server:
             self._home.withdraw()
             self.service.closing = True
             http.end()
-            self._executor.close(kill_agents=drained)
+            if drained:
+                self._executor.shutdown()
+            self._executor.close()
             self._store.close()
             self._log.info("ended", drained=drained, signal=self._signal)
 
@@ -180,12 +203,9 @@ class Server:
         self._turn.put(None)
 
 
-def _catalogue(home: Path, price_as: str | None) -> Catalogue:
+def _catalogue(home: Path) -> Catalogue:
     own = home / "prices.toml"
-    catalogue = load_catalogue(own if own.exists() else None)
-    if price_as is not None:
-        catalogue.find_gpu(price_as)  # an unknown one is an error now, not a price of 0 later
-    return catalogue
+    return load_catalogue(own if own.exists() else None)
 
 
 def _tell_parent(message: dict[str, object]) -> None:
@@ -212,14 +232,14 @@ def main(argv: list[str] | None = None) -> int:
     """Run a server; the exit code is the error's."""
     parser = argparse.ArgumentParser(prog="python -m cordee.control.server", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--slots", type=int)
+    parser.add_argument("--slots")
     parser.add_argument("--price-as")
     args = parser.parse_args(argv)
     try:
         home = Home(args.home)
         home.lock()
         _log_to(home.path / "server.log")
-        Server(home, args.slots, args.price_as).run()
+        Server(home, Offer.of(home, args.slots, args.price_as)).run()
     except CordeeError as error:
         _tell_parent(as_body(error))
         return error.exit_code

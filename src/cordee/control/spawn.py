@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,48 +25,64 @@ def running(home: Path) -> HealthView | None:
         return None
 
 
-def start_server(home: Path, *, slots: int | None = None, price_as: str | None = None) -> HealthView:
+def check_installed() -> None:
+    """Raise MissingExtraError if the server's libraries are not installed."""
+    missing = [name for name in _NEEDS if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"a server needs {', '.join(missing)}, which is not installed", hint="pip install 'cordee[server]'"
+        )
+
+
+def arguments(home: Path, *, slots: str | None = None, price_as: str | None = None) -> list[str]:
+    """The server's command line."""
+    argv = ["--home", str(home.absolute())]
+    argv += ["--slots", slots] if slots is not None else []
+    argv += ["--price-as", price_as] if price_as is not None else []
+    return argv
+
+
+def start_server(home: Path, *, slots: str | None = None, price_as: str | None = None) -> HealthView:
     """Start a server that outlives this process, and wait until it takes jobs.
 
     Args:
         home: the folder that it will own.
-        slots: offer so many CPU slots in place of GPUs.
-        price_as: account each slot at this GPU's price.
+        slots: offer so many CPU slots in place of GPUs; `auto` looks for GPUs; None is as it was the last time.
+        price_as: account each slot at this GPU's price; `none` does not; None is as it was the last time.
 
     Raises:
         HomeInUseError: one runs there already.
         HomeUnsuitableError, StoreError, ServerError: it could not start.
         MissingExtraError: the server's libraries are not installed.
     """
-    missing = [name for name in _NEEDS if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"a server needs {', '.join(missing)}, which is not installed", hint="pip install 'cordee[server]'"
+    check_installed()
+    argv = [sys.executable, "-m", "cordee.control.server", *arguments(home, slots=slots, price_as=price_as)]
+    with tempfile.TemporaryFile() as complaints:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True, cwd="/"
         )
-    argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
-    argv += ["--slots", str(slots)] if slots is not None else []
-    argv += ["--price-as", price_as] if price_as is not None else []
-    process = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, cwd="/"
-    )
-    assert process.stdout is not None, "it is a pipe"
-    with process.stdout as said, process.stderr as _:  # type: ignore[union-attr]
-        line = said.readline()
-    answer = json.loads(line) if line.strip() else {}
+        assert process.stdout is not None, "it is a pipe"
+        with process.stdout:
+            line = process.stdout.readline()
+        if not line.strip():
+            code = process.wait()
+            complaints.seek(0)
+            last = complaints.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise NoServerError(
+                f"the server ended with exit code {code} before it was ready: {''.join(last)}",
+                hint=f"see {home / 'server.log'}",
+            )
+    answer = json.loads(line)
     error = from_body(answer)
     if error is not None:
         process.wait()
         raise error
-    if "ready" not in answer:
-        code = process.wait()
-        raise NoServerError(
-            f"the server ended with exit code {code} before it was ready", hint=f"see {home}/server.log"
-        )
+    process.returncode = 0  # it outlives us on purpose, and nobody is to complain that it was not waited for
     with Client(home) as client:
         return client.health()
 
 
-def ensure_server(home: Path, *, slots: int | None = None) -> tuple[HealthView, bool]:
+def ensure_server(home: Path, *, slots: str | None = None) -> tuple[HealthView, bool]:
     """The home's server, started if none answers; the second value tells whether it was."""
     found = running(home)
     if found is not None:

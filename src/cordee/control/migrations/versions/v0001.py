@@ -26,8 +26,10 @@ def upgrade() -> None:
         sa.Column("queue", sa.String, nullable=False),
         sa.Column("tier", sa.String, nullable=False),
         sa.Column("gpus", sa.Integer, nullable=False),
+        sa.Column("gpu_name", sa.String),
         sa.Column("state", sa.String, nullable=False),
         sa.Column("why", sa.Text, nullable=False),
+        sa.Column("epoch", sa.Integer, nullable=False),
         sa.Column("submitted_us", sa.BigInteger, nullable=False),
         sa.Column("ended_us", sa.BigInteger),
         sa.Column("spec", sa.Text, nullable=False),
@@ -42,10 +44,12 @@ def upgrade() -> None:
         sa.Column("started_us", sa.BigInteger),
         sa.Column("notice_us", sa.BigInteger),
         sa.Column("notice_reason", sa.String),
+        sa.Column("step", sa.BigInteger),
         sa.Column("checkpoint_step", sa.BigInteger),
         sa.Column("ended_us", sa.BigInteger),
         sa.Column("outcome", sa.String),
         sa.Column("why", sa.Text, nullable=False),
+        sa.Column("failure", sa.Text),
     )
     op.create_table(
         "commands",

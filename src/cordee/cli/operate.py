@@ -1,0 +1,186 @@
+"""The verbs about the server and its nodes: up, down, nodes, cost."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from cordee.cli import terminal
+from cordee.cli.terminal import Home, Json
+from cordee.client import Client, CostRowView, CostView, HealthView, NodeView, SplitView
+from cordee.errors import InputError, NoServerError
+from cordee.units import format_micro_usd
+from cordee.view.money import CLASSES, gpu_time
+
+_LOOK_S = 0.05
+BY = ("job", "user", "queue", "epoch")
+
+
+def up(
+    *,
+    slots: Annotated[
+        str | None,
+        typer.Option(help="So many CPU slots in place of GPUs, or auto.", show_default="as before, else auto"),
+    ] = None,
+    price_as: Annotated[
+        str | None,
+        typer.Option(help="Account each slot at this GPU's price, or none.", show_default="as before, else none"),
+    ] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Start a server that takes jobs; those of an earlier one go on."""
+    from cordee.control.spawn import arguments, check_installed, start_server
+
+    folder = terminal.folder(home)
+    if foreground:
+        check_installed()
+        from cordee.control.server import main
+
+        raise SystemExit(main(arguments(folder, slots=slots, price_as=price_as)))
+    with terminal.waiting(f"starting a server on {folder}"):
+        health = start_server(folder, slots=slots, price_as=price_as)
+    if as_json:
+        terminal.print_json(health)
+        return
+    with Client(folder) as client:
+        nodes, live = client.nodes(), [job for job in client.jobs() if job.ended_us is None]
+    print(f"the server runs on {health.home} (pid {health.pid})")
+    for node in nodes:
+        print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {_price(node)}")
+    if live:
+        print(f"{len(live)} jobs go on: cordee jobs")
+
+
+def down(*, home: Home = None, as_json: Json = False) -> None:
+    """Checkpoint and requeue every job, then end the server. After the next `up` they go on."""
+    from cordee.control.spawn import is_owned
+
+    with terminal.connect(home) as client:
+        last = client.down()
+        with terminal.waiting(_leaving(last)) as wait:
+            while True:
+                try:
+                    last = client.health()
+                except NoServerError:
+                    break
+                wait.now(_leaving(last))
+                time.sleep(_LOOK_S)
+            wait.now("the server is ending")
+            while is_owned(client.home):
+                time.sleep(_LOOK_S)
+    if as_json:
+        terminal.print_json(last)
+    else:
+        print("the server is down; jobs that were queued or running go on after `cordee up`")
+
+
+def _leaving(health: HealthView) -> str:
+    if health.live_attempts == 0:
+        return "no job runs: the server is ending"
+    jobs = "1 job is" if health.live_attempts == 1 else f"{health.live_attempts} jobs are"
+    return f"{jobs} leaving with a checkpoint"
+
+
+def nodes(*, home: Home = None, as_json: Json = False) -> None:
+    """List nodes, who holds their GPUs, and what they cost."""
+    with terminal.connect(home) as client:
+        found = client.nodes()
+    if as_json:
+        terminal.print_json(found)
+        return
+    rows = terminal.table("NODE", "STATE", "GPUS", "FREE", "HELD BY", "PRICE", right=("FREE",), folds="HELD BY")
+    for node in found:
+        held: dict[str, int] = {}
+        for holder in node.used.values():
+            held[holder] = held.get(holder, 0) + 1
+        free = node.gpus - len(set(node.used) | set(node.unavailable)) if node.up else 0
+        others = [f"others ({len(node.unavailable)})"] if node.unavailable else []
+        rows.add_row(
+            node.name,
+            terminal.state("up" if node.up else "down"),
+            f"{node.gpus} x {node.gpu_name}",
+            str(free),
+            ", ".join([*(f"{holder} ({count})" for holder, count in held.items()), *others]) or "–",
+            _per_hour(node),
+        )
+    console = terminal.stdout()
+    console.print(rows)
+    for source in sorted({node.price_source for node in found}):
+        console.print(f"price: {source}", highlight=False, markup=False)
+
+
+def _per_hour(node: NodeView) -> str:
+    return f"{format_micro_usd(node.micro_usd_per_gpu_hour)}/GPU-h" if node.micro_usd_per_gpu_hour else "–"
+
+
+def _price(node: NodeView) -> str:
+    return f"{_per_hour(node)} ({node.price_source})" if node.micro_usd_per_gpu_hour else node.price_source
+
+
+def cost(
+    *,
+    by: Annotated[str, typer.Option(help="job, user, queue or epoch (each attempt).")] = "job",
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Say what every GPU-second was held for, and what it cost."""
+    if by not in BY:
+        raise InputError(f"cost cannot be told by {by!r}", hint=f"use --by {', '.join(BY)}")
+    with terminal.connect(home) as client:
+        bill = client.cost(by)
+    if as_json:
+        terminal.print_json(bill)
+        return
+    if not bill.rows:
+        print("nothing has run yet")
+        return
+    console = terminal.stdout()
+    console.print(_bill(bill))
+    for line in _remarks(bill):
+        console.print(line, highlight=False, markup=False)
+
+
+def _bill(bill: CostView) -> Table:
+    """Classes that nobody has are left out, so that 80 columns are enough."""
+    shown = [name for name in CLASSES if getattr(bill.gpu_us, name)]
+    heads = [name.upper() for name in shown]
+    tokens = any(row.tokens for row in bill.rows)
+    ends = ["HELD", "COST", *(["$/1M TOKENS"] if tokens else [])]
+    table = terminal.table(bill.by.upper(), *heads, *ends, right=(*heads, *ends))
+    for row in bill.rows:
+        table.add_row(row.key, *_cells(row.gpu_us, shown), *_money(row.micro_usd), *([_tokens(row)] if tokens else []))
+    if len(bill.rows) > 1:
+        table.add_section()
+        table.add_row("all", *_cells(bill.gpu_us, shown), *_money(bill.micro_usd), *([""] if tokens else []))
+    return table
+
+
+def _cells(split: SplitView, shown: list[str]) -> list[str]:
+    return [*(gpu_time(getattr(split, name)) for name in shown), gpu_time(split.held)]
+
+
+def _money(split: SplitView) -> list[str]:
+    return [format_micro_usd(split.held)]
+
+
+def _tokens(row: CostRowView) -> str:
+    price = row.micro_usd_per_million_tokens
+    return "–" if price is None else format_micro_usd(price)
+
+
+def _remarks(bill: CostView) -> list[str]:
+    remarks = []
+    for row in bill.rows:
+        causes = [f"{gpu_time(lost.gpu_us)} by {lost.cause}" for lost in row.lost_by_cause]
+        if causes:
+            remarks.append(f"{row.key} lost {', '.join(causes)}")
+        if row.charged_gpu_us:
+            amount = f"{gpu_time(row.charged_gpu_us)} ({format_micro_usd(row.charged_micro_usd)})"
+            remarks.append(f"{row.key} made others lose {amount}")
+    if bill.idle_gpu_us:
+        remarks.append(f"idle: {gpu_time(bill.idle_gpu_us)} ({format_micro_usd(bill.idle_micro_usd)})")
+    sources = sorted({source for row in bill.rows for source in row.price_sources})
+    return remarks + [f"price: {source}" for source in sources]

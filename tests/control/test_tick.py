@@ -1,0 +1,277 @@
+"""The tick on the real store, with an executor that a test plays: order, faults, repetition, replay."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cordee.control.ports import Pending, Report
+from cordee.control.store import SqlStore
+from cordee.control.tick import Control
+from cordee.errors import StoreError
+from cordee.events import (
+    AttemptPlaced,
+    Event,
+    Job,
+    JobEnded,
+    KillOrdered,
+    Node,
+    NodeUp,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    RanksStarted,
+    Reported,
+    ServerUp,
+    ShareEnded,
+    SpanClass,
+    Tier,
+)
+from cordee.ids import JobId
+
+GPT, PROD = JobId("gpt-abcdef"), JobId("prod-abcdef")
+JOB = Job(job_id=GPT, name="gpt", owner="ada", gpus=4, tier=Tier.PREEMPTIBLE, protected=True)
+URGENT = Job(job_id=PROD, name="prod", owner="ada", gpus=4, tier=Tier.PRODUCTION)
+NODE = Node(name="local", epoch=1, gpu_name="slot", gpus=4, micro_usd_per_gpu_hour=2_000_000)
+
+
+class Time:
+    """A clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.us = 1_000_000
+
+    def now_us(self) -> int:
+        self.us += 1
+        return self.us
+
+
+class Agents:
+    """An executor that a test plays: what it reports, and whether it answers."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Report] = []
+        self.acknowledged: list[tuple[str, int]] = []
+        self.orders: list[Pending] = []
+        self.answers = True
+        self._seq: dict[str, int] = {}
+
+    def tell(self, event: Event, source: str = "node/local/1") -> None:
+        self._seq[source] = self._seq.get(source, 0) + 1
+        self.waiting.append(Report(source=source, seq=self._seq[source], event=event))
+
+    def reports(self) -> Sequence[Report]:
+        return list(self.waiting)
+
+    def acknowledge(self, source: str, seq: int) -> None:
+        self.acknowledged.append((source, seq))
+        self.waiting = [report for report in self.waiting if report.source != source or report.seq > seq]
+
+    def carry_out(self, pending: Pending) -> bool:
+        self.orders.append(pending)
+        return self.answers
+
+
+class Scene:
+    """A control plane with one node of four slots."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/cordee.db"
+        self.time, self.agents = Time(), Agents()
+        self.store = SqlStore(self.url)
+        self.control = Control(clock=self.time, store=self.store, executor=self.agents)
+        self.control.up()
+        self.agents.tell(NodeUp(at_us=self.time.us, node=NODE))
+        self.control.tick()
+
+    def restart(self) -> None:
+        """As after kill -9: what was in memory is gone, the store and the agents are not."""
+        self.store.close()
+        self.store = SqlStore(self.url)
+        self.control = Control(clock=self.time, store=self.store, executor=self.agents)
+        self.control.up()
+
+    def log(self) -> list[Event]:
+        return [event for _, event in self.store.events()]
+
+    def of(self, kind: type) -> list[Event]:
+        return [event for event in self.log() if isinstance(event, kind)]
+
+    def ended(self, job_id: JobId, epoch: int, outcome: Outcome) -> None:
+        now = self.time.us
+        self.agents.tell(ShareEnded(at_us=now, job_id=job_id, epoch=epoch, node="local", outcome=outcome))
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    scene.store.close()
+
+
+def test_a_job_is_placed_started_and_ended(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    assert [type(order.command) for order in scene.agents.orders] == [AttemptPlaced]
+    assert scene.store.pending() == []
+    scene.ended(GPT, 1, Outcome.FINISHED)
+    scene.control.tick()
+    [over] = scene.of(JobEnded)
+    assert isinstance(over, JobEnded)
+    assert over.state == "done"
+    assert scene.control.state.attempts == {}
+
+
+def test_the_push(scene: Scene) -> None:
+    """A production job makes a preemptible one leave, runs, and the first goes on."""
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    scene.control.submit(URGENT, "{}")
+    scene.control.tick()
+    [notice] = scene.of(NoticeGiven)
+    assert isinstance(notice, NoticeGiven)
+    assert (notice.job_id, notice.reason, notice.for_job) == (GPT, NoticeReason.PREEMPT, PROD)
+    scene.ended(GPT, 1, Outcome.CHECKPOINTED)
+    scene.control.tick()
+    assert scene.control.state.attempts.keys() == {PROD}
+    scene.ended(PROD, 1, Outcome.FINISHED)
+    scene.control.tick()
+    assert scene.control.state.attempts[GPT].epoch == 2
+
+
+def test_nothing_changes_when_the_store_refuses(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise StoreError("the disk is full")
+
+    state, number = scene.control.state.snapshot(), scene.control.number
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.store, "commit", refuse)
+        with pytest.raises(StoreError):
+            scene.control.submit(JOB, "{}")
+        scene.agents.tell(RanksStarted(at_us=scene.time.us, job_id=GPT, epoch=1, node="local"))
+        with pytest.raises(StoreError):
+            scene.control.tick()
+    assert scene.control.state.snapshot() == state
+    assert scene.control.number == number
+    assert len(scene.agents.acknowledged) == 1, "only the NodeUp, before the fault"
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    assert scene.control.state.attempts.keys() == {GPT}
+
+
+def test_a_repeated_report_changes_nothing(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    scene.agents.tell(RanksStarted(at_us=scene.time.us, job_id=GPT, epoch=1, node="local"))
+    again = list(scene.agents.waiting)
+    scene.control.tick()
+    length = len(scene.log())
+    scene.agents.waiting = again
+    scene.control.tick()
+    assert len(scene.log()) == length
+    scene.restart()
+    scene.agents.waiting = again
+    scene.control.tick()
+    assert len(scene.of(RanksStarted)) == 1
+
+
+def test_a_report_about_a_job_that_this_log_never_saw_only_moves_the_mark(scene: Scene) -> None:
+    scene.agents.tell(RanksStarted(at_us=scene.time.us, job_id=JobId("old-abcdef"), epoch=1, node="local"))
+    scene.control.tick()
+    assert scene.of(RanksStarted) == []
+    assert scene.store.mark("node/local/1") == 2
+    assert scene.agents.waiting == []
+
+
+def test_an_order_is_repeated_until_it_is_confirmed(scene: Scene) -> None:
+    scene.agents.answers = False
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    scene.control.tick()
+    scene.restart()
+    scene.control.tick()
+    assert len(scene.agents.orders) == 3
+    assert len({order.number for order in scene.agents.orders}) == 1
+    scene.agents.answers = True
+    scene.control.tick()
+    scene.control.tick()
+    assert len(scene.agents.orders) == 4
+    assert len(scene.of(AttemptPlaced)) == 1
+
+
+def test_a_stop_goes_from_notice_to_kill(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    scene.control.stop(GPT, by="ada")
+    wake_at_us = scene.control.tick()
+    [notice] = scene.of(NoticeGiven)
+    assert isinstance(notice, NoticeGiven)
+    assert wake_at_us == notice.deadline_us
+    scene.time.us = notice.deadline_us
+    scene.control.tick()
+    assert len(scene.of(KillOrdered)) == 1
+    scene.ended(GPT, 1, Outcome.KILLED)
+    scene.control.tick()
+    assert [event.state for event in scene.of(JobEnded) if isinstance(event, JobEnded)] == ["stopped"]
+
+
+def test_a_drain_places_nothing_until_the_next_up(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    scene.control.drain()
+    scene.control.tick()
+    scene.ended(GPT, 1, Outcome.CHECKPOINTED)
+    scene.control.tick()
+    assert scene.control.state.attempts == {}
+    scene.restart()
+    scene.control.tick()
+    assert scene.control.state.attempts[GPT].epoch == 2
+
+
+def test_replaying_the_log_gives_the_same_state_and_ledger(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    span = Reported(at_us=scene.time.us, job_id=GPT, epoch=1, span=SpanClass.USEFUL, from_us=scene.time.us - 5, steps=2)
+    scene.agents.tell(span, source="gpt-abcdef.1/rank0")
+    scene.control.submit(URGENT, "{}")
+    scene.control.tick()
+    scene.ended(GPT, 1, Outcome.CHECKPOINTED)
+    scene.control.tick()
+    again = Control(clock=scene.time, store=scene.store, executor=scene.agents)
+    assert again.state.snapshot() == scene.control.state.snapshot()
+    assert again.ledger.rows(scene.time.us) == scene.control.ledger.rows(scene.time.us)
+    assert again.number == scene.control.number
+
+
+def test_the_logs_time_goes_neither_back_nor_ahead_of_the_clock(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    last_us = scene.log()[-1].at_us
+    start = RanksStarted(at_us=5, job_id=GPT, epoch=1, node="local")
+    scene.agents.tell(start)
+    scene.agents.tell(ShareEnded(at_us=10**18, job_id=GPT, epoch=1, node="local", outcome=Outcome.FINISHED))
+    scene.control.tick()
+    assert scene.of(RanksStarted) == [replace(start, at_us=last_us)]
+    [share] = scene.of(ShareEnded)
+    assert last_us <= share.at_us <= scene.time.us
+
+
+def test_what_ranks_tell_keeps_its_own_time(scene: Scene) -> None:
+    """A span that was worked while no server ran must not grow by the time that it waited for one."""
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    from_us = scene.time.us
+    span = Reported(at_us=from_us + 10, job_id=GPT, epoch=1, span=SpanClass.USEFUL, from_us=from_us, steps=1)
+    scene.time.us += 1000
+    scene.restart()
+    scene.agents.tell(span, source="gpt-abcdef.1/rank0")
+    scene.control.tick()
+    assert scene.of(Reported) == [span]
+    [row] = scene.control.ledger.rows(scene.time.us)
+    assert row.gpu_us.useful == 4 * 10
+
+
+def test_a_restarted_server_is_told_so_in_the_log(scene: Scene) -> None:
+    scene.restart()
+    assert len(scene.of(ServerUp)) == 2
