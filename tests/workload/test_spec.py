@@ -148,7 +148,9 @@ def test_a_mistake_is_pointed_at(line: str, place: str, says: str, hint: str) ->
         ("run: x\ngpus: 0", "at least 1 GPU"),
         ("run: x\ngpus: [4]", "gpus cannot be [4]"),
         ("\x00", "not valid YAML"),
-        ("run: x\ngpus: 1\nenv: &e {A: *e}", "contains itself"),
+        ("run: x\ngpus: 1\nenv: &e {A: *e}", "env.A is not a text"),
+        ("run: x\ngpus: 1\nenv: {A: 2026-01-01}", "env.A is not a text"),
+        ("run: " + "[" * 3000, "nested too deeply"),
     ],
 )
 def test_what_is_no_job_is_refused(text: str, says: str) -> None:

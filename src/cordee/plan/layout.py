@@ -256,7 +256,7 @@ def _read_part(part: str, text: str) -> tuple[str, str]:
     match = re.fullmatch(r"([a-z_]+?)=?([0-9]+|none|selective|full)", part)
     if match and match[1] in _AXES and (match[2] in RECOMPUTES) == (match[1] == "recompute"):
         return match[1], match[2]
-    near = difflib.get_close_matches(re.split(r"[=0-9]", part)[0], _AXES, n=1)
+    near = difflib.get_close_matches(re.split(r"[=0-9]", part)[0], _AXES, n=1, cutoff=0.5)
     hint = (f"did you mean {near[0]}? " if near else "") + "write it as tp=8,pp=2,dp=4,zero=1,mb=1,recompute=full"
     raise LayoutError(f"layout {text!r} has a part that cannot be read: {part!r}", hint=hint)
 

@@ -300,8 +300,9 @@ def _load_yaml(text: str, source: str) -> tuple[Any, dict[Path, tuple[int, int]]
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+    positions: dict[Path, tuple[int, int]] = {}
     try:
-        tree = YAML(typ="rt").load(text)
+        return _strip(YAML(typ="rt").load(text), (), positions), positions
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
@@ -309,13 +310,8 @@ def _load_yaml(text: str, source: str) -> tuple[Any, dict[Path, tuple[int, int]]
         raise SpecError(f"{place}: not valid YAML: {_first_line(error.problem)}", hint=hint) from None
     except YAMLError as error:
         raise SpecError(f"{source}: not valid YAML: {_first_line(str(error))}", hint="use plain text") from None
-    positions: dict[Path, tuple[int, int]] = {}
-    try:
-        return _strip(tree, (), positions), positions
     except RecursionError:
-        raise SpecError(
-            f"{source}: the YAML contains itself", hint="an alias must not stand in its own anchor"
-        ) from None
+        raise SpecError(f"{source}: the YAML is nested too deeply", hint="a job needs three levels at most") from None
 
 
 def _first_line(text: str | None) -> str:
@@ -342,4 +338,4 @@ def _strip(node: Any, path: Path, positions: dict[Path, tuple[int, int]]) -> Any
     for kind in (int, float, str):
         if isinstance(node, kind):
             return kind(node)
-    return node
+    return getattr(node, "value", node)  # A scalar with a tag: its text, never an object.

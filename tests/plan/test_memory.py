@@ -1,0 +1,161 @@
+"""Memory by hand, against measurements, and by what must always hold."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordee.hardware.load import load_catalogue
+from cordee.plan.layout import OPTIMIZERS, Layout, Training
+from cordee.plan.memory import (
+    CONTEXT_BYTES,
+    layer_activation_bytes,
+    rank_memory,
+    stage_parameters,
+    state_bytes,
+)
+from cordee.plan.search import fewest_gpus_to_hold
+from cordee.units import GB, GiB
+from cordee.workload.load import load_shape, model_names
+from cordee.workload.model import ModelShape
+
+L70, L405 = load_shape("llama-3-70b"), load_shape("llama-3-405b")
+H100 = load_catalogue().find_gpu("H100")
+SHAPES = st.sampled_from([load_shape(name) for name in model_names()])
+LAYOUTS = st.builds(
+    Layout,
+    dp=st.sampled_from([1, 2, 8]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    zero=st.integers(0, 3),
+    sp=st.booleans(),
+    micro_batch=st.integers(1, 2),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+)
+
+
+def test_the_bill_of_llama_3_70b() -> None:
+    assert state_bytes(L70, Training(8192, 512)) == 70_553_706_496 * 16
+    assert round(state_bytes(L70, Training(8192, 512)) / 1e12, 3) == 1.129
+
+
+def test_the_bill_of_llama_3_405b_with_8_bit_adam() -> None:
+    n_bytes = state_bytes(L405, Training(8192, 512, OPTIMIZERS["adamw-8bit"]))
+    assert round(n_bytes / 1e12, 3) == 2.435
+    assert fewest_gpus_to_hold(n_bytes, H100) == 31
+
+
+def test_states_by_hand_for_every_zero_stage() -> None:
+    n, training = L70.parameters, Training(8192, 512)
+    for zero, (weights, gradients, kept) in enumerate(
+        [(2, 2, 12), (2, 2, 12 / 64), (2, 2 / 64, 12 / 64), (2 / 64, 2 / 64, 12 / 64)]
+    ):
+        stage = rank_memory(L70, Layout(dp=64, zero=zero), training).worst
+        assert stage.weights_bytes == pytest.approx(n * weights, rel=1e-6)
+        assert stage.gradients_bytes == pytest.approx(n * gradients, rel=1e-6)
+        assert stage.optimizer_bytes == pytest.approx(n * kept, rel=1e-6)
+
+
+def test_a_llama_layer_keeps_what_the_closed_form_says() -> None:
+    # 2*T*(6h + 2kd + 3f) bytes, flash attention, no dropout; and 4 bytes a head and token of log-sums.
+    tokens = 8192
+    closed = 2 * tokens * (6 * 8192 + 2 * 8 * 128 + 3 * 28672) + 4 * 64 * tokens
+    one = layer_activation_bytes(L70, Training(tokens, 1), tp=1, sp=False, micro_batch=1)
+    assert one == closed
+    assert layer_activation_bytes(L70, Training(tokens, 1), tp=8, sp=True, micro_batch=1) == closed / 8
+    whole_norms = layer_activation_bytes(L70, Training(tokens, 1), tp=8, sp=False, micro_batch=1)
+    assert whole_norms - closed / 8 == 2 * tokens * 4 * 8192 * 7 / 8
+
+
+def test_scores_are_what_flash_attention_saves() -> None:
+    # Korthikanti et al. 2022, section 4.1: 5*a*s^2*b bytes.
+    shape, training = load_shape("gpt2"), Training(1024, 8)
+    kept = layer_activation_bytes(shape, training, tp=1, sp=False, micro_batch=2, scores=True)
+    spared = layer_activation_bytes(shape, training, tp=1, sp=False, micro_batch=2)
+    assert kept - spared == 5 * 12 * 1024 * 1024 * 2
+
+
+def test_pipeline_stages_hold_what_is_in_flight() -> None:
+    # 1F1B: stage i of p keeps p - i micro-batches; the last one has the logits as well.
+    memory = rank_memory(L70, Layout(dp=1, tp=8, pp=4, sp=True), Training(8192, 64))
+    first, second, third, last = memory.stages
+    layer = layer_activation_bytes(L70, Training(8192, 64), tp=8, sp=True, micro_batch=1)
+    assert second.activations_bytes - third.activations_bytes == pytest.approx(20 * layer, rel=1e-6)
+    assert first.activations_bytes > second.activations_bytes + 20 * layer
+    assert [stage.loss_bytes > 0 for stage in memory.stages] == [False, False, False, True]
+    assert last.loss_bytes == pytest.approx(8 * 8192 * 128256 / 8)
+    assert first.weights_bytes > second.weights_bytes
+    assert memory.worst_stage == 0
+
+
+def test_fewer_micro_batches_than_stages_are_never_all_in_flight() -> None:
+    few = rank_memory(L70, Layout(pp=8), Training(8192, 2)).stages[0]
+    many = rank_memory(L70, Layout(pp=8), Training(8192, 64)).stages[0]
+    assert few.activations_bytes * 4 == pytest.approx(many.activations_bytes, rel=1e-6)
+
+
+def test_full_recomputation_keeps_one_tensor_for_each_layer() -> None:
+    training = Training(8192, 64)
+    stage = rank_memory(L70, Layout(recompute="full"), training).worst
+    layer = layer_activation_bytes(L70, training, tp=1, sp=False, micro_batch=1)
+    assert stage.activations_bytes == pytest.approx(2 * 8192 * 8192 * 81 + layer, rel=1e-6)
+
+
+def test_a_tied_head_is_copied_where_the_ends_are_apart() -> None:
+    shape = load_shape("gpt2")
+    assert stage_parameters(shape, Layout(), 0, range(12)) == shape.parameters
+    halves = [stage_parameters(shape, Layout(pp=2), stage, range(stage * 6, stage * 6 + 6)) for stage in (0, 1)]
+    assert sum(halves) == shape.parameters + shape.vocab * shape.hidden
+
+
+def test_key_value_heads_are_copied_when_there_are_fewer_than_ranks() -> None:
+    at_8 = stage_parameters(L70, Layout(tp=8), 0, range(80)) * 8
+    at_16 = stage_parameters(L70, Layout(tp=16), 0, range(80)) * 16
+    copied = 80 * 2 * 8192 * 128 * 8
+    norms = 161 * 8192
+    assert at_16 - at_8 == pytest.approx(copied + 8 * norms, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "batch", "measured_gib"),
+    [
+        # max_memory_allocated of Megatron-LM 0.14 on 8 B200s, models cut to 12 or 4 layers, sequences of 4,096:
+        # MooreThreads/SimuMax 4dcaae5, docs/b200/b200_release_v1.2_summary.json.
+        (replace(L70, layers=12), Layout(dp=4, tp=2, zero=1, sp=True), 16, 60.68),
+        (replace(L70, layers=12), Layout(dp=2, tp=4, zero=1, sp=True), 8, 39.07),
+        (replace(L70, layers=12), Layout(dp=4, pp=2, zero=1), 128, 66.55),
+        (replace(L405, layers=4), Layout(dp=4, pp=2, zero=1), 16, 87.08),
+        (replace(L405, layers=4), Layout(dp=4, tp=2, zero=1, sp=True), 32, 81.59),
+        (replace(L405, layers=4), Layout(dp=2, tp=4, zero=1, sp=True), 8, 52.89),
+        (replace(L405, layers=4), Layout(tp=8, sp=True), 4, 38.57),
+    ],
+)
+def test_against_measured_peaks(shape: ModelShape, layout: Layout, batch: int, measured_gib: float) -> None:
+    training = Training(4096, batch, OPTIMIZERS["adamw-fp32-grads"])
+    stage = rank_memory(shape, layout, training).worst
+    allocated = stage.total_bytes - stage.context_bytes - stage.fragmentation_bytes
+    assert allocated / GiB == pytest.approx(measured_gib, rel=0.02)
+
+
+@given(SHAPES, LAYOUTS)
+def test_parts_sum_to_the_total_and_none_is_negative(shape: ModelShape, layout: Layout) -> None:
+    memory = rank_memory(shape, layout, Training(512, 64))
+    for stage in memory.stages:
+        assert stage.total_bytes == sum(stage.parts().values())
+        assert min(stage.parts().values()) >= 0
+        assert stage.context_bytes == CONTEXT_BYTES
+    assert memory.total_bytes == max(stage.total_bytes for stage in memory.stages)
+    assert memory.shortfall_bytes(memory.total_bytes) == 0
+    assert memory.shortfall_bytes(memory.total_bytes - GB) == GB
+
+
+@given(SHAPES, LAYOUTS)
+def test_more_sharding_and_more_recomputation_never_need_more_state(shape: ModelShape, layout: Layout) -> None:
+    training = Training(512, 64)
+    one = rank_memory(shape, layout, training).worst
+    more = rank_memory(shape, replace(layout, zero=3), training).worst
+    state = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+    assert sum(getattr(more, part) for part in state) <= sum(getattr(one, part) for part in state)
+    longer = rank_memory(shape, layout, replace(training, seq_tokens=1024)).worst
+    assert longer.total_bytes > one.total_bytes
