@@ -245,6 +245,7 @@ class RanksStarted:
     job_id: JobId
     epoch: int
     node: str
+    launch: str = ""  # one sentence: one process per GPU, or one for the node, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

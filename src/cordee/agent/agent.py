@@ -1,0 +1,388 @@
+"""The NodeAgent: one loop over its children, its server and its shares.
+
+It takes orders, keeps them on disk before it confirms them, and reports what happened. It decides nothing: whom to
+start, notify or kill is the server's to say. The server may die at any time; ranks do not notice.
+"""
+
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import time
+from functools import partial
+from pathlib import Path
+
+from cordee.agent import process, wire
+from cordee.agent.gpus import Devices, lock_file
+from cordee.agent.journal import Journal
+from cordee.agent.launch import Assignment, LaunchError, prepare
+from cordee.agent.link import Link
+from cordee.agent.logs import LogPump
+from cordee.agent.share import Share, ShareResult, rank_event, read_secrets
+from cordee.agent.stream import StreamReader, StreamWriter
+from cordee.events import (
+    AttemptPlaced,
+    Event,
+    KillOrdered,
+    Node,
+    NodeUp,
+    NoticeGiven,
+    Outcome,
+    RanksStarted,
+    ShareEnded,
+    decode,
+)
+from cordee.ids import JobId
+from cordee.units import US_PER_S
+
+DIAL_S = 0.1  # between two tries to reach the server
+FOLLOW_S = 0.05  # between two looks at the spools while ranks run
+DEVICES_S = 5.0  # between two looks at who uses the GPUs
+LOCK_S_MAX = 10.0  # a predecessor may be dying
+
+_log = logging.getLogger("cordee.agent")
+
+
+class NodeAgent:
+    """The agent of one node.
+
+    Args:
+        home: of the server.
+        node: its name.
+        epoch: above that of every earlier agent of this node; the server refuses a lower one.
+        devices: what the node has to give.
+    """
+
+    def __init__(self, home: Path, node: str, epoch: int, devices: Devices) -> None:
+        self._home, self._node, self._epoch, self._devices = home, node, epoch, devices
+        self._folder = home / "nodes" / node
+        self._journal = Journal(home, node)
+        self._selector = selectors.DefaultSelector()
+        self._link = Link(home, node, epoch, self._selector)
+        self._shares: dict[str, Share] = {}
+        self._unavailable: tuple[int, ...] = ()
+        self._ends: dict[str, list[tuple[int, ShareEnded]]] = {}  # by stream: what the server has not committed
+        self._older: dict[str, tuple[Path, int]] = {}  # streams of earlier agents: file and last seq
+        self._leaving = self._terminated = False
+        self._next_dial_s = self._next_follow_s = self._next_devices_s = 0.0
+        self._lock_fd = -1
+
+    def run(self) -> int:
+        """Serve until told to leave; the exit code."""
+        lock = self._take_lock()
+        if lock is None:
+            _log.error("another agent holds %s", self._folder / "lock")
+            return 1
+        self._lock_fd = lock
+        process.become_subreaper()
+        self._watch_signals()
+        self._stream = StreamWriter(self._folder / f"{self._epoch}.jsonl", durable=True)
+        self._take_over()
+        self._report_node()
+        while not (self._leaving and not self._shares):
+            for key, _ in self._selector.select(self._timeout_s()):
+                key.data()
+            self._step()
+        self._link.forward()
+        self._stream.close()
+        return 0
+
+    # -- before the first order ----------------------------------------------------------------------------
+
+    def _take_lock(self) -> int | None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        until_s = time.monotonic() + LOCK_S_MAX
+        while (fd := lock_file(self._folder / "lock")) is None and time.monotonic() < until_s:
+            time.sleep(0.02)
+        return fd
+
+    def _watch_signals(self) -> None:
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        writer.setblocking(False)
+        self._wakeup = (reader, writer)
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._terminate)
+        self._selector.register(reader, selectors.EVENT_READ, self._woken)
+
+    def _terminate(self, *_: object) -> None:
+        self._terminated = True  # the loop does the rest: a handler may run in the middle of anything
+
+    def _woken(self) -> None:
+        try:
+            while self._wakeup[0].recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _take_over(self) -> None:
+        """End what an earlier agent of this node left, and see that the server learns all it knew."""
+        ended = self._forward_older_streams()
+        orders = self._journal.unsettled()
+        for order in orders:
+            for path in (self._journal.folder(order.job_id, order.epoch) / "spool").glob("rank*.jsonl"):
+                self._add_spool(order, path)
+        for order in orders:
+            if order.tag in ended:
+                continue
+            n_ended = self._end_survivors(order)
+            why = f"the agent of {self._node} died; {n_ended} processes that it left were ended"
+            self._report_end(order, ShareResult(Outcome.LOST, why))
+
+    def _forward_older_streams(self) -> set[str]:
+        """Forward them, and this agent's own after them; the attempts whose end is in one of them."""
+        ended = set()
+        for path in sorted(self._folder.glob("*.jsonl"), key=lambda each: int(each.stem)):
+            source = f"node/{self._node}/{path.stem}"
+            self._link.add_node_source(source, path)
+            reader = StreamReader(path)
+            while records := reader.read(1000):
+                for record in records:
+                    event = decode(record.event)
+                    if isinstance(event, ShareEnded):
+                        ended.add(f"{event.job_id}.{event.epoch}")
+                        self._ends.setdefault(source, []).append((record.seq, event))
+            reader.close()
+            if int(path.stem) != self._epoch:
+                self._older[source] = (path, reader.after)
+        return ended
+
+    def _end_survivors(self, order: Assignment) -> int:
+        known = self._journal.ranks(order)
+        ended = set()
+        while left := process.find(order.tag, known):
+            ended |= left
+            for each in left:
+                process.send(each, signal.SIGKILL)
+            time.sleep(0.01)
+        return len(ended)
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def _timeout_s(self) -> float | None:
+        now_s = time.monotonic()
+        due = [share.wake_at_s for share in self._shares.values() if share.wake_at_s is not None]
+        if self._link.channel is None:
+            due.append(self._next_dial_s)
+        elif self._shares:
+            due.append(self._next_follow_s)
+        if self._devices.real:
+            due.append(self._next_devices_s)
+        return max(0.0, min(due) - now_s) if due else None
+
+    def _step(self) -> None:
+        now_s = time.monotonic()
+        self._reap(now_s)
+        if self._terminated and not self._leaving:
+            self._leaving = True
+            for share in self._shares.values():
+                share.notice(now_s + share.order.grace_s)
+        for tag, share in list(self._shares.items()):
+            if share.tick(now_s):
+                del self._shares[tag]
+                self._finish(share)
+        if self._link.channel is None and now_s >= self._next_dial_s:
+            self._next_dial_s = now_s + DIAL_S
+            self._dial()
+        if self._devices.real and now_s >= self._next_devices_s:
+            self._report_node()
+        if now_s >= self._next_follow_s:
+            self._next_follow_s = now_s + FOLLOW_S
+            for share in self._shares.values():
+                self._follow(share.order)
+        self._link.forward()
+
+    def _reap(self, now_s: float) -> None:
+        exits = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            exits.append((pid, os.waitstatus_to_exitcode(status)))
+        # When one rank is killed, others may fail of it before we look: the one that was killed is the first.
+        for pid, code in sorted(exits, key=lambda each: each[1] != -signal.SIGKILL):
+            any(share.reaped(pid, code, now_s) for share in self._shares.values())
+
+    def _follow(self, order: Assignment) -> None:
+        for path in (self._journal.folder(order.job_id, order.epoch) / "spool").glob("rank*.jsonl"):
+            self._add_spool(order, path)
+
+    def _add_spool(self, order: Assignment, path: Path) -> None:
+        self._link.add_rank_source(
+            f"{order.tag}/{path.stem}", path, lambda record: rank_event(record, order) is not None
+        )
+
+    def _finish(self, share: Share) -> None:
+        for log in share.logs:
+            if log.read_fd in self._selector.get_map():
+                self._selector.unregister(log.read_fd)
+            log.close()
+        result = share.result()
+        self._follow(share.order)  # every spool is complete now, and is forwarded before the node's stream
+        self._report_end(share.order, result)
+
+    def _pump(self, log: LogPump) -> None:
+        if not log.pump():
+            self._selector.unregister(log.read_fd)
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    def _report(self, event: Event) -> int:
+        return self._stream.append(event)
+
+    def _report_end(self, order: Assignment, result: ShareResult) -> None:
+        _log.info("%s ended: %s: %s", order.tag, result.outcome, result.why)
+        ended = ShareEnded(
+            at_us=_now_us(),
+            job_id=JobId(order.job_id),
+            epoch=order.epoch,
+            node=self._node,
+            outcome=result.outcome,
+            failure=result.failure,
+            why=result.why,
+        )
+        seq = self._report(ended)
+        self._ends.setdefault(f"node/{self._node}/{self._epoch}", []).append((seq, ended))
+
+    def _report_node(self) -> None:
+        """Say what this node has, when it is new or has changed."""
+        first = self._next_devices_s == 0.0
+        self._next_devices_s = time.monotonic() + DEVICES_S
+        ours: set[int] = set()
+        if self._devices.real:
+            found = (process.find(share.order.tag, share.known) for share in self._shares.values())
+            ours = {each.pid for share in found for each in share}
+        unavailable = self._devices.unavailable(ours.__contains__)
+        if not first and unavailable == self._unavailable:
+            return
+        self._unavailable = unavailable
+        node = Node(
+            name=self._node,
+            epoch=self._epoch,
+            gpu_name=self._devices.gpu_name,
+            gpus=self._devices.count,
+            unavailable=unavailable,
+        )
+        self._report(NodeUp(at_us=_now_us(), node=node))
+
+    # -- the server ----------------------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        if not (self._folder / "lock").exists():
+            _log.warning("the home %s is gone", self._home)
+            self._end_all("the home of its server is gone")
+        else:
+            self._link.dial(self._receive)
+
+    def _receive(self) -> None:
+        for message in self._link.receive():
+            if isinstance(message, wire.Welcome):
+                self._link.welcome(message.marks)
+                for source, mark in message.marks.items():
+                    self._seen(source, mark)
+            elif isinstance(message, wire.Seen):
+                self._seen(message.source, message.seq)
+            elif isinstance(message, wire.Order):
+                self._carry_out(message)
+            elif isinstance(message, wire.Shutdown):
+                self._leaving = True
+                if message.now:
+                    self._end_all("the server ended its agents")
+            elif isinstance(message, wire.Refused):
+                _log.error("refused by the server: %s", message.why)
+                self._link.hang_up()
+                if message.final:
+                    self._end_all(f"its agent was refused: {message.why}")
+
+    def _end_all(self, why: str) -> None:
+        self._leaving = True
+        for share in self._shares.values():
+            share.kill(why, time.monotonic())
+
+    def _seen(self, source: str, seq: int) -> None:
+        """The server has a stream up to here: what is settled by that needs no further keeping."""
+        self._link.seen(source, seq)
+        for each_seq, ended in list(self._ends.get(source, ())):
+            if each_seq <= seq:
+                self._ends[source].remove((each_seq, ended))
+                self._journal.settle(ended)
+                for name in self._link.rank_sources(f"{ended.job_id}.{ended.epoch}/"):
+                    self._link.drop(name)
+        older = self._older.get(source)
+        if older is not None and seq >= older[1]:
+            del self._older[source]
+            self._link.drop(source)
+            older[0].unlink(missing_ok=True)
+
+    # -- orders --------------------------------------------------------------------------------------------
+
+    def _carry_out(self, order: wire.Order) -> None:
+        """Do what the server says, or see that it was done before; then confirm."""
+        event = decode(order.event)
+        if isinstance(event, AttemptPlaced):
+            if self._leaving:
+                return  # the next agent takes it
+            if not self._journal.has(event.job_id, event.epoch, "order"):
+                self._start(event, order)
+        elif isinstance(event, NoticeGiven):
+            share = self._shares.get(f"{event.job_id}.{event.epoch}")
+            if share is not None:
+                share.notice(time.monotonic() + (event.deadline_us - _now_us()) / US_PER_S)
+        elif isinstance(event, KillOrdered):
+            share = self._shares.get(f"{event.job_id}.{event.epoch}")
+            if share is not None:
+                share.kill(event.why, time.monotonic())
+            elif not self._journal.has(event.job_id, event.epoch, "order"):
+                self._journal.keep_tombstone(event.job_id, event.epoch, event.why)
+        self._link.send(wire.Confirm(number=order.number))
+
+    def _start(self, placed: AttemptPlaced, message: wire.Order) -> None:
+        order = Assignment(
+            job_id=placed.job_id,
+            epoch=placed.epoch,
+            node=self._node,
+            leases=placed.leases,
+            spec=json.loads(message.spec),
+            master_addr=message.master_addr,
+            master_port=message.master_port,
+        )
+        folder = self._journal.folder(order.job_id, order.epoch)
+        if self._journal.has(order.job_id, order.epoch, "killed"):
+            self._journal.keep_order(order)
+            self._report_end(order, ShareResult(Outcome.KILLED, "it was killed before it started"))
+            return
+        try:
+            secrets = read_secrets(self._home, list(order.spec.get("secrets") or ()))
+            launch = prepare(
+                order,
+                folder=folder,
+                base_env=os.environ,
+                secrets=secrets,
+                real_gpus=self._devices.real,
+                gpus=self._devices.count,
+            )
+        except LaunchError as error:
+            self._journal.keep_order(order)
+            self._report_end(order, ShareResult(Outcome.FAILED, str(error)))
+            return
+        self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
+        share = self._shares[order.tag] = Share(order, folder)
+        share.start(launch, secrets)
+        self._journal.keep_ranks(order, share.known)
+        for log in share.logs:
+            self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
+        _log.info("%s started: %s", order.tag, launch.says)
+        self._report(
+            RanksStarted(at_us=_now_us(), job_id=placed.job_id, epoch=placed.epoch, node=self._node, launch=launch.says)
+        )
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,129 @@
+"""The GPUs of this node as its driver tells, or CPU slots in their place; which of them are somebody else's.
+
+A GPU with a process that is not Cordee's is unavailable, and so is one that another server's agent has locked.
+"""
+
+import ctypes
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cordee.errors import MissingExtraError
+
+SLOT = "slot"
+
+
+class Devices:
+    """What this node has to give.
+
+    Attributes:
+        gpu_name: as the driver calls the GPUs, or `slot`.
+        count: how many.
+        says: one sentence on where they come from.
+        real: GPUs, not slots.
+    """
+
+    def __init__(self, gpu_name: str, count: int, says: str) -> None:
+        self.gpu_name = gpu_name
+        self.count = count
+        self.says = says
+        self.real = False
+
+    def unavailable(self, is_ours: Callable[[int], bool]) -> tuple[int, ...]:
+        """Indices of the GPUs that cannot be given; `is_ours` tells of a pid whether this agent started it."""
+        return ()
+
+
+class _NvmlDevices(Devices):
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        self._uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles]
+        self._names = [_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles]
+        self._locks: dict[str, int] = {}
+        common = Counter(self._names).most_common(1)[0][0]
+        super().__init__(common, len(self._handles), f"{len(self._handles)} GPUs ({common}), from NVML")
+        self.real = True
+
+    def unavailable(self, is_ours: Callable[[int], bool]) -> tuple[int, ...]:
+        return tuple(index for index in range(self.count) if not self._free(index, is_ours))
+
+    def _free(self, index: int, is_ours: Callable[[int], bool]) -> bool:
+        # One node is offered under one GPU name; another model in the same machine would break every estimate.
+        if self._names[index] != self.gpu_name or not self._locked(self._uuids[index]):
+            return False
+        try:
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[index])
+        except self._nvml.NVMLError_NotSupported:
+            return True
+        except self._nvml.NVMLError:
+            return False  # a lost GPU, for one
+        return all(is_ours(process.pid) for process in running)
+
+    def _locked(self, uuid: str) -> bool:
+        if uuid not in self._locks:
+            lock = lock_file(Path(os.environ.get("TMPDIR", "/tmp")) / f"cordee-gpu-{uuid}.lock")
+            if lock is None:
+                return False
+            self._locks[uuid] = lock
+        return True
+
+
+def lock_file(path: Path) -> int | None:
+    """Take an exclusive lock that lasts as long as this process; None if somebody else has it.
+
+    Returns:
+        A file descriptor to keep.
+    """
+    try:
+        # A sticky /tmp refuses O_CREAT on another user's file, and a lock needs no write permission.
+        fd = os.open(path, os.O_RDONLY if path.exists() else os.O_RDONLY | os.O_CREAT, 0o644)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def discover(slots: int | None) -> Devices:
+    """This node's GPUs, or `slots` CPU slots; without either, one slot per core.
+
+    Raises:
+        MissingExtraError: there is a driver, and no library to ask it.
+    """
+    if slots is not None:
+        return Devices(SLOT, slots, f"{slots} CPU slots, as asked for")
+    nvml = _nvml()
+    if nvml is not None and nvml.nvmlDeviceGetCount() > 0:
+        return _NvmlDevices(nvml)
+    cores = os.cpu_count() or 1
+    return Devices(SLOT, cores, f"{cores} CPU slots, one per core: no NVIDIA driver was found")
+
+
+def _nvml() -> Any | None:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")  # cheaper than importing the binding where there is no driver
+    except OSError:
+        return None
+    try:
+        import pynvml
+    except ImportError as error:
+        raise MissingExtraError(
+            "this machine has an NVIDIA driver, but nvidia-ml-py is not installed",
+            hint="pip install 'cordee[server]', or give --slots N to use CPU slots",
+        ) from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,110 @@
+"""What an agent keeps on disk of each share: its order before it is confirmed, and that it was settled.
+
+attempts/<job>/<epoch>/<node>/order.json    the share was ordered (fsynced before the confirmation)
+                              killed.json   it was killed before it was ordered: it must never start
+                              ranks.json    the direct children, to find them whatever they do to their environment
+                              ended.json    the server has its ShareEnded: nothing is left to do
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cordee.agent.launch import Assignment
+from cordee.agent.process import Process
+from cordee.events import Lease, ShareEnded, encode
+
+
+class Journal:
+    """The shares of one node, as files under the home."""
+
+    def __init__(self, home: Path, node: str) -> None:
+        self._attempts = home / "attempts"
+        self._node = node
+
+    def folder(self, job_id: str, epoch: int) -> Path:
+        """Of the share, whether it is there or not."""
+        return self._attempts / job_id / str(epoch) / self._node
+
+    def has(self, job_id: str, epoch: int, name: str) -> bool:
+        """Whether the share has this file: `order`, `killed`, `ended`."""
+        return (self.folder(job_id, epoch) / f"{name}.json").exists()
+
+    def keep_order(self, order: Assignment, **recorded: Any) -> None:
+        """Make the order durable, with what the agent decided about it."""
+        data = {
+            "version": 1,
+            "job_id": order.job_id,
+            "epoch": order.epoch,
+            "node": order.node,
+            "leases": [{"node": lease.node, "gpus": lease.gpus} for lease in order.leases],
+            "spec": order.spec,
+            "master_addr": order.master_addr,
+            "master_port": order.master_port,
+            **recorded,
+        }
+        _write_durably(self.folder(order.job_id, order.epoch) / "order.json", data)
+
+    def keep_tombstone(self, job_id: str, epoch: int, why: str) -> None:
+        """The share was killed before its order came."""
+        _write_durably(self.folder(job_id, epoch) / "killed.json", {"why": why})
+
+    def keep_ranks(self, order: Assignment, ranks: list[Process]) -> None:
+        """Who was started."""
+        _write(self.folder(order.job_id, order.epoch) / "ranks.json", [list(process) for process in ranks])
+
+    def ranks(self, order: Assignment) -> list[Process]:
+        """Who was started, as far as was written."""
+        try:
+            data = json.loads((self.folder(order.job_id, order.epoch) / "ranks.json").read_text())
+        except (OSError, ValueError):
+            return []
+        return [Process(int(pid), float(started)) for pid, started in data]
+
+    def settle(self, ended: ShareEnded) -> None:
+        """The server has committed the share's end."""
+        _write(self.folder(ended.job_id, ended.epoch) / "ended.json", encode(ended))
+
+    def unsettled(self) -> list[Assignment]:
+        """Ordered shares whose end the server does not have, oldest first."""
+        found = []
+        for path in self._attempts.glob(f"*/*/{self._node}/order.json"):
+            if not (path.parent / "ended.json").exists():
+                found.append((path.stat().st_mtime_ns, _read_order(path)))
+        return [order for _, order in sorted(found, key=lambda pair: (pair[0], pair[1].tag))]
+
+
+def _read_order(path: Path) -> Assignment:
+    data = json.loads(path.read_text())
+    return Assignment(
+        job_id=data["job_id"],
+        epoch=data["epoch"],
+        node=data["node"],
+        leases=tuple(Lease(node=lease["node"], gpus=tuple(lease["gpus"])) for lease in data["leases"]),
+        spec=data["spec"],
+        master_addr=data["master_addr"],
+        master_port=data["master_port"],
+    )
+
+
+def _write(path: Path, data: Any, *, sync: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    with fresh.open("w") as file:
+        json.dump(data, file, indent=1)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def _write_durably(path: Path, data: Any) -> None:
+    _write(path, data, sync=True)
+    # The folders may be as new as the file; a name is durable when its folder is.
+    for folder in path.parents[:4]:
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,274 @@
+"""What each process of a share gets: its argv and its environment. Nothing is started here."""
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cordee.agent.process import TAG
+from cordee.events import Lease
+
+DEFAULT_GRACE_S = 30.0
+
+_NODE_PROGRAMS = {"torchrun", "accelerate", "deepspeed"}
+_NODE_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+_PREFIXES = {"exec", "env", "nohup", "nice", "time", "command", "uv", "poetry", "run"}
+_PYTHON = re.compile(r"python[0-9.]*")
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", "|&", ";;"}
+
+# What an outer launcher may have left in the server's own environment must not reach a rank.
+_NOT_INHERITED = re.compile(
+    r"CORDEE_.*|TORCHELASTIC_.*|PET_.*|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE"
+    r"|MASTER_(ADDR|PORT)|NNODES|ROLE_NAME|OMP_NUM_THREADS"
+)
+
+
+class LaunchError(Exception):
+    """The share cannot be started; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One node's share of an attempt: what the order says."""
+
+    job_id: str
+    epoch: int
+    node: str
+    leases: tuple[Lease, ...]
+    spec: dict[str, Any]
+    master_addr: str
+    master_port: int
+
+    @property
+    def tag(self) -> str:
+        """What every process of the attempt carries in its environment."""
+        return f"{self.job_id}.{self.epoch}"
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """The GPUs on this node."""
+        return self.leases[self.node_rank].gpus
+
+    @property
+    def node_rank(self) -> int:
+        """The place of this node among the attempt's leases."""
+        return next(i for i, lease in enumerate(self.leases) if lease.node == self.node)
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of this node's first GPU."""
+        return sum(len(lease.gpus) for lease in self.leases[: self.node_rank])
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of the whole gang."""
+        return sum(len(lease.gpus) for lease in self.leases)
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds from notice to SIGKILL."""
+        value = (self.spec.get("on_preempt") or {}).get("grace_s")
+        return DEFAULT_GRACE_S if value is None else float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLaunch:
+    """One process to start; `rank` is None where a launcher starts the ranks itself."""
+
+    rank: int | None
+    log_name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareLaunch:
+    """All processes of a share, and the sentence that says how they are started."""
+
+    cwd: str
+    per_rank: bool
+    says: str
+    omp_num_threads: int
+    processes: tuple[RankLaunch, ...]
+
+
+def prepare(
+    order: Assignment,
+    *,
+    folder: Path,
+    base_env: Mapping[str, str],
+    secrets: dict[str, str],
+    real_gpus: bool,
+    gpus: int,
+) -> ShareLaunch:
+    """The processes of a share.
+
+    Args:
+        order: the share.
+        folder: of the share; its spool is in it.
+        base_env: the agent's own environment.
+        secrets: name to value; they go into the environment and nowhere else.
+        real_gpus: GPUs, not CPU slots.
+        gpus: of the whole node; the cores are divided by it.
+
+    Raises:
+        LaunchError: the folder, the program or the script is not there, or the spec cannot be used.
+    """
+    run = order.spec.get("run")
+    if not run or not isinstance(run, str | list):
+        raise LaunchError(f"the spec's `run` is {json.dumps(run)}, not a command")
+    launcher = launcher_of(run)
+    wanted = order.spec.get("launch") or "auto"
+    per_rank = wanted == "rank" or (wanted == "auto" and launcher is None)
+    cwd = str(Path(order.spec.get("cwd") or "~").expanduser())
+    spec_env = {str(name): str(value) for name, value in (order.spec.get("env") or {}).items()}
+    omp = int(spec_env.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // max(1, gpus)))
+    env = {name: value for name, value in base_env.items() if not _NOT_INHERITED.fullmatch(name)}
+    env.setdefault("PYTHONUNBUFFERED", "1")  # a killed rank's last lines are worth more than fewer writes
+    env |= _gpu_env(order.gpus, real_gpus) | {"OMP_NUM_THREADS": str(omp)} | spec_env | secrets
+    env |= _share_env(order, folder, cwd)
+    argv = ("/bin/sh", "-c", run) if isinstance(run, str) else tuple(str(word) for word in run)
+    _check(run, cwd, env)
+    n_local = len(order.gpus)
+    device = "GPU" if real_gpus else "slot"
+    if per_rank:
+        says = f"one process per {device}: {n_local} on this node, {order.world_size} in the gang"
+        processes = tuple(_rank(order, argv, env, local) for local in range(n_local))
+    else:
+        starter = launcher or "the command"
+        says = f"one process on this node: {starter} starts the ranks of its {n_local} {device}s"
+        processes = (_launcher(order, argv, env),)
+    says += f" (launch: {wanted})"
+    return ShareLaunch(cwd=cwd, per_rank=per_rank, says=says, omp_num_threads=omp, processes=processes)
+
+
+def launcher_of(run: str | Sequence[str]) -> str | None:
+    """The program in a command that starts ranks by itself, if there is one.
+
+    >>> launcher_of("cd src && OMP_NUM_THREADS=1 torchrun --nproc_per_node=4 train.py")
+    'torchrun'
+    >>> launcher_of(["python", "-m", "torch.distributed.run", "train.py"])
+    'torchrun'
+    >>> launcher_of("python train.py --backend deepspeed")
+    """
+    for command in _commands(run):
+        name = Path(command[0]).name
+        if name in _NODE_PROGRAMS:
+            return name
+        if not _PYTHON.fullmatch(name):
+            continue
+        rest = iter(command[1:])
+        for word in rest:
+            if word == "-m":
+                module = next(rest, "")
+                if module in _NODE_MODULES or module in _NODE_PROGRAMS:
+                    return _NODE_MODULES.get(module, module)
+                break
+            if not word.startswith("-"):
+                if Path(word).name in _NODE_PROGRAMS:
+                    return Path(word).name
+                break
+    return None
+
+
+def _commands(run: str | Sequence[str]) -> list[list[str]]:
+    """The simple commands of a command line, without assignments and prefixes such as `exec` and `uv run`."""
+    if isinstance(run, str):
+        lexer = shlex.shlex(run.replace("\n", " ; "), posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:
+            return []  # the shell will say what is wrong with it
+    else:
+        words = [str(word) for word in run]
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if isinstance(run, str) and word in _SEPARATORS:
+            commands.append([])
+        elif commands[-1] or not (_ASSIGNMENT.fullmatch(word) or word in _PREFIXES):
+            commands[-1].append(word)
+    return [command for command in commands if command]
+
+
+def _check(run: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
+    if not Path(cwd).is_dir():
+        raise LaunchError(f"the job's folder {cwd} is not there")
+    commands = _commands(run)
+    if len(commands) != 1:
+        return  # an earlier command may make what a later one needs
+    program, *rest = commands[0]
+    on_path = shutil.which(program, path=env.get("PATH"))
+    if isinstance(run, list) and on_path is None and not Path(cwd, program).exists():
+        raise LaunchError(f"the program {program} is not there")
+    if _PYTHON.fullmatch(Path(program).name) and rest and not rest[0].startswith("-"):
+        script = rest[0]
+        if not any(char in script for char in "$`*?~") and not Path(cwd, script).exists():
+            raise LaunchError(f"the script {script} is not in {cwd}")
+
+
+def _gpu_env(gpus: Sequence[int], real: bool) -> dict[str, str]:
+    if not real:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    # NVML counts in the bus's order; CUDA does so only when told to.
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
+    env = {
+        TAG: order.tag,
+        "CORDEE_JOB": order.job_id,
+        "CORDEE_EPOCH": str(order.epoch),
+        "CORDEE_SPOOL": str(folder / "spool"),
+        "CORDEE_GRACE_S": f"{order.grace_s:g}",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(order.grace_s)),
+        "MASTER_ADDR": order.master_addr,
+        "MASTER_PORT": str(order.master_port),
+        "NODE_RANK": str(order.node_rank),
+        "NNODES": str(len(order.leases)),
+    }
+    checkpoint = order.spec.get("checkpoint") or {}
+    if checkpoint.get("to"):
+        to = str(checkpoint["to"])
+        to = to if "://" in to else str(Path(cwd) / Path(to).expanduser())
+        env["CORDEE_CHECKPOINT_TO"] = f"{to.rstrip('/')}/{order.job_id}"
+        every = checkpoint.get("every_s") or "auto"
+        env["CORDEE_CHECKPOINT_EVERY"] = every if isinstance(every, str) else f"{every:g}"
+        if checkpoint.get("keep") is not None:
+            env["CORDEE_CHECKPOINT_KEEP"] = str(checkpoint["keep"])
+    return env
+
+
+def _rank(order: Assignment, argv: tuple[str, ...], env: Mapping[str, str], local: int) -> RankLaunch:
+    rank = order.first_rank + local
+    own = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(order.world_size),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(len(order.gpus)),
+    }
+    return RankLaunch(rank=rank, log_name=f"rank{rank}.log", argv=argv, env={**env, **own})
+
+
+def _launcher(order: Assignment, argv: tuple[str, ...], env: Mapping[str, str]) -> RankLaunch:
+    # torchrun takes the default of each of its options from PET_<OPTION> (torch/distributed/argparse_util.py).
+    own = {
+        "PET_NNODES": str(len(order.leases)),
+        "PET_NODE_RANK": str(order.node_rank),
+        "PET_NPROC_PER_NODE": str(len(order.gpus)),
+        "PET_MASTER_ADDR": order.master_addr,
+        "PET_MASTER_PORT": str(order.master_port),
+    }
+    return RankLaunch(rank=None, log_name="node.log", argv=argv, env={**env, **own})

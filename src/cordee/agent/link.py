@@ -1,0 +1,158 @@
+"""The agent's end of the wire: dials the server of this home, again and again, and forwards streams to it.
+
+Rank streams go before the node's own ones, so that a ShareEnded never overtakes what its ranks reported.
+"""
+
+import json
+import logging
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.agent import wire
+from cordee.agent.stream import StreamReader, StreamRecord
+
+IN_FLIGHT_MAX = 1000  # records sent and not yet committed: bounds memory on both sides
+_CONNECT_TIMEOUT_S = 1.0
+
+_log = logging.getLogger("cordee.agent")
+
+
+@dataclass(slots=True)
+class _Source:
+    path: Path
+    reader: StreamReader
+    accepts: Callable[[StreamRecord], bool]
+    sent: int = 0
+    seen: int = 0
+
+
+class Link:
+    """Streams that the server must get, and the connection over which it gets them.
+
+    Attributes:
+        channel: None while there is no connection.
+        welcomed: the server took our claim.
+    """
+
+    def __init__(self, home: Path, node: str, epoch: int, selector: selectors.BaseSelector) -> None:
+        self.channel: wire.Channel | None = None
+        self.welcomed = False
+        self._home, self._node, self._epoch = home, node, epoch
+        self._selector = selector
+        self._ranks: dict[str, _Source] = {}
+        self._nodes: dict[str, _Source] = {}
+
+    def add_rank_source(self, name: str, path: Path, accepts: Callable[[StreamRecord], bool]) -> None:
+        """Forward a rank's spool too; nothing new if it is known."""
+        if name not in self._ranks:
+            self._ranks[name] = _Source(path, StreamReader(path), accepts)
+
+    def add_node_source(self, name: str, path: Path) -> None:
+        """Forward a stream of this node's agents, after those added before it."""
+        self._nodes[name] = _Source(path, StreamReader(path), lambda _: True)
+
+    def drop(self, name: str) -> None:
+        """The server has all of this stream."""
+        source = self._ranks.pop(name, None) or self._nodes.pop(name, None)
+        if source is not None:
+            source.reader.close()
+
+    def rank_sources(self, prefix: str) -> list[str]:
+        """Names of the rank streams that start so."""
+        return [name for name in self._ranks if name.startswith(prefix)]
+
+    def dial(self, on_ready: Callable[[], None]) -> bool:
+        """Try to connect and say hello; False if no server answers. The selector's key then holds `on_ready`."""
+        try:
+            where = json.loads((self._home / "server.json").read_text())["agents"]
+            token = (self._home / "token").read_text().strip()
+            sock = socket.create_connection((where["host"], where["port"]), timeout=_CONNECT_TIMEOUT_S)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        self.channel, self.welcomed = wire.Channel(sock), False
+        self._on_ready = on_ready
+        self._selector.register(sock, selectors.EVENT_READ, on_ready)
+        sources = [*self._ranks, *self._nodes]
+        return self.send(wire.Hello(node=self._node, epoch=self._epoch, token=token, sources=sources))
+
+    def hang_up(self) -> None:
+        """Forget the connection; the next dial starts from the server's marks."""
+        if self.channel is not None:
+            self._selector.unregister(self.channel.sock)
+            self.channel.close()
+        self.channel, self.welcomed = None, False
+
+    def send(self, message: wire.Message) -> bool:
+        """Send, or hang up if that is not possible."""
+        if self.channel is None:
+            return False
+        try:
+            self.channel.send(message)
+        except ConnectionError:
+            self.hang_up()
+            return False
+        self._watch()
+        return True
+
+    def receive(self) -> list[wire.Message]:
+        """The messages that have come; hangs up when the server is gone. Sends what waited for the socket too."""
+        if self.channel is None:
+            return []
+        try:
+            self.channel.flush()
+            messages = self.channel.receive()
+        except (ConnectionError, wire.WireError) as error:
+            _log.info("the connection to the server ended: %s", error)
+            self.hang_up()
+            return []
+        self._watch()
+        return messages
+
+    def _watch(self) -> None:
+        assert self.channel is not None
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.channel.pending else 0)
+        if self._selector.get_key(self.channel.sock).events != wanted:
+            self._selector.modify(self.channel.sock, wanted, self._on_ready)
+
+    def welcome(self, marks: dict[str, int]) -> None:
+        """Go on where the server's marks are."""
+        for name, source in (self._ranks | self._nodes).items():
+            source.reader.close()
+            source.sent = source.seen = marks.get(name, 0)
+            source.reader = StreamReader(source.path, after=source.seen)
+        self.welcomed = True
+
+    def seen(self, name: str, seq: int) -> None:
+        """The server has committed a stream up to `seq`."""
+        source = self._ranks.get(name) or self._nodes.get(name)
+        if source is not None:
+            source.seen = max(source.seen, seq)
+
+    def forward(self) -> None:
+        """Send what the streams hold, as far as the window admits."""
+        if not self.welcomed:
+            return
+        for group in (self._ranks, self._nodes):
+            for name, source in group.items():
+                if not self._drain(name, source):
+                    return
+
+    def _drain(self, name: str, source: _Source) -> bool:
+        """Send what one stream holds; False if more is to be sent first."""
+        while True:
+            in_flight = sum(each.sent - each.seen for each in (*self._ranks.values(), *self._nodes.values()))
+            if in_flight >= IN_FLIGHT_MAX:
+                return False
+            records = source.reader.read(IN_FLIGHT_MAX - in_flight)
+            if not records:
+                return True
+            for record in records:
+                if not source.accepts(record):
+                    _log.warning("%s: record %d is nothing that a rank may say; left out", name, record.seq)
+                    continue
+                source.sent = record.seq
+                if not self.send(wire.Record(source=name, seq=record.seq, event=record.event)):
+                    return False

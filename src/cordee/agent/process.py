@@ -1,0 +1,196 @@
+"""Processes of an attempt: start them, find every one of them by its tag, signal them without hitting a stranger.
+
+The tag is CORDEE_ATTEMPT in the environment, which children inherit. torchrun puts its workers in sessions of
+their own, so groups and sessions say nothing; the agent is a child subreaper, so that nobody escapes by a double fork.
+"""
+
+import ctypes
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TAG = "CORDEE_ATTEMPT"
+PROC = Path("/proc") if Path("/proc/self/environ").exists() else None
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SHELLS = {"sh", "dash", "bash", "zsh", "ksh", "ash", "busybox"}
+
+
+class Process(NamedTuple):
+    """A process, told apart from a later one with the same pid by its start time (in the system's own unit)."""
+
+    pid: int
+    started: float
+
+
+class _Entry(NamedTuple):
+    process: Process
+    parent: int
+    running: bool
+
+
+def become_subreaper() -> bool:
+    """Orphans among our descendants become our children; False where the system has no such thing."""
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+
+
+def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own. The caller reaps it and must keep the object until then.
+
+    Raises:
+        OSError: the program or the folder is not there, or may not be executed.
+    """
+    return subprocess.Popen(
+        argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+    )
+
+
+def find(tag: str, known: Iterable[Process] = ()) -> set[Process]:
+    """Every running process with the tag, the `known` ones that still run, and all their descendants.
+
+    A program may overwrite its environment (setproctitle does): `known` and descent find it all the same.
+    """
+    entries = {entry.process.pid: entry for entry in _table()}
+    mine = {p.pid for p in known if p.pid in entries and entries[p.pid].process == p}
+    mine |= {pid for pid in entries if pid not in mine and tag_of(pid) == tag}
+    children: dict[int, list[int]] = {}
+    for entry in entries.values():
+        children.setdefault(entry.parent, []).append(entry.process.pid)
+    stack = list(mine)
+    while stack:
+        for child in children.get(stack.pop(), ()):
+            if child not in mine:
+                mine.add(child)
+                stack.append(child)
+    mine.discard(os.getpid())
+    return {entries[pid].process for pid in mine if entries[pid].running}
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has this pid now."""
+    if PROC is None:
+        return next((entry.process for entry in _table() if entry.process.pid == pid), None)
+    entry = _stat(pid)
+    return entry.process if entry else None
+
+
+def send(process: Process, number: signal.Signals) -> bool:
+    """Signal exactly this process; False if it is gone."""
+    try:
+        if PROC is None or not hasattr(os, "pidfd_open"):
+            if identify(process.pid) != process:
+                return False
+            os.kill(process.pid, number)
+            return True
+        handle = os.pidfd_open(process.pid)
+        try:
+            # The handle names one process for good, so a check after opening it holds until the signal is sent.
+            if identify(process.pid) != process:
+                return False
+            signal.pidfd_send_signal(handle, number)
+        finally:
+            os.close(handle)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def notice_targets(pid: int) -> set[Process]:
+    """Who gets the SIGTERM meant for a direct child: itself, or what a shell runs for it.
+
+    A shell without a trap for SIGTERM would die of it and leave its program without notice, so its children
+    get it in its place; the shell then ends with its program's exit code.
+    """
+    entries = {entry.process.pid: entry for entry in _table()}
+    children: dict[int, list[int]] = {}
+    for entry in entries.values():
+        if entry.running:
+            children.setdefault(entry.parent, []).append(entry.process.pid)
+    targets: set[Process] = set()
+    stack = [pid]
+    while stack:
+        each = stack.pop()
+        if each not in entries:
+            continue
+        if children.get(each) and _passive_shell(each):
+            stack += children[each]
+        else:
+            targets.add(entries[each].process)
+    return targets
+
+
+def _passive_shell(pid: int) -> bool:
+    if PROC is None:
+        return False
+    try:
+        if (PROC / str(pid) / "comm").read_text().strip() not in _SHELLS:
+            return False
+        for line in (PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1
+    except OSError:
+        pass
+    return False
+
+
+def _table() -> Iterable[_Entry]:
+    if PROC is None:
+        return _portable_table()
+    pids = (int(name) for name in os.listdir(PROC) if name.isdigit())  # noqa: PTH208
+    return [entry for entry in map(_stat, pids) if entry is not None]
+
+
+def _stat(pid: int) -> _Entry | None:
+    assert PROC is not None
+    try:
+        # The name in parentheses may hold anything; what follows its last parenthesis are numbers (proc(5)).
+        fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if len(fields) < 20:
+        return None
+    return _Entry(Process(pid, float(fields[19])), int(fields[1]), fields[0] not in (b"Z", b"X"))
+
+
+def tag_of(pid: int) -> str | None:
+    """The attempt that a process belongs to, by its environment; None if to none, or if not ours to read."""
+    if PROC is None:
+        return _portable_tag(pid)
+    try:
+        environ = (PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return None
+    prefix = TAG.encode() + b"="
+    for entry in environ.split(b"\0"):
+        if entry.startswith(prefix):
+            return entry[len(prefix) :].decode(errors="replace")
+    return None
+
+
+def _psutil() -> Any:
+    return importlib.import_module("psutil")  # needed only where there is no /proc
+
+
+def _portable_table() -> Iterable[_Entry]:
+    psutil = _psutil()
+    for each in psutil.process_iter(["pid", "ppid", "create_time", "status"]):
+        info = each.info
+        running = info["status"] != psutil.STATUS_ZOMBIE
+        yield _Entry(Process(info["pid"], info["create_time"] or 0.0), info["ppid"] or 0, running)
+
+
+def _portable_tag(pid: int) -> str | None:
+    psutil = _psutil()
+    try:
+        tag: str | None = psutil.Process(pid).environ().get(TAG)
+    except (psutil.Error, OSError):
+        return None
+    return tag

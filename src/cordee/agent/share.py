@@ -1,0 +1,251 @@
+"""One node's share of one attempt while it runs: its processes, from the first spawn to the last one's end.
+
+The agent's loop calls it: when children were reaped, when a command came, when its time has come.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.agent import process
+from cordee.agent.launch import Assignment, LaunchError, RankLaunch, ShareLaunch
+from cordee.agent.logs import LogPump, tail, torchrun_root_cause
+from cordee.agent.process import Process
+from cordee.agent.stream import StreamRecord, last_records
+from cordee.errors import EXIT_CHECKPOINTED
+from cordee.events import CheckpointCommitted, Event, Failure, Outcome, RankLeft, Reported, Restored, decode
+
+_NUMBERS = ("at_us", "from_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us", "drain_us")
+SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
+
+
+@dataclass(slots=True)
+class _Rank:
+    launch: RankLaunch
+    popen: "subprocess.Popen[bytes]"
+    process: Process
+    log: LogPump
+    exit_code: int | None = None  # negative: the signal that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class ShareResult:
+    """How a share ended."""
+
+    outcome: Outcome
+    why: str
+    failure: Failure | None = None
+
+
+class Share:
+    """The processes of one share.
+
+    Attributes:
+        order: what was ordered.
+        known: the direct children.
+        logs: for the loop to pump, and to close at the end.
+        wake_at_s: monotonic time at which `tick` has something to do; None if only an exit or a command can change it.
+    """
+
+    def __init__(self, order: Assignment, folder: Path) -> None:
+        self.order = order
+        self.folder = folder
+        self.known: list[Process] = []
+        self.logs: list[LogPump] = []
+        self.wake_at_s: float | None = None
+        self._ranks: list[_Rank] = []
+        self._per_rank = True
+        self._noticed = False
+        self._sweeping = False
+        self._sweep_s = SWEEP_S_MIN
+        self._killed_why = ""
+        self._first_bad: _Rank | None = None
+        self._not_started = ""
+
+    def start(self, launch: ShareLaunch, secrets: Mapping[str, str]) -> None:
+        """Start all processes, or, when one cannot be started, end those that were."""
+        self._per_rank = launch.per_rank
+        (self.folder / "spool").mkdir(parents=True, exist_ok=True)
+        for each in launch.processes:
+            log = LogPump(self.folder / "logs" / each.log_name, secrets)
+            log.note(f"cordee: attempt {self.order.tag} on {self.order.node}: {launch.says}")
+            self.logs.append(log)
+            try:
+                popen = process.spawn(each.argv, env=each.env, cwd=launch.cwd, output=log.write_fd)
+            except (OSError, ValueError) as error:
+                self.refuse(f"{each.argv[0]} cannot be started: {error}")
+                break
+            finally:
+                log.started()
+            # A child that is gone already is still a zombie of ours, so its pid names it and nobody else.
+            child = process.identify(popen.pid) or Process(popen.pid, 0.0)
+            self._ranks.append(_Rank(each, popen, child, log))
+            self.known.append(child)
+
+    def refuse(self, why: str) -> None:
+        """The share cannot be started."""
+        self._not_started = why
+        self._sweep(now_s=0.0)
+
+    def reaped(self, pid: int, exit_code: int, now_s: float) -> bool:
+        """A child of the agent has exited; False if it is none of this share's direct children."""
+        rank = next((each for each in self._ranks if each.popen.pid == pid and each.exit_code is None), None)
+        if rank is None:
+            return False
+        rank.exit_code = rank.popen.returncode = exit_code
+        if not self._sweeping and self._is_bad(exit_code):
+            self._first_bad = self._first_bad or rank
+            self._sweep(now_s)  # a gang is whole or absent
+        elif all(each.exit_code is not None for each in self._ranks):
+            self._sweep(now_s)  # what they left behind goes too
+        return True
+
+    def notice(self, deadline_s: float) -> None:
+        """Ask every rank to leave, once, and end what is left at the deadline (monotonic)."""
+        if not self._sweeping:
+            self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
+        if self._noticed:
+            return
+        self._noticed = True
+        for rank in self._ranks:
+            if rank.exit_code is None:
+                for target in process.notice_targets(rank.popen.pid):
+                    process.send(target, signal.SIGTERM)
+
+    def kill(self, why: str, now_s: float) -> None:
+        """End every process now."""
+        if not self._sweeping:
+            self._killed_why = why
+            self._sweep(now_s)
+
+    def tick(self, now_s: float) -> bool:
+        """Do what is due; True when every process of the share is gone."""
+        if self.wake_at_s is None or now_s < self.wake_at_s:
+            return False
+        if not self._sweeping:
+            self._killed_why = f"it did not leave within its grace period of {self.order.grace_s:g} s"
+            self._sweeping = True
+        left = process.find(self.order.tag, self.known)
+        for each in left:
+            process.send(each, signal.SIGKILL)
+        if not left and all(rank.exit_code is not None for rank in self._ranks):
+            self.wake_at_s = None
+            return True
+        self.wake_at_s = now_s + self._sweep_s
+        self._sweep_s = min(2 * self._sweep_s, SWEEP_S_MAX)
+        return False
+
+    def result(self) -> ShareResult:
+        """How it ended; to be asked when `tick` has returned True and the logs are closed."""
+        if self._not_started:
+            return ShareResult(Outcome.FAILED, self._not_started)
+        left = self._how_ranks_left()
+        codes = [rank.exit_code for rank in self._ranks]
+        if self._all_checkpointed(left):
+            return ShareResult(Outcome.CHECKPOINTED, "every rank left with a checkpoint")
+        if self._killed_why:
+            return ShareResult(Outcome.KILLED, self._killed_why)
+        if all(code == 0 for code in codes):
+            return ShareResult(Outcome.FINISHED, "every process exited with 0")
+        if self._first_bad is None:
+            return self._result_without_failure(codes, left)
+        failure = self._failure(self._first_bad)
+        who = f"rank {failure.rank}" if failure.rank is not None else "the node's launcher"
+        if failure.signal == signal.SIGKILL:
+            why = f"{who} was killed by SIGKILL that Cordee did not send (out of memory?)"
+            return ShareResult(Outcome.LOST, why, failure)
+        if self._noticed and "aborted" in left.values():
+            return ShareResult(Outcome.KILLED, "it left on notice without a checkpoint of that step", failure)
+        how = f"by {_signal_name(failure.signal)}" if failure.signal else f"with {failure.exit_code}"
+        return ShareResult(Outcome.FAILED, f"{who} exited {how}", failure)
+
+    def _sweep(self, now_s: float) -> None:
+        self._sweeping = True
+        self.wake_at_s = now_s
+
+    def _is_bad(self, exit_code: int) -> bool:
+        return exit_code not in (0, EXIT_CHECKPOINTED) and not self._left_on_notice(exit_code)
+
+    def _left_on_notice(self, exit_code: int) -> bool:
+        # Whoever dies of our SIGTERM, or is torchrun and answers it with exit code 1, did what was asked; the
+        # others keep their grace period, since they may be saving.
+        answers = (-signal.SIGTERM, 128 + signal.SIGTERM) if self._per_rank else (-signal.SIGTERM, 143, 1)
+        return self._noticed and exit_code in answers
+
+    def _how_ranks_left(self) -> dict[int, str]:
+        left: dict[int, str] = {}
+        for path in (self.folder / "spool").glob("rank*.jsonl"):
+            for record in last_records(path):
+                event = rank_event(record, self.order)
+                if isinstance(event, RankLeft):
+                    left[event.rank] = event.how
+        return left
+
+    def _all_checkpointed(self, left: Mapping[int, str]) -> bool:
+        if self._per_rank:
+            return all(
+                left.get(rank.launch.rank or 0) == "checkpointed" or rank.exit_code == EXIT_CHECKPOINTED
+                for rank in self._ranks
+            )
+        if self._ranks[0].exit_code == EXIT_CHECKPOINTED:
+            return True
+        # The launcher's own count of ranks is not ours to know; a killed one needs the records of all GPUs.
+        expected = len(self.order.gpus) if self._killed_why else 1
+        return len(left) >= expected and all(how == "checkpointed" for how in left.values())
+
+    def _result_without_failure(self, codes: list[int | None], left: Mapping[int, str]) -> ShareResult:
+        saved = sum(code == EXIT_CHECKPOINTED for code in codes)
+        if saved and all(code in (0, EXIT_CHECKPOINTED) for code in codes):
+            why = f"{saved} of {len(codes)} processes exited with {EXIT_CHECKPOINTED}, the others with 0"
+            return ShareResult(Outcome.CHECKPOINTED, why)
+        return ShareResult(Outcome.KILLED, "it left on notice without a checkpoint")
+
+    def _failure(self, rank: _Rank) -> Failure:
+        lines = tail(rank.log.path)
+        number, code = rank.launch.rank, rank.exit_code
+        if not self._per_rank and (cause := torchrun_root_cause(lines)):
+            number, code = cause
+        assert code is not None, "a failed rank has exited"
+        if code < 0:
+            return Failure(rank=number, exit_code=None, signal=-code, tail=lines)
+        return Failure(rank=number, exit_code=code, signal=None, tail=lines)
+
+
+def rank_event(record: StreamRecord, order: Assignment) -> Event | None:
+    """What a rank of this share wrote, or None if it is nothing that a rank may say of its own attempt."""
+    try:
+        event = decode(record.event)
+    except ValueError:
+        return None
+    if not isinstance(event, Restored | Reported | CheckpointCommitted | RankLeft):
+        return None
+    if (event.job_id, event.epoch) != (order.job_id, order.epoch):
+        return None
+    numbers = (getattr(event, name, 0) for name in _NUMBERS)
+    return event if all(type(number) is int for number in numbers) else None
+
+
+def read_secrets(home: Path, names: list[str]) -> dict[str, str]:
+    """The values of the named secrets of this home.
+
+    Raises:
+        LaunchError: one is not there.
+    """
+    values = {}
+    for name in names:
+        path = home / "secrets" / os.path.basename(name)  # noqa: PTH119
+        try:
+            values[name] = path.read_text().rstrip("\n")
+        except OSError as error:
+            raise LaunchError(f"the secret {name} is not in {path.parent}: {error.strerror}") from error
+    return values
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,145 @@
+"""Append-only streams of events, files of JSON lines {"seq": n, "event": {...}} with seq 1, 2, ...
+
+Ranks write their spool with `StreamWriter`, agents their own stream; `StreamReader` follows either while it grows.
+A process may be killed in the middle of a line: a line counts once its newline is there. No torch, light imports.
+"""
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cordee.events import Event, encode
+
+_TAIL_BYTES = 1 << 16
+
+
+class StreamRecord(NamedTuple):
+    """One line of a stream; `event` is still encoded."""
+
+    seq: int
+    event: dict[str, Any]
+
+
+class StreamWriter:
+    """Appends to a stream and goes on counting where the file ends; safe to use from several threads.
+
+    Args:
+        path: the file; its folder is made.
+        durable: fsync each record, so that it outlives the machine and not only the process.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._durable = durable
+        self._lock = threading.Lock()
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        # A predecessor may have died within a line; nobody has read that line, so it goes.
+        data = _tail(self._fd)
+        size = os.fstat(self._fd).st_size
+        if not data.endswith(b"\n") and data:
+            os.ftruncate(self._fd, size - len(data) + data.rfind(b"\n") + 1)
+        self.seq = max((record.seq for record in last_records(path)), default=0)
+
+    def append(self, event: Event) -> int:
+        """Write one event with one write() and return its seq."""
+        with self._lock:
+            seq = self.seq + 1
+            line = memoryview(_line(seq, encode(event)))
+            while line:
+                line = line[os.write(self._fd, line) :]
+            if self._durable:
+                os.fsync(self._fd)
+            self.seq = seq
+            return seq
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class StreamReader:
+    """Follows a stream that may not exist yet; skips records up to seq `after`, and lines that are no record."""
+
+    def __init__(self, path: Path, after: int = 0) -> None:
+        self.path = path
+        self.after = after
+        self._fd: int | None = None
+        self._offset = 0
+
+    def read(self, limit: int) -> list[StreamRecord]:
+        """The next records, `limit` at most; none when the end is reached for now."""
+        if self._fd is None:
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY)
+            except FileNotFoundError:
+                return []
+        records: list[StreamRecord] = []
+        while len(records) < limit and (lines := self._lines()):
+            for line in lines:
+                self._offset += len(line)
+                record = _parse(line)
+                if record is not None and record.seq > self.after:
+                    self.after = record.seq
+                    records.append(record)
+                    if len(records) == limit:
+                        break
+        return records
+
+    def _lines(self) -> list[bytes]:
+        # A torn last line is read again next time, from the file: a new writer may have replaced it by then.
+        assert self._fd is not None
+        size = _TAIL_BYTES
+        while True:
+            data = os.pread(self._fd, size, self._offset)
+            end = data.rfind(b"\n") + 1
+            if end or len(data) < size:
+                return data[:end].splitlines(keepends=True)
+            size *= 2
+
+    def close(self) -> None:
+        """Close the file, if it was opened."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def last_records(path: Path) -> list[StreamRecord]:
+    """The complete records within the stream's last 64 KiB, oldest first."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return []
+    try:
+        data = _tail(fd)
+    finally:
+        os.close(fd)
+    return list(_records(data))
+
+
+def _records(data: bytes) -> Iterator[StreamRecord]:
+    *lines, _torn = data.split(b"\n")
+    for line in lines:
+        record = _parse(line)
+        if record is not None:
+            yield record
+
+
+def _tail(fd: int) -> bytes:
+    size = os.fstat(fd).st_size
+    return os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+
+
+def _line(seq: int, event: dict[str, Any]) -> bytes:
+    return json.dumps({"seq": seq, "event": event}, separators=(",", ":")).encode() + b"\n"
+
+
+def _parse(line: bytes) -> StreamRecord | None:
+    try:
+        data = json.loads(line)
+        record = StreamRecord(data["seq"], data["event"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return record if isinstance(record.seq, int) and isinstance(record.event, dict) else None

@@ -1,0 +1,198 @@
+"""What an agent and its server say to each other: small messages, one JSON line each.
+
+A line is an object of one key, the message's name, over its fields: `{"confirm": {"number": 7}}`.
+"""
+
+import dataclasses
+import json
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 1
+LINE_BYTES_MAX = 16 * 2**20
+
+
+class WireError(Exception):
+    """The other side does not speak this protocol."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """An agent claims a node; `sources` are the streams of which it still holds records."""
+
+    node: str
+    epoch: int
+    token: str
+    sources: list[str]
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The claim holds; `marks` tells per stream what is committed already."""
+
+    marks: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The claim does not hold. With `final` a newer agent owns the node: end the ranks and exit."""
+
+    why: str
+    final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One record of a stream, on its way to the server."""
+
+    source: str
+    seq: int
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The stream is committed up to `seq`."""
+
+    source: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A command: the encoded event it follows from, the JobSpec as JSON, and where the gang meets."""
+
+    number: int
+    event: dict[str, Any]
+    spec: str
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirm:
+    """The order is on the agent's disk."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """Exit when no share runs; with `now`, end the shares first."""
+
+    now: bool = False
+
+
+Message = Hello | Welcome | Refused | Record | Seen | Order | Confirm | Shutdown
+
+_BY_NAME: dict[str, type[Any]] = {
+    "hello": Hello,
+    "welcome": Welcome,
+    "refused": Refused,
+    "report": Record,
+    "seen": Seen,
+    "command": Order,
+    "confirm": Confirm,
+    "shutdown": Shutdown,
+}
+_NAMES = {cls: name for name, cls in _BY_NAME.items()}
+
+
+def encode(message: Message) -> bytes:
+    """The message as one line.
+
+    >>> encode(Confirm(number=7))
+    b'{"confirm":{"number":7}}\\n'
+    """
+    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    return json.dumps({_NAMES[type(message)]: fields}, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message of one line.
+
+    >>> decode(b'{"confirm": {"number": 7}}')
+    Confirm(number=7)
+
+    Raises:
+        WireError: not a message of this protocol.
+    """
+    try:
+        ((name, fields),) = json.loads(line).items()
+        message: Message = _BY_NAME[name](**fields)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise WireError(f"not a message: {line[:200]!r}") from error
+    return message
+
+
+class Channel:
+    """A connected socket as messages, never blocking; what does not fit the socket waits in `pending`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.pending = bytearray()
+        self._received = bytearray()
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self.sock.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send, or keep to send when `flush` is called.
+
+        Raises:
+            ConnectionError: the other side is gone.
+        """
+        self.pending += encode(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send as much of `pending` as the socket takes.
+
+        Raises:
+            ConnectionError: the other side is gone.
+        """
+        while self.pending:
+            try:
+                sent = self.sock.send(self.pending)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ConnectionError(str(error)) from error
+            del self.pending[:sent]
+
+    def receive(self) -> list[Message]:
+        """The messages that have come.
+
+        Raises:
+            ConnectionError: the other side is gone; every message before that was returned earlier.
+            WireError: it speaks another protocol.
+        """
+        closed = False
+        while True:
+            try:
+                chunk = self.sock.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                raise ConnectionError(str(error)) from error
+            if not chunk:
+                closed = True
+                break
+            self._received += chunk
+            if len(self._received) > LINE_BYTES_MAX:
+                break
+        *lines, rest = self._received.split(b"\n")
+        if closed and not lines:
+            raise ConnectionError("closed by the other side")
+        if len(rest) > LINE_BYTES_MAX:
+            raise WireError(f"a line of more than {LINE_BYTES_MAX} bytes")
+        self._received = rest
+        return [decode(bytes(line)) for line in lines]
+
+    def close(self) -> None:
+        """Close the socket; what is pending is lost."""
+        self.sock.close()

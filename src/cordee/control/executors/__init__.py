@@ -1,0 +1,1 @@
+"""Executors: who runs the ranks, behind the port in `cordee.control.ports`."""

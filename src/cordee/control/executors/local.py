@@ -1,0 +1,332 @@
+"""The executor of this machine: one NodeAgent a node, each a process of its own that outlives the server.
+
+A thread holds the connections and starts agents that are not there; control's own thread takes reports and gives
+commands. What an agent reported stays here until control has committed it, and at the agent until it was told so.
+"""
+
+import hmac
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from cordee.agent import wire
+from cordee.control.executors import rendezvous
+from cordee.control.executors.supervise import LOOK_S, NodeConfig, Supervised
+from cordee.control.ports import Pending, Report
+from cordee.errors import StoreError
+from cordee.events import AttemptPlaced, NodeDown, decode, encode
+
+_log = logging.getLogger("cordee.control")
+
+
+class LocalExecutor:
+    """Runs attempts on this machine's nodes. `Executor` in `cordee.control.ports`.
+
+    Args:
+        home: of the server. Agents find the server by its `server.json` (`agents`: host, port) and `token`.
+        mark: the highest committed seq of a stream. Called from the executor's thread too.
+        epoch: the highest epoch that is known of a node, 0 if none: from the NodeUp events of the log.
+        slots: CPU slots of the one node `local`, in place of its GPUs; `nodes` for more than one node.
+        nodes: of this machine.
+        wake: called from the executor's thread when `reports` has something new.
+        confirm_s: how long `carry_out` waits for agents to confirm.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        mark: Callable[[str], int],
+        epoch: Callable[[str], int],
+        slots: int | None = None,
+        nodes: Sequence[NodeConfig] | None = None,
+        wake: Callable[[], None] = lambda: None,
+        confirm_s: float = 2.0,
+    ) -> None:
+        self._home = home
+        self._mark, self._epoch, self._wake, self._confirm_s = mark, epoch, wake, confirm_s
+        self._configs = [NodeConfig(name="local", slots=slots)] if nodes is None else list(nodes)
+        self._nodes: dict[str, Supervised] = {}
+        self._changed = threading.Condition()
+        self._inbox: list[Report] = []
+        self._received: dict[str, int] = {}  # by stream: the highest seq that came
+        self._acknowledged: dict[str, int] = {}
+        self._owners: dict[str, Supervised] = {}
+        self._news = self._ending = self._stopped = False
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = None
+        self._nudge, self._nudged = socket.socketpair()
+        self._thread = threading.Thread(target=self._loop, name="cordee-local-executor", daemon=True)
+
+    def listen(self) -> tuple[str, int]:
+        """Open the port that agents dial; host and port belong into `server.json`."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setblocking(False)
+        host, port = self._listener.getsockname()
+        return str(host), int(port)
+
+    def start(self) -> None:
+        """Take agents' calls, and start the agents that are not there. `server.json` is written by now."""
+        assert self._listener is not None, "listen() comes first: agents must find the port in server.json"
+        self._token = (self._home / "token").read_text().strip()
+        for config in self._configs:
+            self._nodes[config.name] = Supervised(config, self._home, self._epoch(config.name))
+        self._nudged.setblocking(False)
+        self._selector.register(self._nudged, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._thread.start()
+
+    # -- the port: control's thread ------------------------------------------------------------------------
+
+    def reports(self) -> Sequence[Report]:
+        """What has happened and was not acknowledged, in an order in which it may be committed."""
+        with self._changed:
+            self._news = False
+            return list(self._inbox)
+
+    def acknowledge(self, source: str, seq: int) -> None:
+        """The stream was committed up to `seq`."""
+        with self._changed:
+            self._inbox = [each for each in self._inbox if each.source != source or each.seq > seq]
+            self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
+            owner = self._owners.get(source)
+            if owner is not None:
+                self._send(owner, wire.Seen(source=source, seq=seq))
+
+    def carry_out(self, pending: Pending) -> bool:
+        """Hand the command to the agents concerned; True when all of them confirmed that they have it on disk."""
+        order, names = self._order(pending)
+        with self._changed:
+            nodes = [self._nodes[name] for name in names if name in self._nodes]
+            fresh = [node for node in nodes if node.must_be_told(order.number)]
+            for node in fresh:
+                node.told.add(order.number)
+                self._send(node, order)
+            if fresh:  # an agent that did not answer in time is not waited for a second time
+                self._changed.wait_for(lambda: not any(order.number in node.told for node in nodes), self._confirm_s)
+            done = len(nodes) == len(names) and all(order.number in node.confirmed for node in nodes)
+            for node in nodes if done else ():
+                node.confirmed.discard(order.number)
+            return done
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until `reports` has something new; False if nothing came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._news, timeout_s)
+
+    def shutdown(self, *, now: bool = False, timeout_s: float = 10.0) -> bool:
+        """Make the agents leave, and wait for it.
+
+        Args:
+            now: end the shares that still run; otherwise an agent leaves when its last share has ended.
+            timeout_s: how long to wait.
+
+        Returns:
+            True when every agent is gone.
+        """
+        with self._changed:
+            self._ending = True
+            for node in self._nodes.values():
+                self._send(node, wire.Shutdown(now=now))
+            return self._changed.wait_for(lambda: all(node.gone for node in self._nodes.values()), timeout_s)
+
+    def close(self, *, kill_agents: bool = False) -> None:
+        """Stop; agents and ranks go on, unless `kill_agents` ends them first."""
+        if self._thread.is_alive():
+            if kill_agents:
+                self.shutdown(now=True)
+            with self._changed:
+                self._stopped = True
+            self._nudge.send(b"x")
+            self._thread.join()
+        for node in self._nodes.values():
+            node.release()
+        for each in (self._listener, self._nudge, self._nudged, self._selector):
+            if each is not None:
+                each.close()
+
+    def _order(self, pending: Pending) -> tuple[wire.Order, Sequence[str]]:
+        """The command as agents get it, and the names of the nodes concerned."""
+        command = pending.command
+        meeting = rendezvous.known(self._home, command.job_id, command.epoch)
+        if meeting is None and isinstance(command, AttemptPlaced):
+            names = [lease.node for lease in command.leases]
+            meeting = rendezvous.agree(self._home, command.job_id, command.epoch, names)
+        order = wire.Order(
+            number=pending.number,
+            event=encode(command),
+            spec=pending.spec,
+            master_addr=meeting.master_addr if meeting else "",
+            master_port=meeting.master_port if meeting else 0,
+        )
+        # Of an attempt that was never handed out nobody knows the nodes: a kill of it is for all of them.
+        return order, meeting.nodes if meeting else list(self._nodes)
+
+    # -- the executor's thread -----------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while not self._stopped:
+            with self._changed:
+                unconnected = any(node.channel is None for node in self._nodes.values())
+            for key, _ in self._selector.select(LOOK_S if unconnected else None):
+                with self._changed:
+                    if self._selector.get_map().get(key.fd) is key:  # an earlier one of them may have closed it
+                        key.data()
+            with self._changed:
+                for node in self._nodes.values():
+                    self._supervise(node)
+
+    def _woken(self) -> None:
+        self._nudged.recv(4096)
+
+    def _supervise(self, node: Supervised) -> None:
+        """See that a node has an agent, and tell when it lost one."""
+        if node.channel is not None or node.gone or time.monotonic() < node.next_look_s:
+            return
+        node.next_look_s = time.monotonic() + LOOK_S
+        if node.is_alive():
+            return
+        try:
+            self._tell_down(node)
+        except StoreError as error:
+            _log.warning("the log cannot be read now, %s waits for its agent: %s", node.config.name, error.message)
+            return
+        if self._ending:
+            node.gone = True
+            self._changed.notify_all()
+        else:
+            node.spawn()
+
+    def _tell_down(self, node: Supervised) -> None:
+        """Report once that the agent with the node's epoch is gone, also if it died while no server ran."""
+        source = f"server/{node.config.name}/{node.epoch}"
+        if node.epoch == 0 or source in self._received or self._mark(source) > 0:
+            return
+        down = NodeDown(at_us=time.time_ns() // 1000, node=node.config.name, epoch=node.epoch, why="its agent is gone")
+        self._take_in(Report(source=source, seq=1, event=down))
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            sock, _address = self._listener.accept()
+        except OSError:
+            return
+        channel = wire.Channel(sock)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._greet, channel))
+
+    def _greet(self, channel: wire.Channel) -> None:
+        """The first message of a connection: an agent's claim."""
+        try:
+            messages = channel.receive()
+            if not messages:
+                return
+            answer = self._judge(messages[0])
+            channel.send(answer)
+        except (ConnectionError, wire.WireError) as error:
+            answer = wire.Refused(why=str(error), final=False)
+        self._selector.unregister(channel.sock)
+        if isinstance(answer, wire.Refused):
+            _log.warning("an agent's claim was refused: %s", answer.why)
+            channel.close()
+            return
+        (hello,) = messages  # an agent says nothing more before it is welcomed
+        assert isinstance(hello, wire.Hello)
+        self._adopt(channel, hello)
+
+    def _judge(self, message: wire.Message) -> wire.Welcome | wire.Refused:
+        """Whether a claim holds."""
+        if not isinstance(message, wire.Hello) or message.version != wire.VERSION:
+            return wire.Refused(why=f"this server speaks version {wire.VERSION} of the protocol", final=False)
+        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+            return wire.Refused(why="the token is wrong", final=False)
+        if message.node not in self._nodes:
+            return wire.Refused(why=f"this server has no node {message.node}", final=False)
+        try:
+            newest = max(self._nodes[message.node].epoch, self._epoch(message.node))
+            marks = {source: self._mark(source) for source in message.sources}
+        except StoreError as error:
+            return wire.Refused(why=f"the log cannot be read now: {error.message}", final=False)
+        if message.epoch < newest:
+            why = f"epoch {message.epoch} of node {message.node} is over: its agent has epoch {newest}"
+            return wire.Refused(why=why, final=True)
+        return wire.Welcome(marks=marks)
+
+    def _adopt(self, channel: wire.Channel, hello: wire.Hello) -> None:
+        node = self._nodes[hello.node]
+        self._hang_up(node)
+        node.adopt(channel, hello.epoch)
+        for source in hello.sources:
+            self._owners[source] = node
+        self._selector.register(channel.sock, selectors.EVENT_READ, partial(self._ready, node))
+        if self._ending:
+            self._send(node, wire.Shutdown(now=False))
+        self._tell()  # commands may wait for this node
+
+    def _ready(self, node: Supervised) -> None:
+        assert node.channel is not None
+        try:
+            node.channel.flush()
+            for message in node.channel.receive():
+                self._hear(node, message)
+        except (ConnectionError, wire.WireError, ValueError) as error:
+            _log.info("the connection to the agent of %s ended: %s", node.config.name, error)
+            self._hang_up(node)
+            self._tell()
+            return
+        self._watch(node)
+
+    def _hear(self, node: Supervised, message: wire.Message) -> None:
+        if isinstance(message, wire.Confirm):
+            node.told.discard(message.number)
+            node.confirmed.add(message.number)
+            self._changed.notify_all()
+        elif isinstance(message, wire.Record):
+            self._owners[message.source] = node
+            if message.seq <= self._received.get(message.source, 0):
+                # It came over an earlier connection too; if it is committed by now, the agent has not heard.
+                seen = self._acknowledged.get(message.source, 0)
+                if message.seq <= seen:
+                    self._send(node, wire.Seen(source=message.source, seq=seen))
+                return
+            self._take_in(Report(source=message.source, seq=message.seq, event=decode(message.event)))
+
+    def _take_in(self, report: Report) -> None:
+        self._received[report.source] = report.seq
+        self._inbox.append(report)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news = True
+        self._changed.notify_all()
+        self._wake()
+
+    # -- both threads, under the lock ----------------------------------------------------------------------
+
+    def _send(self, node: Supervised, message: wire.Message) -> None:
+        if node.channel is None:
+            return
+        try:
+            node.channel.send(message)
+        except ConnectionError:
+            return  # the executor's thread hears of it too, and hangs up
+        self._watch(node)
+
+    def _watch(self, node: Supervised) -> None:
+        """Wait for room in the socket only while something waits for it."""
+        if node.channel is None:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if node.channel.pending else 0)
+        key = self._selector.get_key(node.channel.sock)
+        if key.events != wanted:
+            self._selector.modify(node.channel.sock, wanted, key.data)
+
+    def _hang_up(self, node: Supervised) -> None:
+        if node.channel is not None:
+            self._selector.unregister(node.channel.sock)
+        node.hang_up()
+        self._changed.notify_all()

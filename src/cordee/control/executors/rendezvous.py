@@ -1,0 +1,64 @@
+"""Where the ranks of an attempt meet: picked once, kept on disk, the same for every node however often it is asked."""
+
+import json
+import os
+import random
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Below the range from which systems take ports for outgoing connections, so that nobody gets it by accident.
+_PORTS = range(20_000, 30_000)
+_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Address of rank 0, and the nodes of the attempt in the order of its leases."""
+
+    master_addr: str
+    master_port: int
+    nodes: tuple[str, ...]
+
+
+def known(home: Path, job_id: str, epoch: int) -> Meeting | None:
+    """What was picked for an attempt, by this server or an earlier one; None if nothing was."""
+    try:
+        data = json.loads(_path(home, job_id, epoch).read_text())
+    except OSError:
+        return None
+    return Meeting(master_addr=data["master_addr"], master_port=data["master_port"], nodes=tuple(data["nodes"]))
+
+
+def agree(home: Path, job_id: str, epoch: int, nodes: Sequence[str]) -> Meeting:
+    """What was picked for an attempt, or a free port of this machine, kept before anyone is told."""
+    found = known(home, job_id, epoch)
+    if found is not None:
+        return found
+    meeting = Meeting(master_addr="127.0.0.1", master_port=_free_port(), nodes=tuple(nodes))
+    path = _path(home, job_id, epoch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    with fresh.open("w") as file:
+        json.dump(asdict(meeting), file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    return meeting
+
+
+def _path(home: Path, job_id: str, epoch: int) -> Path:
+    return home / "attempts" / job_id / str(epoch) / "meeting.json"
+
+
+def _free_port() -> int:
+    for _ in range(_TRIES):
+        port = random.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise OSError(f"no free port among {_TRIES} tries in {_PORTS.start}-{_PORTS.stop - 1}")

@@ -1,0 +1,100 @@
+"""One node's agent as its server sees it: whether it lives, which epoch it has, which commands it was told."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.agent import wire
+from cordee.agent.gpus import lock_file
+
+LOOK_S = 0.1  # between two looks at an agent that is not connected
+_RESPAWN_S_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """A node of this machine; `slots` CPU slots in place of its GPUs."""
+
+    name: str
+    slots: int | None = None
+
+
+class Supervised:
+    """The agent of one node.
+
+    Attributes:
+        epoch: the highest that is known of this node; an agent with a lower one is refused.
+        channel: None while it is not connected.
+        told: numbers of commands that it was told over this connection and has not confirmed.
+        confirmed: numbers of commands that it has on its disk.
+        gone: there is no agent, and none is to be started.
+    """
+
+    def __init__(self, config: NodeConfig, home: Path, epoch: int) -> None:
+        self.config = config
+        self._home = home
+        self._folder = home / "nodes" / config.name
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # An agent whose NodeUp was never committed has left its stream all the same.
+        on_disk = [int(path.stem) for path in self._folder.glob("*.jsonl") if path.stem.isdigit()]
+        self.epoch = max([epoch, *on_disk])
+        self.channel: wire.Channel | None = None
+        self.told: set[int] = set()
+        self.confirmed: set[int] = set()
+        self.gone = False
+        self.next_look_s = 0.0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._respawn_s = LOOK_S
+
+    def must_be_told(self, number: int) -> bool:
+        """A command that it has not heard, over a connection that is there."""
+        return self.channel is not None and number not in self.told and number not in self.confirmed
+
+    def is_alive(self) -> bool:
+        """Whether a process holds the node's lock, or is about to."""
+        if self._child is not None:
+            if self._child.poll() is None:
+                return True
+            self._child = None
+        lock = lock_file(self._folder / "lock")
+        if lock is None:
+            return True
+        os.close(lock)
+        return False
+
+    def spawn(self) -> None:
+        """Start an agent with the next epoch; a node whose agents keep dying is tried less and less often."""
+        self.epoch += 1
+        self.next_look_s = time.monotonic() + self._respawn_s
+        self._respawn_s = min(2 * self._respawn_s, _RESPAWN_S_MAX)
+        argv = [sys.executable, "-m", "cordee.agent", "--home", str(self._home), "--node", self.config.name]
+        argv += ["--epoch", str(self.epoch)]
+        if self.config.slots is not None:
+            argv += ["--slots", str(self.config.slots)]
+        with (self._folder / "agent.log").open("ab") as log:
+            # A session of its own: neither the terminal's signals nor the server's end reach it.
+            self._child = subprocess.Popen(
+                argv, cwd=self._home, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def adopt(self, channel: wire.Channel, epoch: int) -> None:
+        """It is connected."""
+        self.channel, self.epoch = channel, epoch
+        self._respawn_s = LOOK_S
+
+    def hang_up(self) -> None:
+        """It is not connected any more; what it was told and did not confirm must be told again."""
+        if self.channel is not None:
+            self.channel.close()
+        self.channel = None
+        self.told.clear()
+        self.next_look_s = 0.0
+
+    def release(self) -> None:
+        """The server goes, the agent stays: its end is nobody's to wait for here."""
+        self.hang_up()
+        if self._child is not None and self._child.poll() is None:
+            self._child.returncode = 0

@@ -1,0 +1,127 @@
+"""A server without a scheduler: real agents and ranks, a log in memory, commands given by the test."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from cordee.control.executors.local import LocalExecutor
+from cordee.control.executors.supervise import NodeConfig
+from cordee.control.ports import Pending
+from cordee.events import AttemptPlaced, KillOrdered, Lease, NodeUp, NoticeGiven, NoticeReason, RanksStarted, ShareEnded
+from cordee.ids import JobId
+
+DEADLINE_S = 40.0
+
+
+class World:
+    """One home, and the server that comes and goes on it."""
+
+    def __init__(self, home: Path, *, nodes=(NodeConfig(name="local", slots=4),)):
+        self.home, self.nodes = home, nodes
+        home.mkdir(exist_ok=True)
+        (home / "token").write_text("secret-token\n")
+        self.log, self.marks, self.pending, self.number = [], {}, [], 0
+        self.executor = None
+        self.up()
+
+    def up(self):
+        self.executor = LocalExecutor(
+            self.home, mark=lambda source: self.marks.get(source, 0), epoch=self.epoch, nodes=self.nodes, confirm_s=5.0
+        )
+        host, port = self.executor.listen()
+        (self.home / "server.json").write_text(json.dumps({"pid": os.getpid(), "agents": {"host": host, "port": port}}))
+        self.executor.start()
+
+    def down(self):
+        """As `kill -9` of the server: nobody is told anything."""
+        self.executor.close()
+        self.executor = None
+
+    def close(self):
+        if self.executor is None:
+            self.up()
+            self.until(lambda: all(node.channel for node in self.executor._nodes.values()))
+        self.executor.close(kill_agents=True)
+
+    def epoch(self, node):
+        return max(
+            (event.node.epoch for event in self.log if isinstance(event, NodeUp) and event.node.name == node), default=0
+        )
+
+    def tick(self):
+        for report in self.executor.reports():
+            if report.seq > self.marks.get(report.source, 0):
+                self.marks[report.source] = report.seq
+                self.log.append(report.event)
+            self.executor.acknowledge(report.source, self.marks[report.source])
+        self.pending = [each for each in self.pending if not self.executor.carry_out(each)]
+
+    def until(self, condition, what="the condition"):
+        """Turn until it holds."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            if self.executor is not None:
+                self.tick()
+            if result := condition():
+                return result
+            assert time.monotonic() < deadline, f"{what} did not come: {self.log}"
+            if self.executor is not None:
+                self.executor.wait(0.02)
+
+    def order(self, command, spec="{}"):
+        self.number += 1
+        self.pending.append(Pending(number=self.number, command=command, spec=spec))
+
+    def start(self, run, *, job="job", epoch=1, gpus=1, leases=None, **spec):
+        leases = leases or (Lease(node=self.nodes[0].name, gpus=tuple(range(gpus))),)
+        spec = {"run": run, "cwd": str(self.home), **spec}
+        self.order(AttemptPlaced(at_us=1, job_id=JobId(job), epoch=epoch, leases=leases), json.dumps(spec))
+
+    def notice(self, grace_s, *, job="job", epoch=1):
+        deadline_us = time.time_ns() // 1000 + int(grace_s * 1e6)
+        self.order(
+            NoticeGiven(at_us=1, job_id=JobId(job), epoch=epoch, reason=NoticeReason.PREEMPT, deadline_us=deadline_us)
+        )
+
+    def kill(self, *, job="job", epoch=1):
+        self.order(KillOrdered(at_us=1, job_id=JobId(job), epoch=epoch, why="the test said so"))
+
+    def of(self, kind, job="job", epoch=1):
+        return [e for e in self.log if isinstance(e, kind) and (e.job_id, e.epoch) == (job, epoch)]
+
+    def started(self, job="job", epoch=1):
+        return self.until(lambda: self.of(RanksStarted, job, epoch), "RanksStarted")[0]
+
+    def ended(self, job="job", epoch=1, shares=1):
+        found = self.until(
+            lambda: len(self.of(ShareEnded, job, epoch)) >= shares and self.of(ShareEnded, job, epoch), "ShareEnded"
+        )
+        return found[0] if shares == 1 else found
+
+    def folder(self, job="job", epoch=1, node=None):
+        return self.home / "attempts" / job / str(epoch) / (node or self.nodes[0].name)
+
+    def log_text(self, name, job="job", epoch=1):
+        path = self.folder(job, epoch) / "logs" / name
+        return path.read_text() if path.exists() else ""
+
+    def logged(self, text, name="rank0.log", job="job", epoch=1):
+        self.until(lambda: text in self.log_text(name, job, epoch), f"{text!r} in {name}")
+
+    def agent_pid(self, node="local"):
+        """Of the process that holds the node's lock."""
+        wanted = f"--home\0{self.home}\0--node\0{node}\0".encode()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if wanted in path.read_bytes() and b"cordee.agent\0" in path.read_bytes():
+                    return int(path.parent.name)
+            except OSError:
+                continue
+        return None
+
+
+def python(code: str) -> list[str]:
+    """A rank that is this Python code."""
+    return [sys.executable, "-c", code]
