@@ -1,0 +1,128 @@
+"""Signals and timers of a rank, on a thread of their own.
+
+A Python signal handler waits for the main thread, which may sit in a collective; `signal.set_wakeup_fd` does not. What
+is to be done about a notice is for `job.py`.
+"""
+
+import logging
+import os
+import select
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+log = logging.getLogger("cordee")
+
+_live: "weakref.WeakSet[Notices]" = weakref.WeakSet()
+
+
+class Notices:
+    """Calls `on_signal(number)` for the signals named, and functions at their time, from one thread.
+
+    Earlier Python handlers of these signals still run, and bytes for an earlier wakeup file descriptor (asyncio's) are
+    passed on to it. A forked child, such as a data loader's worker, gets the earlier handlers back: its signals
+    are not the rank's.
+    """
+
+    def __init__(self, signals: Iterable[int], on_signal: Callable[[int], None]) -> None:
+        self._on_signal = on_signal
+        self._timers: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        os.set_blocking(self._write_fd, False)
+        self._earlier: dict[int, Any] = {}
+        self._earlier_fd = -1
+        self._signals = frozenset(signals)
+        self._install()
+        _live.add(self)
+        self._thread = threading.Thread(target=self._run, name="cordee-notice", daemon=True)
+        self._thread.start()
+
+    def _install(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            log.warning("cordee.job was not entered in the main thread: this rank cannot be given notice by a signal")
+            return
+        for number in self._signals:
+            self._earlier[number] = signal.signal(number, self._handle)
+        self._earlier_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        earlier = self._earlier.get(number)
+        if callable(earlier):
+            earlier(number, frame)
+
+    def at(self, name: str, when_s: float, call: Callable[[], None]) -> None:
+        """Call at a time of `time.monotonic()`; a timer replaces the one of the same name."""
+        with self._lock:
+            self._timers[name] = (when_s, call)
+        self._poke()
+
+    def cancel(self, name: str) -> None:
+        """The timer will not be called any more."""
+        with self._lock:
+            self._timers.pop(name, None)
+
+    def close(self) -> None:
+        """Give the signals back and end the thread."""
+        self._closed = True
+        _live.discard(self)
+        self._give_back()
+        self._poke()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            os.close(self._read_fd)
+            os.close(self._write_fd)
+
+    def _give_back(self) -> None:
+        if self._earlier and threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._earlier_fd)
+            for number, handler in self._earlier.items():
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            self._earlier = {}
+
+    def _poke(self) -> None:
+        try:
+            os.write(self._write_fd, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full, so the thread wakes up anyway
+
+    def _run(self) -> None:
+        while not self._closed:
+            with self._lock:
+                next_s = min((when for when, _ in self._timers.values()), default=None)
+            timeout_s = None if next_s is None else max(0.0, next_s - time.monotonic())
+            if select.select([self._read_fd], [], [], timeout_s)[0]:
+                self._pass_on(os.read(self._read_fd, 4096))
+            for call in self._due():
+                call()
+
+    def _due(self) -> list[Callable[[], None]]:
+        now = time.monotonic()
+        with self._lock:
+            due = sorted((when, name) for name, (when, _) in self._timers.items() if when <= now)
+            return [self._timers.pop(name)[1] for _, name in due]
+
+    def _pass_on(self, numbers: bytes) -> None:
+        raised = bytes(number for number in numbers if number)
+        if raised and self._earlier_fd >= 0:
+            try:
+                os.write(self._earlier_fd, raised)
+            except OSError as error:
+                log.debug("an earlier wakeup file descriptor took no signal: %s", error)
+        for number in raised:
+            if number in self._signals:
+                self._on_signal(number)
+
+
+def _after_fork() -> None:
+    for notices in list(_live):
+        notices._give_back()
+
+
+os.register_at_fork(after_in_child=_after_fork)

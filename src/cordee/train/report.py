@@ -1,0 +1,174 @@
+"""What a rank tells: events for its agent's spool, and lines for people.
+
+Rank 0 reports the gang's time in spans without gaps, from the start of its process until it leaves; every rank
+reports how it leaves. Nothing here waits for anyone: a spool is a file.
+"""
+
+import logging
+import os
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+from cordee.agent.stream import StreamWriter
+from cordee.events import CheckpointCommitted, Event, RankLeft, Reported, Restored, SpanClass
+from cordee.storage.generations import Commit
+from cordee.train.settings import Settings
+from cordee.units import format_bytes, format_duration
+
+log = logging.getLogger("cordee")
+
+FLUSH_S = 1.0
+PROGRESS_S = 10.0
+_IMPORTED_S = time.time()
+
+
+class Reporter:
+    """Of one rank. Safe to call from the loop, the drain's thread and the thread that ends the process."""
+
+    def __init__(self, settings: Settings, rank: int) -> None:
+        self._settings, self._rank = settings, rank
+        self._writer = StreamWriter(settings.spool / f"rank{rank}.jsonl") if settings.spool else None
+        self._lock = threading.RLock()
+        # One clock for all spans: it starts as the wall clock and never goes back.
+        self._wall_us_offset = time.time_ns() // 1000 - time.monotonic_ns() // 1000
+        self._class = SpanClass.RESTART
+        self._from_us = process_start_us()
+        self._first_step = self._steps = self._tokens = 0
+        self._loss: Any = None
+        self._progress_s = time.monotonic()
+        self._progress_steps = self._progress_tokens = 0
+
+    def now_us(self) -> int:
+        """Microseconds since the Unix epoch."""
+        return time.monotonic_ns() // 1000 + self._wall_us_offset
+
+    def restored(self, step: int, generation: int | None) -> None:
+        """The attempt starts at this step."""
+        self._first_step = step
+        if self._rank == 0:
+            self._append(Restored, step=step, generation=generation)
+
+    def switch(self, span: SpanClass, step: int) -> None:
+        """From now on the gang's time is of this class; `step` is the next one to begin."""
+        with self._lock:
+            if span is not self._class:
+                self._flush()
+                self._class, self._first_step = span, step
+
+    def stepped(self, step: int) -> None:
+        """The step has been run."""
+        with self._lock:
+            self._steps += 1
+            if self.now_us() - self._from_us >= FLUSH_S * 1e6:
+                self._flush()
+                self._first_step = step + 1
+        if self._rank == 0:
+            self._progress_steps += 1
+            if time.monotonic() - self._progress_s >= PROGRESS_S:
+                self._progress(step + 1)
+
+    def log(self, loss: Any, tokens: int) -> None:
+        """Of the step that runs; the loss may be a tensor, which is read only when a span is reported."""
+        with self._lock:
+            self._loss = loss.detach() if hasattr(loss, "detach") else loss
+            self._tokens += tokens
+            self._progress_tokens += tokens
+
+    def committed(self, commit: Commit) -> None:
+        """A generation became durable; the drain says so on each rank, rank 0 reports it."""
+        if self._rank != 0:
+            return
+        log.info(
+            "checkpoint %d of step %d: %s, training stood still for %s, durable after %s",
+            commit.generation,
+            commit.step,
+            format_bytes(commit.bytes),
+            format_duration(commit.stall_us / 1e6),
+            format_duration(commit.drained_us / 1e6),
+        )
+        self._append(
+            CheckpointCommitted,
+            step=commit.step,
+            generation=commit.generation,
+            size_bytes=commit.bytes,
+            stall_us=commit.stall_us,
+            drain_us=commit.drained_us,
+        )
+
+    def left(self, how: str, step: int) -> None:
+        """The last record of this rank."""
+        # The thread that ends a hung process must not wait for the loop's thread.
+        locked = self._lock.acquire(timeout=1.0)
+        try:
+            if locked and how != "aborted":
+                self._flush()
+            self._append(RankLeft, rank=self._rank, how=how, step=step)
+        finally:
+            if locked:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Close the spool."""
+        if self._writer:
+            self._writer.close()
+            self._writer = None
+
+    def _flush(self) -> None:
+        now_us = self.now_us()
+        if self._rank == 0 and now_us > self._from_us:
+            loss = None
+            if self._loss is not None and self._class is SpanClass.USEFUL:
+                loss = float(self._loss)
+            self._append(
+                Reported,
+                at_us=now_us,
+                span=self._class,
+                from_us=self._from_us,
+                first_step=self._first_step,
+                steps=self._steps,
+                tokens=self._tokens,
+                loss=loss,
+            )
+        self._from_us = now_us
+        self._steps = self._tokens = 0
+
+    def _append(self, kind: type[Event], **fields: Any) -> None:
+        if self._writer is None:
+            return
+        told = {"at_us": self.now_us(), "job_id": self._settings.job_id, "epoch": self._settings.epoch, **fields}
+        try:
+            self._writer.append(kind(**told))
+        except OSError as error:  # A full disk must not end the training.
+            log.error("the spool cannot be written: %s", error)
+
+    def _progress(self, step: int) -> None:
+        seconds = time.monotonic() - self._progress_s
+        loss = "" if self._loss is None else f"  loss {float(self._loss):.4f}"
+        tokens = f"  {self._progress_tokens / seconds:,.0f} tokens/s" if self._progress_tokens else ""
+        log.info("step %d%s  %.2f steps/s%s", step, loss, self._progress_steps / seconds, tokens)
+        self._progress_s, self._progress_steps, self._progress_tokens = time.monotonic(), 0, 0
+
+
+def process_start_us() -> int:
+    """When this process started, so that the time of its imports is seen; else when this module was imported."""
+    with suppress(OSError, ValueError, IndexError):
+        with open("/proc/self/stat", encoding="utf-8") as stat:  # noqa: PTH123 - a kernel file
+            ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return round((time.time() - age_s) * 1e6)
+    return round(_IMPORTED_S * 1e6)
+
+
+def speak(*, quiet: bool) -> None:
+    """Let people see the SDK's lines if the script has not set up logging itself."""
+    if quiet:
+        log.setLevel(logging.WARNING)
+    elif not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("cordee: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False

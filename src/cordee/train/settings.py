@@ -1,0 +1,83 @@
+"""What a rank is told: by the agent through the environment, by the script's arguments, or by defaults, in this order."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.errors import InputError
+from cordee.ids import JobId
+from cordee.units import parse_duration_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Every:
+    """How often to save: by steps, by seconds, or neither, which is `auto`."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Of one rank of one attempt. Without an agent `epoch`, `job_id` and `spool` are None."""
+
+    to: str | None
+    every: Every
+    keep: int
+    grace_s: float
+    job_id: JobId | None
+    epoch: int | None
+    spool: Path | None
+    slurm: bool
+    torchelastic: bool
+    quiet: bool
+
+
+def settings(
+    env: Mapping[str, str] | None = None,
+    *,
+    to: str | Path | None = None,
+    every: str | int | None = None,
+    keep: int | None = None,
+    grace: str | None = None,
+) -> Settings:
+    """Merge them; what the agent says wins, since it is what the job's owner submitted.
+
+    Raises:
+        InputError: a value that cannot be read.
+    """
+    env = os.environ if env is None else env
+    told = env.get("CORDEE_CHECKPOINT_EVERY")
+    epoch = env.get("CORDEE_EPOCH")
+    return Settings(
+        to=env.get("CORDEE_CHECKPOINT_TO") or (str(to) if to else None),
+        every=_told_every(told) if told else parse_every(every),
+        keep=int(env.get("CORDEE_CHECKPOINT_KEEP") or keep or 2),
+        grace_s=float(env["CORDEE_GRACE_S"]) if env.get("CORDEE_GRACE_S") else parse_duration_s(grace or "30s"),
+        job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
+        epoch=int(epoch) if epoch else None,
+        spool=Path(env["CORDEE_SPOOL"]) if env.get("CORDEE_SPOOL") and env.get("CORDEE_JOB") and epoch else None,
+        slurm="SLURM_JOB_ID" in env,
+        torchelastic="TORCHELASTIC_RUN_ID" in env,
+        quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
+    )
+
+
+def parse_every(every: str | int | None) -> Every:
+    """`10m` is a time, a whole number is steps, None and `auto` are left to the plan.
+
+    >>> parse_every("10m"), parse_every(50)
+    (Every(steps=None, seconds=600.0), Every(steps=50, seconds=None))
+    """
+    if every is None or every == "auto":
+        return Every()
+    if isinstance(every, str):
+        return Every(seconds=parse_duration_s(every))
+    if every < 1:
+        raise InputError(f"every={every} steps is not possible", hint='write a time ("10m"), steps (500) or "auto"')
+    return Every(steps=every)
+
+
+def _told_every(text: str) -> Every:
+    return Every() if text == "auto" else Every(seconds=float(text))
