@@ -1,19 +1,19 @@
 """Where the live parts run: a server of its own in a temporary home, its log as it grows, and nothing left behind."""
 
-import json
+import os
 import shutil
-import subprocess
-import sys
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cordee.cli.story.lines import line, progress
 from cordee.cli.story.teller import Teller
-from cordee.client import Client, Submitted, from_body
-from cordee.errors import ClaimError, CordeeError, ServerError
+from cordee.client import Client
+from cordee.control.spawn import is_owned, start_server
+from cordee.errors import ClaimError, CordeeError
 from cordee.events import Event, JobEnded
 from cordee.ids import JobId
 from cordee.units import US_PER_S
@@ -44,7 +44,7 @@ class Stage:
 
     def submit(self, spec: JobSpec) -> JobId:
         """Queue a job as `cordee run` does."""
-        done: Submitted = self.client.submit(spec.model_dump(mode="json"))
+        done = self.client.submit(spec.model_dump(mode="json"))
         job_id = JobId(done.job.job_id)
         self.names[job_id] = spec.name
         return job_id
@@ -100,12 +100,11 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
     """
     home = Path(tempfile.mkdtemp(prefix="cordee-demo-"))
     try:
-        server = _start(home, price_as)
+        health = start_server(home, slots=str(SLOTS), price_as=price_as)
         try:
-            stood = Stage(home, teller)
-            yield stood
+            yield Stage(home, teller)
         finally:
-            _end(server, home)
+            _end(home, health.pid)
     finally:
         if keep:
             teller.say(f"Everything is kept in {home}")
@@ -113,34 +112,17 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
             shutil.rmtree(home, ignore_errors=True)
 
 
-def _start(home: Path, price_as: str) -> "subprocess.Popen[str]":
-    words = ["--home", str(home), "--slots", str(SLOTS), "--price-as", price_as]
-    server = subprocess.Popen(
-        [sys.executable, "-m", "cordee.control.server", *words],
-        stdout=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for the demo, which then ends the server in order
-    )
-    assert server.stdout is not None, "it was asked for"
-    with server.stdout as told:
-        answer = told.readline()
-    message = json.loads(answer) if answer.startswith("{") else {}
-    if "ready" not in message:
-        server.wait(timeout=_END_S)
-        raise from_body(message) or ServerError("the demo's server did not start", hint="try `cordee up --slots 4`")
-    return server
-
-
-def _end(server: "subprocess.Popen[str]", home: Path) -> None:
-    """Have every job leave and the server end; a server that cannot is ended."""
-    try:
-        with Client(home) as client:
-            for job in client.jobs():
-                if job.ended_us is None:
-                    client.stop(job.job_id, now=True)
-            client.down()
-        server.wait(timeout=_END_S)
-    except (CordeeError, subprocess.TimeoutExpired):
-        server.terminate()
-        server.wait()
+def _end(home: Path, pid: int) -> None:
+    """Have every job leave, then the agents and the server; a server that does not is ended."""
+    deadline = time.monotonic() + _END_S
+    with suppress(CordeeError), Client(home) as client:
+        for job in client.jobs():
+            if job.ended_us is None:
+                client.stop(job.job_id, now=True)
+    with suppress(CordeeError), Client(home) as client:
+        client.down()
+    while is_owned(home):
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            return
+        time.sleep(_POLL_S)

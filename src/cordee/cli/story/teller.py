@@ -1,5 +1,6 @@
 """Tells the demo twice: on the terminal as it happens, and as sections of the report."""
 
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -113,5 +114,8 @@ def bars(rows: Sequence[tuple[str, float, str]], width: int = 40, *, ascii_only:
 
 
 def _console() -> Console:
-    console = Console(highlight=False, soft_wrap=False)
-    return console if sys.stdout.isatty() else Console(highlight=False, width=max(PIPED_WIDTH, console.width))
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what is told as it happens is also read as it happens
+    return Console(highlight=False, width=PIPED_WIDTH)

@@ -1,0 +1,132 @@
+"""Part 5: the bill of what just ran, and the known story under the simulator."""
+
+from collections.abc import Sequence
+
+from cordee.cli.story import claims
+from cordee.cli.story.bill import GPUS, Bill
+from cordee.cli.story.live import Cast
+from cordee.cli.story.stage import Stage
+from cordee.cli.story.teller import Teller, bars
+from cordee.client import CostRowView, CostView
+from cordee.events import AttemptPlaced, Event, ShareEnded
+from cordee.ids import JobId
+from cordee.simulate.story import Story, known_story
+from cordee.units import MICRO_USD, US_PER_HOUR, format_duration, format_micro_usd
+from cordee.view.money import CLASSES, MoneyRow, cases_html, gpu_time, money_html
+from cordee.view.report import Claim
+
+
+def tell_money(teller: Teller, stage: Stage, cast: Cast, bill: Bill) -> Story:
+    """Show the ledger of the live run, check that it adds up, and run the 64-GPU story again."""
+    lead = (
+        "Every microsecond that a job held a GPU is in exactly one class. First the ledger of what just ran; then the "
+        f"same scheduler under a virtual clock: {GPUS} H100s on spot capacity, 47 hours in, and the cloud takes a node."
+    )
+    with teller.part("The money", lead):
+        cost = stage.client.cost("job")
+        _tell_ledger(teller, stage, cost)
+        teller.claim(_nothing_lost(cost, cast))
+        story = known_story(bill.survival, step_s=bill.step_s, usd_per_gpu_hour=bill.usd_per_gpu_hour)
+        _tell_story(teller, story, bill)
+    return story
+
+
+def _tell_ledger(teller: Teller, stage: Stage, cost: CostView) -> None:
+    rows = []
+    for row in cost.rows:
+        name = stage.names[JobId(row.key)]
+        parts = ", ".join(f"{cls} {gpu_time(getattr(row.gpu_us, cls))}" for cls in CLASSES if getattr(row.gpu_us, cls))
+        teller.line(None, f"{name}: {gpu_time(row.gpu_us.held)} held, {format_micro_usd(row.micro_usd.held)}: {parts}")
+        rows.append(MoneyRow(name, _classes(row), row.micro_usd.held))
+    teller.figure(money_html(rows))
+    total = {cls: sum(classes[cls] for classes in map(_classes, cost.rows)) for cls in CLASSES}
+    teller.claim(claims.adds_up(total, cost.gpu_us.held, leased_gpu_us(stage.events)))
+    for source in sorted({source for row in cost.rows for source in row.price_sources}):
+        teller.note(f"Price: {source}.")
+
+
+def _classes(row: CostRowView) -> dict[str, int]:
+    return {cls: getattr(row.gpu_us, cls) for cls in CLASSES}
+
+
+def leased_gpu_us(events: Sequence[Event]) -> int:
+    """GPUs times microseconds between each placement and the end of each of its shares, straight from the log."""
+    open_leases: dict[tuple[JobId, int, str], tuple[int, int]] = {}
+    total = 0
+    for event in events:
+        if isinstance(event, AttemptPlaced):
+            for lease in event.leases:
+                open_leases[event.job_id, event.epoch, lease.node] = (event.at_us, len(lease.gpus))
+        elif isinstance(event, ShareEnded):
+            from_us, gpus = open_leases.pop((event.job_id, event.epoch, event.node), (event.at_us, 0))
+            total += (event.at_us - from_us) * gpus
+    return total
+
+
+def _nothing_lost(cost: CostView, cast: Cast) -> Claim:
+    row = next(row for row in cost.rows if row.key == cast.pushed)
+    holds = row.gpu_us.lost == 0 and row.steps_repeated == 0
+    measured = (
+        f"{row.gpu_us.lost} GPU-microseconds lost, {row.steps_repeated} steps repeated in {row.attempts} attempts"
+    )
+    return claims.check(holds, "the push cost a restart, and no work", measured)
+
+
+def _tell_story(teller: Teller, story: Story, bill: Bill) -> None:
+    period, notice = format_duration(story.period_s), format_duration(story.notice_s)
+    plain, worst = story.plain.lost_micro_usd, story.interval_worst
+    cases = [
+        ("No checkpoints", "all 47 hours are done again", plain, 0),
+        (f"Every {period}, no notice, worst moment", "", worst.lost_micro_usd, worst.restart_micro_usd),
+        (f"Every {period}, no notice, expected", "", *_mean(story)),
+        (f"With {notice} of notice, worst and expected", "", *_noticed(story)),
+    ]
+    shown = [(what, float(lost + again), format_micro_usd(lost + again)) for what, _, lost, again in cases]
+    for row in bars(shown, width=24, ascii_only=teller.ascii_only):
+        teller.line(None, row)
+    teller.figure(cases_html(cases, worst_micro_usd=plain))
+    gpu_hours = story.plain.lost_gpu_us / US_PER_HOUR
+    measured = f"the simulated ledger: {gpu_hours:,.0f} GPU-hours lost, ${plain / MICRO_USD:,.2f}"
+    says = f"without checkpoints the story loses $8,994 at ${bill.usd_per_gpu_hour:.2f} a GPU-hour"
+    teller.claim(claims.check(format_micro_usd(plain) == "$8,994" and gpu_hours == 3008, says, measured))
+    teller.claim(_with_interval(story))
+    teller.claim(_with_notice(story))
+    teller.note(
+        f"The plan's interval is {period} for a reclaim a day; one checkpoint takes {format_duration(story.save_s)} at "
+        f"2 GB/s a node, and all of them in 47 hours cost {format_micro_usd(worst.checkpoint_micro_usd)}."
+    )
+    teller.note(f"Amounts with checkpoints include the restart. H100: {bill.price_source}.")
+
+
+def _with_interval(story: Story) -> Claim:
+    worst, plain = story.interval_worst.micro_usd, story.plain.lost_micro_usd
+    expected, highest = story.interval_micro_usd, max(loss.micro_usd for loss in story.interval)
+    measured = (
+        f"{len(story.interval)} seeded reclaims: {format_micro_usd(expected)} on average, "
+        f"{format_micro_usd(highest)} at most; worst moment {format_micro_usd(worst)}"
+    )
+    says = (
+        f"with the plan's interval and no notice the reclaim costs {format_micro_usd(expected)}, "
+        f"at worst {format_micro_usd(worst)}"
+    )
+    return claims.check(expected <= highest <= worst < plain / 10, says, measured)
+
+
+def _with_notice(story: Story) -> Claim:
+    lost = sum(loss.lost_micro_usd for loss in story.noticed)
+    measured = f"{len(story.noticed)} seeded reclaims: {format_micro_usd(lost)} of work lost in all of them together"
+    restart = format_micro_usd(story.noticed_worst.micro_usd)
+    notice = format_duration(story.notice_s)
+    says = f"with {notice} of notice and a SIGTERM handler no work is lost; the restart costs {restart}"
+    return claims.check(lost == 0, says, measured)
+
+
+def _mean(story: Story) -> tuple[int, int]:
+    n = len(story.interval)
+    lost = sum(loss.lost_micro_usd for loss in story.interval) // n
+    return lost, story.interval_micro_usd - lost
+
+
+def _noticed(story: Story) -> tuple[int, int]:
+    worst = story.noticed_worst
+    return worst.lost_micro_usd, worst.restart_micro_usd
