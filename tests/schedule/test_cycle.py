@@ -1,0 +1,155 @@
+"""World before -> events, for the cycle: order, reservation, backfill, waiting for victims, errors."""
+
+import pytest
+
+from cordee.events import Capacity, ServerUp
+from cordee.ids import JobId
+from cordee.schedule import cycle as cycle_module
+from cordee.schedule import decide
+from world import S, World, brief, job, node, share_ended
+
+
+def end(world: World, name: str, outcome: str, on: str | None = None) -> list[str]:
+    world.tell(*share_ended(world, name, outcome, on))
+    return brief(world.cycle())
+
+
+def test_the_order_is_tier_then_priority_then_submission_then_name():
+    jobs = [
+        job("late", 1, at_us=2), job("b", 1, at_us=1), job("a", 1, at_us=1), job("low", 1, "preemptible"),
+        job("prod", 1, "production", at_us=3), job("first", 1, priority=5, at_us=9),
+    ]  # fmt: skip
+    names = [event.job_id for event in World(node("n1"), *jobs).cycle()]
+    assert names == ["prod", "first", "a", "b", "late", "low"]
+
+
+def test_a_preempted_job_keeps_its_turn():
+    world = World(node("n1"), job("a", 8), job("b", 8, at_us=5 * S))
+    world.play(until_s=6)
+    world.tell(job("p", 8, "production", at_us=10 * S)).cycle()
+    assert end(world, "a", "checkpointed") == ["attempt a.1 checkpointed", "place p n1:8"]
+    assert end(world, "p", "finished") == ["attempt p.1 finished", "job p done", "place a n1:8"]
+
+
+def test_the_preemptor_gets_what_its_victims_vacate_and_gets_it_whole():
+    """One victim leaves before the other: no job behind the preemptor takes what is free meanwhile."""
+    world = World(node("n1"), node("n2"), job("a", 8, "preemptible"), job("b", 8, "preemptible"))
+    world.play(until_s=2)
+    world.tell(job("p", 16, "production", at_us=5 * S), job("s", 8, "standard"), job("small", 1, "preemptible"))
+    assert brief(world.cycle()) == ["notice a preempt for p", "notice b preempt for p"]
+    assert end(world, "a", "checkpointed") == ["attempt a.1 checkpointed"]
+    assert end(world, "b", "checkpointed") == ["attempt b.1 checkpointed", "place p n1:8+n2:8"]
+
+
+def test_no_second_notice_while_victims_leave():
+    world = World(node("n1"), node("n2"), job("a", 8, "preemptible"), job("b", 8, "preemptible"))
+    world.play(until_s=2)
+    world.tell(job("p", 8, "production", at_us=5 * S))
+    assert brief(world.cycle()) == ["notice a preempt for p"]
+    assert brief(world.cycle()) == brief(world.at(20).cycle()) == []
+
+
+def test_what_the_victims_vacate_beyond_the_need_is_open_to_others():
+    world = World(node("n1"), job("a", 8, "preemptible"))
+    world.play(until_s=2)
+    world.tell(job("p", 6, "production", at_us=5 * S), job("q", 2), job("r", 1))
+    assert brief(world.cycle()) == ["notice a preempt for p"]
+    assert end(world, "a", "checkpointed") == ["attempt a.1 checkpointed", "place p n1:6", "place q n1:2"]
+
+
+def test_a_higher_job_that_comes_later_takes_the_vacated_gpus_and_the_first_preempts_again():
+    world = World(node("n1"), node("n2"), job("a", 8, "preemptible"), job("b", 8, "preemptible"))
+    world.play(until_s=2)
+    world.tell(job("p", 8, "standard", at_us=5 * S)).cycle()
+    world.tell(job("top", 8, "production"))
+    assert brief(world.cycle()) == ["notice b preempt for p"]
+    assert end(world, "a", "checkpointed") == ["attempt a.1 checkpointed", "place top n1:8"]
+    assert end(world, "b", "checkpointed") == ["attempt b.1 checkpointed", "place p n2:8"]
+
+
+def big_gang_waits(*more, **limits) -> World:
+    """Of two nodes one is taken by `a`; `gang` needs both."""
+    world = World(node("n1"), node("n2"), job("a", 8, "production", **limits))
+    world.play(until_s=2)
+    return world.tell(job("gang", 16, at_us=5 * S), *more)
+
+
+def test_free_gpus_are_kept_for_the_first_gang_that_waits():
+    world = big_gang_waits(job("b", 8, at_us=6 * S))
+    assert brief(world.cycle()) == []
+    assert end(world, "a", "finished")[-1] == "place gang n1:8+n2:8"
+
+
+def test_a_job_that_can_be_pushed_at_once_is_backfilled():
+    world = big_gang_waits(job("b", 8, "preemptible"), job("c", 8, "preemptible", min_run_us=S))
+    assert brief(world.cycle()) == ["place b n2:8"]
+    assert end(world, "a", "finished")[-1] == "notice b preempt for gang"
+
+
+@pytest.mark.parametrize(("limit_s", "placed"), [(50, ["place b n2:8"]), (200, [])])
+def test_a_job_whose_limit_ends_it_before_the_gang_can_start_is_backfilled(limit_s, placed):
+    world = big_gang_waits(job("b", 8, at_us=6 * S, time_limit_us=limit_s * S), time_limit_us=120 * S)
+    assert brief(world.cycle()) == placed
+
+
+def test_a_job_is_backfilled_on_gpus_that_the_gang_will_not_need():
+    world = World(node("n1"), node("n2"), job("a", 8, "production", time_limit_us=120 * S))
+    world.play(until_s=2)
+    world.tell(job("gang", 12, at_us=5 * S), job("b", 4, at_us=6 * S), job("c", 4, at_us=6 * S))
+    assert brief(world.cycle()) == ["place b n2:4"]
+
+
+def test_a_gang_larger_than_the_cluster_blocks_nobody():
+    assert brief(World(node("n1"), job("gang", 16), job("b", 8)).cycle()) == ["place b n1:8"]
+
+
+def test_a_gang_that_waits_for_one_kind_blocks_no_other():
+    world = World(node("n1"), node("n2", gpu="A100"), job("x", 1, "production", gpu_name="H100"))
+    world.cycle()
+    world.tell(job("gang", 8, gpu_name="H100"), job("b", 8))
+    assert brief(world.cycle()) == ["place b n2:8"]
+
+
+def test_kept_gpus_of_one_capacity_are_not_taken_by_a_gang_of_both():
+    spot = node("n2", capacity=Capacity.SPOT)
+    world = World(node("n1"), spot, job("a", 4, "preemptible", capacity="on-demand"))
+    world.play(until_s=2)
+    world.tell(job("p", 8, "production", capacity="on-demand"), job("both", 12))
+    assert brief(world.cycle()) == ["notice a preempt for p"]
+    assert brief(world.cycle()) == []
+
+
+def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeypatch):
+    world = World(node("n1"), job("bad", 3), job("good", 2))
+    place = cycle_module.place
+
+    def broken(index, candidates, gpus):
+        if gpus == 3:
+            world.state.apply(node("trace"))
+            raise ZeroDivisionError
+        return place(index, candidates, gpus)
+
+    monkeypatch.setattr(cycle_module, "place", broken)
+    before = world.state.snapshot()
+    decision = decide(world.state, 0)
+    assert brief(decision.events) == ["place good n1:2"]
+    assert [(name, type(error)) for name, error in decision.errors] == [("bad", ZeroDivisionError)]
+    assert world.state.snapshot() == before
+
+
+def test_the_earliest_deadline_wakes():
+    world = World(node("n1"), job("a", 4, time_limit_us=100 * S), job("b", 4, grace_us=20 * S))
+    world.play(until_s=2)
+    assert decide(world.state, world.now_us).wake_at_us == 70 * S
+    world.tell(job("p", 4, "production", at_us=5 * S)).cycle()
+    assert decide(world.state, world.now_us).wake_at_us == 25 * S
+    assert decide(World(ServerUp(at_us=0)).state, 0).wake_at_us is None
+
+
+def test_a_job_waits_for_gpus_that_are_being_vacated_rather_than_pushing_others():
+    world = World(node("n1"), node("n2"), job("a", 8, "preemptible"), job("b", 8, "preemptible"))
+    world.play(until_s=2)
+    world.tell(job("p", 8, "production", at_us=5 * S)).cycle()
+    world.tell(job("q", 8, "production", at_us=6 * S))
+    assert brief(world.cycle()) == ["notice b preempt for q"]
+    assert JobId("q") in world.state.jobs

@@ -1,0 +1,75 @@
+"""One dominant reason, with its numbers."""
+
+import pytest
+
+from cordee.events import NodeDown, RanksStarted, ServerDraining, StopRequested
+from cordee.ids import JobId
+from cordee.schedule import explain
+from world import S, World, job, node, share_ended
+
+
+def world_of(*events) -> World:
+    """Told in order; a cycle runs before the last one."""
+    world = World(*events[:-1])
+    world.play(until_s=2)
+    return world.tell(events[-1])
+
+
+N1 = node("n1")
+PRODUCTION = job("x", 8, "production")
+
+CASES = {
+    "unknown-job": ([N1, job("b", 1)], "no job a is known"),
+    "running": ([N1, job("a", 8), job("b", 1, at_us=3 * S)], "a.1 runs on 8 GPUs on n1 since 2 s"),
+    "leaving": ([N1, job("a", 8), StopRequested(at_us=2 * S, job_id=JobId("a"), by="ann")], None),
+    "server-draining": ([N1, PRODUCTION, job("a", 8), ServerDraining(at_us=2 * S)], "next `cordee up`"),
+    "starts-now": ([N1, job("b", 1), job("a", 2)], "the next cycle places it on 2 GPUs"),
+    "no-nodes": ([N1, NodeDown(at_us=0, node="n1", epoch=1, why=""), job("a", 1)], "no node is up, 1 are known"),
+    "no-such-gpu": ([N1, job("a", 1, gpu_name="B200")], "1 B200 GPUs; no node that is up has them: there are H100"),
+    "too-large": ([N1, node("n2", gpus=4, gpu="A100"), job("a", 9)], "needs 9 GPUs of one kind; the nodes that are up"),
+    "waits-for-victims": (
+        [N1, job("v", 6, "preemptible"), job("a", 8, "production")],
+        "it needs 8 GPUs of one kind, 2 are free; v make room within 30 s",
+    ),
+    "reserved-for-other": (
+        [N1, job("x", 2, "production"), job("gang", 8), job("a", 4, at_us=3 * S)],
+        "it needs 4 GPUs of one kind, 6 are free and kept for gang, which came before",
+    ),
+    "not-enough-free": ([N1, PRODUCTION, job("a", 2)], "it needs 2 GPUs of one kind, 0 are free; 1 jobs hold"),
+}
+
+
+@pytest.mark.parametrize("reason", [each for each in CASES if each != "leaving"])
+def test_explain(reason):
+    events, text = CASES[reason]
+    world = world_of(*events)
+    before = world.state.snapshot()
+    why = explain(world.state, JobId("a"), world.now_us)
+    assert why.reason == reason
+    assert text in why.text
+    assert world.state.snapshot() == before
+
+
+def test_a_job_through_its_life():
+    world = World(N1, job("a", 8))
+    world.cycle()
+    assert explain(world.state, JobId("a"), 0).reason == "starting"
+    world.tell(RanksStarted(at_us=S, job_id=JobId("a"), epoch=1, node="n1"), CASES["leaving"][0][-1])
+    world.cycle()
+    why = explain(world.state, JobId("a"), 12 * S)
+    assert (why.reason, why.until_us) == ("leaving", 32 * S)
+    assert why.text == "a.1 was given notice (stop), 20 s left"
+    world.at(32).cycle()
+    assert "did not leave within 30 s" in explain(world.state, JobId("a"), world.now_us).text
+    world.tell(*share_ended(world, "a", "killed"))
+    world.cycle()
+    assert explain(world.state, JobId("a"), 0).text == "stopped: stopped by ann"
+
+
+def test_gpus_of_two_kinds_are_not_enough_together():
+    world = World(node("n1", 8), node("n2", 8, "A100"), job("x", 4, gpu_name="H100"), job("y", 4, gpu_name="A100"))
+    world.cycle()
+    world.tell(job("a", 8))
+    why = explain(world.state, JobId("a"), 0)
+    assert why.reason == "split"
+    assert "4 are free of one kind, 8 of all" in why.text

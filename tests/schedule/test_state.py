@@ -1,0 +1,116 @@
+"""What `apply` ignores, what `what_if` takes back, and what follows from the log."""
+
+import pytest
+
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    CheckpointCommitted,
+    JobEnded,
+    KillOrdered,
+    Lease,
+    NodeDown,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    RanksStarted,
+    ShareEnded,
+    StopRequested,
+    decode,
+    encode,
+)
+from cordee.ids import JobId
+from cordee.schedule import State
+from world import S, World, job, node, share_ended
+
+A, B, NOBODY = JobId("a"), JobId("b"), JobId("nobody")
+
+
+@pytest.fixture
+def world() -> World:
+    """`a` runs as its second attempt on n1 and n2, `b` waits, `done` has ended; n2's agent is at epoch 3."""
+    world = World(node("n1"), node("n2", epoch=3), job("done", 1), work={"done": 1}).play()
+    world.tell(job("a", 16, at_us=world.now_us), job("b", 16, at_us=world.now_us))
+    world.cycle()
+    world.tell(*share_ended(world, "a", "lost"))
+    world.cycle()
+    assert world.state.attempts[A].epoch == 2
+    return world
+
+
+STALE = {
+    "submitted again": lambda: job("a", 1),
+    "stop of nobody": lambda: StopRequested(at_us=0, job_id=NOBODY, by="x"),
+    "stop of a job that ended": lambda: StopRequested(at_us=0, job_id=JobId("done"), by="x"),
+    "end of a job whose attempt lives": lambda: JobEnded(at_us=0, job_id=A, state="done", why=""),
+    "an older agent's node": lambda: node("n2", 4, epoch=2),
+    "an older agent goes": lambda: NodeDown(at_us=0, node="n2", epoch=2, why=""),
+    "an unknown node goes": lambda: NodeDown(at_us=0, node="n9", epoch=2, why=""),
+    "placed again": lambda: AttemptPlaced(at_us=0, job_id=A, epoch=2, leases=(Lease(node="n1", gpus=(0,)),)),
+    "placed with an older epoch": lambda: AttemptPlaced(at_us=0, job_id=B, epoch=0, leases=()),
+    "notice of an older epoch": lambda: NoticeGiven(
+        at_us=0, job_id=A, epoch=1, reason=NoticeReason.STOP, deadline_us=0
+    ),
+    "kill of an older epoch": lambda: KillOrdered(at_us=0, job_id=A, epoch=1, why=""),
+    "start of an older epoch": lambda: RanksStarted(at_us=0, job_id=A, epoch=1, node="n1"),
+    "share of an older epoch": lambda: ShareEnded(at_us=0, job_id=A, epoch=1, node="n1", outcome=Outcome.LOST),
+    "share on another node": lambda: ShareEnded(at_us=0, job_id=A, epoch=2, node="n9", outcome=Outcome.LOST),
+    "share of nobody": lambda: ShareEnded(at_us=0, job_id=NOBODY, epoch=1, node="n1", outcome=Outcome.LOST),
+    "commit of an older epoch": lambda: CheckpointCommitted(
+        at_us=0, job_id=A, epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, drain_us=0
+    ),
+    "end of an older attempt": lambda: AttemptEnded(at_us=0, job_id=A, epoch=1, outcome=Outcome.LOST, why=""),
+    "end of an attempt that holds GPUs": lambda: AttemptEnded(at_us=0, job_id=A, epoch=2, outcome=Outcome.LOST, why=""),
+}
+
+
+@pytest.mark.parametrize("what", STALE)
+def test_stale_events_change_nothing(world, what):
+    before = world.state.snapshot()
+    world.state.apply(STALE[what]())
+    assert world.state.snapshot() == before
+
+
+def test_a_share_ends_once(world):
+    (first, _) = share_ended(world, "a", "finished")
+    world.tell(first)
+    before = world.state.snapshot()
+    world.state.apply(first)
+    assert world.state.snapshot() == before
+    assert world.state.index.free(("H100", "on-demand")) == 8
+
+
+def test_a_gpu_cannot_be_leased_twice(world):
+    with pytest.raises(AssertionError, match=r"b.1 leases GPUs \(0,\) twice"):
+        world.state.apply(AttemptPlaced(at_us=0, job_id=B, epoch=1, leases=(Lease(node="n1", gpus=(0,)),)))
+
+
+def test_what_if_takes_back_everything_also_nested_and_after_an_error(world):
+    before = world.state.snapshot()
+    with world.state.what_if():
+        world.state.apply(KillOrdered(at_us=10**9, job_id=A, epoch=2, why=""))
+        inner = world.state.snapshot()
+        assert inner != before
+        with pytest.raises(RuntimeError), world.state.what_if():
+            for event in share_ended(world, "a", "killed"):
+                world.state.apply(event)
+            world.state.apply(AttemptEnded(at_us=10**9, job_id=A, epoch=2, outcome=Outcome.KILLED, why=""))
+            world.state.apply(JobEnded(at_us=10**9, job_id=A, state="failed", why=""))
+            world.state.apply(node("n3", 4, "A100"))
+            raise RuntimeError
+        assert world.state.snapshot() == inner
+    assert world.state.snapshot() == before
+
+
+def test_the_log_gives_the_same_state_through_json(world):
+    again = State()
+    for event in world.log:
+        again.apply(decode(encode(event)))
+    assert again.snapshot() == world.state.snapshot()
+
+
+def test_gpus_of_foreign_processes_are_not_free_and_a_report_changes_that():
+    state = World(node("n1", unavailable=(0, 1))).state
+    assert state.index.free(("H100", "on-demand")) == 6
+    state.apply(node("n1", unavailable=(0, 1, 2), at_us=S))
+    assert state.index.free(("H100", "on-demand")) == state.index.usable(("H100", "on-demand")) == 5

@@ -1,0 +1,240 @@
+"""A world in one line per node and job, and an ideal executor that plays it.
+
+world = World(node("n1"), node("n2"), job("a", 8, "preemptible"))
+world.cycle()             decide once; its events are committed and returned
+world.play()              let the executor run until nothing more happens
+"""
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cordee.account import Ledger
+from cordee.events import (
+    AttemptPlaced,
+    Capacity,
+    CheckpointCommitted,
+    Event,
+    Failure,
+    Job,
+    JobSubmitted,
+    KillOrdered,
+    Node,
+    NodeUp,
+    NoticeGiven,
+    Outcome,
+    RanksStarted,
+    Reported,
+    Restored,
+    ServerUp,
+    ShareEnded,
+    SpanClass,
+    Tier,
+)
+from cordee.ids import JobId
+from cordee.schedule import State, decide
+
+S = 1_000_000
+HOUR = 3600 * S
+PRICE = 3_600_000  # micro-dollars per GPU-hour: one micro-dollar per GPU-millisecond
+
+
+def node(name: str, gpus: int = 8, gpu: str = "H100", *, at_us: int = 0, **more: Any) -> NodeUp:
+    """A node comes up."""
+    fields: dict[str, Any] = {"epoch": 1, "micro_usd_per_gpu_hour": PRICE} | more
+    return NodeUp(at_us=at_us, node=Node(name=name, gpus=gpus, gpu_name=gpu, **fields))
+
+
+def job(name: str, gpus: int, tier: str = "standard", *, at_us: int = 0, **more: Any) -> JobSubmitted:
+    """A job is submitted; its id is its name, and it is protected unless said otherwise."""
+    fields: dict[str, Any] = {"owner": "ann", "protected": True} | more
+    if "capacity" in fields:
+        fields["capacity"] = Capacity(fields["capacity"])
+    return JobSubmitted(
+        at_us=at_us, spec="{}", job=Job(job_id=JobId(name), name=name, gpus=gpus, tier=Tier(tier), **fields)
+    )
+
+
+def share_ended(world: "World", name: str, outcome: str, on: str | None = None, **more: Any) -> tuple[ShareEnded, ...]:
+    """The shares of a job's live attempt end: all that are held, or the one on a node."""
+    attempt = world.state.attempts[JobId(name)]
+    nodes = [lease.node for lease in attempt.held] if on is None else [on]
+    return tuple(
+        ShareEnded(
+            at_us=world.now_us, job_id=JobId(name), epoch=attempt.epoch, node=each, outcome=Outcome(outcome), **more
+        )
+        for each in nodes
+    )
+
+
+class World:
+    """A log, the state and the ledger that follow from it, and an executor.
+
+    `work` gives each job's seconds of work (100 by default); it steps once a second and a checkpoint keeps its steps.
+    `deaf` names jobs that ignore their notice, `broken` jobs whose script fails after two seconds.
+    """
+
+    def __init__(
+        self,
+        *events: Event,
+        work: dict[str, int] | None = None,
+        deaf: Iterable[str] = (),
+        broken: Iterable[str] = (),
+    ) -> None:
+        self.state, self.ledger, self.now_us = State(), Ledger(), 0
+        self.log: list[Event] = []
+        self.work, self.deaf, self.broken = dict(work or {}), set(deaf), set(broken)
+        self.checks: list[Callable[[World], None]] = []
+        self.errors: list[Exception] = []
+        self._agenda: list[tuple[int, int, Event]] = []
+        self._entries = 0
+        self._steps: dict[JobId, int] = {}  # durable
+        self._began: dict[tuple[JobId, int], tuple[int, int]] = {}  # attempt: when it steps, its first step
+        self.tell(ServerUp(at_us=0), *events)
+
+    def tell(self, *events: Event) -> "World":
+        """These happen, in this order."""
+        for event in events:
+            self.now_us = max(self.now_us, event.at_us)
+            self.log.append(event)
+            self.state.apply(event)
+            self.ledger.apply(event)
+        return self
+
+    def at(self, seconds: float) -> "World":
+        """Time passes, and nothing happens."""
+        self.now_us = round(seconds * S)
+        return self
+
+    def cycle(self) -> tuple[Event, ...]:
+        """Decide once, commit, and let the executor have the commands."""
+        decision = decide(self.state, self.now_us)
+        self.errors += [error for _, error in decision.errors]
+        self.tell(*decision.events)
+        for event in decision.events:
+            self._carry_out(event)
+        if decision.wake_at_us is not None:
+            self._later(decision.wake_at_us, ServerUp(at_us=-1))
+        for check in self.checks:
+            check(self)
+        return decision.events
+
+    def later(self, *events: Event) -> "World":
+        """These happen at their time while the world is played."""
+        for event in events:
+            self._later(event.at_us, event)
+        return self
+
+    def play(self, until_s: float = 1e9) -> "World":
+        """Run until nothing more happens, or until a time."""
+        self.cycle()
+        while self._agenda and self._agenda[0][0] <= until_s * S:
+            at_us, _, event = heapq.heappop(self._agenda)
+            self.now_us = max(self.now_us, at_us)
+            if event.at_us >= 0 and not self._is_stale(event):
+                self.tell(event)
+            self.cycle()
+        return self
+
+    def phase(self, name: str) -> str:
+        """Where a job is in its life."""
+        return self.state.jobs[JobId(name)].phase.value
+
+    # -- the executor ----------------------------------------------------------------------------------------
+
+    def _later(self, at_us: int, event: Event) -> None:
+        self._entries += 1
+        heapq.heappush(self._agenda, (max(at_us, self.now_us), self._entries, event))
+
+    def _is_stale(self, event: Event) -> bool:
+        """What a rank that is gone would have done."""
+        if not isinstance(event, RanksStarted | Reported | Restored | CheckpointCommitted | ShareEnded):
+            return False
+        attempt = self.state.attempts.get(event.job_id)
+        if attempt is None or attempt.epoch != event.epoch:
+            return True
+        if isinstance(event, ShareEnded):
+            leaves = event.outcome in (Outcome.KILLED, Outcome.CHECKPOINTED)
+            return not leaves and attempt.leaving and event.at_us > self._leaves_us(event.job_id)
+        return attempt.leaving and event.at_us > self._leaves_us(event.job_id)
+
+    def _leaves_us(self, job_id: JobId) -> int:
+        attempt = self.state.attempts[job_id]
+        if attempt.kill is not None:
+            return attempt.kill.at_us
+        assert attempt.notice is not None
+        return 2**62 if job_id in self.deaf else attempt.notice.at_us + attempt.job.save_us
+
+    def _carry_out(self, event: Event) -> None:
+        if isinstance(event, AttemptPlaced):
+            self._start(event)
+        elif isinstance(event, NoticeGiven):
+            self._notify(event)
+        elif isinstance(event, KillOrdered):
+            for lease in self.state.attempts[event.job_id].held:
+                self._end(event, lease.node, event.at_us + S // 10, Outcome.KILLED)
+
+    def _start(self, event: AttemptPlaced) -> None:
+        record = self.state.jobs[event.job_id]
+        who: dict[str, Any] = {"job_id": event.job_id, "epoch": event.epoch}
+        began_us, first = event.at_us + record.job.restart_us, self._steps.get(event.job_id, 0)
+        self._began[(event.job_id, event.epoch)] = (began_us, first)
+        for lease in event.leases:
+            self._later(event.at_us + S, RanksStarted(at_us=event.at_us + S, node=lease.node, **who))
+        self._later(began_us, Restored(at_us=began_us, step=first, generation=None, **who))
+        steps = 2 if event.job_id in self.broken else self.work.get(event.job_id, 100) - first
+        done_us = began_us + steps * S
+        useful = Reported(at_us=done_us, span=SpanClass.USEFUL, from_us=began_us, first_step=first, steps=steps, **who)
+        self._later(done_us, useful)
+        outcome = Outcome.FAILED if event.job_id in self.broken else Outcome.FINISHED
+        for lease in event.leases:
+            self._end(event, lease.node, done_us, outcome)
+
+    def _notify(self, event: NoticeGiven) -> None:
+        attempt = self.state.attempts[event.job_id]
+        if event.job_id in self.deaf or not attempt.job.protected or attempt.job.save_us > attempt.job.grace_us:
+            return
+        saved_us = event.at_us + attempt.job.save_us
+        who: dict[str, Any] = {"job_id": event.job_id, "epoch": event.epoch}
+        began_us, first = self._began[(event.job_id, event.epoch)]
+        if event.at_us > began_us:
+            step = first + (event.at_us - began_us) // S
+            span: dict[str, Any] = {"span": SpanClass.USEFUL, "first_step": first, "steps": step - first, "tokens": 7}
+            self._later(event.at_us, Reported(at_us=event.at_us, from_us=began_us, **span, **who))
+            self._steps[event.job_id] = step
+            cost: dict[str, Any] = {"size_bytes": 1, "stall_us": 0, "drain_us": saved_us - event.at_us}
+            commit = CheckpointCommitted(at_us=saved_us, step=step, generation=event.epoch, **cost, **who)
+            self._later(saved_us, commit)
+        for lease in attempt.held:
+            self._end(event, lease.node, saved_us, Outcome.CHECKPOINTED)
+
+    def _end(self, event: AttemptPlaced | NoticeGiven | KillOrdered, on: str, at_us: int, outcome: Outcome) -> None:
+        failure = Failure(rank=0, exit_code=1, signal=None, tail=("boom",)) if outcome is Outcome.FAILED else None
+        self._later(
+            at_us,
+            ShareEnded(at_us=at_us, job_id=event.job_id, epoch=event.epoch, node=on, outcome=outcome, failure=failure),
+        )
+
+
+def brief(events: Iterable[Event]) -> list[str]:
+    """Decisions in words, for tables.
+
+    >>> brief([KillOrdered(at_us=1, job_id=JobId("a"), epoch=1, why="late")])
+    ['kill a']
+    """
+    return [_words(event) for event in events]
+
+
+def _words(event: Any) -> str:
+    match type(event).__name__:
+        case "AttemptPlaced":
+            return f"place {event.job_id} " + "+".join(f"{each.node}:{len(each.gpus)}" for each in event.leases)
+        case "NoticeGiven":
+            return f"notice {event.job_id} {event.reason.value}" + (f" for {event.for_job}" if event.for_job else "")
+        case "KillOrdered":
+            return f"kill {event.job_id}"
+        case "AttemptEnded":
+            return f"attempt {event.job_id}.{event.epoch} {event.outcome.value}"
+        case "JobEnded":
+            return f"job {event.job_id} {event.state}"
+    return type(event).__name__
