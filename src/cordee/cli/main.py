@@ -16,6 +16,7 @@ from cordee.errors import CordeeError
 
 # Verb: (its module, whose function has the verb's name; one line of help).
 VERBS: dict[str, tuple[str, str]] = {
+    "demo": ("cordee.cli.demo", "One real job through the wall: plan, gang, push, resume, bill. Two minutes, no GPU."),
     "plan": ("cordee.cli.plan", "Does it fit, in which layout, how fast, what does it cost - before anything runs."),
     "run": ("cordee.cli.jobs", "Queue a job, and start a server if none runs."),
     "stop": ("cordee.cli.jobs", "Ask a job to end: it checkpoints first, unless --now."),
