@@ -54,7 +54,7 @@ def tell_bill(teller: Teller) -> Bill:
                 f"Llama-3-70B has {LLAMA_3_70B_PARAMETERS:,} parameters", shape.parameters, LLAMA_3_70B_PARAMETERS
             )
         )
-        teller.claim(claims.bill(f"it weighs 1.129 TB, against {wall} a GPU", plan.state_bytes, "1.129 TB"))
+        teller.claim(claims.bill(f"It weighs 1.129 TB, against {wall} a GPU", plan.state_bytes, "1.129 TB"))
         _tell_large(teller)
         _tell_layouts(teller, plan)
     nodes = -(-GPUS // gpu.gpus_per_node)
@@ -78,7 +78,7 @@ def _tell_large(teller: Teller) -> None:
     teller.claim(claims.bill(says, n_bytes, "2.435 TB"))
     fewest = fewest_gpus_to_hold(n_bytes, gpu)
     measured = f"{n_bytes:,} bytes / {gpu.memory_bytes:,} bytes a GPU = {n_bytes / gpu.memory_bytes:.2f}"
-    teller.claim(claims.check(fewest == 31, "that is 31 GPUs only to hold it, before one activation", measured))
+    teller.claim(claims.check(fewest == 31, "That is 31 GPUs only to hold it, before one activation", measured))
 
 
 def _tell_layouts(teller: Teller, plan: Plan) -> None:
@@ -96,7 +96,7 @@ def _tell_layouts(teller: Teller, plan: Plan) -> None:
     fits = all(candidate.peak_bytes <= plan.gpu.memory_bytes for candidate in plan.fitting)
     measured = f"{len(plan.fitting)} at or below {plan.gpu.memory_bytes:,} bytes, {len(plan.rejected)} above"
     teller.claim(
-        claims.check(judged and fits, "what is said to fit lies below the wall, what is not above it", measured)
+        claims.check(judged and fits, "What is said to fit lies below the wall, what is not above it", measured)
     )
     teller.note(f"`cordee plan llama-3-70b --gpus {plan.gpus}xH100` shows all of them.")
 

@@ -77,7 +77,7 @@ def pushed_for(events: Iterable[Event], job_id: JobId, for_job: JobId) -> Claim:
     notices = [event for event in events if isinstance(event, NoticeGiven) and event.job_id == job_id]
     right = len(notices) == 1 and notices[0].reason is NoticeReason.PREEMPT and notices[0].for_job == for_job
     told = "; ".join(f"{notice.reason} for {notice.for_job}" for notice in notices) or "no notice"
-    return check(right, f"the scheduler preempted {job_id} for {for_job}, once", told)
+    return check(right, f"The scheduler preempted {job_id} for {for_job}, once", told)
 
 
 def left_together(events: Sequence[Event], job_id: JobId, ranks: int) -> Claim:
@@ -98,7 +98,7 @@ def left_together(events: Sequence[Event], job_id: JobId, ranks: int) -> Claim:
     took = "never" if ended is None else format_duration((ended.at_us - notice.at_us) / US_PER_S)
     grace = format_duration((notice.deadline_us - notice.at_us) / US_PER_S)
     measured = f"{len(left)} ranks at step {', '.join(map(str, sorted(steps))) or 'none'}; gone {took} after the notice"
-    return check(together, f"all {ranks} ranks left at one step, checkpointed, within the {grace} of grace", measured)
+    return check(together, f"All {ranks} ranks left at one step, checkpointed, within the {grace} of grace", measured)
 
 
 def none_overlapped(events: Iterable[Event], first: JobId, second: JobId) -> Claim:
@@ -111,7 +111,7 @@ def none_overlapped(events: Iterable[Event], first: JobId, second: JobId) -> Cla
             together += len(held) > 1
         elif isinstance(event, AttemptEnded):
             held.discard(event.job_id)
-    return check(together == 0, "no GPU was ever leased to both gangs", f"{together} placements on held GPUs")
+    return check(together == 0, "No GPU was ever leased to both gangs", f"{together} placements on held GPUs")
 
 
 def resumed_by_itself(events: Iterable[Event], job_id: JobId) -> Claim:
@@ -148,7 +148,7 @@ def same_bits(interrupted: Mapping[str, str], uninterrupted: Mapping[str, str]) 
         f": {', '.join(differ[:3])}" if differ else ""
     )
     holds = bool(uninterrupted) and not differ
-    return check(holds, "the final weights are bitwise equal to those of the run that nobody interrupted", measured)
+    return check(holds, "The final weights are bitwise equal to those of the run that nobody interrupted", measured)
 
 
 def adds_up(classes_gpu_us: Mapping[str, int], held_gpu_us: int, leased_gpu_us: int) -> Claim:
@@ -156,4 +156,4 @@ def adds_up(classes_gpu_us: Mapping[str, int], held_gpu_us: int, leased_gpu_us: 
     total = sum(classes_gpu_us.values())
     measured = f"classes {total:,} = held {held_gpu_us:,} = leased {leased_gpu_us:,} GPU-microseconds"
     holds = total == held_gpu_us == leased_gpu_us > 0
-    return check(holds, "every GPU-microsecond that was held is in exactly one class", measured)
+    return check(holds, "Every GPU-microsecond that was held is in exactly one class", measured)

@@ -69,11 +69,11 @@ def _nothing_lost(cost: CostView, cast: Cast) -> Claim:
     measured = (
         f"{row.gpu_us.lost} GPU-microseconds lost, {row.steps_repeated} steps repeated in {row.attempts} attempts"
     )
-    return claims.check(holds, "the push cost a restart, and no work", measured)
+    return claims.check(holds, "The push cost a restart, and no work", measured)
 
 
 def _tell_story(teller: Teller, story: Story, bill: Bill) -> None:
-    period, notice = format_duration(story.period_s), format_duration(story.notice_s)
+    period, notice = _minutes(story.period_s), _minutes(story.notice_s)
     plain, worst = story.plain.lost_micro_usd, story.interval_worst
     cases = [
         ("No checkpoints", "all 47 hours are done again", plain, 0),
@@ -87,7 +87,7 @@ def _tell_story(teller: Teller, story: Story, bill: Bill) -> None:
     teller.figure(cases_html(cases, worst_micro_usd=plain))
     gpu_hours = story.plain.lost_gpu_us / US_PER_HOUR
     measured = f"the simulated ledger: {gpu_hours:,.0f} GPU-hours lost, ${plain / MICRO_USD:,.2f}"
-    says = f"without checkpoints the story loses $8,994 at ${bill.usd_per_gpu_hour:.2f} a GPU-hour"
+    says = f"Without checkpoints the story loses $8,994 at ${bill.usd_per_gpu_hour:.2f} a GPU-hour"
     teller.claim(claims.check(format_micro_usd(plain) == "$8,994" and gpu_hours == 3008, says, measured))
     teller.claim(_with_interval(story))
     teller.claim(_with_notice(story))
@@ -106,7 +106,7 @@ def _with_interval(story: Story) -> Claim:
         f"{format_micro_usd(highest)} at most; worst moment {format_micro_usd(worst)}"
     )
     says = (
-        f"with the plan's interval and no notice the reclaim costs {format_micro_usd(expected)}, "
+        f"With the plan's interval and no notice the reclaim costs {format_micro_usd(expected)}, "
         f"at worst {format_micro_usd(worst)}"
     )
     return claims.check(expected <= highest <= worst < plain / 10, says, measured)
@@ -116,9 +116,13 @@ def _with_notice(story: Story) -> Claim:
     lost = sum(loss.lost_micro_usd for loss in story.noticed)
     measured = f"{len(story.noticed)} seeded reclaims: {format_micro_usd(lost)} of work lost in all of them together"
     restart = format_micro_usd(story.noticed_worst.micro_usd)
-    notice = format_duration(story.notice_s)
-    says = f"with {notice} of notice and a SIGTERM handler no work is lost; the restart costs {restart}"
+    notice = _minutes(story.notice_s)
+    says = f"With {notice} of notice and a SIGTERM handler no work is lost; the restart costs {restart}"
     return claims.check(lost == 0, says, measured)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min"
 
 
 def _mean(story: Story) -> tuple[int, int]:
