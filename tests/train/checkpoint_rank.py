@@ -1,4 +1,4 @@
-"""One rank of the gang tests of checkpoints: `checkpoint_rank.py <folder> <act>`. Prints one JSON line on its last line."""
+"""One rank of the gang tests of checkpoints: `checkpoint_rank.py <folder> <act>`. Prints findings as JSON lines."""
 
 import hashlib
 import json

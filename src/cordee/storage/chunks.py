@@ -1,7 +1,7 @@
 """Immutable chunks, addressed by blake3 and checked on every read by xxh3-128.
 
-A key ends in the save and the epoch that wrote it: `chunks/ab/<blake3>.<save>.<epoch>`. So a late delete by an older attempt,
-or by an older save, can never hit a chunk that a newer save has just written with the same content.
+A key ends in the save and the epoch that wrote it: `chunks/ab/<blake3>.<save>.<epoch>`. So a late delete by an older
+attempt, or for an older save, can never hit a chunk that a newer save has just written with the same content.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,7 +65,7 @@ def chunk_key(digest: str, save: int, epoch: int) -> str:
 
 
 def written_by(key: str) -> tuple[int, int] | None:
-    """(epoch, save) in a chunk's key; None if the key is no chunk's.
+    """(epoch, save) in the key of a chunk or a manifest; None if it is neither's.
 
     >>> written_by("chunks/ab/ab12.3.1")
     (1, 3)

@@ -48,6 +48,12 @@ class Blobs(Protocol):
     def delete(self, key: str) -> None:
         """Remove the blob; no error if there is none."""
 
+    def drop_cache(self, key: str) -> None:
+        """Let the next read of the blob come from where it is durable, if there is anything nearer."""
+
+    def sweep_tmp(self) -> None:
+        """Remove what killed writers left half done, if the store has such things."""
+
 
 class FileBlobs:
     """`Blobs` in a folder."""

@@ -59,10 +59,10 @@ def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> str | None:
         return next((found for found in pool.map(problem, wanted) if found), None)
 
 
-def check_generation(blobs: Blobs, digest: str, *, rank: int = 0, world_size: int = 1) -> str | None:
+def check_generation(blobs: Blobs, name: str, *, rank: int = 0, world_size: int = 1) -> str | None:
     """Verify one rank's share of a generation (every `world_size`-th chunk); what is wrong, or None."""
     try:
-        whole = read_manifest(blobs, digest)
+        whole = read_manifest(blobs, name)
     except Damaged as damage:
         return str(damage)
     return check_chunks(blobs, whole.chunks[rank::world_size])
@@ -88,8 +88,8 @@ def is_verified(blobs: Blobs, entry: Entry) -> bool:
 def collect(log: Log, blobs: Blobs, *, keep: int, save: int, verified: set[int]) -> list[int]:
     """Retire all but the newest `keep` verified generations, and remove what no live one needs; the retired ones.
 
-    Only what this attempt's saves up to `save`, or older attempts, have written is touched: a save that runs beside it is safe.
-    `verified` are generations known to verify besides those whose ranks say so.
+    Only what older attempts and this one's saves up to `save` have written is touched: a save that runs beside it is
+    safe. `verified` are generations known to verify besides those whose ranks say so.
     """
     live = live_commits(log.entries)
     good = [entry for entry in live if entry.index in verified or is_verified(blobs, entry)]
@@ -129,10 +129,10 @@ def _unneeded(log: Log, blobs: Blobs, kept: list[Entry], save: int) -> list[str]
         prefixes.append(parts_prefix(record.epoch, record.nonce, record.fields["save"]) + ".")
     doomed = [
         key
-        for key in blobs.list(chunks.FOLDER)
+        for folder in (chunks.FOLDER, manifest.FOLDER)
+        for key in blobs.list(folder)
         if key not in needed and (by := written_by(key)) is not None and by <= (log.epoch, save)
     ]
-    doomed += [key for key in blobs.list(manifest.FOLDER) if key not in needed]
     running = parts_prefix(log.epoch, log.nonce, save)
     mine = running.rsplit("/", 1)[0] + "/"
     for key in blobs.list("parts"):

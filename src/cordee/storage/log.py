@@ -1,6 +1,6 @@
-"""The commit log of one job: dense records `log/<n>`, each created only if absent. The single truth about its checkpoints.
+"""The commit log of one job: dense records `log/<n>`, each created only if absent; the one truth about its checkpoints.
 
-Three kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some are going).
+Three kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some go).
 A writer tries only the index after the last record it has read, so whoever appends has seen everything before it.
 """
 
@@ -130,10 +130,10 @@ class Log:
                 if failures == PUT_TRIES:
                     raise problem or DestinationError(f"{log_key(index)} exists and cannot be read")
                 continue
+            self._check(entry)  # Before it counts as read: a fenced writer meets this record for ever.
             self.entries.append(entry)
             if entry.record == record:
                 return index
-            self._check(entry)
 
     def refresh(self) -> list[Entry]:
         """Read what was appended since; the new entries.
@@ -143,8 +143,8 @@ class Log:
         """
         before = len(self.entries)
         for entry in _read_from(self.blobs, before):
-            self.entries.append(entry)
             self._check(entry)
+            self.entries.append(entry)
         return self.entries[before:]
 
     def commits(self) -> list[Entry]:

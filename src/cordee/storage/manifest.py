@@ -1,7 +1,7 @@
 """The manifest of one generation: which bytes of which chunks are which part of which tensor. JSON, never pickle.
 
-Each rank's drain writes a part; the committer joins all parts into one manifest, stored under its own blake3. From then on
-it never changes, and whoever holds its hash can check every byte that it leads to.
+Each rank's drain writes a part; the committer joins all parts into one manifest, stored under its own blake3. From
+then on it never changes, and whoever holds its hash can check every byte that it leads to.
 """
 
 import json
@@ -127,24 +127,24 @@ class Manifest:
 
 
 def write_manifest(blobs: Blobs, manifest: Manifest) -> str:
-    """Store it; its blake3."""
+    """Store it; its name, which like a chunk's is `<blake3>.<save>.<epoch>`."""
     data = manifest.to_bytes()
-    digest = str(blake3(data).hexdigest())
-    blobs.put_if_absent(f"{FOLDER}/{digest}", data)
-    return digest
+    name = f"{blake3(data).hexdigest()}.{manifest.save}.{manifest.epoch}"
+    blobs.put_if_absent(f"{FOLDER}/{name}", data)
+    return name
 
 
-def read_manifest(blobs: Blobs, digest: str) -> Manifest:
-    """The manifest with this blake3.
+def read_manifest(blobs: Blobs, name: str) -> Manifest:
+    """The manifest with this name.
 
     Raises:
         Damaged: missing, or its bytes have another hash.
     """
-    data = blobs.get(f"{FOLDER}/{digest}")
+    data = blobs.get(f"{FOLDER}/{name}")
     if data is None:
-        raise Damaged(f"manifest {digest} is missing")
-    if blake3(data).hexdigest() != digest:
-        raise Damaged(f"manifest {digest} does not match its hash over {len(data)} bytes")
+        raise Damaged(f"manifest {name} is missing")
+    if blake3(data).hexdigest() != name.split(".", maxsplit=1)[0]:
+        raise Damaged(f"manifest {name} does not match its hash over {len(data)} bytes")
     return Manifest.from_bytes(data)
 
 
@@ -183,6 +183,22 @@ def part_key(prefix: str, rank: int) -> str:
 def verified_key(prefix: str, rank: int) -> str:
     """The key by which one rank says that its chunks were read back from the store and matched."""
     return f"{prefix}.verified-{rank:06d}"
+
+
+def failed_key(prefix: str) -> str:
+    """The key by which a rank tells the others that this save cannot succeed."""
+    return f"{prefix}.failed"
+
+
+def write_failed(blobs: Blobs, prefix: str, reason: str) -> None:
+    """Tell the other ranks at once that this save cannot succeed."""
+    blobs.put_if_absent(failed_key(prefix), seal({"format": FORMAT, "reason": reason}))
+
+
+def read_failed(blobs: Blobs, prefix: str) -> str | None:
+    """Why this save cannot succeed, or None if nobody said so."""
+    data = blobs.get(failed_key(prefix))
+    return None if data is None else str(unseal(data)["reason"])
 
 
 def write_part(blobs: Blobs, prefix: str, rank: int, body: dict[str, Any]) -> None:

@@ -1,1 +1,4 @@
-"""The SDK inside the user's training process, and its drain. This module imports nothing: the drain starts through it."""
+"""The SDK inside the user's training process, and its drain.
+
+This module imports nothing: the drain starts through it and has to be light.
+"""

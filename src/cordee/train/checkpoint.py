@@ -4,6 +4,7 @@ A save costs the trainer one copy into memory that is kept; everything after tha
 every byte, reshards to any world size, and steps back over generations that are damaged.
 """
 
+import contextlib
 import logging
 import secrets
 import threading
@@ -21,7 +22,7 @@ from cordee.storage.chunks import lay_out
 from cordee.storage.files import TMP, open_blobs
 from cordee.storage.generations import Commit, check_generation, commit_of
 from cordee.storage.log import Log
-from cordee.storage.manifest import read_extras, read_manifest
+from cordee.storage.manifest import parts_prefix, read_extras, read_manifest, write_failed
 from cordee.storage.sealed import Damaged, canonical
 from cordee.train.dcp import CaptureWriter, GenerationReader, Plan, fingerprint, load_tensors, make_plan, planner_for
 from cordee.train.drain import Setup
@@ -102,6 +103,7 @@ class Checkpointer:
         self._outcomes: dict[int, Commit | CheckpointError] = {}
         self._unreported: CheckpointError | None = None
         self._fenced: FencedError | None = None
+        self._opened: Commit | None = None
         self._newest: Commit | None = None
 
     @property
@@ -124,20 +126,20 @@ class Checkpointer:
                 check_generation(self._blobs, commit.manifest, rank=self.rank, world_size=self.world_size)
             )
             if problem is None:
-                self._newest = commit
+                self._opened = self._newest = commit
                 break
             self.skipped.append(Skipped(commit.generation, commit.step, problem))
         if self.rank == 0:
             for skipped in self.skipped:
                 what = f"step {skipped.step}" if skipped.step is not None else "a record"
                 logger.warning("stepping over generation %d (%s): %s", skipped.generation, what, skipped.reason)
-        if self._newest is None and self.skipped:
+        if self._opened is None and self.skipped:
             raise CorruptError(
                 f"none of {len(self.skipped)} generations in {self.to} verifies; newest: {self.skipped[-1].reason}",
                 hint="restore the folder from a copy, or move it away to start again from step 0",
             )
-        self._start_drain()
-        return self._newest
+        self._start_drain(saves_before=0)
+        return self._opened
 
     def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
         """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
@@ -182,12 +184,18 @@ class Checkpointer:
         mark = fingerprint(tensors)
         changed = self._plan is None or self._plan.fingerprint != mark
         if self._agree(step, problem, changed):
-            self._plan = self._collective(lambda: make_plan(tensors, mark, self.rank, self._group))
-            self._writer.prepare(self._plan.items, len(encoded))
-        assert self._plan is not None, "the first save always plans"
-        self._capture(self._plan, tensors, encoded)
+            self._plan = None  # Until there is a new one: a save that fails on the way must plan again.
+            plan = self._collective(lambda: make_plan(tensors, mark, self.rank, self._group))
+        else:
+            assert self._plan is not None, "the first save always plans"
+            plan = self._plan
+        try:
+            self._capture(plan, tensors, encoded)
+        except (OSError, RuntimeError) as error:  # No memory to stage in, or a device error.
+            raise self._give_up(step, error) from error
+        self._plan = plan
         stall_us = round((time.monotonic() - started_s) * 1_000_000)
-        self._hand_over(link, self._plan, step, values if self.rank == 0 else None, len(encoded), stall_us)
+        self._hand_over(link, plan, step, values if self.rank == 0 else None, encoded, stall_us)
         with self._changed:
             previous, self._unreported = self._unreported, None
         size_bytes = sum(length for _, length in self._writer.layout.cuts) + len(encoded)
@@ -268,11 +276,10 @@ class Checkpointer:
                 hint="the store is slower than the interval between saves: save less often",
             )
         if not self._link.alive:
-            self._start_drain()
+            self._start_drain(self._number - 1)
         return self._link
 
-    def _start_drain(self) -> None:
-        verified = self._newest.generation if self._newest else None
+    def _start_drain(self, saves_before: int) -> None:
         setup = Setup(
             self.to,
             self.rank,
@@ -282,7 +289,8 @@ class Checkpointer:
             self.keep,
             self.grace_s,
             self._staging.fd,
-            verified,
+            self._opened.generation if self._opened else None,
+            saves_before,
         )
         self._link = DrainLink(setup, self._committed, self._failed)
 
@@ -304,14 +312,27 @@ class Checkpointer:
         return bool(replan)
 
     def _capture(self, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
+        if self._plan is None:
+            self._writer.prepare(plan.items)
         self._writer.make_room(plan.items, len(encoded))
         self._writer.write_data(plan.items, planner_for(tensors, self.rank))
         at = self._writer.layout.total_bytes
         self._staging.bytes[at : at + len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
 
-    def _hand_over(self, link: DrainLink, plan: Plan, step: int, values: Any, extras_bytes: int, stall_us: int) -> None:
+    def _give_up(self, step: int, error: Exception) -> CheckpointError:
+        """Tell the other ranks that this one has no capture; the error to raise."""
+        with contextlib.suppress(CheckpointError):  # Then their deadline tells them.
+            write_failed(self._blobs, self._prefix(self._number), f"rank {self.rank}: {error}")
+        return CheckpointError(f"step {step} could not be captured: {error}", hint="the previous generation is intact")
+
+    def _prefix(self, number: int) -> str:
+        return parts_prefix(self.epoch, self._nonce, number)
+
+    def _hand_over(  # noqa: PLR0917 - one save, whole
+        self, link: DrainLink, plan: Plan, step: int, values: Any, encoded: bytes, stall_us: int
+    ) -> None:
         layout = self._writer.layout
-        behind = lay_out([extras_bytes])
+        behind = lay_out([len(encoded)])
         cuts = [*layout.cuts, *((layout.total_bytes + at, length) for at, length in behind.cuts)]
         extras = [[len(layout.cuts) + p.chunk, p.offset, p.length_bytes] for p in behind.pieces[0]]
         if self._sent_plan != (link, plan):
@@ -333,12 +354,18 @@ class Checkpointer:
         logger.warning("checkpoint failed: %s", error)
         if self._on_failure:
             self._on_failure(error)
+        if number is not None and not self._link_alive():
+            with contextlib.suppress(CheckpointError):  # The drain could not tell the other ranks itself.
+                write_failed(self._blobs, self._prefix(number), f"rank {self.rank}: {error.message}")
         with self._changed:
             self._unreported = error
             if isinstance(error, FencedError):
                 self._fenced = error
             if number is not None:
                 self._settle(number, error)
+
+    def _link_alive(self) -> bool:
+        return self._link is not None and self._link.alive
 
     def _settle(self, number: int, outcome: Commit | CheckpointError) -> None:
         self._outcomes = {number: outcome}

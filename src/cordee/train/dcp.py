@@ -1,7 +1,7 @@
 """Between torch's distributed checkpoint (DCP) and our store: DCP plans and reshards, the bytes go our way.
 
-`CaptureWriter` and `GenerationReader` are DCP's storage interfaces; the plan of a save is kept as long as the state has the
-same shape on every rank.
+`CaptureWriter` and `GenerationReader` are DCP's storage interfaces; the plan of a save is kept as long as the state has
+the same shape on every rank.
 """
 
 import hashlib
@@ -72,18 +72,15 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
         """As planned."""
         return plans
 
-    def prepare(self, plan: SavePlan, room_bytes: int) -> None:
-        """Lay the plan out in the staging memory, with room behind it."""
+    def prepare(self, plan: SavePlan) -> None:
+        """Lay a new plan out."""
         self.layout = lay_out(_shard_bytes(item) for item in plan.items)
-        self.make_room(plan, room_bytes)
         self.staging.bytes.zero_()  # Gaps are hashed too: old bytes there would make equal chunks differ.
+        self._targets = []
 
     def make_room(self, plan: SavePlan, room_bytes: int) -> None:
         """Grow the staging memory if it cannot hold the plan and this much behind it."""
-        grown = self.staging.grow(self.layout.total_bytes + room_bytes)
-        if grown or len(self._targets) != len(plan.items):
-            self._targets = []
-        if not self._targets:
+        if self.staging.grow(self.layout.total_bytes + room_bytes) or not self._targets:
             self._targets = [
                 self.staging.bytes[offset : offset + _shard_bytes(item)]
                 .view(item.tensor_data.properties.dtype)
@@ -106,7 +103,7 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
 def _shard_bytes(item: WriteItem) -> int:
     sizes: torch.Size = item.tensor_data.chunk.sizes
     dtype: torch.dtype = item.tensor_data.properties.dtype
-    return sizes.numel() * dtype.itemsize
+    return int(sizes.numel() * dtype.itemsize)
 
 
 @dataclass(frozen=True)

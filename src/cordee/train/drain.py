@@ -19,21 +19,23 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cordee.errors import CheckpointError, CordeeError, FencedError
-from cordee.storage.chunks import Chunk, read_chunk, write_chunk
+from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
 from cordee.storage.files import Blobs, open_blobs
 from cordee.storage.generations import Commit, collect, commit_of, known_chunks
 from cordee.storage.log import Log
 from cordee.storage.manifest import (
     join_parts,
     parts_prefix,
+    read_failed,
     read_manifest,
     read_part,
     verified_key,
+    write_failed,
     write_manifest,
     write_part,
 )
 from cordee.storage.points import point
-from cordee.storage.sealed import Damaged, seal, unseal
+from cordee.storage.sealed import Damaged, seal
 
 THREADS = 4
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
@@ -52,6 +54,7 @@ class Setup:
     grace_s: float
     fd: int
     verified: int | None  # the generation that this attempt has loaded, which is known to verify
+    saves_before: int  # saves that an earlier drain of this rank was given
 
 
 class Drain:
@@ -87,8 +90,7 @@ class Drain:
             commit, chunks, written = self._save(command, prefix)
         except (CordeeError, Damaged) as error:
             with contextlib.suppress(CordeeError):  # The store may be what failed; then the deadline tells the others.
-                reason = f"rank {self.setup.rank}: {_plain(error)['message']}"
-                self.blobs.put_if_absent(f"{prefix}.failed", seal({"format": 1, "reason": reason}))
+                write_failed(self.blobs, prefix, f"rank {self.setup.rank}: {_plain(error)['message']}")
             self.emit({**_plain(error), "save": number})
             return
         self.emit({"event": "committed", "save": number, **asdict(commit)})
@@ -101,6 +103,12 @@ class Drain:
                 self._collect(prefix, number)
         except (CordeeError, Damaged) as error:
             self.emit({**_plain(error), "save": number})
+
+    def abandon(self, number: int) -> None:
+        """The trainer has died without a word: tell the other ranks that it will not capture this save."""
+        prefix = parts_prefix(self.setup.epoch, self.setup.nonce, number)
+        with contextlib.suppress(CordeeError):  # Then their deadline tells them.
+            write_failed(self.blobs, prefix, f"rank {self.setup.rank}: its process ended before it captured this save")
 
     def _save(self, command: dict[str, Any], prefix: str) -> tuple[Commit, list[Chunk], list[Chunk]]:
         started_s = time.monotonic()
@@ -125,9 +133,11 @@ class Drain:
         written = [chunk for chunk, new in results if new]
         point("part.before")
         body = {name: command[name] for name in ("save", "step", "plan", "shards", "values", "extras", "stall_us")}
+        this = (self.setup.epoch, command["save"])
+        reuses = any(written_by(chunk.key) != this for chunk in chunks)
         body |= {
             "world_size": self.setup.world_size,
-            "since": self.known_since if len(written) < len(chunks) else None,
+            "since": self.known_since if reuses else None,
             "chunks": [[chunk.key, chunk.length_bytes, chunk.xxh3] for chunk in chunks],
             "captured_bytes": sum(length for _, length in command["cuts"]),
             "written_bytes": sum(chunk.length_bytes for chunk in written),
@@ -164,14 +174,14 @@ class Drain:
                 raise CheckpointError(f"rank {rank} used chunks of generation {part['since']}, which is retired")
         whole = join_parts([parts[rank] for rank in sorted(parts)], epoch=self.setup.epoch, save=save)
         point("manifest.before")
-        digest = write_manifest(self.blobs, whole)
+        name = write_manifest(self.blobs, whole)
         point("commit.before")
         index = self.log.append(
             "commit",
             save=save,
             step=whole.step,
             world_size=whole.world_size,
-            manifest=digest,
+            manifest=name,
             bytes=sum(rank.captured_bytes for rank in whole.ranks),
             stall_us=max(rank.stall_us for rank in whole.ranks),
             drained_us=max(_us_since(started_s), *(rank.drained_us for rank in whole.ranks)),
@@ -200,16 +210,14 @@ class Drain:
         return found[0]
 
     def _raise_if_failed(self, prefix: str) -> None:
-        data = self.blobs.get(f"{prefix}.failed")
-        if data is not None:
-            raise CheckpointError(unseal(data)["reason"])
+        reason = read_failed(self.blobs, prefix)
+        if reason is not None:
+            raise CheckpointError(reason, hint="the previous generation is intact, and the next save may succeed")
 
     def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk]) -> None:
         """Verify what this save wrote from the disk, not from the page cache; then say so."""
-        drop = getattr(self.blobs, "drop_cache", None)
         for chunk in written:
-            if drop:
-                drop(chunk.key)
+            self.blobs.drop_cache(chunk.key)
             read_chunk(self.blobs, chunk)
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
 
@@ -289,11 +297,17 @@ def main() -> None:
         emit({**_plain(error), "save": None})
         return
     layout: dict[str, Any] = {}
+    newest, closed = first["saves_before"], False
     while (command := commands.get()) is not None:
         if command["do"] == "layout":
             layout = command
-        else:
+        elif command["do"] == "save":
+            newest = command["save"]
             drain.save({**layout, **command})
+        else:
+            closed = True
+    if not closed:
+        drain.abandon(newest + 1)
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     os._exit(0)  # The reader thread may hold standard input; nothing is left to do.

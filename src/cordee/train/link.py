@@ -71,6 +71,7 @@ class DrainLink:
     def close(self, timeout_s: float) -> bool:
         """No more saves: let it finish and end; False if it still works, which it then goes on to do alone."""
         assert self._process.stdin is not None, "the drain was started with a pipe"
+        self._send({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
         try:
             self._process.stdin.close()
         except BrokenPipeError:

@@ -1,7 +1,7 @@
 """Staging memory: one shared buffer per rank, kept between saves, that the trainer fills and its drain reads.
 
-Memory that is made anew for each save costs 7 times a copy into memory that is there (our measurement: page faults), and
-with CUDA the pinning besides; so this one only grows.
+Memory that is made anew for each save costs 7 times a copy into memory that is there (our measurement: page faults),
+and with CUDA the pinning besides; so this one only grows.
 """
 
 import mmap

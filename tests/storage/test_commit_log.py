@@ -1,0 +1,266 @@
+"""The commit log under seeded interleavings: zombies, late and doubled puts, deaths at every store operation."""
+
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from cordee.errors import CheckpointError, DestinationError, FencedError
+from cordee.storage.files import FileBlobs
+from cordee.storage.log import Log, Record, live_commits, log_key, read_entries, unfinished_gcs
+from cordee.storage.sealed import canonical, seal
+
+SEEDS = 2000
+
+
+class Killed(BaseException):
+    """The writer died here."""
+
+
+class World:
+    """A store whose every operation waits for its turn; the seed decides whose turn it is and what goes wrong."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.data: dict[str, bytes] = {}
+        self.late: list[tuple[str, bytes]] = []
+        self.turns: dict[int, threading.Semaphore] = {}
+        self.back = threading.Semaphore(0)
+        self.done: set[int] = set()
+
+    def run(self, writers: list[Callable[[], None]]) -> None:
+        def body(me: int, work: Callable[[], None]) -> None:
+            self.turns[me].acquire()
+            try:
+                work()
+            except (Killed, FencedError, DestinationError):
+                pass
+            finally:
+                self.done.add(me)
+                self.back.release()
+
+        threads = []
+        for me, work in enumerate(writers):
+            self.turns[me] = threading.Semaphore(0)
+            threads.append(threading.Thread(target=body, args=(me, work), name=str(me)))
+            threads[-1].start()
+        started = 1
+        while len(self.done) < len(writers):
+            if started < len(writers) and self.rng.random() < 0.08:
+                started += 1  # A new attempt begins; nobody tells the old one.
+            if self.late and self.rng.random() < 0.2:
+                self.data.setdefault(*self.late.pop(self.rng.randrange(len(self.late))))
+            able = [me for me in range(started) if me not in self.done]
+            if not able:
+                started += 1
+                continue
+            self.turns[self.rng.choice(able)].release()
+            self.back.acquire()
+        for thread in threads:
+            thread.join()
+        for key, data in self.late:
+            self.data.setdefault(key, data)
+
+    def wait(self) -> None:
+        self.back.release()
+        self.turns[int(threading.current_thread().name)].acquire()
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        self.wait()
+        luck = self.rng.random()
+        if luck < 0.02:
+            raise Killed
+        if luck < 0.10:
+            self.late.append((key, data))  # Timed out, and arrives whenever it likes.
+            raise DestinationError("timed out")
+        if luck < 0.15:
+            raise DestinationError("timed out, never arrives")
+        created = key not in self.data
+        self.data.setdefault(key, data)
+        if luck < 0.20:
+            self.late.append((key, data))  # Sent twice by the network.
+        self.wait()
+        if luck > 0.98:
+            raise Killed
+        if luck > 0.90:
+            raise DestinationError("timed out, but has arrived")
+        return created
+
+    def get(self, key: str) -> bytes | None:
+        self.wait()
+        return self.data.get(key)
+
+    def list(self, prefix: str):
+        self.wait()
+        return iter(sorted(key for key in self.data if key.startswith(prefix + "/")))
+
+
+class Plain:
+    """The same data without turns, to read the result."""
+
+    def __init__(self, data: dict[str, bytes]) -> None:
+        self.get = data.get
+        self.list = lambda prefix: iter(sorted(data))
+
+
+def one_history(seed: int) -> None:
+    world = World(seed)
+    seen_at_open: dict[str, tuple[int, list]] = {}
+    succeeded: list[tuple[str, int, int]] = []
+
+    def writer(number: int) -> Callable[[], None]:
+        def work() -> None:
+            nonce = f"n{number}"
+            log = Log.open(world, nonce=nonce, epoch=None if seed % 2 else number + 1)
+            opened = len(log.entries) - 1
+            seen_at_open[nonce] = (opened, [entry.index for entry in log.commits()])
+            for save in range(1, 6):
+                try:
+                    index = log.append("commit", save=save, step=save * 10)
+                except DestinationError:
+                    continue  # This save has failed as far as the writer knows; it goes on with the next.
+                except FencedError:
+                    continue  # A stubborn zombie tries again.
+                succeeded.append((nonce, save, index))
+
+        return work
+
+    world.run([writer(number) for number in range(4)])
+    entries = read_entries(Plain(world.data))
+    assert [entry.index for entry in entries] == list(range(len(world.data))), "the log is dense"
+    assert all(entry.record for entry in entries)
+    epochs = [entry.record.epoch for entry in entries]
+    assert epochs == sorted(epochs), "an older attempt wrote after a newer one had opened"
+    owners: dict[int, str] = {}
+    last_save: dict[str, int] = {}
+    for entry in entries:
+        record = entry.record
+        assert owners.setdefault(record.epoch, record.nonce) == record.nonce, "two attempts share an epoch"
+        if record.kind == "commit":
+            assert record.fields["save"] > last_save.get(record.nonce, 0), "a save is committed twice or out of order"
+            last_save[record.nonce] = record.fields["save"]
+    for opened, commits in seen_at_open.values():
+        assert commits == [e.index for e in entries[:opened] if e.record.kind == "commit"], "an attempt missed a commit"
+    for nonce, save, index in succeeded:
+        record = entries[index].record
+        assert (record.nonce, record.fields.get("save")) == (nonce, save), "a reported commit is not in the log"
+
+
+def test_interleavings_keep_the_log_dense_fenced_and_complete() -> None:
+    for seed in range(SEEDS):
+        try:
+            one_history(seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}; replay with one_history({seed})") from error
+
+
+def test_a_timed_out_put_that_arrived_is_success(tmp_path) -> None:
+    blobs = FileBlobs(tmp_path)
+    log = Log.open(blobs, nonce="a")
+    put = blobs.put_if_absent
+
+    def arrives_and_times_out(key, data):
+        put(key, data)
+        blobs.put_if_absent = put
+        raise DestinationError("timed out")
+
+    blobs.put_if_absent = arrives_and_times_out
+    assert log.append("commit", save=1) == 1
+    assert len(read_entries(blobs)) == 2
+
+
+def test_a_newer_attempt_fences_the_older_and_the_same_epoch_has_one_owner(tmp_path) -> None:
+    blobs = FileBlobs(tmp_path)
+    old = Log.open(blobs, nonce="a")
+    new = Log.open(blobs, nonce="b")
+    assert (old.epoch, new.epoch) == (1, 2)
+    for _ in range(3):  # Fenced once, fenced for ever.
+        with pytest.raises(FencedError, match=r"epoch 1 may not write.*record 1 is open of epoch 2"):
+            old.append("commit", save=1)
+    with pytest.raises(FencedError):
+        old.refresh()
+    with pytest.raises(FencedError):
+        Log.open(blobs, nonce="c", epoch=2)
+    with pytest.raises(FencedError):
+        Log.open(blobs, nonce="c", epoch=1)
+    assert new.append("commit", save=1) == 2
+
+
+def test_a_full_disk_is_reported_and_changes_nothing(tmp_path) -> None:
+    blobs = FileBlobs(tmp_path)
+    log = Log.open(blobs, nonce="a")
+
+    def full(key, data):
+        raise DestinationError("cannot create it: No space left on device")
+
+    blobs.put_if_absent = full
+    with pytest.raises(DestinationError, match="No space left"):
+        log.append("commit", save=1)
+    assert len(log.entries) == len(read_entries(blobs)) == 1
+
+
+@pytest.mark.parametrize("at", [0, 5, 40, -2])
+def test_a_flipped_bit_is_seen_and_a_new_attempt_steps_over_it(tmp_path, at) -> None:
+    blobs = FileBlobs(tmp_path)
+    log = Log.open(blobs, nonce="a")
+    log.append("commit", save=1, step=10)
+    path = tmp_path / log_key(1)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    new = Log.open(blobs, nonce="b")
+    assert new.entries[1].record is None and new.entries[1].damage
+    assert new.commits() == []
+    assert new.epoch == 2
+    with pytest.raises(FencedError):
+        log.append("commit", save=2)
+
+
+def test_a_writer_that_meets_a_damaged_record_stops(tmp_path) -> None:
+    blobs = FileBlobs(tmp_path)
+    log = Log.open(blobs, nonce="a")
+    blobs.put_if_absent(log_key(1), b'{"body":')
+    for _ in range(2):
+        with pytest.raises(FencedError, match="cannot be read"):
+            log.append("commit", save=1)
+
+
+def test_a_missing_record_is_damage_and_not_the_end(tmp_path) -> None:
+    blobs = FileBlobs(tmp_path)
+    log = Log.open(blobs, nonce="a")
+    log.append("commit", save=1)
+    log.append("commit", save=2)
+    blobs.delete(log_key(1))
+    new = Log.open(blobs, nonce="b")
+    assert [entry.record is None for entry in new.entries] == [False, True, False, False]
+    assert [entry.index for entry in new.commits()] == [2]
+
+
+def test_records_of_a_later_format_are_refused_not_guessed(tmp_path) -> None:
+    blobs = FileBlobs(tmp_path)
+    blobs.put_if_absent(log_key(0), seal({"format": 2, "kind": "open", "epoch": 1, "nonce": "x"}))
+    with pytest.raises(CheckpointError, match="format 2"):
+        Log.open(blobs, nonce="a")
+
+
+def test_gc_records_retire_and_end(tmp_path) -> None:
+    log = Log.open(FileBlobs(tmp_path), nonce="a")
+    first, second = log.append("commit", save=1), log.append("commit", save=2)
+    begun = log.append("gc", retired=[first], doomed="d")
+    assert [entry.index for entry in live_commits(log.entries)] == [second]
+    assert [entry.index for entry in unfinished_gcs(log.entries)] == [begun]
+    log.append("gc", ends=begun)
+    assert unfinished_gcs(log.entries) == []
+
+
+def test_format_1_byte_by_byte() -> None:
+    """Format 1 is fixed: these bytes must stay readable, and be what is written, for ever."""
+    record = Record("commit", 3, "9f", {"save": 2, "step": 40})
+    stored = (
+        b'{"body":{"epoch":3,"format":1,"kind":"commit","nonce":"9f","save":2,"step":40},'
+        b'"xxh3":"695d4728bdaf9759140e386039e611f8"}'
+    )
+    assert record.to_bytes() == stored
+    assert Record.from_bytes(stored) == record
+    assert canonical({"é": [1, 2.5, None, True]}) == '{"é":[1,2.5,null,true]}'.encode()

@@ -1,0 +1,349 @@
+"""The drain and retention: commits, deaths at every named point, full disks, zombies, gc beside a running save."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from cordee.errors import DestinationError
+from cordee.storage.chunks import FOLDER as CHUNKS
+from cordee.storage.chunks import lay_out
+from cordee.storage.files import FileBlobs
+from cordee.storage.generations import check_generation, collect, commit_of
+from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
+from cordee.storage.manifest import read_manifest
+from cordee.train.drain import Drain, Setup
+
+FROZEN = b"F" * 2**20
+
+
+def payload(step: int, rank: int = 0) -> list[bytes]:
+    """Three shards: one that changes with each step, one that never does, and the extras."""
+    return [bytes([step % 256]) * 2**20 + f"{rank}".encode(), FROZEN, json.dumps({"step": step, "rank": rank}).encode()]
+
+
+def capture(save: int, step: int, rank: int = 0, world: int = 1) -> tuple[bytes, dict]:
+    """Staging memory and command as the trainer would give them."""
+    shards = payload(step, rank)
+    layout = lay_out([len(shard) for shard in shards])
+    memory = bytearray(layout.total_bytes)
+    for shard, offset in zip(shards, layout.offsets, strict=True):
+        memory[offset : offset + len(shard)] = shard
+    pieces = [[[p.chunk, p.offset, p.length_bytes] for p in shard] for shard in layout.pieces]
+    length = len(shards[0])
+    rows = [["w", "uint8", [world * length], [rank * length], [length], pieces[0]]]
+    if rank == 0:
+        rows.append(["frozen", "uint8", [len(FROZEN)], [0], [len(FROZEN)], pieces[1]])
+    command = {
+        "do": "save",
+        "save": save,
+        "step": step,
+        "plan": "p",
+        "shards": rows,
+        "values": {"step": step} if rank == 0 else None,
+        "extras": pieces[2],
+        "cuts": [list(cut) for cut in layout.cuts],
+        "stall_us": 5,
+        "total_bytes": layout.total_bytes,
+    }
+    return bytes(memory), command
+
+
+def setup(log: Log, folder, rank: int = 0, world: int = 1, **changes) -> Setup:
+    return Setup(
+        **{
+            "to": str(folder),
+            "rank": rank,
+            "world_size": world,
+            "epoch": log.epoch,
+            "nonce": log.nonce,
+            "keep": 2,
+            "grace_s": 10.0,
+            "fd": -1,
+            "verified": None,
+            "saves_before": 0,
+        }
+        | changes
+    )
+
+
+class Bench:
+    """A drain in this process, with its events."""
+
+    def __init__(self, log: Log, folder, blobs: FileBlobs | None = None, **changes) -> None:
+        self.events: list[dict] = []
+        self.memory = b""
+        self.setup = setup(log, folder, **changes)
+        self.blobs = blobs or FileBlobs(folder)
+        self.drain = Drain(self.setup, self.blobs, self.events.append, lambda size: memoryview(self.memory))
+
+    def save(self, save: int, step: int) -> list[str]:
+        before = len(self.events)
+        self.memory, command = capture(save, step, self.setup.rank, self.setup.world_size)
+        self.drain.save(command)
+        return [event["event"] for event in self.events[before:]]
+
+
+def generations(folder) -> list[tuple[int, str | None]]:
+    """(step, what is wrong with it) of each live generation."""
+    blobs = FileBlobs(folder)
+    commits = [commit_of(entry) for entry in live_commits(read_entries(blobs))]
+    return [(commit.step, check_generation(blobs, commit.manifest)) for commit in commits]
+
+
+def open_log(folder, nonce: str = "n1") -> Log:
+    return Log.open(FileBlobs(folder), nonce=nonce)
+
+
+def test_saves_commit_and_retention_keeps_two_verified(tmp_path) -> None:
+    bench = Bench(open_log(tmp_path), tmp_path)
+    for step in range(1, 6):
+        assert bench.save(step, step * 10) == ["written", "committed", "collected"]
+    assert generations(tmp_path) == [(40, None), (50, None)]
+    blobs = FileBlobs(tmp_path)
+    needed = set()
+    for entry in live_commits(read_entries(blobs)):
+        needed |= {chunk.key for chunk in read_manifest(blobs, entry.record.fields["manifest"]).chunks}
+    assert set(blobs.list(CHUNKS)) == needed, "exactly what the two generations need is left"
+    assert list(blobs.list("gc")) == [] and len(list(blobs.list("manifests"))) == 2
+    assert unfinished_gcs(read_entries(blobs)) == []
+
+
+def test_what_did_not_change_is_not_written_again(tmp_path) -> None:
+    log = open_log(tmp_path)
+    bench = Bench(log, tmp_path)
+    bench.save(1, 10)
+    bench.save(2, 20)
+    blobs = FileBlobs(tmp_path)
+    frozen = [key for key in blobs.list(CHUNKS) if blobs.get(key) == FROZEN]
+    assert len(frozen) == 1 and frozen[0].endswith(".1.1")
+    # A new attempt that has loaded the newest generation uses its chunks too.
+    newest = live_commits(read_entries(blobs))[-1]
+    again = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index)
+    again.save(1, 30)
+    assert [key for key in blobs.list(CHUNKS) if blobs.get(key) == FROZEN] == frozen
+
+
+def test_chunks_of_an_unfinished_gc_count_as_absent(tmp_path) -> None:
+    log = open_log(tmp_path)
+    bench = Bench(log, tmp_path)
+    bench.save(1, 10)
+    blobs = FileBlobs(tmp_path)
+    frozen = next(key for key in blobs.list(CHUNKS) if blobs.get(key) == FROZEN)
+    newest = live_commits(read_entries(blobs))[-1]
+    blobs.put_if_absent("gc/list", json.dumps([frozen]).encode())
+    bench.drain.log.refresh()
+    bench.drain.log.append("gc", retired=[], doomed="list")
+    again = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index)
+    again.save(1, 20)
+    blobs.delete(frozen)  # The late delete of the old attempt.
+    assert generations(tmp_path)[-1] == (20, None)
+
+
+def test_fewer_than_two_verified_generations_retire_nothing(tmp_path) -> None:
+    log = open_log(tmp_path)
+    bench = Bench(log, tmp_path, grace_s=0.01)
+    bench.drain._read_back = lambda prefix, chunks, written: None  # Nobody ever says "verified".
+    for step in (1, 2, 3, 4):
+        bench.save(step, step)
+    assert [step for step, _ in generations(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_a_full_disk_fails_the_save_and_nothing_else(tmp_path) -> None:
+    blobs = FileBlobs(tmp_path)
+    bench = Bench(open_log(tmp_path), tmp_path, blobs)
+    bench.save(1, 10)
+    put = blobs.put_if_absent
+
+    def full(key, data):
+        if key.startswith(CHUNKS):
+            raise DestinationError(f"cannot create {key}: No space left on device", hint="free some space")
+        return put(key, data)
+
+    blobs.put_if_absent = full
+    assert bench.save(2, 20) == ["failed"]
+    assert "No space left" in bench.events[-1]["message"] and bench.events[-1]["save"] == 2
+    assert generations(tmp_path) == [(10, None)]
+    blobs.put_if_absent = put
+    assert bench.save(3, 30) == ["written", "committed", "collected"]
+    assert generations(tmp_path) == [(10, None), (30, None)]
+
+
+def test_a_zombie_cannot_commit(tmp_path) -> None:
+    old = Bench(open_log(tmp_path), tmp_path)
+    old.save(1, 10)
+    new = Bench(open_log(tmp_path, "n2"), tmp_path)
+    new.save(1, 11)
+    for save in (2, 3):
+        assert old.save(save, 99)[-1] == "fenced"
+    assert generations(tmp_path) == [(10, None), (11, None)]
+
+
+def test_two_ranks_commit_together_and_a_missing_one_fails_the_save(tmp_path) -> None:
+    log = open_log(tmp_path)
+    ranks = [Bench(log, tmp_path, rank=rank, world=2, grace_s=0.3) for rank in range(2)]
+
+    def both(save: int, step: int) -> list[list[str]]:
+        told: list[list[str]] = [[], []]
+        threads = [
+            threading.Thread(target=lambda me=me: told.__setitem__(me, ranks[me].save(save, step))) for me in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return told
+
+    assert both(1, 10) == [["written", "committed", "collected"], ["written", "committed"]]
+    assert ranks[0].save(2, 20) == ["written", "failed"], "rank 1 has no part"
+    assert "no part of ranks [1]" in ranks[0].events[-1]["message"]
+    assert ranks[1].save(2, 20) == ["written", "failed"]
+    assert "rank 0: no part of ranks [1]" in ranks[1].events[-1]["message"], "the others hear the reason"
+    ranks[1].drain.abandon(3)
+    assert ranks[0].save(3, 30) == ["written", "failed"]
+    assert "rank 1: its process ended" in ranks[0].events[-1]["message"]
+    assert generations(tmp_path) == [(10, None)]
+
+
+def test_gc_beside_a_running_save_takes_nothing_from_it(tmp_path) -> None:
+    """Retention runs between every two store operations of a save that uses an old chunk again and writes new ones."""
+    log = open_log(tmp_path)
+    bench = Bench(log, tmp_path)
+    for step in (1, 2):
+        bench.save(step, step)
+    blobs = FileBlobs(tmp_path)
+    put = blobs.put_if_absent
+    beside = Bench(log, tmp_path)  # Another view of the same attempt: rank 0's retention.
+
+    def collecting(key, data):
+        beside.drain.log.refresh()
+        collect(beside.drain.log, FileBlobs(tmp_path), keep=2, save=2, verified=set())
+        done = put(key, data)
+        collect(beside.drain.log, FileBlobs(tmp_path), keep=2, save=2, verified=set())
+        return done
+
+    bench.drain.blobs = blobs
+    blobs.put_if_absent = collecting
+    assert bench.save(3, 3)[:2] == ["written", "committed"]
+    assert generations(tmp_path)[-2:] == [(2, None), (3, None)]
+
+
+def test_a_part_that_uses_a_retired_generation_is_not_committed(tmp_path) -> None:
+    bench = Bench(open_log(tmp_path), tmp_path)
+    bench.save(1, 1)
+    stale, since = dict(bench.drain.known), bench.drain.known_since
+    for step in (2, 3, 4):
+        bench.save(step, step)
+    bench.drain.known, bench.drain.known_since = stale, since
+    assert bench.save(5, 5) == ["written", "failed"]
+    assert "is retired" in bench.events[-1]["message"]
+
+
+# The real process, without torch.
+
+
+class Process:
+    """A drain as the trainer starts it."""
+
+    def __init__(self, log: Log, folder, env: dict[str, str] | None = None) -> None:
+        self.fd = os.memfd_create("test")
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cordee.train.drain"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(self.fd,),
+            env=os.environ | (env or {}),
+        )
+        self.tell(vars(setup(log, folder, fd=self.fd)))
+
+    def tell(self, message: dict) -> None:
+        try:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def save(self, save: int, step: int) -> None:
+        memory, command = capture(save, step)
+        os.ftruncate(self.fd, max(len(memory), os.fstat(self.fd).st_size))
+        os.pwrite(self.fd, memory, 0)
+        self.tell(command)
+
+    def event(self) -> dict | None:
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def events_until(self, kind: str) -> bool:
+        while (event := self.event()) is not None:
+            if event["event"] == kind:
+                return True
+        return False
+
+    def end(self) -> int:
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        code = self.process.wait(30)
+        self.process.stdout.close()
+        os.close(self.fd)
+        return code
+
+
+POINTS = [
+    ("chunks.before:3", 20),
+    ("chunks.one:8", 20),
+    ("part.before:3", 20),
+    ("manifest.before:3", 20),
+    ("commit.before:3", 20),
+    ("commit.after:3", 30),
+    ("gc.before:1", 30),
+    ("gc.begun:1", 30),
+    ("gc.deleting:1", 30),
+    ("gc.deleting:3", 30),
+]
+
+
+@pytest.mark.parametrize(("at", "newest"), POINTS)
+def test_killed_at_a_point_the_newest_committed_generation_verifies(tmp_path, at, newest) -> None:
+    process = Process(open_log(tmp_path), tmp_path, {"CORDEE_TEST_KILL_AT": at})
+    for save in (1, 2, 3):
+        process.save(save, save * 10)
+        if not process.events_until("collected"):
+            break
+    assert process.end() == -signal.SIGKILL
+    left = generations(tmp_path)
+    assert left[-1] == (newest, None)
+    assert all(problem is None for _, problem in left), "gc took from a live generation"
+    # The next attempt goes on, and cleans up what the dead one left.
+    newest_index = live_commits(read_entries(FileBlobs(tmp_path)))[-1].index
+    bench = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest_index)
+    for save in (1, 2):
+        assert bench.save(save, 100 + save) == ["written", "committed", "collected"]
+    assert generations(tmp_path) == [(101, None), (102, None)]
+    assert len(list(FileBlobs(tmp_path).list("manifests"))) == 2
+
+
+def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) -> None:
+    process = Process(open_log(tmp_path), tmp_path)
+    process.save(1, 10)
+    assert process.events_until("collected")  # It is up and ignores signals from here on.
+    process.save(2, 20)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        process.process.send_signal(number)
+    process.process.stdin.write(b'{"do": "save", "save": 3, "st')  # The trainer dies in the middle of a word.
+    process.process.stdout.close()
+    process.process.stdin.close()
+    assert process.process.wait(30) == 0
+    os.close(process.fd)
+    assert generations(tmp_path) == [(10, None), (20, None)]
+    assert "its process ended" in (tmp_path / "parts/1-n1/000003.failed").read_text()
+
+
+def test_the_drain_imports_neither_torch_nor_numpy() -> None:
+    code = "import sys, cordee.train.drain; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
