@@ -135,7 +135,7 @@ def test_against_measured_peaks(shape: ModelShape, layout: Layout, batch: int, m
     training = Training(4096, batch, OPTIMIZERS["adamw-fp32-grads"])
     stage = rank_memory(shape, layout, training).worst
     allocated = stage.total_bytes - stage.context_bytes - stage.fragmentation_bytes
-    assert allocated / GiB == pytest.approx(measured_gib, rel=0.02)
+    assert allocated / GiB == pytest.approx(measured_gib, rel=0.025)
 
 
 @given(SHAPES, LAYOUTS)

@@ -1,0 +1,232 @@
+"""`cordee plan` as people and scripts call it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from cordee.cli.main import main
+from cordee.workload.load import load_shape
+
+NUMBER = {"type": "number"}
+COUNT = {"type": "integer", "minimum": 0}
+OR_NULL = {"type": ["number", "null"]}
+TEXT = {"type": "string"}
+
+
+def _object(**properties: object) -> dict[str, object]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+LAYOUT = _object(
+    layout=TEXT, dp=COUNT, tp=COUNT, pp=COUNT, zero={"enum": [0, 1, 2, 3]}, sp={"type": "boolean"}, micro_batch=COUNT,
+    recompute={"enum": ["none", "selective", "full"]}, fits={"type": "boolean"}, peak_bytes=COUNT, wall_bytes=COUNT,
+    shortfall_bytes=COUNT, fullest_stage=COUNT,
+    parts_bytes=_object(
+        weights=COUNT, gradients=COUNT, optimizer=COUNT, activations=COUNT, loss=COUNT, buffers=COUNT,
+        fragmentation=COUNT, context=COUNT,
+    ),
+    step_s=OR_NULL, step_parts_s={"type": ["object", "null"]}, mfu=OR_NULL, tokens_per_s=OR_NULL,
+    usd_per_billion_tokens=OR_NULL,
+)  # fmt: skip
+SCHEMA = _object(
+    version={"const": 1},
+    model=_object(
+        name=TEXT, parameters=COUNT, active_parameters=COUNT,
+        parts=_object(
+            embedding=COUNT, attention=COUNT, mlp=COUNT, experts=COUNT, router=COUNT, norms=COUNT, head=COUNT
+        ),
+    ),
+    gpu=_object(name=TEXT, memory_bytes=COUNT, source=TEXT),
+    gpus=COUNT,
+    training=_object(seq_tokens=COUNT, global_batch=COUNT, tokens_per_step=COUNT, optimizer=TEXT, precision=TEXT),
+    bill=_object(bytes_per_parameter=NUMBER, state_bytes=COUNT, fewest_gpus=COUNT),
+    price={"anyOf": [{"type": "null"}, _object(capacity=TEXT, usd_per_gpu_hour=NUMBER, source=TEXT)]},
+    fits={"type": "boolean"},
+    layouts={"type": "array", "items": LAYOUT, "minItems": 1},
+    remedies={
+        "type": "array",
+        "items": _object(change=TEXT, gpus=COUNT, seq_tokens=COUNT, optimizer=TEXT, layout=LAYOUT),
+    },
+    survival={
+        "type": "array",
+        "minItems": 2,
+        "items": _object(
+            capacity={"enum": ["on-demand", "spot"]}, usd_per_gpu_hour=OR_NULL,
+            price_source={"type": ["string", "null"]}, mtbi_source=TEXT, checkpoint_bytes=COUNT, checkpoint_s=NUMBER, restart_s=NUMBER, mtbi_s=NUMBER,
+            period_s=NUMBER, goodput=NUMBER, usd_per_hour=OR_NULL, lost_usd_worst=OR_NULL, lost_usd_expected=OR_NULL,
+            lost_usd_with_notice=OR_NULL,
+        ),
+    },
+)  # fmt: skip
+
+
+def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main(["plan", *words])
+    printed = capsys.readouterr()
+    return int(left.value.code or 0), printed.out, printed.err
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["llama-3-70b", "--gpus", "64xH100"],
+        ["llama-3-70b", "--gpus", "8xH100"],
+        ["deepseek-v3", "--gpus", "GB200:576", "--capacity", "spot"],
+        ["gpt2", "--gpus", "1xA10", "--layout", "dp=1", "--optimizer", "adamw-8bit", "--seq", "512", "--batch", "8"],
+    ],
+)
+def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, out, err = _run(capsys, *words, "--json")
+    told = json.loads(out)
+    jsonschema.validate(told, SCHEMA)
+    assert code == (0 if told["fits"] else 21) and not err
+    assert told["model"]["parameters"] == sum(told["model"]["parts"].values())
+    for layout in told["layouts"]:
+        assert layout["peak_bytes"] == sum(layout["parts_bytes"].values())
+        assert layout["fits"] == (layout["shortfall_bytes"] == 0)
+
+
+@pytest.mark.usefixtures("wide")
+def test_people_read_the_bill_the_layouts_and_the_prices_source(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
+    assert code == 0
+    assert "70,553,706,496 parameters x 16 bytes = 1.129 TB" in out
+    assert "15 GPUs only to hold it; 64 have 5.12 TB" in out
+    assert "Layouts that fit" in out and "Layouts that do not" in out
+    assert "a checkpoint is 846.6 GB" in out
+    assert "$2.99 a GPU-hour: Lambda H100 SXM" in out
+    assert "┃" in out
+
+
+@pytest.mark.usefixtures("wide")
+def test_405b_in_8_bit_adam(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "llama-3-405b", "--gpus", "256xH100", "--optimizer", "adamw-8bit")
+    assert "405,853,388,800 parameters x 6 bytes = 2.435 TB" in out
+    assert "31 GPUs only to hold it" in out
+
+
+@pytest.mark.usefixtures("wide")
+def test_where_nothing_fits_it_says_what_would_and_leaves_with_21(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8xH100")
+    assert code == 21
+    assert "Layouts that fit" not in out
+    assert "What would fit" in out and "--gpus 16xH100: " in out
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 200])
+def test_no_line_is_wider_than_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # A terminal, as far as rich can see.
+    for words in (["llama-3-405b", "--gpus", "1024xH100", "--all"], ["llama-3-70b", "--gpus", "8xH100"]):
+        _, out, _ = _run(capsys, *words)
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+        assert max(len(line) for line in plain.splitlines()) <= columns
+        assert "…" not in plain and "┃" in plain
+
+
+def test_own_prices_are_used_and_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text('[H100.on-demand]\nusd_per_gpu_hour = 1.00\nsource = "our contract"\nas_of = "2026-11"\n')
+    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--prices", str(path), "--json")
+    told = json.loads(out)
+    assert told["price"] == {"capacity": "on-demand", "usd_per_gpu_hour": 1.0, "source": "our contract (2026-11)"}
+    best = told["layouts"][0]
+    assert best["usd_per_billion_tokens"] == pytest.approx(8 * 1e9 / best["tokens_per_s"] / 3600)
+
+
+def test_without_a_price_there_are_no_dollars(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot")
+    assert "spot no price known: give --prices" in out
+    assert "$/1B tok" not in out
+
+
+def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, out, _ = _run(capsys, str(tmp_path), "--gpus", "1xA10", "--json")
+    assert json.loads(out)["model"]["parameters"] == load_shape("gpt2").parameters
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says", "hint"),
+    [
+        (["llama-3-70", "--gpus", "64xH100"], 14, "unknown model 'llama-3-70'", "did you mean llama-3-70b?"),
+        (["llama-3-70b", "--gpus", "64xH10"], 14, "unknown GPU 'H10'", "did you mean H100?"),
+        (["llama-3-70b", "--gpus", "64"], 14, "--gpus 64 does not say which GPU", "64xH100"),
+        (["llama-3-70b", "--gpus", "many"], 12, "'many' is not a number of GPUs", "64xH100"),
+        (
+            ["llama-3-70b", "--gpus", "64xH100", "--layout", "tp=8,pp=3,dp=2"], 15,
+            "layout needs tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64", "tp*pp must divide 64",
+        ),
+        (["llama-3-70b", "--gpus", "48xH100", "--layout", "tp=3"], 15, "does not divide the 64 attention", "tp of"),
+        (["llama-3-70b", "--gpus", "64xH100", "--optimizer", "adam"], 15, "unknown optimizer 'adam'", "adamw"),
+        (["llama-3-70b", "--gpus", "64xH100", "--precision", "fp4"], 15, "unknown precision 'fp4'", "bf16"),
+        (["llama-3-70b", "--gpus", "64xH100", "--recompute", "some"], 15, "unknown recompute 'some'", "auto"),
+        (["llama-3-70b", "--gpus", "64xH100", "--capacity", "cheap"], 14, "unknown capacity 'cheap'", "spot"),
+        (["llama-3-70b", "--gpus", "64xH100", "--storage", "2"], 11, "'2' is not a bandwidth", "GB/s"),
+        (["llama-3-70b", "--gpus", "64xH100", "--storage", "0GB/s"], 15, "writes nothing", "2GB/s"),
+        (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "6"], 11, "'6' is not a duration", "47h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "0h"], 15, "leaves no time to work", "6h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--prices", "none.toml"], 14, "none.toml does not exist", "prices.toml"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_error_with_a_hint_and_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str], words: list[str], code: int, says: str, hint: str
+) -> None:
+    left, out, err = _run(capsys, *words)
+    assert (left, out) == (code, "")
+    first, second = err.splitlines()
+    assert first.startswith("error: ") and says in first
+    assert second.startswith("hint: ") and hint in second
+    left, out, err = _run(capsys, *words, "--json")
+    told = json.loads(err)
+    assert (left, out, told["exit_code"]) == (code, "", code)
+    assert says in told["error"] and hint in told["hint"]
+
+
+def test_a_config_json_without_a_field_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}')
+    code, _, err = _run(capsys, str(tmp_path), "--gpus", "1xH100")
+    assert code == 13
+    assert "config.json has no num_hidden_layers" in err
+
+
+def test_a_pipe_that_knows_only_ascii_gets_ascii_bars() -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    command = [sys.executable, "-m", "cordee", "plan", "gpt2", "--gpus", "1xA10"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+    assert done.stdout.isascii()
+    assert b"# weights" in done.stdout and b"\x1b[" not in done.stdout
+
+
+def test_planning_imports_nothing_heavy_and_nothing_that_only_posix_has() -> None:
+    program = (
+        "import sys; sys.modules['fcntl'] = sys.modules['resource'] = sys.modules['termios'] = None\n"
+        "from cordee.cli.main import main\n"
+        "try: main(['plan', 'llama-3-70b', '--gpus', '64xH100', '--json'])\n"
+        "except SystemExit as left: assert not left.code\n"
+        "heavy = {'torch', 'ray', 'fastapi', 'sqlalchemy', 'ruamel.yaml', 'httpx', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
