@@ -1,23 +1,18 @@
 """The tick on the real store, with an executor that a test plays: order, faults, repetition, replay."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stage import GPT, JOB, PROD, URGENT, Scene
 
-from cordee.control.ports import Pending, Report
-from cordee.control.store import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import StoreError
 from cordee.events import (
     AttemptPlaced,
-    Event,
-    Job,
     JobEnded,
     KillOrdered,
-    Node,
-    NodeUp,
     NoticeGiven,
     NoticeReason,
     Outcome,
@@ -26,81 +21,8 @@ from cordee.events import (
     ServerUp,
     ShareEnded,
     SpanClass,
-    Tier,
 )
 from cordee.ids import JobId
-
-GPT, PROD = JobId("gpt-abcdef"), JobId("prod-abcdef")
-JOB = Job(job_id=GPT, name="gpt", owner="ada", gpus=4, tier=Tier.PREEMPTIBLE, protected=True)
-URGENT = Job(job_id=PROD, name="prod", owner="ada", gpus=4, tier=Tier.PRODUCTION)
-NODE = Node(name="local", epoch=1, gpu_name="slot", gpus=4, micro_usd_per_gpu_hour=2_000_000)
-
-
-class Time:
-    """A clock that a test turns."""
-
-    def __init__(self) -> None:
-        self.us = 1_000_000
-
-    def now_us(self) -> int:
-        self.us += 1
-        return self.us
-
-
-class Agents:
-    """An executor that a test plays: what it reports, and whether it answers."""
-
-    def __init__(self) -> None:
-        self.waiting: list[Report] = []
-        self.acknowledged: list[tuple[str, int]] = []
-        self.orders: list[Pending] = []
-        self.answers = True
-        self._seq: dict[str, int] = {}
-
-    def tell(self, event: Event, source: str = "node/local/1") -> None:
-        self._seq[source] = self._seq.get(source, 0) + 1
-        self.waiting.append(Report(source=source, seq=self._seq[source], event=event))
-
-    def reports(self) -> Sequence[Report]:
-        return list(self.waiting)
-
-    def acknowledge(self, source: str, seq: int) -> None:
-        self.acknowledged.append((source, seq))
-        self.waiting = [report for report in self.waiting if report.source != source or report.seq > seq]
-
-    def carry_out(self, pending: Pending) -> bool:
-        self.orders.append(pending)
-        return self.answers
-
-
-class Scene:
-    """A control plane with one node of four slots."""
-
-    def __init__(self, folder: Path) -> None:
-        self.url = f"sqlite:///{folder}/cordee.db"
-        self.time, self.agents = Time(), Agents()
-        self.store = SqlStore(self.url)
-        self.control = Control(clock=self.time, store=self.store, executor=self.agents)
-        self.control.up()
-        self.agents.tell(NodeUp(at_us=self.time.us, node=NODE))
-        self.control.tick()
-
-    def restart(self) -> None:
-        """As after kill -9: what was in memory is gone, the store and the agents are not."""
-        self.store.close()
-        self.store = SqlStore(self.url)
-        self.control = Control(clock=self.time, store=self.store, executor=self.agents)
-        self.control.up()
-
-    def log(self) -> list[Event]:
-        return [event for _, event in self.store.events()]
-
-    def of(self, kind: type) -> list[Event]:
-        return [event for event in self.log() if isinstance(event, kind)]
-
-    def ended(self, job_id: JobId, epoch: int, outcome: Outcome) -> None:
-        now = self.time.us
-        self.agents.tell(ShareEnded(at_us=now, job_id=job_id, epoch=epoch, node="local", outcome=outcome))
 
 
 @pytest.fixture

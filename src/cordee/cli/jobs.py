@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -80,7 +81,7 @@ def submit(
 ) -> None:
     """Check what can be checked here, see that a server runs, queue the job and say so."""
     from cordee.control.admission import check_program
-    from cordee.control.spawn import ensure_server
+    from cordee.control.spawn import ensure_server, running
 
     here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
     # The ranks shall find what this shell finds, whichever shell once started the server.
@@ -88,11 +89,9 @@ def submit(
     check_program(here)
     Client.check_secrets(here.secrets, os.environ)
     console = terminal.stderr()
-    with terminal.waiting("looking for the server") as wait:
-        wait.now("starting a server, if none runs")
-        health, started = ensure_server(home, slots=slots)
-    if started:
-        console.print(f"started a server on {health.home} (pid {health.pid})", highlight=False)
+    if running(home) is None:
+        with terminal.waiting(f"starting a server on {home}"):
+            ensure_server(home, slots=slots)
     with Client(home) as client:
         made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
         if as_json:
@@ -266,7 +265,7 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     if told.blocking:
         print(f"blocked by: {', '.join(told.blocking)}")
     if told.until_us is not None:
-        left = terminal.since(0, max(0, told.until_us - _now_us()))
+        left = terminal.since(0, max(0, told.until_us - time.time_ns() // 1000))
         print(f"at the latest in: {left}")
 
 
@@ -307,9 +306,3 @@ def _pairs(texts: list[str] | tuple[str, ...]) -> dict[str, str]:
             raise SpecError(f"--env {text} is not NAME=VALUE", hint=f"write --env {text}=...")
         pairs[name] = value
     return pairs
-
-
-def _now_us() -> int:
-    import time
-
-    return time.time_ns() // 1000

@@ -88,7 +88,8 @@ def state(word: str) -> Text:
 def since(from_us: int, to_us: int | None = None) -> str:
     """How long from one time to another, or to now."""
     end_us = time.time_ns() // 1000 if to_us is None else to_us
-    return format_duration(max(0, round((end_us - from_us) / US_PER_S)))
+    seconds = max(0, round((end_us - from_us) / US_PER_S))
+    return format_duration(seconds) if seconds else "0 s"
 
 
 @contextmanager

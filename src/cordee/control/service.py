@@ -130,7 +130,7 @@ class Service:
         return [_job_view(row) for row in self.store.jobs()]
 
     def job(self, ref: str) -> JobDetailView:
-        """A job by its id, or by a name that only one job has.
+        """A job by its id, or by a name that only one job has, or only one that has not ended.
 
         Raises:
             NotFoundError: none, or several.
@@ -208,8 +208,10 @@ def _find(rows: list[Mapping[str, Any]], ref: str) -> Mapping[str, Any]:
     if ref in by_id:
         return by_id[ref]
     named = [row for row in rows if row["name"] == ref]
-    if len(named) == 1:
-        return named[0]
+    live = [row for row in named if row["ended_us"] is None]
+    for candidates in (named, live):
+        if len(candidates) == 1:
+            return candidates[0]
     if named:
         ids = ", ".join(row["job_id"] for row in named[:5])
         raise NotFoundError(f"{len(named)} jobs are named {ref!r}", hint=f"say which: {ids}")

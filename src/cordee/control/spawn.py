@@ -82,15 +82,15 @@ def start_server(home: Path, *, slots: str | None = None, price_as: str | None =
         return client.health()
 
 
-def ensure_server(home: Path, *, slots: str | None = None) -> tuple[HealthView, bool]:
-    """The home's server, started if none answers; the second value tells whether it was."""
+def ensure_server(home: Path, *, slots: str | None = None) -> HealthView:
+    """The home's server, started if none answers."""
     found = running(home)
     if found is not None:
-        return found, False
+        return found
     try:
-        return start_server(home, slots=slots), True
+        return start_server(home, slots=slots)
     except HomeInUseError:
-        return _wait_for_rival(home), False
+        return _wait_for_rival(home)
 
 
 def _wait_for_rival(home: Path) -> HealthView:

@@ -101,9 +101,9 @@ class SqlStore:
         attempts, jobs = tables.attempts, tables.jobs
         newest = (attempts.c.job_id == jobs.c.job_id) & (attempts.c.epoch == jobs.c.epoch)
         # Numbers of steps outlive the attempt that reached them, and the next one starts without any.
-        of_job = attempts.c.job_id == jobs.c.job_id
-        saved = sa.select(sa.func.max(attempts.c.checkpoint_step)).where(of_job).scalar_subquery()
-        query = sa.select(jobs, attempts.c.step, saved.label("checkpoint_step"))
+        every = attempts.alias()
+        saved = sa.select(sa.func.max(every.c.checkpoint_step)).where(every.c.job_id == jobs.c.job_id)
+        query = sa.select(jobs, attempts.c.step, saved.scalar_subquery().label("checkpoint_step"))
         query = query.join(attempts, newest, isouter=True)
         return self._read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
 

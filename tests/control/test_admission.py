@@ -1,0 +1,194 @@
+"""Admission: what is refused, with which numbers, and what the scheduler is told of what is not."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cordee.control.admission import admit, check_program
+from cordee.errors import (
+    CatalogueError,
+    CordeeError,
+    DoesNotFitError,
+    LayoutError,
+    ScriptError,
+    TooLargeError,
+    UnprotectedError,
+)
+from cordee.events import Capacity, Job, Node, Tier
+from cordee.hardware.load import load_catalogue
+from cordee.ids import JobId
+from cordee.workload.spec import JobSpec
+
+SLOTS = Node(name="local", epoch=1, gpu_name="slot", gpus=4)
+H100 = Node(
+    name="a", epoch=1, gpu_name="NVIDIA H100 80GB HBM3", gpus=8, micro_usd_per_gpu_hour=2_990_000, price_source="a bill"
+)
+A10 = Node(name="b", epoch=1, gpu_name="NVIDIA A10", gpus=8, micro_usd_per_gpu_hour=750_000)
+
+
+def spec(folder: Path, **fields: Any) -> JobSpec:
+    return JobSpec.model_validate({"run": ["true"], "gpus": 4, "name": "gpt", "cwd": str(folder)} | fields)
+
+
+def admitted(wanted: JobSpec, *nodes: Node, unprotected: bool = False) -> Job:
+    return admit(
+        wanted,
+        job_id=JobId("gpt-abcdef"),
+        owner="ada",
+        nodes=nodes,
+        catalogue=load_catalogue(),
+        unprotected=unprotected,
+    ).job
+
+
+def test_what_the_scheduler_is_told(tmp_path: Path) -> None:
+    job = admitted(
+        spec(
+            tmp_path,
+            tier="preemptible",
+            gpu="H100",
+            queue="research",
+            priority=3,
+            limit={"time_s": 60, "cost_micro_usd": 5},
+            checkpoint={"to": "/ckpt", "every_s": 120},
+            on_preempt={"grace_s": 12.5, "then": "stop"},
+            capacity="on-demand",
+        ),
+        H100,
+    )
+    assert job == Job(
+        job_id=JobId("gpt-abcdef"),
+        name="gpt",
+        owner="ada",
+        gpus=4,
+        queue="research",
+        tier=Tier.PREEMPTIBLE,
+        priority=3,
+        gpu_name="NVIDIA H100 80GB HBM3",  # under the name that the node has
+        capacity=Capacity.ON_DEMAND,
+        time_limit_us=60_000_000,
+        cost_limit_micro_usd=5,
+        grace_us=12_500_000,
+        requeue=False,
+        protected=True,
+        checkpoint_every_us=120_000_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "error", "says"),
+    [
+        ({"gpus": 5}, [SLOTS], TooLargeError, "the job needs 5 GPUs at once, but the whole cluster has 4 of one kind"),
+        ({"gpus": 1}, [], TooLargeError, "no node is known yet"),
+        ({"gpus": 9}, [H100, A10], TooLargeError, "has 8 of one kind"),
+        ({"gpus": 4, "gpu": "A100-80GB"}, [H100], TooLargeError, "4 x A100.* has 0 of one kind"),
+        ({"gpus": 4, "capacity": "spot"}, [H100], TooLargeError, r"4 GPUs \(spot\)"),
+        ({"gpu": "H1000"}, [H100], CatalogueError, "unknown GPU 'H1000'\nhint: did you mean H100"),
+        (
+            {"model": {"name": "llama-3-70b"}},
+            [H100],
+            DoesNotFitError,
+            r"does not fit 4 x H100.* GB too much\nhint: .*fits",
+        ),
+        ({"model": {"name": "llama-3-70"}}, [H100], CatalogueError, "did you mean llama-3-70b"),
+        ({"model": {"name": "llama-3-8b", "layout": "tp=3"}}, [H100], LayoutError, "3"),
+        (
+            {"tier": "preemptible"},
+            [H100],
+            UnprotectedError,
+            r"unprotected: up to \$11.96 an hour at risk.*a bill.*\nhint: .*--unprotected",
+        ),
+        ({"run": ["no-such-program"]}, [SLOTS], ScriptError, "'no-such-program' is not an executable"),
+        ({"run": ["python", "-u", "no.py"]}, [SLOTS], ScriptError, "no.py does not exist"),
+        ({"cwd": "/no/such/folder"}, [SLOTS], ScriptError, "folder /no/such/folder does not exist"),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path, fields: dict[str, Any], nodes: list[Node], error: type[CordeeError], says: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){says}"):
+        admitted(spec(tmp_path, **fields), *nodes)
+
+
+def test_the_risk_can_be_accepted_and_is_noted(tmp_path: Path) -> None:
+    wanted = spec(tmp_path, tier="preemptible")
+    made = admit(
+        wanted,
+        job_id=JobId("gpt-abcdef"),
+        owner="ada",
+        nodes=[H100],
+        catalogue=load_catalogue(),
+        unprotected=True,
+    )
+    assert not made.job.protected
+    assert any("$11.96 an hour at risk" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("tier", ["production", "standard"])
+def test_nobody_pushes_other_tiers_so_they_may_go_without_checkpoints(tmp_path: Path, tier: str) -> None:
+    assert not admitted(spec(tmp_path, tier=tier), SLOTS).protected
+
+
+def test_a_model_that_fits_brings_its_own_expectations(tmp_path: Path) -> None:
+    job = admitted(spec(tmp_path, gpus=8, gpu="H100", model={"name": "llama-3-8b"}, checkpoint={"to": "/c"}), H100)
+    # 12 bytes for each of 8.03 billion parameters, at 2 GB/s from one node.
+    assert job.save_us == pytest.approx(12 * 8.03e9 / 2e9 * 1e6, rel=0.01)
+    assert job.restart_us == pytest.approx(job.save_us + 60e6)
+    assert job.min_run_us == job.restart_us
+    assert job.checkpoint_every_us > job.save_us
+
+
+def test_slots_have_no_wall(tmp_path: Path) -> None:
+    made = admit(
+        spec(tmp_path, model={"name": "llama-3-70b"}),
+        job_id=JobId("gpt-abcdef"),
+        owner="ada",
+        nodes=[SLOTS],
+        catalogue=load_catalogue(),
+    )
+    assert any("CPU slots have none" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        "true",
+        "cd /tmp && whatever",
+        "LR=1 python train.py --lr $LR",
+        "python train.py | tee log",
+        "./tool --flag",
+        ["python", "-W", "error", "train.py"],
+        ["python", "-m", "some.module"],
+        ["python", "-c", "print()"],
+        ["sh", "-c", "anything"],
+        ["torchrun", "--nproc-per-node", "4", "train.py"],
+    ],
+)
+def test_programs_that_are_there(tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    for name in ("tool", "torchrun", "python"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    check_program(spec(tmp_path, run=run))
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        ("python no.py", "no.py does not exist"),
+        ("python no.py | tee log", "no.py does not exist"),
+        ("LR=1 nothing", "'nothing' is not an executable"),
+        (["./train.py"], "'./train.py' is not an executable"),  # it is there, and may not be executed
+        (["torchrun", "--nproc-per-node", "4", "no.py"], "no.py does not exist"),
+    ],
+)
+def test_programs_that_are_not(tmp_path: Path, run: Any, says: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    for name in ("torchrun", "python"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    with pytest.raises(ScriptError, match=says):
+        check_program(spec(tmp_path, run=run, env={"PATH": f"{tmp_path}:/bin:/usr/bin"}))

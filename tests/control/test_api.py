@@ -1,0 +1,327 @@
+"""The API over a real socket: the token, errors that come back as they were, and that a refusal changes nothing."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from stage import GPT, Scene
+
+from cordee import errors
+from cordee.client import Client, View, as_body, from_body
+from cordee.control.server import _Http
+from cordee.control.service import Service
+from cordee.errors import (
+    CordeeError,
+    InputError,
+    NoServerError,
+    NotFoundError,
+    SpecError,
+    TokenError,
+    TooLargeError,
+    UnprotectedError,
+)
+from cordee.events import JobSubmitted, Outcome, RankLeft
+from cordee.hardware.load import load_catalogue
+from cordee.ids import JobId
+
+TOKEN = "the-token-of-this-home"
+SPEC: dict[str, Any] = {"run": ["true"], "gpus": 4, "name": "gpt"}
+
+
+class Api:
+    """A server without its control loop: a test turns it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scene = Scene(folder)
+        self.service = Service(
+            control=self.scene.control,
+            store=self.scene.store,
+            clock=self.scene.time,
+            home=folder,
+            catalogue=load_catalogue(),
+            wake=lambda: None,
+            owners={TOKEN: "ada"},
+        )
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._http = _Http(self.service, listener)
+        self._http.begin()
+        self.client = Client(folder, url=self.url, token=TOKEN)
+
+    def stop(self) -> None:
+        self.service.closing = True
+        self._http.end()
+
+    def close(self) -> None:
+        self.client.close()
+        self.stop()
+        self.scene.store.close()
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    api = Api(tmp_path)
+    yield api
+    api.close()
+
+
+def _paths(api: Api) -> list[tuple[str, str]]:
+    described = httpx.get(f"{api.url}/openapi.json").json()["paths"]
+    return [(method.upper(), path) for path, methods in described.items() for method in methods]
+
+
+def test_every_path_wants_the_token(api: Api) -> None:
+    paths = _paths(api)
+    assert len(paths) >= 10
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
+        for method, path in paths:
+            answer = httpx.request(method, api.url + path.replace("{ref}", "x"), headers=headers)
+            assert answer.status_code == 401, (method, path)
+            assert isinstance(from_body(answer.json()), TokenError)
+            assert TOKEN not in answer.text
+    with Client(url=api.url, token="wrong") as client, pytest.raises(TokenError, match="the token is wrong"):
+        client.jobs()
+
+
+def _tree(cls: type[CordeeError]) -> list[type[CordeeError]]:
+    return [cls] + [leaf for sub in cls.__subclasses__() for leaf in _tree(sub)]
+
+
+@pytest.mark.parametrize("cls", _tree(CordeeError), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("hint", [None, "do this"])
+def test_every_error_comes_back_as_it_was(cls: type[CordeeError], hint: str | None) -> None:
+    back = from_body(json.loads(json.dumps(as_body(cls("what is wrong", hint=hint)))))
+    assert type(back) is (cls if cls.__module__ == errors.__name__ else errors.ServerError)
+    assert (back.message, back.hint) == ("what is wrong", hint)
+
+
+def test_submit_and_read_back(api: Api) -> None:
+    made = api.client.submit(SPEC)
+    assert made.job.state == "queued"
+    assert made.job.owner == "ada"
+    assert api.client.jobs() == [made.job]
+    api.scene.control.tick()
+    job = api.client.job("gpt")
+    assert job.state == "running"
+    assert [attempt.leases for attempt in job.attempts] == [{"local": [0, 1, 2, 3]}]
+    assert job.spec["gpus"] == 4
+    assert api.client.nodes()[0].used == dict.fromkeys(range(4), f"{job.job_id}.1")
+    assert "runs on" in api.client.why(job.job_id).text or "placed on" in api.client.why(job.job_id).text
+
+
+def test_the_same_submission_again_changes_nothing(api: Api) -> None:
+    first = api.client.submit(SPEC, job_id=GPT)
+    number = api.client.health().log_number
+    assert api.client.submit(SPEC, job_id=GPT).job.job_id == first.job.job_id
+    assert api.client.health().log_number == number
+    assert len(api.scene.of(JobSubmitted)) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (SPEC | {"gpus": 5}, TooLargeError),
+        (SPEC | {"tier": "preemptible"}, UnprotectedError),
+        (SPEC | {"run": ["no-such-program"]}, errors.ScriptError),
+        (SPEC | {"tier": "spot"}, SpecError),
+        (SPEC | {"gpuz": 5}, SpecError),
+        (SPEC | {"name": "Not A Name"}, SpecError),
+        ({}, SpecError),
+    ],
+)
+def test_a_refusal_changes_nothing(api: Api, spec: dict[str, Any], error: type[CordeeError]) -> None:
+    before = api.client.health()
+    with pytest.raises(error):
+        api.client.submit(spec, job_id=JobId("gpt-abcdef"))
+    assert api.client.health() == before
+    assert api.client.jobs() == []
+
+
+@pytest.mark.parametrize("job_id", ["../../etc-abcdef", "gpt-ABCDEF", "other-abcdef", "gpt", ""])
+def test_an_id_that_is_none_is_refused(api: Api, job_id: str) -> None:
+    with pytest.raises(SpecError, match="is no id for a job named 'gpt'"):
+        api.client.submit(SPEC, job_id=JobId(job_id)) if job_id else api.client._ask(
+            View, "POST", "/v1/jobs", json={"job_id": "", "spec": SPEC}
+        )
+
+
+def test_an_unknown_job_is_not_found_and_the_nearest_is_named(api: Api) -> None:
+    api.client.submit(SPEC, job_id=GPT)
+    for ask in (api.client.job, api.client.stop, api.client.why, lambda ref: list(api.client.logs(ref))):
+        with pytest.raises(NotFoundError, match="there is no job 'gtp-abcdef'\nhint: did you mean gpt-abcdef"):
+            ask("gtp-abcdef")
+
+
+def test_a_name_that_several_jobs_have_is_refused(api: Api) -> None:
+    api.client.submit(SPEC, job_id=GPT)
+    api.client.submit(SPEC, job_id=JobId("gpt-bbbbbb"))
+    with pytest.raises(NotFoundError, match=r"2 jobs are named 'gpt'\nhint: say which: gpt-"):
+        api.client.job("gpt")
+
+
+def test_stop_is_asked_once(api: Api) -> None:
+    api.client.submit(SPEC, job_id=GPT)
+    api.scene.control.tick()
+    api.client.stop("gpt")
+    number = api.client.health().log_number
+    api.client.stop("gpt")
+    assert api.client.health().log_number == number
+    api.client.stop("gpt", now=True)
+    assert api.client.health().log_number == number + 1
+    api.scene.control.tick()
+    api.scene.ended(GPT, 1, Outcome.KILLED)
+    api.scene.control.tick()
+    number = api.client.health().log_number
+    assert api.client.stop("gpt", now=True).state == "stopped"
+    assert api.client.health().log_number == number
+
+
+def test_down_is_asked_once(api: Api) -> None:
+    assert not api.client.health().draining
+    assert api.client.down().draining
+    number = api.client.health().log_number
+    api.client.down()
+    assert api.client.health().log_number == number
+
+
+def test_what_is_nowhere_is_said_to_be(api: Api) -> None:
+    with pytest.raises(NotFoundError, match="there is nothing at /v2/jobs"):
+        api.client._ask(View, "GET", "/v2/jobs")
+    with pytest.raises(errors.ServerError, match="Method Not Allowed"):
+        api.client._ask(View, "DELETE", "/v1/jobs")
+    with pytest.raises(InputError, match=r"query\.by"):
+        api.client.cost("planet")
+
+
+def test_a_server_that_is_gone_is_no_server(api: Api, tmp_path: Path) -> None:
+    api.stop()
+    with pytest.raises(NoServerError, match=r"(?s)no server answers.*cordee up"):
+        api.client.jobs()
+    with pytest.raises(NoServerError, match="no server runs on"):
+        Client(tmp_path / "nowhere")
+
+
+def test_the_log_can_be_read_and_followed(api: Api) -> None:
+    log = list(enumerate(api.scene.log(), start=1))
+    assert list(api.client.events()) == log
+    assert list(api.client.events(after=1)) == log[1:]
+    followed: list[int] = []
+    began = threading.Event()
+
+    def follow() -> None:
+        with Client(url=api.url, token=TOKEN) as client:
+            for number, _ in client.events(follow=True):
+                followed.append(number)
+                began.set()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert began.wait(10)
+    api.client.submit(SPEC)
+    api.service.closing = True
+    thread.join(10)
+    assert followed == [*(number for number, _ in log), len(log) + 1]
+
+
+def _log(api: Api, epoch: int, rank: int, text: str) -> None:
+    path = api.service.home / "attempts" / GPT / str(epoch) / "local" / "logs" / f"rank{rank}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_logs_by_rank_and_of_all(api: Api) -> None:
+    api.client.submit(SPEC, job_id=GPT)
+    assert list(api.client.logs("gpt")) == []
+    api.scene.control.tick()
+    for rank in (0, 1, 10):
+        _log(api, 1, rank, f"a{rank}\nb{rank}\n")
+    assert list(api.client.logs("gpt", rank=1)) == ["a1", "b1"]
+    assert list(api.client.logs("gpt", tail=1)) == ["[rank0] b0", "[rank1] b1", "[rank10] b10"]
+    with pytest.raises(NotFoundError, match=r"has no attempt 2"):
+        list(api.client.logs("gpt", epoch=2))
+    with pytest.raises(NotFoundError, match="its ranks are 0 to 3"):
+        list(api.client.logs("gpt", rank=4))
+
+
+def test_logs_are_followed_over_attempts_to_the_end_of_the_job(api: Api) -> None:
+    api.client.submit(SPEC, job_id=GPT)
+    api.scene.control.tick()
+    _log(api, 1, 0, "one\ntw")
+    told: list[str] = []
+    heard = threading.Condition()
+
+    def follow() -> None:
+        with Client(url=api.url, token=TOKEN) as client:
+            for line in client.logs("gpt", rank=0, follow=True):
+                with heard:
+                    told.append(line)
+                    heard.notify()
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    with heard:
+        assert heard.wait_for(lambda: told == ["one"], 10)
+    _log(api, 1, 0, "o\nthree")
+    with heard:
+        assert heard.wait_for(lambda: told == ["one", "two"], 10)
+    api.scene.ended(GPT, 1, Outcome.LOST)
+    api.scene.control.tick()
+    _log(api, 2, 0, "again\n")
+    with heard:
+        assert heard.wait_for(lambda: told == ["one", "two", "three", "again"], 10)
+    api.scene.ended(GPT, 2, Outcome.FINISHED)
+    api.scene.control.tick()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_bill_adds_up(api: Api) -> None:
+    api.client.submit(SPEC, job_id=GPT)
+    api.scene.control.tick()
+    api.scene.time.us += 1_000_000
+    bill = api.client.cost("user")
+    assert [row.key for row in bill.rows] == ["ada"]
+    for split in (bill.gpu_us, bill.micro_usd, bill.rows[0].gpu_us):
+        classes = split.model_dump()
+        assert classes.pop("held") == sum(classes.values())
+    assert bill.gpu_us.held >= 4_000_000
+    assert bill.micro_usd.held == bill.gpu_us.held * 2_000_000 // 3_600_000_000
+
+
+def test_steps_outlive_the_attempt_that_reached_them(api: Api) -> None:
+    api.client.submit(SPEC, job_id=GPT)
+    api.scene.control.tick()
+    left = RankLeft(at_us=api.scene.time.us, job_id=GPT, epoch=1, rank=0, how="checkpointed", step=40)
+    api.scene.agents.tell(left, source="gpt-abcdef.1/rank0")
+    api.scene.control.tick()
+    assert api.client.job("gpt").step == 40
+
+
+def test_secrets_stay_in_the_home(api: Api) -> None:
+    value = "hf_this-is-secret"
+    with pytest.raises(SpecError, match="the secret HF_TOKEN is not in the environment"):
+        api.client.submit(SPEC | {"secrets": ["HF_TOKEN"]}, environ={})
+    with pytest.raises(TooLargeError):
+        api.client.submit(SPEC | {"secrets": ["HF_TOKEN"], "gpus": 99}, environ={"HF_TOKEN": value})
+    path = api.service.home / "secrets" / "HF_TOKEN"
+    assert not path.exists(), "the job was refused"
+    api.client.submit(SPEC | {"secrets": ["HF_TOKEN"]}, environ={"HF_TOKEN": value}, job_id=GPT)
+    assert path.read_text() == value
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    said = api.client.job("gpt").model_dump_json() + "".join(map(str, api.client.events()))
+    said += "".join(file.read_bytes().decode(errors="replace") for file in api.service.home.glob("cordee.db*"))
+    assert "HF_TOKEN" in said
+    assert value not in said
+
+
+def test_a_secret_that_nobody_wrote_is_refused(api: Api) -> None:
+    body = {"job_id": GPT, "spec": SPEC | {"secrets": ["HF_TOKEN"]}}
+    with pytest.raises(SpecError, match="HF_TOKEN is not in the server's home"):
+        api.client._ask(View, "POST", "/v1/jobs", json=body)
