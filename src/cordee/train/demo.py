@@ -1,0 +1,137 @@
+"""The job that `cordee demo` runs: a small GPT learns the sources of Python's standard library, byte by byte.
+
+An ordinary FSDP2 script with two lines of Cordee in its loop. Batches and dropout draw from torch's global random
+numbers, so a resume that lost them would show in the weights. What it writes beside: each step that a rank begins,
+and its shard of the final weights.
+"""
+
+import argparse
+import json
+import os
+import sysconfig
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from cordee.train.job import job as cordee_job
+
+WIDTH, HEADS, LAYERS, CONTEXT = 96, 4, 3, 96
+SEQUENCES_PER_RANK = 4
+VOCABULARY = 256
+TEXT_BYTES = 2_000_000
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """Attention and a perceptron, each on its residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, width] to the same."""
+        batch, tokens, _ = x.shape
+        heads = self.qkv(self.norm_1(x)).view(batch, tokens, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, WIDTH))
+        return x + self.mlp(self.norm_2(x))
+
+
+class Gpt(nn.Module):
+    """A language model over bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[batch, tokens] to logits [batch, tokens, vocabulary]."""
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def text() -> Tensor:
+    """The first bytes of the standard library's sources, in the order of their names."""
+    found = bytearray()
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        found += path.read_bytes()
+        if len(found) >= TEXT_BYTES:
+            break
+    return torch.frombuffer(found[:TEXT_BYTES], dtype=torch.uint8)
+
+
+def batch(corpus: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Random windows, and the same moved on by one byte."""
+    starts = torch.randint(len(corpus) - CONTEXT - 1, (SEQUENCES_PER_RANK,))
+    windows = torch.stack([corpus[start : start + CONTEXT + 1] for start in starts.tolist()]).long().to(device)
+    return windows[:, :-1], windows[:, 1:]
+
+
+def main() -> None:
+    """Train, told how far and where to write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.use_deterministic_algorithms(True)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    try:
+        train(args.steps, args.out, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def train(steps: int, out: Path, device: torch.device) -> None:
+    """The loop."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1865)  # the same weights on every rank
+    model = Gpt().to(device)
+    mesh = init_device_mesh(device.type, (world_size,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(rank)  # other batches on every rank
+    corpus = text()
+    epoch = int(os.environ.get("CORDEE_EPOCH", "1"))
+    with (
+        (out / f"steps-rank{rank}.jsonl").open("a", buffering=1) as trace,
+        cordee_job({"model": model, "optimizer": optimizer}) as job,
+    ):
+        for step in job.steps(steps):
+            trace.write(json.dumps({"epoch": epoch, "step": step}) + "\n")
+            tokens, targets = batch(corpus, device)
+            loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            job.log(loss=loss.detach(), tokens=world_size * tokens.numel())
+    (out / f"weights-rank{rank}.bin").write_bytes(shard(model))
+
+
+def shard(model: nn.Module) -> bytes:
+    """This rank's part of every weight, one after the other in the order of their names."""
+    parts = dict(model.named_parameters())
+    local = [part.to_local() if isinstance(part, DTensor) else part for _, part in sorted(parts.items())]
+    return b"".join(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in local)
+
+
+if __name__ == "__main__":
+    main()
