@@ -39,6 +39,10 @@ HOUR = 3600 * S
 PRICE = 3_600_000  # micro-dollars per GPU-hour: one micro-dollar per GPU-millisecond
 
 
+Happening = Callable[["World"], Iterable[Event]]
+"""What happens depends on what is."""
+
+
 def node(name: str, gpus: int = 8, gpu: str = "H100", *, at_us: int = 0, **more: Any) -> NodeUp:
     """A node comes up."""
     fields: dict[str, Any] = {"epoch": 1, "micro_usd_per_gpu_hour": PRICE} | more
@@ -86,7 +90,7 @@ class World:
         self.work, self.deaf, self.broken = dict(work or {}), set(deaf), set(broken)
         self.checks: list[Callable[[World], None]] = []
         self.errors: list[Exception] = []
-        self._agenda: list[tuple[int, int, Event]] = []
+        self._agenda: list[tuple[int, int, Event | Happening]] = []
         self._entries = 0
         self._steps: dict[JobId, int] = {}  # durable
         self._began: dict[tuple[JobId, int], tuple[int, int]] = {}  # attempt: when it steps, its first step
@@ -125,15 +129,23 @@ class World:
             self._later(event.at_us, event)
         return self
 
+    def when(self, seconds: float, happening: Happening) -> "World":
+        """These happen at that time while the world is played."""
+        self._later(round(seconds * S), happening)
+        return self
+
     def play(self, until_s: float = 1e9) -> "World":
         """Run until nothing more happens, or until a time."""
         self.cycle()
         while self._agenda and self._agenda[0][0] <= until_s * S:
             at_us, _, event = heapq.heappop(self._agenda)
             self.now_us = max(self.now_us, at_us)
-            if event.at_us >= 0 and not self._is_stale(event):
+            if callable(event):
+                self.tell(*event(self))
+            elif event.at_us >= 0 and not self._is_stale(event):
                 self.tell(event)
             self.cycle()
+            assert self._entries < 100_000, "the world comes to no end"
         return self
 
     def phase(self, name: str) -> str:
@@ -142,7 +154,7 @@ class World:
 
     # -- the executor ----------------------------------------------------------------------------------------
 
-    def _later(self, at_us: int, event: Event) -> None:
+    def _later(self, at_us: int, event: Event | Happening) -> None:
         self._entries += 1
         heapq.heappush(self._agenda, (max(at_us, self.now_us), self._entries, event))
 

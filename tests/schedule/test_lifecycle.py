@@ -161,6 +161,13 @@ def test_the_time_limit_is_a_ceiling_over_all_attempts():
     assert "time 1m40s" in world.state.jobs[JobId("a")].ended.why
 
 
+def test_a_job_with_no_time_left_is_not_started_again():
+    world = running(node("n1"), job("a", 8, time_limit_us=100 * S, grace_us=30 * S)).at(69)
+    end(world, "a", "lost")
+    world.at(70)
+    assert end(world, "a", "lost") == ["attempt a.2 lost", "job a stopped"]
+
+
 def test_the_cost_limit():
     # 8 GPUs at PRICE cost 8,000 micro-dollars a second: 1 dollar is 125 s, less the grace of 30 s.
     world = running(node("n1"), job("a", 8, cost_limit_micro_usd=1_000_000, grace_us=30 * S))

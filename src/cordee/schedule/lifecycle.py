@@ -109,13 +109,25 @@ def limit_us(record: JobRecord, attempt: Attempt) -> int | None:
     ends = []
     limit, grace = record.job.time_limit_us, record.job.grace_us
     if limit is not None:
-        ends.append(attempt.placed_us + max(limit - grace, limit // 2) - record.used_us)
+        ends.append(attempt.placed_us + _before_grace(limit, grace) - record.used_us)
     rate, cost = attempt.micro_usd_per_hour, record.job.cost_limit_micro_usd
     if cost is not None and rate > 0:
         whole_us = (cost * US_PER_HOUR) // rate
         paid_us = record.used_cost // rate
-        ends.append(attempt.placed_us + max(whole_us - grace, whole_us // 2) - paid_us)
+        ends.append(attempt.placed_us + _before_grace(whole_us, grace) - paid_us)
     return min(ends, default=None)
+
+
+def _before_grace(limit_us: int, grace_us: int) -> int:
+    return max(limit_us - grace_us, limit_us // 2)
+
+
+def _nothing_left(record: JobRecord) -> bool:
+    """Whether another attempt would be over its job's limits from its start."""
+    limit, cost = record.job.time_limit_us, record.job.cost_limit_micro_usd
+    if limit is not None and record.used_us >= _before_grace(limit, record.job.grace_us):
+        return True
+    return cost is not None and record.used_cost >= cost * US_PER_HOUR
 
 
 def outcome_of(attempt: Attempt) -> ShareEnded:
@@ -192,7 +204,7 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
     if record.stop is not None:
         return Phase.STOPPED, f"stopped by {record.stop.by}"
     reason = attempt.notice.reason if attempt.notice else None
-    if reason is NoticeReason.LIMIT:
+    if reason is NoticeReason.LIMIT or _nothing_left(record):
         return Phase.STOPPED, _limits(record)
     if reason is NoticeReason.PREEMPT and not record.job.requeue:
         return Phase.STOPPED, "preempted, and it asked not to be queued again"
