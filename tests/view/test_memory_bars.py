@@ -45,7 +45,7 @@ def test_the_svg_is_well_formed_says_all_numbers_and_escapes_labels() -> None:
     tree = ElementTree.fromstring(svg)
     words = "".join(tree.itertext())
     assert tree.attrib["role"] == "img" and "2 layouts against 80 GB" in tree.attrib["aria-label"]
-    for said in ("55 GB 59.6 s", "991 GB does not fit", '<b> & "dp64"', "the wall: 80 GB", "optimizer: 26 GB"):
+    for said in ("55 GB · 59.6 s", "→ 991 GB · does not fit", '<b> & "dp64"', "the wall: 80 GB", "optimizer: 26 GB"):
         assert said in words
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
     space = "{http://www.w3.org/2000/svg}"

@@ -109,7 +109,8 @@ def _svg_row(bar: MemoryBar, wall_bytes: int, scale: float) -> str:
     wall_x = wall_bytes * scale
     if over:
         pieces.append(f'<rect class="over" x="{num(wall_x)}" width="{num(at - wall_x)}" height="24"/>')
-    note = text(f"{format_bytes(bar.total_bytes)} {bar.note}".strip())
+    cut = "→ " if bar.total_bytes * scale > edge + 1 else ""
+    note = text(" · ".join(filter(None, (cut + format_bytes(bar.total_bytes), bar.note))))
     style = "note bad" if over else "note"
     pieces.append(f'<text class="{style}" x="{num(max(at, wall_x) + 10)}" y="17">{note}</text>')
     return "".join(pieces)
