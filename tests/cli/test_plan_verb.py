@@ -64,8 +64,8 @@ SCHEMA = _object(
         "items": _object(
             capacity={"enum": ["on-demand", "spot"]}, usd_per_gpu_hour=OR_NULL,
             price_source={"type": ["string", "null"]}, mtbi_source=TEXT, checkpoint_bytes=COUNT,
-            checkpoint_s=NUMBER, restart_s=NUMBER, mtbi_s=NUMBER, period_s=NUMBER, goodput=NUMBER, usd_per_hour=OR_NULL, lost_usd_worst=OR_NULL, lost_usd_expected=OR_NULL,
-            lost_usd_with_notice=OR_NULL,
+            checkpoint_s=NUMBER, restart_s=NUMBER, mtbi_s=NUMBER, period_s=NUMBER, goodput=NUMBER,
+            usd_per_hour=OR_NULL, lost_usd_worst=OR_NULL, lost_usd_expected=OR_NULL, lost_usd_with_notice=OR_NULL,
         ),
     },
 )  # fmt: skip
