@@ -100,8 +100,12 @@ def test_every_thing_that_happened_has_its_mark() -> None:
 
 def test_useful_steps_that_no_checkpoint_covers_are_lost_when_the_attempt_is_cut_short() -> None:
     first, second = tracks(story())
-    assert first.attempts[0].spans == [Span("useful", 2 * S, 6 * S, 0, 40), Span("lost", 6 * S, 8 * S, 40, 20)]
-    assert [span.name for span in first.attempts[1].spans] == ["useful"], "it still runs"
+    assert first.attempts[0].spans == [
+        Span("restart", 1 * S, 2 * S),
+        Span("useful", 2 * S, 6 * S, 0, 40),
+        Span("lost", 6 * S, 38 * S, 40, 20),
+    ]
+    assert [span.name for span in first.attempts[1].spans] == ["restart", "useful"], "it still runs"
     assert [span.name for span in second.attempts[0].spans] == ["unreported"], "it told nothing"
 
 
@@ -114,7 +118,21 @@ def test_a_span_that_straddles_the_commit_is_cut_there() -> None:
         AttemptEnded(at_us=12 * S, job_id=FIRST, epoch=1, outcome=Outcome.LOST, why=""),
     ]
     (lane,) = tracks(events)
-    assert lane.attempts[0].spans == [Span("useful", 0, 7 * S, 0, 70), Span("lost", 7 * S, 10 * S, 70, 30)]
+    assert lane.attempts[0].spans == [Span("useful", 0, 7 * S, 0, 70), Span("lost", 7 * S, 12 * S, 70, 30)]
+
+
+def test_gaps_are_stalls_and_who_leaves_by_itself_loses_nothing() -> None:
+    events = [
+        submitted(FIRST, 0, "first"),
+        placed(FIRST, 0),
+        useful(3, 5, 0, 20),
+        useful(6, 8, 20, 20),
+        committed(8, 40, 1),
+        AttemptEnded(at_us=9 * S, job_id=FIRST, epoch=1, outcome=Outcome.CHECKPOINTED, why=""),
+    ]
+    (lane,) = tracks(events)
+    drawn = [(span.name, span.from_us // S, span.to_us // S) for span in lane.attempts[0].spans]
+    assert drawn == [("restart", 0, 3), ("useful", 3, 5), ("stall", 5, 6), ("useful", 6, 8), ("restart", 8, 9)]
 
 
 def test_what_users_wrote_cannot_break_out() -> None:

@@ -1,7 +1,7 @@
 """The log as a picture: a lane for each job, its attempts, what they did with their time, who pushed whom.
 
-It draws what the events say and concludes one thing of its own, as the ledger does: useful time that no
-checkpoint covers when an attempt is cut short is lost.
+It draws what the events say, and what the ledger concludes from them: useful time that no checkpoint covers when
+an attempt is cut short is lost, and so on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -106,28 +106,45 @@ def _note(attempt: AttemptTrack, event: Event) -> None:
 
 
 def _concluded(attempt: AttemptTrack) -> list[Span]:
-    """Spans in order, equal neighbours joined, and useful steps that are not durable turned to lost."""
-    cut_short = attempt.outcome is not None and attempt.outcome is not Outcome.FINISHED
-    found: list[Span] = []
-    for span in sorted(attempt.spans, key=lambda each: each.from_us):
-        if span.name != SpanClass.USEFUL or not cut_short or span.first_step + span.steps <= attempt.committed_step:
-            found.append(span)
-            continue
-        kept = max(0, attempt.committed_step - span.first_step)
-        cut_us = span.from_us + (span.to_us - span.from_us) * kept // max(1, span.steps)
-        if kept:
-            found.append(Span(span.name, span.from_us, cut_us, span.first_step, kept))
-        found.append(Span("lost", cut_us, span.to_us, span.first_step + kept, span.steps - kept))
-    if not found and attempt.ended_us is not None:
-        return [Span("lost" if cut_short else "unreported", attempt.placed_us, attempt.ended_us)]
+    """All of the attempt's time in order, as the ledger concludes it, with equal neighbours joined."""
+    cut_short = attempt.outcome not in (None, Outcome.FINISHED)
+    told = sorted(attempt.spans, key=lambda each: each.from_us)
+    if not told:
+        name = "lost" if cut_short else "unreported"
+        return [] if attempt.ended_us is None else [Span(name, attempt.placed_us, attempt.ended_us)]
     joined: list[Span] = []
-    for span in found:
-        last = joined[-1] if joined else None
-        if last and last.name == span.name and span.from_us - last.to_us < US_PER_S // 100:
-            joined[-1] = Span(last.name, last.from_us, span.to_us, last.first_step, last.steps + span.steps)
-        else:
-            joined.append(span)
+    at_us = attempt.placed_us
+    for span in told:
+        _join(joined, Span("stall" if joined else "restart", at_us, span.from_us))
+        for part in _by_durability(span, attempt.committed_step) if cut_short else [span]:
+            _join(joined, part)
+        at_us = max(at_us, span.to_us)
+    if attempt.ended_us is not None:
+        left = attempt.outcome in (Outcome.FINISHED, Outcome.CHECKPOINTED)
+        _join(joined, Span("restart" if left else "lost", at_us, attempt.ended_us))
     return joined
+
+
+def _by_durability(span: Span, committed_step: int) -> list[Span]:
+    """Useful steps from the committed one on were lost."""
+    if span.name != SpanClass.USEFUL or span.first_step + span.steps <= committed_step:
+        return [span]
+    kept = max(0, committed_step - span.first_step)
+    cut_us = span.from_us + (span.to_us - span.from_us) * kept // max(1, span.steps)
+    lost = Span("lost", cut_us, span.to_us, span.first_step + kept, span.steps - kept)
+    return [Span(span.name, span.from_us, cut_us, span.first_step, kept), lost] if kept else [lost]
+
+
+def _join(spans: list[Span], span: Span) -> None:
+    """Append, or make the last one longer; gaps too short to be seen belong to what follows them."""
+    last = spans[-1] if spans else None
+    if last is not None and last.name == span.name and span.from_us - last.to_us < _GAP_US:
+        spans[-1] = Span(last.name, last.from_us, span.to_us, last.first_step, last.steps + span.steps)
+    elif span.to_us - span.from_us >= _GAP_US or span.steps:
+        spans.append(span)
+
+
+_GAP_US = US_PER_S // 100
 
 
 def timeline_svg(events: Sequence[Event], *, title: str = "What ran, and when") -> str:

@@ -98,7 +98,7 @@ def _tell_layouts(teller: Teller, plan: Plan) -> None:
     teller.claim(
         claims.check(judged and fits, "What is said to fit lies below the wall, what is not above it", measured)
     )
-    teller.note(f"cordee plan llama-3-70b --gpus {plan.gpus}xH100` shows all of them.")
+    teller.note(f"cordee plan llama-3-70b --gpus {plan.gpus}xH100 shows all of them.")
 
 
 def _bar(candidate: Candidate) -> MemoryBar:

@@ -67,7 +67,8 @@ def whole_gang(events: Iterable[Event], job_id: JobId, gpus: int, started: Mappi
     }
     whole = bool(placed) and all(n == gpus and started.get(epoch) == gpus for epoch, n in placed.items())
     measured = ", ".join(
-        f"attempt {epoch}: {started.get(epoch, 0)} of {gpus} ranks on {n} GPUs" for epoch, n in placed.items()
+        f"attempt {epoch}: {n} leased at once, {started.get(epoch, 0)} of {gpus} ranks trained"
+        for epoch, n in placed.items()
     )
     return check(whole, f"{job_id} only ever ran as a whole gang of {gpus}", measured or "it was never placed")
 
@@ -111,7 +112,9 @@ def none_overlapped(events: Iterable[Event], first: JobId, second: JobId) -> Cla
             together += len(held) > 1
         elif isinstance(event, AttemptEnded):
             held.discard(event.job_id)
-    return check(together == 0, "No GPU was ever leased to both gangs", f"{together} placements on held GPUs")
+    return check(
+        together == 0, "No slot was ever leased to both gangs", f"{together} placements on slots that were held"
+    )
 
 
 def resumed_by_itself(events: Iterable[Event], job_id: JobId) -> Claim:
@@ -144,7 +147,7 @@ def no_step_repeated(traces: Steps, ranks: int, steps: int) -> Claim:
 def same_bits(interrupted: Mapping[str, str], uninterrupted: Mapping[str, str]) -> Claim:
     """The final weights are the same, bit by bit. Both map a tensor's or a shard's name to a digest."""
     differ = sorted(name for name in {*interrupted, *uninterrupted} if interrupted.get(name) != uninterrupted.get(name))
-    measured = f"{len(differ)} of {len(uninterrupted)} digests differ" + (
+    measured = f"{len(differ)} of {len(uninterrupted)} SHA-256 digests differ" + (
         f": {', '.join(differ[:3])}" if differ else ""
     )
     holds = bool(uninterrupted) and not differ

@@ -38,13 +38,13 @@ def line(event: Event, names: Names) -> str | None:
         return f"{name} {_restored(event)}"
     if isinstance(event, CheckpointCommitted):
         size, took = format_bytes(event.size_bytes), format_duration(event.stall_us / US_PER_S)
-        return f"{name} checkpoint {event.generation} is durable up to step {event.step} ({size}, ranks held {took})"
+        return f"{name} checkpoint is durable: steps below {event.step} ({size}, ranks held for {took})"
     if isinstance(event, RankLeft):
         return f"{name} rank {event.rank} leaves at step {event.step}: {event.how}"
     if isinstance(event, KillOrdered):
         return f"{name} is killed: {event.why}"
     if isinstance(event, ShareEnded):
-        return f"{name} gives back its GPUs on {event.node}"
+        return f"{name} gives back its slots on {event.node}"
     if isinstance(event, AttemptEnded):
         return f"{name} attempt {event.epoch} ended: {event.outcome}"
     if isinstance(event, JobEnded):
@@ -63,14 +63,14 @@ def progress(event: Event, names: Names) -> str | None:
 def _notice(event: NoticeGiven, name: str, names: Names) -> str:
     seconds = format_duration((event.deadline_us - event.at_us) / US_PER_S)
     if event.reason is NoticeReason.PREEMPT and event.for_job is not None:
-        return f"{name} gets notice: {names.get(event.for_job, event.for_job)} needs its GPUs, {seconds} to leave"
+        return f"{name} gets notice: {names.get(event.for_job, event.for_job)} needs its slots, {seconds} to leave"
     return f"{name} gets notice ({event.reason}): {seconds} to leave"
 
 
 def _restored(event: Restored) -> str:
     if event.generation is None:
         return "starts at step 0"
-    return f"resumes at step {event.step}, from checkpoint {event.generation}"
+    return f"resumes at step {event.step}, from its checkpoint"
 
 
 def _places(leases: tuple[Lease, ...]) -> str:

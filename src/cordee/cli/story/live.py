@@ -5,18 +5,20 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from cordee.cli.story import claims
 from cordee.cli.story.stage import SLOTS, Stage
 from cordee.cli.story.teller import Teller
-from cordee.events import CheckpointCommitted, Event, JobEnded
+from cordee.events import CheckpointCommitted, Event, JobEnded, Reported
 from cordee.ids import JobId
 from cordee.view.timeline import timeline_svg
 from cordee.workload.spec import JobSpec
 
 RANKS = SLOTS
-STEPS, STEPS_PRODUCTION = 60, 12
-GRACE_S = 30.0
+STEPS, STEPS_PRODUCTION = 80, 12
+STEPS_AT_RISK = 5
+CHECKPOINT_EVERY = "4s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ def _tell_gang(teller: Teller, stage: Stage) -> JobId:
     with teller.part("The gang", lead):
         pushed = stage.submit(_spec(stage, "gpt", "preemptible", STEPS))
         stage.follow(lambda event: _is_checkpoint(event, pushed), "the gang starts and trains")
+        # A while into the next interval: what the push must not lose is then more than what is saved already.
+        beyond = max(event.step for event in stage.events if _is_checkpoint(event, pushed)) + STEPS_AT_RISK
+        stage.follow(lambda event: _has_reached(event, pushed, beyond), "the gang trains on")
         started = _started(stage.out / "gpt")
         teller.claim(claims.whole_gang(stage.events, pushed, RANKS, started))
     return pushed
@@ -93,12 +98,17 @@ def _spec(stage: Stage, name: str, tier: str, steps: int) -> JobSpec:
         tier=tier,
         launch="rank",
         checkpoint_to=str(stage.home / "checkpoints"),
+        checkpoint_every=CHECKPOINT_EVERY,
         cwd=str(out),
     )
 
 
-def _is_checkpoint(event: Event, job_id: JobId) -> bool:
+def _is_checkpoint(event: Event, job_id: JobId) -> TypeGuard[CheckpointCommitted]:
     return isinstance(event, CheckpointCommitted) and event.job_id == job_id
+
+
+def _has_reached(event: Event, job_id: JobId, step: int) -> bool:
+    return isinstance(event, Reported) and event.job_id == job_id and event.first_step + event.steps >= step
 
 
 def _is_end(event: Event, job_id: JobId) -> bool:

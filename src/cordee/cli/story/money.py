@@ -33,7 +33,7 @@ def tell_money(teller: Teller, stage: Stage, cast: Cast, bill: Bill) -> Story:
 
 def _tell_ledger(teller: Teller, stage: Stage, cost: CostView) -> None:
     rows = []
-    for row in cost.rows:
+    for row in sorted(cost.rows, key=lambda row: list(stage.names).index(JobId(row.key))):
         name = stage.names[JobId(row.key)]
         parts = ", ".join(f"{cls} {gpu_time(getattr(row.gpu_us, cls))}" for cls in CLASSES if getattr(row.gpu_us, cls))
         teller.line(None, f"{name}: {gpu_time(row.gpu_us.held)} held, {format_micro_usd(row.micro_usd.held)}: {parts}")
