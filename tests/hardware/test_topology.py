@@ -109,3 +109,8 @@ def test_two_levels_share_the_network_among_the_members_of_an_island() -> None:
     assert alone == pytest.approx(all_gather_s(64e9, 8, network_link(H100)))
     by_hand = all_gather_s(8e9, 8, network_link(H100)) + all_gather_s(64e9, 8, island_link(H100))
     assert over_64 == pytest.approx(by_hand)
+
+
+def test_cards_without_a_fast_link_still_meet_inside_their_node() -> None:
+    assert data_gather_s(8e9, 8, 1, L40S) == pytest.approx(all_gather_s(8e9, 8, island_link(L40S)))
+    assert data_gather_s(8e9, 16, 1, L40S) > data_gather_s(8e9, 8, 1, L40S)

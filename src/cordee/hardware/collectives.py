@@ -39,8 +39,12 @@ def link_between(gpu: Gpu, span_gpus: int) -> Link:
 
     Without a fast link (islands of one GPU) the ranks of one node meet over PCIe.
     """
-    together = gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node
-    return island_link(gpu) if span_gpus <= together else network_link(gpu)
+    return island_link(gpu) if span_gpus <= _near_gpus(gpu) else network_link(gpu)
+
+
+def _near_gpus(gpu: Gpu) -> int:
+    """How many GPUs meet without the network."""
+    return gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node
 
 
 def all_gather_s(total_bytes: float, ranks: int, link: Link) -> float:
@@ -79,7 +83,7 @@ def data_gather_s(total_bytes: float, ranks: int, stride: int, gpu: Gpu) -> floa
     Inside an island the members exchange over the fast link; between islands each member takes its own share of the
     bytes over its own network port, so the slow part shrinks by the members per island.
     """
-    together = max(1, gpu.island_gpus // stride)
+    together = max(1, _near_gpus(gpu) // stride)
     inside = math.gcd(ranks, together)
     outside = ranks // inside
     slow = all_gather_s(total_bytes / inside, outside, network_link(gpu))

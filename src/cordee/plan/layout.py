@@ -3,6 +3,7 @@
 import difflib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from cordee.errors import LayoutError
@@ -132,6 +133,7 @@ class Layout:
         return " ".join([self.mesh, *how] + ([self.recompute] if self.recompute != "none" else []))
 
 
+@lru_cache(maxsize=1024)
 def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
     """How many layers each pipeline stage has. Odd ones go to the middle: the ends hold the embedding and the head.
 

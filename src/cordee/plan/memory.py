@@ -36,7 +36,16 @@ class StageMemory:
     @property
     def total_bytes(self) -> int:
         """All parts."""
-        return sum(self.parts().values())
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.loss_bytes
+            + self.buffers_bytes
+            + self.fragmentation_bytes
+            + self.context_bytes
+        )
 
     def parts(self) -> dict[str, int]:
         """Part by part, by name without the unit."""

@@ -49,10 +49,10 @@ class StepTime:
 def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> StepTime:
     """Seconds of one step on this GPU; the slowest stage sets the pace."""
     micro_batches = layout.micro_batches(training.global_batch)
-    compute, recompute, tensor = max(
-        (_micro_batch_s(shape, gpu, layout, training, stage) for stage in range(layout.pp)),
-        key=sum,
-    )
+    per_stage = stage_layers(shape.layers, layout.pp)
+    # Only two stages can be the slowest: one with the most layers, and the last, which has the head.
+    slow = (per_stage.index(max(per_stage)), layout.pp - 1)
+    compute, recompute, tensor = max((_micro_batch_s(shape, gpu, layout, training, stage) for stage in slow), key=sum)
     send = _send_s(shape, gpu, layout, training)
     one = compute + recompute + tensor + send
     backward = (compute + recompute) * 2 / 3
