@@ -229,6 +229,7 @@ class Checkpointer:
         """Let the drain finish, for at most the grace period; after that it goes on alone."""
         if self._link is not None and not self._link.close(self.grace_s):
             logger.warning("the drain still works after %.0f s and goes on alone", self.grace_s)
+        self._link = None
         self._staging.close()
 
     # What `open` and `load` are made of.
@@ -344,16 +345,14 @@ class Checkpointer:
     # What the drain tells; called from its listener.
 
     def _committed(self, number: int, commit: Commit) -> None:
-        if self._on_commit:
-            self._on_commit(commit)  # First, so that a commit is reported before anyone who waits for it may exit.
+        _tell(self._on_commit, commit)  # First, so that a commit is reported before anyone who waits for it may exit.
         with self._changed:
             self._newest = commit
             self._settle(number, commit)
 
     def _failed(self, number: int | None, error: CheckpointError) -> None:
         logger.warning("checkpoint failed: %s", error)
-        if self._on_failure:
-            self._on_failure(error)
+        _tell(self._on_failure, error)
         if number is not None and not self._link_alive():
             with contextlib.suppress(CheckpointError):  # The drain could not tell the other ranks itself.
                 write_failed(self._blobs, self._prefix(number), f"rank {self.rank}: {error.message}")
@@ -402,6 +401,15 @@ class Checkpointer:
             raise CheckpointError(
                 f"rank {self.rank} could not reach the other ranks within {self.grace_s:.0f} s: {error}"
             ) from error
+
+
+def _tell(callback: Callable[[T], None] | None, news: T) -> None:
+    if callback is None:
+        return
+    try:
+        callback(news)
+    except Exception:  # The listener must go on, or every later save would seem to hang.
+        logger.exception("a checkpoint callback failed")
 
 
 def _own_group(world_size: int, grace_s: float) -> Any:

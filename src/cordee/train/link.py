@@ -1,7 +1,9 @@
 """The trainer's end of its drain: starts the process, hands captures over, and learns what became of them."""
 
+import contextlib
 import json
 import logging
+import queue
 import subprocess
 import sys
 import threading
@@ -12,6 +14,8 @@ from typing import Any
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
 from cordee.train.drain import Setup
+
+HAND_OVER_S_MAX = 2.0
 
 logger = logging.getLogger("cordee.train")
 
@@ -28,6 +32,7 @@ class DrainLink:
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._changed = threading.Condition()
+        self._outbox: queue.SimpleQueue[dict[str, Any] | threading.Event | None] = queue.SimpleQueue()
         self._reading: int | None = None  # the save whose capture the drain still reads
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
@@ -37,9 +42,10 @@ class DrainLink:
             stdout=subprocess.PIPE,
             pass_fds=(setup.fd,),
         )
-        self._send(asdict(setup))
+        self._outbox.put(asdict(setup))
         self._thread = threading.Thread(target=self._listen, name="cordee-drain", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._talk, name="cordee-drain-pipe", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -59,33 +65,45 @@ class DrainLink:
 
     def send_layout(self, layout: dict[str, Any]) -> None:
         """What stays the same from save to save."""
-        self._send({"do": "layout", **layout})
+        self._outbox.put({"do": "layout", **layout})
 
     def send_save(self, number: int, command: dict[str, Any]) -> None:
-        """Hand a capture over."""
+        """Hand a capture over: from now on it is committed even if the trainer dies."""
         with self._changed:
-            self._reading = number
-            self._open.add(number)
-        self._send({"do": "save", "save": number, **command})
+            ended = self._ended
+            if not ended:
+                self._reading = number
+                self._open.add(number)
+        if ended:
+            self._on_failure(number, CheckpointError(f"the drain ended before save {number} was handed over"))
+            return
+        self._outbox.put({"do": "save", "save": number, **command})
+        self._flush(HAND_OVER_S_MAX)
+
+    def _flush(self, timeout_s: float) -> None:
+        """Wait until all was said; not longer, since a drain that hangs must not hang its trainer."""
+        said = threading.Event()
+        self._outbox.put(said)
+        said.wait(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """No more saves: let it finish and end; False if it still works, which it then goes on to do alone."""
         assert self._process.stdin is not None, "the drain was started with a pipe"
-        self._send({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
-        try:
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass  # It has gone already; the listener tells why.
+        self._outbox.put({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
+        self._outbox.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _talk(self) -> None:
+        """Write what there is to say, in a thread of its own: the pipe of a drain that hangs is full at some time."""
         assert self._process.stdin is not None, "the drain was started with a pipe"
-        try:
-            self._process.stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # The listener sees the end of its output and fails whatever is open.
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # The listener tells of its end.
+            while (message := self._outbox.get()) is not None:
+                if isinstance(message, threading.Event):
+                    message.set()
+                    continue
+                pipe.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+                pipe.flush()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None, "the drain was started with a pipe"
@@ -93,6 +111,7 @@ class DrainLink:
             if line.endswith(b"\n"):
                 self._handle(json.loads(line))
         self._process.stdout.close()
+        self._outbox.put(None)
         code = self._process.wait()
         with self._changed:
             self._ended = True

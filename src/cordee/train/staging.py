@@ -54,9 +54,12 @@ class Staging:
 
     def close(self) -> None:
         """Give the memory back; the drain's own mapping lives on."""
+        if self.fd < 0:
+            return
         self._unpin()
         self.bytes = torch.empty(0, dtype=torch.uint8)
         os.close(self.fd)
+        self.fd = -1
 
     def _pin(self) -> None:
         if not self._pinned:

@@ -1,0 +1,340 @@
+"""Checkpoints of one process: what comes back, what is refused, what is stepped over, what is told."""
+
+import json
+import logging
+import os
+import random
+import signal
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cordee.errors import CheckpointError, CorruptError, FencedError
+from cordee.storage.chunks import FOLDER as CHUNKS
+from cordee.storage.files import FileBlobs
+from cordee.storage.log import live_commits, log_key, read_entries
+from cordee.storage.manifest import read_manifest
+from cordee.train.checkpoint import Checkpointer
+from cordee.train.state import decode, encode, gather
+
+WAIT_S = 60
+
+
+def build(width: int = 8) -> dict:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(width, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 1))
+    opt = torch.optim.AdamW(
+        [{"params": model[0].parameters(), "lr": 0.1}, {"params": [*model[1].parameters(), *model[2].parameters()]}]
+    )
+    return {"model": model, "opt": opt, "sched": torch.optim.lr_scheduler.StepLR(opt, 2), "seen": 0}
+
+
+def step(state: dict) -> None:
+    state["opt"].zero_grad()
+    state["model"](torch.randn(4, state["model"][0].in_features)).square().mean().backward()
+    state["opt"].step()
+    state["sched"].step()
+    state["seen"] += 4
+
+
+def flat(state: dict) -> tuple[dict, dict]:
+    tensors, values = gather(state)
+    return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(json.dumps(values))
+
+
+def same(a: tuple[dict, dict], b: tuple[dict, dict]) -> bool:
+    return a[1] == b[1] and a[0].keys() == b[0].keys() and all(torch.equal(a[0][name], b[0][name]) for name in a[0])
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Checkpointers on one destination, closed at the end."""
+    made = []
+
+    def one(**options) -> Checkpointer:
+        made.append(Checkpointer(str(tmp_path), rank=0, world_size=1, **options))
+        return made[-1]
+
+    yield one
+    for checkpointer in made:
+        checkpointer.close()
+
+
+def saved(checkpointer: Checkpointer, state: dict, steps: int) -> list[tuple[dict, dict]]:
+    """Open, then train and save so many steps; the state at each."""
+    checkpointer.open()
+    states = []
+    for number in range(1, steps + 1):
+        step(state)
+        checkpointer.save(state, step=number, extras={"rng": torch.get_rng_state(), "at": number})
+        states.append(flat(state))
+        step(state)  # What is trained after the capture must not be in it.
+        checkpointer.wait(WAIT_S)
+    return states
+
+
+def test_what_was_saved_comes_back_bitwise(make) -> None:
+    commits = []
+    first = make(on_commit=commits.append)
+    states = saved(first, build(), 2)
+    assert [commit.step for commit in commits] == [1, 2]
+    assert first.newest() == commits[-1] and commits[-1].stall_us > 0 and commits[-1].drained_us > 0
+
+    torch.manual_seed(99)
+    state = build()
+    step(state)
+    second = make()
+    commit = second.open()
+    assert (commit, second.skipped) == (commits[-1], [])
+    loaded = second.load(state, commit)
+    assert same(flat(state), states[-1])
+    assert (loaded.step, loaded.world_size, loaded.extras["at"]) == (2, 1, 2)
+    assert state["opt"].param_groups[0]["lr"] == pytest.approx(0.1 * 0.1), "two steps of the scheduler"
+
+
+def test_a_fresh_destination_has_nothing_to_load(make) -> None:
+    assert make().open() is None
+
+
+def harm(folder: Path, what: str, generation: int) -> None:
+    """Damage one generation's own files."""
+    blobs = FileBlobs(folder)
+    entries = {entry.index: entry for entry in live_commits(read_entries(blobs))}
+    name = entries[generation].record.fields["manifest"]
+    if what == "record":
+        path = folder / log_key(generation)
+    elif what == "manifest":
+        path = folder / "manifests" / name
+    else:
+        others = {
+            chunk.key
+            for index, entry in entries.items()
+            if index != generation
+            for chunk in read_manifest(blobs, entry.record.fields["manifest"]).chunks
+        }
+        own = [chunk.key for chunk in read_manifest(blobs, name).chunks if chunk.key not in others]
+        path = folder / max(own, key=lambda key: (folder / key).stat().st_size)
+    data = bytearray(path.read_bytes())
+    if what == "missing chunk":
+        path.unlink()
+        return
+    if what == "truncated chunk":
+        data.pop()
+    else:
+        data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("what", ["record", "manifest", "flipped chunk", "truncated chunk", "missing chunk"])
+def test_damage_is_found_and_the_load_steps_back_and_says_so(make, tmp_path, what, caplog) -> None:
+    first = make()
+    states = saved(first, build(), 2)
+    newest = first.newest().generation
+    first.close()
+    harm(tmp_path, what, newest)
+    state = build()
+    second = make()
+    with caplog.at_level(logging.WARNING, "cordee.train"):
+        commit = second.open()
+    assert commit.step == 1 and commit.generation < newest
+    assert [skipped.generation for skipped in second.skipped] == [newest]
+    assert f"stepping over generation {newest}" in caplog.text
+    second.load(state, commit)
+    assert same(flat(state), states[0])
+    # The damaged generation is no base for the next save, and never counts as one of the two that are kept.
+    step(state)
+    second.save(state, step=2, extras={})
+    assert second.wait(WAIT_S).step == 2
+    second.close()
+    third = make()
+    assert third.open().step == 2 and third.skipped[:1] == ([] if what != "record" else second.skipped)
+
+
+def test_when_nothing_verifies_it_is_an_error_not_a_fresh_start(make, tmp_path) -> None:
+    first = make()
+    saved(first, build(), 1)
+    first.close()
+    harm(tmp_path, "manifest", first.newest().generation)
+    with pytest.raises(CorruptError, match="none of 1 generations"):
+        make().open()
+
+
+def test_damage_between_open_and_load_is_found(make, tmp_path) -> None:
+    first = make()
+    saved(first, build(), 1)
+    first.close()
+    second = make()
+    commit = second.open()
+    harm(tmp_path, "flipped chunk", commit.generation)
+    with pytest.raises(CorruptError, match="does not match its checksum"):
+        second.load(build(), commit)
+
+
+def test_another_model_is_refused_with_its_name(make) -> None:
+    first = make()
+    saved(first, build(), 1)
+    with pytest.raises(CheckpointError, match=r"model/0\.weight"):
+        first.load(build(width=9), first.newest())
+    with pytest.raises(CheckpointError, match="has no ema"):
+        first.load({**build(), "ema": {}}, first.newest())
+
+
+def test_part_of_a_state_can_be_loaded(make) -> None:
+    first = make()
+    states = saved(first, build(), 1)
+    model = build()["model"]
+    first.load({"model": model}, first.newest())
+    assert torch.equal(model[0].weight, states[0][0]["model/0.weight"])
+
+
+def test_a_failed_save_is_told_and_is_not_fatal(make) -> None:
+    failures = []
+    checkpointer = make(on_failure=failures.append)
+    state = build()
+    saved(checkpointer, state, 1)
+    os.kill(checkpointer._link.pid, signal.SIGSTOP)
+    checkpointer.save(state, step=2, extras={})
+    os.kill(checkpointer._link.pid, signal.SIGKILL)
+    with pytest.raises(CheckpointError, match="the drain ended by signal 9 before save 2"):
+        checkpointer.wait(WAIT_S)
+    assert len(failures) == 1
+    assert checkpointer.save(state, step=3, extras={}).previous_failure is None, "wait() has told it already"
+    assert checkpointer.wait(WAIT_S).step == 3
+
+
+def test_a_failure_that_nobody_waited_for_is_told_by_the_next_save(make) -> None:
+    checkpointer = make()
+    state = build()
+    saved(checkpointer, state, 1)
+    os.kill(checkpointer._link.pid, signal.SIGKILL)
+    checkpointer._link._thread.join(WAIT_S)
+    checkpointer._failed(None, CheckpointError("the disk is full"))
+    assert "disk is full" in str(checkpointer.save(state, step=2, extras={}).previous_failure)
+    assert checkpointer.save(state, step=3, extras={}).previous_failure is None
+    assert checkpointer.wait(WAIT_S).step == 3
+
+
+def test_a_fenced_attempt_stops_saving(make) -> None:
+    old, new = make(), make()
+    state = build()
+    saved(old, state, 1)
+    new.open()
+    old.save(state, step=2, extras={})
+    with pytest.raises(FencedError):
+        old.wait(WAIT_S)
+    with pytest.raises(FencedError):
+        old.save(state, step=3, extras={})
+    assert (old.epoch, new.epoch) == (1, 2)
+
+
+def test_the_servers_epoch_is_used_and_an_older_one_refused(make) -> None:
+    assert make(epoch=7).open() is None
+    with pytest.raises(FencedError):
+        make(epoch=6).open()
+    assert make(epoch=8).open() is None
+
+
+def test_frozen_weights_are_written_once(make, tmp_path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.Linear(1024, 4))
+    model[0].requires_grad_(False)
+    state = {"model": model, "opt": torch.optim.AdamW(model[1].parameters())}
+    checkpointer = make()
+    checkpointer.open()
+    for number in (1, 2, 3):
+        state["opt"].zero_grad()
+        model(torch.randn(2, 1024)).sum().backward()
+        state["opt"].step()
+        checkpointer.save(state, step=number, extras={})
+        checkpointer.wait(WAIT_S)
+    checkpointer.close()
+    large = [key for key in FileBlobs(tmp_path).list(CHUNKS) if (tmp_path / key).stat().st_size == 4 * 1024 * 1024]
+    assert len(large) == 1 and large[0].endswith(".1.1")
+
+
+def test_a_state_that_changes_shape_is_planned_again(make) -> None:
+    checkpointer = make()
+    checkpointer.open()
+    for number, size in enumerate((10, 3_000_000, 5), start=1):
+        tensor = torch.arange(size)
+        checkpointer.save({"t": {"x": tensor}}, step=number, extras={})
+        commit = checkpointer.wait(WAIT_S)
+        state = {"t": {"x": torch.zeros(size, dtype=torch.int64)}}
+        checkpointer.load(state, commit)
+        assert torch.equal(state["t"]["x"], tensor)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8, torch.complex64]
+
+
+def test_every_kind_of_tensor_comes_back(make) -> None:
+    tensors = {str(dtype): torch.randn(5, 3).to(dtype) for dtype in DTYPES}
+    tensors["float8"] = torch.randn(4).to(torch.float8_e4m3fn)
+    tensors["scalar"] = torch.tensor(2.5)
+    tensors["empty"] = torch.empty(0, 3)
+    tensors["transposed"] = torch.arange(12).reshape(3, 4).t()
+    tensors["own chunk"] = torch.randn(300_000)
+    checkpointer = make()
+    checkpointer.open()
+    checkpointer.save({"all": dict(tensors)}, step=1, extras={})
+    state = {"all": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}}
+    checkpointer.load(state, checkpointer.wait(WAIT_S))
+    for name, tensor in tensors.items():
+        got = state["all"][name]
+        assert got.dtype == tensor.dtype and got.shape == tensor.shape, name
+        assert encode(got, "") == encode(tensor, ""), name
+
+
+def test_plain_values_and_random_states_come_back_as_they_were() -> None:
+    value = {
+        "python": random.Random(4).getstate(),
+        "numpy": np.random.RandomState(4).get_state(legacy=False),
+        "torch": torch.get_rng_state(),
+        "mixed": [None, True, 3, -0.0, float("inf"), "é", b"\x00\xff", (1, (2,)), {1: "a", "b": 2}, {3, 1}],
+        "ordered": OrderedDict(z=1, a=2),
+        "$": "a key that is our tag",
+        "big": 2**80,
+        "dtype": torch.bfloat16,
+        "device": torch.device("cuda:1"),
+        "size": torch.Size([2, 3]),
+        "number": np.float32(0.1),
+    }
+    back = decode(json.loads(json.dumps(encode(value, "extras"), sort_keys=True)))
+    assert list(back) == list(value) and list(back["ordered"]) == ["z", "a"], "order is kept"
+    assert back["python"] == value["python"]
+    assert np.array_equal(back["numpy"]["state"]["key"], value["numpy"]["state"]["key"])
+    assert torch.equal(back["torch"], value["torch"])
+    for name in ("mixed", "$", "big", "dtype", "device", "size", "number"):
+        assert back[name] == value[name] and type(back[name]) is type(value[name])
+
+
+def test_nan_comes_back() -> None:
+    assert np.isnan(decode(encode(float("nan"), "x")))
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 0, Path("x"), np.array([object()])])
+def test_what_cannot_be_stored_is_refused_by_name(make, value) -> None:
+    checkpointer = make()
+    checkpointer.open()
+    with pytest.raises(CheckpointError, match=r"loader/inner/0 is a .*which a checkpoint cannot hold"):
+        checkpointer.save({"loader": {"inner": [value]}}, step=1, extras={})
+    with pytest.raises(CheckpointError, match="extras/x is a"):
+        checkpointer.save({}, step=1, extras={"x": value})
+    checkpointer.save({"n": 1}, step=2, extras={})
+    assert checkpointer.wait(WAIT_S).step == 2
+
+
+def test_an_optimizer_without_its_model_is_refused(make) -> None:
+    checkpointer = make()
+    checkpointer.open()
+    state = build()
+    with pytest.raises(CheckpointError, match="no module in the state owns all parameters of the optimizer 'opt'"):
+        checkpointer.save({"opt": state["opt"]}, step=1, extras={})
+
+
+def test_a_world_of_many_needs_torch_distributed(tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="a world of 2 ranks needs"):
+        Checkpointer(str(tmp_path), rank=0, world_size=2)
