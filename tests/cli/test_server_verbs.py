@@ -1,0 +1,317 @@
+"""The verbs that talk to a server, against a real one with a real agent: what they print, and what they refuse."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import TypeAdapter
+
+from cordee import client as views
+from cordee import errors
+from cordee.cli.main import main
+from cordee.client import Client
+from cordee.errors import CordeeError
+
+SCHEMAS = Path(__file__).with_name("schemas.json")
+Verb = Callable[..., str]
+
+ANSWERS: dict[str, Any] = {
+    "up": views.HealthView,
+    "run": views.Submitted,
+    "jobs": list[views.JobView],
+    "jobs JOB": views.JobDetailView,
+    "why": views.WhyView,
+    "nodes": list[views.NodeView],
+    "cost": views.CostView,
+    "stop": views.JobView,
+    "down": views.HealthView,
+}
+
+
+def code_of(*words: str) -> int:
+    """Run a verb in this process; its exit code."""
+    try:
+        main([*words])
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp("server") / "home"
+    assert code_of("up", "--home", str(home), "--slots", "2", "--price-as", "H100") == 0
+    yield home
+    assert code_of("down", "--home", str(home)) == 0
+
+
+@pytest.fixture
+def verb(home: Path, capsys: pytest.CaptureFixture[str]) -> Verb:
+    def call(*words: str) -> str:
+        own = words[: words.index("--")] if "--" in words else words
+        code = code_of(*own, "--home", str(home), *words[len(own) :])
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        return said.out
+
+    return call
+
+
+def finished(verb: Verb, home: Path, *words: str) -> str:
+    """Run a job to its end; its id."""
+    job_id = verb("run", "--gpus", "2", *words).split()[0]
+    with Client(home) as client:
+        list(client.logs(job_id, follow=True))
+    return job_id
+
+
+def test_a_job_from_flags_runs_and_its_lines_are_followed(
+    verb: Verb, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job_id = finished(verb, home, "--name", "hello", "--env", "WHO=ada", "--", "sh", "-c", "echo $WHO $RANK; pwd")
+    lines = verb("logs", job_id).splitlines()
+    assert {"[rank0] ada 0", "[rank1] ada 1", f"[rank0] {tmp_path}"} <= set(lines)
+    assert "ada 1" in verb("logs", job_id, "--rank", "1")
+    assert verb("logs", job_id, "--rank", "1", "--tail", "1").strip() == str(tmp_path)
+    assert re.search(rf"{job_id} +done +standard +2 +1 ", verb("jobs"))
+    assert "finished" in verb("jobs", job_id)
+    assert f"{job_id} is done: done: finished" in verb("why", "hello")
+    assert re.search(rf"{job_id} .*GPU-s.*\$", verb("cost"))
+    assert re.search(rf"{job_id}\.1 ", verb("cost", "--by", "epoch"))
+
+
+def test_a_job_from_a_file(verb: Verb, home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: filed\nrun: 'true'\ngpus: 1\nqueue: night\n")
+    assert verb("run", str(file)).startswith("filed-")
+    assert json.loads(verb("jobs", "filed", "--json"))["queue"] == "night"
+
+
+def test_follow_leaves_with_the_jobs_own_fate(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("run", "--gpus", "1", "--follow", "--home", str(home), "--")
+    assert code_of(*words, "sh", "-c", "echo well") == 0
+    assert "well" in capsys.readouterr().out
+    assert code_of(*words, "sh", "-c", "echo woe >&2; exit 3") == 1
+    said = capsys.readouterr()
+    assert said.out.count("woe") == 3, "it was tried three times"
+    assert "is failed: 3 attempts in a row without a checkpoint" in said.err
+    assert "rank 0 failed first (exit code 3):" in said.err
+
+
+def test_stop(verb: Verb, home: Path) -> None:
+    job_id = verb("run", "--gpus", "1", "--name", "long", "--", "sleep", "600").split()[0]
+    assert "stopped" in verb("stop", job_id, "--now", "--wait")
+    assert "stopped" in verb("stop", job_id), "a second time changes nothing"
+
+
+def test_nodes_and_their_price(verb: Verb) -> None:
+    out = verb("nodes")
+    assert re.search(r"local +up +2 x slot +2 +– +\$2.99/GPU-h", out)
+    assert "price: each CPU slot accounted as one H100 on-demand: " in out
+
+
+def test_a_secret_reaches_the_rank_and_nobody_else(
+    verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    value = "s3cret-value-of-this-test"
+    monkeypatch.setenv("MY_TOKEN", value)
+    shell = f"echo told $MY_TOKEN; echo $MY_TOKEN > {tmp_path}/seen"
+    job_id = finished(verb, home, "--name", "hush", "--secret", "MY_TOKEN", "--", "sh", "-c", shell)
+    assert (tmp_path / "seen").read_text().strip() == value
+    said = verb("logs", job_id) + verb("jobs", job_id, "--json") + verb("cost", "--json")
+    assert "told" in said
+    for path in home.rglob("*"):
+        if path.is_file() and path.parent.name != "secrets":
+            said += path.read_bytes().decode(errors="replace")
+    assert value not in said
+
+
+# -- JSON ----------------------------------------------------------------------------------------------------
+
+
+def test_the_schemas_are_held() -> None:
+    """Who reads our JSON relies on it: a change is made on purpose, with `REWRITE=1`, and told in the changelog."""
+    now = {name: TypeAdapter(shape).json_schema() for name, shape in ANSWERS.items()}
+    if os.environ.get("REWRITE"):
+        SCHEMAS.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+    assert now == json.loads(SCHEMAS.read_text())
+
+
+def test_what_is_printed_follows_the_schemas(verb: Verb, tmp_path: Path) -> None:
+    schemas = json.loads(SCHEMAS.read_text())
+    job_id = json.loads(verb("run", "--gpus", "1", "--json", "--", "sleep", "600"))["job"]["job_id"]
+    printed = {
+        "jobs": verb("jobs", "--json"),
+        "jobs JOB": verb("jobs", job_id, "--json"),
+        "why": verb("why", job_id, "--json"),
+        "nodes": verb("nodes", "--json"),
+        "cost": verb("cost", "--json"),
+        "stop": verb("stop", job_id, "--now", "--wait", "--json"),
+    }
+    for name, text in printed.items():
+        jsonschema.validate(json.loads(text), schemas[name])
+    logs = [json.loads(line) for line in verb("logs", job_id, "--json").splitlines()]
+    assert logs and all(line.keys() == {"line"} for line in logs)
+
+
+# -- bad input -----------------------------------------------------------------------------------------------
+
+GOOD = {"good.yaml": "run: 'true'\ngpus: 1\n", "train.py": ""}
+FILES = {
+    "key.yaml": "run: 'true'\ngpus: 1\ncheckpiont: {to: /c}\n",
+    "tier.yaml": "run: 'true'\ngpus: 1\ntier: spot\n",
+    "broken.yaml": "run: [true\ngpus: 1\n",
+    "bare.yaml": "run: 'true'\ngpus: 1\nlimit: {time: 47}\n",
+    "large.yaml": "run: 'true'\ngpus: 3\n",
+    "wide.yaml": "run: python train.py\ngpus: 2\ntier: preemptible\n",
+    "script.yaml": "run: python missing.py\ngpus: 1\n",
+    "secret.yaml": "run: 'true'\ngpus: 1\nsecrets: [NOBODY_HAS_THIS]\n",
+    "model.yaml": "run: 'true'\ngpus: 2xH100\nmodel: {name: llama-3-70b}\n",
+}
+BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
+    (("run", "key.yaml"), errors.SpecError, r"key.yaml:3:1: unknown key 'checkpiont'\nhint: did you mean checkpoint"),
+    (("run", "tier.yaml"), errors.SpecError, r"unknown tier 'spot'\nhint: .*capacity: spot"),
+    (("run", "broken.yaml"), errors.SpecError, r"broken.yaml:\d+:\d+: not valid YAML"),
+    (("run", "bare.yaml"), errors.SpecError, r"bare.yaml:3:9: limit.time: '47' is not a duration"),
+    (("run", "nowhere.yaml"), errors.SpecError, "nowhere.yaml cannot be read: No such file"),
+    (("run", "large.yaml"), errors.TooLargeError, "the job needs 3 GPUs at once, but the whole cluster has 2"),
+    (("run", "wide.yaml"), errors.UnprotectedError, r"unprotected: up to \$5.98 an hour at risk.*--unprotected"),
+    (("run", "script.yaml"), errors.ScriptError, "missing.py does not exist"),
+    (("run", "secret.yaml"), errors.SpecError, "the secret NOBODY_HAS_THIS is not in the environment"),
+    (("run", "model.yaml"), errors.TooLargeError, "the job needs 2 x H100"),
+    (("run", "good.yaml", "--tier", "standard"), errors.InputError, "--tier is for a job without a file"),
+    (("run", "good.yaml", "--every", "5m"), errors.InputError, "--every is for a job without a file"),
+    (("run", "--", "true"), errors.SpecError, "a command needs --gpus"),
+    (("run", "--gpus", "two", "--", "true"), errors.SpecError, "'two' is not a number of GPUs"),
+    (("run", "--gpus", "1", "--tier", "sport", "--", "true"), errors.SpecError, "unknown tier 'sport'"),
+    (("run", "--gpus", "1", "--every", "5", "--", "true"), errors.SpecError, "'5' is not a duration"),
+    (("run", "--gpus", "1", "--env", "X", "--", "true"), errors.SpecError, "--env X is not NAME=VALUE"),
+    (("run", "--gpus", "1", "--", "no-such-program"), errors.ScriptError, "'no-such-program' is not an executable"),
+    (("stop", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
+    (("why", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
+    (("logs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
+    (("jobs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
+    (("cost", "--by", "planet"), errors.InputError, "cost cannot be told by 'planet'"),
+    (("up",), errors.HomeInUseError, r"a server already runs on .* \(pid \d+\)\nhint: "),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "says"), BAD, ids=lambda value: "-".join(value) if isinstance(value, tuple) else ""
+)
+def test_bad_input_is_one_clear_error_and_changes_nothing(
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    error: type[CordeeError],
+    says: str,
+) -> None:
+    for name, text in (GOOD | FILES).items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    own = words[: words.index("--")] if "--" in words else words
+    with Client(home) as client:
+        before, secrets = client.jobs(), sorted(home.glob("secrets/*"))
+        assert code_of(*own, "--home", str(home), *words[len(own) :]) == error.exit_code
+        assert client.jobs() == before
+        assert sorted(home.glob("secrets/*")) == secrets
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert re.search(rf"(?s)error: .*{says}", said.err), said.err
+    assert said.err.count("error:") == 1
+    assert "Traceback" not in said.err
+
+
+def test_a_wrong_token(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "server.json").write_text((home / "server.json").read_text())
+    (other / "token").write_text("wrong\n")
+    for words in (("jobs",), ("down",), ("run", "--gpus", "1", "--", "true")):
+        own = words[:3] if words[0] == "run" else words
+        assert code_of(*own, "--home", str(other), *words[len(own) :]) == errors.TokenError.exit_code
+        assert "error: the token is wrong" in capsys.readouterr().err
+    (other / "token").unlink()
+    assert code_of("jobs", "--home", str(other)) == errors.TokenError.exit_code
+
+
+@pytest.mark.parametrize(
+    "words", [("jobs",), ("down",), ("nodes",), ("cost",), ("stop", "x"), ("why", "x"), ("logs", "x")]
+)
+def test_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    assert code_of(*words, "--home", str(tmp_path / "home")) == errors.NoServerError.exit_code
+    assert "hint: start one with `cordee up`" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+
+
+def test_bad_input_starts_no_server(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert code_of("run", "--gpus", "1", "--home", str(home), "--", "no-such-program") == errors.ScriptError.exit_code
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [(("--slots", "many"), errors.InputError), (("--price-as", "H1000"), errors.CatalogueError)],
+)
+def test_a_server_that_cannot_start_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], error: type[CordeeError]
+) -> None:
+    assert code_of("up", "--home", str(tmp_path / "home"), *words) == error.exit_code
+    assert words[1] in capsys.readouterr().err
+
+
+def test_a_home_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "home").write_text("")
+    assert code_of("up", "--home", str(tmp_path / "home")) == errors.HomeUnsuitableError.exit_code
+    assert "cannot be used" in capsys.readouterr().err
+
+
+# -- how it looks --------------------------------------------------------------------------------------------
+
+
+def on_terminal(columns: int, *words: str, **env: str) -> str:
+    """What a verb prints on a terminal of this width."""
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "cordee", *words]
+    with subprocess.Popen(
+        argv, env=os.environ | {"COLUMNS": str(columns), "TERM": "xterm"} | env, stdout=theirs
+    ) as done:
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # how a terminal says that nobody writes to it any more
+            while chunk := os.read(ours, 65536):
+                said += chunk
+        os.close(ours)
+    assert done.returncode == 0
+    return said.decode()
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("words", ["jobs", "nodes", "cost"])
+def test_tables_stay_inside_the_terminal(home: Path, columns: int, words: str) -> None:
+    said = on_terminal(columns, words, "--home", str(home))
+    table = re.sub(r"\x1b\[[0-9;]*m", "", said).split("price:")[0].splitlines()
+    assert len(table) >= 3
+    assert max(map(len, table)) <= columns
+    assert "\x1b[3" in said or words != "jobs", "states have a colour"
+    assert "\x1b[3" not in on_terminal(columns, words, "--home", str(home), NO_COLOR="1")
+
+
+def test_piped_tables_have_no_frames_and_cut_nothing(verb: Verb) -> None:
+    for words in (("jobs",), ("nodes",), ("cost",)):
+        out = verb(*words)
+        assert "…" not in out
+        assert not re.search("[─│╭]", out)

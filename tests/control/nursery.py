@@ -1,0 +1,49 @@
+"""Starts servers quickly: a process that has imported everything once and forks one for each line it is told.
+
+{"home": ..., "slots": ..., "env": {...}}   starts a server; answered when it is ready or dead
+{"wait": pid}                               answered with how the server ended
+"""
+
+import json
+import os
+import sys
+
+from cordee.control import server
+
+
+def _start(told: dict[str, object]) -> dict[str, object]:
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        os.dup2(write, 1)
+        os.close(write)
+        env = told["env"]
+        assert isinstance(env, dict)
+        os.environ.update(env)
+        os.setsid()
+        code = 1
+        try:
+            code = server.main(["--home", str(told["home"]), "--slots", str(told["slots"])])
+        finally:
+            os._exit(code)
+    os.close(write)
+    with os.fdopen(read) as said:
+        line = said.readline()
+    return {"pid": pid, "said": json.loads(line) if line else None}
+
+
+def main() -> None:
+    """Serve until the test's end of the pipe closes."""
+    for line in sys.stdin:
+        told = json.loads(line)
+        if "wait" in told:
+            _, status = os.waitpid(told["wait"], 0)
+            answer: dict[str, object] = {"code": os.waitstatus_to_exitcode(status)}
+        else:
+            answer = _start(told)
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
