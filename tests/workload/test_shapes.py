@@ -175,6 +175,10 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     assert (caught.value.hint or "").startswith("did you mean llama-3-70b? ")
     with pytest.raises(CatalogueError, match="unknown model"):
         load_shape(str(tmp_path / "nowhere"))
+    with pytest.raises(ShapeError, match=r"has no config\.json"):
+        load_shape(str(tmp_path))
+    with pytest.raises(CatalogueError, match="unknown model ''"):
+        load_shape("")
     for text, says in (("{", "cannot be read"), ("[]", "is not a JSON object")):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(ShapeError, match=says):

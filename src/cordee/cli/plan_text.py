@@ -93,8 +93,8 @@ def _bill(console: Console, plan: Plan) -> None:
     if shape.experts is not None:
         console.print(f"  {shape.active_parameters:,} of them are active for one token", style="dim")
     have = format_bytes(plan.gpus * plan.gpu.memory_bytes)
-    gpus = "1 GPU" if plan.fewest_gpus == 1 else f"{plan.fewest_gpus} GPUs"
-    console.print(f"  {gpus} only to hold it; {plan.gpus} have {have}")
+    hold = "1 GPU" if plan.fewest_gpus == 1 else f"{plan.fewest_gpus} GPUs"
+    console.print(f"  {hold} only to hold it; {plan.gpus} {'has' if plan.gpus == 1 else 'have'} {have}")
 
 
 def _layouts(console: Console, plan: Plan, show_all: bool) -> None:

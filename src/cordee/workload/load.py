@@ -25,8 +25,10 @@ def load_shape(model: str) -> ModelShape:
     if entry is not None:
         return shape_from_config(entry, name=model.lower())
     path = Path(model)
-    if path.is_dir():
+    if model and path.is_dir():
         path = path / "config.json"
+        if not path.is_file():
+            raise ShapeError(f"{model} has no config.json", hint="give the folder of a Hugging Face model")
     if path.is_file():
         return shape_from_config(_read_json(path), name=path.parent.name or path.stem)
     near = difflib.get_close_matches(model.lower(), _catalogue(), n=1, cutoff=0.5)
