@@ -4,13 +4,15 @@
 state as it found it. Whoever calls it commits the events and applies them.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from cordee.events import AttemptPlaced, Event, Job, Lease, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule.free import Kind
-from cordee.schedule.lifecycle import limit_us, notice, settle, wake_us
+from cordee.schedule.lifecycle import notice, settle, wake_us
 from cordee.schedule.place import Pool, place, pools
 from cordee.schedule.preempt import Cost, Victim, can_be_pushed, charge, choose
 from cordee.schedule.share import is_below, level
@@ -71,8 +73,7 @@ class Cycle:
     def run(self) -> None:
         """The whole cycle."""
         # 1. Settle: attempts whose shares ended, deadlines, limits, stops, the server going down.
-        drained = self.state.attempts if self.state.draining else {}
-        for job_id in sorted(self.state.attention | self.state.limited | dict.fromkeys(drained)):
+        for job_id in sorted(self._due()):
             self._guarded(job_id, self._settle)
         # 2. Take the waiting jobs in the order of tier, priority and submission.
         if not self.state.draining:
@@ -85,8 +86,10 @@ class Cycle:
                 # 4. reserve for the first that waits; those after it are backfilled around it.
                 self._guarded(job_id, self._consider)
         # 5. Say when time alone will change the answer.
-        for job_id in self.state.attention | self.state.limited:
-            self._wake(wake_us(self.state, job_id))
+        for job_id in self.state.attention:
+            if job_id in self.state.attempts:
+                self._wake(wake_us(self.state.attempts[job_id]))
+        self._wake(next((at_us for at_us, job_id in self.state.limits if job_id not in self.state.attention), None))
 
     def spare(self, pool: Pool) -> int:
         """Free GPUs of a pool that no gang with leaving victims has claimed."""
@@ -95,6 +98,12 @@ class Cycle:
     def on_the_way(self, pool: Pool) -> int:
         """GPUs of a pool that are being vacated and that no gang has claimed."""
         return sum(self.vacating.get(kind, 0) for kind in pool)
+
+    def _due(self) -> set[JobId]:
+        due = set(self.state.attempts) if self.state.draining else set()
+        over = bisect_right(self.state.limits, self.now_us, key=itemgetter(0))
+        due.update(job_id for _, job_id in self.state.limits[:over])
+        return due | self.state.attention.keys()
 
     def _emit(self, event: Event) -> None:
         self.state.apply(event)
@@ -203,8 +212,7 @@ class Cycle:
             if not is_below(attempt.job.tier, job.tier):
                 continue
             if can_be_pushed(attempt, self.now_us):
-                gpus = sum(len(lease.gpus) for lease in attempt.held if self._kind(lease) in pool and self._up(lease))
-                cost = charge(attempt, self.now_us)
+                gpus, cost = self._gpus_in(pool, attempt), charge(attempt, self.now_us)
                 found.append(Victim(job_id=job_id, gpus=gpus, cost=cost, level=level(attempt.job.tier)))
             elif not attempt.leaving and attempt.started_us is not None:
                 self._wake(attempt.started_us + attempt.job.min_run_us)
@@ -218,15 +226,16 @@ class Cycle:
             victims[:] = [each for each in victims if each.job_id != victim.job_id]
 
     def _claim(self, job: Job, pool: Pool) -> None:
+        """What is free first, so that the gang starts as soon as it can, then what is being vacated."""
         self.waits[job.job_id] = pool
         gpus = job.gpus
         for kind in pool:
-            taken = min(gpus, self.vacating.get(kind, 0))
-            self.vacating[kind] = self.vacating.get(kind, 0) - taken
-            gpus -= taken
-        for kind in pool:
             taken = min(gpus, self.spare((kind,)))
             self.kept[kind] = self.kept.get(kind, 0) + taken
+            gpus -= taken
+        for kind in pool:
+            taken = min(gpus, self.vacating.get(kind, 0))
+            self.vacating[kind] = self.vacating.get(kind, 0) - taken
             gpus -= taken
 
     def _count_vacating(self) -> None:
@@ -254,32 +263,26 @@ class Cycle:
         if not usable:
             return
         pool = min(usable, key=lambda each: job.gpus - self.spare(each) - self.on_the_way(each))
-        have = self.spare(pool) + self.on_the_way(pool)
-        starts_by_us = None
-        for ends_us, gpus in sorted(self._promised(pool)):
-            if have >= job.gpus and ends_us != starts_by_us:
-                break
-            have, starts_by_us = have + gpus, ends_us
-        promised = have >= job.gpus
-        reservation = Reservation(
-            job=job,
-            pool=pool,
-            starts_by_us=starts_by_us if promised else None,
-            extra=have - job.gpus if promised else 0,
-        )
+        starts_by_us, have = self._promised(pool, job.gpus)
+        reservation = Reservation(job=job, pool=pool, starts_by_us=starts_by_us, extra=max(0, have - job.gpus))
         for kind in pool:
             self.reserved[kind] = reservation
 
-    def _promised(self, pool: Pool) -> list[tuple[int, int]]:
-        """When GPUs of a pool are free at the latest, by the limits of the jobs that hold them."""
-        found = []
-        for job_id in self.state.limited:
+    def _promised(self, pool: Pool, gpus: int) -> tuple[int | None, int]:
+        """By when so many GPUs of a pool are free, by the limits of the jobs that hold them, and how many then are."""
+        have, ends_us = self.spare(pool) + self.on_the_way(pool), self.now_us
+        for at_us, job_id in self.state.limits:
             attempt = self.state.attempts[job_id]
-            limit = limit_us(self.state.jobs[job_id], attempt)
-            if limit is not None and not attempt.leaving:
-                gpus = sum(len(lease.gpus) for lease in attempt.held if self._kind(lease) in pool and self._up(lease))
-                found.append((limit + attempt.job.grace_us, gpus))
-        return found
+            if not attempt.leaving:
+                have += self._gpus_in(pool, attempt)
+                ends_us = max(ends_us, at_us + attempt.job.grace_us)
+            if have >= gpus:
+                return ends_us, have
+        return None, 0
+
+    def _gpus_in(self, pool: Pool, attempt: Attempt) -> int:
+        """What an attempt would free of a pool."""
+        return sum(len(lease.gpus) for lease in attempt.held if self._kind(lease) in pool and self._up(lease))
 
     # -- what the cluster has --------------------------------------------------------------------------------
 

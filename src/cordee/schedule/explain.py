@@ -120,8 +120,9 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
                 return _say(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
         if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in cycle.events):
             return _say(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
-        if job.job_id in cycle.waits:
-            return _for_victims(state, record, cycle.waits[job.job_id], now_us)
+        leaving = _leaving_of(state, cycle.waits.get(job.job_id, ()))
+        if leaving:
+            return _for_victims(state, record, cycle.waits[job.job_id], leaving, now_us)
         return _for_gpus(state, record, candidates, cycle)
 
 
@@ -135,12 +136,15 @@ def _nowhere(state: State, record: JobRecord) -> Explanation:
     return _say(record, Reason.NO_SUCH_GPU, text)
 
 
-def _for_victims(state: State, record: JobRecord, pool: Pool, now_us: int) -> Explanation:
-    leaving = [
+def _leaving_of(state: State, pool: Pool) -> list[Attempt]:
+    return [
         attempt
         for attempt in state.attempts.values()
         if attempt.leaving and any(_is_of(state, lease.node, pool) for lease in attempt.held)
     ]
+
+
+def _for_victims(state: State, record: JobRecord, pool: Pool, leaving: list[Attempt], now_us: int) -> Explanation:
     ends = {attempt.job.job_id: attempt.notice.deadline_us for attempt in leaving if attempt.notice is not None}
     blocking = tuple(sorted((attempt.job.job_id for attempt in leaving), key=lambda each: (ends.get(each, 0), each)))
     until_us = max(ends.values(), default=None)

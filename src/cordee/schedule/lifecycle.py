@@ -38,6 +38,7 @@ from cordee.events import (
     ShareEnded,
 )
 from cordee.ids import JobId, attempt_name
+from cordee.schedule.limits import is_used_up
 from cordee.schedule.preempt import expected_loss
 from cordee.schedule.state import Attempt, JobRecord, Phase, State
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
@@ -91,43 +92,11 @@ def notice(
     )
 
 
-def wake_us(state: State, job_id: JobId) -> int | None:
+def wake_us(attempt: Attempt) -> int | None:
     """When time alone changes what `settle` does for a live attempt."""
-    record, attempt = state.jobs[job_id], state.attempts.get(job_id)
-    if attempt is None or not attempt.held or attempt.kill is not None:
+    if not attempt.held or attempt.kill is not None:
         return None
-    if attempt.notice is not None:
-        return attempt.notice.deadline_us
-    return limit_us(record, attempt)
-
-
-def limit_us(record: JobRecord, attempt: Attempt) -> int | None:
-    """When the attempt gets notice for its job's limits of time or cost; None without a limit.
-
-    The grace period lies inside the limit, so the limit is a ceiling, but takes at most half of it.
-    """
-    ends = []
-    limit, grace = record.job.time_limit_us, record.job.grace_us
-    if limit is not None:
-        ends.append(attempt.placed_us + _before_grace(limit, grace) - record.used_us)
-    rate, cost = attempt.micro_usd_per_hour, record.job.cost_limit_micro_usd
-    if cost is not None and rate > 0:
-        whole_us = (cost * US_PER_HOUR) // rate
-        paid_us = record.used_cost // rate
-        ends.append(attempt.placed_us + _before_grace(whole_us, grace) - paid_us)
-    return min(ends, default=None)
-
-
-def _before_grace(limit_us: int, grace_us: int) -> int:
-    return max(limit_us - grace_us, limit_us // 2)
-
-
-def _nothing_left(record: JobRecord) -> bool:
-    """Whether another attempt would be over its job's limits from its start."""
-    limit, cost = record.job.time_limit_us, record.job.cost_limit_micro_usd
-    if limit is not None and record.used_us >= _before_grace(limit, record.job.grace_us):
-        return True
-    return cost is not None and record.used_cost >= cost * US_PER_HOUR
+    return attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
 
 
 def outcome_of(attempt: Attempt) -> ShareEnded:
@@ -165,8 +134,8 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return NoticeReason.DOWN
     if _reclaimed_us(state, attempt) is not None:
         return NoticeReason.RECLAIM
-    limit = limit_us(record, attempt)
-    return NoticeReason.LIMIT if limit is not None and now_us >= limit else None
+    over = attempt.limit_at_us is not None and now_us >= attempt.limit_at_us
+    return NoticeReason.LIMIT if over else None
 
 
 def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
@@ -204,7 +173,7 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
     if record.stop is not None:
         return Phase.STOPPED, f"stopped by {record.stop.by}"
     reason = attempt.notice.reason if attempt.notice else None
-    if reason is NoticeReason.LIMIT or _nothing_left(record):
+    if reason is NoticeReason.LIMIT or is_used_up(record.job, record.used_us, record.used_cost):
         return Phase.STOPPED, _limits(record)
     if reason is NoticeReason.PREEMPT and not record.job.requeue:
         return Phase.STOPPED, "preempted, and it asked not to be queued again"

@@ -40,6 +40,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.free import Entry, FreeIndex, gpus_of, mask_of
+from cordee.schedule.limits import notice_at_us
 from cordee.schedule.share import Rank, rank
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
@@ -93,6 +94,7 @@ class Attempt:
     leases: tuple[Lease, ...]
     prices: tuple[int, ...]  # micro-dollars per GPU-hour of each lease's node when placed
     held: tuple[Lease, ...]  # leases whose share has not ended
+    limit_at_us: int | None = None  # when it gets notice for its job's limits
     started_us: int | None = None  # first RanksStarted
     captured_us: int | None = None  # work before this is durable
     committed_step: int | None = None
@@ -141,7 +143,7 @@ class State:
         self.leased: dict[str, int] = {}  # node: mask
         self.queue: list[Rank] = []  # of queued jobs, ascending
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
-        self.limited: dict[JobId, None] = {}  # live attempts of jobs with a limit
+        self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
         self.index = FreeIndex()
         self._journal: list[_Undo] | None = None
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -207,7 +209,7 @@ class State:
             "leased": dict(self.leased),
             "queue": tuple(self.queue),
             "attention": frozenset(self.attention),
-            "limited": frozenset(self.limited),
+            "limits": tuple(self.limits),
             "index": self.index.value(),
         }
 
@@ -218,7 +220,7 @@ class State:
         if job.job_id not in self.jobs:
             record = JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us)
             self._put(self.jobs, job.job_id, record)
-            self._enqueue(record.rank)
+            self._insert(self.queue, record.rank)
 
     def _stop_requested(self, event: StopRequested) -> None:
         record = self.jobs.get(event.job_id)
@@ -231,7 +233,7 @@ class State:
         record = self.jobs.get(event.job_id)
         if record is None or record.phase.ended or event.job_id in self.attempts:
             return
-        self._dequeue(record.rank)
+        self._remove(self.queue, record.rank)
         self._drop(self.attention, event.job_id)
         self._put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
 
@@ -277,24 +279,33 @@ class State:
         record = self.jobs.get(event.job_id)
         if record is None or record.phase is not Phase.QUEUED or event.epoch <= record.epoch:
             return
+        prices = tuple(self.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in event.leases)
+        limit_at_us = notice_at_us(
+            record.job,
+            placed_us=event.at_us,
+            used_us=record.used_us,
+            used_cost=record.used_cost,
+            micro_usd_per_hour=sum(len(lease.gpus) * price for lease, price in zip(event.leases, prices, strict=True)),
+        )
         attempt = Attempt(
             job=record.job,
             epoch=event.epoch,
             placed_us=event.at_us,
             leases=event.leases,
-            prices=tuple(self.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in event.leases),
+            prices=prices,
             held=event.leases,
+            limit_at_us=limit_at_us,
         )
         for lease in event.leases:
             leased, mask = self.leased.get(lease.node, 0), mask_of(lease.gpus)
             assert not leased & mask, f"{event.job_id}.{event.epoch} leases GPUs {gpus_of(leased & mask)} twice"
             self._put(self.leased, lease.node, leased | mask)
             self._reindex(lease.node)
-        self._dequeue(record.rank)
+        self._remove(self.queue, record.rank)
         self._put(self.jobs, event.job_id, replace(record, phase=Phase.RUNNING, epoch=event.epoch))
         self._put(self.attempts, event.job_id, attempt)
-        if record.job.time_limit_us is not None or record.job.cost_limit_micro_usd is not None:
-            self._put(self.limited, event.job_id, None)
+        if limit_at_us is not None:
+            self._insert(self.limits, (limit_at_us, event.job_id))
 
     def _live(self, job_id: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job_id)
@@ -356,11 +367,12 @@ class State:
             record, phase=Phase.QUEUED, waits_since_us=event.at_us, barren=barren, used_us=used_us, last=event
         )
         self._drop(self.attempts, event.job_id)
-        self._drop(self.limited, event.job_id)
+        if attempt.limit_at_us is not None:
+            self._remove(self.limits, (attempt.limit_at_us, event.job_id))
         if record.stop is None:
             self._drop(self.attention, event.job_id)
         self._put(self.jobs, event.job_id, queued)
-        self._enqueue(record.rank)
+        self._insert(self.queue, record.rank)
 
     # -- the journal -----------------------------------------------------------------------------------------
 
@@ -383,10 +395,10 @@ class State:
         if key in mapping:
             self._undo(mapping.__setitem__, key, mapping.pop(key))
 
-    def _enqueue(self, place: Rank) -> None:
-        insort(self.queue, place)
-        self._undo(self.queue.remove, place)
+    def _insert(self, ascending: list[Any], item: Any) -> None:
+        insort(ascending, item)
+        self._undo(ascending.remove, item)
 
-    def _dequeue(self, place: Rank) -> None:
-        del self.queue[bisect_left(self.queue, place)]
-        self._undo(insort, self.queue, place)
+    def _remove(self, ascending: list[Any], item: Any) -> None:
+        del ascending[bisect_left(ascending, item)]
+        self._undo(insort, ascending, item)
