@@ -185,6 +185,10 @@ def test_step_time_parts_are_where_they_belong() -> None:
     again = step_time(L70, H100, Layout(dp=64, zero=3, recompute="full"), training)
     assert again.compute_s == plain.compute_s
     assert 0.25 < again.recompute_s / plain.compute_s < 1 / 3
+    kept, redone = (
+        step_time(L70, H100, Layout(dp=8, tp=8, sp=True, zero=1, recompute=how), training) for how in ("none", "full")
+    )
+    assert redone.tensor_s == pytest.approx(1.5 * kept.tensor_s)
     network_bound = step_time(L70, L40S, Layout(dp=64, zero=3), training)
     assert network_bound.data_s > plain.data_s
     assert model_flop_share(L70, H100, training, 64, plain.total_s) == pytest.approx(
