@@ -1,8 +1,40 @@
 """What becomes of a share, with real processes."""
 
+import json
+import os
+import signal
+import sys
+
+import pytest
 from agent_world import python
 
-from cordee.events import NodeUp, Outcome
+from cordee.agent import process
+from cordee.events import NodeUp, Outcome, RankLeft
+
+IGNORES = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+LEAVES = """
+import os, signal, sys, time
+from pathlib import Path
+from cordee.agent.stream import StreamWriter
+from cordee.events import RankLeft
+rank = int(os.environ["RANK"])
+writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / f"rank{rank}.jsonl")
+def leave(*_):
+    writer.append(RankLeft(at_us=5, job_id=os.environ["CORDEE_JOB"], epoch=int(os.environ["CORDEE_EPOCH"]),
+                           rank=rank, how=sys.argv[1], step=7))
+    sys.exit(int(sys.argv[2]))
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
 
 
 def test_node_is_reported(world):
@@ -11,21 +43,263 @@ def test_node_is_reported(world):
 
 
 def test_ranks_get_pytorchs_environment_and_finish(world):
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES"]
+    names += ["OMP_NUM_THREADS", "CORDEE_ATTEMPT", "CORDEE_CHECKPOINT_TO", "CORDEE_GRACE_S"]
     world.start(
-        python(
-            "import os; print({k: os.environ[k] for k in ('RANK','WORLD_SIZE','LOCAL_RANK','LOCAL_WORLD_SIZE',"
-            "'NODE_RANK','MASTER_ADDR','OMP_NUM_THREADS','CUDA_VISIBLE_DEVICES','CORDEE_ATTEMPT')})"
-        ),
+        python(f"import os; print(' '.join(f'{{k}}={{os.environ[k]}}' for k in {names}))"),
         gpus=2,
+        checkpoint={"to": "/ckpt", "every_s": "auto", "keep": 2},
     )
-    started = world.started()
-    assert "one process per slot: 2 on this node" in started.launch
+    assert "one process per slot: 2 on this node" in world.started().launch
     ended = world.ended()
     assert (ended.outcome, ended.failure) == (Outcome.FINISHED, None)
     for rank in (0, 1):
         text = world.log_text(f"rank{rank}.log")
-        assert f"'RANK': '{rank}', 'WORLD_SIZE': '2', 'LOCAL_RANK': '{rank}', 'LOCAL_WORLD_SIZE': '2'" in text
         assert (
-            "'NODE_RANK': '0', 'MASTER_ADDR': '127.0.0.1', 'OMP_NUM_THREADS': '1', 'CUDA_VISIBLE_DEVICES': ''" in text
+            f"RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 NODE_RANK=0 MASTER_ADDR=127.0.0.1" in text
         )
-        assert "'CORDEE_ATTEMPT': 'job.1'" in text
+        assert "CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 CORDEE_ATTEMPT=job.1" in text
+        assert "CORDEE_CHECKPOINT_TO=/ckpt/job CORDEE_GRACE_S=30" in text
+    order = json.loads((world.folder() / "order.json").read_text())
+    assert order["omp_num_threads"] == 1 and order["launch"].startswith("one process per slot")
+
+
+def test_first_failure_ends_the_others_at_once_with_its_last_lines(world):
+    fails = "print('\\n'.join(map(str, range(100)))); raise SystemExit(3)"
+    world.start(python(f"import os, time\nif os.environ['RANK'] == '1':\n    {fails}\ntime.sleep(600)"), gpus=3)
+    ended = world.ended()
+    assert (ended.outcome, ended.why) == (Outcome.FAILED, "rank 1 exited with 3")
+    assert (ended.failure.rank, ended.failure.exit_code, ended.failure.signal) == (1, 3, None)
+    assert ended.failure.tail == tuple(str(n) for n in range(60, 100))
+    assert not process.find("job.1")
+
+
+def test_rank_killed_from_outside_is_lost(world):
+    world.start(python("import os, time; print(f'pid={os.getpid()}', flush=True); time.sleep(600)"), gpus=2)
+    world.logged("pid=", "rank1.log")
+    os.kill(int(world.log_text("rank1.log").partition("pid=")[2]), signal.SIGKILL)
+    ended = world.ended()
+    assert (ended.outcome, ended.failure.rank, ended.failure.signal) == (Outcome.LOST, 1, signal.SIGKILL)
+    assert not process.find("job.1")
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "outcome"),
+    [
+        ("checkpointed", 75, Outcome.CHECKPOINTED),
+        ("checkpointed", 0, Outcome.CHECKPOINTED),
+        ("checkpointed", 1, Outcome.CHECKPOINTED),
+        ("finished", 0, Outcome.FINISHED),
+        ("finished", 75, Outcome.CHECKPOINTED),
+        ("aborted", 1, Outcome.KILLED),
+        ("finished", 1, Outcome.FAILED),
+    ],
+)
+def test_the_record_of_leaving_says_the_outcome(world, how, code, outcome):
+    world.start([sys.executable, "-c", LEAVES, how, str(code)])
+    world.logged("ready")
+    world.notice(30)
+    assert world.ended().outcome is outcome
+    assert world.of(RankLeft) == [RankLeft(at_us=5, job_id="job", epoch=1, rank=0, how=how, step=7)]
+    kinds = [type(event).__name__ for event in world.log]
+    assert kinds.index("RankLeft") < kinds.index("ShareEnded")
+
+
+def test_script_without_handler_dies_of_the_notice(world):
+    world.start(python("import time; print('ready', flush=True); time.sleep(600)"), gpus=2)
+    world.logged("ready", "rank0.log")
+    world.logged("ready", "rank1.log")
+    world.notice(30)
+    ended = world.ended()
+    assert (ended.outcome, ended.why) == (Outcome.KILLED, "it left on notice without a checkpoint")
+
+
+def test_one_that_dies_of_the_notice_leaves_the_others_their_grace(world):
+    saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (print('saving', flush=True), "
+    saves += "open(os.environ['CORDEE_SPOOL'] + '/go').read(), sys.exit(75)))\n"
+    code = f"import os, time\nif os.environ['RANK'] == '0':\n    exec({saves!r})\n"
+    code += "print('ready', flush=True)\nwhile True: time.sleep(60)"
+    world.start(python(code), gpus=2)
+    world.logged("ready", "rank0.log")
+    world.logged("ready", "rank1.log")
+    go = world.folder() / "spool" / "go"
+    os.mkfifo(go)
+    world.notice(30)
+    world.logged("saving", "rank0.log")
+    world.until(lambda: len(process.find("job.1")) == 1)
+    go.open("w").close()
+    ended = world.ended()
+    assert (ended.outcome, ended.why) == (Outcome.KILLED, "it left on notice without a checkpoint")
+
+
+def test_script_that_ignores_sigterm_is_killed_after_its_grace(world):
+    world.start(python(IGNORES), on_preempt={"grace_s": 0.3})
+    world.logged("ready")
+    world.notice(0.3)
+    ended = world.ended()
+    assert (ended.outcome, ended.why) == (Outcome.KILLED, "it did not leave within its grace period of 0.3 s")
+    assert not process.find("job.1")
+
+
+def test_grace_is_kept_without_a_server(world):
+    world.start(python(IGNORES), on_preempt={"grace_s": 0.3})
+    world.logged("ready")
+    world.notice(0.3)
+    world.tick()
+    assert not world.pending, "the notice was confirmed"
+    world.down()
+    world.until(lambda: not process.find("job.1"))
+    world.up()
+    assert world.ended().outcome is Outcome.KILLED
+
+
+NOTICES = """
+import signal, sys, time
+def handler(*_):
+    print("notice", flush=True)
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(75))
+    signal.setitimer(signal.ITIMER_REAL, 0.3)  # time enough for a second notice to show
+signal.signal(signal.SIGTERM, handler)
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        "{command}",
+        "cd . && {command}",
+        "true; {command}; exit $?",
+        "X=1 sh -c '{command}; exit $?'",
+        "exec {command}",
+        "({command})",
+        "{command} 2>&1 | cat; exit 75",
+    ],
+)
+def test_one_notice_through_shells(world, wrap):
+    (world.home / "notices.py").write_text(NOTICES)
+    world.start(wrap.format(command=f"{sys.executable} notices.py"))
+    world.logged("ready")
+    world.notice(30)
+    assert world.ended().outcome is Outcome.CHECKPOINTED
+    assert world.log_text("rank0.log").count("notice") == 1
+
+
+def test_shell_with_a_trap_gets_the_notice_itself(world):
+    world.start("trap 'echo trapped; exit 75' TERM; echo ready; while :; do read x < fifo; done")
+    os.mkfifo(world.home / "fifo")
+    world.logged("ready")
+    world.notice(30)
+    assert world.ended().outcome is Outcome.CHECKPOINTED
+    assert "trapped" in world.log_text("rank0.log")
+
+
+def test_notice_given_twice_is_one_notice(world):
+    (world.home / "notices.py").write_text(NOTICES)
+    world.start([sys.executable, "notices.py"])
+    world.logged("ready")
+    world.notice(30)
+    world.notice(30)
+    assert world.ended().outcome is Outcome.CHECKPOINTED
+    assert world.log_text("rank0.log").count("notice") == 1
+
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(f"daemon={os.getpid()}", flush=True)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize(("last", "outcome"), [("", Outcome.FINISHED), ("time.sleep(600)", Outcome.KILLED)])
+def test_a_daemon_of_a_rank_ends_with_the_share(world, last, outcome):
+    world.start(python(DAEMON + last))
+    world.logged("daemon=")
+    daemon = int(world.log_text("rank0.log").partition("daemon=")[2].split()[0])
+    if last:
+        world.kill()
+    assert world.ended().outcome is outcome
+    with pytest.raises(ProcessLookupError):
+        os.kill(daemon, 0)
+
+
+def test_a_process_that_overwrote_its_environment_is_found_by_descent():
+    code = "import os, time; os.execve('/bin/sleep', ['sleep', '600'], {})"
+    child = process.spawn(["/bin/sleep", "600"], env={process.TAG: "no.1"}, cwd="/", output=1)
+    other = process.spawn(python(code), env={process.TAG: "no.1"}, cwd="/", output=1)
+    known = [process.identify(each.pid) for each in (child, other)]
+    try:
+        assert process.find("no.1", known) == set(known)
+    finally:
+        for each in (child, other):
+            each.kill()
+            each.wait()
+    assert not process.find("no.1", known)
+
+
+def test_secrets_are_masked_in_every_file_and_event(world):
+    secret = "hf_" + "abcdefghij"
+    (world.home / "secrets").mkdir()
+    (world.home / "secrets" / "HF_TOKEN").write_text(secret + "\n")
+    code = (
+        "import os, sys\nfor c in os.environ['HF_TOKEN']: sys.stdout.write(c); sys.stdout.flush()\nprint(); sys.exit(1)"
+    )
+    world.start(python(code), secrets=["HF_TOKEN"])
+    ended = world.ended()
+    assert (ended.outcome, ended.failure.tail[-1]) == (Outcome.FAILED, "[HF_TOKEN]")
+    holders = [path for path in world.home.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert holders == [world.home / "secrets" / "HF_TOKEN"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"run": "python missing.py"}, "the script missing.py is not in"),
+        ({"run": [sys.executable, "missing.py"]}, "the script missing.py is not in"),
+        ({"run": ["no-such-program-here"]}, "the program no-such-program-here is not there"),
+        ({"run": "true", "cwd": "/no/such/folder"}, "the job's folder /no/such/folder is not there"),
+        ({"run": "true", "secrets": ["ABSENT"]}, "the secret ABSENT is not in"),
+        ({"run": ["/dev/null"]}, "/dev/null cannot be started"),
+        ({"run": []}, "is [], not a command"),
+    ],
+)
+def test_what_cannot_start_says_why(world, spec, why):
+    world.start(**spec)
+    ended = world.ended()
+    assert ended.outcome is Outcome.FAILED
+    assert why in ended.why
+
+
+def test_a_spool_holds_only_what_a_rank_may_say(world):
+    left = {"kind": "RankLeft", "at_us": 1, "job_id": "job", "epoch": 1, "rank": 0, "how": "x", "step": 1}
+    events = [left | {"job_id": "other"}, {"kind": "ServerDraining", "at_us": 1}, left | {"at_us": "1"}, left]
+    lines = [json.dumps({"seq": seq, "event": event}) + "\n" for seq, event in enumerate(events, start=1)]
+    text = "".join([*lines[:2], "no json\n", *lines[2:], '{"seq": 5, "ev'])
+    code = f"import os; open(os.environ['CORDEE_SPOOL'] + '/rank0.jsonl', 'w').write({text!r})"
+    world.start(python(code))
+    assert world.ended().outcome is Outcome.FINISHED
+    assert world.of(RankLeft) == [RankLeft(at_us=1, job_id="job", epoch=1, rank=0, how="x", step=1)]
+    assert world.marks["job.1/rank0"] == 4
+
+
+def test_many_records_arrive_once_and_in_order(world):
+    code = """
+import os
+from pathlib import Path
+from cordee.agent.stream import StreamWriter
+from cordee.events import RankLeft
+writer = StreamWriter(Path(os.environ['CORDEE_SPOOL']) / 'rank0.jsonl')
+for n in range(5000):
+    writer.append(RankLeft(at_us=n, job_id='job', epoch=1, rank=0, how='finished', step=n))
+"""
+    world.start(python(code))
+    world.ended()
+    assert [event.step for event in world.of(RankLeft)] == list(range(5000))
+    world.until((world.folder() / "ended.json").exists, "the agent hears that its report is committed")

@@ -107,38 +107,44 @@ def notice_targets(pid: int) -> set[Process]:
     """Who gets the SIGTERM meant for a direct child: itself, or what a shell runs for it.
 
     A shell without a trap for SIGTERM would die of it and leave its program without notice, so its children
-    get it in its place; the shell then ends with its program's exit code.
+    get it in its place; the shell then ends with its program's exit code. In a pipeline only those that handle
+    SIGTERM get it, if any does: `tee` is to stay until the program's last line.
     """
     entries = {entry.process.pid: entry for entry in _table()}
     children: dict[int, list[int]] = {}
     for entry in entries.values():
         if entry.running:
             children.setdefault(entry.parent, []).append(entry.process.pid)
-    targets: set[Process] = set()
+    leaves: list[int] = []
     stack = [pid]
     while stack:
         each = stack.pop()
-        if each not in entries:
-            continue
-        if children.get(each) and _passive_shell(each):
+        if children.get(each) and _is_shell(each) and not _handles_sigterm(each):
             stack += children[each]
-        else:
-            targets.add(entries[each].process)
-    return targets
+        elif each in entries:
+            leaves.append(each)
+    handling = [leaf for leaf in leaves if _handles_sigterm(leaf)]
+    return {entries[leaf].process for leaf in handling or leaves}
 
 
-def _passive_shell(pid: int) -> bool:
+def _is_shell(pid: int) -> bool:
     if PROC is None:
         return False
     try:
-        if (PROC / str(pid) / "comm").read_text().strip() not in _SHELLS:
-            return False
-        for line in (PROC / str(pid) / "status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return not int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1
+        return (PROC / str(pid) / "comm").read_text().strip() in _SHELLS
     except OSError:
-        pass
-    return False
+        return False
+
+
+def _handles_sigterm(pid: int) -> bool:
+    if PROC is None:
+        return False
+    try:
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
 def _table() -> Iterable[_Entry]:

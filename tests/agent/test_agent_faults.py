@@ -1,0 +1,284 @@
+"""What dies, and what comes back: server, agent, ranks; on real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from agent_world import World, python
+
+from cordee.agent import process
+from cordee.control.executors.supervise import NodeConfig
+from cordee.events import Lease, Node, NodeDown, NodeUp, Outcome, RankLeft, RanksStarted, ShareEnded
+
+SLEEPS = "import os, time; print(f'pid={os.getpid()}', flush=True); time.sleep(600)"
+
+COUNTS = """
+import os, signal, sys
+from pathlib import Path
+from cordee.events import RankLeft
+writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / "rank0.jsonl")
+pipe = open("pipe")
+while line := pipe.readline():
+    writer.append(RankLeft(at_us=1, job_id="job", epoch=1, rank=0, how="finished", step=int(line)))
+"""
+
+
+def kill_agent(world, node="local"):
+    pid = world.until(lambda: world.agent_pid(node))
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def epochs_up(world, node="local"):
+    return [event.node.epoch for event in world.log if isinstance(event, NodeUp) and event.node.name == node]
+
+
+def test_server_gone_and_back_nothing_is_lost_nothing_twice(world):
+    os.mkfifo(world.home / "pipe")
+    world.start(python(COUNTS))
+    world.started()
+    pid = world.agent_pid()
+    with (world.home / "pipe").open("w", buffering=1) as pipe:
+        pipe.write("0\n1\n")
+        world.until(lambda: len(world.of(RankLeft)) == 2)
+        for more in ("2\n3\n", "4\n"):
+            # The server dies after it committed and before it said so: marks are what it committed.
+            world.down()
+            pipe.write(more)
+            world.up()
+            world.until(lambda: f"{more.split()[-1]}" in [str(event.step) for event in world.of(RankLeft)])
+        world.down()
+        pipe.write("5\n")
+    world.until(lambda: not process.find("job.1"))
+    world.up()
+    assert world.ended().outcome is Outcome.FINISHED
+    assert [event.step for event in world.of(RankLeft)] == [0, 1, 2, 3, 4, 5]
+    assert len(world.of(RanksStarted)) == len(world.of(ShareEnded)) == 1
+    assert isinstance(world.log[-1], ShareEnded), "the ranks' records come before the end of their share"
+    assert (world.agent_pid(), epochs_up(world)) == (pid, [1]), "the agent was adopted, not replaced"
+    assert not [event for event in world.log if isinstance(event, NodeDown)]
+
+
+def test_commands_wait_for_the_server_that_comes_back(world):
+    world.start(python(SLEEPS))
+    world.logged("pid=")
+    pid = process.find("job.1")
+    world.down()
+    world.up()
+    world.kill()
+    assert world.ended().outcome is Outcome.KILLED
+    assert pid and not process.find("job.1")
+
+
+def test_kill_9_of_the_agent_ends_its_ranks_before_the_node_is_up_again(world):
+    world.start(python("import os, time\nif os.fork() == 0: os.setsid()\n" + SLEEPS), gpus=2)
+    world.logged("pid=", "rank0.log")
+    world.logged("pid=", "rank1.log")
+    assert len(process.find("job.1")) == 4
+    kill_agent(world)
+    ended = world.ended()
+    assert not process.find("job.1")
+    assert ended.outcome is Outcome.LOST
+    assert "the agent of local died; 4 processes that it left were ended" in ended.why
+    world.until(lambda: epochs_up(world) == [1, 2])
+    tail = [event for event in world.log if isinstance(event, NodeDown | ShareEnded | NodeUp)][-3:]
+    assert [type(event).__name__ for event in tail] == ["NodeDown", "ShareEnded", "NodeUp"]
+    assert (tail[0].node, tail[0].epoch) == ("local", 1)
+    world.start("true", epoch=2)
+    assert world.ended(epoch=2).outcome is Outcome.FINISHED
+
+
+def test_agent_and_server_both_die(world):
+    world.start(python(SLEEPS))
+    world.logged("pid=")
+    world.down()
+    pid = world.agent_pid()
+    os.kill(pid, signal.SIGKILL)
+    world.until(lambda: world.agent_pid() is None)
+    assert process.find("job.1"), "nobody is there to end it"
+    world.up()
+    assert world.ended().outcome is Outcome.LOST
+    assert not process.find("job.1")
+    world.until(lambda: epochs_up(world) == [1, 2])
+    assert [(e.node, e.epoch) for e in world.log if isinstance(e, NodeDown)] == [("local", 1)]
+
+
+def test_what_an_agent_wrote_before_it_died_is_forwarded_by_the_next(world):
+    os.mkfifo(world.home / "pipe")
+    world.start(python(COUNTS))
+    world.started()
+    with (world.home / "pipe").open("w", buffering=1) as pipe:
+        world.down()
+        pipe.write("0\n1\n")
+    world.until(lambda: not process.find("job.1"))
+    stream = world.home / "nodes" / "local" / "1.jsonl"
+    world.until(lambda: "ShareEnded" in stream.read_text())
+    kill_agent(world)
+    world.until(lambda: world.agent_pid() is None)
+    world.up()
+    assert world.ended().outcome is Outcome.FINISHED
+    assert [event.step for event in world.of(RankLeft)] == [0, 1]
+    world.until(
+        lambda: epochs_up(world) == [1, 2] and not stream.exists(), "the older stream goes when it is committed"
+    )
+    assert len(world.of(ShareEnded)) == 1
+
+
+def test_an_older_agent_is_refused_and_ends_its_ranks(world):
+    world.start(python(SLEEPS))
+    world.logged("pid=")
+    world.down()
+    world.log.append(NodeUp(at_us=2, node=Node(name="local", epoch=7, gpu_name="slot", gpus=4)))
+    world.up()
+    ended = world.ended()
+    assert not process.find("job.1")
+    assert ended.outcome is Outcome.KILLED
+    assert "epoch 1 of node local is over: its agent has epoch 7" in ended.why
+    world.until(lambda: epochs_up(world)[-1] == 8)
+
+
+def test_a_second_agent_of_a_node_does_not_start(world):
+    world.until(lambda: epochs_up(world) == [1])
+    code = "import runpy, cordee.agent.agent as agent; agent.LOCK_S_MAX = 0.05; "
+    code += "runpy.run_module('cordee.agent', run_name='__main__')"
+    argv = [sys.executable, "-c", code, "--home", str(world.home), "--node", "local", "--epoch", "2"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "another agent holds" in done.stderr) == (1, True)
+
+
+def test_a_wrong_token_is_refused(world):
+    world.until(lambda: epochs_up(world) == [1])
+    world.down()
+    (world.home / "token").write_text("another\n")
+    world.executor = None
+    world.up()
+    world.until(lambda: epochs_up(world) == [1] and world.executor._nodes["local"].channel, "the agent reads it again")
+
+
+def test_start_twice_is_once(world):
+    (world.home / "count.py").write_text("print('started')")
+    for _ in range(2):
+        world.start([sys.executable, "count.py"])
+    world.ended()
+    world.start([sys.executable, "count.py"])
+    world.until(lambda: not world.pending)
+    assert world.log_text("rank0.log").count("started") == 1
+    assert len(world.of(RanksStarted)) == len(world.of(ShareEnded)) == 1
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_kill_before_start_leaves_a_tombstone(world, between):
+    world.until(lambda: epochs_up(world))
+    world.kill()
+    world.until(lambda: not world.pending)
+    if between:
+        kill_agent(world)
+        world.until(lambda: epochs_up(world) == [1, 2])
+    world.start("echo no > ran")
+    ended = world.ended()
+    assert (ended.outcome, ended.why) == (Outcome.KILLED, "it was killed before it started")
+    assert not world.of(RanksStarted) and not (world.home / "ran").exists()
+
+
+def test_order_is_on_disk_before_it_is_confirmed(world):
+    world.until(lambda: epochs_up(world))
+    world.start("true")
+    (pending,) = world.pending
+    assert world.executor.carry_out(pending)
+    order = json.loads((world.folder() / "order.json").read_text())
+    assert (order["job_id"], order["epoch"], order["leases"]) == ("job", 1, [{"node": "local", "gpus": [0]}])
+    assert json.loads((world.home / "attempts/job/1/meeting.json").read_text())["master_port"] == order["master_port"]
+
+
+def test_an_order_without_processes_is_lost(world):
+    """The agent died between the order and the first spawn."""
+    world.until(lambda: epochs_up(world))
+    world.start("sleep 600")
+    world.started()
+    world.down()
+    kill_agent(world)
+    for each in process.find("job.1"):
+        process.send(each, signal.SIGKILL)
+    world.until(lambda: not process.find("job.1"))
+    world.up()
+    ended = world.ended()
+    assert ended.outcome is Outcome.LOST and "0 processes" in ended.why
+
+
+def test_agent_told_to_terminate_gives_notice_first(world):
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('ready', flush=True)\n"
+    )
+    world.start(python(code + "time.sleep(600)"))
+    world.logged("ready")
+    os.kill(world.agent_pid(), signal.SIGTERM)
+    assert world.ended().outcome is Outcome.CHECKPOINTED
+    world.until(lambda: epochs_up(world) == [1, 2])
+
+
+def test_shutdown_waits_for_the_last_share(world):
+    world.start(python(SLEEPS))
+    world.logged("pid=")
+    assert not world.executor.shutdown(timeout_s=0.2), "a share runs"
+    assert process.find("job.1")
+    world.kill()
+    world.ended()
+    assert world.executor.shutdown(timeout_s=20)
+    assert world.agent_pid() is None
+
+
+def test_an_agent_whose_home_is_gone_leaves(world, tmp_path):
+    world.start(python(SLEEPS))
+    world.logged("pid=")
+    world.down()
+    world.home.rename(tmp_path / "elsewhere")
+    world.until(lambda: not process.find("job.1"))
+    world.until(lambda: world.agent_pid() is None)
+    (tmp_path / "elsewhere").rename(world.home)
+
+
+def test_torn_last_line_of_the_nodes_own_stream(world):
+    world.until(lambda: epochs_up(world))
+    world.down()
+    kill_agent(world)
+    with (world.home / "nodes" / "local" / "1.jsonl").open("a") as file:
+        file.write('{"seq": 2, "event": {"kind": "Share')
+    world.up()
+    world.until(lambda: epochs_up(world) == [1, 2])
+
+
+@pytest.fixture
+def pair(tmp_path):
+    nodes = (NodeConfig(name="a", slots=2), NodeConfig(name="b", slots=2))
+    made = World(tmp_path / "home", nodes=nodes)
+    yield made
+    made.close()
+
+
+LEASES = (Lease(node="a", gpus=(0, 1)), Lease(node="b", gpus=(1,)))
+
+
+def test_a_gang_over_two_nodes_meets_at_one_address(pair):
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "NNODES", "MASTER_PORT"]
+    pair.start(python(f"import os; print(*(os.environ[name] for name in {names}))"), leases=LEASES)
+    assert {event.outcome for event in pair.ended(shares=2)} == {Outcome.FINISHED}
+    port = json.loads((pair.home / "attempts/job/1/meeting.json").read_text())["master_port"]
+    logs = [pair.folder(node=node) / "logs" / f"rank{rank}.log" for node, rank in (("a", 0), ("a", 1), ("b", 2))]
+    lines = [log.read_text().splitlines()[-1] for log in logs]
+    assert lines == [f"0 3 0 0 2 {port}", f"1 3 1 0 2 {port}", f"2 3 0 1 2 {port}"]
+
+
+def test_a_command_is_done_when_every_node_confirmed(pair):
+    pair.until(lambda: epochs_up(pair, "a") and epochs_up(pair, "b"))
+    os.kill(pair.agent_pid("b"), signal.SIGSTOP)
+    pair.executor._confirm_s = 0.1
+    pair.start(python(SLEEPS), leases=LEASES)
+    pair.until(lambda: (pair.folder(node="a") / "order.json").exists())
+    assert pair.pending, "b has not confirmed"
+    os.kill(pair.agent_pid("b"), signal.SIGCONT)
+    pair.until(lambda: not pair.pending and len(pair.of(RanksStarted)) == 2)
+    pair.notice(30)
+    assert {event.outcome for event in pair.ended(shares=2)} == {Outcome.KILLED}

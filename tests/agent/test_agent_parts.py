@@ -1,0 +1,327 @@
+"""The agent's parts by themselves: streams, masks, launches, messages."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordee.agent import process, wire
+from cordee.agent.launch import Assignment, launcher_of, prepare
+from cordee.agent.logs import Masker
+from cordee.agent.stream import StreamReader, StreamWriter, last_records
+from cordee.events import Lease, RankLeft
+
+
+def left(step):
+    return RankLeft(at_us=1, job_id="job", epoch=1, rank=0, how="finished", step=step)
+
+
+# -- streams ---------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_read_while_it_grows(tmp_path):
+    path = tmp_path / "spool" / "rank0.jsonl"
+    reader = StreamReader(path)
+    assert reader.read(10) == []
+    writer = StreamWriter(path)
+    assert [writer.append(left(n)) for n in (7, 8, 9)] == [1, 2, 3]
+    assert [(record.seq, record.event["step"]) for record in reader.read(2)] == [(1, 7), (2, 8)]
+    assert [record.seq for record in reader.read(2)] == [3]
+    assert reader.read(2) == []
+    writer.close()
+    reader.close()
+
+
+def test_a_torn_line_counts_when_it_is_whole(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    whole = json.dumps({"seq": 1, "event": {"kind": "x"}}) + "\n"
+    reader = StreamReader(path)
+    with path.open("w", buffering=1) as file:
+        for part in (whole[:5], whole[5:12]):
+            file.write(part)
+            file.flush()
+            assert reader.read(10) == []
+        file.write(whole[12:])
+    assert [record.seq for record in reader.read(10)] == [1]
+    reader.close()
+
+
+def test_a_new_writer_replaces_what_a_dead_one_left_half_written(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    writer = StreamWriter(path)
+    writer.append(left(1))
+    writer.close()
+    reader = StreamReader(path)
+    with path.open("a") as file:
+        file.write('{"seq": 2, "event": {"kind": "RankLeft", "step": 99')
+    assert [record.seq for record in reader.read(10)] == [1]
+    writer = StreamWriter(path)
+    assert writer.append(left(2)) == 2
+    writer.close()
+    assert [(record.seq, record.event["step"]) for record in reader.read(10)] == [(2, 2)]
+    reader.close()
+
+
+@given(st.lists(st.integers(0, 300), max_size=40), st.integers(0, 45), st.integers(1, 7), st.integers(0, 3))
+def test_a_stream_gives_back_what_was_written(tmp_path_factory, sizes, after, limit, restarts):
+    path = tmp_path_factory.mktemp("stream") / "s.jsonl"
+    writer = StreamWriter(path)
+    for n, size in enumerate(sizes, start=1):
+        if n % 5 == restarts:
+            writer.close()
+            writer = StreamWriter(path)
+        assert writer.append(RankLeft(at_us=n, job_id="j", epoch=1, rank=0, how="h" * size * 9, step=size)) == n
+    writer.close()
+    reader, got = StreamReader(path, after=after), []
+    while records := reader.read(limit):
+        assert len(records) <= limit
+        got += records
+    reader.close()
+    assert [(record.seq, record.event["step"]) for record in got] == list(enumerate(sizes, start=1))[after:]
+
+
+def test_a_line_longer_than_the_readers_window(tmp_path):
+    path = tmp_path / "s.jsonl"
+    writer = StreamWriter(path)
+    writer.append(RankLeft(at_us=1, job_id="j", epoch=1, rank=0, how="h" * 300_000, step=1))
+    writer.append(left(2))
+    reader = StreamReader(path)
+    assert [record.seq for record in reader.read(10)] == [1, 2]
+    assert [record.seq for record in last_records(path)] == [2]
+    reader.close()
+    writer.close()
+
+
+# -- masks -----------------------------------------------------------------------------------------------
+
+
+def test_a_value_within_a_value_and_across_chunks():
+    masker = Masker({"LONG": "abcdef", "SHORT": "abc", "EMPTY": ""})
+    chunks = [b"x abc", b"def y ab", b"c z ab", b"q", b" abc"]
+    assert b"".join(map(masker.feed, chunks)) + masker.finish() == b"x [LONG] y [SHORT] z abq [SHORT]"
+
+
+@given(
+    st.text("ab", max_size=40), st.lists(st.integers(0, 40), max_size=6), st.sets(st.text("ab", min_size=1, max_size=5))
+)
+def test_masking_does_not_depend_on_the_chunks(text, cuts, values):
+    secrets = {f"S{n}": value for n, value in enumerate(sorted(values))}
+    data, whole, parts = text.encode(), Masker(secrets), Masker(secrets)
+    bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    pieces = [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    once = whole.feed(data) + whole.finish()
+    assert b"".join(map(parts.feed, pieces)) + parts.finish() == once
+    assert not any(value.encode() in once.replace(b"[S", b"").replace(b"]", b"") for value in values if "a" not in text)
+
+
+def test_without_secrets_nothing_is_held_back():
+    assert Masker({}).feed(b"half a li") == b"half a li"
+
+
+# -- launch ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "launcher"),
+    [
+        ("python train.py", None),
+        ("torchrun --nproc_per_node=4 train.py", "torchrun"),
+        ("/venv/bin/torchrun train.py", "torchrun"),
+        ("exec torchrun train.py", "torchrun"),
+        ("uv run torchrun train.py", "torchrun"),
+        ("A=1 B='x y' torchrun train.py", "torchrun"),
+        ("cd src && torchrun train.py", "torchrun"),
+        ("pip list; accelerate launch train.py", "accelerate"),
+        ("python -m accelerate.commands.launch train.py", "accelerate"),
+        ("deepspeed train.py --deepspeed", "deepspeed"),
+        ("python3.11 -u -m torch.distributed.run train.py", "torchrun"),
+        ("python -m torch.distributed.launch train.py", "torchrun"),
+        ("python /venv/bin/torchrun train.py", "torchrun"),
+        (["python", "-m", "torch.distributed.run", "train.py"], "torchrun"),
+        (["torchrun", "train.py"], "torchrun"),
+        ("echo torchrun", None),
+        ("python train.py --backend deepspeed", None),
+        ("python -m train torchrun", None),
+        ("./train.sh", None),
+        ("python -c 'import torch; torchrun'", None),
+        ("echo 'unbalanced", None),
+        ("make data\ntorchrun train.py", "torchrun"),
+    ],
+)
+def test_launch_auto(run, launcher):
+    assert launcher_of(run) == launcher
+
+
+def launched(tmp_path, spec, *, node="b", base=None, secrets=None, real=False):
+    leases = (Lease(node="a", gpus=(0, 1)), Lease(node="b", gpus=(2, 5)))
+    order = Assignment(
+        job_id="j",
+        epoch=3,
+        node=node,
+        leases=leases,
+        spec=spec | {"cwd": str(tmp_path)},
+        master_addr="h",
+        master_port=9,
+    )
+    return prepare(order, folder=tmp_path / "f", base_env=base or {}, secrets=secrets or {}, real_gpus=real, gpus=8)
+
+
+@pytest.mark.parametrize(
+    ("run", "launch", "names", "says"),
+    [
+        (
+            "true",
+            "auto",
+            ["rank2.log", "rank3.log"],
+            "one process per GPU: 2 on this node, 4 in the gang (launch: auto)",
+        ),
+        (
+            "true",
+            "node",
+            ["node.log"],
+            "one process on this node: the command starts the ranks of its 2 GPUs (launch: node)",
+        ),
+        (
+            "torchrun x",
+            "auto",
+            ["node.log"],
+            "one process on this node: torchrun starts the ranks of its 2 GPUs (launch: auto)",
+        ),
+        (
+            "torchrun x",
+            "rank",
+            ["rank2.log", "rank3.log"],
+            "one process per GPU: 2 on this node, 4 in the gang (launch: rank)",
+        ),
+    ],
+)
+def test_which_processes_are_started(tmp_path, run, launch, names, says):
+    made = launched(tmp_path, {"run": run, "launch": launch}, real=True)
+    assert [each.log_name for each in made.processes] == names
+    assert made.says == says
+
+
+def test_the_environment_of_a_rank(tmp_path):
+    spec = {"run": "true", "env": {"MINE": "1", "RANK": "evil"}, "on_preempt": {"grace_s": 12.5}}
+    spec["checkpoint"] = {"to": "ck", "every_s": 90, "keep": 3}
+    base = {"PATH": "/bin", "CORDEE_HOME": "x", "TORCHELASTIC_RUN_ID": "outer", "WORLD_SIZE": "99", "PET_NNODES": "9"}
+    made = launched(tmp_path, spec, base=base, secrets={"TOKEN": "v"}, real=True)
+    assert dict(made.processes[1].env) == {
+        "PATH": "/bin",
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_VISIBLE_DEVICES": "2,5",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // 8)),
+        "MINE": "1",
+        "TOKEN": "v",
+        "CORDEE_ATTEMPT": "j.3",
+        "CORDEE_JOB": "j",
+        "CORDEE_EPOCH": "3",
+        "CORDEE_SPOOL": str(tmp_path / "f" / "spool"),
+        "CORDEE_GRACE_S": "12.5",
+        "CORDEE_CHECKPOINT_TO": str(tmp_path / "ck" / "j"),
+        "CORDEE_CHECKPOINT_EVERY": "90",
+        "CORDEE_CHECKPOINT_KEEP": "3",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "13",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "9",
+        "NNODES": "2",
+        "NODE_RANK": "1",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    assert "'v'" not in repr(made), "a secret must not come out by printing a launch"
+
+
+def test_a_launcher_gets_torchruns_options_as_environment(tmp_path):
+    env = launched(tmp_path, {"run": "torchrun x", "checkpoint": {"to": "s3://b/c/"}}).processes[0].env
+    pet = {name: value for name, value in env.items() if "PET_" in name}
+    assert pet == {
+        "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "h", "PET_MASTER_PORT": "9",
+    }  # fmt: skip
+    assert "RANK" not in env and env["CORDEE_CHECKPOINT_TO"] == "s3://b/c/j"
+
+
+# -- processes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_find_and_send(portable, monkeypatch):
+    if portable:
+        monkeypatch.setattr(process, "PROC", None)
+    child = process.spawn(["/bin/sleep", "600"], env={process.TAG: "parts.1"}, cwd="/", output=1)
+    try:
+        assert {found.pid for found in process.find("parts.1")} == {child.pid}
+        (found,) = process.find("parts.1")
+        assert process.tag_of(child.pid) == "parts.1"
+        assert not process.send(process.Process(found.pid, found.started + 1), signal.SIGKILL), (
+            "a later one with that pid"
+        )
+        assert child.poll() is None
+        assert process.notice_targets(child.pid) == {found}
+        assert process.send(found, signal.SIGTERM)
+        assert child.wait() == -signal.SIGTERM
+        assert not process.find("parts.1", [found])
+        assert not process.send(found, signal.SIGTERM)
+    finally:
+        child.kill()
+        child.wait()
+
+
+# -- messages --------------------------------------------------------------------------------------------
+
+MESSAGES = [
+    wire.Hello(node="n", epoch=2, token="t", sources=["node/n/2"]),
+    wire.Welcome(marks={"node/n/2": 7}),
+    wire.Refused(why="no", final=True),
+    wire.Record(source="s", seq=1, event={"kind": "x"}),
+    wire.Seen(source="s", seq=1),
+    wire.Order(number=3, event={"kind": "x"}, spec="{}", master_addr="h", master_port=5),
+    wire.Confirm(number=3),
+    wire.Shutdown(now=True),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_survive_the_wire(message):
+    assert wire.decode(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("line", [b"", b"7", b"{}", b'{"nothing": {}}', b'{"confirm": {}}', b'{"confirm": 7}', b"\xff"])
+def test_what_is_no_message(line):
+    with pytest.raises(wire.WireError):
+        wire.decode(line)
+
+
+def test_a_channel_keeps_what_the_socket_does_not_take():
+    left_end, right_end = map(wire.Channel, socket.socketpair())
+    sent = [wire.Record(source="s", seq=n, event={"text": "x" * 1000}) for n in range(3000)]
+    for message in sent:
+        left_end.send(message)
+    assert left_end.pending
+    got = []
+    while len(got) < len(sent):
+        got += right_end.receive()
+        left_end.flush()
+    assert got == sent
+    left_end.close()
+    with pytest.raises(ConnectionError):
+        while True:
+            right_end.receive()
+    right_end.close()
+
+
+def test_the_agent_starts_light():
+    heavy = {"torch", "pydantic", "fastapi", "sqlalchemy", "numpy", "pynvml", "psutil"}
+    code = f"import sys, cordee.agent.agent; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path("/"))
+    assert done.stdout == "[]\n"
