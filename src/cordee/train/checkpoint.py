@@ -11,11 +11,9 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from cordee.errors import CheckpointError, CorruptError, FencedError
 from cordee.storage.chunks import lay_out
@@ -29,6 +27,7 @@ from cordee.train.drain import Setup
 from cordee.train.link import DrainLink
 from cordee.train.staging import Staging
 from cordee.train.state import decode, dtype_of, encode, gather, names_in, scatter
+from cordee.train.together import Together
 
 logger = logging.getLogger("cordee.train")
 T = TypeVar("T")
@@ -91,7 +90,7 @@ class Checkpointer:
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._blobs = open_blobs(to)
-        self._group = _own_group(world_size, grace_s)
+        self._together = Together(rank, world_size, grace_s)
         self._staging = Staging(str(self._blobs.root / TMP))
         self._writer = CaptureWriter(self._staging)
         self._nonce = ""
@@ -119,16 +118,18 @@ class Checkpointer:
             FencedError: a newer attempt owns the log.
             CorruptError: there are generations, and none verifies.
         """
-        self._epoch, self._nonce, candidates, damaged = self._from_rank0(self._begin)
-        self.skipped = [Skipped(index, None, f"log record {index}: {reason}") for index, reason in damaged]
+        self._epoch, self._nonce, candidates, damaged = self._together.from_rank0(self._begin)
+        self.skipped = []
         for commit in candidates:
-            problem = self._first_problem(
+            problem = self._together.first_problem(
                 check_generation(self._blobs, commit.manifest, rank=self.rank, world_size=self.world_size)
             )
             if problem is None:
                 self._opened = self._newest = commit
                 break
             self.skipped.append(Skipped(commit.generation, commit.step, problem))
+        oldest = self._opened.generation if self._opened else -1
+        self.skipped += [Skipped(at, None, f"log record {at}: {reason}") for at, reason in damaged if at > oldest]
         if self.rank == 0:
             for skipped in self.skipped:
                 what = f"step {skipped.step}" if skipped.step is not None else "a record"
@@ -152,7 +153,7 @@ class Checkpointer:
             loaded, problem = self._load(state, commit), None
         except (CheckpointError, Damaged) as error:
             loaded, problem = None, error
-        elsewhere = self._first_problem(str(problem) if problem else None)
+        elsewhere = self._together.first_problem(str(problem) if problem else None)
         if isinstance(problem, CheckpointError):
             raise problem
         if isinstance(problem, Damaged):
@@ -183,9 +184,9 @@ class Checkpointer:
             problem = problem or error
         mark = fingerprint(tensors)
         changed = self._plan is None or self._plan.fingerprint != mark
-        if self._agree(step, problem, changed):
+        if self._together.any_changed(step, problem, changed):
             self._plan = None  # Until there is a new one: a save that fails on the way must plan again.
-            plan = self._collective(lambda: make_plan(tensors, mark, self.rank, self._group))
+            plan = self._together.call(lambda: make_plan(tensors, mark, self.rank, self._together.group))
         else:
             assert self._plan is not None, "the first save always plans"
             plan = self._plan
@@ -250,7 +251,7 @@ class Checkpointer:
                 f"the checkpoint of step {manifest.step} has no {', '.join(missing)}",
                 hint=f"it has {', '.join(manifest.values)}",
             )
-        template, _ = gather(state)
+        template, _ = gather(state, template=True)
         wanted = {}
         for name in sorted(names_in([manifest.values[name] for name in state])):
             saved = manifest.tensors[name]
@@ -294,23 +295,6 @@ class Checkpointer:
             saves_before,
         )
         self._link = DrainLink(setup, self._committed, self._failed)
-
-    def _agree(self, step: int, problem: CheckpointError | None, changed: bool) -> bool:
-        """Is there a rank that needs a new plan? The one collective of a save whose plan is kept."""
-        if self._group is None:
-            if problem:
-                raise problem
-            return changed
-        flags = torch.tensor([int(problem is not None), int(changed), step, -step])
-        self._collective(lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group))
-        failed, replan, last, first = flags.tolist()
-        if problem:
-            raise problem
-        if failed:
-            raise CheckpointError(f"another rank could not capture step {step}")
-        if last != -first:
-            raise CheckpointError(f"ranks save different steps: {-first} to {last}")
-        return bool(replan)
 
     def _capture(self, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
         if self._plan is None:
@@ -370,38 +354,6 @@ class Checkpointer:
         self._outcomes = {number: outcome}
         self._changed.notify_all()
 
-    # Agreement among ranks, on our own group.
-
-    def _from_rank0(self, work: Callable[[], T]) -> T:
-        """Do it on rank 0; all ranks get its result or its error."""
-        answer: list[Any] = [None, None]
-        if self.rank == 0:
-            try:
-                answer[0] = work()
-            except CheckpointError as error:
-                answer[1] = error
-        if self._group is not None:
-            self._collective(lambda: dist.broadcast_object_list(answer, group_src=0, group=self._group))
-        if answer[1] is not None:
-            raise answer[1]
-        result: T = answer[0]
-        return result
-
-    def _first_problem(self, mine: str | None) -> str | None:
-        if self._group is None:
-            return mine
-        found: list[str | None] = [None] * self.world_size
-        self._collective(lambda: dist.all_gather_object(found, mine, group=self._group))
-        return next((problem for problem in found if problem), None)
-
-    def _collective(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"rank {self.rank} could not reach the other ranks within {self.grace_s:.0f} s: {error}"
-            ) from error
-
 
 def _tell(callback: Callable[[T], None] | None, news: T) -> None:
     if callback is None:
@@ -410,13 +362,3 @@ def _tell(callback: Callable[[T], None] | None, news: T) -> None:
         callback(news)
     except Exception:  # The listener must go on, or every later save would seem to hang.
         logger.exception("a checkpoint callback failed")
-
-
-def _own_group(world_size: int, grace_s: float) -> Any:
-    if world_size == 1:
-        return None
-    if not dist.is_initialized():
-        raise CheckpointError(
-            f"a world of {world_size} ranks needs torch.distributed", hint="call init_process_group() first"
-        )
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=grace_s))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -22,10 +23,14 @@ from cordee.errors import CheckpointError
 
 # A JSON object with this key stands for something that JSON has no word for.
 TAG = "$"
+# In place of its state: the parameter groups of an optimizer that has not made a step.
+FRESH = "fresh"
 
 
-def gather(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Every tensor by its name `object/path/to/it`, and for each object the JSON that refers to them.
+
+    A template is there to be loaded into: then an optimizer without state is given one of the right shape.
 
     Raises:
         CheckpointError: something in it cannot be stored.
@@ -38,7 +43,7 @@ def gather(state: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, An
         tensors[path] = tensor
         return {TAG: "tensor", "name": path}
 
-    return tensors, {name: encode(_state_of(name, state), name, keep) for name in state}
+    return tensors, {name: encode(_state_of(name, state, template), name, keep) for name in state}
 
 
 def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
@@ -48,7 +53,7 @@ def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
         if isinstance(target, torch.nn.Module):
             set_model_state_dict(target, value)
         elif isinstance(target, torch.optim.Optimizer):
-            set_optimizer_state_dict(_owner(name, state), target, value)
+            _load_optimizer(_owner(name, state), target, value)
         elif _is_stateful(target):
             target.load_state_dict(value)
         else:
@@ -144,13 +149,28 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def _state_of(name: str, state: dict[str, Any]) -> Any:
+def _state_of(name: str, state: dict[str, Any], template: bool) -> Any:
     value = state[name]
     if isinstance(value, torch.nn.Module):
         return get_model_state_dict(value)
     if isinstance(value, torch.optim.Optimizer):
-        return get_optimizer_state_dict(_owner(name, state), value)
+        owner = _owner(name, state)
+        if not (value.state or template):
+            # torch would take a step with zero gradients to make a state, and count it: the run would not be the same.
+            groups = [{key: item for key, item in group.items() if key != "params"} for group in value.param_groups]
+            return {FRESH: groups}
+        return get_optimizer_state_dict(owner, value)
     return value.state_dict() if _is_stateful(value) else value
+
+
+def _load_optimizer(owner: torch.nn.Module, target: torch.optim.Optimizer, value: dict[str, Any]) -> None:
+    if FRESH not in value:
+        # Not strict: a parameter that has had no gradient has no state, here as in the run that was saved.
+        set_optimizer_state_dict(owner, target, value, options=StateDictOptions(strict=False))
+        return
+    target.state.clear()
+    for group, saved in zip(target.param_groups, value[FRESH], strict=True):
+        group.update(saved)
 
 
 def _is_stateful(value: Any) -> bool:

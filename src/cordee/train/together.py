@@ -1,0 +1,81 @@
+"""What the ranks of a gang tell each other when they open, plan or load: on a gloo group of our own, never the user's.
+
+Its time-out is the grace period: a rank that has died must not hold the others longer than they have.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from cordee.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+class Together:
+    """One rank's end; a world of one needs no process group."""
+
+    def __init__(self, rank: int, world_size: int, grace_s: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.grace_s = grace_s
+        self.group: Any = None
+        if world_size > 1:
+            if not dist.is_initialized():
+                raise CheckpointError(
+                    f"a world of {world_size} ranks needs torch.distributed", hint="call init_process_group() first"
+                )
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=grace_s))
+
+    def from_rank0(self, work: Callable[[], T]) -> T:
+        """Do it on rank 0; all ranks get its result or its error."""
+        answer: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                answer[0] = work()
+            except CheckpointError as error:
+                answer[1] = error
+        if self.group is not None:
+            self.call(lambda: dist.broadcast_object_list(answer, group_src=0, group=self.group))
+        if answer[1] is not None:
+            raise answer[1]
+        result: T = answer[0]
+        return result
+
+    def first_problem(self, mine: str | None) -> str | None:
+        """The problem of the lowest rank that has one."""
+        if self.group is None:
+            return mine
+        found: list[str | None] = [None] * self.world_size
+        self.call(lambda: dist.all_gather_object(found, mine, group=self.group))
+        return next((problem for problem in found if problem), None)
+
+    def any_changed(self, step: int, problem: CheckpointError | None, changed: bool) -> bool:
+        """Is there a rank that needs a new plan? The one collective of a save whose plan is kept.
+
+        Raises:
+            CheckpointError: a rank has a problem, or the ranks are at different steps.
+        """
+        flags = torch.tensor([int(problem is not None), int(changed), step, -step])
+        if self.group is not None:
+            self.call(lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group))
+        failed, replan, last, first = flags.tolist()
+        if problem:
+            raise problem
+        if failed:
+            raise CheckpointError(f"another rank could not capture step {step}")
+        if last != -first:
+            raise CheckpointError(f"ranks save different steps: {-first} to {last}")
+        return bool(replan)
+
+    def call(self, collective: Callable[[], T]) -> T:
+        """Run a collective; a rank that does not come is an error and not a crash."""
+        try:
+            return collective()
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"rank {self.rank} could not reach the other ranks within {self.grace_s:.0f} s: {error}"
+            ) from error
