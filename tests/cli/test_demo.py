@@ -1,11 +1,20 @@
 """Every claim of the demo is fed what is false, and fails loudly; fed what is true, it says what it measured."""
 
+import io
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cordee.cli.story import claims
+from cordee.cli.story.stage import stage
+from cordee.cli.story.teller import Teller, bars
+from cordee.control.spawn import is_owned
 from cordee.errors import ClaimError
 from cordee.events import (
     AttemptEnded,
@@ -21,6 +30,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.view.report import Claim
+from cordee.workload.spec import JobSpec
 
 GPT, EVAL = JobId("gpt-aaaaaa"), JobId("eval-bbbbbb")
 S = 1_000_000
@@ -136,3 +146,61 @@ def test_what_is_false_fails_loudly(name: str) -> None:
         FALSE[name]()
     assert raised.value.exit_code == 80
     assert raised.value.hint
+
+
+def test_a_job_that_fails_ends_the_demo_with_its_last_words_and_leaves_nothing_behind() -> None:
+    told = io.StringIO()
+    teller = Teller(Console(file=told, width=80))
+    homes = []
+    with (
+        pytest.raises(ClaimError, match="ended as failed") as raised,
+        stage(teller, keep=False, price_as="H100") as stood,
+    ):
+        homes.append(stood.home)
+        run = [sys.executable, "-c", "print('the disk of rank 7 is on fire'); raise SystemExit(3)"]
+        spec = JobSpec.from_flags(run=run, gpus="4", name="broken", launch="rank", cwd=str(stood.home))
+        job_id = stood.submit(spec)
+        stood.follow(lambda event: isinstance(event, JobEnded) and event.job_id == job_id, "it runs")
+    assert "the disk of rank 7 is on fire" in str(raised.value.hint)
+    assert "broken is queued" in told.getvalue()
+    assert not homes[0].exists()
+    assert not is_owned(homes[0])
+
+
+def test_the_teller_degrades_where_the_terminal_takes_only_ascii() -> None:
+    raw = io.BytesIO()
+    teller = Teller(Console(file=io.TextIOWrapper(raw, encoding="ascii", errors="strict"), width=80))
+    with teller.part("The bill", "A lead."):
+        teller.claim(Claim("it holds", "1 = 1"))
+        teller.line(1.25, "something happened")
+        for row in bars([("a", 1.0, "$1")], ascii_only=teller.ascii_only):
+            teller.line(None, row)
+        teller.note("A note.")
+    teller.console.file.flush()
+    lines = raw.getvalue().decode("ascii").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("ok it holds" in line for line in lines)
+    assert [section.title for section in teller.sections] == ["The bill"]
+    assert teller.sections[0].notes == ("A note.",)
+
+
+@pytest.mark.gang
+@pytest.mark.timeout(290)
+def test_the_whole_story_holds_and_is_written_down(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "cordee", "demo", "--out", str(tmp_path / "report.html")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONUTF8": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "0 repeated, 0 missing of 100 steps on each of 4 ranks" in done.stdout
+    assert "0 of 4 SHA-256 digests differ" in done.stdout
+    assert "$8,993.92" in done.stdout
+    html = (tmp_path / "report.html").read_text()
+    assert html.count('<li class="holds">') == done.stdout.count("✓") == 19
+    assert '<li class="fails">' not in html
+    assert not list((tmp_path / "tmp").glob("cordee-demo-*")), "the temporary home is gone"

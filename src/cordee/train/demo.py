@@ -1,8 +1,8 @@
 """The job that `cordee demo` runs: a small GPT learns the sources of Python's standard library, byte by byte.
 
-An ordinary FSDP2 script with two lines of Cordee in its loop. Batches and dropout draw from torch's global random
-numbers, so a resume that lost them would show in the weights. What it writes beside: each step that a rank begins,
-and its shard of the final weights.
+An ordinary FSDP2 script for CPUs with two lines of Cordee in its loop. Batches and dropout draw from torch's
+global random numbers, so a resume that lost them would show in the weights. What it writes beside: each step that
+a rank begins, and its shard of the final weights.
 """
 
 import argparse
@@ -39,13 +39,13 @@ class Block(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, width] to the same."""
         batch, tokens, _ = x.shape
-        heads = self.qkv(self.norm_1(x)).view(batch, tokens, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = self.qkv(self.norm_1(x)).view(batch, tokens, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, WIDTH))
         return x + self.mlp(self.norm_2(x))
 
 
-class Gpt(nn.Module):
+class Gpt(nn.Module):  # type: ignore[misc]
     """A language model over bytes."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, tokens] to logits [batch, tokens, vocabulary]."""
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
@@ -73,10 +73,10 @@ def text() -> Tensor:
     return torch.frombuffer(found[:TEXT_BYTES], dtype=torch.uint8)
 
 
-def batch(corpus: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+def batch(corpus: Tensor) -> tuple[Tensor, Tensor]:
     """Random windows, and the same moved on by one byte."""
     starts = torch.randint(len(corpus) - CONTEXT - 1, (SEQUENCES_PER_RANK,))
-    windows = torch.stack([corpus[start : start + CONTEXT + 1] for start in starts.tolist()]).long().to(device)
+    windows = torch.stack([corpus[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
     return windows[:, :-1], windows[:, 1:]
 
 
@@ -86,24 +86,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
-    if on_gpu:
-        torch.cuda.set_device(device)
-        torch.use_deterministic_algorithms(True)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
+    dist.init_process_group("gloo")
     try:
-        train(args.steps, args.out, device)
+        train(args.steps, args.out)
     finally:
         dist.destroy_process_group()
 
 
-def train(steps: int, out: Path, device: torch.device) -> None:
+def train(steps: int, out: Path) -> None:
     """The loop."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1865)  # the same weights on every rank
-    model = Gpt().to(device)
-    mesh = init_device_mesh(device.type, (world_size,))
+    model = Gpt()
+    mesh = init_device_mesh("cpu", (world_size,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -117,7 +112,7 @@ def train(steps: int, out: Path, device: torch.device) -> None:
     ):
         for step in job.steps(steps):
             trace.write(json.dumps({"epoch": epoch, "step": step}) + "\n")
-            tokens, targets = batch(corpus, device)
+            tokens, targets = batch(corpus)
             loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -130,7 +125,7 @@ def shard(model: nn.Module) -> bytes:
     """This rank's part of every weight, one after the other in the order of their names."""
     parts = dict(model.named_parameters())
     local = [part.to_local() if isinstance(part, DTensor) else part for _, part in sorted(parts.items())]
-    return b"".join(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in local)
+    return b"".join(part.detach().contiguous().view(torch.uint8).numpy().tobytes() for part in local)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,8 @@ def line(event: Event, names: Names) -> str | None:
     if isinstance(event, Restored):
         return f"{name} {_restored(event)}"
     if isinstance(event, CheckpointCommitted):
-        size, took = format_bytes(event.size_bytes), format_duration(event.stall_us / US_PER_S)
-        return f"{name} checkpoint is durable: steps below {event.step} ({size}, ranks held for {took})"
-    if isinstance(event, RankLeft):
+        return f"{name} checkpoint: steps below {event.step} are durable ({format_bytes(event.size_bytes)})"
+    if isinstance(event, RankLeft) and event.how != "finished":
         return f"{name} rank {event.rank} leaves at step {event.step}: {event.how}"
     if isinstance(event, KillOrdered):
         return f"{name} is killed: {event.why}"

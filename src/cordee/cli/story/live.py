@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -16,7 +17,7 @@ from cordee.view.timeline import timeline_svg
 from cordee.workload.spec import JobSpec
 
 RANKS = SLOTS
-STEPS, STEPS_PRODUCTION = 80, 12
+STEPS, STEPS_PRODUCTION = 100, 12
 STEPS_AT_RISK = 5
 CHECKPOINT_EVERY = "4s"
 
@@ -45,10 +46,7 @@ def _tell_gang(teller: Teller, stage: Stage) -> JobId:
     )
     with teller.part("The gang", lead):
         pushed = stage.submit(_spec(stage, "gpt", "preemptible", STEPS))
-        stage.follow(lambda event: _is_checkpoint(event, pushed), "the gang starts and trains")
-        # A while into the next interval: what the push must not lose is then more than what is saved already.
-        beyond = max(event.step for event in stage.events if _is_checkpoint(event, pushed)) + STEPS_AT_RISK
-        stage.follow(lambda event: _has_reached(event, pushed, beyond), "the gang trains on")
+        stage.follow(lambda event: _is_worth_pushing(event, stage.events, pushed), "the gang starts and trains")
         started = _started(stage.out / "gpt")
         teller.claim(claims.whole_gang(stage.events, pushed, RANKS, started))
     return pushed
@@ -107,8 +105,13 @@ def _is_checkpoint(event: Event, job_id: JobId) -> TypeGuard[CheckpointCommitted
     return isinstance(event, CheckpointCommitted) and event.job_id == job_id
 
 
-def _has_reached(event: Event, job_id: JobId, step: int) -> bool:
-    return isinstance(event, Reported) and event.job_id == job_id and event.first_step + event.steps >= step
+def _is_worth_pushing(event: Event, events: Sequence[Event], job_id: JobId) -> bool:
+    """Some steps beyond its first checkpoint, so that there is something to lose; on a fast machine half-way."""
+    if not isinstance(event, Reported) or event.job_id != job_id or not event.steps:
+        return False
+    reached = event.first_step + event.steps
+    saved = max((event.step for event in events if _is_checkpoint(event, job_id)), default=None)
+    return reached >= STEPS // 2 or (saved is not None and reached >= saved + STEPS_AT_RISK)
 
 
 def _is_end(event: Event, job_id: JobId) -> bool:

@@ -95,6 +95,8 @@ def _tell_story(teller: Teller, story: Story, bill: Bill) -> None:
         f"The plan's interval is {period} for a reclaim a day; one checkpoint takes {format_duration(story.save_s)} at "
         f"2 GB/s a node, and all of them in 47 hours cost {format_micro_usd(worst.checkpoint_micro_usd)}."
     )
+    needed = format_duration(story.step_s + story.save_s)
+    teller.note(f"A notice shorter than {needed}, a step and a checkpoint, is as good as none for this job.")
     teller.note(f"Amounts with checkpoints include the restart. H100: {bill.price_source}.")
 
 

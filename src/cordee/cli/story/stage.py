@@ -28,9 +28,9 @@ _END_S = 60.0
 class Stage:
     """A running server, and what its log has told so far."""
 
-    def __init__(self, home: Path, teller: Teller) -> None:
-        self.home = home
-        self.client = Client(home)
+    def __init__(self, client: Client, teller: Teller) -> None:
+        self.client = client
+        self.home = client.home
         self.events: list[Event] = []
         self.names: dict[JobId, str] = {}
         self._teller = teller
@@ -102,7 +102,8 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
     try:
         health = start_server(home, slots=str(SLOTS), price_as=price_as)
         try:
-            yield Stage(home, teller)
+            with Client(home) as client:
+                yield Stage(client, teller)
         finally:
             _end(home, health.pid)
     finally:
