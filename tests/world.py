@@ -138,12 +138,13 @@ class World:
         """Run until nothing more happens, or until a time."""
         self.cycle()
         while self._agenda and self._agenda[0][0] <= until_s * S:
-            at_us, _, event = heapq.heappop(self._agenda)
-            self.now_us = max(self.now_us, at_us)
-            if callable(event):
-                self.tell(*event(self))
-            elif event.at_us >= 0 and not self._is_stale(event):
-                self.tell(event)
+            self.now_us = max(self.now_us, self._agenda[0][0])
+            while self._agenda and self._agenda[0][0] <= self.now_us:
+                _, _, event = heapq.heappop(self._agenda)
+                if callable(event):
+                    self.tell(*event(self))
+                elif event.at_us >= 0 and not self._is_stale(event):
+                    self.tell(event)
             self.cycle()
             assert self._entries < 100_000, "the world comes to no end"
         return self

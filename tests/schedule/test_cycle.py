@@ -2,7 +2,7 @@
 
 import pytest
 
-from cordee.events import Capacity, ServerUp
+from cordee.events import Capacity, NodeDown, ServerUp
 from cordee.ids import JobId
 from cordee.schedule import cycle as cycle_module
 from cordee.schedule import decide
@@ -84,9 +84,11 @@ def test_a_job_that_can_be_pushed_at_once_is_backfilled():
     world = big_gang_waits(job("b", 8, "preemptible"), job("c", 8, "preemptible", min_run_us=S))
     assert brief(world.cycle()) == ["place b n2:8"]
     assert end(world, "a", "finished")[-1] == "notice b preempt for gang"
+    assert brief(big_gang_waits(job("c", 8, "preemptible", min_run_us=S)).cycle()) == []
 
 
-@pytest.mark.parametrize(("limit_s", "placed"), [(50, ["place b n2:8"]), (200, [])])
+# `a` has its notice at 90 s and is gone by 120 s.
+@pytest.mark.parametrize(("limit_s", "placed"), [(50, ["place b n2:8"]), (110, ["place b n2:8"]), (200, [])])
 def test_a_job_whose_limit_ends_it_before_the_gang_can_start_is_backfilled(limit_s, placed):
     world = big_gang_waits(job("b", 8, at_us=6 * S, time_limit_us=limit_s * S), time_limit_us=120 * S)
     assert brief(world.cycle()) == placed
@@ -97,6 +99,38 @@ def test_a_job_is_backfilled_on_gpus_that_the_gang_will_not_need():
     world.play(until_s=2)
     world.tell(job("gang", 12, at_us=5 * S), job("b", 4, at_us=6 * S), job("c", 4, at_us=6 * S))
     assert brief(world.cycle()) == ["place b n2:4"]
+
+
+def test_nobody_is_pushed_for_a_job_behind_the_reservation():
+    world = World(node("n1"), node("n2"), job("a", 8, "production"), job("v", 4, "preemptible"))
+    world.play(until_s=2)
+    world.tell(job("gang", 16, at_us=5 * S), job("s", 8, at_us=6 * S))
+    assert brief(world.cycle()) == []
+
+
+def test_two_gangs_push_in_one_cycle_each_its_own_victims():
+    world = World(*(node(f"n{each}") for each in range(3)), *(job(name, 8, "preemptible") for name in ("a", "b", "c")))
+    world.play(until_s=2)
+    world.tell(job("p", 8, "production", at_us=5 * S), job("q", 6, "production", at_us=6 * S))
+    world.tell(job("r", 2, "production", at_us=7 * S))  # gets what `b` vacates beyond the need of `q`
+    assert brief(world.cycle()) == ["notice a preempt for p", "notice b preempt for q"]
+    assert brief(world.cycle()) == []
+
+
+def test_gpus_of_a_node_that_is_down_are_not_waited_for():
+    world = World(node("n1"), node("n2"), job("a", 8, "preemptible"), job("b", 8, "preemptible"))
+    world.play(until_s=2)
+    world.tell(job("p", 8, "production", at_us=5 * S)).cycle()
+    world.tell(NodeDown(at_us=6 * S, node="n1", epoch=1, why="silent"))
+    assert brief(world.cycle()) == ["notice b preempt for p"]
+
+
+def test_a_gang_of_both_capacities_does_not_take_what_is_reserved_of_one():
+    spot = node("n3", 4, capacity=Capacity.SPOT)
+    world = World(node("n1"), node("n2"), spot, job("a", 8, "production", capacity="on-demand"))
+    world.play(until_s=2)
+    world.tell(job("gang", 16, capacity="on-demand", at_us=5 * S), job("both", 12, at_us=6 * S))
+    assert brief(world.cycle()) == []
 
 
 def test_a_gang_larger_than_the_cluster_blocks_nobody():
@@ -125,7 +159,7 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
 
     def broken(index, candidates, gpus):
         if gpus == 3:
-            world.state.apply(node("trace"))
+            world.state.apply(NodeDown(at_us=0, node="n1", epoch=1, why="a trace"))
             raise ZeroDivisionError
         return place(index, candidates, gpus)
 

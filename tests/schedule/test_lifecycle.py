@@ -94,7 +94,7 @@ def test_a_commit_starts_the_count_anew_and_a_preemption_does_not_count():
     end(world, "a", "lost")
     world.tell(job("p", 8, "production", at_us=world.now_us))
     assert brief(world.cycle()) == ["notice a preempt for p"]
-    end(world, "a", "failed")
+    end(world, "a", "lost")
     assert world.state.jobs[JobId("a")].barren == 1
 
 

@@ -58,7 +58,7 @@ def jobs(draw):
             name,
             draw(st.sampled_from([1, 2, 3, 4, 8, 12])),
             draw(st.sampled_from(["production", "standard", "preemptible"])),
-            at_us=draw(st.integers(0, 200)) * S,
+            at_us=draw(st.sampled_from([0, 0, 50, 100, 100, 130, 200])) * S,
             priority=draw(st.integers(0, 1)),
             gpu_name=draw(st.sampled_from([None, None, "H100"])),
             capacity=draw(st.sampled_from(["any", "any", "on-demand", "spot"])),
@@ -160,7 +160,7 @@ def check_log(log: list[Event]) -> None:
                         leased[(lease.node, gpu)] = event.job_id
                 held[event.job_id] = {lease.node: lease.gpus for lease in event.leases}
             case ShareEnded():
-                for gpu in held[event.job_id].pop(event.node):
+                for gpu in held.get(event.job_id, {}).pop(event.node, ()):  # a share can be reported twice
                     del leased[(event.node, gpu)]
             case AttemptEnded():
                 assert not held.pop(event.job_id), "an attempt ends when all its shares have"
@@ -205,7 +205,7 @@ def held_gpu_us(log: list[Event], now_us: int) -> int:
             for lease in event.leases:
                 since[(event.job_id, event.epoch, lease.node)] = (event.at_us, len(lease.gpus))
         elif isinstance(event, ShareEnded):
-            at_us, gpus = since.pop((event.job_id, event.epoch, event.node))
+            at_us, gpus = since.pop((event.job_id, event.epoch, event.node), (event.at_us, 0))
             total += gpus * (event.at_us - at_us)
     return total + sum(gpus * (now_us - at_us) for at_us, gpus in since.values())
 

@@ -80,6 +80,17 @@ def test_a_share_ends_once(world):
     assert world.state.index.free(("H100", "on-demand")) == 8
 
 
+def test_a_commit_covers_what_ran_before_its_capture_and_an_older_step_changes_nothing(world):
+    def commit(at_s: int, step: int, drain_s: int) -> CheckpointCommitted:
+        more = {"generation": step, "size_bytes": 1, "stall_us": 0, "drain_us": drain_s * S}
+        return CheckpointCommitted(at_us=at_s * S, job_id=A, epoch=2, step=step, **more)
+
+    for event in (commit(900, 50, 10), commit(950, 40, 0)):
+        world.state.apply(event)
+    attempt = world.state.attempts[A]
+    assert (attempt.captured_us, attempt.committed_step) == (890 * S, 50)
+
+
 def test_a_gpu_cannot_be_leased_twice(world):
     with pytest.raises(AssertionError, match=r"b.1 leases GPUs \(0,\) twice"):
         world.state.apply(AttemptPlaced(at_us=0, job_id=B, epoch=1, leases=(Lease(node="n1", gpus=(0,)),)))

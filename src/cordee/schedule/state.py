@@ -369,8 +369,7 @@ class State:
         self._drop(self.attempts, event.job_id)
         if attempt.limit_at_us is not None:
             self._remove(self.limits, (attempt.limit_at_us, event.job_id))
-        if record.stop is None:
-            self._drop(self.attention, event.job_id)
+        self._drop(self.attention, event.job_id)
         self._put(self.jobs, event.job_id, queued)
         self._insert(self.queue, record.rank)
 
