@@ -296,7 +296,7 @@ class Client:
         tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[str]:
-        """Lines that the ranks wrote, of the newest attempt by default; with `follow`, until the job ends."""
+        """Lines that the ranks wrote in one attempt, the newest by default; with `follow`, from it to the job's end."""
         asked = {"epoch": epoch, "rank": rank, "tail": tail, "follow": follow}
         params = {name: value for name, value in asked.items() if value is not None}
         with self._stream(f"/v1/jobs/{job_id}/logs", params) as lines:

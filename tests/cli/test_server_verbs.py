@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from cordee import errors
 from cordee.cli.main import main
 from cordee.client import Client
 from cordee.errors import CordeeError
+from cordee.events import AttemptPlaced, NodeDown, RanksStarted
 
 SCHEMAS = Path(__file__).with_name("schemas.json")
 Verb = Callable[..., str]
@@ -85,7 +87,7 @@ def test_a_job_from_flags_runs_and_its_lines_are_followed(
     assert verb("logs", job_id, "--rank", "1", "--tail", "1").strip() == str(tmp_path)
     assert re.search(rf"{job_id} +done +standard +2 +1 ", verb("jobs"))
     assert "finished" in verb("jobs", job_id)
-    assert f"{job_id} is done: done: finished" in verb("why", "hello")
+    assert f"{job_id} is done: finished" in verb("why", "hello")
     assert re.search(rf"{job_id} .*GPU-s.*\$", verb("cost"))
     assert re.search(rf"{job_id}\.1 ", verb("cost", "--by", "epoch"))
 
@@ -277,6 +279,45 @@ def test_a_home_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str
     (tmp_path / "home").write_text("")
     assert code_of("up", "--home", str(tmp_path / "home")) == errors.HomeUnsuitableError.exit_code
     assert "cannot be used" in capsys.readouterr().err
+
+
+def test_two_runs_at_once_start_one_server(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    argv = [sys.executable, "-m", "cordee", "run", "--gpus", "1", "--slots", "2", "--home", str(home), "--", "true"]
+    both = [subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [each.communicate() for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    with Client(home) as client:
+        assert len(client.jobs()) == 2
+    assert code_of("down", "--home", str(home)) == 0
+
+
+def test_jobs_go_on_after_down_and_a_bare_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    home = tmp_path / "home"
+    assert code_of("up", "--home", str(home), "--slots", "2", "--price-as", "H100") == 0
+    assert code_of("run", "--gpus", "2", "--name", "long", "--home", str(home), "--", "sleep", "600") == 0
+    with Client(home) as client:
+        next(number for number, event in client.events(follow=True) if isinstance(event, RanksStarted))
+    assert code_of("down", "--home", str(home)) == 0
+    assert not (home / "server.json").exists()
+    assert code_of("up", "--home", str(home)) == 0
+    assert "1 job goes on" in capsys.readouterr().out
+    with Client(home) as client:
+        again = (event for _, event in client.events(follow=True) if isinstance(event, AttemptPlaced))
+        assert [event.epoch for event in islice(again, 2)] == [1, 2]
+        assert [isinstance(event, NodeDown) for _, event in client.events()].count(True) == 1
+        assert client.nodes()[0].gpus == 2
+        assert client.nodes()[0].micro_usd_per_gpu_hour == 2_990_000
+        client.stop("long", now=True)
+    assert code_of("down", "--home", str(home)) == 0
+
+
+def test_a_missing_library_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cordee.control.spawn.find_spec", lambda name: None if name == "uvicorn" else name)
+    assert code_of("up", "--home", str(tmp_path / "home")) == errors.MissingExtraError.exit_code
+    assert "a server needs uvicorn" in capsys.readouterr().err
 
 
 # -- how it looks --------------------------------------------------------------------------------------------

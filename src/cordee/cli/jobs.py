@@ -107,7 +107,7 @@ def submit(
 
 def follow_to_end(client: Client, job_id: str) -> int:
     """Print a job's lines until it ends; the exit code: 0 if it is done, else 1."""
-    for line in client.logs(job_id, follow=True):
+    for line in client.logs(job_id, epoch=1, follow=True):
         print(line, flush=True)
     job = client.job(job_id)
     print_end(terminal.stderr(), job)
@@ -261,7 +261,8 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     if as_json:
         terminal.print_json(told)
         return
-    print(f"{told.job_id} is {told.state}: {told.text}")
+    said = told.text if told.text.startswith(told.state) else f"{told.state}: {told.text}"
+    print(f"{told.job_id} is {said}")
     if told.blocking:
         print(f"blocked by: {', '.join(told.blocking)}")
     if told.until_us is not None:
@@ -274,7 +275,9 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     rank: Annotated[int | None, typer.Option(help="Of this rank only.", show_default="all")] = None,
-    attempt: Annotated[int | None, typer.Option("--try", help="Of this attempt.", show_default="newest")] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--try", help="Of this attempt; followed, from it on.", show_default="newest")
+    ] = None,
     tail: Annotated[int | None, typer.Option(help="The last lines of each rank.", show_default="all")] = None,
     home: Home = None,
     as_json: Json = False,

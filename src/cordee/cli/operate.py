@@ -51,7 +51,7 @@ def up(
     for node in nodes:
         print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {_price(node)}")
     if live:
-        print(f"{len(live)} jobs go on: cordee jobs")
+        print(f"{len(live)} {'job goes' if len(live) == 1 else 'jobs go'} on: cordee jobs")
 
 
 def down(*, home: Home = None, as_json: Json = False) -> None:

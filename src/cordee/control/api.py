@@ -45,95 +45,116 @@ _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
 )
 
 
-def create_app(service: Service) -> FastAPI:
-    """The application around one service."""
-    app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
-    app.include_router(_router(service))
-    app.add_exception_handler(CordeeError, _told)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _unknown)
-    return app
-
-
 def local_owner() -> str:
     """Who the home's token belongs to: the user that runs the server."""
     return getpass.getuser()
 
 
-def _router(service: Service) -> APIRouter:
-    def owner(request: Request) -> str:
-        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-        for token, who in service.owners.items():
-            if scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), token.encode()):
-                return who
-        said = "the token is wrong" if shown else "no token was sent"
-        raise TokenError(said, hint=f"it is in {service.home / 'token'}")
+async def _service(request: Request) -> Service:
+    service = request.app.state.service
+    assert isinstance(service, Service), "create_app put it there"
+    return service
 
-    router = APIRouter(prefix="/v1", dependencies=[Depends(owner)])
-    Owner = Annotated[str, Depends(owner)]
 
-    @router.get("/health")
-    def health() -> HealthView:
-        return service.health()
+Asked = Annotated[Service, Depends(_service)]
 
-    @router.post("/jobs", status_code=201)
-    def submit(submission: Submission, by: Owner) -> Submitted:
-        return service.submit(submission, by)
 
-    @router.get("/jobs")
-    def jobs() -> list[JobView]:
-        return service.jobs()
+async def _owner(request: Request, service: Asked) -> str:
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    for token, who in service.owners.items():
+        if scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), token.encode()):
+            return who
+    said = "the token is wrong" if shown else "no token was sent"
+    raise TokenError(said, hint=f"it is in {service.home / 'token'}")
 
-    @router.get("/jobs/{ref}")
-    def job(ref: str) -> JobDetailView:
-        return service.job(ref)
 
-    @router.post("/jobs/{ref}/stop")
-    def stop(ref: str, by: Owner, now: bool = False) -> JobView:
-        return service.stop(ref, by=by, now=now)
+Owner = Annotated[str, Depends(_owner)]
+router = APIRouter(prefix="/v1", dependencies=[Depends(_owner)])
 
-    @router.get("/jobs/{ref}/why")
-    def why(ref: str) -> WhyView:
-        return service.why(ref)
 
-    @router.get("/jobs/{ref}/logs", response_class=StreamingResponse)
-    def read_logs(
-        ref: str,
-        epoch: Annotated[int | None, Query(ge=1)] = None,
-        rank: Annotated[int | None, Query(ge=0)] = None,
-        tail: Annotated[int | None, Query(ge=0)] = None,
-        follow: bool = False,
-    ) -> StreamingResponse:
-        job = service.job(ref)
-        _check_rank(job, epoch, rank)
+@router.get("/health")
+def health(service: Asked) -> HealthView:
+    """The server itself."""
+    return service.health()
 
-        def files(which: int) -> list[Path]:
-            return logs.log_files(service.home, job.job_id, which, rank)
 
-        if not follow:
-            lines = logs.lines(files(epoch or job.epoch), tail)
-            return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
+@router.post("/jobs", status_code=201)
+def submit(submission: Submission, service: Asked, owner: Owner) -> Submitted:
+    """Queue a job, or refuse it and change nothing."""
+    return service.submit(submission, owner)
+
+
+@router.get("/jobs")
+def jobs(service: Asked) -> list[JobView]:
+    """Every job, newest first."""
+    return service.jobs()
+
+
+@router.get("/jobs/{ref}")
+def job(ref: str, service: Asked) -> JobDetailView:
+    """One job with its attempts."""
+    return service.job(ref)
+
+
+@router.post("/jobs/{ref}/stop")
+def stop(ref: str, service: Asked, owner: Owner, now: bool = False) -> JobView:
+    """Ask a job to end, after a checkpoint or now."""
+    return service.stop(ref, by=owner, now=now)
+
+
+@router.get("/jobs/{ref}/why")
+def why(ref: str, service: Asked) -> WhyView:
+    """Why a job is where it is."""
+    return service.why(ref)
+
+
+@router.get("/jobs/{ref}/logs", response_class=StreamingResponse)
+def read_logs(
+    service: Asked,
+    ref: str,
+    *,
+    epoch: Annotated[int | None, Query(ge=1)] = None,
+    rank: Annotated[int | None, Query(ge=0)] = None,
+    tail: Annotated[int | None, Query(ge=0)] = None,
+    follow: bool = False,
+) -> StreamingResponse:
+    """What the ranks wrote in one attempt, the newest by default; followed, from that one to the job's end."""
+    job = service.job(ref)
+    _check_rank(job, None if follow else epoch, rank)
+
+    def files(which: int) -> list[Path]:
+        return logs.log_files(service.home, job.job_id, which, rank)
+
+    if follow:
         several = rank is None and job.gpus > 1
         told = logs.follow(files, lambda: service.progress(job.job_id), epoch, several)
         return StreamingResponse(told, media_type="text/plain; charset=utf-8")
+    lines = logs.lines(files(epoch or job.epoch), tail)
+    return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
-    @router.get("/nodes")
-    def nodes() -> list[NodeView]:
-        return service.nodes()
 
-    @router.get("/cost")
-    def cost(by: By = "job") -> CostView:
-        return service.cost(by)
+@router.get("/nodes")
+def nodes(service: Asked) -> list[NodeView]:
+    """Every node that was ever up."""
+    return service.nodes()
 
-    @router.get("/events", response_class=StreamingResponse)
-    def events(after: Annotated[int, Query(ge=0)] = 0, follow: bool = False) -> StreamingResponse:
-        return StreamingResponse(_events(service, after, follow), media_type="text/event-stream")
 
-    @router.post("/down", status_code=202)
-    def down() -> HealthView:
-        return service.down()
+@router.get("/cost")
+def cost(service: Asked, by: By = "job") -> CostView:
+    """What was held and paid until now."""
+    return service.cost(by)
 
-    return router
+
+@router.get("/events", response_class=StreamingResponse)
+def events(service: Asked, after: Annotated[int, Query(ge=0)] = 0, follow: bool = False) -> StreamingResponse:
+    """The log after a number, as server-sent events."""
+    return StreamingResponse(_events(service, after, follow), media_type="text/event-stream")
+
+
+@router.post("/down", status_code=202)
+def down(service: Asked) -> HealthView:
+    """Give every attempt notice, and end when all have left."""
+    return service.down()
 
 
 def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None:
@@ -189,3 +210,14 @@ async def _unknown(request: Request, error: Exception) -> JSONResponse:
         return _answer(NotFoundError(f"there is nothing at {request.url.path}", hint="see /openapi.json"))
     body = as_body(errors.ServerError(f"{request.method} {request.url.path}: {error.detail}"))
     return JSONResponse(body, status_code=error.status_code)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application around one service."""
+    app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.include_router(router)
+    app.add_exception_handler(CordeeError, _told)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _unknown)
+    return app

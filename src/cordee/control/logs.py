@@ -72,7 +72,7 @@ async def follow(
     Args:
         files: an attempt's log files by its epoch.
         progress: the newest epoch, whether that attempt has ended, and whether the job has.
-        epoch: stay with this attempt.
+        epoch: begin with this attempt; None: with the newest.
         several: whether lines are labelled with their rank.
     """
     follower = Follower()
@@ -80,18 +80,17 @@ async def follow(
     while True:
         newest, ended, over = await asyncio.to_thread(progress)
         current = current or newest
-        finished = over or current < newest or (current == newest and ended)
-        for line in follower.news(files(current), several=several) if current else ():
+        for line in follower.news(files(current), several=several):
             yield line
-        if finished:
+        if over or current < newest or (current == newest and ended):
             for line in follower.drain(several=several):
                 yield line
-            if epoch is not None or (over and current == newest):
-                return
-            if current < newest:
-                current += 1
-                continue
-        await asyncio.sleep(POLL_S)
+        if current < newest:
+            current += 1
+        elif over:
+            return
+        else:
+            await asyncio.sleep(POLL_S)
 
 
 def _label(path: Path, *, several: bool) -> str:

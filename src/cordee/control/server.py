@@ -6,6 +6,7 @@ Killed or terminated it leaves the ranks alone: the next server adopts them. Onl
 
 import argparse
 import json
+import logging
 import os
 import queue
 import signal
@@ -148,6 +149,7 @@ class Server:
             http.end()
             if drained:
                 self._executor.shutdown()
+                self._tick()  # the nodes are down now, and nobody is to think that they idle
             self._executor.close()
             self._store.close()
             self._log.info("ended", drained=drained, signal=self._signal)
@@ -217,15 +219,23 @@ def _tell_parent(message: dict[str, object]) -> None:
 
 
 def _log_to(path: Path) -> None:
+    """Everything that this process logs, through structlog or not, as JSON lines in one file."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(path.open("a", buffering=1)),
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
     )
+    render: list[structlog.typing.Processor] = [
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+        structlog.processors.JSONRenderer(),
+    ]
+    handler = logging.FileHandler(path)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render))
+    logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -243,6 +253,9 @@ def main(argv: list[str] | None = None) -> int:
     except CordeeError as error:
         _tell_parent(as_body(error))
         return error.exit_code
+    except Exception:
+        structlog.get_logger().exception("the server ends by an error of its own; ranks go on")
+        raise
     return 0
 
 

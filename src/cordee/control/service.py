@@ -135,8 +135,8 @@ class Service:
         Raises:
             NotFoundError: none, or several.
         """
-        rows = self.store.jobs()
-        row = _find(rows, ref)
+        found = self.store.jobs(ref)
+        row = found[0] if found else _find(self.store.jobs(), ref)
         attempts = [_attempt_view(attempt) for attempt in self.store.attempts(row["job_id"])]
         view = _job_view(row).model_dump()
         return JobDetailView(**view, attempts=attempts, spec=json.loads(row["spec"]))
@@ -187,7 +187,7 @@ class Service:
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
         """For who follows a job's logs: its newest epoch, whether that has ended, and whether the job has."""
         attempts = self.store.attempts(job_id)
-        over = self.closing or self.job(job_id).ended_us is not None
+        over = self.closing or self.store.jobs(job_id)[0]["ended_us"] is not None
         newest = attempts[-1] if attempts else None
         return (newest["epoch"], newest["ended_us"] is not None, over) if newest else (0, True, over)
 
@@ -204,9 +204,7 @@ def _spec(submission: Submission) -> JobSpec:
 
 
 def _find(rows: list[Mapping[str, Any]], ref: str) -> Mapping[str, Any]:
-    by_id = {row["job_id"]: row for row in rows}
-    if ref in by_id:
-        return by_id[ref]
+    """The one job of this name."""
     named = [row for row in rows if row["name"] == ref]
     live = [row for row in named if row["ended_us"] is None]
     for candidates in (named, live):
@@ -215,7 +213,7 @@ def _find(rows: list[Mapping[str, Any]], ref: str) -> Mapping[str, Any]:
     if named:
         ids = ", ".join(row["job_id"] for row in named[:5])
         raise NotFoundError(f"{len(named)} jobs are named {ref!r}", hint=f"say which: {ids}")
-    near = difflib.get_close_matches(ref, [*by_id, *(row["name"] for row in rows)], n=1)
+    near = difflib.get_close_matches(ref, [row[key] for key in ("job_id", "name") for row in rows], n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise NotFoundError(f"there is no job {ref!r}", hint=hint + "`cordee jobs` lists them")
 

@@ -96,8 +96,8 @@ class SqlStore:
         except SQLAlchemyError as error:
             raise StoreError(f"command {number} could not be marked as delivered: {_reason(error)}") from error
 
-    def jobs(self) -> list[Mapping[str, Any]]:
-        """Every job's row with its newest attempt's steps, newest first."""
+    def jobs(self, job_id: str | None = None) -> list[Mapping[str, Any]]:
+        """Every job's row, or that of one, with its newest attempt's steps; newest first."""
         attempts, jobs = tables.attempts, tables.jobs
         newest = (attempts.c.job_id == jobs.c.job_id) & (attempts.c.epoch == jobs.c.epoch)
         # Numbers of steps outlive the attempt that reached them, and the next one starts without any.
@@ -105,6 +105,8 @@ class SqlStore:
         saved = sa.select(sa.func.max(every.c.checkpoint_step)).where(every.c.job_id == jobs.c.job_id)
         query = sa.select(jobs, attempts.c.step, saved.scalar_subquery().label("checkpoint_step"))
         query = query.join(attempts, newest, isouter=True)
+        if job_id is not None:
+            query = query.where(jobs.c.job_id == job_id)
         return self._read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
 
     def attempts(self, job_id: str) -> list[Mapping[str, Any]]:
