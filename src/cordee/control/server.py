@@ -106,6 +106,7 @@ class Server:
         self._log = structlog.get_logger()
         self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may be called by a signal handler
         self._signal: int | None = None
+        self._told: set[tuple[str, str]] = set()  # errors of the last turn, so that each is logged once
         catalogue = _catalogue(home.path)
         token = home.token()
         self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
@@ -173,6 +174,11 @@ class Server:
             self.service.problem = error.message
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
         self.service.problem = None
+        told = {(job_id, repr(error)) for job_id, error in self.control.errors}
+        for job_id, error in self.control.errors:
+            if (job_id, repr(error)) not in self._told:
+                self._log.error("a decision about one job failed", job_id=job_id, exc_info=error)
+        self._told = told
         return wake_at_us
 
     def _wait(self, until_us: int | None) -> None:

@@ -46,6 +46,7 @@ class Control:
         ledger: what was held, for what, at what price; hold `changed` while reading it.
         changed: the lock, and the condition that is notified after each commit.
         number: the log's last number.
+        errors: jobs on which the last decision failed, and how; it stands for all others.
     """
 
     def __init__(self, *, clock: Clock, store: Store, executor: Executor) -> None:
@@ -54,6 +55,7 @@ class Control:
         self.state = State()
         self.ledger = Ledger()
         self.number = 0
+        self.errors: tuple[tuple[JobId, Exception], ...] = ()
         self._clock, self._store, self._executor = clock, store, executor
         self._last_us = 0
         for number, event in store.events():
@@ -97,6 +99,7 @@ class Control:
                     point("reports.acknowledged")
             # A decision rests on what is committed. Dying between the two commits costs nothing: it is made again.
             decision = decide(self.state, max(self._clock.now_us(), self._last_us))
+            self.errors = decision.errors
             if decision.events:
                 point("decision.before_commit")
                 self._commit(decision.events, {})
