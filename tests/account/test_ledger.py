@@ -251,7 +251,8 @@ def test_the_parts_are_the_whole_to_the_microsecond_whatever_was_told(events, mo
     freed_us = {}
     clock_us = 100 * S
     for event in events:
-        clock_us = max(clock_us, event.at_us)
+        if not isinstance(event, Reported | Restored | CheckpointCommitted | RankLeft):
+            clock_us = max(clock_us, event.at_us)
         if isinstance(event, ShareEnded) and event.node in ("n0", "n1"):
             freed_us.setdefault(event.node, clock_us)
     (live,) = ledger.rows(500 * S)
@@ -275,15 +276,26 @@ def test_the_parts_are_the_whole_to_the_microsecond_whatever_was_told(events, mo
     assert sums == [row.micro_usd.held] * 3
 
 
-def test_a_long_attempt_stays_small():
+def test_a_rank_whose_clock_is_ahead_moves_no_other_time():
+    ledger = ledger_of(U(110, 150, 0, 40), commit(10**6, 40), span(C, 10**6, 2 * 10**6), *ended(200, "finished"))
+    (row,) = ledger.rows(0)
+    assert row.gpu_us.held == 400 * S and row.gpu_us.useful == 160 * S
+    assert ledger.totals(200 * S).idle_gpu_us == (8 * 100 + 4 * 100) * S
+
+
+@pytest.mark.parametrize(("committed", "clock_s", "segments"), [(True, 10**4, 3), (True, 0, 90), (False, 0, 90)])
+def test_a_long_attempt_stays_small(committed, clock_s, segments):
     ledger = ledger_of()
+    ledger.apply(job("other", 1, at_us=clock_s * S))
     for number in range(5000):
         ledger.apply(U(110 + number, 111 + number, number, 1))
-        ledger.apply(commit(111 + number, number + 1))
+        if committed:
+            ledger.apply(commit(111 + number, number + 1))
     (attempt,) = ledger._open.values()
-    assert len(attempt.timeline._segments) < 3
-    (row,) = ledger.rows(5110 * S)
-    assert row.gpu_us == Split(restart=40 * S, useful=20000 * S)
+    assert len(attempt.timeline._segments) < segments
+    (row,) = ledger.rows(10**4 * S)
+    assert row.gpu_us == Split(restart=40 * S, useful=20000 * S, unreported=4 * 4890 * S)
+    assert row.steps == 5000
 
 
 def test_what_an_ideal_world_costs():

@@ -4,7 +4,8 @@
     held     = useful + checkpoint + restart + stall + lost + unreported
 
 Held is each lease from AttemptPlaced to its ShareEnded. The ledger folds the log, event by event; its clock never goes
-back, so an event stamped earlier than the one before it counts at that one's time. Useful is provisional until a
+back, so an event stamped earlier than the one before it counts at that one's time. What ranks tell has times of its
+own, by their node's clock, and moves no other. Useful is provisional until a
 checkpoint covers it: what none covers, when the attempt ends otherwise than finished, is lost, charged to the job that
 gained by the notice, under the notice's reason. GPUs of a node that is down are neither held nor idle unless leased.
 """
@@ -38,6 +39,8 @@ from cordee.ids import JobId, attempt_name
 from cordee.units import US_PER_HOUR
 
 By = Literal["job", "user", "queue", "epoch"]
+
+_TOLD_BY_RANKS = (Reported, Restored, RankLeft, CheckpointCommitted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +191,8 @@ class Ledger:
     def apply(self, event: Event) -> None:
         """Take note of one event. Stale ones (another epoch, a share or attempt that ended) change nothing."""
         handler = self._handlers.get(type(event))
-        self._pass(event.at_us)
+        if not isinstance(event, _TOLD_BY_RANKS):
+            self._pass(event.at_us)
         if handler is not None:
             handler(event)
 
@@ -320,7 +324,8 @@ class Ledger:
     def _committed(self, event: CheckpointCommitted) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None:
-            attempt.timeline.commit(event, fold=not attempt.freed_us)
+            # Every lease still runs, and will at least until now: what is durable before now counts for all of them.
+            attempt.timeline.commit(event, fold_until_us=0 if attempt.freed_us else self.at_us)
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)

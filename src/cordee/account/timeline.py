@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 from cordee.account.split import Class
 from cordee.events import CheckpointCommitted, Outcome, Reported, SpanClass
+from cordee.units import US_PER_S
+
+_MERGED_US = 60 * US_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Segment:
 
 
 class Timeline:
-    """Of one attempt. What is durable is folded into sums, so that a long attempt stays small."""
+    """Of one attempt. Spans are merged, and durable ones folded into sums, so that a long attempt stays small."""
 
     def __init__(self, placed_us: int) -> None:
         self.placed_us = placed_us
@@ -54,18 +57,23 @@ class Timeline:
         cls, useful = Class(event.span.value), event.span is SpanClass.USEFUL
         steps = max(0, event.steps) if useful else 0
         segment = Segment(cls, from_us, event.at_us, event.first_step, steps, max(0, event.tokens) if useful else 0)
+        if len(self._segments) > 1:
+            self._merge_last_two()
         self._segments.append(segment)
         self.steps += steps
         return segment
 
-    def commit(self, event: CheckpointCommitted, *, fold: bool) -> None:
-        """Steps below `event.step` are durable; with `fold` (every GPU is still held) they need no more detail."""
+    def commit(self, event: CheckpointCommitted, *, fold_until_us: int) -> None:
+        """Steps below `event.step` are durable; what they and others took until `fold_until_us` needs no more detail.
+
+        No lease of the attempt may end before that time.
+        """
         self.reports = True
         self._committed_step = max(self._committed_step, event.step)
         self._captured_us = max(self._captured_us or 0, event.at_us - event.drain_us)
-        while fold and len(self._segments) > 1:
+        while len(self._segments) > 1:
             segment = self._segments[0]
-            if segment.to_us > event.at_us or self._durable(segment) < segment.to_us:
+            if segment.to_us > fold_until_us or self._durable(segment) < segment.to_us:
                 return
             self._fold(segment)
 
@@ -104,6 +112,19 @@ class Timeline:
             elif self._durable(segment) == segment.to_us:
                 kept += segment.tokens
         return kept
+
+    def _merge_last_two(self) -> None:
+        """Spans of a second each become one of a minute, within which steps are taken to be equally long."""
+        before, last = self._segments[-2:]
+        goes_on = before.first_step + before.steps == last.first_step and before.steps > 0 and last.steps > 0
+        if (
+            before.cls is last.cls
+            and (goes_on or last.cls is not Class.USEFUL)
+            and before.to_us == last.from_us
+            and last.to_us - before.from_us <= _MERGED_US
+        ):
+            steps, tokens = before.steps + last.steps, before.tokens + last.tokens
+            self._segments[-2:] = [replace(before, to_us=last.to_us, steps=steps, tokens=tokens)]
 
     def _tail(self, outcome: Outcome | None) -> Class:
         if outcome is None:
