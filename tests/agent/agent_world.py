@@ -13,6 +13,8 @@ from cordee.events import AttemptPlaced, KillOrdered, Lease, NodeUp, NoticeGiven
 from cordee.ids import JobId
 
 DEADLINE_S = 40.0
+JOB = f"job-{os.getpid()}"  # two runs of these tests at once must not end each other's processes
+TAG = f"{JOB}.1"
 
 
 class World:
@@ -74,40 +76,40 @@ class World:
         self.number += 1
         self.pending.append(Pending(number=self.number, command=command, spec=spec))
 
-    def start(self, run, *, job="job", epoch=1, gpus=1, leases=None, **spec):
+    def start(self, run, *, job=JOB, epoch=1, gpus=1, leases=None, **spec):
         leases = leases or (Lease(node=self.nodes[0].name, gpus=tuple(range(gpus))),)
         spec = {"run": run, "cwd": str(self.home), **spec}
         self.order(AttemptPlaced(at_us=1, job_id=JobId(job), epoch=epoch, leases=leases), json.dumps(spec))
 
-    def notice(self, grace_s, *, job="job", epoch=1):
+    def notice(self, grace_s, *, job=JOB, epoch=1):
         deadline_us = time.time_ns() // 1000 + int(grace_s * 1e6)
         self.order(
             NoticeGiven(at_us=1, job_id=JobId(job), epoch=epoch, reason=NoticeReason.PREEMPT, deadline_us=deadline_us)
         )
 
-    def kill(self, *, job="job", epoch=1):
+    def kill(self, *, job=JOB, epoch=1):
         self.order(KillOrdered(at_us=1, job_id=JobId(job), epoch=epoch, why="the test said so"))
 
-    def of(self, kind, job="job", epoch=1):
+    def of(self, kind, job=JOB, epoch=1):
         return [e for e in self.log if isinstance(e, kind) and (e.job_id, e.epoch) == (job, epoch)]
 
-    def started(self, job="job", epoch=1):
+    def started(self, job=JOB, epoch=1):
         return self.until(lambda: self.of(RanksStarted, job, epoch), "RanksStarted")[0]
 
-    def ended(self, job="job", epoch=1, shares=1):
+    def ended(self, job=JOB, epoch=1, shares=1):
         found = self.until(
             lambda: len(self.of(ShareEnded, job, epoch)) >= shares and self.of(ShareEnded, job, epoch), "ShareEnded"
         )
         return found[0] if shares == 1 else found
 
-    def folder(self, job="job", epoch=1, node=None):
+    def folder(self, job=JOB, epoch=1, node=None):
         return self.home / "attempts" / job / str(epoch) / (node or self.nodes[0].name)
 
-    def log_text(self, name, job="job", epoch=1):
+    def log_text(self, name, job=JOB, epoch=1):
         path = self.folder(job, epoch) / "logs" / name
         return path.read_text() if path.exists() else ""
 
-    def logged(self, text, name="rank0.log", job="job", epoch=1):
+    def logged(self, text, name="rank0.log", job=JOB, epoch=1):
         self.until(lambda: text in self.log_text(name, job, epoch), f"{text!r} in {name}")
 
     def agent_pid(self, node="local"):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from agent_world import World, python
+from agent_world import JOB, TAG, World, python
 
 from cordee.agent import process
 from cordee.control.executors.supervise import NodeConfig
@@ -18,11 +18,14 @@ SLEEPS = "import os, time; print(f'pid={os.getpid()}', flush=True); time.sleep(6
 COUNTS = """
 import os, signal, sys
 from pathlib import Path
+from cordee.agent.stream import StreamWriter
 from cordee.events import RankLeft
 writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / "rank0.jsonl")
 pipe = open("pipe")
+print("open", flush=True)
 while line := pipe.readline():
-    writer.append(RankLeft(at_us=1, job_id="job", epoch=1, rank=0, how="finished", step=int(line)))
+    writer.append(RankLeft(at_us=1, job_id=os.environ["CORDEE_JOB"], epoch=1,
+                           rank=0, how="finished", step=int(line)))
 """
 
 
@@ -30,6 +33,11 @@ def kill_agent(world, node="local"):
     pid = world.until(lambda: world.agent_pid(node))
     os.kill(pid, signal.SIGKILL)
     return pid
+
+
+def open_pipe(world):
+    """For writing, whether a rank reads or not."""
+    return os.fdopen(os.open(world.home / "pipe", os.O_RDWR), "w", buffering=1)
 
 
 def epochs_up(world, node="local"):
@@ -41,7 +49,8 @@ def test_server_gone_and_back_nothing_is_lost_nothing_twice(world):
     world.start(python(COUNTS))
     world.started()
     pid = world.agent_pid()
-    with (world.home / "pipe").open("w", buffering=1) as pipe:
+    with open_pipe(world) as pipe:
+        world.logged("open")
         pipe.write("0\n1\n")
         world.until(lambda: len(world.of(RankLeft)) == 2)
         for more in ("2\n3\n", "4\n"):
@@ -52,7 +61,7 @@ def test_server_gone_and_back_nothing_is_lost_nothing_twice(world):
             world.until(lambda: f"{more.split()[-1]}" in [str(event.step) for event in world.of(RankLeft)])
         world.down()
         pipe.write("5\n")
-    world.until(lambda: not process.find("job.1"))
+    world.until(lambda: not process.find(TAG))
     world.up()
     assert world.ended().outcome is Outcome.FINISHED
     assert [event.step for event in world.of(RankLeft)] == [0, 1, 2, 3, 4, 5]
@@ -65,22 +74,22 @@ def test_server_gone_and_back_nothing_is_lost_nothing_twice(world):
 def test_commands_wait_for_the_server_that_comes_back(world):
     world.start(python(SLEEPS))
     world.logged("pid=")
-    pid = process.find("job.1")
+    pid = process.find(TAG)
     world.down()
     world.up()
     world.kill()
     assert world.ended().outcome is Outcome.KILLED
-    assert pid and not process.find("job.1")
+    assert pid and not process.find(TAG)
 
 
 def test_kill_9_of_the_agent_ends_its_ranks_before_the_node_is_up_again(world):
     world.start(python("import os, time\nif os.fork() == 0: os.setsid()\n" + SLEEPS), gpus=2)
     world.logged("pid=", "rank0.log")
     world.logged("pid=", "rank1.log")
-    assert len(process.find("job.1")) == 4
+    assert len(process.find(TAG)) == 4
     kill_agent(world)
     ended = world.ended()
-    assert not process.find("job.1")
+    assert not process.find(TAG)
     assert ended.outcome is Outcome.LOST
     assert "the agent of local died; 4 processes that it left were ended" in ended.why
     world.until(lambda: epochs_up(world) == [1, 2])
@@ -98,10 +107,10 @@ def test_agent_and_server_both_die(world):
     pid = world.agent_pid()
     os.kill(pid, signal.SIGKILL)
     world.until(lambda: world.agent_pid() is None)
-    assert process.find("job.1"), "nobody is there to end it"
+    assert process.find(TAG), "nobody is there to end it"
     world.up()
     assert world.ended().outcome is Outcome.LOST
-    assert not process.find("job.1")
+    assert not process.find(TAG)
     world.until(lambda: epochs_up(world) == [1, 2])
     assert [(e.node, e.epoch) for e in world.log if isinstance(e, NodeDown)] == [("local", 1)]
 
@@ -110,10 +119,11 @@ def test_what_an_agent_wrote_before_it_died_is_forwarded_by_the_next(world):
     os.mkfifo(world.home / "pipe")
     world.start(python(COUNTS))
     world.started()
-    with (world.home / "pipe").open("w", buffering=1) as pipe:
+    with open_pipe(world) as pipe:
+        world.logged("open")
         world.down()
         pipe.write("0\n1\n")
-    world.until(lambda: not process.find("job.1"))
+    world.until(lambda: not process.find(TAG))
     stream = world.home / "nodes" / "local" / "1.jsonl"
     world.until(lambda: "ShareEnded" in stream.read_text())
     kill_agent(world)
@@ -134,7 +144,7 @@ def test_an_older_agent_is_refused_and_ends_its_ranks(world):
     world.log.append(NodeUp(at_us=2, node=Node(name="local", epoch=7, gpu_name="slot", gpus=4)))
     world.up()
     ended = world.ended()
-    assert not process.find("job.1")
+    assert not process.find(TAG)
     assert ended.outcome is Outcome.KILLED
     assert "epoch 1 of node local is over: its agent has epoch 7" in ended.why
     world.until(lambda: epochs_up(world)[-1] == 8)
@@ -145,7 +155,7 @@ def test_a_second_agent_of_a_node_does_not_start(world):
     code = "import runpy, cordee.agent.agent as agent; agent.LOCK_S_MAX = 0.05; "
     code += "runpy.run_module('cordee.agent', run_name='__main__')"
     argv = [sys.executable, "-c", code, "--home", str(world.home), "--node", "local", "--epoch", "2"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "another agent holds" in done.stderr) == (1, True)
 
 
@@ -189,8 +199,10 @@ def test_order_is_on_disk_before_it_is_confirmed(world):
     (pending,) = world.pending
     assert world.executor.carry_out(pending)
     order = json.loads((world.folder() / "order.json").read_text())
-    assert (order["job_id"], order["epoch"], order["leases"]) == ("job", 1, [{"node": "local", "gpus": [0]}])
-    assert json.loads((world.home / "attempts/job/1/meeting.json").read_text())["master_port"] == order["master_port"]
+    assert (order["job_id"], order["epoch"], order["leases"]) == (JOB, 1, [{"node": "local", "gpus": [0]}])
+    assert (
+        json.loads((world.home / f"attempts/{JOB}/1/meeting.json").read_text())["master_port"] == order["master_port"]
+    )
 
 
 def test_an_order_without_processes_is_lost(world):
@@ -200,9 +212,9 @@ def test_an_order_without_processes_is_lost(world):
     world.started()
     world.down()
     kill_agent(world)
-    for each in process.find("job.1"):
+    for each in process.find(TAG):
         process.send(each, signal.SIGKILL)
-    world.until(lambda: not process.find("job.1"))
+    world.until(lambda: not process.find(TAG))
     world.up()
     ended = world.ended()
     assert ended.outcome is Outcome.LOST and "0 processes" in ended.why
@@ -223,7 +235,7 @@ def test_shutdown_waits_for_the_last_share(world):
     world.start(python(SLEEPS))
     world.logged("pid=")
     assert not world.executor.shutdown(timeout_s=0.2), "a share runs"
-    assert process.find("job.1")
+    assert process.find(TAG)
     world.kill()
     world.ended()
     assert world.executor.shutdown(timeout_s=20)
@@ -235,7 +247,7 @@ def test_an_agent_whose_home_is_gone_leaves(world, tmp_path):
     world.logged("pid=")
     world.down()
     world.home.rename(tmp_path / "elsewhere")
-    world.until(lambda: not process.find("job.1"))
+    world.until(lambda: not process.find(TAG))
     world.until(lambda: world.agent_pid() is None)
     (tmp_path / "elsewhere").rename(world.home)
 
@@ -265,7 +277,7 @@ def test_a_gang_over_two_nodes_meets_at_one_address(pair):
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "NNODES", "MASTER_PORT"]
     pair.start(python(f"import os; print(*(os.environ[name] for name in {names}))"), leases=LEASES)
     assert {event.outcome for event in pair.ended(shares=2)} == {Outcome.FINISHED}
-    port = json.loads((pair.home / "attempts/job/1/meeting.json").read_text())["master_port"]
+    port = json.loads((pair.home / f"attempts/{JOB}/1/meeting.json").read_text())["master_port"]
     logs = [pair.folder(node=node) / "logs" / f"rank{rank}.log" for node, rank in (("a", 0), ("a", 1), ("b", 2))]
     lines = [log.read_text().splitlines()[-1] for log in logs]
     assert lines == [f"0 3 0 0 2 {port}", f"1 3 1 0 2 {port}", f"2 3 0 1 2 {port}"]
@@ -276,7 +288,7 @@ def test_a_command_is_done_when_every_node_confirmed(pair):
     os.kill(pair.agent_pid("b"), signal.SIGSTOP)
     pair.executor._confirm_s = 0.1
     pair.start(python(SLEEPS), leases=LEASES)
-    pair.until(lambda: (pair.folder(node="a") / "order.json").exists())
+    pair.until((pair.folder(node="a") / "order.json").exists)
     assert pair.pending, "b has not confirmed"
     os.kill(pair.agent_pid("b"), signal.SIGCONT)
     pair.until(lambda: not pair.pending and len(pair.of(RanksStarted)) == 2)

@@ -1,5 +1,6 @@
 """The agent's parts by themselves: streams, masks, launches, messages."""
 
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from cordee.agent.launch import Assignment, launcher_of, prepare
 from cordee.agent.logs import Masker
 from cordee.agent.stream import StreamReader, StreamWriter, last_records
 from cordee.events import Lease, RankLeft
+
+PARTS = f"parts-{os.getpid()}.1"  # so that two runs of these tests do not meet
 
 
 def left(step):
@@ -115,7 +118,7 @@ def test_masking_does_not_depend_on_the_chunks(text, cuts, values):
     secrets = {f"S{n}": value for n, value in enumerate(sorted(values))}
     data, whole, parts = text.encode(), Masker(secrets), Masker(secrets)
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
-    pieces = [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [data[a:b] for a, b in itertools.pairwise(bounds)]
     once = whole.feed(data) + whole.finish()
     assert b"".join(map(parts.feed, pieces)) + parts.finish() == once
     assert not any(value.encode() in once.replace(b"[S", b"").replace(b"]", b"") for value in values if "a" not in text)
@@ -222,6 +225,7 @@ def test_the_environment_of_a_rank(tmp_path):
         "MINE": "1",
         "TOKEN": "v",
         "CORDEE_ATTEMPT": "j.3",
+        "CORDEE_NODE": "b",
         "CORDEE_JOB": "j",
         "CORDEE_EPOCH": "3",
         "CORDEE_SPOOL": str(tmp_path / "f" / "spool"),
@@ -246,8 +250,12 @@ def test_a_launcher_gets_torchruns_options_as_environment(tmp_path):
     env = launched(tmp_path, {"run": "torchrun x", "checkpoint": {"to": "s3://b/c/"}}).processes[0].env
     pet = {name: value for name, value in env.items() if "PET_" in name}
     assert pet == {
-        "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "2", "PET_MASTER_ADDR": "h", "PET_MASTER_PORT": "9",
-    }  # fmt: skip
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "h",
+        "PET_MASTER_PORT": "9",
+    }
     assert "RANK" not in env and env["CORDEE_CHECKPOINT_TO"] == "s3://b/c/j"
 
 
@@ -258,11 +266,11 @@ def test_a_launcher_gets_torchruns_options_as_environment(tmp_path):
 def test_find_and_send(portable, monkeypatch):
     if portable:
         monkeypatch.setattr(process, "PROC", None)
-    child = process.spawn(["/bin/sleep", "600"], env={process.TAG: "parts.1"}, cwd="/", output=1)
+    child = process.spawn(["/bin/sleep", "600"], env={process.TAG: PARTS, process.NODE: "n"}, cwd="/", output=1)
     try:
-        assert {found.pid for found in process.find("parts.1")} == {child.pid}
-        (found,) = process.find("parts.1")
-        assert process.tag_of(child.pid) == "parts.1"
+        assert {found.pid for found in process.find(PARTS)} == {child.pid}
+        (found,) = process.find(PARTS, node="n")
+        assert not process.find(PARTS, node="m")
         assert not process.send(process.Process(found.pid, found.started + 1), signal.SIGKILL), (
             "a later one with that pid"
         )
@@ -270,7 +278,7 @@ def test_find_and_send(portable, monkeypatch):
         assert process.notice_targets(child.pid) == {found}
         assert process.send(found, signal.SIGTERM)
         assert child.wait() == -signal.SIGTERM
-        assert not process.find("parts.1", [found])
+        assert not process.find(PARTS, [found])
         assert not process.send(found, signal.SIGTERM)
     finally:
         child.kill()

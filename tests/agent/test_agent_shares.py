@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from agent_world import python
+from agent_world import JOB, TAG, python
 
 from cordee.agent import process
 from cordee.events import NodeUp, Outcome, RankLeft
@@ -58,8 +58,8 @@ def test_ranks_get_pytorchs_environment_and_finish(world):
         assert (
             f"RANK={rank} WORLD_SIZE=2 LOCAL_RANK={rank} LOCAL_WORLD_SIZE=2 NODE_RANK=0 MASTER_ADDR=127.0.0.1" in text
         )
-        assert "CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 CORDEE_ATTEMPT=job.1" in text
-        assert "CORDEE_CHECKPOINT_TO=/ckpt/job CORDEE_GRACE_S=30" in text
+        assert f"CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 CORDEE_ATTEMPT={TAG}" in text
+        assert f"CORDEE_CHECKPOINT_TO=/ckpt/{JOB} CORDEE_GRACE_S=30" in text
     order = json.loads((world.folder() / "order.json").read_text())
     assert order["omp_num_threads"] == 1 and order["launch"].startswith("one process per slot")
 
@@ -71,7 +71,7 @@ def test_first_failure_ends_the_others_at_once_with_its_last_lines(world):
     assert (ended.outcome, ended.why) == (Outcome.FAILED, "rank 1 exited with 3")
     assert (ended.failure.rank, ended.failure.exit_code, ended.failure.signal) == (1, 3, None)
     assert ended.failure.tail == tuple(str(n) for n in range(60, 100))
-    assert not process.find("job.1")
+    assert not process.find(TAG)
 
 
 def test_rank_killed_from_outside_is_lost(world):
@@ -80,7 +80,7 @@ def test_rank_killed_from_outside_is_lost(world):
     os.kill(int(world.log_text("rank1.log").partition("pid=")[2]), signal.SIGKILL)
     ended = world.ended()
     assert (ended.outcome, ended.failure.rank, ended.failure.signal) == (Outcome.LOST, 1, signal.SIGKILL)
-    assert not process.find("job.1")
+    assert not process.find(TAG)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_record_of_leaving_says_the_outcome(world, how, code, outcome):
     world.logged("ready")
     world.notice(30)
     assert world.ended().outcome is outcome
-    assert world.of(RankLeft) == [RankLeft(at_us=5, job_id="job", epoch=1, rank=0, how=how, step=7)]
+    assert world.of(RankLeft) == [RankLeft(at_us=5, job_id=JOB, epoch=1, rank=0, how=how, step=7)]
     kinds = [type(event).__name__ for event in world.log]
     assert kinds.index("RankLeft") < kinds.index("ShareEnded")
 
@@ -126,7 +126,7 @@ def test_one_that_dies_of_the_notice_leaves_the_others_their_grace(world):
     os.mkfifo(go)
     world.notice(30)
     world.logged("saving", "rank0.log")
-    world.until(lambda: len(process.find("job.1")) == 1)
+    world.until(lambda: len(process.find(TAG)) == 1)
     go.open("w").close()
     ended = world.ended()
     assert (ended.outcome, ended.why) == (Outcome.KILLED, "it left on notice without a checkpoint")
@@ -138,7 +138,7 @@ def test_script_that_ignores_sigterm_is_killed_after_its_grace(world):
     world.notice(0.3)
     ended = world.ended()
     assert (ended.outcome, ended.why) == (Outcome.KILLED, "it did not leave within its grace period of 0.3 s")
-    assert not process.find("job.1")
+    assert not process.find(TAG)
 
 
 def test_grace_is_kept_without_a_server(world):
@@ -148,7 +148,7 @@ def test_grace_is_kept_without_a_server(world):
     world.tick()
     assert not world.pending, "the notice was confirmed"
     world.down()
-    world.until(lambda: not process.find("job.1"))
+    world.until(lambda: not process.find(TAG))
     world.up()
     assert world.ended().outcome is Outcome.KILLED
 
@@ -278,15 +278,15 @@ def test_what_cannot_start_says_why(world, spec, why):
 
 
 def test_a_spool_holds_only_what_a_rank_may_say(world):
-    left = {"kind": "RankLeft", "at_us": 1, "job_id": "job", "epoch": 1, "rank": 0, "how": "x", "step": 1}
+    left = {"kind": "RankLeft", "at_us": 1, "job_id": JOB, "epoch": 1, "rank": 0, "how": "x", "step": 1}
     events = [left | {"job_id": "other"}, {"kind": "ServerDraining", "at_us": 1}, left | {"at_us": "1"}, left]
     lines = [json.dumps({"seq": seq, "event": event}) + "\n" for seq, event in enumerate(events, start=1)]
     text = "".join([*lines[:2], "no json\n", *lines[2:], '{"seq": 5, "ev'])
     code = f"import os; open(os.environ['CORDEE_SPOOL'] + '/rank0.jsonl', 'w').write({text!r})"
     world.start(python(code))
     assert world.ended().outcome is Outcome.FINISHED
-    assert world.of(RankLeft) == [RankLeft(at_us=1, job_id="job", epoch=1, rank=0, how="x", step=1)]
-    assert world.marks["job.1/rank0"] == 4
+    assert world.of(RankLeft) == [RankLeft(at_us=1, job_id=JOB, epoch=1, rank=0, how="x", step=1)]
+    assert world.marks[f"{TAG}/rank0"] == 4
 
 
 def test_many_records_arrive_once_and_in_order(world):
@@ -297,7 +297,7 @@ from cordee.agent.stream import StreamWriter
 from cordee.events import RankLeft
 writer = StreamWriter(Path(os.environ['CORDEE_SPOOL']) / 'rank0.jsonl')
 for n in range(5000):
-    writer.append(RankLeft(at_us=n, job_id='job', epoch=1, rank=0, how='finished', step=n))
+    writer.append(RankLeft(at_us=n, job_id=os.environ['CORDEE_JOB'], epoch=1, rank=0, how='finished', step=n))
 """
     world.start(python(code))
     world.ended()

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from agent_world import TAG
 
 from cordee.agent import process
 from cordee.events import Outcome, RankLeft
@@ -19,7 +20,8 @@ def leave(*_):
         from cordee.agent.stream import StreamWriter
         from cordee.events import RankLeft
         writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / f"rank{rank}.jsonl")
-        writer.append(RankLeft(at_us=5, job_id="job", epoch=1, rank=rank, how="checkpointed", step=7))
+        job = os.environ["CORDEE_JOB"]
+        writer.append(RankLeft(at_us=5, job_id=job, epoch=1, rank=rank, how="checkpointed", step=7))
     if sys.argv[1] != "stays":
         sys.exit(0)
 signal.signal(signal.SIGTERM, leave)
@@ -54,10 +56,10 @@ def test_torchruns_workers_in_sessions_of_their_own_are_killed_after_the_grace(w
     start(world, "stays", on_preempt={"grace_s": 1})
     for rank in (0, 1):
         world.logged(f"rank {rank} of 2", "node.log")
-    assert len(process.find("job.1")) >= 3
+    assert len(process.find(TAG)) >= 3
     world.notice(1)
     assert world.ended().outcome is Outcome.KILLED
-    assert not process.find("job.1")
+    assert not process.find(TAG)
 
 
 def test_a_worker_of_torchrun_killed_from_outside_is_lost(world):

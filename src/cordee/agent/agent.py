@@ -154,7 +154,7 @@ class NodeAgent:
     def _end_survivors(self, order: Assignment) -> int:
         known = self._journal.ranks(order)
         ended = set()
-        while left := process.find(order.tag, known):
+        while left := process.find(order.tag, known, node=self._node):
             ended |= left
             for each in left:
                 process.send(each, signal.SIGKILL)
@@ -257,8 +257,7 @@ class NodeAgent:
         self._next_devices_s = time.monotonic() + DEVICES_S
         ours: set[int] = set()
         if self._devices.real:
-            found = (process.find(share.order.tag, share.known) for share in self._shares.values())
-            ours = {each.pid for share in found for each in share}
+            ours = {each.pid for share in self._shares.values() for each in share.processes()}
         unavailable = self._devices.unavailable(ours.__contains__)
         if not first and unavailable == self._unavailable:
             return

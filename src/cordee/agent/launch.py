@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cordee.agent.process import TAG
+from cordee.agent.process import NODE, TAG
 from cordee.events import Lease
 
 DEFAULT_GRACE_S = 30.0
@@ -229,6 +229,7 @@ def _gpu_env(gpus: Sequence[int], real: bool) -> dict[str, str]:
 def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
     env = {
         TAG: order.tag,
+        NODE: order.node,
         "CORDEE_JOB": order.job_id,
         "CORDEE_EPOCH": str(order.epoch),
         "CORDEE_SPOOL": str(folder / "spool"),

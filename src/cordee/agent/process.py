@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TAG = "CORDEE_ATTEMPT"
+NODE = "CORDEE_NODE"
 PROC = Path("/proc") if Path("/proc/self/environ").exists() else None
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -53,14 +54,19 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int)
     )
 
 
-def find(tag: str, known: Iterable[Process] = ()) -> set[Process]:
+def find(tag: str, known: Iterable[Process] = (), *, node: str | None = None) -> set[Process]:
     """Every running process with the tag, the `known` ones that still run, and all their descendants.
 
     A program may overwrite its environment (setproctitle does): `known` and descent find it all the same.
+
+    Args:
+        tag: of an attempt.
+        known: processes that are of the attempt whatever their environment says.
+        node: only those of this node; other nodes of the attempt may be on the same machine.
     """
     entries = {entry.process.pid: entry for entry in _table()}
     mine = {p.pid for p in known if p.pid in entries and entries[p.pid].process == p}
-    mine |= {pid for pid in entries if pid not in mine and tag_of(pid) == tag}
+    mine |= {pid for pid in entries if pid not in mine and _is_tagged(pid, tag, node)}
     children: dict[int, list[int]] = {}
     for entry in entries.values():
         children.setdefault(entry.parent, []).append(entry.process.pid)
@@ -166,19 +172,15 @@ def _stat(pid: int) -> _Entry | None:
     return _Entry(Process(pid, float(fields[19])), int(fields[1]), fields[0] not in (b"Z", b"X"))
 
 
-def tag_of(pid: int) -> str | None:
-    """The attempt that a process belongs to, by its environment; None if to none, or if not ours to read."""
+def _is_tagged(pid: int, tag: str, node: str | None) -> bool:
     if PROC is None:
-        return _portable_tag(pid)
-    try:
-        environ = (PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return None
-    prefix = TAG.encode() + b"="
-    for entry in environ.split(b"\0"):
-        if entry.startswith(prefix):
-            return entry[len(prefix) :].decode(errors="replace")
-    return None
+        environ = _portable_environ(pid)
+    else:
+        try:
+            environ = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+    return f"{TAG}={tag}".encode() in environ and (node is None or f"{NODE}={node}".encode() in environ)
 
 
 def _psutil() -> Any:
@@ -193,10 +195,9 @@ def _portable_table() -> Iterable[_Entry]:
         yield _Entry(Process(info["pid"], info["create_time"] or 0.0), info["ppid"] or 0, running)
 
 
-def _portable_tag(pid: int) -> str | None:
+def _portable_environ(pid: int) -> list[bytes]:
     psutil = _psutil()
     try:
-        tag: str | None = psutil.Process(pid).environ().get(TAG)
+        return [f"{name}={value}".encode() for name, value in psutil.Process(pid).environ().items()]
     except (psutil.Error, OSError):
-        return None
-    return tag
+        return []

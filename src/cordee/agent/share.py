@@ -128,7 +128,7 @@ class Share:
         if not self._sweeping:
             self._killed_why = f"it did not leave within its grace period of {self.order.grace_s:g} s"
             self._sweeping = True
-        left = process.find(self.order.tag, self.known)
+        left = self.processes()
         for each in left:
             process.send(each, signal.SIGKILL)
         if not left and all(rank.exit_code is not None for rank in self._ranks):
@@ -137,6 +137,10 @@ class Share:
         self.wake_at_s = now_s + self._sweep_s
         self._sweep_s = min(2 * self._sweep_s, SWEEP_S_MAX)
         return False
+
+    def processes(self) -> set[Process]:
+        """All that run of this share."""
+        return process.find(self.order.tag, self.known, node=self.order.node)
 
     def result(self) -> ShareResult:
         """How it ended; to be asked when `tick` has returned True and the logs are closed."""
