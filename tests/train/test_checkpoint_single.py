@@ -267,6 +267,37 @@ def test_a_state_that_changes_shape_is_planned_again(make) -> None:
         assert torch.equal(state["t"]["x"], tensor)
 
 
+def test_what_lay_in_the_memory_before_is_in_no_chunk(tmp_path) -> None:
+    """Gaps between tensors are stored too: they hold zeros, so that equal states have equal chunks."""
+    small = {"t": {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(5, dtype=torch.uint8)}}
+    addresses = []
+    for folder, before in (("used", [{"t": torch.full((5000,), 7)}]), ("fresh", [])):
+        checkpointer = Checkpointer(str(tmp_path / folder), rank=0, world_size=1)
+        checkpointer.open()
+        for number, state in enumerate([*before, small]):
+            checkpointer.save(state, step=number, extras={})
+            commit = checkpointer.wait(WAIT_S)
+        checkpointer.close()
+        chunks = read_manifest(FileBlobs(tmp_path / folder), commit.manifest).chunks
+        addresses.append([chunk.blake3 for chunk in chunks])
+    assert addresses[0] == addresses[1]
+
+
+def test_a_damaged_base_is_no_base(make, tmp_path) -> None:
+    """The manifest that was loaded decays, and then the drain has to start again: saves still succeed."""
+    first = make()
+    saved(first, build(), 1)
+    first.close()
+    second = make()
+    commit = second.open()
+    second._link.wait_until_read(WAIT_S)
+    os.kill(second._link.pid, signal.SIGKILL)
+    second._link._thread.join(WAIT_S)
+    harm(tmp_path, "manifest", commit.generation)
+    second.save(build(), step=2, extras={})
+    assert second.wait(WAIT_S).step == 2
+
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8, torch.complex64]
 
 

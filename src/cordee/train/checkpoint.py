@@ -65,7 +65,8 @@ class Skipped:
 class Checkpointer:
     """One rank's access to its job's checkpoints.
 
-    All ranks call `open`, `load`, `save` and `close` in the same order; a world of one needs no process group.
+    All ranks make one, and call `open`, `load` and `save` in the same order; a world of one needs no group. What
+    `save` has captured is committed even if the trainer dies; `wait` tells when, `close` waits for the drain to end.
     """
 
     def __init__(

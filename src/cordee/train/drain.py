@@ -79,8 +79,9 @@ class Drain:
         self.known_since = setup.verified
         for entry in self.log.commits():
             if entry.index == setup.verified and entry.record:
-                whole = read_manifest(blobs, entry.record.fields["manifest"])
-                self.known = known_chunks(blobs, self.log.entries, whole)
+                with contextlib.suppress(Damaged):  # Since then something happened to it: then it is no base.
+                    whole = read_manifest(blobs, entry.record.fields["manifest"])
+                    self.known = known_chunks(blobs, self.log.entries, whole)
 
     def save(self, command: dict[str, Any]) -> None:
         """Bring one capture to the store and see it committed; every outcome is one event."""
