@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from cordee.cli import demo
 from cordee.cli.story import claims
+from cordee.cli.story.money import leased_gpu_us
 from cordee.cli.story.stage import stage
 from cordee.cli.story.teller import Teller, bars
 from cordee.control.spawn import is_owned
-from cordee.errors import ClaimError
+from cordee.errors import ClaimError, MissingExtraError
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -27,6 +29,7 @@ from cordee.events import (
     Outcome,
     RankLeft,
     Restored,
+    ShareEnded,
 )
 from cordee.ids import JobId
 from cordee.view.report import Claim
@@ -182,6 +185,28 @@ def test_the_teller_degrades_where_the_terminal_takes_only_ascii() -> None:
     assert any("ok it holds" in line for line in lines)
     assert [section.title for section in teller.sections] == ["The bill"]
     assert teller.sections[0].notes == ("A note.",)
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo, "NEEDS", ("no_such_library",))
+    with pytest.raises(MissingExtraError, match="needs no_such_library") as raised:
+        demo.demo(out=tmp_path / "report.html", keep=False)
+    assert raised.value.exit_code == 70
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_leased_is_counted_from_the_log_alone() -> None:
+    def freed(at_s: int, node: str) -> ShareEnded:
+        return ShareEnded(at_us=at_s * S, job_id=GPT, epoch=1, node=node, outcome=Outcome.FINISHED)
+
+    leases = (Lease(node="a", gpus=(0, 1)), Lease(node="b", gpus=(5,)))
+    log = [
+        AttemptPlaced(at_us=10 * S, job_id=GPT, epoch=1, leases=leases),
+        freed(12, "a"),
+        freed(17, "b"),
+        freed(19, "b"),
+    ]
+    assert leased_gpu_us(log) == (2 * 2 + 1 * 7) * S
 
 
 @pytest.mark.gang

@@ -102,7 +102,7 @@ def test_a_script_that_ignores_its_notice_is_killed_at_the_deadline_and_all_it_h
     result = run(nodes(), [submission("a", PLAIN), pushing])
     (kill,) = of(result, KillOrdered)
     assert kill.at_us == 330 * S
-    first, *_ = [row for row in result.ledger.rows(result.ledger.at_us) if row.job_id == "a-aaaaaa"]
+    first, *_ = [row for row in result.ledger.rows(result.at_us) if row.job_id == "a-aaaaaa"]
     assert first.gpu_us.lost == first.gpu_us.held == 330 * 16 * S
     assert first.micro_usd.lost == 330 * 16 * 1000
     assert first.for_job == "b-aaaaaa"
@@ -120,7 +120,7 @@ def test_the_cloud_takes_a_node_back(notice_s: int, outcome: Outcome) -> None:
     assert (repeated == 0) == bool(notice_s)
     assert sorted(steps_done(result)) == list(range(100))
     assert of(result, AttemptPlaced)[1].at_us == 560 * S, "not before the replacement is there"
-    rows = result.ledger.rows(result.ledger.at_us)
+    rows = result.ledger.rows(result.at_us)
     assert (rows[0].gpu_us.lost > 0) == (notice_s == 0)
 
 
@@ -148,7 +148,7 @@ def test_nothing_new_is_placed_on_a_node_that_is_announced_to_go() -> None:
 def test_every_microsecond_that_was_held_is_in_one_class() -> None:
     pushing = submission("b", WORK, at_s=303, tier=Tier.PRODUCTION)
     result = run(nodes(), [submission("a", WORK), pushing], [Reclaim(at_us=1000 * S, nodes=("n0",), back_us=9 * S)])
-    for row in result.ledger.rows(result.ledger.at_us):
+    for row in result.ledger.rows(result.at_us):
         assert row.ended_us is not None
         assert row.gpu_us.held == (row.ended_us - row.placed_us) * 16
 
@@ -200,6 +200,6 @@ def test_in_any_crowd_no_gpu_is_held_twice_no_job_is_lost_and_the_ledger_adds_up
     ended = [event.job_id for event in result.log if isinstance(event, JobEnded)]
     assert submitted == set(ended) and len(ended) == len(submitted) == 40
     assert not held
-    for row in result.ledger.rows(result.ledger.at_us):
+    for row in result.ledger.rows(result.at_us):
         assert row.ended_us is not None
         assert row.gpu_us.held == (row.ended_us - row.placed_us) * row.gpus or row.outcome is Outcome.LOST

@@ -26,10 +26,11 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is left of a run."""
+    """What is left of a run that ended, or was cut, at `at_us`."""
 
     log: tuple[Event, ...]
     ledger: Ledger
+    at_us: int
 
 
 def run(
@@ -55,6 +56,6 @@ def run(
             continue
         due = [at_us for at_us in (engine.next_us(), wake_us) if at_us is not None]
         if not due or (until_us is not None and min(due) > until_us):
-            return Run(tuple(store.log), control.ledger)
+            return Run(tuple(store.log), control.ledger, engine.now_us() if until_us is None else until_us)
         assert min(due) > engine.now_us() or engine.next_us() == engine.now_us(), "a wake-up in the past never ends"
         engine.advance(min(due))

@@ -143,7 +143,7 @@ def _worst_moment_us(work: Work, micro_usd_per_gpu_hour: int) -> int:
 def _loss(work: Work, micro_usd_per_gpu_hour: int, reclaimed_us: int, notice_us: int) -> Loss:
     reclaim = Reclaim(at_us=reclaimed_us, nodes=("node-3",), notice_us=notice_us, back_us=BACK_US)
     done = _world(work, micro_usd_per_gpu_hour, (reclaim,), until_us=reclaimed_us + BACK_US + US_PER_HOUR)
-    cut, again = done.ledger.rows(done.ledger.at_us)
+    cut, again = done.ledger.rows(done.at_us)
     return Loss(
         reclaimed_us=reclaimed_us,
         lost_gpu_us=cut.gpu_us.lost,

@@ -102,7 +102,7 @@ def _tell_layouts(teller: Teller, plan: Plan) -> None:
 
 
 def _bar(candidate: Candidate) -> MemoryBar:
-    note = "" if candidate.fits else f"(+{format_bytes(candidate.shortfall_bytes)})"
+    note = "" if candidate.fits else f"+{format_bytes(candidate.shortfall_bytes)}"
     return MemoryBar(str(candidate.layout), candidate.memory.worst.parts(), note)
 
 

@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from cordee.cli.story.lines import line, progress
 from cordee.cli.story.teller import Teller
 from cordee.client import Client
-from cordee.control.spawn import is_owned, start_server
+from cordee.control.spawn import start_server
 from cordee.errors import ClaimError, CordeeError
 from cordee.events import Event, JobEnded
 from cordee.ids import JobId
@@ -99,6 +100,7 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
         CordeeError: the server could not start.
     """
     home = Path(tempfile.mkdtemp(prefix="cordee-demo-"))
+    before = signal.signal(signal.SIGTERM, _leave)
     try:
         health = start_server(home, slots=str(SLOTS), price_as=price_as)
         try:
@@ -107,10 +109,15 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
         finally:
             _end(home, health.pid)
     finally:
+        signal.signal(signal.SIGTERM, before)
         if keep:
             teller.say(f"Everything is kept in {home}")
         else:
             shutil.rmtree(home, ignore_errors=True)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # so that what was started is ended too
 
 
 def _end(home: Path, pid: int) -> None:
@@ -120,10 +127,12 @@ def _end(home: Path, pid: int) -> None:
         for job in client.jobs():
             if job.ended_us is None:
                 client.stop(job.job_id, now=True)
-    with suppress(CordeeError), Client(home) as client:
-        client.down()
-    while is_owned(home):
+    try:
+        with Client(home) as client:
+            client.down()
+    except CordeeError:
+        os.kill(pid, signal.SIGTERM)
+    while os.waitpid(pid, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
-            return
         time.sleep(_POLL_S)
