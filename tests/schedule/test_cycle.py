@@ -171,6 +171,19 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
     assert world.state.snapshot() == before
 
 
+def test_a_job_that_fails_to_settle_does_not_keep_the_cycle_awake(monkeypatch):
+    world = World(node("n1"), job("a", 4, time_limit_us=100 * S))
+    world.play(until_s=2)
+
+    def broken(*asked):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cycle_module, "settle", broken)
+    decision = decide(world.at(80).state, world.now_us)
+    assert [name for name, _ in decision.errors] == ["a"]
+    assert decision.wake_at_us is None
+
+
 def test_the_earliest_deadline_wakes():
     world = World(node("n1"), job("a", 4, time_limit_us=100 * S), job("b", 4, grace_us=20 * S))
     world.play(until_s=2)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.events import CheckpointCommitted, Lease
+from cordee.events import CheckpointCommitted, Lease, NodeDown
 from cordee.ids import JobId
-from cordee.schedule import Attempt, preempt
+from cordee.schedule import Attempt, decide, preempt
 from cordee.schedule.preempt import Cost, Victim, charge, choose, expected_loss
 from world import HOUR, PRICE, S, World, brief, job, node
 
@@ -135,6 +135,12 @@ def test_nobody_is_pushed_when_it_would_not_help():
     assert push(world_of(job("a", 4), job("b", 4, "production")), 8) == []
 
 
+def test_nobody_is_pushed_off_a_node_that_is_down():
+    world = world_of(job("a", 4))
+    world.tell(NodeDown(at_us=world.now_us, node="n0", epoch=1, why="silent"), node("n1", 2))
+    assert push(world, 4) == []
+
+
 def test_two_small_victims_when_they_are_cheaper_than_a_large_one():
     world = World(node("n1"), node("n2"), job("large", 8), job("s1", 4), job("s2", 4))
     world.play(until_s=2)
@@ -148,8 +154,6 @@ def test_a_job_is_not_pushed_before_it_has_run_as_long_as_it_may_insist_on():
     world = World(node("n1"), job("a", 8, min_run_us=100 * S))
     world.play(until_s=2)  # started at 1 s
     world.tell(job("p", 8, "production", at_us=50 * S))
-    from cordee.schedule import decide
-
     decision = decide(world.state, world.now_us)
     assert decision.events == () and decision.wake_at_us == 101 * S
     assert brief(world.at(101).cycle()) == ["notice a preempt for p"]

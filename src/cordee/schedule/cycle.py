@@ -86,10 +86,11 @@ class Cycle:
                 # 4. reserve for the first that waits; those after it are backfilled around it.
                 self._guarded(job_id, self._consider)
         # 5. Say when time alone will change the answer.
-        for job_id in self.state.attention:
-            if job_id in self.state.attempts:
-                self._wake(wake_us(self.state.attempts[job_id]))
-        self._wake(next((at_us for at_us, job_id in self.state.limits if job_id not in self.state.attention), None))
+        failed = {job_id for job_id, _ in self.errors}  # what failed now fails again at once; it waits for news
+        for job_id in self.state.attention.keys() & self.state.attempts.keys() - failed:
+            self._wake(wake_us(self.state.attempts[job_id]))
+        seen = self.state.attention.keys() | failed
+        self._wake(next((at_us for at_us, job_id in self.state.limits if job_id not in seen), None))
 
     def spare(self, pool: Pool) -> int:
         """Free GPUs of a pool that no gang with leaving victims has claimed."""

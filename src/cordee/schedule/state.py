@@ -135,7 +135,6 @@ class State:
     """Single owner, changed by `apply` only."""
 
     def __init__(self) -> None:
-        self.at_us = 0
         self.draining = False
         self.jobs: dict[JobId, JobRecord] = {}
         self.attempts: dict[JobId, Attempt] = {}
@@ -147,8 +146,8 @@ class State:
         self.index = FreeIndex()
         self._journal: list[_Undo] | None = None
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            ServerUp: lambda event: self._set("draining", False),
-            ServerDraining: lambda event: self._set("draining", True),
+            ServerUp: lambda event: self._drain(False),
+            ServerDraining: lambda event: self._drain(True),
             JobSubmitted: self._submitted,
             StopRequested: self._stop_requested,
             JobEnded: self._job_ended,
@@ -165,9 +164,7 @@ class State:
         }
 
     def apply(self, event: Event) -> None:
-        """Take note of one event; a stale one changes nothing but the time."""
-        if event.at_us > self.at_us:
-            self._set("at_us", event.at_us)
+        """Take note of one event; a stale one changes nothing."""
         handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
@@ -201,7 +198,6 @@ class State:
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
         return {
-            "at_us": self.at_us,
             "draining": self.draining,
             "jobs": dict(self.jobs),
             "attempts": dict(self.attempts),
@@ -212,6 +208,10 @@ class State:
             "limits": tuple(self.limits),
             "index": self.index.value(),
         }
+
+    def _drain(self, draining: bool) -> None:
+        self._undo(setattr, self, "draining", self.draining)
+        self.draining = draining
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -378,10 +378,6 @@ class State:
     def _undo(self, undo: Callable[..., object], *args: Any) -> None:
         if self._journal is not None:
             self._journal.append((undo, args))
-
-    def _set(self, name: str, value: object) -> None:
-        self._undo(setattr, self, name, getattr(self, name))
-        setattr(self, name, value)
 
     def _put(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
         if key in mapping:
