@@ -20,8 +20,8 @@ CASES = {
     "fewest free GPUs that are enough": ([*TWO_RACKS, job("x", 6, priority=1), job("a", 2)], "place a n1:2"),
     "a whole node rather than two halves": ([*TWO_RACKS, job("x", 4, priority=1), job("a", 8)], "place a n2:8"),
     "of equal nodes, in the fullest rack": (
-        [*TWO_RACKS, job("x", 4, priority=1), job("y", 4, priority=1), job("a", 8)],
-        "place a n2:8",
+        [*rack("r1", "n1", "n2"), *rack("r2", "n3"), job("a", 8)],
+        "place a n3:8",
     ),
     "one rack rather than two": ([*TWO_RACKS, job("x", 8, priority=1), job("a", 16)], "place a n3:8+n4:8"),
     "two racks when it must": ([*TWO_RACKS, job("x", 8, priority=1), job("a", 24)], "place a n2:8+n3:8+n4:8"),
