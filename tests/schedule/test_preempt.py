@@ -10,7 +10,7 @@ from cordee.events import CheckpointCommitted, Lease, NodeDown
 from cordee.ids import JobId
 from cordee.schedule import Attempt, decide, preempt
 from cordee.schedule.preempt import Cost, Victim, charge, choose, expected_loss
-from world import HOUR, PRICE, S, World, brief, job, node
+from world import HOUR, PRICE, S, World, brief, job, node, share_ended
 
 
 def attempt(ran_s: int, committed_s: int | None = None, **more) -> Attempt:
@@ -139,6 +139,13 @@ def test_nobody_is_pushed_off_a_node_that_is_down():
     world = world_of(job("a", 4))
     world.tell(NodeDown(at_us=world.now_us, node="n0", epoch=1, why="silent"), node("n1", 2))
     assert push(world, 4) == []
+
+
+def test_a_gang_that_has_begun_to_finish_is_left_to_it():
+    world = World(node("n1", 4), node("n2", 4), job("a", 8, "preemptible"))
+    world.play(until_s=2)
+    world.tell(*share_ended(world, "a", "finished", "n1"))
+    assert push(world, 8) == []
 
 
 def test_two_small_victims_when_they_are_cheaper_than_a_large_one():
