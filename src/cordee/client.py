@@ -215,8 +215,10 @@ class Client:
         self.home = (home or default_home()).absolute()
         self.url = url or _announced(self.home)
         headers = {"Authorization": f"Bearer {token or _token(self.home)}"}
-        # The server is on this machine: a proxy from the environment would only be in the way.
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=False)
+        # The server is on this machine: a proxy from the environment would only be in the way, and reading the
+        # system's certificates would take longer than most answers.
+        tls = self.url.startswith("https:")
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=tls, verify=tls)
 
     def __enter__(self) -> "Client":
         return self

@@ -174,11 +174,11 @@ class Server:
             self.service.problem = error.message
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
         self.service.problem = None
-        told = {(job_id, repr(error)) for job_id, error in self.control.errors}
-        for job_id, error in self.control.errors:
-            if (job_id, repr(error)) not in self._told:
-                self._log.error("a decision about one job failed", job_id=job_id, exc_info=error)
-        self._told = told
+        told = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
+        for (name, said), failure in told.items():
+            if (name, said) not in self._told:
+                self._log.error("a decision about one job failed", job_id=name, exc_info=failure)
+        self._told = set(told)
         return wake_at_us
 
     def _wait(self, until_us: int | None) -> None:
