@@ -202,8 +202,9 @@ def test_capacity_is_held_and_idle():
 
 
 def test_stale_reports_change_nothing():
-    events = [U(110, 190, 0, 80), *ended(200, "finished")]
-    ledger, again = ledger_of(*events), ledger_of(*events, *events, commit(100, 5), notice("stop"))
+    events = [U(110, 190, 0, 80), notice("preempt", "p"), *ended(200, "killed")]
+    ledger, again = ledger_of(*events), ledger_of(*events[:2], notice("stop"), *events[2:], *events, commit(100, 5))
+    again.apply(AttemptPlaced(at_us=200 * S, leases=(Lease(node="n0", gpus=(0,)),), **WHO))
     again.apply(node("n0", 1, epoch=0))
     again.apply(NodeDown(at_us=0, node="n0", epoch=0, why=""))
     assert again.rows(0) == ledger.rows(0)
@@ -277,7 +278,8 @@ def test_the_parts_are_the_whole_to_the_microsecond_whatever_was_told(events, mo
 
 
 def test_a_rank_whose_clock_is_ahead_moves_no_other_time():
-    ledger = ledger_of(U(110, 150, 0, 40), commit(10**6, 40), span(C, 10**6, 2 * 10**6), *ended(200, "finished"))
+    ahead = (U(110, 150, 0, 40), span(C, 150, 10**6), span(R, 10**6, 2 * 10**6), commit(10**6, 40))
+    ledger = ledger_of(*ahead, *ended(200, "finished"))
     (row,) = ledger.rows(0)
     assert row.gpu_us.held == 400 * S and row.gpu_us.useful == 160 * S
     assert ledger.totals(200 * S).idle_gpu_us == (8 * 100 + 4 * 100) * S
