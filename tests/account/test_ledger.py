@@ -105,7 +105,14 @@ CASES = {
                                       {"restart": 20, "lost": 80}),
     "left before its first span": ([RankLeft(at_us=190 * S, rank=0, how="checkpointed", step=0, **WHO),
                                     *ended(200, "checkpointed")], {"unreported": 100}),
+    "folded on the way": (
+        [job("other", 1, at_us=160 * S), U(110, 120, 0, 10), U(130, 140, 10, 10), span(C, 150, 155), commit(156, 20),
+         *ended(200, "finished")],
+        {"restart": 55, "useful": 20, "stall": 20, "checkpoint": 5},
+    ),
     # garbled
+    "backwards within the span before": ([U(110, 190, 0, 80), span(C, 150, 140), *ended(200, "finished")],
+                                         {"restart": 20, "useful": 80}),
     "told twice": ([U(110, 190, 0, 80), U(110, 190, 0, 80), *ended(200, "finished")], {"restart": 20, "useful": 80}),
     "before it was held": ([U(50, 90, 0, 9), U(90, 130, 0, 3), U(130, 200, 3, 1), *ended(200, "finished")],
                                      {"useful": 100}),
