@@ -1,6 +1,6 @@
-"""Rounds of the stop protocol on real ranks, drawn from a seed: `python tests/train/stop_rounds.py --seed 7 --rounds 1`.
+"""Rounds of the stop protocol on real ranks, drawn from a seed: `stop_rounds.py --seed 7 --rounds 1`.
 
-Round k of a run that starts with seed s is the round of seed s + k, whatever came before it. Ranks are skewed at random,
+Round k of a run that starts with seed s is the round of seed s + k, whatever came before. Ranks are skewed at random,
 notices come at random ranks and times, sometimes twice, and rank 0 asks for saves in between.
 """
 

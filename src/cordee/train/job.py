@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,7 +33,8 @@ from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
 
-AUTO_FIRST_S, AUTO_MAX_S = 600.0, 1800.0
+AUTO_FIRST_S = 5.0  # the first save tells what a save costs, and that the destination works
+AUTO_MAX_S = 1800.0
 HELD_S_NOTABLE = 0.05
 _NO_LIMIT_S = 86_400.0  # A drain bounds itself; this only keeps a lost one from being waited for without end.
 _numbers = itertools.count()
@@ -257,7 +259,8 @@ class Job:
 
     def _request_leave(self) -> None:
         if self._agreement is not None:
-            _beside(lambda: self._agreement and self._agreement.request(leave_in_s=self._left_s(self._told.grace_s)))
+            left_s = self._left_s(self._told.grace_s)
+            _beside(partial(self._agreement.request, leave_in_s=left_s))
 
     def _plan_save(self) -> None:
         """Set the timer of the next save that the ranks have to agree on: rank 0's."""
@@ -265,8 +268,8 @@ class Job:
             self._notices.at("save", time.monotonic() + self._period_s, self._request_save)
 
     def _request_save(self) -> None:
-        if self._draining:  # a store slower than the interval decides the interval
-            self._notices and self._notices.at("save", time.monotonic() + 0.1, self._request_save)
+        if self._draining and self._notices is not None:  # a store slower than the interval decides the interval
+            self._notices.at("save", time.monotonic() + 0.1, self._request_save)
         elif self._agreement is not None:
             _beside(self._agreement.request)
 

@@ -1,4 +1,4 @@
-"""What a rank is told: by the agent through the environment, by the script's arguments, or by defaults, in this order."""
+"""What a rank is told: by the agent (environment), by the script (arguments), or by defaults, in this order."""
 
 import os
 from collections.abc import Mapping

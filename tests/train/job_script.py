@@ -1,0 +1,97 @@
+"""A small training job for the tests: dropout, random batches, a scheduler and a data position, on one rank or more.
+
+It writes the steps it begins to `<out>/steps<rank>`, and at its end losses and weights to `<out>/end<rank>.json`.
+`--hang RANK:STEP` sits in that step for ever; `--freeze RANK:STEP` stops the whole process, its watcher too.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import cordee
+
+
+class Position:
+    """Data of its own for each rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.at = 1000 * rank
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def here(where: str | None, rank: int, step: int) -> bool:
+    return where is not None and where == f"{rank}:{step}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--every", type=int, default=None)
+    parser.add_argument("--grace", default="30s")
+    parser.add_argument("--hang")
+    parser.add_argument("--freeze")
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if world > 1 else 0
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    position = Position(rank)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(100 + rank)
+    losses = []
+    trace = (args.out / f"steps{rank}").open("a", buffering=1)
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": position, "seen": 0}
+    with trace, cordee.job(state, to=args.to, every=args.every, grace=args.grace) as job:
+        for step in job.steps(args.steps):
+            trace.write(f"{step}\n")
+            if here(args.hang, rank, step):
+                threading.Event().wait()
+            if here(args.freeze, rank, step):
+                os.kill(os.getpid(), signal.SIGSTOP)
+            position.at += 1
+            state["seen"] += 1
+            inputs = torch.randn(16, 8)
+            noise = random.random() + np.random.rand() + position.at / 1000
+            loss = ((model(inputs) - inputs.sum(1, keepdim=True) - noise) ** 2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if world > 1:
+                for weight in model.parameters():
+                    dist.all_reduce(weight.grad)
+            optimizer.step()
+            scheduler.step()
+            losses.append([step, loss.item()])
+            job.log(loss=loss, tokens=16 * world)
+            if args.pause_s:
+                threading.Event().wait(args.pause_s)
+        digest = hashlib.sha256(b"".join(w.detach().numpy().tobytes() for w in model.parameters())).hexdigest()
+    end = {"weights": digest, "losses": losses, "at": position.at, "seen": state["seen"]}
+    (args.out / f"end{rank}.json").write_text(json.dumps(end))
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The pledge protocol on real ranks, and alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cordee.train.stop import Agreement, Verdict
+
+ROUNDS = Path(__file__).with_name("stop_rounds.py")
+
+
+@pytest.mark.gang
+@pytest.mark.parametrize(("seed", "rounds", "world"), [(1, 60, 4), (1000, 30, 2), (2000, 30, 3)])
+def test_all_ranks_meet_at_one_step(seed: int, rounds: int, world: int) -> None:
+    command = [sys.executable, str(ROUNDS), "--seed", str(seed), "--rounds", str(rounds), "--world", str(world)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert f"{rounds} rounds on {world} ranks" in done.stdout
+
+
+def test_one_rank_meets_itself_at_its_next_boundary() -> None:
+    agreement = Agreement(first_step=3)
+    assert agreement.at(3) is Verdict.BEGIN
+    agreement.request()
+    assert agreement.at(4) is Verdict.SAVE
+    agreement.conclude()
+    assert agreement.at(4) is Verdict.BEGIN
+    agreement.request(leave_in_s=5.0)
+    assert agreement.at(5) is Verdict.LEAVE
+    agreement.close()
+
+
+def test_a_notice_during_a_save_leaves_without_another_step() -> None:
+    agreement = Agreement(first_step=0)
+    agreement.request()
+    assert agreement.at(0) is Verdict.SAVE
+    agreement.request(leave_in_s=5.0)
+    agreement.conclude()
+    assert agreement.at(0) is Verdict.LEAVE
+    agreement.close()
+
+
+def test_running_past_the_agreed_step_is_a_defect() -> None:
+    agreement = Agreement(first_step=0)
+    agreement.request(leave_in_s=5.0)
+    with pytest.raises(AssertionError, match="past the agreed step 0"):
+        agreement.at(1)
