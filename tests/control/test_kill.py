@@ -7,7 +7,9 @@ A failing seed is replayed by `pytest tests/control/test_kill.py -k 'seed-name'`
 """
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -233,6 +235,25 @@ def test_the_server_is_killed_while_it_drains(tmp_path: Path, nursery: Nursery, 
     if f"start {LOW}.2 0" in diary:
         gone = [diary.index(f"left {LOW}.1 {rank}") for rank in (0, 1)]
         assert max(gone) < diary.index(f"start {LOW}.2 0")
+    _replay(story)
+
+
+def test_a_terminated_server_leaves_its_ranks_alone(tmp_path: Path, nursery: Nursery) -> None:
+    story = Story(tmp_path, nursery, "")
+    story.submit(LOW, "standard")
+    story.until(story.wrote(f"start {LOW}.1 0", f"start {LOW}.1 1"))
+    os.kill(story.pid, signal.SIGTERM)
+    assert nursery.ask(wait=story.pid)["code"] == 0
+    assert not (story.home / "server.json").exists()
+    story.release(LOW)  # nobody is there to hear that it ends
+    deadline = time.monotonic() + WAIT_S
+    while not story.wrote(f"end {LOW}.1 0", f"end {LOW}.1 1")():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    story._start({})
+    story.until(story.ended(LOW))
+    story.down()
+    assert Counter(story.diary()) == Counter(f"{what} {LOW}.1 {rank}" for what in ("start", "end") for rank in (0, 1))
     _replay(story)
 
 

@@ -25,8 +25,14 @@ class FakeAgent:
     def __init__(self, address, hello=True, **fields):
         self.sock = socket.create_connection(address, timeout=DEADLINE_S)
         self.lines = self.sock.makefile("rb")
+        self.challenge = self.hear().nonce
         if hello:
-            self.say(wire.Hello(**{"node": "a", "epoch": 1, "token": "right", "sources": ["node/a/1"], **fields}))
+            proof = wire.prove(fields.pop("token", "right"), "agent", self.challenge, "n")
+            claim = {"node": "a", "epoch": 1, "sources": ["node/a/1"], "nonce": "n", "proof": proof}
+            self.say(wire.Hello(**claim | fields))
+
+    def welcome(self, **marks):
+        return wire.Welcome(marks=marks, proof=wire.prove("right", "server", self.challenge, "n"))
 
     def say(self, message):
         self.sock.sendall(wire.encode(message))
@@ -127,7 +133,7 @@ def in_thread(call):
 def test_marks_are_told_and_reports_stay_until_acknowledged(bench):
     bench.marks = {"node/a/1": 4}
     agent = bench.agent(sources=["node/a/1", "j.1/rank0"])
-    assert agent.hear() == wire.Welcome(marks={"node/a/1": 4, "j.1/rank0": 0})
+    assert agent.hear() == agent.welcome(**{"node/a/1": 4, "j.1/rank0": 0})
     bench.woken.clear()
     agent.report(5, up())
     agent.report(6, up())
@@ -145,7 +151,7 @@ def test_what_comes_again_over_a_new_connection_is_there_once(bench):
     agent.report(2, up())
     bench.reports(2)
     again = bench.agent()
-    assert again.hear() == wire.Welcome(marks={"node/a/1": 0}), "nothing is committed yet"
+    assert again.hear() == again.welcome(**{"node/a/1": 0}), "nothing is committed yet"
     bench.executor.acknowledge("node/a/1", 1)
     assert again.hear() == wire.Seen(source="node/a/1", seq=1)
     for seq in (1, 2, 3):
@@ -167,7 +173,8 @@ def test_what_comes_again_over_a_new_connection_is_there_once(bench):
 def test_claims_that_do_not_hold(bench, fields, why, final):
     bench.epochs["a"] = 3
     agent = bench.agent(**{"epoch": 3, **fields})
-    assert agent.hear() == wire.Refused(why=why, final=final)
+    proof = wire.prove("right", "server", agent.challenge, "n") if final else ""
+    assert agent.hear() == wire.Refused(why=why, final=final, proof=proof)
     assert agent.hear() is None
 
 

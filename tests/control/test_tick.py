@@ -23,6 +23,7 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId
+from cordee.schedule.cycle import decide
 
 
 @pytest.fixture
@@ -192,6 +193,24 @@ def test_what_ranks_tell_keeps_its_own_time(scene: Scene) -> None:
     assert scene.of(Reported) == [span]
     [row] = scene.control.ledger.rows(scene.time.us)
     assert row.gpu_us.useful == 4 * 10
+
+
+def test_a_rank_cannot_drag_the_log_into_the_future(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    span = Reported(at_us=10**18, job_id=GPT, epoch=1, span=SpanClass.USEFUL, from_us=scene.time.us, steps=1)
+    scene.agents.tell(span, source="gpt-abcdef.1/rank0")
+    scene.control.tick()
+    assert scene.control.ledger.at_us <= scene.time.us
+
+
+def test_an_error_on_one_job_is_told_and_stops_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ((PROD, ValueError("a bug")),)
+    monkeypatch.setattr("cordee.control.tick.decide", lambda state, now: replace(decide(state, now), errors=told))
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    assert scene.control.errors == told
+    assert scene.control.state.attempts.keys() == {GPT}
 
 
 def test_a_restarted_server_is_told_so_in_the_log(scene: Scene) -> None:

@@ -32,14 +32,15 @@ def up(
     as_json: Json = False,
 ) -> None:
     """Start a server that takes jobs; those of an earlier one go on."""
-    from cordee.control.spawn import arguments, check_installed, start_server
+    from cordee.control.spawn import check_installed, start_server
 
     folder = terminal.folder(home)
     if foreground:
         check_installed()
-        from cordee.control.server import main
+        from cordee.control.server import serve
 
-        raise SystemExit(main(arguments(folder, slots=slots, price_as=price_as)))
+        serve(folder, slots=slots, price_as=price_as, tell=lambda url: print(f"the server runs at {url}", flush=True))
+        return
     with terminal.waiting(f"starting a server on {folder}"):
         health = start_server(folder, slots=slots, price_as=price_as)
     if as_json:

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -126,8 +127,8 @@ class Server:
             owners={token: local_owner()},
         )
 
-    def run(self) -> None:
-        """Serve until a signal, or until a drain has ended every attempt."""
+    def run(self, tell: Callable[[str], None]) -> None:
+        """Serve until a signal, or until a drain has ended every attempt; `tell` hears the URL once jobs are taken."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -142,7 +143,7 @@ class Server:
             self._executor.start()
             self._wait_for_node()
             self._log.info("ready", url=url, log_number=self.control.number)
-            _tell_parent({"ready": url})
+            tell(url)
             drained = self._loop()
         finally:
             self._home.withdraw()
@@ -168,10 +169,10 @@ class Server:
     def _tick(self) -> int | None:
         try:
             wake_at_us = self.control.tick()
-        except StoreError as error:
-            if self.service.problem != error.message:
-                self._log.error("the store fails; nothing is lost, and it is tried again", error=str(error))
-            self.service.problem = error.message
+        except (StoreError, OSError) as error:
+            if self.service.problem != str(error):
+                self._log.error("a turn failed; nothing is lost, and it is tried again", error=str(error))
+            self.service.problem = str(error)
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
         self.service.problem = None
         told = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
@@ -244,24 +245,36 @@ def _log_to(path: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
+def serve(path: Path, *, slots: str | None, price_as: str | None, tell: Callable[[str], None]) -> None:
+    """Own a home and serve in this process until told to end.
+
+    Raises:
+        CordeeError: it cannot be done; nothing was changed.
+    """
+    home = Home(path)
+    home.lock()
+    _log_to(home.path / "server.log")
+    try:
+        Server(home, Offer.of(home, slots, price_as)).run(tell)
+    except CordeeError:
+        raise
+    except Exception:
+        structlog.get_logger().exception("the server ends by an error of its own; ranks go on")
+        raise
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run a server; the exit code is the error's."""
+    """Run a server under a parent that waits for one line; the exit code is the error's."""
     parser = argparse.ArgumentParser(prog="python -m cordee.control.server", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--slots")
     parser.add_argument("--price-as")
     args = parser.parse_args(argv)
     try:
-        home = Home(args.home)
-        home.lock()
-        _log_to(home.path / "server.log")
-        Server(home, Offer.of(home, args.slots, args.price_as)).run()
+        serve(args.home, slots=args.slots, price_as=args.price_as, tell=lambda url: _tell_parent({"ready": url}))
     except CordeeError as error:
         _tell_parent(as_body(error))
         return error.exit_code
-    except Exception:
-        structlog.get_logger().exception("the server ends by an error of its own; ranks go on")
-        raise
     return 0
 
 

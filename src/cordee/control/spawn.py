@@ -34,14 +34,6 @@ def check_installed() -> None:
         )
 
 
-def arguments(home: Path, *, slots: str | None = None, price_as: str | None = None) -> list[str]:
-    """The server's command line."""
-    argv = ["--home", str(home.absolute())]
-    argv += ["--slots", slots] if slots is not None else []
-    argv += ["--price-as", price_as] if price_as is not None else []
-    return argv
-
-
 def start_server(home: Path, *, slots: str | None = None, price_as: str | None = None) -> HealthView:
     """Start a server that outlives this process, and wait until it takes jobs.
 
@@ -56,7 +48,9 @@ def start_server(home: Path, *, slots: str | None = None, price_as: str | None =
         MissingExtraError: the server's libraries are not installed.
     """
     check_installed()
-    argv = [sys.executable, "-m", "cordee.control.server", *arguments(home, slots=slots, price_as=price_as)]
+    argv = [sys.executable, "-m", "cordee.control.server", "--home", str(home.absolute())]
+    argv += ["--slots", slots] if slots is not None else []
+    argv += ["--price-as", price_as] if price_as is not None else []
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=complaints, start_new_session=True, cwd="/"

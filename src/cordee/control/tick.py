@@ -23,9 +23,9 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
+from cordee.points import point
 from cordee.schedule.cycle import decide
 from cordee.schedule.state import State
-from cordee.storage.points import point
 
 _TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
 
@@ -140,16 +140,16 @@ class Control:
     def _stamped(self, events: Sequence[Event]) -> list[Event]:
         """The log's time never goes back, nor ahead of the clock.
 
-        What ranks tell keeps its own time: it describes a past that the log may learn of late, for instance what
-        they did while no server ran.
+        What ranks tell keeps its own time, if that is not ahead: it describes a past that the log may learn of late,
+        for instance what they did while no server ran.
         """
         now_us, last_us = self._clock.now_us(), self._last_us
         stamped = []
         for event in events:
+            at_us = min(event.at_us, now_us)
             if not isinstance(event, _TOLD_BY_RANKS):
-                last_us = max(last_us, min(event.at_us, now_us))
-                event = event if event.at_us == last_us else replace(event, at_us=last_us)  # noqa: PLW2901
-            stamped.append(event)
+                at_us = last_us = max(last_us, at_us)
+            stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
         return stamped
 
     def _apply(self, number: int, event: Event) -> None:
