@@ -1,6 +1,7 @@
 """How long a person waits at the front door: import, help, a plan, and from submission to the first rank.
 
-Peers in the same run: a bare interpreter (the floor of every Python tool), a bare process start, and torchrun on the same script.
+Peers in the same run: a bare interpreter (the floor of every Python tool), a bare process start, and torchrun on the
+same script.
 
     python benchmarks/front_door.py [--runs 7] [--json]
 """
@@ -32,6 +33,11 @@ def cpu_and_wall_s(command: list[str], env: dict[str, str] | None = None) -> tup
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall_s
 
 
+def run(command: list[str]) -> None:
+    """Run it to its end, quietly."""
+    subprocess.run(command, check=True, capture_output=True)
+
+
 def start_s(start: Callable[[Path], None], folder: Path) -> float:
     """Seconds from the call of `start` to the first line of the rank's program."""
     stamp = folder / f"{time.time_ns()}"
@@ -61,14 +67,12 @@ def starts(runs: int) -> dict[str, list[float]]:
 
             for _ in range(runs):
                 out["bare process"].append(
-                    start_s(lambda stamp: subprocess.run([sys.executable, str(script), str(stamp)]), folder)
+                    start_s(lambda stamp: run([sys.executable, str(script), str(stamp)]), folder)
                 )
                 out["cordee submit"].append(start_s(submit, folder))
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script)]
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
             for _ in range(min(runs, 3)):
-                out["torchrun"].append(
-                    start_s(lambda stamp: subprocess.run([*torchrun, str(stamp)], capture_output=True), folder)
-                )
+                out["torchrun"].append(start_s(lambda stamp: run([*torchrun, str(script), str(stamp)]), folder))
         finally:
             subprocess.run([*CORDEE, "down"], check=False, capture_output=True, env=env)
     return out

@@ -3,13 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 from agent_world import JOB, TAG, World, python
 
-from cordee.agent import process
+from cordee.agent import process, wire
 from cordee.control.executors.supervise import NodeConfig
 from cordee.events import Lease, Node, NodeDown, NodeUp, Outcome, RankLeft, RanksStarted, ShareEnded
 
@@ -18,7 +19,7 @@ SLEEPS = "import os, time; print(f'pid={os.getpid()}', flush=True); time.sleep(6
 COUNTS = """
 import os, signal, sys
 from pathlib import Path
-from cordee.agent.stream import StreamWriter
+from cordee.telemetry.stream import StreamWriter
 from cordee.events import RankLeft
 writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / "rank0.jsonl")
 pipe = open("pipe")
@@ -294,3 +295,50 @@ def test_a_command_is_done_when_every_node_confirmed(pair):
     pair.until(lambda: not pair.pending and len(pair.of(RanksStarted)) == 2)
     pair.notice(30)
     assert {event.outcome for event in pair.ended(shares=2)} == {Outcome.KILLED}
+
+
+def test_a_stranger_at_the_servers_address_is_not_obeyed(world):
+    """Another user may have taken the port of a server that was killed."""
+    world.start(python(SLEEPS))
+    world.logged("pid=")
+    world.down()
+    stranger = socket.create_server(("127.0.0.1", 0))
+    host, port = stranger.getsockname()
+    (world.home / "server.json").write_text(json.dumps({"agents": {"host": host, "port": port}}))
+    answers = [
+        wire.Refused(why="go", final=True, proof="guess"),
+        wire.Welcome(marks={}, proof="guess"),
+        wire.Shutdown(now=True),
+    ]
+    for answer in answers:
+        channel, _ = stranger.accept()
+        with channel, channel.makefile("rb") as lines:
+            channel.sendall(wire.encode(wire.Challenge(nonce="c")))
+            assert b"secret-token" not in lines.readline()
+            channel.sendall(wire.encode(answer))
+            assert lines.readline() == b"", "the agent hangs up"
+    stranger.close()
+    assert process.find(TAG)
+    world.up()
+    world.kill()
+    assert world.ended().why == "the test said so"
+
+
+def test_a_spec_that_cannot_be_used_fails_its_job_only(world):
+    world.start("true", env=["not", "a", "map"])
+    assert "its spec cannot be used" in world.ended().why
+    world.start("true", epoch=2)
+    assert world.ended(epoch=2).outcome is Outcome.FINISHED
+    assert epochs_up(world) == [1]
+
+
+def test_an_order_that_cannot_be_kept_is_not_confirmed_and_comes_again(world):
+    world.until(lambda: epochs_up(world))
+    (world.home / "attempts").write_text("in the way")
+    world.start("true")
+    world.executor.wait(0.3)
+    world.tick()
+    assert world.pending
+    (world.home / "attempts").unlink()
+    assert world.ended().outcome is Outcome.FINISHED
+    assert epochs_up(world) == [1]

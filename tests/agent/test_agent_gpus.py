@@ -10,6 +10,7 @@ import pytest
 from agent_world import World, python
 
 from cordee.agent.gpus import discover, lock_file
+from cordee.agent.wire import Shutdown
 from cordee.control.executors.supervise import NodeConfig
 from cordee.errors import MissingExtraError
 from cordee.events import NodeUp, Outcome
@@ -108,7 +109,7 @@ def test_two_servers_do_not_share_a_gpu(machine, stub):
     second = machine("second")
     assert second.until(lambda: last_node(second)).unavailable == (0, 1, 2)
     pid = first.agent_pid()
-    first.executor._ending = True  # so that no other agent takes the locks again
+    first.executor._farewell = Shutdown()  # so that no other agent takes the locks again
     os.kill(pid, signal.SIGKILL)
     second.until(lambda: last_node(second).unavailable == (), "the locks of a dead agent are free")
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from cordee.agent import process, wire
 from cordee.agent.launch import Assignment, launcher_of, prepare
 from cordee.agent.logs import Masker
-from cordee.agent.stream import StreamReader, StreamWriter, last_records
 from cordee.events import Lease, RankLeft
+from cordee.telemetry.stream import StreamReader, StreamWriter, last_records
 
 PARTS = f"parts-{os.getpid()}.1"  # so that two runs of these tests do not meet
 
@@ -288,8 +288,9 @@ def test_find_and_send(portable, monkeypatch):
 # -- messages --------------------------------------------------------------------------------------------
 
 MESSAGES = [
-    wire.Hello(node="n", epoch=2, token="t", sources=["node/n/2"]),
-    wire.Welcome(marks={"node/n/2": 7}),
+    wire.Challenge(nonce="c"),
+    wire.Hello(node="n", epoch=2, sources=["node/n/2"], nonce="n", proof="p"),
+    wire.Welcome(marks={"node/n/2": 7}, proof="p"),
     wire.Refused(why="no", final=True),
     wire.Record(source="s", seq=1, event={"kind": "x"}),
     wire.Seen(source="s", seq=1),

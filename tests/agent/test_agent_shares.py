@@ -22,7 +22,7 @@ while True:
 LEAVES = """
 import os, signal, sys, time
 from pathlib import Path
-from cordee.agent.stream import StreamWriter
+from cordee.telemetry.stream import StreamWriter
 from cordee.events import RankLeft
 rank = int(os.environ["RANK"])
 writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / f"rank{rank}.jsonl")
@@ -293,7 +293,7 @@ def test_many_records_arrive_once_and_in_order(world):
     code = """
 import os
 from pathlib import Path
-from cordee.agent.stream import StreamWriter
+from cordee.telemetry.stream import StreamWriter
 from cordee.events import RankLeft
 writer = StreamWriter(Path(os.environ['CORDEE_SPOOL']) / 'rank0.jsonl')
 for n in range(5000):

@@ -17,7 +17,7 @@ rank = int(os.environ["RANK"])
 def leave(*_):
     print(f"notice to {rank}", flush=True)
     if sys.argv[1] == "saves":
-        from cordee.agent.stream import StreamWriter
+        from cordee.telemetry.stream import StreamWriter
         from cordee.events import RankLeft
         writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / f"rank{rank}.jsonl")
         job = os.environ["CORDEE_JOB"]

@@ -21,7 +21,6 @@ from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
 from cordee.agent.share import Share, ShareResult, rank_event, read_secrets
-from cordee.agent.stream import StreamReader, StreamWriter
 from cordee.events import (
     AttemptPlaced,
     Event,
@@ -35,11 +34,12 @@ from cordee.events import (
     decode,
 )
 from cordee.ids import JobId
+from cordee.telemetry.stream import StreamReader, StreamWriter
 from cordee.units import US_PER_S
 
 DIAL_S = 0.1  # between two tries to reach the server
 FOLLOW_S = 0.05  # between two looks at the spools while ranks run
-DEVICES_S = 5.0  # between two looks at who uses the GPUs
+DEVICES_S = 2.0  # between two looks at who uses the GPUs
 LOCK_S_MAX = 10.0  # a predecessor may be dying
 
 _log = logging.getLogger("cordee.agent")
@@ -282,23 +282,39 @@ class NodeAgent:
 
     def _receive(self) -> None:
         for message in self._link.receive():
-            if isinstance(message, wire.Welcome):
-                self._link.welcome(message.marks)
-                for source, mark in message.marks.items():
-                    self._seen(source, mark)
+            if isinstance(message, wire.Challenge):
+                self._link.hello(message.nonce)
+            elif isinstance(message, wire.Welcome | wire.Refused):
+                self._answered(message)
+            elif not self._link.welcomed:
+                _log.error("whoever answers at the server's address is not the server")
+                self._link.hang_up()
             elif isinstance(message, wire.Seen):
                 self._seen(message.source, message.seq)
-            elif isinstance(message, wire.Order):
+            elif isinstance(message, wire.Order) and not self._leaving:  # the next agent's, if we leave
                 self._carry_out(message)
             elif isinstance(message, wire.Shutdown):
                 self._leaving = True
                 if message.now:
                     self._end_all("the server ended its agents")
-            elif isinstance(message, wire.Refused):
-                _log.error("refused by the server: %s", message.why)
-                self._link.hang_up()
-                if message.final:
-                    self._end_all(f"its agent was refused: {message.why}")
+
+    def _answered(self, message: wire.Welcome | wire.Refused) -> None:
+        """What became of our claim, if it is the server that says so."""
+        if not self._link.is_server(message.proof):
+            why = (
+                message.why if isinstance(message, wire.Refused) else "its answer does not prove that it is our server"
+            )
+            _log.error("no server for us: %s", why)
+            self._link.hang_up()
+        elif isinstance(message, wire.Welcome):
+            self._link.welcome(message.marks)
+            for source, mark in message.marks.items():
+                self._seen(source, mark)
+        else:
+            _log.error("refused by the server: %s", message.why)
+            self._link.hang_up()
+            if message.final:
+                self._end_all(f"its agent was refused: {message.why}")
 
     def _end_all(self, why: str) -> None:
         self._leaving = True
@@ -324,10 +340,17 @@ class NodeAgent:
 
     def _carry_out(self, order: wire.Order) -> None:
         """Do what the server says, or see that it was done before; then confirm."""
-        event = decode(order.event)
+        try:
+            self._obey(decode(order.event), order)
+        except OSError as error:
+            # Not on disk is not confirmed; over the next connection the server says it again.
+            _log.error("command %d cannot be kept: %s", order.number, error)
+            self._link.hang_up()
+            return
+        self._link.send(wire.Confirm(number=order.number))
+
+    def _obey(self, event: Event, order: wire.Order) -> None:
         if isinstance(event, AttemptPlaced):
-            if self._leaving:
-                return  # the next agent takes it
             if not self._journal.has(event.job_id, event.epoch, "order"):
                 self._start(event, order)
         elif isinstance(event, NoticeGiven):
@@ -340,7 +363,6 @@ class NodeAgent:
                 share.kill(event.why, time.monotonic())
             elif not self._journal.has(event.job_id, event.epoch, "order"):
                 self._journal.keep_tombstone(event.job_id, event.epoch, event.why)
-        self._link.send(wire.Confirm(number=order.number))
 
     def _start(self, placed: AttemptPlaced, message: wire.Order) -> None:
         order = Assignment(
@@ -367,9 +389,10 @@ class NodeAgent:
                 real_gpus=self._devices.real,
                 gpus=self._devices.count,
             )
-        except LaunchError as error:
+        except Exception as error:  # whatever is wrong with one job's spec must not end the node's other shares
+            why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
             self._journal.keep_order(order)
-            self._report_end(order, ShareResult(Outcome.FAILED, str(error)))
+            self._report_end(order, ShareResult(Outcome.FAILED, why))
             return
         self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
         share = self._shares[order.tag] = Share(order, folder)

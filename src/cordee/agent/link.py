@@ -5,6 +5,7 @@ Rank streams go before the node's own ones, so that a ShareEnded never overtakes
 
 import json
 import logging
+import os
 import selectors
 import socket
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.agent import wire
-from cordee.agent.stream import StreamReader, StreamRecord
+from cordee.telemetry.stream import StreamReader, StreamRecord
 
 IN_FLIGHT_MAX = 1000  # records sent and not yet committed: bounds memory on both sides
 _CONNECT_TIMEOUT_S = 1.0
@@ -42,6 +43,7 @@ class Link:
         self.welcomed = False
         self._home, self._node, self._epoch = home, node, epoch
         self._selector = selector
+        self._token = self._challenge = self._nonce = ""
         self._ranks: dict[str, _Source] = {}
         self._nodes: dict[str, _Source] = {}
 
@@ -65,18 +67,28 @@ class Link:
         return [name for name in self._ranks if name.startswith(prefix)]
 
     def dial(self, on_ready: Callable[[], None]) -> bool:
-        """Try to connect and say hello; False if no server answers. The selector's key then holds `on_ready`."""
+        """Try to connect; False if nobody answers. The selector's key then holds `on_ready`."""
         try:
             where = json.loads((self._home / "server.json").read_text())["agents"]
-            token = (self._home / "token").read_text().strip()
+            self._token = (self._home / "token").read_text().strip()
             sock = socket.create_connection((where["host"], where["port"]), timeout=_CONNECT_TIMEOUT_S)
         except (OSError, ValueError, KeyError, TypeError):
             return False
         self.channel, self.welcomed = wire.Channel(sock), False
         self._on_ready = on_ready
         self._selector.register(sock, selectors.EVENT_READ, on_ready)
+        return True
+
+    def hello(self, challenge: str) -> None:
+        """Claim the node."""
+        self._challenge, self._nonce = challenge, os.urandom(16).hex()
+        proof = wire.prove(self._token, "agent", challenge, self._nonce)
         sources = [*self._ranks, *self._nodes]
-        return self.send(wire.Hello(node=self._node, epoch=self._epoch, token=token, sources=sources))
+        self.send(wire.Hello(node=self._node, epoch=self._epoch, sources=sources, nonce=self._nonce, proof=proof))
+
+    def is_server(self, proof: str) -> bool:
+        """Whether who answers our hello knows the token."""
+        return wire.is_proof(proof, self._token, "server", self._challenge, self._nonce)
 
     def hang_up(self) -> None:
         """Forget the connection; the next dial starts from the server's marks."""

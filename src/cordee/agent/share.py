@@ -14,9 +14,9 @@ from cordee.agent import process
 from cordee.agent.launch import Assignment, LaunchError, RankLaunch, ShareLaunch
 from cordee.agent.logs import LogPump, tail, torchrun_root_cause
 from cordee.agent.process import Process
-from cordee.agent.stream import StreamRecord, last_records
 from cordee.errors import EXIT_CHECKPOINTED
 from cordee.events import CheckpointCommitted, Event, Failure, Outcome, RankLeft, Reported, Restored, decode
+from cordee.telemetry.stream import StreamRecord, last_records
 
 _NUMBERS = ("at_us", "from_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us", "drain_us")
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
@@ -68,11 +68,15 @@ class Share:
     def start(self, launch: ShareLaunch, secrets: Mapping[str, str]) -> None:
         """Start all processes, or, when one cannot be started, end those that were."""
         self._per_rank = launch.per_rank
-        (self.folder / "spool").mkdir(parents=True, exist_ok=True)
         for each in launch.processes:
-            log = LogPump(self.folder / "logs" / each.log_name, secrets)
-            log.note(f"cordee: attempt {self.order.tag} on {self.order.node}: {launch.says}")
+            try:
+                (self.folder / "spool").mkdir(parents=True, exist_ok=True)
+                log = LogPump(self.folder / "logs" / each.log_name, secrets)
+            except OSError as error:
+                self.refuse(f"its log cannot be written: {error}")
+                break
             self.logs.append(log)
+            log.note(f"cordee: attempt {self.order.tag} on {self.order.node}: {launch.says}")
             try:
                 popen = process.spawn(each.argv, env=each.env, cwd=launch.cwd, output=log.write_fd)
             except (OSError, ValueError) as error:

@@ -4,6 +4,7 @@ A line is an object of one key, the message's name, over its fields: `{"confirm"
 """
 
 import dataclasses
+import hmac
 import json
 import socket
 from dataclasses import dataclass
@@ -18,13 +19,21 @@ class WireError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Challenge:
+    """The server's first word. Neither side says the token: a stranger may have taken a dead server's port."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """An agent claims a node; `sources` are the streams of which it still holds records."""
 
     node: str
     epoch: int
-    token: str
     sources: list[str]
+    nonce: str
+    proof: str
     version: int = VERSION
 
 
@@ -33,6 +42,7 @@ class Welcome:
     """The claim holds; `marks` tells per stream what is committed already."""
 
     marks: dict[str, int]
+    proof: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +51,7 @@ class Refused:
 
     why: str
     final: bool
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +96,10 @@ class Shutdown:
     now: bool = False
 
 
-Message = Hello | Welcome | Refused | Record | Seen | Order | Confirm | Shutdown
+Message = Challenge | Hello | Welcome | Refused | Record | Seen | Order | Confirm | Shutdown
 
 _BY_NAME: dict[str, type[Any]] = {
+    "challenge": Challenge,
     "hello": Hello,
     "welcome": Welcome,
     "refused": Refused,
@@ -98,6 +110,16 @@ _BY_NAME: dict[str, type[Any]] = {
     "shutdown": Shutdown,
 }
 _NAMES = {cls: name for name, cls in _BY_NAME.items()}
+
+
+def prove(token: str, side: str, challenge: str, nonce: str) -> str:
+    """That `side`, agent or server, knows the token, in this conversation and no other."""
+    return hmac.digest(token.encode(), f"{side} {challenge} {nonce}".encode(), "sha256").hex()
+
+
+def is_proof(proof: str, token: str, side: str, challenge: str, nonce: str) -> bool:
+    """Whether `prove` made it."""
+    return hmac.compare_digest(proof.encode(), prove(token, side, challenge, nonce).encode())
 
 
 def encode(message: Message) -> bytes:

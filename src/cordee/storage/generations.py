@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
+from cordee.points import point
 from cordee.storage import chunks, manifest
 from cordee.storage.chunks import Chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
 from cordee.storage.log import Entry, Log, live_commits, unfinished_gcs
 from cordee.storage.manifest import Manifest, parts_prefix, read_manifest, verified_key
-from cordee.storage.points import point
 from cordee.storage.sealed import Damaged, canonical
 
 KEEP_MIN = 2

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cordee.errors import CheckpointError, CordeeError, FencedError
+from cordee.points import point
 from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
 from cordee.storage.files import Blobs, open_blobs
 from cordee.storage.generations import Commit, collect, commit_of, known_chunks
@@ -34,7 +35,6 @@ from cordee.storage.manifest import (
     write_manifest,
     write_part,
 )
-from cordee.storage.points import point
 from cordee.storage.sealed import Damaged, seal
 
 THREADS = 4

@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from cordee.agent.stream import StreamWriter
 from cordee.events import CheckpointCommitted, Event, RankLeft, Reported, Restored, SpanClass
 from cordee.storage.generations import Commit
+from cordee.telemetry.stream import StreamWriter
 from cordee.train.settings import Settings
 from cordee.units import format_bytes, format_duration
 

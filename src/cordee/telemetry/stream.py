@@ -44,12 +44,21 @@ class StreamWriter:
         self.seq = max((record.seq for record in last_records(path)), default=0)
 
     def append(self, event: Event) -> int:
-        """Write one event with one write() and return its seq."""
+        """Write one event and return its seq.
+
+        Raises:
+            OSError: nothing was written.
+        """
         with self._lock:
             seq = self.seq + 1
             line = memoryview(_line(seq, encode(event)))
-            while line:
-                line = line[os.write(self._fd, line) :]
+            size = os.fstat(self._fd).st_size
+            try:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            except OSError:
+                os.ftruncate(self._fd, size)  # a full disk took a part of it; what comes next must not stick to that
+                raise
             if self._durable:
                 os.fsync(self._fd)
             self.seq = seq
