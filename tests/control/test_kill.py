@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import pytest
 
 from cordee.client import Client
@@ -87,6 +88,26 @@ def nursery() -> Iterator[Nursery]:
     nursery = Nursery()
     yield nursery
     nursery.close()
+
+
+@pytest.fixture
+def stage(tmp_path: Path, nursery: Nursery) -> Iterator["Stage"]:
+    yield Stage(tmp_path, nursery)
+    # A story that failed leaves nobody behind: everything it started names its folder.
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
+            process.kill()
+
+
+class Stage:
+    """Where a story plays."""
+
+    def __init__(self, folder: Path, nursery: Nursery) -> None:
+        self._folder, self._nursery = folder, nursery
+
+    def story(self, kill_at: str) -> "Story":
+        """Begin one, whose first server is killed at a moment; never if that is empty."""
+        return Story(self._folder, self._nursery, kill_at)
 
 
 class Story:
@@ -178,8 +199,8 @@ def play(story: Story) -> None:
 
 
 @pytest.mark.parametrize("kill_at", ["", *_moments()], ids=lambda moment: moment.replace(":", "-") or "never")
-def test_the_server_is_killed(tmp_path: Path, nursery: Nursery, kill_at: str) -> None:
-    story = Story(tmp_path, nursery, kill_at)
+def test_the_server_is_killed(stage: Stage, kill_at: str) -> None:
+    story = stage.story(kill_at)
     play(story)
     log = story.log()
     story.down()
@@ -215,9 +236,9 @@ def test_the_server_is_killed(tmp_path: Path, nursery: Nursery, kill_at: str) ->
         "decision.after_commit:3",
     ],
 )
-def test_the_server_is_killed_while_it_drains(tmp_path: Path, nursery: Nursery, kill_at: str) -> None:
+def test_the_server_is_killed_while_it_drains(stage: Stage, kill_at: str) -> None:
     """`down` that never came to its end: after `up` the job goes on, and its ranks never overlap."""
-    story = Story(tmp_path, nursery, kill_at)
+    story = stage.story(kill_at)
     story.submit(LOW, "preemptible")
     story.until(story.wrote(f"start {LOW}.1 0", f"start {LOW}.1 1"))
     with suppress(NoServerError), Client(story.home) as client:
@@ -238,8 +259,8 @@ def test_the_server_is_killed_while_it_drains(tmp_path: Path, nursery: Nursery, 
     _replay(story)
 
 
-def test_a_terminated_server_leaves_its_ranks_alone(tmp_path: Path, nursery: Nursery) -> None:
-    story = Story(tmp_path, nursery, "")
+def test_a_terminated_server_leaves_its_ranks_alone(stage: Stage, nursery: Nursery) -> None:
+    story = stage.story("")
     story.submit(LOW, "standard")
     story.until(story.wrote(f"start {LOW}.1 0", f"start {LOW}.1 1"))
     os.kill(story.pid, signal.SIGTERM)
