@@ -114,6 +114,14 @@ def test_two_servers_do_not_share_a_gpu(machine, stub):
     second.until(lambda: last_node(second).unavailable == (), "the locks of a dead agent are free")
 
 
+@pytest.mark.parametrize("by_uuid", [False, True])
+def test_the_agents_own_visible_devices_are_what_it_offers(machine, stub, monkeypatch, by_uuid):
+    names = [f"GPU-stub-{os.getpid()}-{index}" if by_uuid else str(index) for index in (0, 2)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
+    world = machine("home")
+    assert world.until(lambda: last_node(world)).unavailable == (1,)
+
+
 def test_slots_are_what_was_asked_for_or_the_cores(monkeypatch):
     assert (discover(3).count, discover(3).gpu_name) == (3, "slot")
     monkeypatch.setattr("cordee.agent.gpus._nvml", lambda: None)

@@ -1,6 +1,7 @@
 """The GPUs of this node as its driver tells, or CPU slots in their place; which of them are somebody else's.
 
-A GPU with a process that is not Cordee's is unavailable, and so is one that another server's agent has locked.
+A GPU with a process that is not Cordee's is unavailable, and so is one that another server's agent has locked, or that
+this agent's own CUDA_VISIBLE_DEVICES leaves out.
 """
 
 import ctypes
@@ -36,6 +37,9 @@ class Devices:
         """Indices of the GPUs that cannot be given; `is_ours` tells of a pid whether this agent started it."""
         return ()
 
+    def release(self) -> None:
+        """Let go of the locks that `unavailable` took."""
+
 
 class _NvmlDevices(Devices):
     def __init__(self, nvml: Any) -> None:
@@ -44,6 +48,7 @@ class _NvmlDevices(Devices):
         self._uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles]
         self._names = [_text(nvml.nvmlDeviceGetName(handle)) for handle in self._handles]
         self._locks: dict[str, int] = {}
+        self._visible = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"), self._uuids)
         common = Counter(self._names).most_common(1)[0][0]
         super().__init__(common, len(self._handles), f"{len(self._handles)} GPUs ({common}), from NVML")
         self.real = True
@@ -53,7 +58,9 @@ class _NvmlDevices(Devices):
 
     def _free(self, index: int, is_ours: Callable[[int], bool]) -> bool:
         # One node is offered under one GPU name; another model in the same machine would break every estimate.
-        if self._names[index] != self.gpu_name or not self._locked(self._uuids[index]):
+        if index not in self._visible or self._names[index] != self.gpu_name:
+            return False
+        if not self._locked(self._uuids[index]):
             return False
         try:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handles[index])
@@ -63,6 +70,10 @@ class _NvmlDevices(Devices):
             return False  # a lost GPU, for one
         return all(is_ours(process.pid) for process in running)
 
+    def release(self) -> None:
+        while self._locks:
+            os.close(self._locks.popitem()[1])
+
     def _locked(self, uuid: str) -> bool:
         if uuid not in self._locks:
             lock = lock_file(Path(os.environ.get("TMPDIR", "/tmp")) / f"cordee-gpu-{uuid}.lock")
@@ -70,6 +81,15 @@ class _NvmlDevices(Devices):
                 return False
             self._locks[uuid] = lock
         return True
+
+
+def _visible(wanted: str | None, uuids: list[str]) -> frozenset[int]:
+    """The indices that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; unset is all."""
+    if wanted is None:
+        return frozenset(range(len(uuids)))
+    words = [word.strip() for word in wanted.split(",") if word.strip()]
+    named = {int(word) for word in words if word.isdecimal()}
+    return frozenset(i for i, uuid in enumerate(uuids) if i in named or uuid.startswith(tuple(set(words) - {"GPU-"})))
 
 
 def lock_file(path: Path) -> int | None:

@@ -1,6 +1,6 @@
 """The job that `cordee demo` runs: a small GPT learns the sources of Python's standard library, byte by byte.
 
-An ordinary FSDP2 script for CPUs with two lines of Cordee in its loop. Batches and dropout draw from torch's
+An ordinary FSDP2 script, for GPUs or CPUs, with two lines of Cordee in its loop. Batches and dropout draw from torch's
 global random numbers, so a resume that lost them would show in the weights. What it writes beside: each step that
 a rank begins, and its shard of the final weights.
 """
@@ -56,7 +56,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[batch, tokens] to logits [batch, tokens, vocabulary]."""
-        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
@@ -86,19 +86,32 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    dist.init_process_group("gloo")
+    device = _device()
+    # Gloo beside NCCL: checkpoints are planned on CPU tensors.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
-        train(args.steps, args.out)
+        train(args.steps, args.out, device)
     finally:
         dist.destroy_process_group()
 
 
-def train(steps: int, out: Path) -> None:
+def _device() -> torch.device:
+    """This rank's GPU if the gang has some, set up so that two runs give the same bits."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def train(steps: int, out: Path, device: torch.device) -> None:
     """The loop."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1865)  # the same weights on every rank
-    model = Gpt()
-    mesh = init_device_mesh("cpu", (world_size,))
+    model = Gpt().to(device)
+    mesh = init_device_mesh(device.type, (world_size,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -112,7 +125,7 @@ def train(steps: int, out: Path) -> None:
     ):
         for step in job.steps(steps):
             trace.write(json.dumps({"epoch": epoch, "step": step}) + "\n")
-            tokens, targets = batch(corpus)
+            tokens, targets = (part.to(device) for part in batch(corpus))
             loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -125,7 +138,7 @@ def shard(model: nn.Module) -> bytes:
     """This rank's part of every weight, one after the other in the order of their names."""
     parts = dict(model.named_parameters())
     local = [part.to_local() if isinstance(part, DTensor) else part for _, part in sorted(parts.items())]
-    return b"".join(part.detach().contiguous().view(torch.uint8).numpy().tobytes() for part in local)
+    return b"".join(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in local)
 
 
 if __name__ == "__main__":

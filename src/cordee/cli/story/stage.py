@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from cordee.agent.gpus import discover
 from cordee.cli.story.lines import line, progress
 from cordee.cli.story.teller import Teller
-from cordee.client import Client
+from cordee.client import Client, HealthView
 from cordee.control.spawn import start_server
 from cordee.errors import ClaimError, CordeeError
 from cordee.events import Event, JobEnded
@@ -94,7 +95,7 @@ class Stage:
 
 @contextmanager
 def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
-    """Start a server on CPU slots in a new folder; end it and remove the folder, whatever happened.
+    """Start a server in a new folder, on GPUs if there are enough; end it and remove the folder, whatever happened.
 
     Raises:
         CordeeError: the server could not start.
@@ -102,7 +103,7 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
     home = Path(tempfile.mkdtemp(prefix="cordee-demo-"))
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        health = start_server(home, slots=str(SLOTS), price_as=price_as)
+        health = _start(home, price_as)
         try:
             with Client(home) as client:
                 yield Stage(client, teller)
@@ -114,6 +115,24 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
             teller.say(f"Everything is kept in {home}")
         else:
             shutil.rmtree(home, ignore_errors=True)
+
+
+def _start(home: Path, price_as: str) -> HealthView:
+    """On just as many GPUs, or CPU slots, as one gang needs: the other one has to push it aside."""
+    devices = discover(None)
+    free = [index for index in range(devices.count) if index not in devices.unavailable(lambda pid: False)]
+    if not devices.real or len(free) < SLOTS:
+        return start_server(home, slots=str(SLOTS), price_as=price_as)
+    devices.release()
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, free[:SLOTS]))
+    try:
+        return start_server(home, slots="auto")
+    finally:
+        if before is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = before
 
 
 def _leave(number: int, _: FrameType | None) -> None:
