@@ -1,5 +1,6 @@
 """What `cordee plan` prints for people: the bill, the layouts against the wall, survival, and its sources."""
 
+import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ def print_plan(facts: Facts, *, show_all: bool) -> None:
     """Print the whole plan on standard output."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        # A pipe has no width of its own: wide enough for every table.
-        console = Console(highlight=False, width=max(console.width, 100))
+        # A pipe has no width of its own, unless COLUMNS says so: wide enough for every table.
+        console = Console(highlight=False, width=int(os.environ.get("COLUMNS") or 100))
     _header(console, facts.plan)
     _bill(console, facts.plan)
     _layouts(console, facts.plan, show_all)
