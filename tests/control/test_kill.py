@@ -60,7 +60,9 @@ def _moments() -> list[str]:
     draw = random.Random(1953)
     names = [*POINTS, *draw.choices(list(POINTS), k=20)]
     moments = [f"{name}:{draw.randint(1, POINTS[name])}" for name in names]
-    return sorted(set(moments))
+    # And some whose second server is killed too, soon after it came up.
+    twice = [f"{name}:1+{then}:1" for name, then in zip(POINTS, draw.choices(list(POINTS), k=len(POINTS)), strict=True)]
+    return [*sorted(set(moments)), *twice]
 
 
 class Nursery:
@@ -106,22 +108,25 @@ class Stage:
         self._folder, self._nursery = folder, nursery
 
     def story(self, kill_at: str) -> "Story":
-        """Begin one, whose first server is killed at a moment; never if that is empty."""
+        """Begin one, whose servers are killed at these moments, one after the other; never if that is empty."""
         return Story(self._folder, self._nursery, kill_at)
 
 
 class Story:
-    """A home, its server that may be killed once, and what the ranks wrote into the diary."""
+    """A home, its server that may be killed at moments, and what the ranks wrote into the diary."""
 
     def __init__(self, folder: Path, nursery: Nursery, kill_at: str) -> None:
         self.folder, self.home = folder, folder / "home"
         self._nursery = nursery
+        self._moments = kill_at.split("+")
         self.deaths = 0
         (folder / "job.sh").write_text(SCRIPT)
         (folder / "diary").touch()
-        self._start({"CORDEE_TEST_KILL_AT": kill_at})
+        self.start()
 
-    def _start(self, env: dict[str, str]) -> None:
+    def start(self) -> None:
+        moment = self._moments[self.deaths] if self.deaths < len(self._moments) else ""
+        env = {"CORDEE_TEST_KILL_AT": moment}
         answer = self._nursery.ask(home=str(self.home), slots=2, env=env)
         self.pid = answer["pid"]
         if answer["said"] is None:  # it was killed before it was ready
@@ -130,8 +135,7 @@ class Story:
     def _bury(self) -> None:
         assert self._nursery.ask(wait=self.pid)["code"] == -9, "only the test's own kill ends a server"
         self.deaths += 1
-        assert self.deaths == 1, "the second server is not to be killed"
-        self._start({"CORDEE_TEST_KILL_AT": ""})
+        self.start()
 
     def ask(self, question: Callable[[Client], T]) -> T:
         """Of the server; if it was killed, `up` and ask again."""
@@ -181,7 +185,8 @@ class Story:
         code = self._nursery.ask(wait=self.pid)["code"]
         assert code in (0, -9)
         if code == -9:
-            self._start({"CORDEE_TEST_KILL_AT": ""})
+            self.deaths += 1
+            self.start()
             self.down()
 
 
@@ -204,7 +209,7 @@ def test_the_server_is_killed(stage: Stage, kill_at: str) -> None:
     play(story)
     log = story.log()
     story.down()
-    assert story.deaths == (1 if kill_at else 0), f"the story never came to {kill_at}"
+    assert story.deaths == (len(kill_at.split("+")) if kill_at else 0), f"the story never came to {kill_at}"
 
     # Nothing runs twice, nothing is lost, nobody was restarted for the server's sake.
     starts = Counter(line for line in story.diary() if line.startswith("start"))
@@ -271,7 +276,7 @@ def test_a_terminated_server_leaves_its_ranks_alone(stage: Stage, nursery: Nurse
     while not story.wrote(f"end {LOW}.1 0", f"end {LOW}.1 1")():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    story._start({})
+    story.start()
     story.until(story.ended(LOW))
     story.down()
     assert Counter(story.diary()) == Counter(f"{what} {LOW}.1 {rank}" for what in ("start", "end") for rank in (0, 1))
