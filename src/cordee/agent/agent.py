@@ -291,7 +291,7 @@ class NodeAgent:
                 self._link.hang_up()
             elif isinstance(message, wire.Seen):
                 self._seen(message.source, message.seq)
-            elif isinstance(message, wire.Order) and not self._leaving:  # the next agent's, if we leave
+            elif isinstance(message, wire.Order):
                 self._carry_out(message)
             elif isinstance(message, wire.Shutdown):
                 self._leaving = True
@@ -340,8 +340,11 @@ class NodeAgent:
 
     def _carry_out(self, order: wire.Order) -> None:
         """Do what the server says, or see that it was done before; then confirm."""
+        event = decode(order.event)
+        if self._leaving and isinstance(event, AttemptPlaced):
+            return  # the next agent's to start
         try:
-            self._obey(decode(order.event), order)
+            self._obey(event, order)
         except OSError as error:
             # Not on disk is not confirmed; over the next connection the server says it again.
             _log.error("command %d cannot be kept: %s", order.number, error)

@@ -4,8 +4,8 @@ A thread holds the connections and starts agents that are not there; control's o
 commands. What an agent reported stays here until control has committed it, and at the agent until it was told so.
 """
 
-import hmac
 import logging
+import os
 import selectors
 import socket
 import threading
@@ -57,7 +57,8 @@ class LocalExecutor:
         self._received: dict[str, int] = {}  # by stream: the highest seq that came
         self._acknowledged: dict[str, int] = {}
         self._owners: dict[str, Supervised] = {}
-        self._news = self._ending = self._stopped = False
+        self._news = self._stopped = False
+        self._farewell: wire.Shutdown | None = None  # the agents are to leave
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._nudge, self._nudged = socket.socketpair()
@@ -100,7 +101,11 @@ class LocalExecutor:
 
     def carry_out(self, pending: Pending) -> bool:
         """Hand the command to the agents concerned; True when all of them confirmed that they have it on disk."""
-        order, names = self._order(pending)
+        try:
+            order, names = self._order(pending)
+        except OSError as error:
+            _log.error("command %d cannot be prepared, it is tried again: %s", pending.number, error)
+            return False
         with self._changed:
             nodes = [self._nodes[name] for name in names if name in self._nodes]
             fresh = [node for node in nodes if node.must_be_told(order.number)]
@@ -130,9 +135,9 @@ class LocalExecutor:
             True when every agent is gone.
         """
         with self._changed:
-            self._ending = True
+            self._farewell = wire.Shutdown(now=now)
             for node in self._nodes.values():
-                self._send(node, wire.Shutdown(now=now))
+                self._send(node, self._farewell)
             return self._changed.wait_for(lambda: all(node.gone for node in self._nodes.values()), timeout_s)
 
     def close(self, *, kill_agents: bool = False) -> None:
@@ -196,11 +201,14 @@ class LocalExecutor:
         except StoreError as error:
             _log.warning("the log cannot be read now, %s waits for its agent: %s", node.config.name, error.message)
             return
-        if self._ending:
+        if self._farewell is not None:
             node.gone = True
             self._changed.notify_all()
         else:
-            node.spawn()
+            try:
+                node.spawn()
+            except OSError as error:
+                _log.error("no agent can be started for %s, it is tried again: %s", node.config.name, error)
 
     def _tell_down(self, node: Supervised) -> None:
         """Report once that the agent with the node's epoch is gone, also if it died while no server ran."""
@@ -216,16 +224,21 @@ class LocalExecutor:
             sock, _address = self._listener.accept()
         except OSError:
             return
-        channel = wire.Channel(sock)
-        self._selector.register(sock, selectors.EVENT_READ, partial(self._greet, channel))
+        channel, challenge = wire.Channel(sock), os.urandom(16).hex()
+        try:
+            channel.send(wire.Challenge(nonce=challenge))
+        except ConnectionError:
+            channel.close()
+            return
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._greet, channel, challenge))
 
-    def _greet(self, channel: wire.Channel) -> None:
+    def _greet(self, channel: wire.Channel, challenge: str) -> None:
         """The first message of a connection: an agent's claim."""
         try:
             messages = channel.receive()
             if not messages:
                 return
-            answer = self._judge(messages[0])
+            answer = self._judge(messages[0], challenge)
             channel.send(answer)
         except (ConnectionError, wire.WireError) as error:
             answer = wire.Refused(why=str(error), final=False)
@@ -236,14 +249,15 @@ class LocalExecutor:
             return
         (hello,) = messages  # an agent says nothing more before it is welcomed
         assert isinstance(hello, wire.Hello)
-        self._adopt(channel, hello)
+        self._adopt(channel, hello, answer.marks)
 
-    def _judge(self, message: wire.Message) -> wire.Welcome | wire.Refused:
+    def _judge(self, message: wire.Message, challenge: str) -> wire.Welcome | wire.Refused:
         """Whether a claim holds."""
         if not isinstance(message, wire.Hello) or message.version != wire.VERSION:
             return wire.Refused(why=f"this server speaks version {wire.VERSION} of the protocol", final=False)
-        if not hmac.compare_digest(message.token.encode(), self._token.encode()):
+        if not wire.is_proof(message.proof, self._token, "agent", challenge, message.nonce):
             return wire.Refused(why="the token is wrong", final=False)
+        proof = wire.prove(self._token, "server", challenge, message.nonce)
         if message.node not in self._nodes:
             return wire.Refused(why=f"this server has no node {message.node}", final=False)
         try:
@@ -253,18 +267,20 @@ class LocalExecutor:
             return wire.Refused(why=f"the log cannot be read now: {error.message}", final=False)
         if message.epoch < newest:
             why = f"epoch {message.epoch} of node {message.node} is over: its agent has epoch {newest}"
-            return wire.Refused(why=why, final=True)
-        return wire.Welcome(marks=marks)
+            return wire.Refused(why=why, final=True, proof=proof)
+        return wire.Welcome(marks=marks, proof=proof)
 
-    def _adopt(self, channel: wire.Channel, hello: wire.Hello) -> None:
+    def _adopt(self, channel: wire.Channel, hello: wire.Hello, marks: dict[str, int]) -> None:
         node = self._nodes[hello.node]
         self._hang_up(node)
         node.adopt(channel, hello.epoch)
-        for source in hello.sources:
+        for source, mark in marks.items():
             self._owners[source] = node
+            self._received[source] = max(mark, self._received.get(source, 0))
+            self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
         self._selector.register(channel.sock, selectors.EVENT_READ, partial(self._ready, node))
-        if self._ending:
-            self._send(node, wire.Shutdown(now=False))
+        if self._farewell is not None:
+            self._send(node, self._farewell)
         self._tell()  # commands may wait for this node
 
     def _ready(self, node: Supervised) -> None:
