@@ -205,5 +205,6 @@ def test_a_rank_that_hangs_does_not_hold_the_others(tmp_path: Path, how: str) ->
     finally:
         for rank in ranks:
             rank.process.kill()
+            rank.wait()
     commits = [event.step for event in events_of(spool, 0) if isinstance(event, CheckpointCommitted)]
     assert commits == [10], "what was durable before stays"
