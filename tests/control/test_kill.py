@@ -95,10 +95,14 @@ def nursery() -> Iterator[Nursery]:
 @pytest.fixture
 def stage(tmp_path: Path, nursery: Nursery) -> Iterator["Stage"]:
     yield Stage(tmp_path, nursery)
-    # A story that failed leaves nobody behind: everything it started names its folder.
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
-            process.kill()
+    for process in _left_behind(tmp_path):
+        process.kill()
+
+
+def _left_behind(folder: Path) -> list[psutil.Process]:
+    """Everything that a story starts names its folder."""
+    running = psutil.process_iter(["cmdline"])
+    return [each for each in running if any(str(folder) in word for word in each.info["cmdline"] or ())]
 
 
 class Stage:
@@ -188,6 +192,10 @@ class Story:
             self.deaths += 1
             self.start()
             self.down()
+        deadline = time.monotonic() + WAIT_S
+        while left := _left_behind(self.folder):
+            assert time.monotonic() < deadline, f"{left} are left behind"
+            time.sleep(0.01)
 
 
 def play(story: Story) -> None:

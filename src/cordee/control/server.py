@@ -146,12 +146,12 @@ class Server:
             tell(url)
             drained = self._loop()
         finally:
-            self._home.withdraw()
             self.service.closing = True
             http.end()
-            if drained:
+            if drained:  # an agent that is only now dialling in must still find us, to hear that it is to leave
                 self._executor.shutdown()
                 self._tick()  # the nodes are down now, and nobody is to think that they idle
+            self._home.withdraw()
             self._executor.close()
             self._store.close()
             self._log.info("ended", drained=drained, signal=self._signal)
