@@ -129,7 +129,7 @@ class NodeAgent:
         for order in orders:
             if order.tag in ended:
                 continue
-            n_ended = self._end_survivors(order)
+            n_ended = end_survivors(order, self._journal.ranks(order))
             why = f"the agent of {self._node} died; {n_ended} processes that it left were ended"
             self._report_end(order, ShareResult(Outcome.LOST, why))
 
@@ -139,27 +139,11 @@ class NodeAgent:
         for path in sorted(self._folder.glob("*.jsonl"), key=lambda each: int(each.stem)):
             source = f"node/{self._node}/{path.stem}"
             self._link.add_node_source(source, path)
-            reader = StreamReader(path)
-            while records := reader.read(1000):
-                for record in records:
-                    event = decode(record.event)
-                    if isinstance(event, ShareEnded):
-                        ended.add(f"{event.job_id}.{event.epoch}")
-                        self._ends.setdefault(source, []).append((record.seq, event))
-            reader.close()
+            self._ends[source], last_seq = read_ends(path)
+            ended |= {f"{event.job_id}.{event.epoch}" for _, event in self._ends[source]}
             if int(path.stem) != self._epoch:
-                self._older[source] = (path, reader.after)
+                self._older[source] = (path, last_seq)
         return ended
-
-    def _end_survivors(self, order: Assignment) -> int:
-        known = self._journal.ranks(order)
-        ended = set()
-        while left := process.find(order.tag, known, node=self._node):
-            ended |= left
-            for each in left:
-                process.send(each, signal.SIGKILL)
-            time.sleep(0.01)
-        return len(ended)
 
     # -- the loop ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,38 @@
+"""What a new agent does about an earlier one of its node that died: read what it knew, end what it left running."""
+
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cordee.agent import process
+from cordee.agent.launch import Assignment
+from cordee.agent.process import Process
+from cordee.agent.stream import StreamReader
+from cordee.events import ShareEnded, decode
+
+_SWEEP_S = 0.01
+
+
+def read_ends(path: Path) -> tuple[list[tuple[int, ShareEnded]], int]:
+    """The ends of shares in an agent's stream, with their seq, and the stream's last seq."""
+    ends: list[tuple[int, ShareEnded]] = []
+    reader = StreamReader(path)
+    while records := reader.read(1000):
+        for record in records:
+            event = decode(record.event)
+            if isinstance(event, ShareEnded):
+                ends.append((record.seq, event))
+    reader.close()
+    return ends, reader.after
+
+
+def end_survivors(order: Assignment, ranks: Sequence[Process]) -> int:
+    """Kill every process of a share until none is left, however long it takes; how many there were."""
+    ended: set[Process] = set()
+    while left := process.find(order.tag, ranks, node=order.node):
+        ended |= left
+        for each in left:
+            process.send(each, signal.SIGKILL)
+        time.sleep(_SWEEP_S)
+    return len(ended)
