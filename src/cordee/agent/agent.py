@@ -21,6 +21,7 @@ from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
 from cordee.agent.share import Share, ShareResult, rank_event, read_secrets
+from cordee.agent.takeover import end_survivors, read_ends
 from cordee.events import (
     AttemptPlaced,
     Event,
@@ -34,7 +35,7 @@ from cordee.events import (
     decode,
 )
 from cordee.ids import JobId
-from cordee.telemetry.stream import StreamReader, StreamWriter
+from cordee.telemetry.stream import StreamWriter
 from cordee.units import US_PER_S
 
 DIAL_S = 0.1  # between two tries to reach the server

@@ -8,8 +8,8 @@ from pathlib import Path
 from cordee.agent import process
 from cordee.agent.launch import Assignment
 from cordee.agent.process import Process
-from cordee.agent.stream import StreamReader
 from cordee.events import ShareEnded, decode
+from cordee.telemetry.stream import StreamReader
 
 _SWEEP_S = 0.01
 
