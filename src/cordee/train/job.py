@@ -157,8 +157,7 @@ class Job:
             if not self._finished and self.rank == 0:
                 log.info("the loop was left at step %d before its end: no final checkpoint", self._step)
             self._say_left("finished", 0)
-            if self._agreement is not None:
-                self._agreement.count_out(self._left_s(_NO_LIMIT_S))
+            self._count_out(_NO_LIMIT_S)
         self._close()
 
     # -- at a boundary, on the main thread -----------------------------------------------------------------
@@ -173,7 +172,7 @@ class Job:
             agreement.conclude()
             self._plan_save()
         if verdict is Verdict.LEAVE:
-            self._leave(agreement, step)
+            self._leave(step)
 
     def _save(self) -> bool:
         """Capture the state; a failure is told and training goes on."""
@@ -222,14 +221,22 @@ class Job:
             return False
         return True
 
-    def _leave(self, agreement: Agreement, step: int) -> None:
+    def _leave(self, step: int) -> None:
         durable = self._make_durable(self._told.grace_s)
         done = 0 if self._told.torchelastic else EXIT_CHECKPOINTED
         self._say_left(*(("checkpointed", done) if durable else ("aborted", StopError.exit_code)))
         if self.rank == 0 and durable:
             log.info("left at step %d: its checkpoint is durable", step)
-        agreement.count_out(self._left_s(self._told.grace_s))
+        self._count_out(self._told.grace_s)
         raise Preempted(self._exit_code)
+
+    def _count_out(self, limit_s: float) -> None:
+        if self._agreement is None:
+            return
+        try:
+            self._agreement.count_out(self._left_s(limit_s))
+        except (RuntimeError, StopError) as error:  # This rank has said how it leaves; a peer that has not is its own.
+            log.warning("rank %d leaves before the others: %s", self.rank, error)
 
     def _say_left(self, how: str, exit_code: int) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ from typing import Any
 log = logging.getLogger("cordee")
 
 _live: "weakref.WeakSet[Notices]" = weakref.WeakSet()
+_masks = threading.local()
 
 
 class Notices:
@@ -120,9 +121,20 @@ class Notices:
                 self._on_signal(number)
 
 
-def _after_fork() -> None:
+# A signal between the fork and the child's first line would still be taken for the rank's: it waits meanwhile.
+def _before_fork() -> None:
+    ours = frozenset().union(*(notices._signals for notices in list(_live)))
+    _masks.earlier = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+
+
+def _after_fork_in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.earlier)
+
+
+def _after_fork_in_child() -> None:
     for notices in list(_live):
         notices._give_back()
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.earlier)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

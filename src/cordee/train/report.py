@@ -48,6 +48,7 @@ class Reporter:
     def restored(self, step: int, generation: int | None) -> None:
         """The attempt starts at this step."""
         self._first_step = step
+        self._progress_s = time.monotonic()
         if self._rank == 0:
             self._append(Restored, step=step, generation=generation)
 

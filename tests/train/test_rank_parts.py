@@ -1,0 +1,100 @@
+"""What a rank is told, how it hears signals, and what it keeps for itself."""
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cordee.errors import InputError, UnitError
+from cordee.train import own
+from cordee.train.notice import Notices
+from cordee.train.settings import Every, settings
+
+
+def test_the_agent_wins_over_arguments_and_arguments_over_defaults() -> None:
+    alone = settings({}, to="here", every="10m", keep=5, grace="1m")
+    assert (alone.to, alone.every, alone.keep, alone.grace_s) == ("here", Every(seconds=600.0), 5, 60.0)
+    assert (alone.job_id, alone.epoch, alone.spool) == (None, None, None)
+    told = {
+        "CORDEE_JOB": "a-bcdefg",
+        "CORDEE_EPOCH": "3",
+        "CORDEE_SPOOL": "/spool",
+        "CORDEE_CHECKPOINT_TO": "/there",
+        "CORDEE_CHECKPOINT_EVERY": "auto",
+        "CORDEE_CHECKPOINT_KEEP": "4",
+        "CORDEE_GRACE_S": "12.5",
+    }
+    under = settings(told, to="here", every="10m", keep=5, grace="1m")
+    assert (under.to, under.every, under.keep, under.grace_s, under.epoch) == ("/there", Every(), 4, 12.5, 3)
+    assert settings({}) == settings({}, every="auto", keep=2, grace="30s")
+
+
+def test_a_bare_number_of_seconds_is_refused() -> None:
+    with pytest.raises(UnitError):
+        settings({}, every="600")
+    with pytest.raises(InputError, match="every=0 steps"):
+        settings({}, every=0)
+
+
+def test_a_signal_reaches_the_thread_while_the_main_thread_is_blocked_and_earlier_handlers_run() -> None:
+    earlier, heard = [], threading.Event()
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: earlier.append(number))
+    try:
+        notices = Notices([signal.SIGUSR2], lambda number: heard.set())
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert heard.wait(10)
+        notices.close()
+        assert earlier == [signal.SIGUSR2]
+        os.kill(os.getpid(), signal.SIGUSR2)  # given back
+        assert earlier == [signal.SIGUSR2] * 2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_forked_childs_signal_is_not_the_ranks() -> None:
+    heard: list[int] = []
+    notices = Notices([signal.SIGUSR2], heard.append)
+    child = os.fork()
+    if child == 0:
+        for _ in range(1000):
+            time.sleep(0.01)  # SIGUSR2 ends it: the default action is back, from the first line on
+        os._exit(0)
+    os.kill(child, signal.SIGUSR2)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGUSR2
+    notices.close()
+    assert heard == []
+
+
+def test_timers_are_called_in_order_and_replaced_by_name() -> None:
+    called: list[str] = []
+    done = threading.Event()
+    notices = Notices([], lambda number: None)
+    now = time.monotonic()
+    notices.at("a", now + 60, lambda: called.append("never"))
+    notices.at("b", now + 0.02, lambda: (called.append("b"), done.set()))
+    notices.at("a", now + 0.01, lambda: called.append("a"))
+    assert done.wait(10)
+    notices.close()
+    assert called == ["a", "b"]
+
+
+def test_generators_and_plain_state_come_back_and_tensors_are_left_to_the_checkpoint() -> None:
+    state: dict[str, Any] = {"model": torch.nn.Linear(2, 2), "seen": 7, "average": torch.ones(2), "path": ["a", 1]}
+    kept = own.capture(state)
+    assert kept["own"] == {"seen": 7, "path": ["a", 1]}
+
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(1))]
+
+    first = draw()
+    state["seen"] = 9
+    own.restore(state, kept)
+    own.restore_rng(kept["rng"])
+    assert draw() == first
+    assert state["seen"] == 7
