@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from cordee.cli.main import main
+from cordee.units import format_duration
 from cordee.workload.load import load_shape
 
 NUMBER = {"type": "number"}
@@ -144,6 +145,24 @@ def test_no_line_is_wider_than_the_terminal(
         assert "…" not in plain and "┃" in plain
 
 
+@pytest.mark.parametrize("columns", ["", "0", "1", "wide", "-5"])
+def test_a_width_that_is_none_does_not_stop_the_plan(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, _ = _run(capsys, "gpt2", "--gpus", "1xA10")
+    assert code == 0 and "The bill" in out
+
+
+@pytest.mark.usefixtures("wide")
+def test_the_notice_that_is_needed_counts_the_step_that_is_under_way(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--json")
+    told = json.loads(out)
+    needed_s = told["layouts"][0]["step_s"] + told["survival"][0]["checkpoint_s"]
+    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
+    assert f"with {format_duration(needed_s)} of notice (a step and a checkpoint)" in " ".join(out.split())
+
+
 def test_own_prices_are_used_and_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text('[H100.on-demand]\nusd_per_gpu_hour = 1.00\nsource = "our contract"\nas_of = "2026-11"\n')
@@ -187,6 +206,8 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "64xH100", "--storage", "0GB/s"], 15, "writes nothing", "2GB/s"),
         (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "6"], 11, "'6' is not a duration", "47h"),
         (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "0h"], 15, "leaves no time to work", "6h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--micro-batch", "0"], 15, "micro-batch of 0 sequences", "at least 1"),
+        (["llama-3-70b", "--gpus", "64xH100", "--micro-batch", "-3"], 15, "micro-batch of -3 sequences", "at least 1"),
         (["llama-3-70b", "--gpus", "64xH100", "--prices", "none.toml"], 14, "none.toml does not exist", "prices.toml"),
     ],
 )  # fmt: skip

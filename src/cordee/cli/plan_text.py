@@ -16,6 +16,8 @@ from cordee.units import GB, format_bytes, format_duration, format_usd
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
+PIPED_WIDTH = 100
+NARROWEST = 20
 COLOURS = {
     "weights": "blue",
     "gradients": "green",
@@ -48,15 +50,21 @@ class Facts:
 
 def print_plan(facts: Facts, *, show_all: bool) -> None:
     """Print the whole plan on standard output."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # A pipe has no width of its own, unless COLUMNS says so: wide enough for every table.
-        console = Console(highlight=False, width=int(os.environ.get("COLUMNS") or 100))
+    console = _console()
     _header(console, facts.plan)
     _bill(console, facts.plan)
     _layouts(console, facts.plan, show_all)
     _survival(console, facts)
     _sources(console, facts)
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return console
+    # A pipe has no width of its own, unless COLUMNS says so: wide enough for every table.
+    columns = os.environ.get("COLUMNS", "")
+    return Console(highlight=False, width=max(NARROWEST, int(columns)) if columns.isdecimal() else PIPED_WIDTH)
 
 
 def _title(console: Console, text: str, aside: str = "") -> None:
@@ -232,14 +240,21 @@ def _survival(console: Console, facts: Facts) -> None:
             format_duration(expected.period_s), f"{expected.goodput:.1%}", *_losses(expected),
         )  # fmt: skip
     console.print(table)
-    notice = format_duration(one.notice_needed_s)
-    _indented(console, f"The dollars are what one preemption loses: with {notice} of notice only the restart; without, "
-              "on average half a period, at worst a whole one.")  # fmt: skip
+    _indented(console, f"The dollars are what one preemption loses: with {_notice(plan, one)} only the restart; "
+              "without, on average half a period, at worst a whole one.")  # fmt: skip
     chosen = next(survivor for survivor in survivors if survivor.capacity == facts.capacity)
     rate = chosen.survival.usd_per_hour
     if rate is not None:
         line = f"Without checkpoints it loses all since the start: {_usd(rate)} an hour, {_usd(24 * rate)} a day."
         _indented(console, line, style="")
+
+
+def _notice(plan: Plan, expected: Survival) -> str:
+    """What the ranks need to leave in order: they end the step they are in, and write a checkpoint."""
+    needed = expected.notice_needed_s
+    if plan.best is None or plan.best.step is None:
+        return f"{format_duration(needed)} of notice (a checkpoint)"
+    return f"{format_duration(plan.best.step.total_s + needed)} of notice (a step and a checkpoint)"
 
 
 def _losses(expected: Survival) -> list[str]:
@@ -268,7 +283,7 @@ def _sources(console: Console, facts: Facts) -> None:
 
 
 def _indented(console: Console, text: str, style: str = "dim") -> None:
-    for line in textwrap.wrap(text, console.width - 2):
+    for line in textwrap.wrap(text, max(NARROWEST, console.width) - 2):
         console.print("  " + line, style=style, no_wrap=True)
 
 

@@ -87,10 +87,9 @@ def _price(gpu_name: str, capacity: str, facts: Any, where: str) -> Price:
     if capacity not in known:
         raise CatalogueError(f"{where}: {gpu_name} has unknown capacity {capacity!r}", hint=f"write {example}")
     try:
-        usd = float(facts["usd_per_gpu_hour"])
-        source = _source(facts)
-    except (KeyError, TypeError, ValueError) as error:
+        usd, source = facts["usd_per_gpu_hour"], _source(facts)
+    except (KeyError, TypeError) as error:
         raise CatalogueError(f"{where}: {gpu_name}.{capacity} lacks {error}", hint=f"write {example}") from None
-    if not 0 <= usd < 10_000:
-        raise CatalogueError(f"{where}: {gpu_name}.{capacity} costs {usd} dollars an hour", hint=f"write {example}")
-    return Price(gpu=gpu_name, capacity=known[capacity], usd_per_gpu_hour=usd, source=source)
+    if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 <= usd < 10_000:
+        raise CatalogueError(f"{where}: {gpu_name}.{capacity} costs {usd!r} dollars an hour", hint=f"write {example}")
+    return Price(gpu=gpu_name, capacity=known[capacity], usd_per_gpu_hour=float(usd), source=source)

@@ -300,6 +300,8 @@ def _judge(
 
 
 def _wanted(layout: str | None, recompute: Recompute | None, micro_batch: int | None) -> LayoutWanted:
+    if micro_batch is not None and micro_batch < 1:
+        raise LayoutError(f"a micro-batch of {micro_batch} sequences is empty", hint="use at least 1")
     wanted = parse_layout(layout) if layout is not None else ANY_LAYOUT
     return replace(wanted, recompute=wanted.recompute or recompute, micro_batch=wanted.micro_batch or micro_batch)
 

@@ -32,7 +32,7 @@ class Survival:
 
     @property
     def notice_needed_s(self) -> float:
-        """Notice within which a last checkpoint can be written."""
+        """Notice within which a last checkpoint can be written, once the step in progress is done."""
         return self.checkpoint_s
 
 
