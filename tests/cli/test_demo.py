@@ -17,7 +17,7 @@ from cordee.cli.story.money import leased_gpu_us
 from cordee.cli.story.stage import stage
 from cordee.cli.story.teller import Teller, bars
 from cordee.control.spawn import is_owned
-from cordee.errors import ClaimError, MissingExtraError
+from cordee.errors import ClaimError, InputError, MissingExtraError
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -79,6 +79,7 @@ def but(change: Callable[[Event], Event | None]) -> list[Event]:
 TRUE: list[Callable[[], Claim]] = [
     lambda: claims.parameters("70B", 70_553_706_496, 70_553_706_496),
     lambda: claims.bill("1.129 TB", 1_128_859_303_936, "1.129 TB"),
+    lambda: claims.holds_the_bill({"fsdp64": 1_000_000, "dp64": 64_000_000}, 1_000_000),
     lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 4}),
     lambda: claims.pushed_for(story(), GPT, EVAL),
     lambda: claims.left_together(story(), GPT, 4),
@@ -105,6 +106,7 @@ def late(event: Event) -> Event:
 FALSE: dict[str, Callable[[], Claim]] = {
     "a parameter less": lambda: claims.parameters("70B", 70_553_706_495, 70_553_706_496),
     "a heavier bill": lambda: claims.bill("1.129 TB", 1_130_000_000_000, "1.129 TB"),
+    "a layout left a part out": lambda: claims.holds_the_bill({"a": 900_000, "b": 2_000_000}, 1_000_000),
     "three ranks came up": lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 3}),
     "placed on three GPUs": lambda: claims.whole_gang([placed(GPT, 1, 0, gpus=3)], GPT, 4, {1: 4}),
     "never placed": lambda: claims.whole_gang([], GPT, 4, {}),
@@ -193,6 +195,15 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
         demo.demo(out=tmp_path / "report.html", keep=False)
     assert raised.value.exit_code == 70
     assert not list(tmp_path.iterdir())
+
+
+def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(InputError, match="cannot be written") as raised:
+        demo.demo(out=tmp_path / "file" / "report.html", keep=False)
+    assert raised.value.hint
+    with pytest.raises(InputError, match="Is a directory"):
+        demo.demo(out=tmp_path, keep=False)
 
 
 def test_what_was_leased_is_counted_from_the_log_alone() -> None:

@@ -41,6 +41,16 @@ def test_with_a_notice_that_is_handled_only_the_restart_is_paid(story: Story) ->
     assert story.noticed_micro_usd < story.interval_micro_usd < story.plain.lost_micro_usd / 50
 
 
+def test_what_a_reclaim_costs_beside_the_job_is_told_too(story: Story) -> None:
+    """By hand: 7 nodes of 8 wait 10 minutes, and a checkpoint holds 64 GPUs for as long as it takes."""
+    hourly_micro_usd = GPUS * 2_990_000
+    least, most = story.idle_micro_usd
+    assert least == story.plain.idle_micro_usd == 56 * 2_990_000 * 600 // 3600
+    # Who leaves early leaves its GPUs idle for the rest of the notice.
+    assert least < most <= least + hourly_micro_usd * story.notice_s / 3600
+    assert 0 < story.last_save_micro_usd <= hourly_micro_usd * story.save_s / 3600 + 1
+
+
 def test_a_notice_shorter_than_the_save_helps_nobody() -> None:
     shape, training = load_shape("llama-3-70b"), Training(8192, 512)
     expected = survival(shape, training, GPUS, storage_bytes_per_s=16e9, start_s=120, mtbi_s=24 * 3600)

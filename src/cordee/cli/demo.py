@@ -17,7 +17,7 @@ from cordee.cli.story.live import tell_live
 from cordee.cli.story.money import tell_money
 from cordee.cli.story.stage import stage
 from cordee.cli.story.teller import Teller
-from cordee.errors import MissingExtraError
+from cordee.errors import InputError, MissingExtraError
 from cordee.simulate.story import Story
 from cordee.units import format_bytes, format_duration, format_micro_usd
 from cordee.view.report import Report, report_html
@@ -32,6 +32,7 @@ def demo(
 ) -> None:
     """Plan, start, push, resume and bill a real training job on this machine, and check every claim."""
     _check_installed()
+    _check_writable(out)
     began_s = time.monotonic()
     teller = Teller()
     teller.console.print(f"[bold]{TITLE}[/bold]  plan, gang, push, resume, bill: about two minutes")
@@ -55,6 +56,21 @@ def _check_installed() -> None:
         )
 
 
+def _check_writable(out: Path) -> None:
+    """Two minutes are not spent on a report that has no place."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not out.exists()
+        out.open("ab").close()
+        if is_new:
+            out.unlink()
+    except OSError as error:
+        raise InputError(
+            f"the report cannot be written to {out}: {error.strerror}",
+            hint="give a path with --out, as in: cordee demo --out /tmp/report.html",
+        ) from None
+
+
 def _report(teller: Teller, bill: Bill, story: Story, took: str, n_claims: int) -> Report:
     facts = [
         (format_bytes(bill.plan.state_bytes), f"to hold {bill.plan.shape.name} in training"),
@@ -74,6 +90,5 @@ def _report(teller: Teller, bill: Bill, story: Story, took: str, n_claims: int) 
 
 
 def _write(out: Path, report: Report) -> Path:
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(report_html(report), encoding="utf-8")
     return out.absolute()

@@ -19,7 +19,8 @@ from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S
 
 GPUS, GPUS_PER_NODE = 64, 8
 AT_US = 47 * US_PER_HOUR
-BACK_US = 600 * US_PER_S  # until the cloud gives another node
+USD_PER_GPU_HOUR = 2.99  # the story's own rate: $8,994 for 3,008 GPU-hours
+BACK_US = 600 * US_PER_S  # assumed: until the cloud gives another node
 JOB = JobId("llama-aaaaaa")
 """Its id is fixed, as everything of the story is."""
 
@@ -33,6 +34,7 @@ class Loss:
         lost: GPU time that was paid and is done again.
         restart: GPU time of the next attempt until its first new step.
         checkpoint: GPU time that checkpoints took until then.
+        idle: GPU time of the nodes that were left, and waited for another one.
     """
 
     reclaimed_us: int
@@ -40,6 +42,7 @@ class Loss:
     lost_micro_usd: int
     restart_micro_usd: int
     checkpoint_micro_usd: int
+    idle_micro_usd: int
 
     @property
     def micro_usd(self) -> int:
@@ -74,6 +77,18 @@ class Story:
     def noticed_worst(self) -> Loss:
         """The dearest of those with notice."""
         return max(self.noticed, key=lambda loss: loss.micro_usd)
+
+    @property
+    def last_save_micro_usd(self) -> int:
+        """At most, for the checkpoint that a notice asks for beyond those of the same run without one."""
+        pairs = zip(self.noticed, self.interval, strict=True)
+        return max(told.checkpoint_micro_usd - untold.checkpoint_micro_usd for told, untold in pairs)
+
+    @property
+    def idle_micro_usd(self) -> tuple[int, int]:
+        """Least and most of what waits for another node, over all runs: no checkpoint changes that."""
+        idle = [loss.idle_micro_usd for loss in (self.plain, self.interval_worst, *self.interval, *self.noticed)]
+        return min(idle), max(idle)
 
 
 def known_story(
@@ -150,6 +165,7 @@ def _loss(work: Work, micro_usd_per_gpu_hour: int, reclaimed_us: int, notice_us:
         lost_micro_usd=cut.micro_usd.lost,
         restart_micro_usd=again.micro_usd.restart,
         checkpoint_micro_usd=cut.micro_usd.checkpoint,
+        idle_micro_usd=done.ledger.totals(done.at_us).idle_micro_usd,
     )
 
 

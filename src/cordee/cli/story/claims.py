@@ -51,6 +51,18 @@ def bill(says: str, state_bytes: int, expected: str) -> Claim:
     return check(format_bytes(state_bytes) == expected, says, f"{state_bytes:,} bytes")
 
 
+def holds_the_bill(held_bytes: Mapping[str, int], state_bytes: int) -> Claim:
+    """No layout gains room by leaving a part of the state out; those with copies hold more."""
+    least, most = min(held_bytes, key=held_bytes.__getitem__), max(held_bytes, key=held_bytes.__getitem__)
+    measured = (
+        f"at least {format_bytes(held_bytes[least])} ({least}), at most {format_bytes(held_bytes[most])} ({most}), "
+        f"against {format_bytes(state_bytes)}"
+    )
+    says = f"In each of the {len(held_bytes)} layouts the GPUs together hold the whole bill, those that copy it more"
+    # Shares are rounded to whole bytes, on some hundreds of GPUs.
+    return check(held_bytes[least] > state_bytes - 10_000, says, measured)
+
+
 def whole_gang(events: Iterable[Event], job_id: JobId, gpus: int, started: Mapping[int, int]) -> Claim:
     """Every attempt of the job had all its GPUs at once, and all its ranks ran.
 

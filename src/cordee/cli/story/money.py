@@ -10,8 +10,8 @@ from cordee.cli.story.teller import Teller, bars
 from cordee.client import CostRowView, CostView
 from cordee.events import AttemptPlaced, Event, ShareEnded
 from cordee.ids import JobId
-from cordee.simulate.story import Story, known_story
-from cordee.units import MICRO_USD, US_PER_HOUR, format_duration, format_micro_usd
+from cordee.simulate.story import BACK_US, USD_PER_GPU_HOUR, Story, known_story
+from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 from cordee.view.money import CLASSES, MoneyRow, cases_html, gpu_time, money_html
 from cordee.view.report import Claim
 
@@ -26,8 +26,8 @@ def tell_money(teller: Teller, stage: Stage, cast: Cast, bill: Bill) -> Story:
         cost = stage.client.cost("job")
         _tell_ledger(teller, stage, cost)
         teller.claim(_nothing_lost(cost, cast))
-        story = known_story(bill.survival, step_s=bill.step_s, usd_per_gpu_hour=bill.usd_per_gpu_hour)
-        _tell_story(teller, story, bill)
+        story = known_story(bill.survival, step_s=bill.step_s, usd_per_gpu_hour=USD_PER_GPU_HOUR)
+        _tell_story(teller, story)
     return story
 
 
@@ -72,7 +72,7 @@ def _nothing_lost(cost: CostView, cast: Cast) -> Claim:
     return claims.check(holds, "The push cost a restart, and no work", measured)
 
 
-def _tell_story(teller: Teller, story: Story, bill: Bill) -> None:
+def _tell_story(teller: Teller, story: Story) -> None:
     period, notice = _minutes(story.period_s), _minutes(story.notice_s)
     plain, worst = story.plain.lost_micro_usd, story.interval_worst
     cases = [
@@ -87,7 +87,7 @@ def _tell_story(teller: Teller, story: Story, bill: Bill) -> None:
     teller.figure(cases_html(cases, worst_micro_usd=plain))
     gpu_hours = story.plain.lost_gpu_us / US_PER_HOUR
     measured = f"the simulated ledger: {gpu_hours:,.0f} GPU-hours lost, ${plain / MICRO_USD:,.2f}"
-    says = f"Without checkpoints the story loses $8,994 at ${bill.usd_per_gpu_hour:.2f} a GPU-hour"
+    says = f"Without checkpoints the story loses $8,994 at ${USD_PER_GPU_HOUR:.2f} a GPU-hour"
     teller.claim(claims.check(format_micro_usd(plain) == "$8,994" and gpu_hours == 3008, says, measured))
     teller.claim(_with_interval(story))
     teller.claim(_with_notice(story))
@@ -97,7 +97,13 @@ def _tell_story(teller: Teller, story: Story, bill: Bill) -> None:
     )
     needed = format_duration(story.step_s + story.save_s)
     teller.note(f"A notice shorter than {needed}, a step and a checkpoint, is as good as none for this job.")
-    teller.note(f"Amounts with checkpoints include the restart. H100: {bill.price_source}.")
+    teller.note(
+        "Amounts with checkpoints are work done again and the restart. The checkpoint that a notice asks for takes up "
+        f"to {format_micro_usd(story.last_save_micro_usd)} more. And with or without any of this the GPUs that are "
+        f"left stand idle until the cloud gives another node, here for {_minutes(BACK_US / US_PER_S)}: "
+        f"{_range(*story.idle_micro_usd)}."
+    )
+    teller.note(f"${USD_PER_GPU_HOUR:.2f} is the story's own rate; cordee plan names today's prices and their sources.")
 
 
 def _with_interval(story: Story) -> Claim:
@@ -125,6 +131,11 @@ def _with_notice(story: Story) -> Claim:
 
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min"
+
+
+def _range(least: int, most: int) -> str:
+    low, high = format_micro_usd(least), format_micro_usd(most)
+    return low if low == high else f"{low} to {high}"
 
 
 def _mean(story: Story) -> tuple[int, int]:
