@@ -84,7 +84,12 @@ def test_a_job_that_can_be_pushed_at_once_is_backfilled():
     world = big_gang_waits(job("b", 8, "preemptible"), job("c", 8, "preemptible", min_run_us=S))
     assert brief(world.cycle()) == ["place b n2:8"]
     assert end(world, "a", "finished")[-1] == "notice b preempt for gang"
-    assert brief(big_gang_waits(job("c", 8, "preemptible", min_run_us=S)).cycle()) == []
+
+
+def test_a_job_that_may_insist_on_its_second_attempt_is_backfilled_with_its_first_only():
+    world = big_gang_waits(job("c", 8, "preemptible", min_run_us=S))
+    assert brief(world.cycle()) == ["place c n2:8"]
+    assert end(world, "c", "lost") == ["attempt c.1 lost"]
 
 
 # `a` has its notice at 90 s and is gone by 120 s.

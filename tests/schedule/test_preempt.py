@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.events import CheckpointCommitted, Lease, NodeDown
+from cordee.events import CheckpointCommitted, Lease, NodeDown, RanksStarted
 from cordee.ids import JobId
 from cordee.schedule import Attempt, decide, preempt
 from cordee.schedule.preempt import Cost, Victim, charge, choose, expected_loss
@@ -157,13 +157,19 @@ def test_two_small_victims_when_they_are_cheaper_than_a_large_one():
     assert push(world.at(1000), 8) == ["notice s1 preempt for p", "notice s2 preempt for p"]
 
 
-def test_a_job_is_not_pushed_before_it_has_run_as_long_as_it_may_insist_on():
+def test_a_job_is_not_pushed_again_before_it_has_run_as_long_as_it_may_insist_on():
     world = World(node("n1"), job("a", 8, min_run_us=100 * S))
-    world.play(until_s=2)  # started at 1 s
-    world.tell(job("p", 8, "production", at_us=50 * S))
+    world.play(until_s=2)
+    # A first attempt goes at once.
+    assert brief(world.tell(job("p", 8, "production")).cycle()) == ["notice a preempt for p"]
+    world.tell(*share_ended(world, "a", "checkpointed")).cycle()
+    world.tell(*share_ended(world, "p", "finished"))
+    assert brief(world.cycle())[-1] == "place a n1:8"
+    world.tell(RanksStarted(at_us=10 * S, job_id=JobId("a"), epoch=2, node="n1"))
+    world.tell(job("q", 8, "production", at_us=50 * S))
     decision = decide(world.state, world.now_us)
-    assert decision.events == () and decision.wake_at_us == 101 * S
-    assert brief(world.at(101).cycle()) == ["notice a preempt for p"]
+    assert decision.events == () and decision.wake_at_us == 110 * S
+    assert brief(world.at(110).cycle()) == ["notice a preempt for q"]
 
 
 def test_without_prices_gpu_time_decides():

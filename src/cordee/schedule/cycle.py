@@ -14,7 +14,7 @@ from cordee.ids import JobId
 from cordee.schedule.free import Kind
 from cordee.schedule.lifecycle import notice, settle, wake_us
 from cordee.schedule.place import Pool, place, pools
-from cordee.schedule.preempt import Cost, Victim, can_be_pushed, charge, choose
+from cordee.schedule.preempt import Cost, Victim, can_be_pushed, charge, choose, insists_us
 from cordee.schedule.share import is_below, level
 from cordee.schedule.state import Attempt, JobRecord, State
 
@@ -132,7 +132,8 @@ class Cycle:
     def _consider(self, job_id: JobId) -> None:
         record = self.state.jobs[job_id]
         job = record.job
-        alike = (level(job.tier), job.gpu_name, job.capacity, job.gpus, self._ends_by_us(record), job.min_run_us == 0)
+        insists = insists_us(job, record.epoch + 1) > 0
+        alike = (level(job.tier), job.gpu_name, job.capacity, job.gpus, self._ends_by_us(record), insists)
         if alike in self._in_vain:
             return
         candidates = pools(job, self._kinds)
@@ -166,7 +167,7 @@ class Cycle:
     def _harmless(self, reservation: Reservation, record: JobRecord) -> bool:
         """Whether a backfilled job is out of the way in time: it can be pushed at once, or its limit ends it."""
         job = record.job
-        if is_below(job.tier, reservation.job.tier) and job.min_run_us == 0:
+        if is_below(job.tier, reservation.job.tier) and insists_us(job, record.epoch + 1) == 0:
             return True
         ends_us = self._ends_by_us(record)
         return ends_us is not None and reservation.starts_by_us is not None and ends_us <= reservation.starts_by_us
@@ -216,7 +217,7 @@ class Cycle:
                 gpus, cost = self._gpus_in(pool, attempt), charge(attempt, self.now_us)
                 found.append(Victim(job_id=job_id, gpus=gpus, cost=cost, level=level(attempt.job.tier)))
             elif not attempt.leaving and attempt.started_us is not None:
-                self._wake(attempt.started_us + attempt.job.min_run_us)
+                self._wake(attempt.started_us + insists_us(attempt.job, attempt.epoch))
         return found
 
     def _preempt(self, victim: Victim, job: Job) -> None:

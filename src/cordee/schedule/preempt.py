@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd
 
+from cordee.events import Job
 from cordee.ids import JobId
 from cordee.schedule.state import Attempt
 from cordee.units import US_PER_HOUR
@@ -40,12 +41,17 @@ class Victim:
     level: int  # of its tier
 
 
+def insists_us(job: Job, epoch: int) -> int:
+    """How long this attempt may run before it is pushed. A first one has no restart behind it that it could waste."""
+    return job.min_run_us if epoch > 1 else 0
+
+
 def can_be_pushed(attempt: Attempt, now_us: int) -> bool:
     """Whether it runs, and has run as long as it may insist on."""
     if attempt.leaving or attempt.shares:
         return False
     ran_us = 0 if attempt.started_us is None else now_us - attempt.started_us
-    return ran_us >= attempt.job.min_run_us
+    return ran_us >= insists_us(attempt.job, attempt.epoch)
 
 
 def expected_loss(attempt: Attempt, now_us: int) -> Cost:
