@@ -76,7 +76,10 @@ def _report(teller: Teller, bill: Bill, story: Story, took: str, n_claims: int) 
         (format_bytes(bill.plan.state_bytes), f"to hold {bill.plan.shape.name} in training"),
         ("0", "steps repeated after the push, weights bitwise equal"),
         (format_micro_usd(story.plain.lost_micro_usd), "lost in 47 hours on 64 GPUs without checkpoints"),
-        (format_micro_usd(story.noticed_worst.micro_usd), "restart: all that the same reclaim takes from a job that handles its notice"),
+        (
+            format_micro_usd(story.noticed_worst.micro_usd),
+            "restart: all that the same reclaim takes from a job that handles its notice",
+        ),
     ]
     lead = (
         "A small model was trained on this machine, pushed aside by a more important job, and went on as if "

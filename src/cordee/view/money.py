@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cordee.units import MICRO_USD, US_PER_HOUR, format_duration, format_micro_usd
+from cordee.units import MICRO_USD, US_PER_HOUR, format_micro_usd
 from cordee.view.markup import num, text
 
 CLASSES = ("useful", "checkpoint", "restart", "stall", "lost", "unreported")
@@ -93,12 +93,3 @@ def _dollars(name: str, micro_usd: int, share: float) -> str:
     # A fifth of the width is left for the amount that stands behind the bar.
     width = 0.8 * micro_usd * share
     return f'<i class="{name}" style="width:{num(width)}%" title="{name} ${micro_usd / MICRO_USD:,.2f}"></i>'
-
-
-def seconds(us: int) -> str:
-    """A duration in microseconds, for people.
-
-    >>> seconds(131_000_000)
-    '2m11s'
-    """
-    return format_duration(us / 1_000_000)
