@@ -16,7 +16,7 @@ def test_the_plan_in_the_readme_is_the_plan_that_is_printed() -> None:
     assert command is not None and shown is not None
     done = subprocess.run(
         [sys.executable, "-m", "cordee", *command[1].split()],
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "CORDEE_HOME": os.devnull},
         capture_output=True,
         text=True,
         check=True,

@@ -79,6 +79,12 @@ def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return int(left.value.code or 0), printed.out, printed.err
 
 
+@pytest.fixture(autouse=True)
+def nobodys_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whoever runs the tests may have prices of their own."""
+    monkeypatch.setenv("CORDEE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
+
+
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
@@ -171,6 +177,20 @@ def test_own_prices_are_used_and_named(capsys: pytest.CaptureFixture[str], tmp_p
     assert told["price"] == {"capacity": "on-demand", "usd_per_gpu_hour": 1.0, "source": "our contract (2026-11)"}
     best = told["layouts"][0]
     assert best["usd_per_billion_tokens"] == pytest.approx(8 * 1e9 / best["tokens_per_s"] / 3600)
+
+
+def test_prices_in_the_home_are_used_unless_others_are_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = '[H100.on-demand]\nusd_per_gpu_hour = {}\nsource = "our contract"\nas_of = "2026-11"\n'
+    monkeypatch.setenv("CORDEE_HOME", str(tmp_path))
+    (tmp_path / "prices.toml").write_text(entry.format("1.25"))
+    (tmp_path / "other.toml").write_text(entry.format("1.75"))
+    words = ["llama-3-8b", "--gpus", "8xH100", "--json"]
+    _, out, _ = _run(capsys, *words)
+    assert json.loads(out)["price"]["usd_per_gpu_hour"] == 1.25
+    _, out, _ = _run(capsys, *words, "--prices", str(tmp_path / "other.toml"))
+    assert json.loads(out)["price"]["usd_per_gpu_hour"] == 1.75
 
 
 def test_without_a_price_there_are_no_dollars(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`cordee plan`: does a model fit so many GPUs, how fast, for how much, and what can a preemption cost."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,7 +43,12 @@ def plan(
     recompute: Annotated[str, typer.Option(help="none, selective, full, or auto.")] = "auto",
     layout: Annotated[str | None, typer.Option(help="Judge this one: tp=8,pp=2 (dp follows).")] = None,
     capacity: Annotated[str, typer.Option(help="Price of on-demand or spot.")] = "on-demand",
-    prices: Annotated[Path | None, typer.Option(help="Your own prices.toml, over the catalogue's.")] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your own prices, over the catalogue's.", show_default="prices.toml in CORDEE_HOME, ~/.cordee"
+        ),
+    ] = None,
     storage: Annotated[str, typer.Option(help="What a node writes to the checkpoint's storage.")] = STORAGE_PER_NODE,
     mtbi: Annotated[
         str | None, typer.Option(help="Mean time between interruptions: 6h.", show_default="by capacity")
@@ -54,7 +60,7 @@ def plan(
 
     Exits with 21 if no layout fits, after saying by how many bytes and what would.
     """
-    catalogue = load_catalogue(prices)
+    catalogue = load_catalogue(prices or _own_prices())
     count, kind = parse_gpus(gpus)
     if kind is None:
         known = ", ".join(gpu.name for gpu in catalogue.gpus)
@@ -81,6 +87,12 @@ def plan(
         print_plan(facts, show_all=show_all)
     if found.best is None:
         raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def _own_prices() -> Path | None:
+    """The `prices.toml` in Cordee's home, which a server bills by too (the client knows the home, but is heavy)."""
+    path = Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser() / "prices.toml"
+    return path if path.exists() else None
 
 
 def plan_json(facts: Facts) -> dict[str, Any]:
