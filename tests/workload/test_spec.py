@@ -1,10 +1,14 @@
 """The job's YAML: what may be left out, how quantities are read, and that every mistake is pointed at."""
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import SpecError
+from cordee.workload import spec
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnPreempt, parse_spec
 
@@ -84,10 +88,12 @@ def test_gpus_is_the_total_however_it_is_written(count: int, kind: str) -> None:
     assert parse_gpus(f"{count}x{kind}") == (count, kind)
 
 
-@pytest.mark.parametrize("text", ["", "H100", "0", "0xH100", "-4", "4.5", "8x8xH100x", "x4", "H100:", "4 GPUs please"])
+@pytest.mark.parametrize(
+    "text", ["", "H100", "0", "0xH100", "-4", "4.5", "8x8", "8x8xH100x", "x4", "H100:", "4 GPUs please"]
+)
 def test_a_number_of_gpus_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(SpecError):
-        parse_gpus(text) if text != "8x8xH100x" else parse_gpus("8x8")
+        parse_gpus(text)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,13 @@ def test_a_number_of_gpus_that_cannot_be_read_is_refused(text: str) -> None:
         ("teir: production", "3:1", "unknown key 'teir'", "did you mean tier?"),
         ("gpu: H100", "3:1", "unknown key 'gpu'", "did you mean gpus?"),
         ("tier: prodution", "3:1", "unknown tier 'prodution'", "did you mean production?"),
+        ("tier: prod", "3:1", "unknown tier 'prod'", "did you mean production?"),
         ("tier: spot", "3:1", "unknown tier 'spot'", "capacity: spot"),
+        ("checkpoint: {every: 0s}", "3:14", "checkpoint.every = 0.0", "use more than 0"),
+        ("model: {name: gpt2, seq: 0}", "3:21", "model.seq = 0", "use 1 or more"),
+        ("priority: high", "3:1", "priority = 'high'", "write a whole number"),
+        ("priority: 5000", "3:1", "priority = 5000", "use 1000 or less"),
+        ("secrets: HF_TOKEN", "3:1", "should be a valid list", "secrets: [HF_TOKEN]"),
         ("capacity: preemptible", "3:1", "unknown capacity 'preemptible'", "any, on-demand, spot"),
         ("launch: mpi", "3:1", "unknown launch 'mpi'", "auto, rank, node"),
         ("limit: {tiem: 3h}", "3:9", "unknown key 'tiem' in limit", "did you mean time?"),
@@ -195,3 +207,14 @@ def test_flags_that_were_not_given_leave_the_defaults() -> None:
         JobSpec.from_flags(run="a", gpus="1", colour="red")
     with pytest.raises(SpecError, match=r"flags: on_preempt.grace: '30' is not a duration"):
         JobSpec.from_flags(run="a", gpus="1", grace="30")
+
+
+def test_the_reference_names_every_key_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "job.md").read_text()
+    told = re.findall(r"^[|] `([a-z_.]+)`", page, re.MULTILINE)
+    keys = [
+        f"{key}.{inner}" if inner else key
+        for key in spec._keys(None)
+        for inner in (spec._keys(key) if key in spec._SECTIONS else [""])
+    ]
+    assert told == keys

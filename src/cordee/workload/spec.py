@@ -273,12 +273,13 @@ def _explained(error: ValidationError, document: dict[str, Any], where: _Where) 
         return where.error(path, str(context["error"]))
     if first["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
-        near = difflib.get_close_matches(str(first["input"]), allowed, n=1)
+        near = difflib.get_close_matches(str(first["input"]), allowed, n=1, cutoff=0.5)
         hint = (f"did you mean {near[0]}? " if near else "") + f"use {', '.join(allowed)}"
         if name == "tier" and first["input"] in ("spot", "on-demand"):
             hint = f"that is what the cloud sells: write capacity: {first['input']}; a tier is {', '.join(allowed)}"
         return where.error(path, f"unknown {name} {first['input']!r}", hint)
-    return where.error(path, f"{name} = {first['input']!r}: {first['msg'].lower()}", _HINTS.get(name))
+    advice = _HINTS.get(name) or _LIMIT_HINTS.get(first["type"], "").format(**context) or None
+    return where.error(path, f"{name} = {first['input']!r}: {first['msg'].lower().replace('tuple', 'list')}", advice)
 
 
 _HINTS = {
@@ -287,6 +288,14 @@ _HINTS = {
     "run": "write a command (run: python train.py) or a list of words (run: [python, train.py])",
     "secrets": "write a list of names: secrets: [HF_TOKEN]",
     "checkpoint.keep": "two generations at least are kept, so that one may be damaged",
+}
+
+_LIMIT_HINTS = {
+    "greater_than": "use more than {gt}",
+    "greater_than_equal": "use {ge} or more",
+    "less_than_equal": "use {le} or less",
+    "int_parsing": "write a whole number",
+    "int_from_float": "write a whole number",
 }
 
 
