@@ -90,6 +90,7 @@ def main() -> None:
     end = {"weights": digest, "losses": losses, "at": position.at, "seen": state["seen"]}
     (args.out / f"end{rank}.json").write_text(json.dumps(end))
     if world > 1:
+        dist.barrier()  # without a destination nobody counts the ranks out, and gloo aborts who is left alone
         dist.destroy_process_group()
 
 
