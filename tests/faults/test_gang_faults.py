@@ -1,0 +1,206 @@
+"""kill -9 of the server, a rank, a rank that saves, and the agent, all in the life of one real gang.
+
+A drain that is stopped (SIGSTOP) holds its save open, so that each kill falls where the test wants it.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cordee.client import Client
+from cordee.control.spawn import start_server
+from cordee.events import AttemptEnded, AttemptPlaced, CheckpointCommitted, JobEnded, NodeUp, Outcome, Restored
+from cordee.ids import JobId
+
+SCRIPT = Path(__file__).with_name("gang_script.py")
+ALONE, GANG = JobId("alone-aaaaaa"), JobId("gang-bbbbbb")
+RANKS, STEPS = 2, 20
+WAIT_S = 90
+
+
+class Scene:
+    """A home with its server, and two jobs of the same script."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.home = folder, folder / "home"
+        self.server = start_server(self.home, slots=str(RANKS)).pid
+
+    def submit(self, job_id: JobId, allowed: int) -> None:
+        self.out(job_id).mkdir()
+        self.allow(job_id, allowed)
+        spec = {"run": [sys.executable, str(SCRIPT), str(self.out(job_id))], "gpus": RANKS, "tier": "preemptible"}
+        spec |= {"cwd": str(self.folder), "checkpoint": {"to": str(self.folder / "checkpoints")}}
+        # torch asks the name server about each of its peers; a slow one would stall the test.
+        spec |= {"env": {"RES_OPTIONS": "timeout:1 attempts:1"}, "name": job_id.partition("-")[0]}
+        with Client(self.home) as client:
+            client.submit(spec, job_id=job_id)
+
+    def out(self, job_id: JobId) -> Path:
+        return self.folder / job_id
+
+    def allow(self, job_id: JobId, step: int) -> None:
+        new = self.out(job_id) / "allowed.new"
+        new.write_text(str(step))
+        new.replace(self.out(job_id) / "allowed")
+
+    def diary(self, job_id: JobId, rank: int) -> list[dict[str, Any]]:
+        path = self.out(job_id) / f"diary{rank}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def pids(self, epoch: int) -> list[int]:
+        """Of the ranks of an attempt."""
+        lines = [line for rank in range(RANKS) for line in self.diary(GANG, rank)]
+        return [line["pid"] for line in lines if line.get("start") == epoch]
+
+    def drain(self, epoch: int, rank: int) -> psutil.Process:
+        children = psutil.Process(self.pids(epoch)[rank]).children()
+        return next(each for each in children if "cordee.train.drain" in each.cmdline())
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < deadline, f"waited in vain\n{self.told()}"
+            time.sleep(0.05)
+
+    def events(self, kind: type, job_id: JobId = GANG) -> list[Any]:
+        with Client(self.home) as client:
+            found = [event for _, event in client.events()]
+        return [event for event in found if isinstance(event, kind) and getattr(event, "job_id", job_id) == job_id]
+
+    def until_step(self, epoch: int, step: int) -> None:
+        line = {"epoch": epoch, "step": step}
+        self.until(lambda: all(line in self.diary(GANG, rank) for rank in range(RANKS)))
+
+    def until_committed(self, step: int) -> None:
+        self.until(lambda: any(event.step == step for event in self.events(CheckpointCommitted)))
+
+    def parts(self, rank: int) -> set[Path]:
+        """What this rank's drains have written for the committer; retention clears old ones away."""
+        return set((self.folder / "checkpoints" / GANG).glob(f"parts/*/*.rank-{rank:06d}"))
+
+    def ended(self, job_id: JobId) -> bool:
+        return bool(self.events(JobEnded, job_id))
+
+    def told(self) -> str:
+        files = [*self.home.rglob("agent.log"), *self.home.rglob("rank*.log")]
+        diaries = [f"{rank}: {self.diary(GANG, rank)}" for rank in range(RANKS)]
+        return "\n".join([*diaries, *(f"--- {path}\n{path.read_text()}" for path in files)])
+
+    def down(self) -> None:
+        with Client(self.home) as client:
+            client.down()
+        os.waitpid(self.server, 0)
+        self.until(lambda: not processes_of(self.folder))
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Everything that a scene starts names its folder, or carries it in its environment."""
+    found = []
+    for each in psutil.process_iter(["cmdline", "environ"]):
+        words = [*(each.info["cmdline"] or ()), (each.info["environ"] or {}).get("CORDEE_SPOOL", "")]
+        if any(str(folder) in word for word in words):
+            found.append(each)
+    return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    try:
+        yield Scene(tmp_path)
+    finally:
+        for process in processes_of(tmp_path):
+            process.kill()
+
+
+def _kill_the_server_while_it_commits(scene: Scene) -> None:
+    """Rank 0's drain, which commits, has its own part to write still when the server dies."""
+    scene.until_committed(4)
+    scene.until_step(1, 5)
+    drain, before = scene.drain(1, 0), scene.parts(1)
+    drain.suspend()
+    scene.allow(GANG, 9)
+    scene.until_step(1, 9)
+    scene.until(lambda: bool(scene.parts(1) - before))
+    os.kill(scene.server, signal.SIGKILL)
+    os.waitpid(scene.server, 0)
+    drain.resume()
+    scene.server = start_server(scene.home).pid
+    scene.until_committed(8)  # told by ranks that nobody restarted
+    assert len(scene.events(AttemptPlaced)) == 1 and len(scene.events(NodeUp)) == 1
+
+
+def _kill_a_rank(scene: Scene) -> None:
+    os.kill(scene.pids(1)[1], signal.SIGKILL)
+    scene.allow(GANG, 13)
+    scene.until_step(2, 13)
+    scene.until_committed(12)
+
+
+def _kill_a_rank_that_saves(scene: Scene) -> None:
+    """Its drain has begun and never comes to its part; rank 0 waits for that part."""
+    drain, before = scene.drain(2, 1), scene.parts(0)
+    drain.suspend()
+    scene.allow(GANG, 17)
+    scene.until_step(2, 17)
+    scene.until(lambda: bool(scene.parts(0) - before))
+    os.kill(scene.pids(2)[1], signal.SIGKILL)
+    scene.until_step(3, 17)
+    scene.until_committed(16)
+
+
+def _kill_the_agent(scene: Scene) -> None:
+    agents = [each for each in processes_of(scene.folder) if "cordee.agent" in each.cmdline()]
+    assert len(agents) == 1
+    agents[0].kill()
+    scene.until_step(4, 17)
+    scene.allow(GANG, STEPS)
+
+
+@pytest.mark.gang
+@pytest.mark.timeout(280)
+def test_one_gang_survives_every_kill(scene: Scene) -> None:
+    scene.submit(ALONE, STEPS)
+    scene.submit(GANG, 5)
+    scene.until(lambda: scene.ended(ALONE))
+    _kill_the_server_while_it_commits(scene)
+    _kill_a_rank(scene)
+    _kill_a_rank_that_saves(scene)
+    _kill_the_agent(scene)
+    scene.until(lambda: scene.ended(GANG))
+    with Client(scene.home) as client:
+        bill = {row.key: row for row in client.cost("epoch").rows}
+    ended = scene.events(AttemptEnded)
+    restored = [(event.epoch, event.step) for event in scene.events(Restored)]
+    agents = [event.node.epoch for event in scene.events(NodeUp)]
+    assert [event.state for event in scene.events(JobEnded)] == ["done"], scene.told()
+    scene.down()
+
+    # Each loss is one of infrastructure, and the gang went on from the newest commit.
+    assert [event.outcome for event in ended] == [Outcome.LOST, Outcome.LOST, Outcome.LOST, Outcome.FINISHED]
+    assert restored == [(1, 0), (2, 8), (3, 12), (4, 16)]
+    assert agents == [1, 2], "the agent was replaced once, after it was killed"
+    for rank in range(RANKS):
+        diary = scene.diary(GANG, rank)
+        starts = [line for line in diary if "start" in line]
+        assert [line["start"] for line in starts] == [1, 2, 3, 4]
+        assert all(line["left_of_the_one_before"] == [] for line in starts), "two attempts overlapped"
+        steps = {epoch: [line["step"] for line in diary if line.get("epoch") == epoch] for epoch in (1, 2, 3, 4)}
+        assert steps == {1: [*range(10)], 2: [*range(8, 18)], 3: [*range(12, 18)], 4: [*range(16, 20)]}
+        # Only what came after the last commit was done twice, and nobody can see it in the weights.
+        weights = [(scene.out(job_id) / f"weights{rank}").read_bytes() for job_id in (ALONE, GANG)]
+        assert weights[0] == weights[1] != b""
+
+    # The ledger says what that cost, and why.
+    for before, after in pairwise([f"{GANG}.{epoch}" for epoch in (1, 2, 3, 4)]):
+        assert [each.cause for each in bill[before].lost_by_cause] == ["infrastructure"]
+        assert bill[before].gpu_us.lost > 0 and bill[after].gpu_us.useful > 0
+    assert bill[f"{GANG}.4"].gpu_us.lost == 0
