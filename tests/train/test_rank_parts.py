@@ -26,12 +26,15 @@ def test_the_agent_wins_over_arguments_and_arguments_over_defaults() -> None:
         "CORDEE_EPOCH": "3",
         "CORDEE_SPOOL": "/spool",
         "CORDEE_CHECKPOINT_TO": "/there",
-        "CORDEE_CHECKPOINT_EVERY": "auto",
+        "CORDEE_CHECKPOINT_EVERY": "30",
         "CORDEE_CHECKPOINT_KEEP": "4",
         "CORDEE_GRACE_S": "12.5",
     }
     under = settings(told, to="here", every="10m", keep=5, grace="1m")
-    assert (under.to, under.every, under.keep, under.grace_s, under.epoch) == ("/there", Every(), 4, 12.5, 3)
+    assert (under.to, under.keep, under.grace_s, under.epoch) == ("/there", 4, 12.5, 3)
+    assert under.every == Every(seconds=30.0)
+    unsaid = settings({**told, "CORDEE_CHECKPOINT_EVERY": "auto"}, every=500)
+    assert unsaid.every == Every(steps=500), "auto says nothing, so the script's own word counts"
     assert settings({}) == settings({}, every="auto", keep=2, grace="30s")
 
 

@@ -42,7 +42,7 @@ def settings(
     keep: int | None = None,
     grace: str | None = None,
 ) -> Settings:
-    """Merge them; what the agent says wins, since it is what the job's owner submitted.
+    """Merge them; what the agent says wins, since it is what the job's owner submitted; its `auto` says nothing.
 
     Raises:
         InputError: a value that cannot be read.
@@ -52,7 +52,7 @@ def settings(
     epoch = env.get("CORDEE_EPOCH")
     return Settings(
         to=env.get("CORDEE_CHECKPOINT_TO") or (str(to) if to else None),
-        every=_told_every(told) if told else parse_every(every),
+        every=parse_every(every) if told in (None, "", "auto") else Every(seconds=float(told)),
         keep=int(env.get("CORDEE_CHECKPOINT_KEEP") or keep or 2),
         grace_s=float(env["CORDEE_GRACE_S"]) if env.get("CORDEE_GRACE_S") else parse_duration_s(grace or "30s"),
         job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
@@ -77,7 +77,3 @@ def parse_every(every: str | int | None) -> Every:
     if every < 1:
         raise InputError(f"every={every} steps is not possible", hint='write a time ("10m"), steps (500) or "auto"')
     return Every(steps=every)
-
-
-def _told_every(text: str) -> Every:
-    return Every() if text == "auto" else Every(seconds=float(text))
