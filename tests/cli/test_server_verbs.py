@@ -16,12 +16,13 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
+from cordee import __version__
 from cordee import client as views
 from cordee import errors
 from cordee.cli.main import main
 from cordee.client import Client
 from cordee.errors import CordeeError
-from cordee.events import AttemptPlaced, NodeDown, RanksStarted
+from cordee.events import AttemptPlaced, Event, NodeDown, RanksStarted
 
 SCHEMAS = Path(__file__).with_name("schemas.json")
 Verb = Callable[..., str]
@@ -114,6 +115,24 @@ def test_stop(verb: Verb, home: Path) -> None:
     job_id = verb("run", "--gpus", "1", "--name", "long", "--", "sleep", "600").split()[0]
     assert "stopped" in verb("stop", job_id, "--now", "--wait")
     assert "stopped" in verb("stop", job_id), "a second time changes nothing"
+
+
+def test_who_waits_for_a_stop_does_not_read_what_was_before(
+    verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    events = Client.events
+
+    def watched(self: Client, after: int = 0, *, follow: bool = False) -> Iterator[tuple[int, Event]]:
+        asked.append(after)
+        return events(self, after, follow=follow)
+
+    monkeypatch.setattr(Client, "events", watched)
+    job_id = verb("run", "--gpus", "1", "--", "sleep", "600").split()[0]
+    with Client(home) as client:
+        number = client.health().log_number
+    assert f"{job_id} is stopped" in verb("stop", job_id, "--now", "--wait")
+    assert asked and asked[0] >= number
 
 
 def test_nodes_and_their_price(verb: Verb) -> None:
@@ -273,6 +292,47 @@ def test_a_server_that_cannot_start_says_why(
 ) -> None:
     assert code_of("up", "--home", str(tmp_path / "home"), *words) == error.exit_code
     assert words[1] in capsys.readouterr().err
+
+
+def test_a_home_on_a_network_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cordee.control.home._mounts", lambda: f"nas:/x {tmp_path} nfs4 rw 0 0\n")
+    code = code_of("up", "--foreground", "--home", str(tmp_path / "home"))
+    assert code == errors.HomeUnsuitableError.exit_code
+    assert "on a network file system (nfs4)" in capsys.readouterr().err
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_version_and_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("--version") == code_of("version") == 0
+    assert capsys.readouterr().out.split() == [__version__] * 2
+    assert code_of() == 2
+    assert "Queue a job" in capsys.readouterr().out
+
+
+def test_a_client_needs_nothing_that_only_posix_has() -> None:
+    """A laptop with another system talks to a server elsewhere."""
+    program = (
+        "import sys\n"
+        "posix = 'fcntl grp pwd pty resource termios tty syslog'.split()\n"
+        "sys.modules.update(dict.fromkeys(posix))\n"
+        "from cordee.cli.main import main\n"
+        "import cordee.client, cordee.cli.jobs, cordee.cli.operate, cordee.control.spawn\n"
+        "try: main(['jobs'])\n"
+        "except SystemExit as left: assert left.code == 31, left.code\n"
+        "heavy = {'torch', 'fastapi', 'uvicorn', 'sqlalchemy', 'alembic'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"CORDEE_HOME": "/no/such/home"},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_home_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from cordee.cli import plan
+from cordee.control import admission
 from cordee.control.admission import admit, check_program
 from cordee.errors import (
     CatalogueError,
@@ -19,6 +21,7 @@ from cordee.errors import (
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
+from cordee.units import parse_bytes_per_s
 from cordee.workload.spec import JobSpec
 
 SLOTS = Node(name="local", epoch=1, gpu_name="slot", gpus=4)
@@ -74,6 +77,7 @@ def test_what_the_scheduler_is_told(tmp_path: Path) -> None:
         requeue=False,
         protected=True,
         checkpoint_every_us=120_000_000,
+        min_run_us=60_000_000,  # as long as a restart is expected to take
     )
 
 
@@ -135,9 +139,19 @@ def test_a_model_that_fits_brings_its_own_expectations(tmp_path: Path) -> None:
     job = admitted(spec(tmp_path, gpus=8, gpu="H100", model={"name": "llama-3-8b"}, checkpoint={"to": "/c"}), H100)
     # 12 bytes for each of 8.03 billion parameters, at 2 GB/s from one node.
     assert job.save_us == pytest.approx(12 * 8.03e9 / 2e9 * 1e6, rel=0.01)
-    assert job.restart_us == pytest.approx(job.save_us + 60e6)
+    assert job.restart_us == pytest.approx(job.save_us + 120e6)
     assert job.min_run_us == job.restart_us
     assert job.checkpoint_every_us > job.save_us
+
+
+def test_a_job_without_a_model_is_not_pushed_again_before_its_restart_has_paid(tmp_path: Path) -> None:
+    job = admitted(spec(tmp_path), SLOTS)
+    assert job.min_run_us == job.restart_us > 0
+
+
+def test_admission_assumes_what_plan_assumes() -> None:
+    assert parse_bytes_per_s(plan.STORAGE_PER_NODE) == admission.ASSUMED_STORAGE_BYTES_PER_S
+    assert plan.START_S == admission.ASSUMED_START_S
 
 
 def test_slots_have_no_wall(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The tick on the real store, with an executor that a test plays: order, faults, repetition, replay."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from stage import GPT, JOB, PROD, URGENT, Scene
 
+from cordee.control.ports import Pending
 from cordee.control.tick import Control
 from cordee.errors import StoreError
 from cordee.events import (
@@ -121,6 +123,30 @@ def test_an_order_is_repeated_until_it_is_confirmed(scene: Scene) -> None:
     scene.control.tick()
     assert len(scene.agents.orders) == 4
     assert len(scene.of(AttemptPlaced)) == 1
+
+
+def test_an_agent_that_hangs_keeps_nobody_waiting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def hang(pending: Pending) -> bool:
+        client = threading.Thread(target=lambda: asked.append(scene.control.changed.acquire(timeout=10)))
+        client.start()
+        client.join()
+        return False
+
+    monkeypatch.setattr(scene.agents, "carry_out", hang)
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    assert asked == [True]
+
+
+def test_what_a_job_waited_for_is_not_said_of_its_next_attempt(scene: Scene) -> None:
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    scene.ended(GPT, 1, Outcome.LOST)
+    scene.control.tick()
+    assert [(row["epoch"], row["state"], row["why"]) for row in scene.store.jobs()] == [(2, "running", "")]
+    assert scene.store.attempts(GPT)[0]["why"]
 
 
 def test_a_stop_goes_from_notice_to_kill(scene: Scene) -> None:

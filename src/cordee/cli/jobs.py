@@ -135,10 +135,11 @@ def stop(
 ) -> None:
     """Ask a job to end: it checkpoints first, unless --now."""
     with terminal.connect(home) as client:
+        number = client.health().log_number if wait else 0
         found = client.stop(job, now=now)
         if wait and found.ended_us is None:
             with terminal.waiting(f"{found.job_id} is {found.state}") as waiting:
-                for _ in client.events(follow=True):
+                for _ in client.events(after=number, follow=True):
                     found = client.job(found.job_id)
                     waiting.now(f"{found.job_id} is {found.state}")
                     if found.ended_us is not None:

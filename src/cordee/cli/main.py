@@ -60,7 +60,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
     for verb, (module, line) in VERBS.items():
         function: Callable[..., Any] = getattr(import_module(module), verb) if verb == called else _not_called
         app.command(verb, short_help=line)(function)
-    app.callback()(_no_options)
+    app.callback(invoke_without_command=True)(_common)
     return app
 
 
@@ -68,8 +68,13 @@ def _not_called() -> None:
     """Stand in for a verb that is only listed."""
 
 
-def _no_options() -> None:
+def _common(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
     """Keep `cordee` a group of verbs, however few they are."""
+    if show_version:
+        version()
+        raise SystemExit(0)
 
 
 def _before_dashes(words: Sequence[str]) -> Sequence[str]:

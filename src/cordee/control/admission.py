@@ -20,9 +20,10 @@ from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.spec import JobSpec, ModelSpec
 
-# What a node's storage takes and how long processes need to come up, until a job's own reports say better.
+# What a node's storage takes and how long processes need to come up, until a job's own reports say better; `cordee
+# plan` assumes the same.
 ASSUMED_STORAGE_BYTES_PER_S = 2e9
-ASSUMED_START_S = 60.0
+ASSUMED_START_S = 120.0
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -260,6 +261,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
         every_us = _us(spec.checkpoint.every_s)
     elif expected is not None:
         every_us = _us(expected.period_s)
+    restart_us = _DEFAULTS.restart_us if expected is None else _us(expected.restart_s)
     return Job(
         job_id=job_id,
         name=spec.name,
@@ -277,9 +279,10 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
         protected=spec.checkpoint.to is not None,
         checkpoint_every_us=every_us,
         save_us=_DEFAULTS.save_us if expected is None else _us(expected.checkpoint_s),
-        restart_us=_DEFAULTS.restart_us if expected is None else _us(expected.restart_s),
-        # Pushed before it has run as long as its restart takes, a job would only ever restart.
-        min_run_us=0 if expected is None else _us(expected.restart_s),
+        restart_us=restart_us,
+        # Pushed before it has run as long as its restart takes, a job would only ever restart. Nobody may ask for
+        # more: a preemptible job that cannot be pushed is none.
+        min_run_us=restart_us,
     )
 
 

@@ -52,7 +52,11 @@ class _Http(uvicorn.Server):
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         config = uvicorn.Config(
-            create_app(service), log_config=None, lifespan="off", timeout_graceful_shutdown=_LET_GO_S
+            create_app(service),
+            log_config=None,
+            access_log=False,  # who watches asks many times a second
+            lifespan="off",
+            timeout_graceful_shutdown=_LET_GO_S,
         )
         super().__init__(config)
         self.answers = threading.Event()

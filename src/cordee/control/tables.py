@@ -130,7 +130,7 @@ def _follow_job(connection: sa.Connection, event: Event) -> None:
             }
             connection.execute(jobs.insert().values(row))
         case AttemptPlaced():
-            _set_job(connection, event.job_id, state="running", epoch=event.epoch)
+            _set_job(connection, event.job_id, state="running", why="", epoch=event.epoch)
         case NoticeGiven() | KillOrdered():
             _set_job(connection, event.job_id, state="stopping")
         case AttemptEnded():

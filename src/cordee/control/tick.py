@@ -104,13 +104,14 @@ class Control:
                 point("decision.before_commit")
                 self._commit(decision.events, {})
                 point("decision.after_commit")
-            for pending in self._store.pending():
-                point("command.before_carry_out")
-                if self._executor.carry_out(pending):
-                    point("command.before_confirm")
-                    self._store.confirm(pending.number)
-                    point("command.after_confirm")
-            return decision.wake_at_us
+        # Without the lock: an agent that hangs keeps nobody from being answered. Only ticks write and end commands.
+        for pending in self._store.pending():
+            point("command.before_carry_out")
+            if self._executor.carry_out(pending):
+                point("command.before_confirm")
+                self._store.confirm(pending.number)
+                point("command.after_confirm")
+        return decision.wake_at_us
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
         """Reports above their stream's mark. Those about jobs that this log never saw only move the mark."""
