@@ -174,6 +174,21 @@ class Submission(View):
     unprotected: bool = False
 
 
+class PushView(View):
+    """A job that would be pushed aside, and what it is expected to lose."""
+
+    job_id: str
+    owner: str
+    expected_loss_micro_usd: int
+
+
+class PreviewView(View):
+    """What would follow at once if a job were submitted now. The price is that of the dearest GPUs it may get."""
+
+    micro_usd_per_hour: int
+    pushes: list[PushView]
+
+
 class Submitted(View):
     """The job was queued. `notes` say what was assumed."""
 
@@ -206,7 +221,9 @@ class Client:
     """A connection to one server. Every method raises `CordeeError`s only."""
 
     def __init__(self, home: Path | None = None, *, url: str | None = None, token: str | None = None) -> None:
-        """Find the server of a home, or talk to the one at `url`.
+        """Find the server of a home, or talk to the one at `url`, as whom the token belongs to.
+
+        The token is the one that is given, else CORDEE_TOKEN, else the home's own.
 
         Raises:
             NoServerError: none is announced in the home.
@@ -214,7 +231,8 @@ class Client:
         """
         self.home = (home or default_home()).absolute()
         self.url = url or _announced(self.home)
-        headers = {"Authorization": f"Bearer {token or _token(self.home)}"}
+        token = token or os.environ.get("CORDEE_TOKEN") or _token(self.home)
+        headers = {"Authorization": f"Bearer {token}"}
         # The server is on this machine: a proxy from the environment would only be in the way, and reading the
         # system's certificates would take longer than most answers.
         tls = self.url.startswith("https:")
@@ -262,6 +280,16 @@ class Client:
         self.check_secrets(sent.spec.get("secrets") or (), environ)
         with _secrets_kept(self.home / "secrets", spec.get("secrets") or (), environ):
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
+
+    def preview(self, spec: Mapping[str, Any], *, unprotected: bool = False) -> PreviewView:
+        """What submitting a job would cost an hour, and whom it would push aside; nothing is queued.
+
+        Raises:
+            AdmissionError: it would be refused.
+        """
+        job_id = new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
+        sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
+        return self._ask(PreviewView, "POST", "/v1/preview", json=sent.model_dump(mode="json"))
 
     @staticmethod
     def check_secrets(names: Iterable[str], environ: Mapping[str, str]) -> None:
@@ -363,11 +391,14 @@ def _error(answer: httpx.Response) -> CordeeError:
 
 def _announced(home: Path) -> str:
     try:
-        return str(json.loads((home / "server.json").read_text())["url"])
+        url = json.loads((home / "server.json").read_text()).get("url")
     except FileNotFoundError:
         raise NoServerError(f"no server runs on {home}", hint="start one with `cordee up`") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, AttributeError) as error:
         raise NoServerError(f"{home / 'server.json'} cannot be read: {error}", hint="start a server again") from error
+    if url is None:
+        raise NoServerError(f"the server on {home} is starting and takes no jobs yet", hint="ask again in a moment")
+    return str(url)
 
 
 def _token(home: Path) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +17,8 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
-from cordee import __version__
+from cordee import __version__, errors
 from cordee import client as views
-from cordee import errors
 from cordee.cli.main import main
 from cordee.client import Client
 from cordee.errors import CordeeError
@@ -372,6 +372,25 @@ def test_jobs_go_on_after_down_and_a_bare_up(tmp_path: Path, capsys: pytest.Capt
     assert code_of("down", "--home", str(home)) == 0
 
 
+def test_an_agent_that_outlived_its_server_keeps_its_slots_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    assert code_of("up", *home, "--slots", "1") == 0
+    with Client(tmp_path / "home") as client:
+        pid = client.health().pid
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert code_of("up", *home, "--slots", "2") == 0
+    said = capsys.readouterr()
+    assert "node local: 1 x slot" in said.out
+    assert "local keeps 1 until its agent leaves: `cordee down`" in said.err
+    assert code_of("down", *home) == 0
+    assert code_of("up", *home) == 0
+    assert "node local: 2 x slot" in capsys.readouterr().out
+    assert code_of("down", *home) == 0
+
+
 def test_a_missing_library_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -398,6 +417,64 @@ def on_terminal(columns: int, *words: str, **env: str) -> str:
         os.close(ours)
     assert done.returncode == 0
     return said.decode()
+
+
+def asked(answer: str, *words: str) -> tuple[int, str]:
+    """Run a verb whose whole terminal this is; its exit code, and what was said."""
+    ours, theirs = pty.openpty()
+    argv = [sys.executable, "-m", "cordee", *words]
+    with subprocess.Popen(
+        argv, env=os.environ | {"COLUMNS": "200"}, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as done:
+        os.close(theirs)
+        os.write(ours, answer.encode())
+        said = b""
+        with suppress(OSError):
+            while chunk := os.read(ours, 65536):
+                said += chunk
+        os.close(ours)
+    return done.returncode, said.decode()
+
+
+def test_who_pushes_others_is_asked_on_a_terminal_only(tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    assert code_of("up", *home, "--slots", "1", "--price-as", "H100") == 0
+    assert (
+        code_of(
+            "run", "--gpus", "1", "--name", "low", "--tier", "preemptible", "--unprotected", *home, "--", "sleep", "600"
+        )
+        == 0
+    )
+    push = ("run", "--gpus", "1", "--name", "high", *home)
+    command = ("--", "sleep", "600")
+    with Client(tmp_path / "home") as client:
+        next(number for number, event in client.events(follow=True) if isinstance(event, RanksStarted))
+        number = client.health().log_number
+        code, said = asked("n\n", *push, *command)
+        assert code == 1
+        assert re.search(r"it pushes low-\w{6} of \w+ aside, which is expected to lose \$", said)
+        code, said = asked("n\n", "down", *home)
+        assert code == 1 and "writes no checkpoint" in said
+        assert client.health().log_number == number
+        assert asked("y\n", *push, *command)[0] == 0
+        assert asked("", *push, "--yes", *command)[0] == 0
+        assert code_of(*push, *command) == 0
+        assert [job.name for job in client.jobs()] == ["high", "high", "high", "low"]
+        for job in client.jobs():
+            client.stop(job.job_id, now=True)
+    assert code_of("down", *home) == 0
+
+
+def test_what_is_dear_is_asked_too(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    words = ("run", "--gpus", "1", "--home", str(home), "--", "true")
+    monkeypatch.setattr("cordee.cli.terminal.may_ask", lambda: True)
+    monkeypatch.setattr("cordee.cli.terminal.ask", lambda facts, _: pytest.fail(f"asked: {facts}"))
+    assert code_of(*words) == 0
+    facts: list[str] = []
+    monkeypatch.setattr("cordee.cli.jobs.ASK_ABOVE_MICRO_USD_PER_HOUR", 2_000_000)
+    monkeypatch.setattr("cordee.cli.terminal.ask", lambda said, _: facts.extend(said))
+    assert code_of(*words) == 0
+    assert facts == ["it costs up to $2.99 an hour"]
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from stage import GPT, Scene
 
-from cordee import errors
+from cordee import __version__, errors
+from cordee import client as views
 from cordee.client import Client, View, as_body, from_body
 from cordee.control.server import _Http
 from cordee.control.service import Service
@@ -29,7 +30,7 @@ from cordee.events import JobSubmitted, Outcome, RankLeft
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
 
-TOKEN = "the-token-of-this-home"
+TOKEN, OTHER = "the-token-of-this-home", "the-token-of-somebody-else"
 SPEC: dict[str, Any] = {"run": ["true"], "gpus": 4, "name": "gpt"}
 
 
@@ -45,7 +46,7 @@ class Api:
             home=folder,
             catalogue=load_catalogue(),
             wake=lambda: None,
-            owners={TOKEN: "ada"},
+            owners={TOKEN: "ada", OTHER: "bob"},
         )
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -73,6 +74,37 @@ def api(tmp_path: Path) -> Iterator[Api]:
 def _paths(api: Api) -> list[tuple[str, str]]:
     described = httpx.get(f"{api.url}/openapi.json").json()["paths"]
     return [(method.upper(), path) for path, methods in described.items() for method in methods]
+
+
+def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
+    """A client written against /openapi.json gets what it was promised: the shapes of `cordee.client`."""
+    described = httpx.get(f"{api.url}/openapi.json").json()
+    assert described["info"]["version"] == __version__
+    answers = {}
+    for path, methods in described["paths"].items():
+        assert path.startswith("/v1/")
+        for method, operation in methods.items():
+            assert operation["summary"]
+            good = next(answer for code, answer in operation["responses"].items() if code.startswith("2"))
+            shape = good.get("content", {}).get("application/json", {}).get("schema", {})
+            shape = shape.get("items", shape).get("$ref", "a stream")
+            answers[f"{method} {path.removeprefix('/v1')}"] = shape.rsplit("/", 1)[-1]
+    assert answers == {
+        "get /health": "HealthView",
+        "post /jobs": "Submitted",
+        "post /preview": "PreviewView",
+        "get /jobs": "JobView",
+        "get /jobs/{ref}": "JobDetailView",
+        "post /jobs/{ref}/stop": "JobView",
+        "get /jobs/{ref}/why": "WhyView",
+        "get /jobs/{ref}/logs": "a stream",
+        "get /nodes": "NodeView",
+        "get /cost": "CostView",
+        "get /events": "a stream",
+        "post /down": "HealthView",
+    }
+    for name in set(answers.values()) - {"a stream"}:
+        assert described["components"]["schemas"][name]["properties"].keys() == getattr(views, name).model_fields.keys()
 
 
 def test_every_path_wants_the_token(api: Api) -> None:
@@ -112,6 +144,29 @@ def test_submit_and_read_back(api: Api) -> None:
     assert job.spec["gpus"] == 4
     assert api.client.nodes()[0].used == dict.fromkeys(range(4), f"{job.job_id}.1")
     assert "runs on" in api.client.why(job.job_id).text or "placed on" in api.client.why(job.job_id).text
+
+
+def test_a_job_belongs_to_whom_its_token_belongs(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORDEE_TOKEN", OTHER)
+    with Client(url=api.url) as bob:
+        made = bob.submit(SPEC)
+    assert made.job.owner == "bob"
+    assert api.client.job(made.job.job_id).owner == "bob"
+    assert api.client.submit(SPEC | {"name": "other"}).job.owner == "ada"
+
+
+def test_a_preview_says_the_price_and_who_is_pushed_and_queues_nothing(api: Api) -> None:
+    low = api.client.submit(SPEC | {"tier": "preemptible"}, unprotected=True).job
+    api.scene.control.tick()
+    number, before = api.scene.control.number, api.scene.control.state.snapshot()
+    seen = api.client.preview(SPEC | {"tier": "production"})
+    assert seen.micro_usd_per_hour == 4 * 2_000_000
+    assert [(push.job_id, push.owner) for push in seen.pushes] == [(low.job_id, "ada")]
+    assert seen.pushes[0].expected_loss_micro_usd > 0
+    assert api.client.preview(SPEC | {"gpus": 1, "tier": "preemptible", "checkpoint": {"to": "/c"}}).pushes == []
+    with pytest.raises(TooLargeError):
+        api.client.preview(SPEC | {"gpus": 5})
+    assert (api.scene.control.number, api.scene.control.state.snapshot()) == (number, before)
 
 
 def test_the_same_submission_again_changes_nothing(api: Api) -> None:

@@ -71,6 +71,34 @@ def test_the_token_is_drawn_once_and_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
+def test_tokens_have_owners(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert home.owners("ada") == {home.token(): "ada"}
+    path = tmp_path / "tokens"
+    path.write_text("# who may submit\n\nbob aaaaaaaaaaaaaaaaaaaaaaaa\n  ci   bbbbbbbbbbbbbbbbbbbbbbbb\n")
+    path.chmod(0o600)
+    assert home.owners("ada") == {home.token(): "ada", "a" * 24: "bob", "b" * 24: "ci"}
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("bob aaaaaaaaaaaaaaaaaaaaaaaa\n", 0o640, "open to others"),
+        ("bob aaaaaaaaaaaaaaaaaaaaaaaa\nshort aaaaaaaaaaaa\n", 0o600, "line 2"),
+        ("aaaaaaaaaaaaaaaaaaaaaaaa\n", 0o600, "line 1"),
+        ("bob aaaaaaaaaaaaaaaaaaaaaaaa\neve aaaaaaaaaaaaaaaaaaaaaaaa\n", 0o600, "line 2"),
+    ],
+)
+def test_tokens_that_cannot_be_trusted_are_refused_and_not_repeated(
+    tmp_path: Path, text: str, mode: int, says: str
+) -> None:
+    (tmp_path / "tokens").write_text(text)
+    (tmp_path / "tokens").chmod(mode)
+    with pytest.raises(HomeUnsuitableError, match=says) as told:
+        Home(tmp_path).owners("ada")
+    assert "aaaa" not in str(told.value)
+
+
 def test_the_announcement_is_private_and_can_be_withdrawn(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.announce({"pid": 1})

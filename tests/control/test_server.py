@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cordee.client import Client
 from cordee.control.home import Home
 from cordee.control.server import Offer, Server, SystemClock
-from cordee.errors import CatalogueError, CordeeError, HomeUnsuitableError, InputError, StoreError
+from cordee.errors import CatalogueError, CordeeError, HomeUnsuitableError, InputError, NoServerError, StoreError
 from cordee.events import ServerUp
 from cordee.ids import JobId
 
@@ -47,6 +48,28 @@ def test_an_error_on_one_job_is_logged_once(server: Server, monkeypatch: pytest.
         server.control.errors = ((JobId("gpt-abcdef"), ValueError(failure)),)
         server._tick()
     assert logged == ["gpt-abcdef: a bug", "gpt-abcdef: another"]
+
+
+def test_nobody_finds_a_server_that_has_no_node_yet(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def look() -> None:
+        with pytest.raises(NoServerError, match="is starting") as told:
+            Client(tmp_path)
+        said.append(told.value.message)
+        server._signal = signal.SIGTERM
+
+    def ask(_: str) -> None:
+        with Client(tmp_path) as client:
+            said.append(client.health().home)
+
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(server._executor, "start", lambda: None)
+    monkeypatch.setattr(server, "_wait_for_node", look)
+    server.run(ask)
+    assert said[1:] == [str(tmp_path)]
 
 
 def test_what_up_was_told_holds_for_the_next_one(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from rich.console import Console
 
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
-from cordee.client import AttemptView, Client, JobDetailView, JobView
+from cordee.client import AttemptView, Client, JobDetailView, JobView, PreviewView
 from cordee.errors import InputError, SpecError
+from cordee.units import format_micro_usd
 from cordee.workload.spec import JobSpec, parse_spec
 
 ENDED_SHOWN = 10
+ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 
 JobRef = Annotated[str, typer.Argument(help="A job's id, or its name if only one job has it.")]
 
@@ -45,6 +47,7 @@ def run(
     unprotected: Annotated[bool, typer.Option("--unprotected", help="Preemptible without checkpoints: yes.")] = False,
     follow: Annotated[bool, typer.Option("--follow/--detach", "-f", help="Print its logs until it ends.")] = False,
     slots: Annotated[str | None, typer.Option(help="CPU slots, if a server has to be started.")] = None,
+    yes: terminal.Yes = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -73,11 +76,12 @@ def run(
         if gpus is None:
             raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
         spec = JobSpec.from_flags(run=what, gpus=gpus, env=_pairs(env or ()), secrets=tuple(secret or ()), **flags)
-    submit(spec, terminal.folder(home), unprotected=unprotected, follow=follow, slots=slots, as_json=as_json)
+    ask = terminal.may_ask() and not yes and not as_json
+    submit(spec, terminal.folder(home), unprotected=unprotected, follow=follow, slots=slots, ask=ask, as_json=as_json)
 
 
 def submit(
-    spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: str | None, as_json: bool = False
+    spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: str | None, ask: bool, as_json: bool
 ) -> None:
     """Check what can be checked here, see that a server runs, queue the job and say so."""
     from cordee.control.admission import check_program
@@ -93,6 +97,8 @@ def submit(
         with terminal.waiting(f"starting a server on {home}"):
             ensure_server(home, slots=slots)
     with Client(home) as client:
+        if ask:
+            _consent(client.preview(here.model_dump(mode="json"), unprotected=unprotected))
         made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
         if as_json:
             terminal.print_json(made)
@@ -103,6 +109,18 @@ def submit(
             console.print(f"note: {note}", highlight=False)
         if follow:
             raise SystemExit(follow_to_end(client, made.job.job_id))
+
+
+def _consent(seen: PreviewView) -> None:
+    """Ask whoever starts something dear, or something that pushes others aside."""
+    facts = []
+    if seen.micro_usd_per_hour > ASK_ABOVE_MICRO_USD_PER_HOUR:
+        facts.append(f"it costs up to {format_micro_usd(seen.micro_usd_per_hour)} an hour")
+    for push in seen.pushes:
+        loss = format_micro_usd(push.expected_loss_micro_usd)
+        facts.append(f"it pushes {push.job_id} of {push.owner} aside, which is expected to lose {loss}")
+    if facts:
+        terminal.ask(facts, "queue it?")
 
 
 def follow_to_end(client: Client, job_id: str) -> int:

@@ -51,15 +51,21 @@ def up(
     print(f"the server runs on {health.home} (pid {health.pid})")
     for node in nodes:
         print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {_price(node)}")
+        if slots is not None and slots.isdecimal() and node.up and node.gpus != int(slots):
+            # Its agent outlived the server that started it, and its ranks may run.
+            say = f"note: {node.name} keeps {node.gpus} until its agent leaves: `cordee down`, then `cordee up`"
+            terminal.stderr().print(say, highlight=False)
     if live:
         print(f"{len(live)} {'job goes' if len(live) == 1 else 'jobs go'} on: cordee jobs")
 
 
-def down(*, home: Home = None, as_json: Json = False) -> None:
+def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False) -> None:
     """Checkpoint and requeue every job, then end the server. After the next `up` they go on."""
     from cordee.control.spawn import is_owned
 
     with terminal.connect(home) as client:
+        if terminal.may_ask() and not yes and not as_json:
+            _consent(client)
         last = client.down()
         with terminal.waiting(_leaving(last)) as wait:
             while True:
@@ -76,6 +82,18 @@ def down(*, home: Home = None, as_json: Json = False) -> None:
         terminal.print_json(last)
     else:
         print("the server is down; jobs that were queued or running go on after `cordee up`")
+
+
+def _consent(client: Client) -> None:
+    """Ask whoever pushes running jobs aside."""
+    facts = []
+    for job in client.jobs():
+        if job.state in ("running", "stopping"):
+            saves = client.job(job.job_id).spec["checkpoint"]["to"] is not None
+            what = "leaves with a checkpoint" if saves else "writes no checkpoint and starts from its beginning"
+            facts.append(f"{job.job_id} of {job.owner} {what}")
+    if facts:
+        terminal.ask(facts, "end the server?")
 
 
 def _leaving(health: HealthView) -> str:

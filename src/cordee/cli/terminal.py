@@ -48,6 +48,21 @@ def folder(home: Path | None) -> Path:
     return (home or default_home()).expanduser().absolute()
 
 
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def may_ask() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(facts: Sequence[str], question: str) -> None:
+    """Say the facts and leave unless the answer is yes."""
+    for fact in facts:
+        stderr().print(fact, highlight=False, markup=False)
+    typer.confirm(question, abort=True, err=True)
+
+
 def print_json(value: BaseModel | Sequence[BaseModel]) -> None:
     """The views as the API sent them."""
     if isinstance(value, BaseModel):

@@ -48,9 +48,10 @@ _SHELL_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The job for the scheduler, and what was assumed about it."""
+    """The job for the scheduler, what it costs on the dearest GPUs that it may get, and what was assumed about it."""
 
     job: Job
+    micro_usd_per_hour: int
     notes: tuple[str, ...]
 
 
@@ -105,20 +106,25 @@ def admit(
                 risk, hint="give --checkpoint-to (or checkpoint.to), or accept the risk with --unprotected"
             )
         notes.append(risk)
-    return Admitted(_job(spec, job_id, owner, kind, expected), tuple(notes))
+    hourly = _dearest(eligible).micro_usd_per_gpu_hour * spec.gpus
+    return Admitted(_job(spec, job_id, owner, kind, expected), hourly, tuple(notes))
 
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     """What a preemptible job without checkpoints can lose; None for any other job."""
     if Tier(spec.tier) is not Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
         return None
-    dearest = max(eligible, key=lambda node: (node.micro_usd_per_gpu_hour, node.name))
+    dearest = _dearest(eligible)
     hourly = dearest.micro_usd_per_gpu_hour * spec.gpus
     price = dearest.price_source
     return (
         f"unprotected: up to {format_micro_usd(hourly)} an hour at risk: a preemptible job on {spec.gpus} GPUs that "
         f"writes no checkpoint loses all its work when it is pushed (price: {price})"
     )
+
+
+def _dearest(eligible: Sequence[Node]) -> Node:
+    return max(eligible, key=lambda node: (node.micro_usd_per_gpu_hour, node.name))
 
 
 def check_program(spec: JobSpec) -> None:

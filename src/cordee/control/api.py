@@ -23,6 +23,7 @@ from cordee.client import (
     JobDetailView,
     JobView,
     NodeView,
+    PreviewView,
     Submission,
     Submitted,
     WhyView,
@@ -82,6 +83,12 @@ def health(service: Asked) -> HealthView:
 def submit(submission: Submission, service: Asked, owner: Owner) -> Submitted:
     """Queue a job, or refuse it and change nothing."""
     return service.submit(submission, owner)
+
+
+@router.post("/preview")
+def preview(submission: Submission, service: Asked, owner: Owner) -> PreviewView:
+    """What submitting a job would cost, and whom it would push aside; nothing is queued."""
+    return service.preview(submission, owner)
 
 
 @router.get("/jobs")

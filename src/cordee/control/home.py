@@ -20,6 +20,7 @@ _NETWORK = {
 }
 _NETWORK_FUSE = {"sshfs", "glusterfs", "ceph", "juicefs", "gcsfuse", "s3fs", "rclone", "goofys", "blobfuse2", "davfs"}
 
+_TOKEN_CHARS_MIN = 20
 _LOCK_TRIES, _LOCK_RETRY_S = 3, 0.02
 
 
@@ -87,6 +88,35 @@ class Home:
             drawn = secrets.token_urlsafe(32)
             self._replace(path, drawn + "\n")
             return drawn
+
+    def owners(self, own: str) -> dict[str, str]:
+        """Who each token belongs to: the home's own to `own`, others as `tokens` says, one `NAME TOKEN` a line.
+
+        Raises:
+            HomeUnsuitableError: that file cannot be used. Its content is not repeated.
+        """
+        found, path = {self.token(): own}, self.path / "tokens"
+        try:
+            with path.open() as file:
+                readable = os.fstat(file.fileno()).st_mode & 0o077
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return found
+        except (OSError, UnicodeDecodeError):
+            raise HomeUnsuitableError(f"{path} cannot be read", hint="make it yours, or remove it") from None
+        if readable:
+            raise HomeUnsuitableError(f"{path} is open to others than its owner", hint=f"chmod 600 {path}")
+        for number, line in enumerate(lines, start=1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if len(words) != 2 or len(words[1]) < _TOKEN_CHARS_MIN or words[1] in found:
+                raise HomeUnsuitableError(
+                    f"{path}, line {number}: not a name and a token of its own, {_TOKEN_CHARS_MIN} characters or more",
+                    hint="write NAME TOKEN; openssl rand -hex 32 draws a token",
+                )
+            found[words[1]] = words[0]
+        return found
 
     def settings(self) -> dict[str, str]:
         """What `up` was last told; empty the first time."""

@@ -74,7 +74,8 @@ class _Http(uvicorn.Server):
     def end(self) -> None:
         """Let followers go and stop answering."""
         self.should_exit = True
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class Server:
         self._signal: int | None = None
         self._told: set[tuple[str, str]] = set()  # errors of the last turn, so that each is logged once
         catalogue = _catalogue(home.path)
-        token = home.token()
+        owners = home.owners(local_owner())
         self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
         clock = SystemClock()
         self._executor = LocalExecutor(
@@ -128,7 +129,7 @@ class Server:
             home=home.path,
             catalogue=catalogue,
             wake=self._wake,
-            owners={token: local_owner()},
+            owners=owners,
         )
 
     def run(self, tell: Callable[[str], None]) -> None:
@@ -137,15 +138,18 @@ class Server:
             signal.signal(number, self._stop)
         listener = socket.create_server(("127.0.0.1", 0))
         http = _Http(self.service, listener)
-        http.begin()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         host, port = self._executor.listen()
-        self._home.announce({"pid": os.getpid(), "url": url, "agents": {"host": host, "port": port}})
+        facts = {"pid": os.getpid(), "agents": {"host": host, "port": port}}
+        self._home.announce(facts)
         drained = False
         try:
             self.control.up()
             self._executor.start()
             self._wait_for_node()
+            # Clients come last: one that found us without a node would be told that its job is too large.
+            http.begin()
+            self._home.announce(facts | {"url": url})
             self._log.info("ready", url=url, log_number=self.control.number)
             tell(url)
             drained = self._loop()

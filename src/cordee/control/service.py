@@ -24,17 +24,19 @@ from cordee.client import (
     JobView,
     LostView,
     NodeView,
+    PreviewView,
+    PushView,
     SplitView,
     Submission,
     Submitted,
     WhyView,
 )
-from cordee.control.admission import admit
+from cordee.control.admission import Admitted, admit
 from cordee.control.ports import Clock
 from cordee.control.store import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError
-from cordee.events import Lease
+from cordee.events import Lease, NoticeGiven
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId
 from cordee.schedule.explain import explain
@@ -91,19 +93,36 @@ class Service:
         with self.control.changed:
             notes: tuple[str, ...] = ()
             if job_id not in self.control.state.jobs:
-                nodes = [record.node for record in self.control.state.nodes.values()]
-                admitted = admit(
-                    spec,
-                    job_id=job_id,
-                    owner=owner,
-                    nodes=nodes,
-                    catalogue=self.catalogue,
-                    unprotected=submission.unprotected,
-                )
+                admitted = self._admitted(spec, submission, owner)
                 notes = admitted.notes
                 self.control.submit(admitted.job, spec.model_dump_json())
         self.wake()
         return Submitted(job=self.job(job_id), notes=list(notes))
+
+    def preview(self, submission: Submission, owner: str) -> PreviewView:
+        """What `submit` would cost and whom it would push; it refuses what `submit` refuses, and queues nothing."""
+        with self.control.changed:
+            admitted = self._admitted(_spec(submission), submission, owner)
+            pushes = [
+                PushView(
+                    job_id=event.job_id,
+                    owner=self.control.state.jobs[event.job_id].job.owner,
+                    expected_loss_micro_usd=event.expected_loss_micro_usd,
+                )
+                for event in self.control.rehearse(admitted.job)
+                if isinstance(event, NoticeGiven) and event.for_job == admitted.job.job_id
+            ]
+        return PreviewView(micro_usd_per_hour=admitted.micro_usd_per_hour, pushes=pushes)
+
+    def _admitted(self, spec: JobSpec, submission: Submission, owner: str) -> Admitted:
+        return admit(
+            spec,
+            job_id=JobId(submission.job_id),
+            owner=owner,
+            nodes=[record.node for record in self.control.state.nodes.values()],
+            catalogue=self.catalogue,
+            unprotected=submission.unprotected,
+        )
 
     def stop(self, ref: str, *, by: str, now: bool) -> JobView:
         """Ask a job to end; one that has ended stays as it is."""
