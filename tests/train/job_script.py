@@ -87,6 +87,7 @@ def main() -> None:
             if args.pause_s:
                 threading.Event().wait(args.pause_s)
         digest = hashlib.sha256(b"".join(w.detach().numpy().tobytes() for w in model.parameters())).hexdigest()
+        (args.out / f"weights{rank}").write_text(digest)
     end = {"weights": digest, "losses": losses, "at": position.at, "seen": state["seen"]}
     (args.out / f"end{rank}.json").write_text(json.dumps(end))
     if world > 1:

@@ -153,18 +153,23 @@ def test_a_step_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:
     assert steps_of(out) == [*range(16), *range(10, 60)], "it goes on from the checkpoint of step 10"
 
 
-def test_no_room_for_a_checkpoint_is_told_and_not_fatal(tmp_path: Path) -> None:
-    out, to = folders(tmp_path, "out", "to")
-    rank = alone(out, "--every", "25", "--to", str(to), "--pause-s", "0.01")
+def test_no_room_for_a_checkpoint_ends_no_loop_but_the_job_is_not_finished(tmp_path: Path) -> None:
+    out, to, spool = folders(tmp_path, "out", "to", "spool")
+    told = {**UNDER_AGENT, "CORDEE_SPOOL": str(spool)}
+    rank = alone(out, "--every", "25", "--to", str(to), "--pause-s", "0.01", **told)
     until_step(out, 3, [rank])
     chunks = [path for path in to.rglob("*") if path.is_dir() and path.name == "chunks"]
     for path in chunks or [to / "chunks"]:
         if path.exists():
             path.rmdir()
         path.write_text("in the way")
-    assert rank.wait() == 0, "".join(rank.lines)
-    assert "checkpoint failed" in "".join(rank.lines)
-    assert end_of(out)["losses"][-1][0] == 59
+    assert rank.wait() == 1, "".join(rank.lines)
+    lines = "".join(rank.lines)
+    assert "checkpoint failed" in lines and "of step 60, failed; durable is nothing" in lines
+    assert steps_of(out) == list(range(60)), "the loop went on to its end"
+    assert (out / "weights0").exists() and not (out / "end0.json").exists(), "the block ran to its end, and then raised"
+    left = [event for event in events_of(spool, 0) if isinstance(event, RankLeft)]
+    assert [(event.how, event.step) for event in left] == [("aborted", 60)]
 
 
 @pytest.mark.gang

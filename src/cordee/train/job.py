@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from cordee.errors import EXIT_CHECKPOINTED, CheckpointError, FencedError, StopError
 from cordee.events import SpanClass
+from cordee.storage.generations import Commit
 from cordee.train import own
 from cordee.train.checkpoint import Checkpointer
 from cordee.train.notice import Notices
@@ -82,6 +83,7 @@ class Job:
         self._told = told
         self._step = 0  # the next to begin
         self._finished = False
+        self._final_failed = False
         self._saved_step: int | None = None  # the newest capture's
         self._draining = False
         self._period_s = told.every.seconds or AUTO_FIRST_S
@@ -127,6 +129,9 @@ class Job:
     def steps(self, n: int) -> Iterator[int]:
         """The steps from the restored one to n - 1. After the last one a final checkpoint is made.
 
+        If that one fails, what follows in the `with` block still runs; then the block raises CheckpointError, since
+        a job is not finished while its last steps are nowhere.
+
         Raises:
             Preempted: out of the loop, at the agreed step.
         """
@@ -141,8 +146,7 @@ class Job:
             yield self._step
             self._reporter.stepped(self._step)
             self._step += 1
-        if self._checkpointer is not None and not self._make_durable(_NO_LIMIT_S):
-            log.error("the final checkpoint of step %d failed; the script goes on", self._step)
+        self._final_failed = self._checkpointer is not None and not self._make_durable(_NO_LIMIT_S)
         self._finished = True
         self._reporter.switch(SpanClass.RESTART, self._step)
 
@@ -156,9 +160,15 @@ class Job:
         if kind is None:
             if not self._finished and self.rank == 0:
                 log.info("the loop was left at step %d before its end: no final checkpoint", self._step)
-            self._say_left("finished", 0)
+            self._say_left(*(("aborted", CheckpointError.exit_code) if self._final_failed else ("finished", 0)))
             self._count_out(_NO_LIMIT_S)
         self._close()
+        if kind is None and self._final_failed:
+            newest = self._checkpointer.newest() if self._checkpointer else None
+            raise CheckpointError(
+                f"the final checkpoint, of step {self._step}, failed; durable is {_name(newest)}",
+                hint="the lines above say why; the same job, started again, goes on from what is durable",
+            )
 
     # -- at a boundary, on the main thread -----------------------------------------------------------------
 
@@ -286,8 +296,7 @@ class Job:
             said = self._exit_code
         if said is None:
             newest = self._checkpointer.newest() if self._checkpointer else None
-            what = f"step {newest.step}" if newest else "nothing"
-            log.error("rank %d: not done by the deadline at step %d; durable: %s", self.rank, self._step, what)
+            log.error("rank %d: not done by the deadline at step %d; durable: %s", self.rank, self._step, _name(newest))
             self._say_left("aborted", StopError.exit_code)
             if self._agreement is not None:
                 _beside(self._agreement.abort).join(timeout=0.5)
@@ -326,7 +335,7 @@ class Job:
             log.info("step %d %s", self.start_step, f"restored from {to}" if commit else f"of a new job in {to}")
         self._reporter.restored(self.start_step, commit.generation if commit else None)
 
-    def _on_commit(self, commit: Any) -> None:
+    def _on_commit(self, commit: Commit) -> None:
         self._reporter.committed(commit)
         self._drained()
 
@@ -353,6 +362,10 @@ def _rank_and_world_size() -> tuple[int, int]:
             hint="call torch.distributed.init_process_group() before cordee.job()",
         )
     return 0, 1
+
+
+def _name(newest: Commit | None) -> str:
+    return f"step {newest.step}" if newest else "nothing"
 
 
 def _synchronize() -> None:
