@@ -66,7 +66,7 @@ class Agreement:
         undecided_s: float = 60.0,
     ) -> None:
         assert world_size == 1 or store is not None, "several ranks agree through a store"
-        self._rank, self._world, self._store, self._prefix = rank, world_size, store, prefix
+        self._rank, self._world, self._prefix = rank, world_size, prefix
         self._on_leave, self._on_abort, self._undecided_s = on_leave, on_abort, undecided_s
         self._changed = threading.Condition()
         self._begun = first_step
@@ -77,10 +77,10 @@ class Agreement:
         self._closed = False
         self.held_s_max = 0.0
         self._requests = itertools.count()
-        self._connected = threading.Event()
-        self._calls: Any = None  # the clone for short calls; nobody waits on it
-        self._watcher = threading.Thread(target=self._watch, name="cordee-stop", daemon=True)
         if world_size > 1:
+            # Here and not in the watcher: a rank that began its steps before it could pledge would hold all others.
+            waiting, self._calls = store.clone(), store.clone()
+            self._watcher = threading.Thread(target=self._watch, args=(waiting,), name="cordee-stop", daemon=True)
             self._watcher.start()
 
     # -- the loop's side -----------------------------------------------------------------------------------
@@ -135,19 +135,13 @@ class Agreement:
                 return  # a round is under way and will do what is asked for
             self._leaving = leave
             number = self._round
-        store = self._caller()
+        store = self._calls
         if leave:
             store.compare_set(f"{self._prefix}/leave", "", f"{leave_in_s:.3f}")
         # A round that another rank has opened may have been decided, to save, just before `leave` was set. Then the
         # one after it is opened too. If this one does end with leaving, the next is never looked at.
         while not self._open(store, number) and leave:
             number += 1
-
-    def _caller(self) -> Any:
-        self._connected.wait()
-        if self._calls is None:
-            raise StopError(f"rank {self._rank} has no connection to the ranks' store")
-        return self._calls
 
     def _request_alone(self, leave: bool) -> None:
         with self._changed:
@@ -172,7 +166,7 @@ class Agreement:
     def abort(self) -> None:
         """The deadline has passed: no step of this round may be agreed on any more."""
         if self._world > 1:
-            self._caller().compare_set(f"{self._prefix}/{self._round}/step", "", "abort")
+            self._calls.compare_set(f"{self._prefix}/{self._round}/step", "", "abort")
 
     def count_out(self, timeout_s: float | None = None) -> None:
         """Leave with all ranks: nobody misses a pledge, and the store's host, rank 0, goes last.
@@ -190,7 +184,7 @@ class Agreement:
         raise StopError(f"rank {self._rank} waited {timeout_s:.0f} s for the other ranks to leave")
 
     def _meet(self, name: str, timeout_s: float | None, *, waits: bool = True) -> bool:
-        store, key = self._caller(), f"{self._prefix}/{name}"
+        store, key = self._calls, f"{self._prefix}/{name}"
         if store.add(key, 1) == self._world:
             store.set(f"{key}/all", "1")
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -212,24 +206,21 @@ class Agreement:
         if self._world == 1:
             return
         try:
-            store = self._caller()
+            store = self._calls
             store.set(f"{self._prefix}/{number}/wake/{self._rank}", "1")
             if inside:
                 store.compare_set(f"{self._prefix}/{number}/step", "", "abort" if self._leaving else "off")
-        except (RuntimeError, StopError) as error:
+        except RuntimeError as error:
             log.debug("the store was gone before the watcher ended: %s", error)
         self._watcher.join(timeout=5.0)
 
     # -- the watcher ---------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    def _watch(self, store: Any) -> None:
         try:
-            store, self._calls = self._store.clone(), self._store.clone()
-            self._connected.set()
             while self._watch_round(store, self._round):
                 pass
         except Exception as error:
-            self._connected.set()
             if not self._closed:
                 log.warning("rank %d lost the ranks' store, no notice can be agreed on: %s", self._rank, error)
             with self._changed:
