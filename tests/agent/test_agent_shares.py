@@ -258,6 +258,24 @@ def test_secrets_are_masked_in_every_file_and_event(world):
     assert holders == [world.home / "secrets" / "HF_TOKEN"]
 
 
+@pytest.fixture
+def exported(monkeypatch):
+    """A secret in the shell that starts the server; comes before the world."""
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghij")
+
+
+def test_a_secret_in_the_servers_own_shell_is_for_who_declares_it(exported, world):
+    (world.home / "secrets").mkdir()
+    (world.home / "secrets" / "HF_TOKEN").write_text("hf_abcdefghij\n")
+    show = python("import os; print('I have', os.environ.get('HF_TOKEN'))")
+    world.start(show)
+    world.start(show, epoch=2, secrets=["HF_TOKEN"])
+    world.ended(epoch=1)
+    world.ended(epoch=2)
+    assert "I have None" in world.log_text("rank0.log")
+    assert "I have [HF_TOKEN]" in world.log_text("rank0.log", epoch=2)
+
+
 @pytest.mark.parametrize(
     ("spec", "why"),
     [

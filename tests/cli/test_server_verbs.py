@@ -93,6 +93,14 @@ def test_a_job_from_flags_runs_and_its_lines_are_followed(
     assert re.search(rf"{job_id}\.1 ", verb("cost", "--by", "epoch"))
 
 
+def test_a_job_finds_what_its_shell_finds(verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/this/shell")
+    job_id = finished(verb, home, "--", "sh", "-c", "echo $PYTHONPATH $PATH")
+    assert f"[rank0] /of/this/shell {os.environ['PATH']}" in verb("logs", job_id)
+    job_id = finished(verb, home, "--env", "PYTHONPATH=/own", "--", "sh", "-c", "echo $PYTHONPATH")
+    assert "[rank0] /own" in verb("logs", job_id)
+
+
 def test_a_job_from_a_file(verb: Verb, home: Path, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("name: filed\nrun: 'true'\ngpus: 1\nqueue: night\n")

@@ -20,7 +20,7 @@ from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
-from cordee.agent.share import Share, ShareResult, rank_event, read_secrets
+from cordee.agent.share import Share, ShareResult, rank_event, read_secrets, without_secrets
 from cordee.agent.takeover import end_survivors, read_ends
 from cordee.events import (
     AttemptPlaced,
@@ -372,7 +372,7 @@ class NodeAgent:
             launch = prepare(
                 order,
                 folder=folder,
-                base_env=os.environ,
+                base_env=without_secrets(self._home, os.environ),
                 secrets=secrets,
                 real_gpus=self._devices.real,
                 gpus=self._devices.count,

@@ -252,6 +252,15 @@ def read_secrets(home: Path, names: list[str]) -> dict[str, str]:
     return values
 
 
+def without_secrets(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the shell that started the server, without what a job of this home calls a secret.
+
+    Who declares a secret gets it, masked in its logs; nobody else is to find it by chance.
+    """
+    known = {path.name for path in (home / "secrets").glob("*")}
+    return {name: value for name, value in environ.items() if name not in known}
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name

@@ -17,6 +17,7 @@ from cordee.units import format_micro_usd
 from cordee.workload.spec import JobSpec, parse_spec
 
 ENDED_SHOWN = 10
+FOUND_BY = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 
 JobRef = Annotated[str, typer.Argument(help="A job's id, or its name if only one job has it.")]
@@ -89,7 +90,8 @@ def submit(
 
     here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
     # The ranks shall find what this shell finds, whichever shell once started the server.
-    here = here.model_copy(update={"env": {"PATH": os.environ.get("PATH", os.defpath), **here.env}})
+    found_here = {name: os.environ[name] for name in FOUND_BY if name in os.environ}
+    here = here.model_copy(update={"env": found_here | here.env})
     check_program(here)
     Client.check_secrets(here.secrets, os.environ)
     console = terminal.stderr()
