@@ -496,6 +496,31 @@ def test_tables_stay_inside_the_terminal(home: Path, columns: int, words: str) -
     assert "\x1b[3" not in on_terminal(columns, words, "--home", str(home), NO_COLOR="1")
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_ids_are_never_cut(verb: Verb, home: Path, columns: int) -> None:
+    job_id = finished(verb, home, "--name", "a-name-as-long-as-people-will-make-them", "--", "true")
+    said = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal(columns, "jobs", "--home", str(home)))
+    assert "…" not in said
+    first = [line.strip().split("  ")[0] for line in said.splitlines()]
+    assert job_id in "".join(first)
+
+
+def test_who_stops_following_is_told_that_the_job_goes_on(
+    verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> Iterator[str]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "logs", interrupted)
+        assert code_of("run", "--gpus", "1", "-f", "--home", str(home), "--", "sleep", "600") == 130
+    said = capsys.readouterr()
+    job_id = said.out.split()[0]
+    assert f"the job goes on: cordee logs -f {job_id}" in said.err
+    assert '"running"' in verb("jobs", job_id, "--json") or '"queued"' in verb("jobs", job_id, "--json")
+    verb("stop", job_id, "--now", "--wait")
+
+
 def test_piped_tables_have_no_frames_and_cut_nothing(verb: Verb) -> None:
     for words in (("jobs",), ("nodes",), ("cost",)):
         out = verb(*words)

@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
@@ -17,6 +20,8 @@ from cordee.units import format_micro_usd
 from cordee.workload.spec import JobSpec, parse_spec
 
 ENDED_SHOWN = 10
+NARROW_COLUMNS = 100
+LONG_ID_CHARS = 24
 FOUND_BY = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 
@@ -110,7 +115,11 @@ def submit(
         for note in made.notes:
             console.print(f"note: {note}", highlight=False)
         if follow:
-            raise SystemExit(follow_to_end(client, made.job.job_id))
+            try:
+                raise SystemExit(follow_to_end(client, made.job.job_id))
+            except KeyboardInterrupt:
+                console.print(f"the job goes on: cordee logs -f {made.job.job_id}", highlight=False)
+                raise SystemExit(128 + signal.SIGINT) from None
 
 
 def _consent(seen: PreviewView) -> None:
@@ -194,24 +203,32 @@ def jobs(
     if not shown:
         print("no jobs yet: cordee run --gpus 4 -- python train.py")
         return
-    rows = terminal.table(
-        "JOB", "STATE", "TIER", "GPUS", "TRY", "STEP", "AGE", "WHY", right=("GPUS", "TRY", "STEP", "AGE"), folds="WHY"
-    )
-    for each in shown:
-        rows.add_row(
-            each.job_id,
-            terminal.state(each.state),
-            each.tier,
-            str(each.gpus),
-            str(each.epoch or "–"),
-            _steps(each),
-            terminal.since(each.submitted_us, each.ended_us),
-            each.why or "–",
-        )
     console = terminal.stdout()
-    console.print(rows)
+    console.print(_list(shown, narrow=console.width < NARROW_COLUMNS))
     if len(shown) < len(found):
         console.print(f"{len(found) - len(shown)} older jobs: --all", highlight=False)
+
+
+def _list(shown: list[JobView], *, narrow: bool) -> Table:
+    """Where there is no room for all, tier and attempt give way: ids are there to be copied, and `why` to be read."""
+    cells: dict[str, list[str | Text]] = {
+        "JOB": [each.job_id for each in shown],
+        "STATE": [terminal.state(each.state) for each in shown],
+        "TIER": [each.tier for each in shown],
+        "GPUS": [str(each.gpus) for each in shown],
+        "TRY": [str(each.epoch or "–") for each in shown],
+        "STEP": [_steps(each) for each in shown],
+        "AGE": [terminal.since(each.submitted_us, each.ended_us) for each in shown],
+        "WHY": [each.why or "–" for each in shown],
+    }
+    folds = ["WHY"]
+    if narrow:
+        del cells["TIER"], cells["TRY"]
+        folds += ["JOB"] if max(len(each.job_id) for each in shown) > LONG_ID_CHARS else []
+    rows = terminal.table(*cells, right=("GPUS", "TRY", "STEP", "AGE"), folds=folds)
+    for row in zip(*cells.values(), strict=True):
+        rows.add_row(*row)
+    return rows
 
 
 def _steps(job: JobView) -> str:
@@ -227,7 +244,7 @@ def _show(job: JobDetailView, as_json: bool) -> None:
         terminal.print_json(job)
         return
     console = terminal.stdout()
-    facts = terminal.table("", "", folds="")
+    facts = terminal.table("", "", folds=("",))
     facts.show_header = False
     command = job.spec["run"]
     facts.add_row("job", job.job_id)
@@ -241,7 +258,7 @@ def _show(job: JobDetailView, as_json: bool) -> None:
     facts.add_row("age", terminal.since(job.submitted_us, job.ended_us))
     console.print(facts)
     if job.attempts:
-        rows = terminal.table("TRY", "STATE", "ON", "RAN", "NOTICE", "WHY", right=("TRY", "RAN"), folds="WHY")
+        rows = terminal.table("TRY", "STATE", "ON", "RAN", "NOTICE", "WHY", right=("TRY", "RAN"), folds=("WHY",))
         for attempt in job.attempts:
             rows.add_row(
                 str(attempt.epoch),

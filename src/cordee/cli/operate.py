@@ -110,7 +110,7 @@ def nodes(*, home: Home = None, as_json: Json = False) -> None:
     if as_json:
         terminal.print_json(found)
         return
-    rows = terminal.table("NODE", "STATE", "GPUS", "FREE", "HELD BY", "PRICE", right=("FREE",), folds="HELD BY")
+    rows = terminal.table("NODE", "STATE", "GPUS", "FREE", "HELD BY", "PRICE", right=("FREE",), folds=("HELD BY",))
     for node in found:
         held: dict[str, int] = {}
         for holder in node.used.values():

@@ -81,16 +81,16 @@ def stderr() -> Console:
     return Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=10_000, color_system=None)
 
 
-def table(*columns: str, right: Sequence[str] = (), folds: str | None = None) -> Table:
-    """A table; `right` are columns of numbers, `folds` is the one that gives way where the terminal is narrow."""
+def table(*columns: str, right: Sequence[str] = (), folds: Sequence[str] = ()) -> Table:
+    """A table; `right` are columns of numbers, `folds` are those that give way where the terminal is narrow."""
     style = box.SIMPLE_HEAD if sys.stdout.isatty() else None
     made = Table(box=style, pad_edge=False, header_style="bold", padding=(0, 1))
     for column in columns:
         made.add_column(
             column,
             justify="right" if column in right else "left",
-            no_wrap=column != folds,
-            overflow="fold" if column == folds else "ellipsis",
+            no_wrap=column not in folds,
+            overflow="fold" if column in folds else "ellipsis",
         )
     return made
 
