@@ -16,6 +16,7 @@ from cordee.storage.files import FileBlobs
 from cordee.storage.generations import check_generation, collect, commit_of
 from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
 from cordee.storage.manifest import read_manifest
+from cordee.storage.sealed import seal
 from cordee.train.drain import Drain, Setup
 
 FROZEN = b"F" * 2**20
@@ -66,6 +67,7 @@ def setup(log: Log, folder, rank: int = 0, world: int = 1, **changes) -> Setup:
             "fd": -1,
             "verified": None,
             "saves_before": 0,
+            "damaged": [],
         }
         | changes
     )
@@ -135,13 +137,35 @@ def test_chunks_of_an_unfinished_gc_count_as_absent(tmp_path) -> None:
     blobs = FileBlobs(tmp_path)
     frozen = next(key for key in blobs.list(CHUNKS) if blobs.get(key) == FROZEN)
     newest = live_commits(read_entries(blobs))[-1]
-    blobs.put_if_absent("gc/list", json.dumps([frozen]).encode())
+    blobs.put_if_absent("gc/list", seal({"format": 1, "keys": [frozen]}))
     bench.drain.log.refresh()
     bench.drain.log.append("gc", retired=[], doomed="list")
     again = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index)
+    assert again.drain.known and frozen not in {chunk.key for chunk in again.drain.known.values()}
     again.save(1, 20)
     blobs.delete(frozen)  # The late delete of the old attempt.
     assert generations(tmp_path)[-1] == (20, None)
+
+
+def test_what_a_gc_dooms_and_cannot_be_read_makes_every_chunk_unsafe(tmp_path) -> None:
+    bench = Bench(open_log(tmp_path), tmp_path)
+    bench.save(1, 10)
+    blobs = FileBlobs(tmp_path)
+    newest = live_commits(read_entries(blobs))[-1]
+    bench.drain.log.append("gc", retired=[], doomed="lost")
+    assert Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index).drain.known == {}
+
+
+def test_generations_that_were_stepped_over_do_not_count_as_verified(tmp_path) -> None:
+    bench = Bench(open_log(tmp_path), tmp_path, keep=4)
+    for step in (1, 2, 3):
+        bench.save(step, step * 10)
+    whole, *decayed = [entry.index for entry in live_commits(read_entries(FileBlobs(tmp_path)))]
+    again = Bench(open_log(tmp_path, "n2"), tmp_path, verified=whole, damaged=decayed)
+    again.save(1, 40)
+    assert [step for step, _ in generations(tmp_path)] == [10, 20, 30, 40], "10 is one of the two that verify"
+    again.save(2, 50)
+    assert [step for step, _ in generations(tmp_path)] == [40, 50]
 
 
 def test_fewer_than_two_verified_generations_retire_nothing(tmp_path) -> None:

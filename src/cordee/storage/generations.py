@@ -4,7 +4,6 @@ A generation is the index of its commit record. Nothing is removed before a gc r
 generations that verify are never named.
 """
 
-import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from cordee.storage.chunks import Chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
 from cordee.storage.log import Entry, Log, live_commits, unfinished_gcs
 from cordee.storage.manifest import Manifest, parts_prefix, read_manifest, verified_key
-from cordee.storage.sealed import Damaged, canonical
+from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 
 KEEP_MIN = 2
 GC_FOLDER = "gc"
@@ -72,6 +71,9 @@ def known_chunks(blobs: Blobs, entries: list[Entry], whole: Manifest) -> dict[st
     """Chunks of a verified generation that a new save may use again, by blake3.
 
     What an unfinished gc record names counts as absent: a late delete may still take it.
+
+    Raises:
+        Damaged: what such a record names cannot be read, so no chunk is safe to use again.
     """
     going = {key for entry in unfinished_gcs(entries) for key in _doomed_by(blobs, entry)}
     return {chunk.blake3: chunk for chunk in whole.chunks if chunk.key not in going}
@@ -85,14 +87,19 @@ def is_verified(blobs: Blobs, entry: Entry) -> bool:
     return all(blobs.size(verified_key(prefix, rank)) is not None for rank in range(record.fields["world_size"]))
 
 
-def collect(log: Log, blobs: Blobs, *, keep: int, save: int, verified: set[int]) -> list[int]:
+def collect(
+    log: Log, blobs: Blobs, *, keep: int, save: int, verified: set[int], damaged: frozenset[int] = frozenset()
+) -> list[int]:
     """Retire all but the newest `keep` verified generations, and remove what no live one needs; the retired ones.
 
     Only what older attempts and this one's saves up to `save` have written is touched: a save that runs beside it is
-    safe. `verified` are generations known to verify besides those whose ranks say so.
+    safe. `verified` are generations known to verify besides those whose ranks say so, and `damaged` those that did when
+    they were written and do not any more.
     """
     live = live_commits(log.entries)
-    good = [entry for entry in live if entry.index in verified or is_verified(blobs, entry)]
+    good = [
+        entry for entry in live if entry.index not in damaged and (entry.index in verified or is_verified(blobs, entry))
+    ]
     if len(good) < max(keep, KEEP_MIN):
         return []
     oldest_kept = good[-max(keep, KEEP_MIN)].index
@@ -104,7 +111,7 @@ def collect(log: Log, blobs: Blobs, *, keep: int, save: int, verified: set[int])
         return []  # What a kept manifest needs is not known, so nothing may go.
     if not (retired or doomed):
         return []
-    data = canonical(doomed)
+    data = seal({"format": FORMAT, "keys": doomed})
     digest = str(blake3(data).hexdigest())
     blobs.put_if_absent(f"{GC_FOLDER}/{digest}", data)
     point("gc.before")
@@ -144,5 +151,8 @@ def _unneeded(log: Log, blobs: Blobs, kept: list[Entry], save: int) -> list[str]
 
 def _doomed_by(blobs: Blobs, entry: Entry) -> list[str]:
     assert entry.record is not None, "a gc entry has a record"
-    data = blobs.get(f"{GC_FOLDER}/{entry.record.fields['doomed']}")
-    return [] if data is None else json.loads(data)
+    key = f"{GC_FOLDER}/{entry.record.fields['doomed']}"
+    data = blobs.get(key)
+    if data is None:
+        raise Damaged(f"{key} is missing")
+    return list(unseal(data)["keys"])

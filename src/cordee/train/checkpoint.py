@@ -294,6 +294,7 @@ class Checkpointer:
             self._staging.fd,
             self._opened.generation if self._opened else None,
             saves_before,
+            [skipped.generation for skipped in self.skipped],
         )
         self._link = DrainLink(setup, self._committed, self._failed)
 

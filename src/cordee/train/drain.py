@@ -55,6 +55,7 @@ class Setup:
     fd: int
     verified: int | None  # the generation that this attempt has loaded, which is known to verify
     saves_before: int  # saves that an earlier drain of this rank was given
+    damaged: list[int]  # generations that this attempt has stepped over
 
 
 class Drain:
@@ -231,7 +232,14 @@ class Drain:
             return there or self.busy()
 
         _poll(settled, self.setup.grace_s)
-        retired = collect(self.log, self.blobs, keep=self.setup.keep, save=save, verified=self.verified)
+        retired = collect(
+            self.log,
+            self.blobs,
+            keep=self.setup.keep,
+            save=save,
+            verified=self.verified,
+            damaged=frozenset(self.setup.damaged),
+        )
         self.emit({"event": "collected", "save": save, "retired": retired})
 
 
