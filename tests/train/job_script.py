@@ -11,7 +11,9 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,20 +23,26 @@ import cordee
 
 
 class Position:
-    """Data of its own for each rank."""
+    """Data of its own for each rank, drawn from a generator of its own."""
 
     def __init__(self, rank: int) -> None:
         self.at = 1000 * rank
+        self.generator = torch.Generator().manual_seed(rank)
 
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "generator": self.generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at = state["at"]
+        self.generator.set_state(state["generator"])
 
 
 def here(where: str | None, rank: int, step: int) -> bool:
     return where is not None and where == f"{rank}:{step}"
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors)).hexdigest()
 
 
 def main() -> None:
@@ -54,9 +62,10 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank = dist.get_rank() if world > 1 else 0
     torch.manual_seed(5)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 1))
+    layers = [torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.3), torch.nn.Linear(32, 1)]
+    model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [7, 30, 45], 0.9)
     position = Position(rank)
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(100 + rank)
@@ -72,7 +81,7 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             position.at += 1
             state["seen"] += 1
-            inputs = torch.randn(16, 8)
+            inputs = torch.randn(16, 8, generator=position.generator)
             noise = random.random() + np.random.rand() + position.at / 1000
             loss = ((model(inputs) - inputs.sum(1, keepdim=True) - noise) ** 2).mean()
             optimizer.zero_grad()
@@ -86,9 +95,9 @@ def main() -> None:
             job.log(loss=loss, tokens=16 * world)
             if args.pause_s:
                 threading.Event().wait(args.pause_s)
-        digest = hashlib.sha256(b"".join(w.detach().numpy().tobytes() for w in model.parameters())).hexdigest()
+        digest, buffers = digest_of(model.parameters()), digest_of(model.buffers())
         (args.out / f"weights{rank}").write_text(digest)
-    end = {"weights": digest, "losses": losses, "at": position.at, "seen": state["seen"]}
+    end = {"weights": digest, "buffers": buffers, "losses": losses, "at": position.at, "seen": state["seen"]}
     (args.out / f"end{rank}.json").write_text(json.dumps(end))
     if world > 1:
         dist.barrier()  # without a destination nobody counts the ranks out, and gloo aborts who is left alone

@@ -5,7 +5,7 @@ import logging
 import os
 import random
 import signal
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from cordee.storage.files import FileBlobs
 from cordee.storage.log import live_commits, log_key, read_entries
 from cordee.storage.manifest import read_manifest
 from cordee.train.checkpoint import Checkpointer
+from cordee.train.dcp import _join_plans, planner_for
 from cordee.train.state import decode, encode, gather
 
 WAIT_S = 60
@@ -326,6 +327,7 @@ def test_plain_values_and_random_states_come_back_as_they_were() -> None:
         "torch": torch.get_rng_state(),
         "mixed": [None, True, 3, -0.0, float("inf"), "é", b"\x00\xff", (1, (2,)), {1: "a", "b": 2}, {3, 1}],
         "ordered": OrderedDict(z=1, a=2),
+        "counter": Counter({30: 2, 4: 1}),
         "$": "a key that is our tag",
         "big": 2**80,
         "dtype": torch.bfloat16,
@@ -338,7 +340,7 @@ def test_plain_values_and_random_states_come_back_as_they_were() -> None:
     assert back["python"] == value["python"]
     assert np.array_equal(back["numpy"]["state"]["key"], value["numpy"]["state"]["key"])
     assert torch.equal(back["torch"], value["torch"])
-    for name in ("mixed", "$", "big", "dtype", "device", "size", "number"):
+    for name in ("mixed", "$", "big", "dtype", "device", "size", "number", "counter"):
         assert back[name] == value[name] and type(back[name]) is type(value[name])
 
 
@@ -418,3 +420,14 @@ def test_an_optimizer_without_its_model_is_refused(make) -> None:
 def test_a_world_of_many_needs_torch_distributed(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="a world of 2 ranks needs"):
         Checkpointer(str(tmp_path), rank=0, world_size=2)
+
+
+def test_of_a_small_tensor_that_ranks_share_rank_0s_is_kept() -> None:
+    tensors = {"weight": torch.zeros(2**19), "mean": torch.zeros(4), "var": torch.zeros(4)}
+    planner = planner_for(tensors, 0)
+    joined, _, problem = _join_plans(
+        planner, [planner.create_local_plan(), planner_for(tensors, 1).create_local_plan()]
+    )
+    assert problem == ""
+    names = [{item.index.fqn for item in plan.items} for plan in joined]
+    assert {"mean", "var"} <= names[0] and not {"mean", "var"} & names[1] and "weight" in names[0] | names[1]

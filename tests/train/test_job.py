@@ -115,9 +115,8 @@ def test_a_signal_costs_no_step_and_no_bit(tmp_path: Path, uninterrupted: dict[s
     assert steps_of(out) == list(range(60)), "a step was repeated or left out"
     losses = uninterrupted["losses"]
     assert end["losses"] == losses[-len(end["losses"]) :] and 0 < len(end["losses"]) < 60
-    assert {name: end[name] for name in ("weights", "at", "seen")} == {
-        name: uninterrupted[name] for name in ("weights", "at", "seen")
-    }
+    for name in ("weights", "buffers", "at", "seen"):
+        assert end[name] == uninterrupted[name], name
 
 
 def test_its_reports_have_no_gap_and_its_commits_are_told(tmp_path: Path) -> None:
@@ -191,6 +190,7 @@ def test_a_gang_under_torchrun_leaves_at_one_step_and_goes_on_bit_by_bit(tmp_pat
         ends = end_of(whole, rank), end_of(out, rank)
         assert len({end["weights"] for end in ends}) == 1 and len({end["at"] for end in ends}) == 1
         assert ends[0]["losses"][-1] == ends[1]["losses"][-1]
+    assert end_of(whole)["buffers"] == end_of(out)["buffers"], "those of rank 0, which differ from rank 1's"
 
 
 @pytest.mark.gang

@@ -15,6 +15,7 @@ from cordee.errors import InputError, UnitError
 from cordee.train import own
 from cordee.train.notice import Notices
 from cordee.train.settings import Every, settings
+from cordee.train.state import decode, encode, gather, names_in
 
 
 def test_the_agent_wins_over_arguments_and_arguments_over_defaults() -> None:
@@ -85,6 +86,28 @@ def test_timers_are_called_in_order_and_replaced_by_name() -> None:
     assert done.wait(10)
     notices.close()
     assert called == ["a", "b"]
+
+
+class Loader:
+    """A data loader that keeps the state of a generator, or much more."""
+
+    def __init__(self, kept: torch.Tensor) -> None:
+        self.kept = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": 3, "generator": [self.kept]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state["generator"][0]
+
+
+def test_a_small_state_with_tensors_is_the_ranks_own_and_a_large_one_is_shared() -> None:
+    state: dict[str, Any] = {"data": Loader(torch.get_rng_state()), "average": Loader(torch.zeros(2**18 + 1))}
+    assert own.capture(state)["own"].keys() == {"data"}
+    tensors, values = gather(state)
+    assert list(tensors) == ["average/generator/0"] and names_in(values["data"]) == set()
+    own.restore(state, decode(encode({"own": {"data": {"at": 3, "generator": [torch.ones(2)]}}}, "extras")))
+    assert torch.equal(state["data"].kept, torch.ones(2))
 
 
 def test_generators_and_plain_state_come_back_and_tensors_are_left_to_the_checkpoint() -> None:

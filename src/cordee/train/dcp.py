@@ -7,7 +7,7 @@ the same shape on every rank.
 import hashlib
 import math
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cordee.errors import CheckpointError
-from cordee.storage.chunks import Chunk, Layout, join_pieces, lay_out, read_chunk
+from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, Layout, join_pieces, lay_out, read_chunk
 from cordee.storage.files import Blobs
 from cordee.storage.manifest import Manifest, Shard
 from cordee.train.staging import Staging
@@ -163,11 +163,25 @@ def planner_for(tensors: dict[str, torch.Tensor], rank: int) -> Any:
 
 def _join_plans(planner: Any, plans: list[Any]) -> tuple[list[Any] | None, str, str]:
     try:
-        joined, _ = planner.create_global_plan(plans)
+        joined, _ = planner.create_global_plan(_small_ones_once(plans))
     except (ValueError, RuntimeError) as error:
         return None, "", str(error)
     boxes = [[(i.index.fqn, i.tensor_data.chunk.offsets) for i in plan.items] for plan in joined]
     return joined, hashlib.blake2b(repr(boxes).encode(), digest_size=16).hexdigest(), ""
+
+
+def _small_ones_once(plans: list[SavePlan]) -> list[SavePlan]:
+    """Of a small tensor that several ranks hold, keep the lowest rank's: DCP would take any.
+
+    Buffers, such as BatchNorm's, may differ from rank to rank, and DistributedDataParallel goes by those of rank 0.
+    """
+    seen: set[Any] = set()
+    thinned = []
+    for plan in plans:
+        items = [item for item in plan.items if item.index not in seen or _shard_bytes(item) > OWN_CHUNK_BYTES]
+        seen |= {item.index for item in items}
+        thinned.append(replace(plan, items=items))
+    return thinned
 
 
 class GenerationReader(StorageReader):  # type: ignore[misc]

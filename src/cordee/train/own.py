@@ -10,13 +10,18 @@ from typing import Any
 
 import torch
 
+from cordee.train.state import is_own, is_stateful
+
 log = logging.getLogger("cordee")
+
+_SHARDED = (torch.nn.Module, torch.optim.Optimizer)
 
 
 def capture(state: dict[str, Any]) -> dict[str, Any]:
-    """This rank's generators, and its own copy of everything in the state that holds no tensor."""
-    own = {name: value for name, entry in state.items() if not _has_tensor(value := _plain(entry))}
-    return {"rng": capture_rng(), "own": own}
+    """This rank's generators, and its own copy of everything in the state that is not shared."""
+    plain = {name: entry for name, entry in state.items() if not isinstance(entry, _SHARDED)}
+    values = {name: entry.state_dict() if is_stateful(entry) else entry for name, entry in plain.items()}
+    return {"rng": capture_rng(), "own": {name: value for name, value in values.items() if is_own(state[name], value)}}
 
 
 def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
@@ -24,7 +29,7 @@ def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
     for name, value in extras["own"].items():
         if name not in state:
             continue
-        if _is_stateful(state[name]):
+        if is_stateful(state[name]):
             state[name].load_state_dict(value)
         else:
             state[name] = value
@@ -56,22 +61,3 @@ def restore_rng(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     else:
         log.warning("the checkpoint was made on a GPU and this rank has none: its random numbers will differ")
-
-
-def _plain(entry: Any) -> Any:
-    # A module's state is sharded by its tensors even when it has none, and an optimizer's may be empty still.
-    if isinstance(entry, (torch.nn.Module, torch.optim.Optimizer)):
-        return torch.empty(0)
-    return entry.state_dict() if _is_stateful(entry) else entry
-
-
-def _is_stateful(value: Any) -> bool:
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_tensor, value.values()))
-    if isinstance(value, (list, tuple)):
-        return any(map(_has_tensor, value))
-    return isinstance(value, torch.Tensor)

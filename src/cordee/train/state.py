@@ -5,8 +5,8 @@ A state is a dict of modules, optimizers, other objects with `state_dict`, and p
 
 import base64
 import math
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from cordee.errors import CheckpointError
+from cordee.units import MiB
 
 # A JSON object with this key stands for something that JSON has no word for.
 TAG = "$"
 # In place of its state: the parameter groups of an optimizer that has not made a step.
 FRESH = "fresh"
+# An object with `state_dict` whose tensors are no larger than this together, and on the CPU, belongs to its rank.
+OWN_TENSORS_BYTES_MAX = 1 * MiB
 
 
 def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -43,7 +47,11 @@ def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, 
         tensors[path] = tensor
         return {TAG: "tensor", "name": path}
 
-    return tensors, {name: encode(_state_of(name, state, template), name, keep) for name in state}
+    values = {}
+    for name, entry in state.items():
+        value = _state_of(name, state, template)
+        values[name] = encode(value, name, None if is_own(entry, value) else keep)
+    return tensors, values
 
 
 def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
@@ -54,10 +62,33 @@ def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
             set_model_state_dict(target, value)
         elif isinstance(target, torch.optim.Optimizer):
             _load_optimizer(_owner(name, state), target, value)
-        elif _is_stateful(target):
+        elif is_stateful(target):
             target.load_state_dict(value)
         else:
             state[name] = value
+
+
+def is_own(entry: Any, value: Any) -> bool:
+    """Whether each rank keeps its own copy of this object, whose state is `value`.
+
+    What holds no tensor is a rank's own; so is an object with little in its tensors, such as a data loader that keeps
+    the state of a generator.
+    """
+    if isinstance(entry, (torch.nn.Module, torch.optim.Optimizer)):
+        return False
+    tensors = list(_tensors_in(value))
+    if not is_stateful(entry):
+        return not tensors
+    here = all(not isinstance(each, DTensor) and each.device.type == "cpu" for each in tensors)
+    return here and sum(each.numel() * each.element_size() for each in tensors) <= OWN_TENSORS_BYTES_MAX
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
 
 
 def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], Any] | None = None) -> Any:
@@ -77,6 +108,8 @@ def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], Any] | Non
         if TAG not in value and all(type(key) is str for key in value) and list(value) == sorted(value):
             return pairs  # Other dicts become lists of pairs: stored JSON is sorted, and their order may matter.
         return {TAG: "dict", "v": [[encode(key, path), item] for key, item in pairs.items()]}
+    if type(value) is Counter:
+        return {TAG: "counter", "v": [[encode(key, path), count] for key, count in value.items()]}
     if type(value) in (list, tuple, torch.Size):
         items = [encode(item, f"{path}/{i}", keep) for i, item in enumerate(value)]
         return items if type(value) is list else {TAG: "tuple" if type(value) is tuple else "size", "v": items}
@@ -106,7 +139,7 @@ def decode(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any
         return {key: decode(item, find) for key, item in value.items()}
     kind = value[TAG]
     if kind == "tensor":
-        return _outline(value) if find is None else find(value["name"])
+        return _outline(value) if find is None or "v" in value else find(value["name"])
     if kind in ("ndarray", "number"):
         data = base64.b64decode(value["v"])
         array = np.frombuffer(data, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
@@ -114,6 +147,7 @@ def decode(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any
     makers: dict[str, Callable[[Any], Any]] = {
         "float": float,
         "dict": lambda v: {decode(key): decode(item, find) for key, item in v},
+        "counter": lambda v: Counter({decode(key): count for key, count in v}),
         "tuple": lambda v: tuple(decode(item, find) for item in v),
         "size": torch.Size,
         "set": lambda v: {decode(item) for item in v},
@@ -132,7 +166,7 @@ def names_in(value: Any) -> set[str]:
         return set().union(*map(names_in, value)) if value else set()
     if not isinstance(value, dict):
         return set()
-    if value.get(TAG) == "tensor":
+    if value.get(TAG) == "tensor" and "name" in value:
         return {value["name"]}
     return set().union(*map(names_in, value.values())) if value else set()
 
@@ -160,7 +194,7 @@ def _state_of(name: str, state: dict[str, Any], template: bool) -> Any:
             groups = [{key: item for key, item in group.items() if key != "params"} for group in value.param_groups]
             return {FRESH: groups}
         return get_optimizer_state_dict(owner, value)
-    return value.state_dict() if _is_stateful(value) else value
+    return value.state_dict() if is_stateful(value) else value
 
 
 def _load_optimizer(owner: torch.nn.Module, target: torch.optim.Optimizer, value: dict[str, Any]) -> None:
@@ -173,7 +207,8 @@ def _load_optimizer(owner: torch.nn.Module, target: torch.optim.Optimizer, value
         group.update(saved)
 
 
-def _is_stateful(value: Any) -> bool:
+def is_stateful(value: Any) -> bool:
+    """Whether it is asked for its state, and given it back, by the two usual methods."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
