@@ -100,7 +100,7 @@ def _leaving(health: HealthView) -> str:
     if health.live_attempts == 0:
         return "no job runs: the server is ending"
     jobs = "1 job is" if health.live_attempts == 1 else f"{health.live_attempts} jobs are"
-    return f"{jobs} leaving with a checkpoint"
+    return f"{jobs} leaving, with the grace period to checkpoint"
 
 
 def nodes(*, home: Home = None, as_json: Json = False) -> None:
