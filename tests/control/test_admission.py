@@ -12,6 +12,7 @@ from cordee.control.admission import admit, check_program
 from cordee.errors import (
     CatalogueError,
     CordeeError,
+    DestinationError,
     DoesNotFitError,
     LayoutError,
     ScriptError,
@@ -106,6 +107,7 @@ def test_what_the_scheduler_is_told(tmp_path: Path) -> None:
         ),
         ({"run": ["no-such-program"]}, [SLOTS], ScriptError, "'no-such-program' is not an executable"),
         ({"run": ["python", "-u", "no.py"]}, [SLOTS], ScriptError, "no.py does not exist"),
+        ({"checkpoint": {"to": "s3://bucket/run"}}, [SLOTS], DestinationError, "no store for s3://\nhint: use a path"),
         ({"cwd": "/no/such/folder"}, [SLOTS], ScriptError, "folder /no/such/folder does not exist"),
     ],
 )
@@ -131,7 +133,7 @@ def test_the_risk_can_be_accepted_and_is_noted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tier", ["production", "standard"])
-def test_nobody_pushes_other_tiers_so_they_may_go_without_checkpoints(tmp_path: Path, tier: str) -> None:
+def test_other_tiers_may_go_without_checkpoints(tmp_path: Path, tier: str) -> None:
     assert not admitted(spec(tmp_path, tier=tier), SLOTS).protected
 
 

@@ -15,6 +15,7 @@ from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.ids import JobId
 from cordee.plan.search import check_fit, training_for
 from cordee.plan.survive import Survival, survival
+from cordee.storage.files import folder_of
 from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
@@ -76,12 +77,15 @@ def admit(
 
     Raises:
         ScriptError: the program is not there.
+        DestinationError: no store for where its checkpoints are to go.
         TooLargeError: the gang is larger than the cluster.
         DoesNotFitError: its model does not fit its GPUs.
         UnprotectedError: preemptible, without a checkpoint destination, and not accepted.
         CatalogueError, LayoutError, ShapeError: its model or its kind of GPU is unknown, or does not divide.
     """
     check_program(spec)
+    if spec.checkpoint.to is not None:
+        folder_of(spec.checkpoint.to)
     kind = _kind(spec, nodes, catalogue)
     eligible = [node for node in nodes if _matches(node, kind, spec)]
     _check_size(spec, kind, eligible, nodes)

@@ -187,11 +187,19 @@ def open_blobs(to: str) -> FileBlobs:
     Raises:
         DestinationError: another scheme, or a folder that cannot be made.
     """
+    return FileBlobs(folder_of(to))
+
+
+def folder_of(to: str) -> Path:
+    """The absolute folder that a path or a `file://` URL names; touches nothing.
+
+    Raises:
+        DestinationError: another scheme.
+    """
     url = urlsplit(to)
     if url.scheme not in ("", "file"):
         raise DestinationError(f"{to!r}: no store for {url.scheme}://", hint="use a path or file:///path")
-    path = Path(unquote(url.path) if url.scheme else to).expanduser()
-    return FileBlobs(path.absolute())
+    return Path(unquote(url.path) if url.scheme else to).expanduser().absolute()
 
 
 def _write_all(fd: int, data: memoryview) -> None:
