@@ -178,7 +178,9 @@ def stop(
         elif found.ended_us is not None:
             print(f"{found.job_id} is {found.state}: {found.why}")
         else:
-            print(f"{found.job_id} is asked to end" + (" at once" if now else "; it has its grace period to checkpoint"))
+            print(
+                f"{found.job_id} is asked to end" + (" at once" if now else "; it has its grace period to checkpoint")
+            )
 
 
 def jobs(
