@@ -143,6 +143,19 @@ def test_who_waits_for_a_stop_does_not_read_what_was_before(
     assert asked and asked[0] >= number
 
 
+@pytest.mark.parametrize("words", [("jobs",), ("why", "ill"), ("nodes",)])
+def test_what_keeps_the_server_from_working_is_said(
+    verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    if words == ("why", "ill"):
+        finished(verb, home, "--name", "ill", "--", "true")
+    health = Client.health
+    monkeypatch.setattr(Client, "health", lambda self: health(self).model_copy(update={"problem": "the disk is full"}))
+    assert code_of(*words, "--home", str(home)) == 0
+    said = capsys.readouterr()
+    assert "the disk is full" in said.err and "the disk is full" not in said.out
+
+
 def test_nodes_and_their_price(verb: Verb) -> None:
     out = verb("nodes")
     assert re.search(r"local +up +2 x slot +2 +– +\$2.99/GPU-h", out)

@@ -192,6 +192,7 @@ def jobs(
 ) -> None:
     """List jobs, or show one with its attempts."""
     with terminal.connect(home) as client:
+        terminal.warn(client)
         if job is not None:
             _show(client.job(job), as_json)
             return
@@ -297,6 +298,7 @@ def _ranges(gpus: list[int]) -> str:
 def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     """Say why a job is where it is."""
     with terminal.connect(home) as client:
+        terminal.warn(client)
         told = client.why(job)
     if as_json:
         terminal.print_json(told)

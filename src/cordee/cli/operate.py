@@ -106,6 +106,7 @@ def _leaving(health: HealthView) -> str:
 def nodes(*, home: Home = None, as_json: Json = False) -> None:
     """List nodes, who holds their GPUs, and what they cost."""
     with terminal.connect(home) as client:
+        terminal.warn(client)
         found = client.nodes()
     if as_json:
         terminal.print_json(found)

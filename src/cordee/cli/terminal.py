@@ -43,6 +43,14 @@ def connect(home: Path | None) -> Client:
     return Client(folder(home))
 
 
+def warn(client: Client) -> None:
+    """Say what keeps the server from working, if something does; the answer of a verb does not change by it."""
+    problem = client.health().problem
+    if problem is not None:
+        say = f"the server cannot work now, and tries again each second: {problem}"
+        stderr().print(say, highlight=False, markup=False)
+
+
 def folder(home: Path | None) -> Path:
     """The home that was asked for, or the default one."""
     return (home or default_home()).expanduser().absolute()
