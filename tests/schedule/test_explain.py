@@ -29,13 +29,13 @@ CASES = {
     "too-large": ([N1, node("n2", gpus=4, gpu="A100"), job("a", 9)], "needs 9 GPUs of one kind; the nodes that are up"),
     "waits-for-victims": (
         [N1, job("v", 6, "preemptible"), job("a", 8, "production")],
-        "it needs 8 GPUs of one kind, 2 are free; v make room within 30 s",
+        "it needs 8 GPUs of one kind, 2 are free; v makes room within 30 s",
     ),
     "reserved-for-other": (
         [N1, job("x", 2, "production"), job("gang", 8), job("a", 4, at_us=3 * S)],
         "it needs 4 GPUs of one kind, 6 are free and kept for gang, which came before",
     ),
-    "not-enough-free": ([N1, PRODUCTION, job("a", 2)], "it needs 2 GPUs of one kind, 0 are free; 1 jobs hold"),
+    "not-enough-free": ([N1, PRODUCTION, job("a", 2)], "it needs 2 GPUs of one kind, 0 are free; 1 job holds"),
 }
 
 

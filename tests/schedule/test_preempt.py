@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cordee.events import CheckpointCommitted, Lease, NodeDown, RanksStarted
 from cordee.ids import JobId
-from cordee.schedule import Attempt, decide, preempt
+from cordee.schedule import Attempt, decide, explain, preempt
 from cordee.schedule.preempt import Cost, Victim, charge, choose, expected_loss
 from world import HOUR, PRICE, S, World, brief, job, node, share_ended
 
@@ -169,6 +169,9 @@ def test_a_job_is_not_pushed_again_before_it_has_run_as_long_as_it_may_insist_on
     world.tell(job("q", 8, "production", at_us=50 * S))
     decision = decide(world.state, world.now_us)
     assert decision.events == () and decision.wake_at_us == 110 * S
+    why = explain(world.state, JobId("q"), world.now_us)
+    assert (why.reason, why.blocking, why.until_us) == ("waits-for-minimum-run", ("a",), 110 * S)
+    assert why.text.endswith("a was pushed before and may run 1m more before it is pushed again")
     assert brief(world.at(110).cycle()) == ["notice a preempt for q"]
 
 

@@ -10,6 +10,8 @@ from cordee.events import AttemptPlaced, Capacity, Job, NoticeGiven
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle import Cycle
 from cordee.schedule.place import Pool, pools
+from cordee.schedule.preempt import insists_us
+from cordee.schedule.share import is_below
 from cordee.schedule.state import Attempt, JobRecord, Phase, State
 from cordee.units import US_PER_S, format_duration
 
@@ -28,6 +30,7 @@ class Reason(StrEnum):
     NO_SUCH_GPU = "no-such-gpu"
     TOO_LARGE = "too-large"  # for the nodes that are up
     WAITS_FOR_VICTIMS = "waits-for-victims"  # GPUs are being vacated, and will be its own
+    WAITS_FOR_MINIMUM_RUN = "waits-for-minimum-run"  # it may push jobs that were pushed before, but not yet
     RESERVED_FOR_OTHER = "reserved-for-other"  # enough are free, and kept for a gang before it
     SPLIT = "split"  # enough are free, but not of one kind
     NOT_ENOUGH_FREE = "not-enough-free"
@@ -123,7 +126,7 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         leaving = _leaving_of(state, cycle.waits.get(job.job_id, ()))
         if leaving:
             return _for_victims(state, record, cycle.waits[job.job_id], leaving, now_us)
-        return _for_gpus(state, record, candidates, cycle)
+        return _for_gpus(state, record, candidates, cycle, now_us)
 
 
 def _nowhere(state: State, record: JobRecord) -> Explanation:
@@ -149,13 +152,14 @@ def _for_victims(state: State, record: JobRecord, pool: Pool, leaving: list[Atte
     blocking = tuple(sorted((attempt.job.job_id for attempt in leaving), key=lambda each: (ends.get(each, 0), each)))
     until_us = max(ends.values(), default=None)
     free = sum(state.index.free(kind) for kind in pool)
-    text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; {_and(blocking)} make room"
+    text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; "
+    text += f"{_and(blocking)} {'makes' if len(blocking) == 1 else 'make'} room"
     if until_us is not None:
         text += f" within {format_duration(max(0, until_us - now_us) / US_PER_S)}"
     return _say(record, Reason.WAITS_FOR_VICTIMS, text, gpus_free=free, blocking=blocking, until_us=until_us)
 
 
-def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cycle: Cycle) -> Explanation:
+def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cycle: Cycle, now_us: int) -> Explanation:
     job = record.job
     pool = max(candidates, key=lambda each: sum(state.index.free(kind) for kind in each))
     free = sum(state.index.free(kind) for kind in pool)
@@ -175,10 +179,35 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cyc
         for job_id, attempt in state.attempts.items()
         if any(_is_of(state, lease.node, pool) for lease in attempt.held)
     )
+    resting = _resting(state, job, pool, now_us)
+    if resting:
+        until_us, soonest = resting[0]
+        left = format_duration((until_us - now_us) / US_PER_S)
+        text = f"{numbers}; {soonest} was pushed before and may run {left} more before it is pushed again"
+        blocking = tuple(job_id for _, job_id in resting)
+        more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
+        return _say(record, Reason.WAITS_FOR_MINIMUM_RUN, text, **more)
     ahead = sum(place < record.rank for place in state.queue)
-    text = numbers + (f"; {ahead} jobs wait before it" if ahead else "") + f"; {len(holders)} jobs hold the others"
+    text = numbers + (f"; {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
+    text += f"; {_jobs(len(holders), 'holds', 'hold')} the others"
     blocking = tuple(job_id for _, job_id in holders[:10])
     return _say(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
+
+
+def _resting(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
+    """Attempts that the job may push once they have run as long as they may insist on, and when that is."""
+    found = []
+    for job_id, attempt in state.attempts.items():
+        if attempt.leaving or not is_below(attempt.job.tier, job.tier):
+            continue
+        until_us = (attempt.started_us or now_us) + insists_us(attempt.job, attempt.epoch)
+        if until_us > now_us and any(_is_of(state, lease.node, pool) for lease in attempt.held):
+            found.append((until_us, job_id))
+    return sorted(found)
+
+
+def _jobs(count: int, one: str, several: str) -> str:
+    return f"{count} job {one}" if count == 1 else f"{count} jobs {several}"
 
 
 def _asked(job: Job) -> str:
