@@ -1,6 +1,10 @@
 """Makes `tests/` importable (`import world`), and lets a failing Hypothesis example say how to replay it."""
 
+import pytest
 from hypothesis import settings
+
+# Helpers that assert say what they compared, as tests do.
+pytest.register_assert_rewrite("gang_scene", "kill_story", "log_histories", "random_worlds")
 
 settings.register_profile("cordee", deadline=None, print_blob=True)
 settings.load_profile("cordee")

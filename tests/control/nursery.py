@@ -1,12 +1,14 @@
 """Starts servers quickly: a process that has imported everything once and forks one for each line it is told.
 
-{"home": ..., "slots": ..., "env": {...}}   starts a server; answered when it is ready or dead
-{"wait": pid}                               answered with how the server ended
+{"home", "slots", "env", "kill_after_s"}   starts a server; answered when it is ready or dead
+{"wait": pid}                              answered with how the server ended
 """
 
 import json
 import os
+import signal
 import sys
+import threading
 
 from cordee.control import server
 
@@ -22,6 +24,11 @@ def _start(told: dict[str, object]) -> dict[str, object]:
         assert isinstance(env, dict)
         os.environ.update(env)
         os.setsid()
+        after_s = told["kill_after_s"]
+        if isinstance(after_s, float):
+            timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True  # a server that has ended does not wait for it
+            timer.start()
         code = 1
         try:
             code = server.main(["--home", str(told["home"]), "--slots", str(told["slots"])])

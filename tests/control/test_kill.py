@@ -6,53 +6,16 @@ Whatever the moment: nothing is lost, nothing runs twice, and ranks that run are
 A failing seed is replayed by `pytest tests/control/test_kill.py -k 'seed-name'`.
 """
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
 
-import psutil
 import pytest
-
-from cordee.client import Client
-from cordee.control.store import SqlStore
-from cordee.control.tick import Control
-from cordee.errors import NoServerError
-from cordee.events import AttemptPlaced, JobEnded, NodeUp, NoticeGiven
-from cordee.ids import JobId
-
-T = TypeVar("T")
-
-SCRIPT = """\
-echo "start $CORDEE_ATTEMPT $RANK" >> "$STORY/diary"
-trap 'echo "left $CORDEE_ATTEMPT $RANK" >> "$STORY/diary"; exit 75' TERM
-while [ ! -e "$STORY/release-$CORDEE_JOB" ]; do sleep 0.02; done
-echo "end $CORDEE_ATTEMPT $RANK" >> "$STORY/diary"
-"""
-LOW, HIGH = JobId("low-aaaaaa"), JobId("high-bbbbbb")
-WAIT_S = 60
-
-# How often the story passes each point at least; a seed picks one of these passes.
-POINTS = {
-    "submit.before_commit": 2,
-    "submit.after_commit": 2,
-    "reports.before_commit": 5,
-    "reports.after_commit": 5,
-    "reports.acknowledged": 5,
-    "decision.before_commit": 5,
-    "decision.after_commit": 5,
-    "command.before_carry_out": 4,
-    "command.before_confirm": 4,
-    "command.after_confirm": 4,
-}
+from kill_story import LOW, POINTS, WAIT_S, Nursery, Stage, check, check_drained, drain, left_behind, play, replay
 
 
 def _moments() -> list[str]:
@@ -65,26 +28,6 @@ def _moments() -> list[str]:
     return [*sorted(set(moments)), *twice]
 
 
-class Nursery:
-    """The process that forks servers."""
-
-    def __init__(self) -> None:
-        argv = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
-        self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def ask(self, **told: object) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(told) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def close(self) -> None:
-        with self._process:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-
-
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     nursery = Nursery()
@@ -93,148 +36,18 @@ def nursery() -> Iterator[Nursery]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, nursery: Nursery) -> Iterator["Stage"]:
+def stage(tmp_path: Path, nursery: Nursery) -> Iterator[Stage]:
     yield Stage(tmp_path, nursery)
-    for process in _left_behind(tmp_path):
+    for process in left_behind(tmp_path):
         process.kill()
-
-
-def _left_behind(folder: Path) -> list[psutil.Process]:
-    """Everything that a story starts names its folder."""
-    running = psutil.process_iter(["cmdline"])
-    return [each for each in running if any(str(folder) in word for word in each.info["cmdline"] or ())]
-
-
-class Stage:
-    """Where a story plays."""
-
-    def __init__(self, folder: Path, nursery: Nursery) -> None:
-        self._folder, self._nursery = folder, nursery
-
-    def story(self, kill_at: str) -> "Story":
-        """Begin one, whose servers are killed at these moments, one after the other; never if that is empty."""
-        return Story(self._folder, self._nursery, kill_at)
-
-
-class Story:
-    """A home, its server that may be killed at moments, and what the ranks wrote into the diary."""
-
-    def __init__(self, folder: Path, nursery: Nursery, kill_at: str) -> None:
-        self.folder, self.home = folder, folder / "home"
-        self._nursery = nursery
-        self._moments = kill_at.split("+")
-        self.deaths = 0
-        (folder / "job.sh").write_text(SCRIPT)
-        (folder / "diary").touch()
-        self.start()
-
-    def start(self) -> None:
-        moment = self._moments[self.deaths] if self.deaths < len(self._moments) else ""
-        env = {"CORDEE_TEST_KILL_AT": moment}
-        answer = self._nursery.ask(home=str(self.home), slots=2, env=env)
-        self.pid = answer["pid"]
-        if answer["said"] is None:  # it was killed before it was ready
-            self._bury()
-
-    def _bury(self) -> None:
-        assert self._nursery.ask(wait=self.pid)["code"] == -9, "only the test's own kill ends a server"
-        self.deaths += 1
-        self.start()
-
-    def ask(self, question: Callable[[Client], T]) -> T:
-        """Of the server; if it was killed, `up` and ask again."""
-        while True:
-            try:
-                with Client(self.home) as client:
-                    return question(client)
-            except NoServerError:
-                self._bury()
-
-    def submit(self, job_id: JobId, tier: str) -> None:
-        name = job_id.partition("-")[0]
-        spec = {"run": ["sh", str(self.folder / "job.sh")], "gpus": 2, "name": name, "tier": tier}
-        spec |= {"cwd": str(self.folder), "env": {"STORY": str(self.folder)}}
-        self.ask(lambda client: client.submit(spec, job_id=job_id, unprotected=True))
-
-    def release(self, job_id: JobId) -> None:
-        (self.folder / f"release-{job_id}").touch()
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something, with somebody who restarts the server."""
-        deadline = time.monotonic() + WAIT_S
-        while not holds():
-            assert time.monotonic() < deadline, f"waited in vain\n{self.told()}"
-            self.ask(Client.health)
-            time.sleep(0.01)
-
-    def diary(self) -> list[str]:
-        return (self.folder / "diary").read_text().splitlines()
-
-    def wrote(self, *lines: str) -> Callable[[], bool]:
-        return lambda: set(lines) <= set(self.diary())
-
-    def ended(self, job_id: JobId) -> Callable[[], bool]:
-        return lambda: self.ask(lambda client: client.job(job_id)).ended_us is not None
-
-    def log(self) -> list[object]:
-        return [event for _, event in self.ask(lambda client: list(client.events()))]
-
-    def told(self) -> str:
-        server = (self.home / "server.log").read_text()
-        agent = "".join(path.read_text() for path in self.home.glob("nodes/*/agent.log"))
-        return "\n".join(["diary:", *self.diary(), "server:", server, "agent:", agent])
-
-    def down(self) -> None:
-        self.ask(Client.down)
-        code = self._nursery.ask(wait=self.pid)["code"]
-        assert code in (0, -9)
-        if code == -9:
-            self.deaths += 1
-            self.start()
-            self.down()
-        deadline = time.monotonic() + WAIT_S
-        while left := _left_behind(self.folder):
-            assert time.monotonic() < deadline, f"{left} are left behind"
-            time.sleep(0.01)
-
-
-def play(story: Story) -> None:
-    """The story, with whoever restarts the server when it is dead."""
-    story.submit(LOW, "preemptible")
-    story.until(story.wrote(f"start {LOW}.1 0", f"start {LOW}.1 1"))
-    story.submit(HIGH, "production")
-    story.until(story.wrote(f"start {HIGH}.1 0", f"start {HIGH}.1 1"))
-    story.release(HIGH)
-    story.until(story.ended(HIGH))
-    story.until(story.wrote(f"start {LOW}.2 0", f"start {LOW}.2 1"))
-    story.release(LOW)
-    story.until(story.ended(LOW))
 
 
 @pytest.mark.parametrize("kill_at", ["", *_moments()], ids=lambda moment: moment.replace(":", "-") or "never")
 def test_the_server_is_killed(stage: Stage, kill_at: str) -> None:
     story = stage.story(kill_at)
     play(story)
-    log = story.log()
-    story.down()
+    check(story)
     assert story.deaths == (len(kill_at.split("+")) if kill_at else 0), f"the story never came to {kill_at}"
-
-    # Nothing runs twice, nothing is lost, nobody was restarted for the server's sake.
-    starts = Counter(line for line in story.diary() if line.startswith("start"))
-    wanted = [f"start {attempt} {rank}" for attempt in (f"{LOW}.1", f"{HIGH}.1", f"{LOW}.2") for rank in (0, 1)]
-    assert starts == Counter(wanted), story.told()
-    assert Counter(line for line in story.diary() if line.startswith("left")) == Counter(
-        [f"left {LOW}.1 0", f"left {LOW}.1 1"]
-    )
-    attempts = [(event.job_id, event.epoch) for event in log if isinstance(event, AttemptPlaced)]
-    assert attempts == [(LOW, 1), (HIGH, 1), (LOW, 2)]
-    assert [event.job_id for event in log if isinstance(event, NoticeGiven)] == [LOW]
-    assert {event.job_id: event.state for event in log if isinstance(event, JobEnded)} == {LOW: "done", HIGH: "done"}
-    assert [event.node.epoch for event in log if isinstance(event, NodeUp)] == [1], "the agent was adopted"
-    # The gang that came later started after the one before it had left.
-    diary = story.diary()
-    assert max(diary.index(f"left {LOW}.1 {rank}") for rank in (0, 1)) < diary.index(f"start {HIGH}.1 0")
-    _replay(story)
 
 
 @pytest.mark.parametrize(
@@ -250,26 +63,11 @@ def test_the_server_is_killed(stage: Stage, kill_at: str) -> None:
     ],
 )
 def test_the_server_is_killed_while_it_drains(stage: Stage, kill_at: str) -> None:
-    """`down` that never came to its end: after `up` the job goes on, and its ranks never overlap."""
+    """`down` that never came to its end."""
     story = stage.story(kill_at)
-    story.submit(LOW, "preemptible")
-    story.until(story.wrote(f"start {LOW}.1 0", f"start {LOW}.1 1"))
-    with suppress(NoServerError), Client(story.home) as client:
-        client.down()  # once: whoever asks again is taken at their word
+    drain(story)
     story.until(lambda: story.deaths == 1)
-    if any(isinstance(event, NoticeGiven) for event in story.log()):
-        story.until(story.wrote(f"start {LOW}.2 0", f"start {LOW}.2 1"))
-    story.release(LOW)
-    story.until(story.ended(LOW))
-    story.down()
-    diary = story.diary()
-    starts = [line for line in diary if line.startswith("start")]
-    assert len(starts) == len(set(starts)), "a rank was started twice"
-    assert sum(line.startswith("end") for line in diary) == 2
-    if f"start {LOW}.2 0" in diary:
-        gone = [diary.index(f"left {LOW}.1 {rank}") for rank in (0, 1)]
-        assert max(gone) < diary.index(f"start {LOW}.2 0")
-    _replay(story)
+    check_drained(story)
 
 
 def test_a_terminated_server_leaves_its_ranks_alone(stage: Stage, nursery: Nursery) -> None:
@@ -288,34 +86,4 @@ def test_a_terminated_server_leaves_its_ranks_alone(stage: Stage, nursery: Nurse
     story.until(story.ended(LOW))
     story.down()
     assert Counter(story.diary()) == Counter(f"{what} {LOW}.1 {rank}" for what in ("start", "end") for rank in (0, 1))
-    _replay(story)
-
-
-class _Nobody:
-    """A clock and an executor for who only reads."""
-
-    def now_us(self) -> int:
-        return time.time_ns() // 1000
-
-    def reports(self) -> list[Any]:
-        return []
-
-    def acknowledge(self, source: str, seq: int) -> None:
-        raise AssertionError("nothing to acknowledge")
-
-    def carry_out(self, pending: object) -> bool:
-        raise AssertionError(f"{pending} was left behind")
-
-
-def _replay(story: Story) -> None:
-    """The log alone gives a state with nothing open, and a ledger whose classes add up."""
-    store = SqlStore(f"sqlite:///{story.home}/cordee.db")
-    control = Control(clock=_Nobody(), store=store, executor=_Nobody())
-    assert control.state.attempts == {}
-    assert list(store.pending()) == []
-    totals = control.ledger.totals(0)
-    held = sum((each.ended_us or 0) - each.placed_us for each in control.ledger.rows(0))
-    assert totals.gpu_us.held == 2 * held
-    states = {row["job_id"]: row["state"] for row in store.jobs()}
-    store.close()
-    assert states == {job_id: record.phase.value for job_id, record in control.state.jobs.items()}
+    replay(story)

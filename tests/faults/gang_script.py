@@ -15,7 +15,7 @@ from typing import TextIO
 from cordee.agent.process import find
 
 OUT = Path(sys.argv[1])
-STEPS, EVERY = 20, 4
+STEPS, EVERY = int(sys.argv[2]), 4
 
 
 def begin(diary: TextIO) -> None:

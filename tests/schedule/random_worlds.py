@@ -1,0 +1,249 @@
+"""Random worlds for the scheduler, and what holds in every one of them; played by an ideal executor to the end."""
+
+from hypothesis import strategies as st
+
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Capacity,
+    Event,
+    JobSubmitted,
+    KillOrdered,
+    NodeDown,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    ServerDraining,
+    ServerUp,
+    ShareEnded,
+    StopRequested,
+)
+from cordee.ids import JobId
+from cordee.schedule import Reason, State, decide, explain
+from cordee.schedule.share import is_below
+from world import S, World, job, node
+
+NAMES = ("a", "b", "c", "d", "e", "f", "g")
+HOPELESS = {Reason.TOO_LARGE, Reason.NO_SUCH_GPU, Reason.NO_NODES}
+
+nodes = st.lists(
+    st.tuples(
+        st.sampled_from([2, 4, 8]),
+        st.sampled_from(["H100", "H100", "A100"]),
+        st.sampled_from([Capacity.ON_DEMAND, Capacity.ON_DEMAND, Capacity.SPOT]),
+        st.sampled_from(["r1", "r2"]),
+        st.sampled_from([(), (), (0,)]),
+    ),
+    min_size=1,
+    max_size=4,
+).map(
+    lambda drawn: [
+        node(f"n{number}", gpus, gpu, capacity=capacity, domain=(rack,), unavailable=foreign)
+        for number, (gpus, gpu, capacity, rack, foreign) in enumerate(drawn)
+    ]
+)
+
+
+@st.composite
+def jobs(draw):
+    names = NAMES[: draw(st.integers(1, len(NAMES)))]
+    return [
+        job(
+            name,
+            draw(st.sampled_from([1, 2, 3, 4, 8, 12])),
+            draw(st.sampled_from(["production", "standard", "preemptible"])),
+            at_us=draw(st.sampled_from([0, 0, 50, 100, 100, 130, 200])) * S,
+            priority=draw(st.integers(0, 1)),
+            gpu_name=draw(st.sampled_from([None, None, "H100"])),
+            capacity=draw(st.sampled_from(["any", "any", "on-demand", "spot"])),
+            protected=draw(st.booleans()),
+            requeue=draw(st.integers(0, 5)) > 0,
+            grace_us=draw(st.sampled_from([0, 10, 40])) * S,
+            min_run_us=draw(st.sampled_from([0, 0, 30])) * S,
+            time_limit_us=draw(st.sampled_from([None, None, 120 * S, 400 * S])),
+        )
+        for name in names
+    ]
+
+
+faults = st.lists(
+    st.tuples(st.sampled_from(["down", "rank", "stop", "stop now", "drain"]), st.integers(1, 400), st.integers(0, 6)),
+    max_size=4,
+)
+
+
+def break_in(world: World, kind: str, at_s: int, which: int) -> None:
+    """A fault at a time."""
+    world.when(at_s, lambda it: list(FAULTS[kind](it, which)))
+
+
+def _node_down(world: World, which: int):
+    names = sorted(world.state.nodes)
+    name = names[which % len(names)]
+    record = world.state.nodes[name]
+    if record.up:
+        world.when(world.now_us / S + 7, lambda it: list(_node_back(it, name)))
+        yield NodeDown(at_us=world.now_us, node=name, epoch=record.node.epoch, why="silent")
+
+
+def _node_back(world: World, name: str):
+    """The new agent first ends what its predecessor left."""
+    yield from _shares(world, name)
+    old = world.state.nodes[name].node
+    more = {"capacity": old.capacity, "domain": old.domain, "unavailable": old.unavailable}
+    yield node(name, old.gpus, old.gpu_name, epoch=old.epoch + 1, at_us=world.now_us, **more)
+
+
+def _shares(world: World, name: str):
+    for job_id, attempt in sorted(world.state.attempts.items()):
+        if any(lease.node == name for lease in attempt.held):
+            who = {"job_id": job_id, "epoch": attempt.epoch, "node": name}
+            yield ShareEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
+
+
+def _rank_killed(world: World, which: int):
+    live = sorted(world.state.attempts)
+    if live:
+        attempt = world.state.attempts[live[which % len(live)]]
+        for lease in attempt.held[:1]:
+            who = {"job_id": attempt.job.job_id, "epoch": attempt.epoch, "node": lease.node}
+            yield ShareEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
+
+
+def _drain(world: World, which: int):
+    world.when(world.now_us / S + 60, lambda it: [ServerUp(at_us=it.now_us)])
+    yield ServerDraining(at_us=world.now_us)
+
+
+FAULTS = {
+    "down": _node_down,
+    "rank": _rank_killed,
+    "stop": lambda world, which: [StopRequested(at_us=world.now_us, job_id=JobId(NAMES[which]), by="ann")],
+    "stop now": lambda world, which: [
+        StopRequested(at_us=world.now_us, job_id=JobId(NAMES[which]), by="ann", now=True)
+    ],
+    "drain": _drain,
+}
+
+
+def check_log(log: list[Event]) -> None:
+    """What can be read off a log alone."""
+    leased: dict[tuple[str, int], str] = {}
+    held: dict[str, dict[str, tuple[int, ...]]] = {}
+    submitted: dict[str, JobSubmitted] = {}
+    kinds: dict[str, tuple[str, Capacity]] = {}
+    up: set[str] = set()
+    told: dict[tuple[str, str, int], int] = {}
+    for event in log:
+        match event:
+            case JobSubmitted():
+                submitted[event.job.job_id] = event
+            case NodeDown():
+                up.discard(event.node)
+            case AttemptPlaced():
+                asked = submitted[event.job_id].job
+                assert event.job_id not in held, "at most one live attempt a job"
+                assert sum(len(lease.gpus) for lease in event.leases) == asked.gpus, "a gang is whole"
+                assert len({kinds[lease.node][0] for lease in event.leases}) == 1, "a gang has one kind of GPU"
+                for lease in event.leases:
+                    gpu_name, capacity = kinds[lease.node]
+                    assert lease.node in up and asked.gpu_name in (None, gpu_name)
+                    assert asked.capacity in (Capacity.ANY, capacity)
+                    for gpu in lease.gpus:
+                        assert (lease.node, gpu) not in leased, "no GPU is leased twice"
+                        leased[(lease.node, gpu)] = event.job_id
+                held[event.job_id] = {lease.node: lease.gpus for lease in event.leases}
+            case ShareEnded():
+                for gpu in held.get(event.job_id, {}).pop(event.node, ()):  # a share can be reported twice
+                    del leased[(event.node, gpu)]
+            case AttemptEnded():
+                assert not held.pop(event.job_id), "an attempt ends when all its shares have"
+            case NoticeGiven() | KillOrdered():
+                key = (type(event).__name__, event.job_id, event.epoch)
+                assert key not in told, "one notice, one kill"
+                told[key] = 1
+                if isinstance(event, NoticeGiven) and event.reason is NoticeReason.PREEMPT:
+                    above = submitted[event.for_job].job
+                    assert is_below(submitted[event.job_id].job.tier, above.tier), "only lower tiers are pushed"
+            case _ if type(event).__name__ == "NodeUp":
+                up.add(event.node.name)
+                kinds[event.node.name] = (event.node.gpu_name, event.node.capacity)
+
+
+def check_now(world: World) -> None:
+    """After each cycle: nothing is lost, decide() leaves no trace, and says the same of what it just did."""
+    state = world.state
+    waiting = {place[-1] for place in state.queue}
+    for job_id, record in state.jobs.items():
+        places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended
+        assert places == 1, f"{job_id} is in {places} places"
+    before = state.snapshot()
+    decision = decide(state, world.now_us)
+    assert state.snapshot() == before
+    assert decision.errors == ()
+    # A notice without any grace is followed by its kill in the next cycle, which is due at once.
+    assert all(isinstance(event, KillOrdered) for event in decision.events), "a cycle decides all there is to decide"
+    assert all(state.attempts[event.job_id].job.grace_us == 0 for event in decision.events)
+    for job_id in state.jobs:
+        assert explain(state, job_id, world.now_us).reason not in (Reason.STARTS_NOW, Reason.ERROR)
+    assert state.snapshot() == before
+    totals = world.ledger.totals(world.now_us)
+    assert totals.gpu_us.held == held_gpu_us(world.log, world.now_us)
+
+
+def held_gpu_us(log: list[Event], now_us: int) -> int:
+    """GPU-microseconds under lease, counted anew."""
+    total, since = 0, {}
+    for event in log:
+        if isinstance(event, AttemptPlaced):
+            for lease in event.leases:
+                since[(event.job_id, event.epoch, lease.node)] = (event.at_us, len(lease.gpus))
+        elif isinstance(event, ShareEnded):
+            at_us, gpus = since.pop((event.job_id, event.epoch, event.node), (event.at_us, 0))
+            total += gpus * (event.at_us - at_us)
+    return total + sum(gpus * (now_us - at_us) for at_us, gpus in since.values())
+
+
+def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks):
+    """Nodes, jobs, jobs whose script fails, jobs that hear no notice, faults."""
+    world = World(*up, broken=broken, deaf=deaf).later(*submitted)
+    world.checks.append(check_now)
+    for fault in breaks:
+        break_in(world, *fault)
+    world.play()
+    check_log(world.log)
+    assert not world.errors and not world.state.attempts
+    assert len(world.state.jobs) == len(submitted), "no job is lost"
+    for job_id, record in world.state.jobs.items():
+        if not record.phase.ended:
+            assert explain(world.state, job_id, world.now_us).reason in HOPELESS, "who can run has run"
+    again = State()
+    for event in world.log:
+        again.apply(event)
+    assert again.snapshot() == world.state.snapshot(), "replaying the log gives the same state"
+
+
+def does_not_depend_on_the_order_of_reports(up, submitted, later, data):
+    """The same nodes, jobs and ended shares, told in another order within the same moment."""
+    first = World(*up, *submitted)
+    first.play(until_s=250)
+    second = World(*data.draw(st.permutations(up)), *data.draw(st.permutations(submitted)))
+    second.play(until_s=250)
+    news: list[Event] = [job(f"new-{each.job.job_id}", each.job.gpus, each.job.tier) for each in later]
+    for job_id, attempt in sorted(first.state.attempts.items()):
+        who = {"job_id": job_id, "epoch": attempt.epoch, "outcome": Outcome.FINISHED}
+        news += [ShareEnded(at_us=first.now_us, node=lease.node, **who) for lease in attempt.held]
+    assert decide(first.state, first.now_us) == decide(second.state, first.now_us)
+    first.tell(*news)
+    second.tell(*data.draw(st.permutations(news)))
+    assert decide(first.state, first.now_us) == decide(second.state, first.now_us)
+
+
+WORLDS = {
+    "up": nodes,
+    "submitted": jobs(),
+    "broken": st.sets(st.sampled_from(NAMES), max_size=1),
+    "deaf": st.sets(st.sampled_from(NAMES), max_size=2),
+    "breaks": faults,
+}
+ORDERS = {"up": nodes, "submitted": jobs(), "later": jobs(), "data": st.data()}
