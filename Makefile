@@ -18,7 +18,7 @@ check: .venv/ready
 	$(BIN)/lint-imports
 
 soak: .venv/ready
-	$(BIN)/python -m pytest -m soak --timeout 7200
+	$(BIN)/python -m pytest -s -m soak --timeout 7200
 
 docs: .venv/ready
 	$(BIN)/pip install -q -e ".[docs]"
