@@ -29,7 +29,7 @@ class GPT(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.places(torch.arange(CONTEXT, device=tokens.device))
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT, device=tokens.device)
-        return self.head(self.blocks(x, mask, is_causal=True))
+        return self.head(self.blocks(x, mask, is_causal=True).flatten(0, 1))
 
 
 several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -50,7 +50,7 @@ data = torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in sources
 for step in range(STEPS):
     starts = torch.randint(len(data) - CONTEXT - 1, (BATCH, 1))
     batch = data[starts + torch.arange(CONTEXT + 1)].long().to(device)
-    loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+    loss = nn.functional.cross_entropy(model(batch[:, :-1]), batch[:, 1:].flatten())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -2,7 +2,7 @@
 
     python examples/02_cordee.py                          then `kill` it, and start it again
     torchrun --nproc_per_node=4 examples/02_cordee.py
-    cordee run --gpus 4 --tier preemptible -- python examples/02_cordee.py
+    cordee run --gpus 4 --tier preemptible --checkpoint-to checkpoints -- python examples/02_cordee.py
 
 The two lines are `with cordee.job(...)` and `for step in job.steps(...)`. `job.log` is optional.
 """
@@ -32,7 +32,7 @@ class GPT(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.places(torch.arange(CONTEXT, device=tokens.device))
         mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT, device=tokens.device)
-        return self.head(self.blocks(x, mask, is_causal=True))
+        return self.head(self.blocks(x, mask, is_causal=True).flatten(0, 1))
 
 
 several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -54,7 +54,7 @@ with cordee.job({"model": model, "optimizer": optimizer}, to="checkpoints", ever
     for step in job.steps(STEPS):
         starts = torch.randint(len(data) - CONTEXT - 1, (BATCH, 1))
         batch = data[starts + torch.arange(CONTEXT + 1)].long().to(device)
-        loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(model(batch[:, :-1]), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
