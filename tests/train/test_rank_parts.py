@@ -42,8 +42,17 @@ def test_the_agent_wins_over_arguments_and_arguments_over_defaults() -> None:
 def test_a_bare_number_of_seconds_is_refused() -> None:
     with pytest.raises(UnitError):
         settings({}, every="600")
-    with pytest.raises(InputError, match="every=0 steps"):
-        settings({}, every=0)
+    with pytest.raises(UnitError):
+        settings({}, grace=30)  # type: ignore[arg-type]
+    for every in (0, 2.5):
+        with pytest.raises(InputError, match=f"every={every} steps"):
+            settings({}, every=every)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["CORDEE_CHECKPOINT_EVERY", "CORDEE_CHECKPOINT_KEEP", "CORDEE_GRACE_S"])
+def test_the_environment_has_plain_numbers_and_an_error_names_the_variable(name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name}=10m is not a plain number\nhint: times are in seconds"):
+        settings({name: "10m"})
 
 
 def test_a_signal_reaches_the_thread_while_the_main_thread_is_blocked_and_earlier_handlers_run() -> None:

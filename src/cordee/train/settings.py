@@ -48,13 +48,14 @@ def settings(
         InputError: a value that cannot be read.
     """
     env = os.environ if env is None else env
-    told = env.get("CORDEE_CHECKPOINT_EVERY")
+    told = None if env.get("CORDEE_CHECKPOINT_EVERY") == "auto" else _number(env, "CORDEE_CHECKPOINT_EVERY")
+    grace_s = _number(env, "CORDEE_GRACE_S")
     epoch = env.get("CORDEE_EPOCH")
     return Settings(
         to=env.get("CORDEE_CHECKPOINT_TO") or (str(to) if to else None),
-        every=parse_every(every) if told in (None, "", "auto") else Every(seconds=float(told)),
-        keep=int(env.get("CORDEE_CHECKPOINT_KEEP") or keep or 2),
-        grace_s=float(env["CORDEE_GRACE_S"]) if env.get("CORDEE_GRACE_S") else parse_duration_s(grace or "30s"),
+        every=parse_every(every) if told is None else Every(seconds=told),
+        keep=int(_number(env, "CORDEE_CHECKPOINT_KEEP") or keep or 2),
+        grace_s=parse_duration_s(str(grace or "30s")) if grace_s is None else grace_s,
         job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
         epoch=int(epoch) if epoch else None,
         spool=Path(env["CORDEE_SPOOL"]) if env.get("CORDEE_SPOOL") and env.get("CORDEE_JOB") and epoch else None,
@@ -62,6 +63,16 @@ def settings(
         torchelastic="TORCHELASTIC_RUN_ID" in env,
         quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
     )
+
+
+def _number(env: Mapping[str, str], name: str) -> float | None:
+    text = env.get(name)
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{name}={text} is not a plain number", hint="times are in seconds, without a unit") from None
 
 
 def parse_every(every: str | int | None) -> Every:
@@ -74,6 +85,6 @@ def parse_every(every: str | int | None) -> Every:
         return Every()
     if isinstance(every, str):
         return Every(seconds=parse_duration_s(every))
-    if every < 1:
+    if not isinstance(every, int) or every < 1:
         raise InputError(f"every={every} steps is not possible", hint='write a time ("10m"), steps (500) or "auto"')
     return Every(steps=every)
