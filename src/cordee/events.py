@@ -35,7 +35,6 @@ class NoticeReason(StrEnum):
 
     PREEMPT = "preempt"  # the scheduler's choice, for another job
     RECLAIM = "reclaim"  # the cloud's
-    EVICT = "evict"  # an operator's
     STOP = "stop"  # the owner's
     DOWN = "down"  # the server goes down; the job goes on after the next `up`
     LIMIT = "limit"  # the job's own limit of time or cost

@@ -191,7 +191,7 @@ def test_shares_of_a_node_that_is_down_stay_leased_until_reported():
     assert brief(world.cycle()) == ["place a n1:8+n3:8"]
 
 
-@pytest.mark.parametrize("reason", ["reclaim", "evict"])
+@pytest.mark.parametrize("reason", ["reclaim", "down"])
 def test_notices_of_others_lead_to_another_attempt(reason):
     world = running(node("n1"), job("a", 8))
     given = {"epoch": 1, "reason": NoticeReason(reason), "deadline_us": 20 * S}

@@ -18,7 +18,6 @@ def test_what_is_put_is_what_is_read(tmp_path, size, shift) -> None:
     assert blobs.put_if_absent("a/b/c", data)
     assert blobs.get("a/b/c") == data
     assert blobs.size("a/b/c") == size
-    assert blobs.get_range("a/b/c", 1, 5) == data[1:6]
 
 
 def test_the_first_wins_and_the_second_changes_nothing(tmp_path) -> None:
@@ -30,7 +29,7 @@ def test_the_first_wins_and_the_second_changes_nothing(tmp_path) -> None:
     assert blobs.get("k") == b"third"
     blobs.delete("k")
     blobs.delete("k")
-    assert blobs.get("k") is None and blobs.size("k") is None and blobs.get_range("k", 0, 1) is None
+    assert blobs.get("k") is None and blobs.size("k") is None
 
 
 def test_one_of_many_writers_wins(tmp_path) -> None:

@@ -36,9 +36,6 @@ class Blobs(Protocol):
     def get(self, key: str) -> bytes | None:
         """The blob, or None if there is none."""
 
-    def get_range(self, key: str, offset: int, length_bytes: int) -> bytes | None:
-        """Part of the blob (shorter where it ends), or None if there is none."""
-
     def size(self, key: str) -> int | None:
         """Bytes of the blob, or None if there is none."""
 
@@ -95,16 +92,6 @@ class FileBlobs:
         with self._reporting(f"read {key}"):
             try:
                 return self._path(key).read_bytes()
-            except FileNotFoundError:
-                return None
-
-    def get_range(self, key: str, offset: int, length_bytes: int) -> bytes | None:
-        """Part of the blob (shorter where it ends), or None if there is none."""
-        with self._reporting(f"read {key}"):
-            try:
-                with self._path(key).open("rb") as file:
-                    file.seek(offset)
-                    return file.read(length_bytes)
             except FileNotFoundError:
                 return None
 

@@ -36,7 +36,6 @@ log = logging.getLogger("cordee")
 
 AUTO_FIRST_S = 5.0  # the first save tells what a save costs, and that the destination works
 AUTO_MAX_S = 1800.0
-HELD_S_NOTABLE = 0.05
 _NO_LIMIT_S = 86_400.0  # A drain bounds itself; this only keeps a lost one from being waited for without end.
 _numbers = itertools.count()
 
@@ -257,9 +256,8 @@ class Job:
     # -- notices, on other threads -------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
-        first = self._leave_by_s is None
-        if not first:
-            return
+        if self._leave_by_s is not None:
+            return  # the first deadline stands
         grace_s = self._told.grace_s
         log.info("rank %d: %s, %s to leave", self.rank, signal.Signals(number).name, format_duration(grace_s))
         self._leave_within(grace_s - min(2.0, grace_s / 10))  # this process has to be gone before the SIGKILL

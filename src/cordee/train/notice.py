@@ -64,11 +64,6 @@ class Notices:
             self._timers[name] = (when_s, call)
         self._poke()
 
-    def cancel(self, name: str) -> None:
-        """The timer will not be called any more."""
-        with self._lock:
-            self._timers.pop(name, None)
-
     def close(self) -> None:
         """Give the signals back and end the thread."""
         self._closed = True

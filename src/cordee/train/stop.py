@@ -113,11 +113,6 @@ class Agreement:
             self._changed.notify_all()
 
     @property
-    def leaving(self) -> bool:
-        """Whether this rank knows that the gang has to leave."""
-        return self._leaving
-
-    @property
     def begun(self) -> int:
         """The number of steps begun, those before this attempt included."""
         return self._begun
