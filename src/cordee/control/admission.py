@@ -107,7 +107,9 @@ def admit(
     if risk is not None:
         if not unprotected:
             raise UnprotectedError(
-                risk, hint="give --checkpoint-to (or checkpoint.to), or accept the risk with --unprotected"
+                risk,
+                hint="give --checkpoint-to (or checkpoint.to; the script's own is not seen here), "
+                "or accept the risk with --unprotected",
             )
         notes.append(risk)
     hourly = _dearest(eligible).micro_usd_per_gpu_hour * spec.gpus
@@ -121,8 +123,9 @@ def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     dearest = _dearest(eligible)
     hourly = dearest.micro_usd_per_gpu_hour * spec.gpus
     price = dearest.price_source
+    at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
     return (
-        f"unprotected: up to {format_micro_usd(hourly)} an hour at risk: a preemptible job on {spec.gpus} GPUs that "
+        f"unprotected: {at_risk}a preemptible job on {spec.gpus} GPUs that "
         f"writes no checkpoint loses all its work when it is pushed (price: {price})"
     )
 
