@@ -24,7 +24,14 @@ from cordee.ids import JobId
 
 T = TypeVar("T")
 
+# Each rank first says whose ranks still run; a zombie has no environment.
 SCRIPT = """\
+for other in "$STORY"/pids/*; do
+    attempt=$(basename "$other"); attempt=${attempt%:*}
+    [ "$attempt" = "$CORDEE_ATTEMPT" ] && continue
+    grep -qs "CORDEE_ATTEMPT=$attempt" "/proc/$(cat "$other")/environ" && echo "$attempt overlaps" >> "$STORY/diary"
+done
+echo $$ > "$STORY/pids/$CORDEE_ATTEMPT:$RANK"
 echo "start $CORDEE_ATTEMPT $RANK" >> "$STORY/diary"
 trap 'echo "left $CORDEE_ATTEMPT $RANK" >> "$STORY/diary"; exit 75' TERM
 while [ ! -e "$STORY/release-$CORDEE_JOB" ]; do sleep 0.02; done
@@ -95,6 +102,8 @@ class Story:
         self.deaths = 0
         (folder / "job.sh").write_text(SCRIPT)
         (folder / "diary").touch()
+        (folder / "pids").mkdir()
+        (folder / "pids" / "nobody:0").write_text("0")  # so that the pattern always names something
         self.start()
 
     def start(self) -> None:
@@ -251,7 +260,8 @@ class _Nobody:
 
 
 def replay(story: Story) -> None:
-    """The log alone gives a state with nothing open, and a ledger whose classes add up."""
+    """The log alone gives a state with nothing open, and a ledger whose classes add up; no two gangs overlapped."""
+    assert not [line for line in story.diary() if "overlaps" in line], story.told()
     store = SqlStore(f"sqlite:///{story.home}/cordee.db")
     control = Control(clock=_Nobody(), store=store, executor=_Nobody())
     assert control.state.attempts == {}

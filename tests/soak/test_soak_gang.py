@@ -37,7 +37,7 @@ class Fate:
 
     def __init__(self, scene: Scene, soak: Soak, seed: int) -> None:
         self.scene, self.soak, self.draw = scene, soak, random.Random(seed)
-        self.faults = dict.fromkeys(("process", "drain", "agent", "server", "freeze", "push", "down"), 0)
+        self.faults = dict.fromkeys(("process", "drain", "agent", "server", "freeze", "power", "push", "down"), 0)
         self._committed = (0, -1)  # the epoch in which a commit was last seen, and its step
         self._next_s = 0.0
         self._began_s = soak.elapsed_s
@@ -121,6 +121,14 @@ class Fate:
             process.suspend()
             time.sleep(self.draw.uniform(0, 3))
             process.resume()
+        return True
+
+    def _power(self, gang: JobDetailView) -> bool:
+        """All at once, as when the machine's power is cut."""
+        for process in processes_of(self.scene.folder):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._revive()
         return True
 
     def _down(self, gang: JobDetailView) -> bool:

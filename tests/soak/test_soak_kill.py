@@ -1,12 +1,31 @@
-"""The stories of a killed server, at moments drawn from a seed: named points, or any time at all."""
+"""The stories of a killed server or agent, at moments drawn from a seed: named points, or any time at all."""
 
 import random
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
-from kill_story import POINTS, Nursery, Stage, check, check_drained, drain, left_behind, play
+from kill_story import (
+    HIGH,
+    LOW,
+    POINTS,
+    Nursery,
+    Stage,
+    Story,
+    check,
+    check_drained,
+    drain,
+    left_behind,
+    play,
+    replay,
+)
 from soaking import Soak
+
+from cordee.events import AttemptEnded, JobEnded, NodeUp
+from cordee.ids import JobId
 
 # A story that is drained passes fewer.
 DRAIN_POINTS = {name: 1 if name.startswith("submit") else 3 for name in POINTS}
@@ -65,3 +84,46 @@ def test_the_server_is_killed_at_any_moment_of_a_drain(soak: Soak, tmp_path: Pat
         return f"{told.deaths} kills of {' '.join(drawn)}"
 
     soak.play(story)
+
+
+def test_agent_and_server_are_killed_at_any_moment(soak: Soak, tmp_path: Path, nursery: Nursery) -> None:
+    """A gang that lost its agent starts again, after what was left of it is gone. Three losses would end a job."""
+
+    def story(seed: int) -> str:
+        draw = random.Random(seed)
+        drawn, times = moments(seed, DRAIN_POINTS), [draw.uniform(0, 3) for _ in range(draw.choice([1, 2]))]
+        folder = tmp_path / str(seed)
+        timers = [threading.Timer(when, _kill_the_agent, [folder]) for when in times]
+        for timer in timers:
+            timer.start()
+        told = stage_of(seed, tmp_path, nursery).story("+".join(drawn))
+        for job_id, tier in ((LOW, "preemptible"), (HIGH, "production")):
+            told.submit(job_id, tier)
+            told.until(lambda job_id=job_id: _starts(told, job_id) >= 2)
+        for timer in timers:
+            timer.join()
+        for job_id in (HIGH, LOW):
+            told.release(job_id)
+            told.until(told.ended(job_id))
+        log = told.log()
+        told.down()
+        assert [event.state for event in log if isinstance(event, JobEnded)] == ["done", "done"], told.told()
+        starts = [line for line in told.diary() if line.startswith("start")]
+        assert len(starts) == len(set(starts)), f"a rank was started twice\n{told.told()}"
+        replay(told)
+        agents = sum(isinstance(event, NodeUp) for event in log)
+        attempts = sum(isinstance(event, AttemptEnded) for event in log)
+        return f"{agents} agents, {attempts} attempts, {told.deaths} kills of {' '.join(drawn)}"
+
+    soak.play(story)
+
+
+def _starts(story: Story, job_id: JobId) -> int:
+    return sum(line.startswith(f"start {job_id}.") for line in story.diary())
+
+
+def _kill_the_agent(folder: Path) -> None:
+    for process in left_behind(folder):
+        with suppress(psutil.NoSuchProcess):
+            if "cordee.agent" in process.cmdline():
+                process.kill()
