@@ -21,6 +21,7 @@ from cordee.control.tick import Control
 from cordee.errors import NoServerError
 from cordee.events import AttemptPlaced, JobEnded, NodeUp, NoticeGiven
 from cordee.ids import JobId
+from cordee.ids import job_id as new_id
 
 T = TypeVar("T")
 
@@ -37,7 +38,8 @@ trap 'echo "left $CORDEE_ATTEMPT $RANK" >> "$STORY/diary"; exit 75' TERM
 while [ ! -e "$STORY/release-$CORDEE_JOB" ]; do sleep 0.02; done
 echo "end $CORDEE_ATTEMPT $RANK" >> "$STORY/diary"
 """
-LOW, HIGH = JobId("low-aaaaaa"), JobId("high-bbbbbb")
+# Drawn: two runs at once must not end each other's processes.
+LOW, HIGH = new_id("low", os.urandom(6)), new_id("high", os.urandom(6))
 WAIT_S = 60
 
 # How often the story passes each point at least; a seed picks one of these passes.

@@ -14,9 +14,11 @@ from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.events import CheckpointCommitted, JobEnded
 from cordee.ids import JobId
+from cordee.ids import job_id as new_id
 
 SCRIPT = Path(__file__).with_name("gang_script.py")
-ALONE, GANG = JobId("alone-aaaaaa"), JobId("gang-bbbbbb")
+# Drawn: two runs at once must not end each other's processes.
+ALONE, GANG = new_id("alone", os.urandom(6)), new_id("gang", os.urandom(6))
 RANKS, STEPS = 2, 20
 WAIT_S = 90
 
