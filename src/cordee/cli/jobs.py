@@ -43,16 +43,27 @@ def run(
     capacity: Annotated[str | None, typer.Option(help="any, on-demand or spot.", show_default="any")] = None,
     launch: Annotated[str | None, typer.Option(help="auto, rank or node.", show_default="auto")] = None,
     checkpoint_to: Annotated[str | None, typer.Option(help="Where checkpoints go.")] = None,
-    every: Annotated[str | None, typer.Option(help="How often: 30m, or auto.", show_default="auto")] = None,
+    every: Annotated[
+        str | None, typer.Option(help="How often: 30m, or auto. In steps: the script says so.", show_default="auto")
+    ] = None,
     grace: Annotated[str | None, typer.Option(help="From notice to SIGKILL.", show_default="30s")] = None,
     limit_time: Annotated[str | None, typer.Option(help="Stop it after: 47h.")] = None,
     limit_cost: Annotated[str | None, typer.Option(help="Stop it after: $500.")] = None,
     model: Annotated[str | None, typer.Option(help="What it trains, so that admission knows whether it fits.")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, for its ranks. Not for secrets.")] = None,
     secret: Annotated[list[str] | None, typer.Option(help="NAME of a variable of yours that its ranks need.")] = None,
-    unprotected: Annotated[bool, typer.Option("--unprotected", help="Preemptible without checkpoints: yes.")] = False,
-    follow: Annotated[bool, typer.Option("--follow/--detach", "-f", help="Print its logs until it ends.")] = False,
-    slots: Annotated[str | None, typer.Option(help="CPU slots, if a server has to be started.")] = None,
+    unprotected: Annotated[
+        bool, typer.Option("--unprotected", help="Accept a preemptible job without checkpoints.")
+    ] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow/--detach", "-f", help="Print its lines until it ends; the exit code is 0 if it is done, else 1."
+        ),
+    ] = False,
+    slots: Annotated[
+        str | None, typer.Option(help="So many CPU slots in place of GPUs, if a server has to be started.")
+    ] = None,
     yes: terminal.Yes = False,
     home: Home = None,
     as_json: Json = False,

@@ -30,6 +30,21 @@ VERBS: dict[str, tuple[str, str]] = {
     "version": ("cordee.cli.main", "Print the version."),
 }
 
+# What `cordee VERB --help` ends with.
+EXAMPLES = {
+    "demo": "cordee demo --out report.html",
+    "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
+    "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
+    "stop": "cordee stop my-job --wait",
+    "jobs": "cordee jobs my-job",
+    "why": "cordee why my-job",
+    "logs": "cordee logs my-job --follow --rank 0",
+    "nodes": "cordee nodes --json",
+    "cost": "cordee cost --by user",
+    "up": "cordee up --slots 4 --price-as H100",
+    "down": "cordee down --yes",
+}
+
 
 def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the version."""
@@ -59,7 +74,8 @@ def _app(words: Sequence[str]) -> typer.Typer:
     called = next((word for word in words if not word.startswith("-")), None)
     for verb, (module, line) in VERBS.items():
         function: Callable[..., Any] = getattr(import_module(module), verb) if verb == called else _not_called
-        app.command(verb, short_help=line)(function)
+        example = f"Example: {EXAMPLES[verb]}" if verb in EXAMPLES else None
+        app.command(verb, short_help=line, epilog=example)(function)
     app.callback(invoke_without_command=True)(_common)
     return app
 
