@@ -30,7 +30,7 @@ def check_installed() -> None:
     missing = [name for name in _NEEDS if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"a server needs what is not installed: {', '.join(missing)}", hint="pip install 'cordee[server]'"
+            f"a server needs {', '.join(missing)}: not installed", hint="pip install 'cordee[server]'"
         )
 
 

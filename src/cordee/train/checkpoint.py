@@ -158,9 +158,14 @@ class Checkpointer:
         if isinstance(problem, CheckpointError):
             raise problem
         if isinstance(problem, Damaged):
-            raise CorruptError(f"generation {commit.generation} (step {commit.step}): {problem}") from problem
+            raise CorruptError(
+                f"generation {commit.generation} (step {commit.step}): {problem}",
+                hint="start the job again: it goes back to the newest generation that verifies",
+            ) from problem
         if loaded is None or elsewhere:
-            raise CheckpointError(f"another rank could not load step {commit.step}: {elsewhere}")
+            raise CheckpointError(
+                f"another rank could not load step {commit.step}: {elsewhere}", hint="that rank's own log says more"
+            )
         return loaded
 
     def save(self, state: dict[str, Any], *, step: int, extras: dict[str, Any]) -> Save:
@@ -262,7 +267,10 @@ class Checkpointer:
         try:
             scatter(state, {name: decode(manifest.values[name], wanted.__getitem__) for name in state})
         except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(f"the state does not take what step {manifest.step} saved: {error}") from error
+            raise CheckpointError(
+                f"the state does not take what step {manifest.step} saved: {error}",
+                hint="is it the same model and optimizer?",
+            ) from error
         extras = None
         if manifest.world_size == self.world_size:
             extras = decode(read_extras(self._blobs, manifest, self.rank))

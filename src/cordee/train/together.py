@@ -66,9 +66,11 @@ class Together:
         if problem:
             raise problem
         if failed:
-            raise CheckpointError(f"another rank could not capture step {step}")
+            raise CheckpointError(f"another rank could not capture step {step}", hint="that rank's own log says why")
         if last != -first:
-            raise CheckpointError(f"ranks save different steps: {-first} to {last}")
+            raise CheckpointError(
+                f"ranks save different steps: {-first} to {last}", hint="run the same steps on every rank"
+            )
         return bool(replan)
 
     def call(self, collective: Callable[[], T]) -> T:
@@ -77,5 +79,6 @@ class Together:
             return collective()
         except RuntimeError as error:
             raise CheckpointError(
-                f"rank {self.rank} could not reach the other ranks within {self.grace_s:.0f} s: {error}"
+                f"rank {self.rank} could not reach the other ranks within {self.grace_s:.0f} s: {error}",
+                hint="a rank has died or hangs: look at the others' logs",
             ) from error
