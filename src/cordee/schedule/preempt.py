@@ -1,6 +1,6 @@
 """Whom to push aside: the set of lower-tier attempts that loses the fewest dollars and makes room for a whole gang.
 
-What an attempt would lose, after DESIGN.md's survival model:
+What an attempt would lose (docs/design/schedule.md says why):
 
     GPUs x price x ( [grace < save] x work since the last durable commit + [grace >= save] x save + restart )
 
