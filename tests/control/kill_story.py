@@ -4,6 +4,7 @@ A moment is a named point (`reports.after_commit:3` is its third pass) or a time
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
