@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 # The helpers of the rooms' own tests, also where only this folder is collected.
 sys.path += [str(HERE.parent / room) for room in ("control", "faults", "schedule", "storage")]
 
-from soaking import Soak  # noqa: E402
+from soaking import SECONDS, Soak  # noqa: E402
 
 
 @pytest.fixture
@@ -25,4 +25,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.soak)
-            item.add_marker(pytest.mark.timeout(0))  # the time is the test's own to keep
+            item.add_marker(pytest.mark.timeout(SECONDS + 1800))  # the last story may be a long one

@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import Callable
 
+SECONDS = float(os.environ.get("CORDEE_SOAK_S", "600"))
+
 
 class Soak:
     """The time of one test, and the seeds that it plays in it."""
 
     def __init__(self, nodeid: str) -> None:
         self._nodeid = nodeid
-        self.seconds = float(os.environ.get("CORDEE_SOAK_S", "600"))
+        self.seconds = SECONDS
         self._only = os.environ.get("CORDEE_SOAK_SEED")
         self._began_s = time.monotonic()
 
