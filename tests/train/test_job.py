@@ -154,8 +154,8 @@ def test_a_step_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:
 
 def test_no_room_for_a_checkpoint_ends_no_loop_but_the_job_is_not_finished(tmp_path: Path) -> None:
     out, to, spool = folders(tmp_path, "out", "to", "spool")
-    told = {**UNDER_AGENT, "CORDEE_SPOOL": str(spool)}
-    rank = alone(out, "--every", "25", "--to", str(to), "--pause-s", "0.01", **told)
+    told = {**UNDER_AGENT, "CORDEE_SPOOL": str(spool), "CORDEE_CHECKPOINT_TO": str(to)}
+    rank = alone(out, "--every", "25", "--pause-s", "0.01", **told)
     until_step(out, 3, [rank])
     chunks = [path for path in to.rglob("*") if path.is_dir() and path.name == "chunks"]
     for path in chunks or [to / "chunks"]:

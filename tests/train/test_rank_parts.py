@@ -39,6 +39,12 @@ def test_the_agent_wins_over_arguments_and_arguments_over_defaults() -> None:
     assert settings({}) == settings({}, every="auto", keep=2, grace="30s")
 
 
+def test_under_an_agent_the_scripts_own_folder_holds_one_for_each_job() -> None:
+    told = {"CORDEE_JOB": "a-bcdefg", "CORDEE_EPOCH": "1"}
+    assert settings(told, to="here").to == "here/a-bcdefg", "what ran there before has epochs of its own"
+    assert settings(told).to is None
+
+
 def test_a_bare_number_of_seconds_is_refused() -> None:
     with pytest.raises(UnitError):
         settings({}, every="600")

@@ -51,8 +51,12 @@ def settings(
     told = None if env.get("CORDEE_CHECKPOINT_EVERY") == "auto" else _number(env, "CORDEE_CHECKPOINT_EVERY")
     grace_s = _number(env, "CORDEE_GRACE_S")
     epoch = env.get("CORDEE_EPOCH")
+    own = str(to) if to else None
+    if own and env.get("CORDEE_JOB"):
+        # A job's epochs count its own attempts: in a folder that others have written to it would be fenced off.
+        own = f"{own.rstrip('/')}/{env['CORDEE_JOB']}"
     return Settings(
-        to=env.get("CORDEE_CHECKPOINT_TO") or (str(to) if to else None),
+        to=env.get("CORDEE_CHECKPOINT_TO") or own,
         every=parse_every(every) if told is None else Every(seconds=told),
         keep=int(_number(env, "CORDEE_CHECKPOINT_KEEP") or keep or 2),
         grace_s=parse_duration_s(str(grace or "30s")) if grace_s is None else grace_s,
