@@ -164,7 +164,7 @@ class Log:
             raise FencedError(
                 f"epoch {self.epoch} may not write any more: log record {entry.index} is {record.kind}"
                 f" of epoch {record.epoch}",
-                hint="a newer attempt of this job runs; this one must stop",
+                hint="a newer attempt has the folder, so this one must stop; another job needs one of its own",
             )
 
     def _has_opened(self) -> bool:
