@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import signal
+import threading
 from collections import Counter, OrderedDict
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cordee.errors import CheckpointError, CorruptError, FencedError
 from cordee.storage.chunks import FOLDER as CHUNKS
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import live_commits, log_key, read_entries
-from cordee.storage.manifest import read_manifest
+from cordee.storage.manifest import read_failed, read_manifest
 from cordee.train.checkpoint import Checkpointer
 from cordee.train.dcp import _join_plans, planner_for
 from cordee.train.state import decode, encode, gather
@@ -204,6 +205,24 @@ def test_a_failed_save_is_told_and_is_not_fatal(make) -> None:
     assert len(failures) == 1
     assert checkpointer.save(state, step=3, extras={}).previous_failure is None, "wait() has told it already"
     assert checkpointer.wait(WAIT_S).step == 3
+
+
+def test_the_other_ranks_hear_of_a_dead_drain_also_when_the_next_one_runs_already(make) -> None:
+    told = threading.Event()
+    checkpointer = make(on_failure=lambda error: told.wait(WAIT_S))
+    state = build()
+    saved(checkpointer, state, 1)
+    dead = checkpointer._link
+    os.kill(dead.pid, signal.SIGSTOP)
+    checkpointer.save(state, step=2, extras={})
+    os.kill(dead.pid, signal.SIGKILL)
+    assert dead.wait_until_read(WAIT_S)
+    checkpointer.save(state, step=3, extras={})
+    assert checkpointer._link is not dead and checkpointer._link.alive
+    told.set()
+    dead._thread.join(WAIT_S)
+    assert "signal 9 before save 2" in str(read_failed(checkpointer._blobs, checkpointer._prefix(2)))
+    checkpointer.wait(WAIT_S)
 
 
 def test_a_failure_that_nobody_waited_for_is_told_by_the_next_save(make) -> None:

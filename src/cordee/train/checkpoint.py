@@ -347,8 +347,9 @@ class Checkpointer:
     def _failed(self, number: int | None, error: CheckpointError) -> None:
         logger.warning("checkpoint failed: %s", error)
         _tell(self._on_failure, error)
-        if number is not None and not self._link_alive():
-            with contextlib.suppress(CheckpointError):  # The drain could not tell the other ranks itself.
+        if number is not None:
+            # A drain that has died could not tell the other ranks itself. That another one runs by now says nothing.
+            with contextlib.suppress(CheckpointError):
                 write_failed(self._blobs, self._prefix(number), f"rank {self.rank}: {error.message}")
         with self._changed:
             self._unreported = error
@@ -356,9 +357,6 @@ class Checkpointer:
                 self._fenced = error
             if number is not None:
                 self._settle(number, error)
-
-    def _link_alive(self) -> bool:
-        return self._link is not None and self._link.alive
 
     def _settle(self, number: int, outcome: Commit | CheckpointError) -> None:
         self._outcomes = {number: outcome}
