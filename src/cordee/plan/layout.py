@@ -87,6 +87,7 @@ class Training:
 
     `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
     trainer of this package) or DeepSpeed. `imbalance` is the tokens of the busiest expert rank over the mean.
+    `overlap` says that traffic runs beside the kernels where it can.
     """
 
     seq_tokens: int
@@ -97,6 +98,7 @@ class Training:
     dropout: bool = False
     framework: Framework = "torch"
     imbalance: float = 1.0
+    overlap: bool = True
 
     @property
     def tokens_per_step(self) -> int:
