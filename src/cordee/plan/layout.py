@@ -15,6 +15,7 @@ Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "du
 ContextKind = Literal["ring", "all-gather", "ulysses"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 Framework = Literal["megatron", "torch", "deepspeed"]
+Loss = Literal["fused", "parallel", "eager"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
 SCHEDULES: tuple[Schedule, ...] = (
@@ -23,6 +24,7 @@ SCHEDULES: tuple[Schedule, ...] = (
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "all-gather", "ulysses")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed")
+LOSSES: tuple[Loss, ...] = ("fused", "parallel", "eager")
 # Each rank holds this many chunks of layers, whatever `vpp` says: ZB-V and DualPipeV fold the pipeline, DualPipe
 # runs it from both ends (arXiv:2401.10241 section 6; deepseek-ai/DualPipe README).
 TWO_CHUNKS: frozenset[str] = frozenset({"zb-v", "dualpipe", "dualpipev"})
@@ -37,10 +39,16 @@ class Optimizer:
     gradient_bytes: float
     master_bytes: float
     moment_bytes: float
+    outer_moment_bytes: float | None = None
+
+    @property
+    def outer_extra_bytes(self) -> float:
+        """What a parameter of the embedding, the head or a norm keeps beyond one of a matrix (Muon has AdamW there)."""
+        return 0.0 if self.outer_moment_bytes is None else self.outer_moment_bytes - self.moment_bytes
 
     @property
     def bytes_per_parameter(self) -> float:
-        """All state of one parameter.
+        """All state of one parameter of a matrix.
 
         >>> OPTIMIZERS["adamw"].bytes_per_parameter, OPTIMIZERS["adamw-8bit"].bytes_per_parameter
         (16.0, 6.0)
@@ -55,6 +63,7 @@ class Optimizer:
 
 # ZeRO, arXiv:1910.02054, section 3.1: 2 + 2 + 12 bytes. Megatron-LM keeps fp32 gradients: 18. 8-bit Adam,
 # arXiv:2110.02861: one byte for each moment; here without master weights, as it is run when memory is short.
+# Muon (arXiv:2502.16982) keeps one momentum for a matrix, and AdamW's two moments for what is none.
 OPTIMIZERS: dict[str, Optimizer] = {
     optimizer.name: optimizer
     for optimizer in (
@@ -62,6 +71,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
         Optimizer("adamw-fp32-grads", 2, 4, 4, 8),
         Optimizer("adamw-bf16-moments", 2, 2, 4, 4),
         Optimizer("adamw-8bit", 2, 2, 0, 2),
+        Optimizer("adamw-8bit-master", 2, 2, 4, 2),
+        Optimizer("muon", 2, 2, 4, 4, outer_moment_bytes=8),
         Optimizer("sgd-momentum", 2, 2, 4, 4),
     )
 }
@@ -78,7 +89,9 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
         hint = (f"did you mean {near[0]}? " if near else "") + "known are " + ", ".join(OPTIMIZERS)
         raise LayoutError(f"unknown optimizer {name!r}", hint=hint)
     found = OPTIMIZERS[name]
-    return Optimizer(name, 4, 4, 0, found.moment_bytes) if precision == "fp32" else found
+    if precision == "fp32":
+        return Optimizer(name, 4, 4, 0, found.moment_bytes, found.outer_moment_bytes)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,8 @@ class Training:
 
     `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
     trainer of this package) or DeepSpeed. `imbalance` is the tokens of the busiest expert rank over the mean.
+    `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
+    vocabulary that is divided by tp (parallel, as in Megatron-LM), or a plain one in fp32 (eager).
     `overlap` says that traffic runs beside the kernels where it can.
     """
 
@@ -99,6 +114,7 @@ class Training:
     framework: Framework = "torch"
     imbalance: float = 1.0
     overlap: bool = True
+    loss: Loss = "parallel"
 
     @property
     def tokens_per_step(self) -> int:
