@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Catalogue, Gpu
@@ -24,7 +23,10 @@ DEFAULT_SEQUENCE = 2048
 
 @dataclass(frozen=True)
 class Published:
-    """One configuration and what was measured of it, by metric; `primary` are the metrics to score time on."""
+    """One configuration and what was measured of it, by metric; `primary` are the metrics to score time on.
+
+    `unstated` are the columns microbatch and vpp where the row leaves them open; `fp4` says that it trains in 4 bits.
+    """
 
     config_id: str
     source: str
@@ -37,6 +39,8 @@ class Published:
     gpu_type: str
     metrics: Mapping[str, float]
     primary: frozenset[str]
+    unstated: frozenset[str] = frozenset()
+    fp4: bool = False
 
     @property
     def gpus(self) -> int:
@@ -84,7 +88,17 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
         gpu_type=row["gpu_type"],
         metrics={r["metric"]: float(r["value"]) for r in rows},
         primary=frozenset(r["metric"] for r in rows if r["primary"] == "1"),
+        unstated=_unstated(row),
+        fp4="fp4" in row["dtype"].lower(),
     )
+
+
+def _unstated(row: Mapping[str, str]) -> frozenset[str]:
+    """A micro-batch that is not given, and chunks that are not given where the schedule is interleaved or not told."""
+    told = row["pp_schedule"].lower()
+    open_chunks = not row["vpp"] and ("interleaved" in told or not told)
+    open_size = not row["microbatch"] and not row["grad_accum"]
+    return frozenset(key for key, is_open in (("vpp", open_chunks), ("microbatch", open_size)) if is_open)
 
 
 def _gpu_name(text: str) -> str:
@@ -112,8 +126,10 @@ def read_shape(row: Mapping[str, str]) -> ModelShape:
         layers = round((float(row["params_b"]) * 1e9 - vocab * hidden) / (12 * hidden**2))
     heads = _whole(row["heads"]) or hidden // 128
     head_dim = _whole(row["head_dim"]) or hidden // heads
-    gated = bool(re.search("swiglu|geglu|mla", note)) or not re.search("gelu|relu|gpt", note)
-    gpt = "gelu" in note or note.startswith("gpt")
+    # A model without a word on it is a GPT if its feed-forward width is four times its hidden one.
+    silent = not note and _whole(row["ffn"]) in (0, 4 * hidden)
+    gpt = silent or bool(re.search(r"\bgelu|^gpt", note))
+    gated = not gpt and "relu" not in note
     seq = _whole(row["seq_len"]) or DEFAULT_SEQUENCE
     return ModelShape(
         name=row["model"],
@@ -127,7 +143,7 @@ def read_shape(row: Mapping[str, str]) -> ModelShape:
         vocab=vocab,
         positions=seq,
         learned_positions=seq if "learned-pos" in note else 0,
-        tied="tied" in note.replace("untied", "") or (note.startswith("gpt") and "untied" not in note),
+        tied="tied" in note.replace("untied", "") or (gpt and "untied" not in note),
         gated=gated,
         norm="layer" if gpt else "rms",
         qkv_bias=gpt,
@@ -215,7 +231,7 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
     return Training(
         seq_tokens=_whole(row["seq_len"]) or (int(told[1]) if told else DEFAULT_SEQUENCE),
         global_batch=global_batch,
-        optimizer=OPTIMIZERS["adamw-fp32-grads" if framework == "megatron" else "adamw"],
+        optimizer=OPTIMIZERS[_optimizer(framework, dtype)],
         precision=precision,
         # GPT models of Megatron-LM before Transformer Engine: fused softmax with dropout, no flash attention.
         flash=not old,
@@ -224,6 +240,13 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         overlap="no comm overlap" not in note,
         loss="fused" if "fused ce" in note else loss,
     )
+
+
+def _optimizer(framework: Framework, dtype: str) -> str:
+    """Megatron-LM keeps fp32 gradients only; DeepSpeed's BF16 optimizer keeps 16-bit ones beside their fp32 sums."""
+    if framework == "deepspeed" and "fp32 grad" in dtype:
+        return "adamw-fp32-sums"
+    return "adamw-fp32-grads" if framework == "megatron" else "adamw"
 
 
 def _framework(text: str) -> Framework:
@@ -278,7 +301,14 @@ def _whole(text: str) -> int:
     return int(float(text)) if re.fullmatch(r"[0-9.]+(e\d+)?", text) else 0
 
 
-def gigabytes(metric: str, value: float) -> float:
-    """Bytes that a metric of memory means by its value."""
-    scale: dict[str, Any] = {"gib": 2**30, "gb": 1e9, "mib": 2**20}
-    return float(value * scale[metric.rsplit("_", 1)[1]])
+def memory_bytes(metric: str, value: float) -> float:
+    """Bytes that a metric of memory means by its value.
+
+    nvidia-smi counts in MiB and torch's summaries in GiB, and both are called GB: an 80 GB card is full at 80.0.
+    """
+    return value * (2**20 if metric.endswith("_mib") else 2**30)
+
+
+def usable_bytes(gpu: Gpu) -> float:
+    """What a process can have of a GPU: vendors' GB of HBM are GiB, of which the driver keeps about 1 %."""
+    return gpu.memory_bytes / 1e9 * 2**30 * 0.99
