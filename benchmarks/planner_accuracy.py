@@ -18,7 +18,7 @@ from cordee.plan.memory import RankMemory, rank_memory
 from cordee.units import GB
 
 sys.path.insert(0, str(Path(__file__).parent))
-from published import Published, gigabytes, read_published
+from published import Published, memory_bytes, read_published, usable_bytes
 
 
 def _states(memory: RankMemory) -> int:
@@ -43,9 +43,13 @@ def _seen(run: Published, memory: RankMemory, metric: str) -> tuple[str, float] 
     if metric != "peak_mem_gb":
         return None
     if "nvidia-smi" in run.note:
-        return "nvidia-smi", float(memory.total_bytes)
+        return "nvidia-smi", min(float(max(s.seen_bytes for s in memory.stages)), _room(run))
     # Printed by the run itself and not said to be reserved: torch's peak of allocated bytes.
     return "allocated", float(max(stage.allocated_bytes for stage in memory.stages))
+
+
+def _room(run: Published) -> float:
+    return usable_bytes(run.gpu) if run.gpu is not None else float("inf")
 
 
 def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
         memory = rank_memory(run.shape, run.layout, run.training)
         for metric in wanted:
             if metric == "oom":
-                over = run.gpu is not None and memory.total_bytes > run.gpu.memory_bytes
+                over = run.gpu is not None and memory.total_bytes > usable_bytes(run.gpu)
                 caught, missed = caught + over, missed + (not over)
                 details.append(_detail(run, memory, "oom", 0.0, float(memory.total_bytes)))
                 continue
@@ -68,11 +72,11 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
             if seen is None:
                 continue
             kind, predicted = seen
-            measured = gigabytes(metric, run.metrics[metric])
+            measured = memory_bytes(metric, run.metrics[metric])
             errors[run.source, kind].append((predicted / measured - 1, run.config_id))
             details.append(_detail(run, memory, kind, measured, predicted))
             if kind == "nvidia-smi" and run.gpu is not None:
-                fits = memory.total_bytes <= run.gpu.memory_bytes
+                fits = memory.total_bytes <= usable_bytes(run.gpu)
                 held, refused = held + fits, refused + (not fits)
     return {
         "sources": {f"{source}: {kind}": _summary(found) for (source, kind), found in sorted(errors.items())},

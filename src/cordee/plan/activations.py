@@ -135,13 +135,15 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if count:
             whole = whole + count * layer_activation_bytes(shape, layout, training, expert=expert, scores=scores)
-    if layout.recompute != "full":
-        return whole
     boundary = boundary_bytes(shape, layout, training)
+    # Megatron-LM frees what a stage has sent on; others keep it as the root of the backward pass.
+    sent = (layout.pp > 1) * (training.framework != "megatron") * boundary
+    if layout.recompute != "full":
+        return whole + sent
     if layout.recompute_layers is None or layout.recompute_layers >= held.layers:
-        return held.layers * boundary
+        return held.layers * boundary + sent
     again = layout.recompute_layers
-    return again * boundary + (held.layers - again) / held.layers * whole
+    return sent + again * boundary + (held.layers - again) / held.layers * whole
 
 
 def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:

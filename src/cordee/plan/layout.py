@@ -61,7 +61,8 @@ class Optimizer:
         return float((self.master_bytes or self.weight_bytes) + self.moment_bytes)
 
 
-# ZeRO, arXiv:1910.02054, section 3.1: 2 + 2 + 12 bytes. Megatron-LM keeps fp32 gradients: 18. 8-bit Adam,
+# ZeRO, arXiv:1910.02054, section 3.1: 2 + 2 + 12 bytes. Megatron-LM keeps fp32 gradients: 18;
+# DeepSpeed's BF16 optimizer adds fp32 sums to 16-bit ones: 20. 8-bit Adam,
 # arXiv:2110.02861: one byte for each moment; here without master weights, as it is run when memory is short.
 # Muon (arXiv:2502.16982) keeps one momentum for a matrix, and AdamW's two moments for what is none.
 OPTIMIZERS: dict[str, Optimizer] = {
@@ -69,6 +70,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
     for optimizer in (
         Optimizer("adamw", 2, 2, 4, 8),
         Optimizer("adamw-fp32-grads", 2, 4, 4, 8),
+        Optimizer("adamw-fp32-sums", 2, 6, 4, 8),
         Optimizer("adamw-bf16-moments", 2, 2, 4, 4),
         Optimizer("adamw-8bit", 2, 2, 0, 2),
         Optimizer("adamw-8bit-master", 2, 2, 4, 2),

@@ -48,7 +48,11 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one GPU of one pipeline rank holds at its peak."""
+    """What one GPU of one pipeline rank holds at its peak.
+
+    `cached_bytes` are blocks that torch's allocator keeps as long as there is room and gives back before it fails: they
+    show in nvidia-smi and decide nothing.
+    """
 
     weights_bytes: int
     gradients_bytes: int
@@ -58,6 +62,7 @@ class StageMemory:
     buffers_bytes: int
     fragmentation_bytes: int
     context_bytes: int
+    cached_bytes: int = 0
 
     @property
     def allocated_bytes(self) -> int:
@@ -78,12 +83,18 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All parts: what nvidia-smi says."""
+        """All parts: what it cannot do without."""
         return self.reserved_bytes + self.context_bytes
+
+    @property
+    def seen_bytes(self) -> int:
+        """What nvidia-smi shows where there is room."""
+        return self.total_bytes + self.cached_bytes
 
     def parts(self) -> dict[str, int]:
         """Part by part, by name without the unit."""
-        return {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
+        names = [field.name for field in fields(self) if field.name != "cached_bytes"]
+        return {name.removesuffix("_bytes"): getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +149,12 @@ def rank_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMe
     """Every pipeline rank of one layout: its events, and what it holds at the highest of them."""
     timelines = tuple(timeline(shape, layout, training, rank) for rank in range(layout.pp))
     context = round(buf.context_bytes(layout))
-    return RankMemory(tuple(_at_peak(moments, context) for moments in timelines), timelines)
+    return RankMemory(tuple(_at_peak(moments, training, context) for moments in timelines), timelines)
 
 
-def _at_peak(moments: tuple[Moment, ...], context: int) -> StageMemory:
+def _at_peak(moments: tuple[Moment, ...], training: Training, context: int) -> StageMemory:
     peak = max(moments, key=lambda moment: moment.allocated_bytes)
+    reserve = buf.FRAGMENTATION[training.framework]
     return StageMemory(
         weights_bytes=round(peak.weights_bytes),
         gradients_bytes=round(peak.gradients_bytes),
@@ -150,18 +162,32 @@ def _at_peak(moments: tuple[Moment, ...], context: int) -> StageMemory:
         activations_bytes=round(peak.activations_bytes),
         loss_bytes=round(peak.loss_bytes),
         buffers_bytes=round(peak.buffers_bytes),
-        fragmentation_bytes=round(buf.FRAGMENTATION * peak.allocated_bytes),
+        fragmentation_bytes=round(reserve * peak.allocated_bytes),
         context_bytes=context,
+        cached_bytes=round(_cached_bytes(moments, training, peak)),
     )
 
 
+def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment) -> float:
+    """Blocks that are too large for what activations ask for, and therefore stay.
+
+    DeepSpeed's fp32 gradients of the optimizer's step; with its BF16 optimizer the weights as they were before it
+    flattened them.
+    """
+    if training.framework != "deepspeed":
+        return 0.0
+    if training.optimizer.gradient_bytes > training.activation_bytes:
+        return float(peak.weights_bytes)
+    return 0.0 if peak.event == "step" else float(moments[-1].buffers_bytes - moments[0].buffers_bytes)
+
+
 def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
-    """Bytes on the fullest GPU, as nvidia-smi says; sizes of the layout may be arrays, then this is one."""
-    peak: Any = 0.0
+    """Bytes that the fullest GPU cannot do without; sizes of the layout may be arrays, then this is one."""
+    fullest: Any = 0.0
     for rank in peak_ranks(shape, layout):
         for moment in timeline(shape, layout, training, rank):
-            peak = np.maximum(peak, moment.allocated_bytes)
-    return peak * (1 + buf.FRAGMENTATION) + buf.context_bytes(layout)
+            fullest = np.maximum(fullest, moment.allocated_bytes)
+    return fullest * (1 + buf.FRAGMENTATION[training.framework]) + buf.context_bytes(layout)
 
 
 def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Moment, ...]:
