@@ -28,7 +28,6 @@ def _states(memory: RankMemory) -> int:
 
 # What each metric of memory means, and which of the planner's numbers answers it.
 LEVELS = {
-    "peak_mem_gib": ("allocated", lambda m: max(s.allocated_bytes for s in m.stages)),
     "peak_mem_min_rank_gib": ("allocated, emptiest rank", lambda m: min(s.allocated_bytes for s in m.stages)),
     "peak_reserved_gib": ("reserved", lambda m: max(s.reserved_bytes for s in m.stages)),
     "activation_mem_gib": ("activations, first stage", lambda m: m.stages[0].activations_bytes),
@@ -37,15 +36,19 @@ LEVELS = {
 
 
 def _seen(run: Published, memory: RankMemory, metric: str) -> tuple[str, float] | None:
+    """The planner's number for a metric of memory; a peak that does not say what it counts is taken as reserved."""
+    unit = run.units[metric]
     if metric in LEVELS:
         name, pick = LEVELS[metric]
         return name, float(pick(memory))
-    if metric != "peak_mem_gb":
+    if metric not in ("peak_mem_gb", "peak_mem_gib"):
         return None
-    if "nvidia-smi" in run.note:
+    if "nvidia-smi" in unit or "nvidia-smi" in run.note:
         return "nvidia-smi", min(float(max(s.seen_bytes for s in memory.stages)), _room(run))
-    # Printed by the run itself and not said to be reserved: torch's peak of allocated bytes.
-    return "allocated", float(max(stage.allocated_bytes for stage in memory.stages))
+    if "allocated" in unit:
+        return "allocated", float(max(stage.allocated_bytes for stage in memory.stages))
+    told = "reserved" if "reserved" in unit else "reserved (not said)"
+    return told, float(max(stage.reserved_bytes for stage in memory.stages))
 
 
 def _room(run: Published) -> float:

@@ -38,6 +38,7 @@ class Published:
     gpu: Gpu | None
     gpu_type: str
     metrics: Mapping[str, float]
+    units: Mapping[str, str]
     primary: frozenset[str]
     unstated: frozenset[str] = frozenset()
     fp4: bool = False
@@ -87,6 +88,7 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
         gpu=gpu,
         gpu_type=row["gpu_type"],
         metrics={r["metric"]: float(r["value"]) for r in rows},
+        units={r["metric"]: r["unit"].lower() for r in rows},
         primary=frozenset(r["metric"] for r in rows if r["primary"] == "1"),
         unstated=_unstated(row),
         fp4="fp4" in row["dtype"].lower(),

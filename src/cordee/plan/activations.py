@@ -133,7 +133,9 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     whole = 0.0
     scores = not training.flash and layout.recompute == "none"
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
-        if count:
+        if count and _halves(layout, training):
+            whole = whole + count * _selected_bytes(shape, layout, training, expert=expert)
+        elif count:
             whole = whole + count * layer_activation_bytes(shape, layout, training, expert=expert, scores=scores)
     boundary = boundary_bytes(shape, layout, training)
     # Megatron-LM frees what a stage has sent on; others keep it as the root of the backward pass.
@@ -144,6 +146,33 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
         return held.layers * boundary + sent
     again = layout.recompute_layers
     return sent + again * boundary + (held.layers - again) / held.layers * whole
+
+
+def _halves(layout: Layout, training: Training) -> bool:
+    """Whether selective recomputation is torchtitan's: every second product again, not the scores."""
+    return layout.recompute == "selective" and training.framework == "torch" and training.flash
+
+
+def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Any:
+    """What torchtitan's selective checkpoint of a layer keeps: its input, the attention, every second product's output.
+
+    Of q, k, v, o, gate, up, down these are q, v, gate and down (`activation_checkpoint.selective_ac_option = "op"`).
+    """
+    tokens, tp, heads = rank_tokens(layout, training), layout.tp, shape.heads
+    if shape.latent is not None:
+        value = heads * shape.latent.v_dim
+        query = heads * (shape.latent.nope_dim + shape.latent.rope_dim)
+    else:
+        query, value = heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attended = heads * (shape.latent.v_dim if shape.latent is not None else shape.head_dim)
+    moe = shape.experts
+    if expert and moe is not None:
+        inner = moe.shared_ffn / tp + moe.per_token / tp * training.imbalance * moe.ffn
+        outer = routed_share(shape, layout, training) * shape.hidden
+    else:
+        inner, outer = shape.ffn / tp, shape.hidden
+    per_token = shape.hidden / sequence_split(layout) + (query + value + attended) / tp + inner + outer
+    return tokens * (training.activation_bytes * per_token + 4 * heads / tp)
 
 
 def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
@@ -183,6 +212,9 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
             here = gathered + item * tokens * (_inner_widths(shape) - 1) * shape.ffn / layout.tp
         if layout.recompute == "full":
             here = here + layer_activation_bytes(shape, layout, training, expert=expert, scores=not training.flash)
+        elif _halves(layout, training):
+            whole_layer = layer_activation_bytes(shape, layout, training, expert=expert)
+            here = here + whole_layer - _selected_bytes(shape, layout, training, expert=expert)
         elif layout.recompute == "selective" and not training.flash:
             here = here + score_bytes(shape, layout, training)
         moment = moment + (here > moment) * (here - moment)

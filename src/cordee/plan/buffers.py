@@ -87,10 +87,11 @@ def gathered_head_bytes(shape: ModelShape, layout: Layout, training: Training) -
 
 
 def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
-    """Weight gradients of one layer before they are added to those that are kept; with ZeRO-3 reduced in fp32 too."""
+    """Weight gradients of one layer before they are added to those that are kept; FSDP2 reduces them in fp32."""
     if training.framework == "megatron":
         return 0.0
-    return training.optimizer.weight_bytes * _largest_layer(shape, layout, held)
+    reduced = 4 * (layout.zero == 3) * (training.framework == "torch")
+    return (training.optimizer.weight_bytes + reduced) * _largest_layer(shape, layout, held)
 
 
 def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
