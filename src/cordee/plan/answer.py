@@ -109,7 +109,8 @@ class Plan:
         ]
         title = (
             f"<p><b>{text(self.shape.name)}</b> on <b>{self.gpus} x {self.gpu.name}</b>: "
-            f"{self.shape.parameters:,} parameters, {format_bytes(self.state_bytes)} of state; {len(self.fitting)} meshes fit, {len(self.rejected)} do not</p>"
+            f"{self.shape.parameters:,} parameters, {format_bytes(self.state_bytes)} of state; "
+            f"{len(self.fitting)} meshes fit, {len(self.rejected)} do not</p>"
         )
         return title + memory_svg(bars, self.gpu.memory_bytes) + layouts_html(self.fitting[:SHOWN_IN_NOTEBOOK])
 

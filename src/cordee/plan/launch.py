@@ -5,7 +5,7 @@ Megatron-LM's training/arguments.py and transformer_config.py, and DeepSpeed's c
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
@@ -15,11 +15,16 @@ from cordee.workload.model import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The settings as text (flags, TOML, JSON or Python), and what they cannot say."""
+    """The settings of a layout as text (flags, TOML, JSON or YAML).
+
+    `cannot` is what this launcher does not do of the layout, `notes` what has to stand in the script.
+    """
 
     launcher: str
+    layout: str
     text: str
     cannot: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def launch_settings(launcher: str, shape: ModelShape, layout: Layout, training: Training) -> Launch:
@@ -30,8 +35,19 @@ def launch_settings(launcher: str, shape: ModelShape, layout: Layout, training: 
     """
     if launcher not in LAUNCHERS:
         raise LayoutError(f"unknown launcher {launcher!r}", hint="use " + ", ".join(LAUNCHERS))
-    text, cannot = LAUNCHERS[launcher](shape, layout, training)
-    return Launch(launcher, text, tuple(cannot))
+    text, cannot, notes = LAUNCHERS[launcher](shape, layout, training)
+    return Launch(launcher, str(layout), text, tuple(cannot), tuple(notes))
+
+
+def first_to_launch(launcher: str, shape: ModelShape, layouts: Sequence[Layout], training: Training) -> Launch:
+    """The first of these layouts, the best first, that the launcher runs as it is planned; else the best with its limits.
+
+    Raises:
+        LayoutError: no such launcher.
+    """
+    assert layouts, "something fits"
+    every = [launch_settings(launcher, shape, layout, training) for layout in layouts]
+    return next((launch for launch in every if not launch.cannot), every[0])
 
 
 _TITAN_SCHEDULES = {
@@ -43,7 +59,7 @@ _TITAN_SCHEDULES = {
 }
 
 
-def _torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str]]:
+def _torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
     cannot = []
     replicate = layout.data_ranks // layout.shard_ranks if layout.zero == 3 else layout.dp
     shard = layout.dp // replicate if layout.zero == 3 else 1
@@ -96,7 +112,7 @@ def _torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[
         lines.append('selective_ac_option = "op"')
     if layout.offload != "none":
         cannot.append(f"offload of {layout.offload} is not a setting of torchtitan's trainer")
-    return "\n".join(lines), cannot
+    return "\n".join(lines), cannot, []
 
 
 _MEGATRON_CP = {"ring": "p2p", "all-gather": "all_gather", "ulysses": "a2a"}
@@ -106,7 +122,7 @@ _MEGATRON_OPTIMIZERS = {
 }  # fmt: skip
 
 
-def _megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str]]:
+def _megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
     cannot = []
     flags = [
         f"--tensor-model-parallel-size {layout.tp}",
@@ -145,7 +161,7 @@ def _megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[st
     flags += ["--attention-backend flash"] if training.flash else []
     if shape.layers % (layout.pp * layout.chunks):
         cannot.append(f"{shape.layers} layers do not divide into {layout.pp * layout.chunks}: set the stages by hand")
-    return " \\\n".join(flags), cannot
+    return " \\\n".join(flags), cannot, []
 
 
 def _megatron_sharding(layout: Layout) -> list[str]:
@@ -160,7 +176,7 @@ def _megatron_sharding(layout: Layout) -> list[str]:
     return flags
 
 
-def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str]]:
+def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
     cannot = []
     zero: dict[str, object] = {"stage": layout.zero, "overlap_comm": True}
     if layout.offload in ("optimizer", "both"):
@@ -191,26 +207,37 @@ def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[s
         settings["tensor_parallel"] = {"autotp_size": layout.tp}
     if layout.pp > 1:
         settings["pipeline"] = {"stages": layout.pp}
-    return json.dumps(settings, indent=2), cannot + _deepspeed_limits(layout, training)
+    limits = _deepspeed_limits(layout)
+    return json.dumps(settings, indent=2), cannot + limits, _deepspeed_notes(layout, training)
 
 
-def _deepspeed_limits(layout: Layout, training: Training) -> list[str]:
-    """What stands in the script, or nowhere."""
+def _deepspeed_limits(layout: Layout) -> list[str]:
+    """What DeepSpeed does not do of this layout."""
     limits = {
         "DeepSpeed's AutoTP trains with ZeRO-0 to 2, not 3": layout.tp > 1 and layout.zero == 3,
-        f"the model must be a PipelineModule with num_stages={layout.pp}": layout.pp > 1,
         f"DeepSpeed's pipeline works with ZeRO-0 and 1, not {layout.zero}": layout.pp > 1 and layout.zero >= 2,
         f"DeepSpeed's pipeline is 1F1B, not {layout.schedule}": layout.pp > 1 and layout.schedule != "1f1b",
-        f"give sequence_parallel_size={layout.cp} to the trainer: it is Ulysses, not {layout.cp_kind}": layout.cp > 1,
-        f"give ep_size={layout.ep} to each deepspeed.moe.layer.MoE": layout.ep > 1,
-        "FP8 comes from the model's own layers (Transformer Engine)": training.precision == "fp8",
+        f"DeepSpeed's sequence parallelism is Ulysses, not {layout.cp_kind}": layout.cp > 1
+        and layout.cp_kind != "ulysses",
     }
     return [limit for limit, applies in limits.items() if applies]
 
 
-def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str]]:
+def _deepspeed_notes(layout: Layout, training: Training) -> list[str]:
+    """What stands in the script, not in the settings."""
+    notes = {
+        f"the model must be a PipelineModule with num_stages={layout.pp}": layout.pp > 1,
+        f"give sequence_parallel_size={layout.cp} to the trainer": layout.cp > 1,
+        f"give ep_size={layout.ep} to each deepspeed.moe.layer.MoE": layout.ep > 1,
+        "FP8 comes from the model's own layers (Transformer Engine)": training.precision == "fp8",
+    }
+    return [note for note, applies in notes.items() if applies]
+
+
+def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
     """A job's YAML, whose model section admission judges by the same plan, and the mesh that its script builds."""
-    cannot = ["the script makes the mesh (torch.distributed.device_mesh); Cordee starts, stops and restores it"]
+    notes = ["the script makes the mesh; Cordee starts, stops and restores it"]
+    cannot = ["a job's YAML has no precision fp8 yet"] if training.precision == "fp8" else []
     axes = [("pp", layout.pp), ("dp", layout.dp), ("cp", layout.cp), ("tp", layout.tp)]
     named = [(name, size) for name, size in axes if size > 1] or [("dp", 1)]
     sizes = ", ".join(str(size) for _, size in named) + ("," if len(named) == 1 else "")
@@ -231,12 +258,12 @@ def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str,
         "# in train.py",
         f'# mesh = init_device_mesh("cuda", ({sizes}), mesh_dim_names=({names}))',
     ]
-    if layout.zero == 3:
+    if layout.zero == 3 and layout.dp > 1:
         lines.append('# fully_shard(layer, mesh=mesh["dp"]) for each layer, then for the model')
-    return "\n".join(lines), cannot
+    return "\n".join(lines), cannot, notes
 
 
-LAUNCHERS: dict[str, Callable[[ModelShape, Layout, Training], tuple[str, list[str]]]] = {
+LAUNCHERS: dict[str, Callable[[ModelShape, Layout, Training], tuple[str, list[str], list[str]]]] = {
     "torchtitan": _torchtitan,
     "megatron": _megatron,
     "deepspeed": _deepspeed,

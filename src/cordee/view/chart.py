@@ -79,6 +79,10 @@ class _Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[float]:
+        if self.log and not math.log2(self.high / self.low).is_integer():
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+            return [tick for tick in found if self.low <= tick <= self.high]
         if self.log:
             step = max(1, math.ceil(math.log2(self.high / self.low) / 8))
             count = int(math.log2(self.high / self.low) / step + 1e-9)
