@@ -227,7 +227,8 @@ def _read_run(row: Mapping[str, str], shape: ModelShape) -> tuple[Layout, Traini
 def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, global_batch: int) -> Training:
     note, dtype = row["note"].lower(), row["dtype"].lower()
     told = re.search(r"seq_len (\d+)", note)
-    old = framework == "deepspeed" or (framework == "megatron" and not shape.gated and "TE" not in row["framework"])
+    before_te = "Megatron-LM" in row["framework"] and "TE" not in row["framework"] and not shape.gated
+    old = framework == "deepspeed" or before_te
     precision: Precision = "fp8" if "fp8" in dtype or "fp4" in dtype else "bf16"
     loss: Loss = "parallel" if framework in ("megatron", "deepspeed") else "eager"
     return Training(

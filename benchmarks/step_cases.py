@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from published import Published
 
-from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Efficiency, Gpu
 from cordee.plan.layout import Layout, Optimizer, Training
 from cordee.plan.step import step_time
@@ -35,8 +34,8 @@ class Case:
     measured_s: float
 
     @property
-    def chip_hours_flop(self) -> float:
-        """FLOPs that the hardware does in a step, recomputation included, for each GPU: what HFU counts."""
+    def flop_per_gpu(self) -> float:
+        """FLOPs that the hardware does in a step, recomputation included, on one GPU: what HFU counts."""
         flop = self.shape.train_flop_per_token(self.training.seq_tokens) * self.training.tokens_per_step
         again = 4 / 3 if self.layout.recompute == "full" else 1.0
         return flop * again / self.layout.gpus
@@ -68,6 +67,9 @@ def _case(run: Published, gpu: Gpu) -> Case:
     overlap = run.training.overlap and not run.training.dropout and "not overlapped" not in run.note
     training = replace(run.training, overlap=overlap)
     layout = _filled(run, gpu, training)
+    if layout.cp > 1 and not re.search("a2a|ulysses|all-gather", run.note.lower()):
+        # Megatron-LM passes keys and values around in a ring unless it is told otherwise.
+        layout = replace(layout, cp_kind="ring")
     return Case(run.source, run.config_id, run.shape, gpu, layout, training, _measured_s(run, layout))
 
 

@@ -29,6 +29,8 @@ EAGER_WORDS = 2.0
 # Kernels that the host issues for one layer.
 FORWARD_KERNELS = 24
 BACKWARD_KERNELS = 40
+# Frameworks that do not fuse issue about twice as many (assumed).
+EAGER_KERNELS = 2
 EXPERT_KERNELS = 24
 # Bytes that the loss moves for each logit over its passes, in 16 and 32 bits (Megatron-LM's vocabulary-parallel loss).
 LOGIT_MOVED_BYTES = 24
@@ -94,20 +96,21 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         words = words * EAGER_WORDS
     moved = move_s(gpu, training.activation_bytes * words * tokens)
     total += Passes(moved, 2 * moved, 0.0, 0.0)
-    return _no_faster_than_host(total, gpu, EXPERT_KERNELS if moe is not None else 0)
+    kernels = EXPERT_KERNELS if moe is not None else 0
+    return _no_faster_than_host(total, gpu, kernels, 1 if training.framework == "megatron" else EAGER_KERNELS)
 
 
 def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
     """The output projection and the loss, over a vocabulary that tensor parallelism divides."""
     tokens, vocab = rank_tokens(layout, training), np.ceil(shape.vocab / layout.tp / 128) * 128
     moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab)
-    product = _product_passes(gpu, tokens, vocab, shape.hidden, 16, 1.0)
+    product = _product_passes(gpu, training, tokens, vocab, shape.hidden, 16, 1.0)
     return product + Passes(moved / 2, moved / 2, 0.0, 0.0)
 
 
-def _no_faster_than_host(passes: Passes, gpu: Gpu, more_kernels: int) -> Passes:
+def _no_faster_than_host(passes: Passes, gpu: Gpu, more_kernels: int, factor: int) -> Passes:
     """Small layers wait for the host, which issues one kernel after the other."""
-    host_s = gpu.efficiency.host_s
+    host_s = gpu.efficiency.host_s * factor
     forward = np.maximum(passes.forward_s, (FORWARD_KERNELS + more_kernels) * host_s)
     backward = passes.backward_s
     stretch = np.maximum(1.0, (BACKWARD_KERNELS + 2 * more_kernels) * host_s / backward)
@@ -142,16 +145,20 @@ def _products(
     bits = {"fp8": 8, "fp32": 32}.get(training.precision, 16)
     total = Passes(0.0, 0.0, 0.0, 0.0)
     for n, k in sizes:
-        total += _product_passes(gpu, tokens, n, k, bits, share)
+        total += _product_passes(gpu, training, tokens, n, k, bits, share)
         if bits == 8:
             total += Passes(move_s(gpu, CAST_BYTES * tokens * k), move_s(gpu, CAST_BYTES * tokens * n), 0.0, 0.0)
     return total
 
 
-def _product_passes(gpu: Gpu, tokens: Any, n: Any, k: Any, bits: int, share: float) -> Passes:
+def _product_passes(
+    gpu: Gpu, training: Training, tokens: Any, n: Any, k: Any, bits: int, share: float
+) -> Passes:
+    # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
+    accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
     forward = product_s(gpu, tokens, n, k, bits=bits, share=share)
     inner = product_s(gpu, tokens, k, n, bits=bits, share=share)
-    weight = product_s(gpu, n, k, tokens, bits=bits, share=share)
+    weight = product_s(gpu, n, k, tokens, bits=bits, share=share) + move_s(gpu, accumulated_bytes * n * k)
     return Passes(forward, inner, weight, 0.0)
 
 
