@@ -10,6 +10,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,17 @@ def _states(memory: RankMemory) -> int:
     return first.weights_bytes + first.gradients_bytes + first.optimizer_bytes
 
 
+def _activations(memory: RankMemory) -> float:
+    return max(float(moment.activations_bytes) for moment in memory.timelines[0])
+
+
+# Activations in per cent of those with tensor parallelism and nothing else.
+SHARE_METRIC = "activation_mem_pct_of_none"
 # What each metric of memory means, and which of the planner's numbers answers it.
 LEVELS = {
     "peak_mem_min_rank_gib": ("allocated, emptiest rank", lambda m: min(s.allocated_bytes for s in m.stages)),
-    "peak_reserved_gib": ("reserved", lambda m: max(s.reserved_bytes for s in m.stages)),
-    "activation_mem_gib": ("activations, first stage", lambda m: m.stages[0].activations_bytes),
+    "peak_reserved_gib": ("reserved", lambda m: max(s.held_bytes for s in m.stages)),
+    "activation_mem_gib": ("activations, first stage", _activations),
     "model_state_mem_gib": ("states, first stage", _states),
 }
 
@@ -38,6 +45,9 @@ LEVELS = {
 def _seen(run: Published, memory: RankMemory, metric: str) -> tuple[str, float] | None:
     """The planner's number for a metric of memory; a peak that does not say what it counts is taken as reserved."""
     unit = run.units[metric]
+    if metric == SHARE_METRIC:
+        plain = rank_memory(run.shape, replace(run.layout, recompute="none", sp=False), run.training)
+        return "activations over those of tp alone", _activations(memory) / _activations(plain)
     if metric in LEVELS:
         name, pick = LEVELS[metric]
         return name, float(pick(memory))
@@ -48,7 +58,7 @@ def _seen(run: Published, memory: RankMemory, metric: str) -> tuple[str, float] 
     if "allocated" in unit:
         return "allocated", float(max(stage.allocated_bytes for stage in memory.stages))
     told = "reserved" if "reserved" in unit else "reserved (not said)"
-    return told, float(max(stage.reserved_bytes for stage in memory.stages))
+    return told, min(float(max(stage.held_bytes for stage in memory.stages)), _room(run))
 
 
 def _room(run: Published) -> float:
@@ -60,9 +70,15 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
     errors: dict[tuple[str, str], list[tuple[float, str]]] = defaultdict(list)
     caught = missed = refused = held = 0
     details = []
+    unscored: dict[str, int] = defaultdict(int)
     for run in runs:
         wanted = [m for m in run.metrics if "mem" in m or m in ("oom", "peak_reserved_gib")]
-        if not wanted or run.trust > 2:
+        why = "" if run.zero_said else "the ZeRO stage is not said"
+        why = "the row contradicts itself (trust 3)" if run.trust > 2 else why
+        if why:
+            unscored[why] += len(wanted)
+            continue
+        if not wanted:
             continue
         memory = rank_memory(run.shape, run.layout, run.training)
         for metric in wanted:
@@ -73,9 +89,11 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
                 continue
             seen = _seen(run, memory, metric)
             if seen is None:
+                unscored[f"no number of ours answers {metric}"] += 1
                 continue
             kind, predicted = seen
-            measured = memory_bytes(metric, run.metrics[metric])
+            value = run.metrics[metric]
+            measured = value / 100 if metric == SHARE_METRIC else memory_bytes(metric, value)
             errors[run.source, kind].append((predicted / measured - 1, run.config_id))
             details.append(_detail(run, memory, kind, measured, predicted))
             if kind == "nvidia-smi" and run.gpu is not None:
@@ -84,6 +102,7 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
     return {
         "sources": {f"{source}: {kind}": _summary(found) for (source, kind), found in sorted(errors.items())},
         "out_of_memory": {"caught": caught, "missed": missed, "fits_told": held, "falsely_refused": refused},
+        "unscored": dict(unscored),
         "details": details,
     }
 
@@ -127,6 +146,11 @@ def print_memory(report: dict[str, Any]) -> None:
         f"out of memory: {told['caught']} of {told['caught'] + told['missed']} runs that did are refused; "
         f"{told['falsely_refused']} of {told['fits_told'] + told['falsely_refused']} that ran are refused too"
     )
+    print(f"not scored: {_unscored(report['unscored'])}")
+
+
+def _unscored(told: dict[str, int]) -> str:
+    return "; ".join(f"{count} numbers: {why}" for why, count in told.items()) or "none"
 
 
 def main() -> None:

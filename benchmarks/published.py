@@ -39,6 +39,7 @@ class Published:
     gpu_type: str
     metrics: Mapping[str, float]
     units: Mapping[str, str]
+    zero_said: bool
     primary: frozenset[str]
     unstated: frozenset[str] = frozenset()
     fp4: bool = False
@@ -89,6 +90,7 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
         gpu_type=row["gpu_type"],
         metrics={r["metric"]: float(r["value"]) for r in rows},
         units={r["metric"]: r["unit"].lower() for r in rows},
+        zero_said=bool(re.search(r"^\d(?!/)|FSDP", row["zero_stage"])),
         primary=frozenset(r["metric"] for r in rows if r["primary"] == "1"),
         unstated=_unstated(row),
         fp4="fp4" in row["dtype"].lower(),
@@ -253,8 +255,8 @@ def _optimizer(framework: Framework, dtype: str) -> str:
 
 
 def _framework(text: str) -> Framework:
-    if "DeepSpeed" in text:
-        return "deepspeed"
+    if "DeepSpeed" in text or "InternEvo" in text:
+        return "deepspeed" if "DeepSpeed" in text else "internevo"
     return "megatron" if re.search("Megatron|NeMo|MegaScale", text) else "torch"
 
 

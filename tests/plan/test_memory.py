@@ -79,17 +79,17 @@ def test_scores_are_what_flash_attention_saves() -> None:
 
 def test_pipeline_stages_hold_what_is_in_flight() -> None:
     # 1F1B: stage i of p keeps p - i micro-batches; the last one has the logits as well.
-    memory = rank_memory(L70, Layout(dp=1, tp=8, pp=4, sp=True), Training(8192, 64))
-    first, second, third, last = memory.stages
-    training = Training(8192, 64)
+    training = Training(8192, 64, framework="megatron")
     layout = Layout(tp=8, pp=4, sp=True)
+    memory = rank_memory(L70, layout, training)
+    first, second, third, last = memory.stages
     layer = layer_activation_bytes(L70, layout, training)
     boundary = 2 * 8192 * 8192 / 8
-    # Each stage holds on to what it has sent, and those behind the first to the gradient that they sent back.
-    assert second.activations_bytes - third.activations_bytes == pytest.approx(20 * layer + boundary, rel=1e-6)
-    assert first.activations_bytes - second.activations_bytes == pytest.approx(20 * layer, rel=1e-6)
+    # Those behind the first also hold on to the gradient that they sent back.
+    assert second.activations_bytes - third.activations_bytes == pytest.approx(20 * layer, rel=1e-6)
+    assert first.activations_bytes - second.activations_bytes == pytest.approx(20 * layer - boundary, rel=1e-6)
     assert [stage.loss_bytes > 0 for stage in memory.stages] == [False, False, False, True]
-    assert last.loss_bytes == pytest.approx(8 * 8192 * 128256 / 8)
+    assert last.loss_bytes == 8 * 8192 * 129_024 / 8  # 128,256 padded to a multiple of 8*128
     assert first.weights_bytes > second.weights_bytes
     assert memory.worst_stage == 0
 
@@ -101,7 +101,7 @@ def test_fewer_micro_batches_than_stages_are_never_all_in_flight() -> None:
 
 
 def test_full_recomputation_keeps_one_tensor_for_each_layer() -> None:
-    training = Training(8192, 64)
+    training = Training(8192, 64, framework="megatron")
     stage = rank_memory(L70, Layout(recompute="full"), training).worst
     assert stage.activations_bytes == 2 * 8192 * 8192 * 80
     half = rank_memory(L70, Layout(recompute="full", recompute_layers=40), training).worst
@@ -165,4 +165,4 @@ def test_more_sharding_and_more_recomputation_never_need_more_state(shape: Model
     for before, after in zip(one, more, strict=True):
         assert sum(getattr(after, part) for part in state) <= sum(getattr(before, part) for part in state)
     longer = rank_memory(shape, layout, replace(training, seq_tokens=1024))
-    assert longer.total_bytes > rank_memory(shape, layout, training).total_bytes
+    assert longer.total_bytes >= rank_memory(shape, layout, training).total_bytes

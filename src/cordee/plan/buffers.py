@@ -13,7 +13,7 @@ CUDA_BYTES = round(0.7 * GB)
 NCCL_BYTES = round(0.3 * GB)
 # Reserved over allocated bytes: 1.028-1.093, mean 1.048, in 43 Megatron-LM runs (SimuMax's published measurements);
 # what BigScience's Megatron-DeepSpeed runs held beyond what is accounted for is nearer to 8 %.
-FRAGMENTATION = {"megatron": 0.048, "torch": 0.048, "deepspeed": 0.08}
+FRAGMENTATION = {"megatron": 0.048, "torch": 0.048, "deepspeed": 0.08, "internevo": 0.048}
 # torch DDP and FSDP1 send buckets of this size; DeepSpeed's are in elements (its configuration's default).
 BUCKET_BYTES = 25 * MiB
 DEEPSPEED_BUCKET = 500_000_000
@@ -100,9 +100,18 @@ def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Traini
 
 
 def step_moment_bytes(layout: Layout, training: Training, parameters: Any, shards: Any) -> Any:
-    """What the optimizer's step needs for a moment: DeepSpeed makes fp32 gradients of its own part."""
+    """What the optimizer's step needs for a moment, of the parameters that it updates on this GPU.
+
+    torch's AdamW over lists of tensors makes the roots of all second moments (4 bytes; a fused one does not). DeepSpeed
+    makes fp32 gradients. InternEvo flattens 16-bit gradients (2, not with FSDP), makes fp32 ones (4), and its AdamW,
+    torch 2.0's, makes roots and denominators (8): `internlm/solver/optimizer`.
+    """
+    if training.framework == "torch":
+        return 4 * parameters / shards
     if training.framework == "deepspeed" and training.optimizer.gradient_bytes < 4:
         return 4 * parameters / shards
+    if training.framework == "internevo":
+        return (12 + 2 * (layout.zero < 3)) * parameters / shards
     return 0.0
 
 

@@ -14,7 +14,7 @@ Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
 ContextKind = Literal["ring", "all-gather", "ulysses"]
 Offload = Literal["none", "optimizer", "activations", "both"]
-Framework = Literal["megatron", "torch", "deepspeed"]
+Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
 Loss = Literal["fused", "parallel", "eager"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
@@ -23,7 +23,7 @@ SCHEDULES: tuple[Schedule, ...] = (
 )  # fmt: skip
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "all-gather", "ulysses")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
-FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed")
+FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
 LOSSES: tuple[Loss, ...] = ("fused", "parallel", "eager")
 # Each rank holds this many chunks of layers, whatever `vpp` says: ZB-V and DualPipeV fold the pipeline, DualPipe
 # runs it from both ends (arXiv:2401.10241 section 6; deepseek-ai/DualPipe README).
@@ -101,7 +101,7 @@ class Training:
     """What is trained with: everything about a step that is neither the model nor its layout.
 
     `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
-    trainer of this package) or DeepSpeed. `imbalance` is the tokens of the busiest expert rank over the mean.
+    trainer of this package), DeepSpeed or InternEvo. `imbalance` is the busiest expert rank's tokens over the mean.
     `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
     vocabulary that is divided by tp (parallel, as in Megatron-LM), or a plain one in fp32 (eager).
     `overlap` says that traffic runs beside the kernels where it can.
@@ -225,7 +225,7 @@ class Layout:
         return " ".join(axes)
 
     def __str__(self) -> str:
-        how: list[str] = [] if self.schedule == "1f1b" else [self.schedule]
+        how: list[str] = [] if self.schedule in ("1f1b", "interleaved") else [self.schedule]
         how += [f"vpp{self.vpp}"] if self.vpp > 1 else []
         how += [self.cp_kind] if self.cp_kind != "ring" else []
         how += [f"mb{self.micro_batch}"] if self.micro_batch > 1 else []

@@ -78,8 +78,13 @@ class StageMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """What torch's allocator holds."""
+        """What torch's allocator cannot do without."""
         return self.allocated_bytes + self.fragmentation_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What torch's max_memory_reserved says where there is room."""
+        return self.reserved_bytes + self.cached_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -169,16 +174,15 @@ def _at_peak(moments: tuple[Moment, ...], training: Training, context: int) -> S
 
 
 def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment) -> float:
-    """Blocks that are too large for what activations ask for, and therefore stay.
+    """Blocks that stay with the allocator, since what comes next asks for other sizes.
 
-    DeepSpeed's fp32 gradients of the optimizer's step; with its BF16 optimizer the weights as they were before it
-    flattened them.
+    Those of the activations at the optimizer's step, or those of the step while activations live: the lesser of the
+    two. With DeepSpeed's BF16 optimizer the weights as they were before it flattened them.
     """
-    if training.framework != "deepspeed":
-        return 0.0
-    if training.optimizer.gradient_bytes > training.activation_bytes:
+    if training.framework == "deepspeed" and training.optimizer.gradient_bytes > training.activation_bytes:
         return float(peak.weights_bytes)
-    return 0.0 if peak.event == "step" else float(moments[-1].buffers_bytes - moments[0].buffers_bytes)
+    states, *passes, step = (moment.allocated_bytes for moment in moments)
+    return float(min(max(passes), step) - states)
 
 
 def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
