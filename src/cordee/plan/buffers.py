@@ -102,12 +102,10 @@ def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Traini
 def step_moment_bytes(layout: Layout, training: Training, parameters: Any, shards: Any) -> Any:
     """What the optimizer's step needs for a moment, of the parameters that it updates on this GPU.
 
-    torch's AdamW over lists of tensors makes the roots of all second moments (4 bytes; a fused one does not). DeepSpeed
-    makes fp32 gradients. InternEvo flattens 16-bit gradients (2, not with FSDP), makes fp32 ones (4), and its AdamW,
+    torch's fused AdamW (torchtitan's default) needs nothing; the one over lists of tensors would make the roots of all
+    second moments, 4 bytes. DeepSpeed makes fp32 gradients. InternEvo flattens 16-bit gradients (2, not with FSDP), makes fp32 ones (4), and its AdamW,
     torch 2.0's, makes roots and denominators (8): `internlm/solver/optimizer`.
     """
-    if training.framework == "torch":
-        return 4 * parameters / shards
     if training.framework == "deepspeed" and training.optimizer.gradient_bytes < 4:
         return 4 * parameters / shards
     if training.framework == "internevo":
