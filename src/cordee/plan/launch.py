@@ -40,7 +40,7 @@ def launch_settings(launcher: str, shape: ModelShape, layout: Layout, training: 
 
 
 def first_to_launch(launcher: str, shape: ModelShape, layouts: Sequence[Layout], training: Training) -> Launch:
-    """The first of these layouts, the best first, that the launcher runs as it is planned; else the best with its limits.
+    """The first of these layouts, the best first, that the launcher runs as planned; else the best with its limits.
 
     Raises:
         LayoutError: no such launcher.

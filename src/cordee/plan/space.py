@@ -242,7 +242,7 @@ def _shardings(ranks: int, pp: int, wanted: LayoutWanted, choices: Choices) -> I
         if not 0 <= zero <= 3:
             continue
         if zero == 0 or ranks == 1:
-            if zero == 0 or wanted.zero is not None:
+            if (zero == 0 or wanted.zero is not None) and wanted.shard in (None, ranks):
                 yield zero, ranks
             continue
         narrower = (n for n in divisors(ranks) if n > 1 and (choices.hsdp or n == ranks))

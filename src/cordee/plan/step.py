@@ -85,7 +85,8 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     whole = shape.layers * body + loss
     # A rank waits while a first micro-batch passes the other stages: on average their work, not that of the busiest.
     others = Passes(layer.forward_s + again + (tensor + context + expert) / 3, layer.inner_s, layer.weight_s, 0.0)
-    mean = others.times((shape.layers + loss / body) / layout.pp)
+    # The head in layers, by what both do once: so that more recomputation never shortens the bubble.
+    mean = others.times((shape.layers + loss / (layer.forward_s + layer.backward_s)) / layout.pp)
     rest = (tensor + context + expert) * 2 / 3 * shape.layers / layout.pp
     idle = bubble_s(layout.schedule, layout.pp, layout.chunks, mean.forward_s, mean.inner_s + rest, mean.weight_s)
     # What the mean stage lacks to the busiest is waited for once, not for every stage of the bubble.
@@ -101,7 +102,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         expert_s=count * busy * expert,
         pipeline_s=(count + layout.pp - 1) * send,
         bubble_s=idle + slack,
-        data_s=_data_s(gpu, layout, training, parameters, layers[0], body * layers[0] / 3, count),
+        data_s=_data_s(gpu, layout, training, parameters, layers[0], body * layers[1] / 3, count),
         optimizer_s=_optimizer_s(gpu, layout, training, parameters, layers[0]),
         offload_s=_offload_s(shape, layout, training, parameters, layers[0], count),
     )
