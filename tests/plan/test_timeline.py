@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cordee.plan.activations import in_flight, kept_bytes, layer_activation_bytes, loss_bytes
+from cordee.plan.activations import context_moment_bytes, in_flight, kept_bytes, layer_activation_bytes, loss_bytes
 from cordee.plan.buffers import context_bytes, standing_bytes
 from cordee.plan.layout import OPTIMIZERS, Layout, Schedule, Training
 from cordee.plan.memory import peak_bytes, rank_memory, state_bytes, timeline
@@ -205,3 +205,23 @@ def test_many_layouts_at_once_are_what_each_is_alone(framework: str) -> None:
         for index, (d, t, z, s, m, e) in enumerate(sizes):
             one = Layout(d, t, pp, z, s, m, recompute, ep=e if shape.experts else 1, etp=1)  # type: ignore[arg-type]
             assert found[index] == pytest.approx(rank_memory(shape, one, training).total_bytes, rel=1e-8)
+
+
+def test_fp8_keeps_products_inputs_in_one_byte_and_weights_twice_more() -> None:
+    tokens, h, f = 4096, 8192, 28672
+    bf16 = layer_activation_bytes(L70, Layout(), MEGATRON)
+    fp8 = layer_activation_bytes(L70, Layout(), replace(MEGATRON, precision="fp8"))
+    assert bf16 - fp8 == tokens * (2 * h + f - h)
+    assert layer_activation_bytes(L70, Layout(), replace(TRAINING, precision="fp8")) == bf16
+    held = holding(L70, Layout(), 0)
+    more = standing_bytes(L70, Layout(), replace(MEGATRON, precision="fp8"), held)
+    matrices = L70.parameter_count.attention + L70.parameter_count.mlp
+    assert more - standing_bytes(L70, Layout(), MEGATRON, held) == 2 * matrices
+
+
+def test_a_ring_has_two_pairs_of_keys_and_values_on_their_way() -> None:
+    own = 2 * 1024 * 2 * 1024
+    assert context_moment_bytes(L70, Layout(cp=4), TRAINING) == 2 * 2 * own
+    assert context_moment_bytes(L70, Layout(cp=4, cp_kind="all-gather"), TRAINING) == 2 * 4 * own
+    assert context_moment_bytes(L70, Layout(cp=4, cp_kind="ulysses"), TRAINING) == 0
+    assert context_moment_bytes(L70, Layout(), TRAINING) == 0

@@ -70,11 +70,29 @@ def layer_activation_bytes(
     else:
         per_token = per_token + _inner_widths(shape) * shape.ffn / tp
     total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
+    if keeps_fp8(training):
+        # Products keep their inputs in one byte, but the attention's output is kept in two as well, for itself.
+        inner = _product_inputs(shape, layout, training, expert=expert)
+        total = total - tokens * (2 * shape.hidden / split + inner - attention_out / tp)
     if training.dropout:
         total = total + tokens * 2 * shape.hidden / split
     if scores:
         total = total + score_bytes(shape, layout, training)
     return total
+
+
+def keeps_fp8(training: Training) -> bool:
+    """Whether products keep 8-bit inputs and weights: Transformer Engine does, torchao's Float8Linear keeps 16-bit."""
+    return training.precision == "fp8" and training.framework == "megatron"
+
+
+def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Any:
+    """Widths of the inputs of the MLP's products that are not a norm's output."""
+    moe = shape.experts
+    if not expert or moe is None:
+        return shape.ffn / layout.tp
+    routed = moe.per_token / layout.tp * training.imbalance * moe.ffn
+    return moe.shared_ffn / layout.tp + routed + routed_share(shape, layout, training) * shape.hidden
 
 
 def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
@@ -188,6 +206,21 @@ def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> 
     return 2 * cut + whole + (sequence_split(layout) > 1) * (whole + cut)
 
 
+def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """Keys and values of other ranks during one attention: two pairs on their way in a ring, all of them gathered.
+
+    Backward there are as many gradients. Latent attention has a key and a value for each head.
+    """
+    latent = shape.latent
+    if latent is not None:
+        width = shape.heads * (latent.nope_dim + latent.rope_dim + latent.v_dim)
+    else:
+        width = 2 * shape.kv_heads * shape.head_dim
+    own = training.activation_bytes * rank_tokens(layout, training) * width / layout.tp
+    copies = {"ring": 2, "all-gather": layout.cp, "ulysses": 0}[layout.cp_kind]
+    return (layout.cp > 1) * 2 * copies * own
+
+
 def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
     """What the backward pass of a rank's last layer needs beside what was kept, for the larger kind of its layers.
 
@@ -197,7 +230,8 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
     tokens, item = rank_tokens(layout, training), training.activation_bytes
     whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
     gathered = cut + (sequence_split(layout) > 1) * whole
-    moment: Any = 0.0
+    attention = cut + context_moment_bytes(shape, layout, training)
+    moment: Any = attention
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if not count:
             continue

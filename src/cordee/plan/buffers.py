@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from cordee.plan.activations import keeps_fp8
 from cordee.plan.layout import Layout, Training
 from cordee.plan.states import Holding, layer_parameters, padded_vocab
 from cordee.units import GB, MiB
@@ -29,15 +30,29 @@ def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     """Buffers that live through the whole step.
 
     Megatron-LM with fused gradient accumulation adds weight gradients to the fp32 ones inside the product, and hands
-    autograd an empty tensor of each weight's shape: Transformer Engine keeps one for each distinct shape.
+    autograd an empty tensor of each weight's shape: Transformer Engine keeps one for each distinct shape. With FP8 it
+    keeps every weight of a layer in 8 bits as well, and transposed.
     """
-    if training.framework == "megatron" and training.optimizer.gradient_bytes > training.activation_bytes:
-        return training.activation_bytes * sum(
-            rows / over for rows, over in _weight_shapes(shape, layout, training, held)
-        )
+    if training.framework == "megatron":
+        return _dummy_bytes(shape, layout, training, held) + _fp8_bytes(shape, layout, training, held)
     if training.framework == "deepspeed":
         return (layout.data_ranks > 1) * 2 * training.activation_bytes * DEEPSPEED_BUCKET
     return (layout.data_ranks > 1) * 2 * BUCKET_BYTES
+
+
+def _dummy_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    if training.optimizer.gradient_bytes <= training.activation_bytes:
+        return 0.0
+    return training.activation_bytes * sum(size / over for size, over in _weight_shapes(shape, layout, training, held))
+
+
+def _fp8_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    matrices: Any = 0.0
+    for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
+        if count:
+            layer = layer_parameters(shape, layout, expert)
+            matrices = matrices + count * (layer.total - layer.outer)
+    return 2 * keeps_fp8(training) * matrices
 
 
 def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> list[tuple[Any, Any]]:
@@ -103,8 +118,8 @@ def step_moment_bytes(layout: Layout, training: Training, parameters: Any, shard
     """What the optimizer's step needs for a moment, of the parameters that it updates on this GPU.
 
     torch's fused AdamW (torchtitan's default) needs nothing; the one over lists of tensors would make the roots of all
-    second moments, 4 bytes. DeepSpeed makes fp32 gradients. InternEvo flattens 16-bit gradients (2, not with FSDP), makes fp32 ones (4), and its AdamW,
-    torch 2.0's, makes roots and denominators (8): `internlm/solver/optimizer`.
+    second moments, 4 bytes. DeepSpeed makes fp32 gradients. InternEvo flattens 16-bit gradients (2, not with FSDP),
+    makes fp32 ones (4), and its AdamW, torch 2.0's, makes roots and denominators (8): `internlm/solver/optimizer`.
     """
     if training.framework == "deepspeed" and training.optimizer.gradient_bytes < 4:
         return 4 * parameters / shards
