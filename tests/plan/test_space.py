@@ -5,7 +5,16 @@ from itertools import product
 import pytest
 
 from cordee.hardware.load import load_catalogue
-from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, Layout, LayoutWanted, Training, first_misfit
+from cordee.plan.layout import (
+    CONTEXT_KINDS,
+    OFFLOADS,
+    RECOMPUTES,
+    SCHEDULES,
+    Layout,
+    LayoutWanted,
+    Training,
+    first_misfit,
+)
 from cordee.plan.optimum import Case, count
 from cordee.plan.space import EVERYTHING, Choices, burdens, divisors, pipelines, rows, ways
 from cordee.workload.load import load_shape
@@ -88,7 +97,10 @@ def test_every_layout_of_the_space_divides_and_stands_once(shape, gpus: int) -> 
         (LayoutWanted(schedule="zb-v"), lambda layout: layout.schedule == "zb-v" and layout.pp > 1),
         (LayoutWanted(vpp=2), lambda layout: layout.vpp == 2 and layout.schedule == "interleaved"),
         (LayoutWanted(micro_batch=3, sp=False), lambda layout: layout.micro_batch == 3 and not layout.sp),
-        (LayoutWanted(recompute="full", offload="both"), lambda layout: (layout.recompute, layout.offload) == ("full", "both")),
+        (
+            LayoutWanted(recompute="full", offload="both"),
+            lambda layout: (layout.recompute, layout.offload) == ("full", "both"),
+        ),
     ],
 )  # fmt: skip
 def test_what_is_asked_for_is_all_that_is_tried(wanted: LayoutWanted, holds) -> None:

@@ -202,7 +202,6 @@ def ordinary(case: Case) -> Choices:
         hsdp=False,
         sp=(True,),
         schedules=("1f1b", "interleaved"),
-        recomputes=("none", "full") if case.training.flash else ("none", "selective", "full"),
         cp_kinds=("ring",),
         offloads=("none",),
         ep_alone=True,
