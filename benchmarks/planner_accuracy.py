@@ -31,6 +31,8 @@ def _activations(memory: RankMemory) -> float:
     return max(float(moment.activations_bytes) for moment in memory.timelines[0])
 
 
+# What only a run that did not go out of memory has.
+SPEEDS = {"step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "samples_per_gpu_per_s"}
 # Activations in per cent of those with tensor parallelism and nothing else.
 SHARE_METRIC = "activation_mem_pct_of_none"
 # What each metric of memory means, and which of the planner's numbers answers it.
@@ -71,7 +73,12 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
     caught = missed = refused = held = 0
     details = []
     unscored: dict[str, int] = defaultdict(int)
+    ran: dict[str, list[bool]] = defaultdict(list)
     for run in runs:
+        if run.gpu is not None and run.zero_said and run.recompute_said and SPEEDS & set(run.metrics):
+            ran[run.source].append(
+                rank_memory(run.shape, run.layout, run.training).total_bytes <= usable_bytes(run.gpu)
+            )
         wanted = [m for m in run.metrics if "mem" in m or m in ("oom", "peak_reserved_gib")]
         why = "" if run.zero_said else "the ZeRO stage is not said"
         why = "the row contradicts itself (trust 3)" if run.trust > 2 else why
@@ -102,6 +109,7 @@ def memory_report(runs: Iterable[Published]) -> dict[str, Any]:
     return {
         "sources": {f"{source}: {kind}": _summary(found) for (source, kind), found in sorted(errors.items())},
         "out_of_memory": {"caught": caught, "missed": missed, "fits_told": held, "falsely_refused": refused},
+        "ran": {source: {"n": len(fits), "refused": fits.count(False)} for source, fits in sorted(ran.items())},
         "unscored": dict(unscored),
         "details": details,
     }
@@ -146,6 +154,8 @@ def print_memory(report: dict[str, Any]) -> None:
         f"out of memory: {told['caught']} of {told['caught'] + told['missed']} runs that did are refused; "
         f"{told['falsely_refused']} of {told['fits_told'] + told['falsely_refused']} that ran are refused too"
     )
+    print("runs with a speed, whose recomputation and ZeRO stage are said, that the planner would refuse:")
+    print("  " + "; ".join(f"{source} {row['refused']} of {row['n']}" for source, row in report["ran"].items()))
     print(f"not scored: {_unscored(report['unscored'])}")
 
 

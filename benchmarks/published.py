@@ -40,6 +40,7 @@ class Published:
     metrics: Mapping[str, float]
     units: Mapping[str, str]
     zero_said: bool
+    recompute_said: bool
     primary: frozenset[str]
     unstated: frozenset[str] = frozenset()
     fp4: bool = False
@@ -91,6 +92,7 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
         metrics={r["metric"]: float(r["value"]) for r in rows},
         units={r["metric"]: r["unit"].lower() for r in rows},
         zero_said=bool(re.search(r"^\d(?!/)|FSDP", row["zero_stage"])),
+        recompute_said=bool(re.match("none|full|selective", row["recompute"])),
         primary=frozenset(r["metric"] for r in rows if r["primary"] == "1"),
         unstated=_unstated(row),
         fp4="fp4" in row["dtype"].lower(),
@@ -215,7 +217,7 @@ def _read_run(row: Mapping[str, str], shape: ModelShape) -> tuple[Layout, Traini
         recompute=_recompute(row["recompute"]),
         cp=cp,
         ep=_whole(row["ep"]) or 1,
-        etp=_whole(row["etp"]) or None,
+        etp=_whole(row["etp"]) or (1 if tp * cp * dp % (tp * (_whole(row["ep"]) or 1)) else None),
         shard=shard,
         schedule=schedule,
         vpp=vpp,
@@ -243,7 +245,8 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         dropout=old,
         framework=framework,
         overlap="no comm overlap" not in note,
-        loss="fused" if "fused ce" in note else loss,
+        # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
+        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else loss,
     )
 
 
