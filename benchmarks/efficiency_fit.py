@@ -8,30 +8,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from step_cases import Stack
 
 from cordee.hardware.catalog import Efficiency
+from step_cases import Stack
 
 # How far each may move from its uncalibrated value: the standard deviation of its logarithm.
 FREEDOM = {
-    "product_share": 0.15,
-    "product8_share": 0.15,
-    "attention_share": 0.3,
-    "vendor_attention_share": 0.3,
-    "grouped_share": 0.15,
-    "memory_share": 0.3,
-    "island_share": 0.2,
-    "network_share": 0.3,
+    "product_share": 0.06,
+    "product8_share": 0.06,
+    "attention_share": 0.12,
+    "vendor_attention_share": 0.12,
+    "grouped_share": 0.06,
+    "memory_share": 0.12,
+    "island_share": 0.08,
+    "network_share": 0.12,
     "host_s": 0.5,
-    "exposed_share": 0.5,
+    "exposed_share": 0.2,
 }
 # What remains unexplained of a row against its source's mean, and of that mean: as logarithms.
-ROW_NOISE, SOURCE_NOISE = 0.10, 0.03
+ROW_NOISE, SOURCE_NOISE = 0.10, 0.05
 # A source with more rows than this counts as if it had so many: they repeat each other.
 ENOUGH_ROWS = 10
 ROUNDS = 6
-# Errors beyond this count by their distance, not its square.
-ROBUST = 0.15
+# Errors beyond this count by their distance, not its square: a mistake in a source must not bend the table.
+ROBUST = 0.08
 
 
 def fit_table(stack: Stack, start: Efficiency, rows: np.ndarray, names: Sequence[str] = tuple(FREEDOM)) -> Efficiency:
@@ -44,7 +44,6 @@ def fit_table(stack: Stack, start: Efficiency, rows: np.ndarray, names: Sequence
         error = _errors(stack, start, names, now)[rows]
         moved = [_errors(stack, start, names, now + 0.02 * unit)[rows] for unit in np.eye(len(names))]
         slopes = np.stack([(one - error) / 0.02 for one in moved], axis=1)
-        # Rows far off count by their distance, not its square: a mistake in a source must not bend the table.
         robust = 1 / np.sqrt(np.maximum(1.0, np.abs(error) / ROBUST))
         left = np.vstack([weigh(slopes * robust[:, None]), np.diag(1 / freedom)])
         right = np.concatenate([weigh((error * robust)[:, None])[:, 0], (now - first) / freedom])

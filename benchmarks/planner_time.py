@@ -8,12 +8,12 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from efficiency_fit import FREEDOM, fit_table, spread_of
-from published import Published
-from step_cases import Case, Stack, time_cases
 
 from cordee.hardware.catalog import Efficiency
 from cordee.plan.step import INTERVAL_SIGMAS
+from efficiency_fit import FREEDOM, fit_table, spread_of
+from published import Published
+from step_cases import Case, Stack, time_cases
 
 ENOUGH_FOR_A_LINE = 8
 ENOUGH_TO_RANK = 3
@@ -42,7 +42,7 @@ def _chip_report(cases: Sequence[Case]) -> dict[str, Any]:
     uncalibrated = stack.predict(plain)
     calibrated, tables = predict_left_out(stack, plain)
     logs = np.log(stack.measured / calibrated)
-    report: dict[str, Any] = {"sources": {}, "ranking": {}, "table": asdict(fit_table(stack, plain, everything(stack)))}
+    report: dict[str, Any] = {"sources": {}, "ranking": {}, "tables": {k: asdict(v) for k, v in tables.items()}}
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
         mine = [case for case, is_own in zip(cases, own, strict=True) if is_own]
@@ -164,7 +164,9 @@ def print_time(report: dict[str, Any]) -> None:
     percent: Callable[[float | None], str] = lambda v: "     -" if v is None else f"{100 * v:6.1f}"  # noqa: E731
     for chip, found in report["chips"].items():
         print(f"\n{chip}: tables fitted leave-one-source-out; interval 90 %")
-        print(f"{'source':40} {'n':>4} |{'uncalibrated':>21} |{'calibrated':>21} |{'const':>6} |{'HFU':>6} |{'cover':>6}")
+        print(
+            f"{'source':40} {'n':>4} |{'uncalibrated':>21} |{'calibrated':>21} |{'const':>6} |{'HFU':>6} |{'cover':>6}"
+        )
         print(f"{'':45} |   MAPE   bias  worst |   MAPE   bias  worst |  (one) | (line) | (90 %)")
         for source, row in found["sources"].items():
             lines = [(source, row)] + [
@@ -174,7 +176,7 @@ def print_time(report: dict[str, Any]) -> None:
                 plain = " ".join(percent(one["uncalibrated"][key]) for key in ("mape", "bias", "worst"))
                 fitted = one.get("calibrated") or dict.fromkeys(("mape", "bias", "worst"))
                 shown = " ".join(percent(fitted[key]) for key in ("mape", "bias", "worst"))
-                tail = f"{percent(one.get('one_constant'))} |{percent(one['constant_hfu'])} |{percent(one.get('coverage'))}"
+                tail = " |".join(percent(one.get(key)) for key in ("one_constant", "constant_hfu", "coverage"))
                 print(f"{name[:40]:40} {one['n']:4d} | {plain} | {shown} | {tail}")
         for source, kinds in found["ranking"].items():
             for kind, one in kinds.items():

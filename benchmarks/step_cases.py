@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from published import Published
 
 from cordee.hardware.catalog import Efficiency, Gpu
 from cordee.plan.layout import Layout, Optimizer, Training
 from cordee.plan.step import step_time
 from cordee.workload.model import ModelShape
+from published import Published
 
 # Metrics that a step time follows from without any convention, the most direct first.
 METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_gpu_per_s", "tflops_per_gpu")

@@ -34,11 +34,11 @@ class Efficiency:
     published step times by `benchmarks/fit_efficiency.py`, and `fitted_on` says on whose.
 
     `product_share` is of the dense peak of 16-bit products whose tiles fill the chip, `product8_share` of 8-bit ones,
-    `attention_share` of the 16-bit peak in portable fused attention (FlashAttention-2), `vendor_attention_share` in the
-    vendor's own (cuDNN); `grouped_share` is what a grouped product over experts keeps of a plain one's rate; `memory_share`, `island_share` and `network_share` are of
-    the bandwidths. `host_s` is what the host needs to issue one kernel, `launch_s` what the device loses between two.
-    `exposed_share` is the part of overlapped traffic that costs time all the same. `spread` is the standard deviation
-    of log(measured / predicted).
+    `grouped_share` what a grouped product over experts keeps of a plain one's rate. `attention_share` is of the 16-bit
+    peak in portable fused attention (FlashAttention-2), `vendor_attention_share` in the vendor's own (cuDNN).
+    `memory_share`, `island_share` and `network_share` are of the bandwidths. `host_s` is what the host needs to issue
+    one kernel, `launch_s` what the device loses between two. `exposed_share` is the part of overlapped traffic that
+    costs time all the same. `spread` is the standard deviation of log(measured / predicted).
     """
 
     units: int

@@ -26,7 +26,9 @@ class Link:
 
 def island_link(gpu: Gpu) -> Link:
     """The fast link inside an island."""
-    return Link(gpu.efficiency.island_alpha_s, gpu.link_bytes_per_s * gpu.efficiency.island_share, gpu.efficiency.switch_reduces)
+    return Link(
+        gpu.efficiency.island_alpha_s, gpu.link_bytes_per_s * gpu.efficiency.island_share, gpu.efficiency.switch_reduces
+    )
 
 
 def network_link(gpu: Gpu) -> Link:

@@ -5,7 +5,7 @@ from typing import Any
 from cordee.plan.layout import Schedule
 
 
-def bubble_s(schedule: Schedule, pp: Any, chunks: Any, forward_s: Any, inner_s: Any, weight_s: Any) -> Any:
+def bubble_s(schedule: Schedule, pp: Any, chunks: Any, *, forward_s: Any, inner_s: Any, weight_s: Any) -> Any:
     """Idle seconds of one rank in a step, for stages that take the same time.
 
     Args:
@@ -19,9 +19,10 @@ def bubble_s(schedule: Schedule, pp: Any, chunks: Any, forward_s: Any, inner_s: 
         inner_s: B, the gradient of its input.
         weight_s: W, the gradient of its weights.
 
-    >>> bubble_s("1f1b", 4, 1, 1.0, 1.0, 1.0), bubble_s("interleaved", 4, 3, 1.0, 1.0, 1.0)
+    >>> second = {"forward_s": 1.0, "inner_s": 1.0, "weight_s": 1.0}
+    >>> bubble_s("1f1b", 4, 1, **second), bubble_s("interleaved", 4, 3, **second)
     (9.0, 3.0)
-    >>> bubble_s("zb-h1", 4, 1, 1.0, 1.0, 1.0), bubble_s("zb-h2", 4, 1, 1.0, 1.0, 1.0)
+    >>> bubble_s("zb-h1", 4, 1, **second), bubble_s("zb-h2", 4, 1, **second)
     (3.0, 0.0)
     """
     both = inner_s + weight_s
@@ -37,9 +38,8 @@ def bubble_s(schedule: Schedule, pp: Any, chunks: Any, forward_s: Any, inner_s: 
     if schedule == "zb-v":
         # The fold divides a stage into two chunks; what is left is the difference between the three passes.
         return (pp - 1) * (_positive(forward_s - weight_s) + _positive(inner_s - weight_s)) / 2
-    # A pair of passes that overlap takes as long as the longer of the two: the backward one.
-    pair = both if schedule in ("dualpipe", "dualpipev") else whole
-    return _positive(pp / 2 - 1) * _positive(pair + both - 3 * weight_s)
+    # Overlapping hides the traffic of a pair of passes, but both compute on the same chip: FB takes as long as F and B.
+    return _positive(pp / 2 - 1) * _positive(whole + both - 3 * weight_s)
 
 
 def _positive(value: Any) -> Any:

@@ -11,10 +11,10 @@ from cordee.hardware.catalog import Gpu
 
 # Output tiles that one multiprocessor computes, and the part of its rate that each reaches: a smaller tile loads more
 # bytes for each product (NVIDIA, Matrix Multiplication Background User's Guide, section 4.1; shares are assumed).
-TILES: tuple[tuple[int, int, float], ...] = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8))
-# Rows that are no multiple of 128 bytes lose part of the rate on every chip since A100, rows that are no multiple of 16
-# take the slow path (same guide, section 2). It does not say how much: the shares are assumed; 0.7 is what a hidden size
-# of 14,400 in place of 13,824 cost in BLOOM's search for a layout.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
+# Rows that are no multiple of 128 bytes lose part of the rate on chips since A100, rows that are no multiple of 16 take
+# the slow path (same guide, section 2). It does not say how much: the shares are assumed, the first so that a hidden
+# size of 14,400 in place of 13,824 costs about what it cost in BLOOM's search for a layout.
 LINE_BYTES = 128
 UNALIGNED_SHARE = 0.7
 ODD_SHARE = 0.5
@@ -83,12 +83,16 @@ def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, vendor: bool = False)
     return flop / rate + gpu.efficiency.launch_s, FLASH_BACKWARD * flop / rate + gpu.efficiency.launch_s
 
 
-def unfused_attention_s(
-    gpu: Gpu, batch_heads: Any, tokens: Any, head_dim: Any
-) -> tuple[Any, Any]:
+def unfused_attention_s(gpu: Gpu, batch_heads: Any, tokens: Any, head_dim: Any) -> tuple[Any, Any]:
     """Forward and backward of attention that writes its scores: the whole square, and memory decides."""
     scores = batch_heads * tokens * tokens
-    rate = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_share * row_share(head_dim) * head_dim / (head_dim + FILL_ELEMENTS)
+    rate = (
+        gpu.peak_flop_per_s("bf16")
+        * gpu.efficiency.product_share
+        * row_share(head_dim)
+        * head_dim
+        / (head_dim + FILL_ELEMENTS)
+    )
     product = 2.0 * scores * head_dim / rate
     forward = 2 * product + move_s(gpu, 2 * SCORE_WORDS_FORWARD * scores)
     backward = 4 * product + move_s(gpu, 2 * SCORE_WORDS_BACKWARD * scores)

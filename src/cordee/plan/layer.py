@@ -1,4 +1,4 @@
-"""Seconds of one transformer layer, and of the loss head, on one GPU for one micro-batch: forward, backward in two parts.
+"""Seconds of one transformer layer, and of the loss head, for one micro-batch: forward, and backward in two parts.
 
 The sizes in a layout, and those of a dense shape, may be NumPy arrays. Communication is `comms.py`'s.
 """
@@ -13,7 +13,7 @@ from cordee.plan.kernels import fused_attention_s, move_s, product_s, unfused_at
 from cordee.plan.layout import Layout, Training
 from cordee.workload.model import LatentAttention, ModelShape
 
-# 16-bit words that a layer's unfused kernels read and write for each token, counted along the layer: two norms (4h), two
+# 16-bit words that a layer's small kernels move for each token, counted along the layer: two norms (4h), two
 # dropouts with residuals and masks (7h) forward; the backward pass moves twice as much.
 HIDDEN_WORDS = 11
 # Queries, keys and values are copied into their heads' order (and rotated) once: read and written.
@@ -104,7 +104,7 @@ def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training)
     """The output projection and the loss, over a vocabulary that tensor parallelism divides."""
     tokens, vocab = rank_tokens(layout, training), np.ceil(shape.vocab / layout.tp / 128) * 128
     moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab)
-    product = _product_passes(gpu, training, tokens, vocab, shape.hidden, 16, 1.0)
+    product = _product_passes(gpu, training, tokens, (vocab, shape.hidden))
     return product + Passes(moved / 2, moved / 2, 0.0, 0.0)
 
 
@@ -139,21 +139,20 @@ def _mlp_sizes(shape: ModelShape, ffn: Any, tp: Any) -> list[tuple[Any, Any]]:
     return [((shape.gated + 1) * ffn / tp, shape.hidden), (shape.hidden, ffn / tp)]
 
 
-def _products(
-    gpu: Gpu, training: Training, tokens: Any, sizes: list[tuple[Any, Any]], *, share: float = 1.0
-) -> Passes:
+def _products(gpu: Gpu, training: Training, tokens: Any, sizes: list[tuple[Any, Any]], *, share: float = 1.0) -> Passes:
     bits = {"fp8": 8, "fp32": 32}.get(training.precision, 16)
     total = Passes(0.0, 0.0, 0.0, 0.0)
     for n, k in sizes:
-        total += _product_passes(gpu, training, tokens, n, k, bits, share)
+        total += _product_passes(gpu, training, tokens, (n, k), bits=bits, share=share)
         if bits == 8:
             total += Passes(move_s(gpu, CAST_BYTES * tokens * k), move_s(gpu, CAST_BYTES * tokens * n), 0.0, 0.0)
     return total
 
 
 def _product_passes(
-    gpu: Gpu, training: Training, tokens: Any, n: Any, k: Any, bits: int, share: float
+    gpu: Gpu, training: Training, tokens: Any, size: tuple[Any, Any], *, bits: int = 16, share: float = 1.0
 ) -> Passes:
+    n, k = size
     # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
     accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
     forward = product_s(gpu, tokens, n, k, bits=bits, share=share)

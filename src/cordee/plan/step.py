@@ -56,7 +56,7 @@ def step_interval_s(total_s: Any, gpu: Gpu) -> tuple[Any, Any]:
 
     >>> from cordee.hardware.load import load_catalogue
     >>> low, high = step_interval_s(1.0, load_catalogue().find_gpu("A100"))
-    >>> low < 1.0 < high
+    >>> bool(low < 1.0 < high)
     True
     """
     factor = np.exp(INTERVAL_SIGMAS * gpu.efficiency.spread)
@@ -76,21 +76,21 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     layer = _mean_layer(shape, gpu, layout, training)
     again, repeated = _recompute(layer, layout, training, layers)
     head = head_passes(shape, gpu, layout, training)
-    tensor, context, expert = _layer_traffic(shape, gpu, layout, training, layer, repeated)
+    tensor, context, expert = _layer_traffic(shape, gpu, layout, training, core_s=layer.core_s, repeated=repeated)
     body = layer.forward_s + layer.backward_s + again + tensor + context + expert
     loss = head.forward_s + head.backward_s
     # The last stage has the head; where it has a layer less it may still not be the busiest.
     ends_busy = layers[1] * body + loss > layers[0] * body
     busy = np.where(ends_busy, layers[1], layers[0])
-    whole = shape.layers * body + loss
     # A rank waits while a first micro-batch passes the other stages: on average their work, not that of the busiest.
     others = Passes(layer.forward_s + again + (tensor + context + expert) / 3, layer.inner_s, layer.weight_s, 0.0)
     # The head in layers, by what both do once: so that more recomputation never shortens the bubble.
     mean = others.times((shape.layers + loss / (layer.forward_s + layer.backward_s)) / layout.pp)
     rest = (tensor + context + expert) * 2 / 3 * shape.layers / layout.pp
-    idle = bubble_s(layout.schedule, layout.pp, layout.chunks, mean.forward_s, mean.inner_s + rest, mean.weight_s)
-    # What the mean stage lacks to the busiest is waited for once, not for every stage of the bubble.
-    slack = np.where(layout.pp > 1, 0.0, 0.0)
+    idle = bubble_s(
+        layout.schedule, layout.pp, layout.chunks,
+        forward_s=mean.forward_s, inner_s=mean.inner_s + rest, weight_s=mean.weight_s,
+    )  # fmt: skip
     send = 2 * layout.chunks * stage_send_s(shape, gpu, layout, training)
     send = send * np.where(layout.vpp > 1, gpu.efficiency.exposed_share if training.overlap else 1.0, 1.0)
     parameters = _stage_parameters(shape, layout, share)
@@ -101,10 +101,10 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         context_s=count * busy * context,
         expert_s=count * busy * expert,
         pipeline_s=(count + layout.pp - 1) * send,
-        bubble_s=idle + slack,
-        data_s=_data_s(gpu, layout, training, parameters, layers[0], body * layers[1] / 3, count),
+        bubble_s=idle,
+        data_s=_data_s(gpu, layout, training, parameters, layers=layers[0], third_s=body * layers[1] / 3, count=count),
         optimizer_s=_optimizer_s(gpu, layout, training, parameters, layers[0]),
-        offload_s=_offload_s(shape, layout, training, parameters, layers[0], count),
+        offload_s=_offload_s(shape, layout, training, parameters, layers=layers[0], count=count),
     )
 
 
@@ -140,7 +140,7 @@ def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[
 
 
 def _layer_traffic(
-    shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, layer: Passes, repeated: Any
+    shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, core_s: Any, repeated: Any
 ) -> tuple[Any, Any, Any]:
     """What a layer waits for in one micro-batch: tensor, context and expert parallel traffic that is not hidden."""
     shown = gpu.efficiency.exposed_share if training.overlap else 1.0
@@ -150,7 +150,7 @@ def _layer_traffic(
     moved = context_layer_s(shape, gpu, layout, training)
     if layout.cp_kind == "ring":
         # Rounds of a ring hide behind the attention on what came before.
-        context = hidden_s((3 + repeated) * moved, (3.5 + repeated) * layer.core_s, shown)
+        context = hidden_s((3 + repeated) * moved, (3.5 + repeated) * core_s, shown)
     else:
         context = (3 + repeated) * moved
     experts = 0.0 if shape.experts is None else shape.expert_layers / shape.layers
@@ -186,7 +186,7 @@ def _stage_parameters(shape: ModelShape, layout: Layout, share: Any) -> _Weights
 
 
 def _data_s(
-    gpu: Gpu, layout: Layout, training: Training, weights: _Weights, layers: Any, third_s: Any, count: Any
+    gpu: Gpu, layout: Layout, training: Training, weights: _Weights, *, layers: Any, third_s: Any, count: Any
 ) -> Any:
     """What data parallelism adds once the passes of a micro-batch have hidden their part.
 
@@ -227,7 +227,7 @@ def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights
 
 
 def _offload_s(
-    shape: ModelShape, layout: Layout, training: Training, weights: _Weights, layers: Any, count: Any
+    shape: ModelShape, layout: Layout, training: Training, weights: _Weights, *, layers: Any, count: Any
 ) -> Any:
     """States cross the host link there and back once a step, activations once each way with every micro-batch.
 
