@@ -20,8 +20,13 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
         "model": _model(found.shape),
         "gpu": _gpu(found.gpu),
         "gpus": found.gpus,
-        "training": asdict(found.training) | {
-            "tokens_per_step": found.training.tokens_per_step, "optimizer": found.training.optimizer.name
+        "training": {
+            "seq_tokens": found.training.seq_tokens,
+            "global_batch": found.training.global_batch,
+            "tokens_per_step": found.training.tokens_per_step,
+            "optimizer": found.training.optimizer.name,
+            "precision": found.training.precision,
+            "framework": found.training.framework,
         },
         "bill": {
             "bytes_per_parameter": found.training.optimizer.bytes_per_parameter,

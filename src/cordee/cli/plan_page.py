@@ -210,6 +210,8 @@ def _sources(facts: Facts) -> str:
     gpu = facts.plan.gpu
     low, high = step_interval_s(1.0, gpu)
     told = [f"{gpu.name}: {gpu.source}"]
-    told += [f"{each.capacity} price: {each.price.source}" for each in facts.survivors if each.price is not None]
+    for each in facts.survivors:
+        if each.price is not None:
+            told.append(f"{each.capacity} ${each.price.usd_per_gpu_hour:.2f} a GPU-hour: {each.price.source}")
     told.append(f"step time: {gpu.efficiency.source}; nine of ten within {low - 1:+.0%} and {high - 1:+.0%}")
     return ". ".join(told)
