@@ -24,7 +24,9 @@ INNER_WORDS = 1
 PERMUTE_WORDS = 4
 # 8-bit products cast their inputs: two bytes read, a byte and its transpose written.
 CAST_BYTES = 4
-# Without fused kernels each step of a norm, a rotation or an activation reads and writes on its own (assumed).
+# Megatron-LM's kernels are fused, and Megatron-DeepSpeed has the same. Without them each step of a norm, a rotation or
+# an activation reads and writes on its own (twice the bytes: assumed).
+FUSING = ("megatron", "deepspeed")
 EAGER_WORDS = 2.0
 # Kernels that the host issues for one layer.
 FORWARD_KERNELS = 24
@@ -92,7 +94,7 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     words = words + (HEAD_WORDS * heads + INNER_WORDS * inner) / tp
-    if training.framework == "torch":
+    if training.framework not in FUSING:
         words = words * EAGER_WORDS
     moved = move_s(gpu, training.activation_bytes * words * tokens)
     total += Passes(moved, 2 * moved, 0.0, 0.0)
