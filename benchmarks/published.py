@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Catalogue, Gpu
-from cordee.plan.layout import OPTIMIZERS, Framework, Layout, Loss, Precision, Recompute, Schedule, Training
+from cordee.plan.layout import OPTIMIZERS, Framework, Layout, Precision, Recompute, Schedule, Training
 from cordee.workload.model import Experts, LatentAttention, ModelShape
 
 # GPT-2's vocabulary padded to 128, for rows of GPT models that do not say theirs.
@@ -234,7 +234,6 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
     before_te = "Megatron-LM" in row["framework"] and "TE" not in row["framework"] and not shape.gated
     old = framework == "deepspeed" or before_te
     precision: Precision = "fp8" if "fp8" in dtype or "fp4" in dtype else "bf16"
-    loss: Loss = "parallel" if framework in ("megatron", "deepspeed") else "eager"
     return Training(
         seq_tokens=_whole(row["seq_len"]) or (int(told[1]) if told else DEFAULT_SEQUENCE),
         global_batch=global_batch,
@@ -246,7 +245,7 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         framework=framework,
         overlap="no comm overlap" not in note,
         # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
-        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else loss,
+        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else None,
     )
 
 

@@ -197,7 +197,7 @@ def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
     """Logits and their gradient."""
     by_kind = LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES
     vocab = padded_vocab(shape, layout, training)
-    return by_kind[training.loss] * rank_tokens(layout, training) * vocab / layout.tp
+    return by_kind[training.loss_kind] * rank_tokens(layout, training) * vocab / layout.tp
 
 
 def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:

@@ -103,7 +103,8 @@ class Training:
     `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
     trainer of this package), DeepSpeed or InternEvo. `imbalance` is the busiest expert rank's tokens over the mean.
     `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
-    vocabulary that is divided by tp (parallel, as in Megatron-LM), or a plain one in fp32 (eager).
+    vocabulary that is divided by tp (parallel, as in Megatron-LM), or a plain one in fp32 (eager); None is what the
+    framework does by itself.
     `overlap` says that traffic runs beside the kernels where it can.
     """
 
@@ -116,12 +117,17 @@ class Training:
     framework: Framework = "torch"
     imbalance: float = 1.0
     overlap: bool = True
-    loss: Loss = "parallel"
+    loss: Loss | None = None
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens in one optimizer step."""
         return self.seq_tokens * self.global_batch
+
+    @property
+    def loss_kind(self) -> Loss:
+        """The kind of loss, asked for or by the framework."""
+        return self.loss or ("parallel" if self.framework in ("megatron", "deepspeed") else "eager")
 
     @property
     def activation_bytes(self) -> int:
