@@ -7,7 +7,6 @@ the reserve of torch's allocator and the bytes of contexts, which the output nam
 import argparse
 import importlib
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,8 +16,6 @@ from typing import Any
 from cordee.hardware.load import load_catalogue
 from cordee.plan.memory import RankMemory, rank_memory
 from cordee.units import GB
-
-sys.path.insert(0, str(Path(__file__).parent))
 from published import Published, memory_bytes, read_published, usable_bytes
 
 
