@@ -1,7 +1,7 @@
 """How far the planner is from published measurements: `planner_accuracy.py CSV [--json]`. Memory here, time next door.
 
-Errors are (predicted - measured) / measured. Nothing is fitted here: the memory model has no constant of any source but
-the reserve of torch's allocator and the bytes of contexts, which the output names.
+Errors are (predicted - measured) / measured. Nothing of memory is fitted here: its constants from measurements are the
+allocators' reserves and the bytes of contexts, at the top of `plan/buffers.py`.
 """
 
 import argparse

@@ -19,6 +19,7 @@ from cordee.workload.model import Experts, LatentAttention, ModelShape
 # GPT-2's vocabulary padded to 128, for rows of GPT models that do not say theirs.
 GPT2_VOCAB = 50_304
 DEFAULT_SEQUENCE = 2048
+NUMBER = r"-?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
     row = rows[0]
     shape = read_shape(row)
     layout, training = _read_run(row, shape)
+    if layout.pp > shape.layers or not layout.expert_data_ranks:
+        raise _UnreadableError("more stages than layers, or more expert ranks than GPUs")
     try:
         gpu = catalogue.find_gpu(_gpu_name(row["gpu_type"]))
     except CatalogueError:
@@ -82,14 +85,14 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
     return Published(
         config_id=row["config_id"],
         source=row["source"],
-        trust=int(row["trust"]),
+        trust=_whole(row["trust"]) or 2,
         note=row["note"],
         shape=shape,
         training=training,
         layout=layout,
         gpu=gpu,
         gpu_type=row["gpu_type"],
-        metrics={r["metric"]: float(r["value"]) for r in rows},
+        metrics={r["metric"]: float(r["value"]) for r in rows if re.fullmatch(NUMBER, r["value"])},
         units={r["metric"]: r["unit"].lower() for r in rows},
         zero_said=bool(re.search(r"^\d(?!/)|FSDP", row["zero_stage"])),
         recompute_said=bool(re.match("none|full|selective", row["recompute"])),
