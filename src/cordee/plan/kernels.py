@@ -10,8 +10,9 @@ import numpy as np
 from cordee.hardware.catalog import Gpu
 
 # Output tiles that one multiprocessor computes, and the part of its rate that each reaches: a smaller tile loads more
-# bytes for each product (NVIDIA, Matrix Multiplication Background User's Guide, section 4.1; shares are assumed).
-TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
+# bytes for each product, 4/3, 2 and 8/3 times those of the largest (NVIDIA, Matrix Multiplication Background User's
+# Guide, section 4.1). How much of that shows is assumed.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.8), (128, 64, 0.55), (64, 64, 0.4))
 # Rows that are no multiple of 128 bytes lose part of the rate on chips since A100, rows that are no multiple of 16 take
 # the slow path (same guide, section 2). It does not say how much: the shares are assumed, the first so that a hidden
 # size of 14,400 in place of 13,824 costs about what it cost in BLOOM's search for a layout.
@@ -24,8 +25,8 @@ FILL_ELEMENTS = 64
 FLASH_BACKWARD = 2.5
 # Sequences as long as this reach half of the rate in fused attention.
 FLASH_HALF_TOKENS = 512
-# Bytes moved for each score of unfused attention, in 16-bit words: write, softmax, dropout and its mask, read; twice
-# that backwards, less one (counted along the graph of Korthikanti et al. 2022, arXiv:2205.05198, figure 3).
+# 16-bit words moved for each score of unfused attention: written, softmax, dropout and its mask, read; backwards the
+# same and their gradients (counted along the graph of Korthikanti et al. 2022, arXiv:2205.05198, figure 3).
 SCORE_WORDS_FORWARD = 6.5
 SCORE_WORDS_BACKWARD = 10.0
 
