@@ -290,6 +290,7 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "64xH100", "--why", "tq=8"], 15, "cannot be read: 'tq=8'", "did you mean tp?"),
         (["llama-3-70b", "--gpus", "64xH100", "--buy", "none.toml"], 12, "none.toml does not exist", "TOML"),
         (["llama-3-70b", "--gpus", "512..8xH100"], 15, "512..8 GPUs is an empty range", "8..512xH100"),
+        (["llama-3-70b", "--gpus", "8..64xH100", "--why", "tp=8"], 12, "--why asks about one number", "64xH100"),
         (["llama-3-70b", "--gpus", "8..512"], 14, "does not say which GPU", "512xH100"),
         (["llama-3-70b", "--gpus", "8xH100", "--launch", "megatron"], 21, "there is no layout to launch", "nearest"),
         (["llama-3-70b", "--gpus", "60xH100", "--layout", "pp=7"], 15, "tp*pp*dp = 1*7*8 = 56 GPUs", "must divide 60"),
@@ -383,8 +384,8 @@ def test_the_curve_has_a_schema_and_ends_with_21_where_nothing_fits(capsys: pyte
 def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, own = tmp_path / "plan.html", tmp_path / "own.toml"
     own.write_text(ASSUMED)
-    _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--html", str(page), "--buy", str(own), "--tokens", "1T", "--max-seq",
-         "--why", "fsdp64")  # fmt: skip
+    asked = ["--html", str(page), "--buy", str(own), "--tokens", "1T", "--max-seq", "--why", "fsdp64"]
+    _run(capsys, "llama-3-70b", "--gpus", "64xH100", *asked)
     text = page.read_text()
     for part in (
         "Memory over the step",

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -12,13 +12,14 @@ from typing import Annotated, TypeVar
 import typer
 
 from cordee.cli.plan_json import curve_json, plan_json
-from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more
+from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
+from cordee.cli.plan_page import curve_page, plan_page
 from cordee.cli.plan_text import Facts, More, Survivor
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue
 from cordee.plan.cost import TrainingRun, training_run
-from cordee.plan.curve import scaling_curve, sizes
+from cordee.plan.curve import Curve, scaling_curve, sizes
 from cordee.plan.launch import Launch, first_to_launch
 from cordee.plan.layout import FRAMEWORKS, PRECISIONS, RECOMPUTES, LayoutWanted, parse_layout
 from cordee.plan.longest import longest_contexts
@@ -29,6 +30,7 @@ from cordee.plan.why import why_not
 from cordee.units import parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
+from cordee.workload.model import ModelShape
 
 # What is assumed where the user says nothing; the output names each of them.
 STORAGE_PER_NODE = "2GB/s"
@@ -134,12 +136,10 @@ def plan(
         training = training_for(shape, last, **about)  # type: ignore[arg-type]
         asked = parse_layout(layout) if layout else LayoutWanted()
         curve = scaling_curve(shape, gpu, sizes(first, last), training, price=price, wanted=asked)
-        if as_json:
-            print(json.dumps(curve_json(curve, shape, gpu), indent=2))
-        else:
-            print_curve(curve, shape, gpu, html)
-        if curve.smallest is None:
-            raise typer.Exit(DoesNotFitError.exit_code)
+        _refuse_beside_a_range(
+            {"--why": why, "--max-seq": max_seq, "--tokens": tokens, "--buy": buy, "--launch": launcher}
+        )
+        _tell_curve(curve, shape, gpu, html, as_json=as_json)
         return
     how = None if recompute == "auto" else _one_of("recompute", recompute, RECOMPUTES, also="auto")
     found = plan_layouts(
@@ -148,22 +148,46 @@ def plan(
     )  # fmt: skip
     stops = _Stops(storage, mtbi, reclaims, notice, stall)
     facts = Facts(found, wanted, _survivors(found, catalogue, stops), storage)
-    smallest = fewest_gpus_to_train(shape, gpu, found.training, found.fewest_gpus, found.gpus) if found.best else None
     more = More(
-        smallest=smallest,
+        smallest=fewest_gpus_to_train(shape, gpu, found.training, found.fewest_gpus, last) if found.best else None,
         why=why_not(found, why) if why is not None else None,
         longest=longest_contexts(found, LONGEST_SHOWN) if max_seq else (),
         run=_run(facts, tokens),
         own=_comparison(facts, buy),
         launch=_launch(found, launcher),
     )
+    _tell(facts, more, html, show_all=show_all, as_json=as_json)
+
+
+def _tell(facts: Facts, more: More, html: Path | None, *, show_all: bool, as_json: bool) -> None:
+    """The plan in the form that was asked for; exits with 21 if nothing fits."""
+    if html is not None:
+        write_page(html, plan_page(facts, more))
     if as_json:
         print(json.dumps(plan_json(facts, more), indent=2))
     elif more.launch is not None:
-        print_launch(more.launch, found)
+        print_launch(more.launch, facts.plan)
     else:
-        print_plan_and_more(facts, more, show_all=show_all, html=html)
-    if found.best is None:
+        print_plan_and_more(facts, more, show_all=show_all)
+    if facts.plan.best is None:
+        raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def _refuse_beside_a_range(flags: Mapping[str, object]) -> None:
+    given = [flag for flag, value in flags.items() if value]
+    if given:
+        raise SpecError(f"{given[0]} asks about one number of GPUs, not a range", hint="write one: --gpus 64xH100")
+
+
+def _tell_curve(curve: Curve, shape: ModelShape, gpu: Gpu, html: Path | None, *, as_json: bool) -> None:
+    """The scaling curve; exits with 21 if nothing fits on any size."""
+    if html is not None:
+        write_page(html, curve_page(curve, shape, gpu))
+    if as_json:
+        print(json.dumps(curve_json(curve, shape, gpu), indent=2))
+    else:
+        print_curve(curve, shape, gpu)
+    if curve.smallest is None:
         raise typer.Exit(DoesNotFitError.exit_code)
 
 

@@ -2,14 +2,12 @@
 
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.cli.plan_page import curve_page, plan_page
 from cordee.cli.plan_text import Facts, More, console, count, gb, indented, print_plan, print_sources, title, usd
 from cordee.errors import DestinationError
 from cordee.hardware.catalog import Gpu
@@ -24,7 +22,7 @@ from cordee.units import format_bytes, format_duration
 from cordee.workload.model import ModelShape
 
 
-def print_plan_and_more(facts: Facts, more: More, *, show_all: bool, html: Path | None) -> None:
+def print_plan_and_more(facts: Facts, more: More, *, show_all: bool) -> None:
     """The plan and what was asked beyond it; the sources come last."""
     out = console()
     print_plan(out, facts, more, show_all=show_all)
@@ -37,7 +35,6 @@ def print_plan_and_more(facts: Facts, more: More, *, show_all: bool, html: Path 
     if more.own is not None:
         _own(out, more.own)
     print_sources(out, facts)
-    _write(out, html, lambda: plan_page(facts, more))
 
 
 def print_launch(launch: Launch, plan: Plan) -> None:
@@ -53,7 +50,7 @@ def print_launch(launch: Launch, plan: Plan) -> None:
         print(f"note: {each}", file=sys.stderr)
 
 
-def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu, html: Path | None) -> None:
+def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
     """Tokens a second of each size, the share that added GPUs bring, and the knee."""
     out = console()
     training = curve.training
@@ -97,7 +94,6 @@ def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu, html: Path | None) ->
     out.print(table)
     out.print()
     indented(out, _knee(curve), style="")
-    _write(out, html, lambda: curve_page(curve, shape, gpu))
 
 
 def _knee(curve: Curve) -> str:
@@ -176,14 +172,15 @@ def _own(out: Console, own: Comparison) -> None:
     out.print(table)
 
 
-def _write(out: Console, html: Path | None, page: Callable[[], str]) -> None:
-    if html is None:
-        return
+def write_page(path: Path, page: str) -> None:
+    """Write the page and say so beside the output.
+
+    Raises:
+        DestinationError: it cannot be written there.
+    """
     try:
-        html.write_text(page(), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise DestinationError(
-            f"{html} cannot be written: {error.strerror}", hint="give a path in a folder that exists"
-        ) from None
-    out.print()
-    out.print(f"written to {html}", style="dim")
+        hint = "give a path in a folder that exists"
+        raise DestinationError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
+    print(f"note: written to {path}", file=sys.stderr)
