@@ -228,7 +228,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     moments.append(at("backward", kept + between, 0.0, backward))
     if held.embeddings:
         rows = buf.embedding_gradient_bytes(shape, layout, training)
-        moments.append(at("embedding", kept * (flying - 1) / flying, 0.0, rows + boundary + arriving))
+        moments.append(at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
     moments.append(at("step", 0.0, 0.0, moment))
     return tuple(moments)
 
