@@ -14,16 +14,16 @@ from step_cases import Stack
 
 # How far each may move from its uncalibrated value: the standard deviation of its logarithm.
 FREEDOM = {
-    "product_share": 0.06,
-    "product8_share": 0.06,
-    "attention_share": 0.12,
-    "vendor_attention_share": 0.12,
-    "grouped_share": 0.06,
-    "memory_share": 0.12,
-    "island_share": 0.08,
-    "network_share": 0.12,
+    "product_share": 0.1,
+    "product8_share": 0.1,
+    "attention_share": 0.2,
+    "vendor_attention_share": 0.2,
+    "grouped_share": 0.1,
+    "memory_share": 0.2,
+    "island_share": 0.12,
+    "network_share": 0.2,
     "host_s": 0.5,
-    "exposed_share": 0.2,
+    "exposed_share": 0.3,
 }
 # What remains unexplained of a row against its source's mean, and of that mean: as logarithms.
 ROW_NOISE, SOURCE_NOISE = 0.10, 0.05

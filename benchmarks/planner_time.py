@@ -185,5 +185,5 @@ def print_time(report: dict[str, Any]) -> None:
                     f"{100 * one['regret']:.1f} % (random {100 * one['random_regret']:.1f}, worst "
                     f"{100 * one['worst_regret']:.1f}), Spearman {one['spearman']:.2f}"
                 )
-        for source, row in found["sources"].items():
-            print(f"  {source[:38]}: fitted on {', '.join(name[:24] for name in row['fitted_on']) or 'nothing'}")
+        told = ", ".join(sorted(found["sources"]))
+        print(f"  each source is predicted by a table fitted on the others of: {told}")

@@ -96,7 +96,8 @@ def _filled(run: Published, gpu: Gpu, training: Training) -> Layout:
         for vpp in chunks
         if training.global_batch % (layout.dp * size) == 0 and (vpp == 1 or run.shape.layers % (layout.pp * vpp) == 0)
     ] or [layout]
-    return min(tried, key=lambda one: float(step_time(run.shape, gpu, one, training).total_s))
+    plain = replace(gpu, efficiency=gpu.uncalibrated)
+    return min(tried, key=lambda one: float(step_time(run.shape, plain, one, training).total_s))
 
 
 def _measured_s(run: Published, layout: Layout) -> float:

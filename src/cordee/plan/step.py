@@ -206,7 +206,9 @@ def _data_s(
     # The first bucket cannot start before the pass, and the last one ends after it.
     least = np.maximum(shown, 1 / layers)
     once = hidden_s(reduce, 2 * third_s, least)
-    once = once + np.where(layout.zero > 0, hidden_s(gather, third_s, least), 0.0)
+    # Megatron-LM and FSDP gather weights while the next forward pass runs, DeepSpeed and InternEvo before it starts.
+    late = training.framework in ("deepspeed", "internevo")
+    once = once + np.where(layout.zero > 0, gather if late else hidden_s(gather, third_s, least), 0.0)
     sharded = hidden_s(gather, third_s, least) + hidden_s(gather + reduce, 2 * third_s, least)
     twice = hidden_s(reduce, 2 * third_s, least) * count + gather * least
     # With a pipeline the gradients of all micro-batches are kept, so they are reduced once there.
