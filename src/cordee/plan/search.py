@@ -299,8 +299,9 @@ def _remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     found.append(_if_fits(case, f"offload to the host on the same {case.gpus} GPUs", offload))
     smaller = find_optimizer("adamw-8bit", training.precision)
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
-        change = f"--optimizer {smaller.name} on the same {case.gpus} GPUs"
-        found.append(_if_fits(replace(case, training=replace(training, optimizer=smaller)), change))
+        lean = replace(case, training=replace(training, optimizer=smaller))
+        same = _if_fits(lean, f"--optimizer {smaller.name} on the same {case.gpus} GPUs")
+        found.append(same or _more_gpus(lean, global_batch, f" --optimizer {smaller.name}"))
     shorter = training.seq_tokens // 2
     while shorter >= 1024:
         remedy = _if_fits(replace(case, training=replace(training, seq_tokens=shorter)), f"--seq {shorter}")
@@ -311,7 +312,7 @@ def _remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     return tuple(remedy for remedy in found if remedy is not None)
 
 
-def _more_gpus(case: Case, global_batch: int | None) -> Remedy | None:
+def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:
     """The first of 1, 1.5, 2, 3, 4, 6, 8, ... nodes above the present number on which some layout fits."""
     node = case.gpu.gpus_per_node
     fewest = max(case.gpus + 1, fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu))
@@ -322,7 +323,7 @@ def _more_gpus(case: Case, global_batch: int | None) -> Remedy | None:
                 continue
             batch = global_batch or _default_batch(case.training.seq_tokens, total)
             larger = replace(case, gpus=total, training=replace(case.training, global_batch=batch))
-            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}")
+            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}{besides}")
             if remedy is not None:
                 return remedy
         nodes *= 2
