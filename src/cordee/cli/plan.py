@@ -25,7 +25,7 @@ from cordee.plan.layout import FRAMEWORKS, PRECISIONS, RECOMPUTES, LayoutWanted,
 from cordee.plan.longest import longest_contexts
 from cordee.plan.own import Comparison, compare, ownership_from
 from cordee.plan.search import Plan, fewest_gpus_to_train, plan_layouts, training_for
-from cordee.plan.survive import survival
+from cordee.plan.survive import TierSave, checkpoint_bytes, survival, tier_saves
 from cordee.plan.why import why_not
 from cordee.units import parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
@@ -147,7 +147,7 @@ def plan(
         **about,  # type: ignore[arg-type]
     )  # fmt: skip
     stops = _Stops(storage, mtbi, reclaims, notice, stall)
-    facts = Facts(found, wanted, _survivors(found, catalogue, stops), storage)
+    facts = Facts(found, wanted, _survivors(found, catalogue, stops), storage, _tiers(found))
     more = More(
         smallest=fewest_gpus_to_train(shape, gpu, found.training, found.fewest_gpus, last) if found.best else None,
         why=why_not(found, why) if why is not None else None,
@@ -250,6 +250,11 @@ def _survivor(
         step_s=best.step.total_s if best is not None and best.step is not None else 0.0,
     )
     return Survivor(capacity, price, source, expected)
+
+
+def _tiers(found: Plan) -> tuple[TierSave, ...]:
+    nodes = -(-found.gpus // found.gpu.gpus_per_node)
+    return tier_saves(checkpoint_bytes(found.shape, found.training), found.gpus, nodes)
 
 
 def _lasting(flag: str, text: str) -> float:

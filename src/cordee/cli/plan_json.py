@@ -55,6 +55,7 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
             for remedy in found.remedies
         ],
         "survival": [_survivor_json(survivor) for survivor in facts.survivors],
+        "storage_tiers": [asdict(save) for save in facts.tiers],
         "why": more.why and _why(more.why),
         "longest_contexts": [_longest(found) for found in more.longest],
         "run": more.run and asdict(more.run),

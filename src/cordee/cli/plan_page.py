@@ -169,7 +169,9 @@ def _survival(facts: Facts) -> Section:
         f"{facts.storage_per_node} a node, of which the ranks wait {format_duration(one.stall_s)}. "
         "The dollars are what one preemption loses."
     )
-    notes = [f"{survivor.capacity} interruptions: {survivor.mtbi_source}" for survivor in facts.survivors]
+    times = [f"{save.tier} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.tiers]
+    notes = ["A checkpoint by tier, assumed: " + ", ".join(times)]
+    notes += [f"{survivor.capacity} interruptions: {survivor.mtbi_source}" for survivor in facts.survivors]
     return Section("Surviving", lead, (table_html([Column(name) for name in names], rows),), notes=notes)
 
 

@@ -20,7 +20,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.longest import LongestContext
 from cordee.plan.own import Comparison
 from cordee.plan.step import step_interval_s
-from cordee.plan.survive import Survival
+from cordee.plan.survive import Survival, TierSave
 from cordee.plan.why import Why
 from cordee.units import GB, format_bytes, format_duration, format_usd
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
@@ -56,6 +56,7 @@ class Facts:
     capacity: Capacity
     survivors: tuple[Survivor, ...]
     storage_per_node: str
+    tiers: tuple[TierSave, ...]
 
     @property
     def chosen(self) -> Survivor:
@@ -289,6 +290,8 @@ def _survival(out: Console, facts: Facts) -> None:
     size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
     weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a parameter): ", (time, "bold"))
     out.print(weight.append(f" at {facts.storage_per_node} a node"))
+    times = ", ".join(f"{save.tier} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.tiers)
+    indented(out, f"by tier, assumed: {times}")
     if one.drain_s:
         held = format_duration(one.stall_s)
         indented(

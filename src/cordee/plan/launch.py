@@ -97,10 +97,13 @@ def _torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[
         )
     if layout.pp > 1:
         stages = layout.pp * layout.chunks
+        per_stage = -(-shape.layers // stages)
+        if -(-shape.layers // per_stage) != stages:
+            cannot.append(f"{shape.layers} layers do not divide into {stages} stages: name them by hand")
         lines += [
             f'pipeline_parallel_schedule = "{schedule or "1F1B"}"',
             f"pipeline_parallel_microbatch_size = {layout.micro_batch}",
-            f"pipeline_parallel_layers_per_stage = {-(-shape.layers // stages)}",
+            f"pipeline_parallel_layers_per_stage = {per_stage}",
             "pipeline_parallel_first_stage_less_layers = 0",
             "pipeline_parallel_last_stage_less_layers = 0",
         ]

@@ -7,6 +7,7 @@ notice; reclaims come with a notice that may be long enough for a last save.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from cordee.plan.cost import hold_usd
 from cordee.plan.layout import Training
@@ -14,6 +15,45 @@ from cordee.workload.model import ModelShape
 
 # Llama 3 (arXiv:2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100s.
 LLAMA3_MTBI_GPU_HOURS = 54 * 24 * 16_384 / 419
+
+
+@dataclass(frozen=True, slots=True)
+class StorageTier:
+    """A place for checkpoints: what each GPU or each node writes to it, and what it outlives."""
+
+    name: str
+    bytes_per_s: float
+    each: Literal["GPU", "node"]
+    outlives: str
+
+
+# Assumed: a copy over PCIe 4 x16, one good NVMe drive or a stripe of older ones, a node's share of an object store.
+STORAGE_TIERS = (
+    StorageTier("host memory", 25e9, "GPU", "the process"),
+    StorageTier("local NVMe", 6e9, "node", "the job"),
+    StorageTier("object store", 2e9, "node", "the node"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TierSave:
+    """What one checkpoint takes to a tier."""
+
+    tier: str
+    seconds: float
+    outlives: str
+
+
+def tier_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[TierSave, ...]:
+    """Seconds of one checkpoint to each tier, all ranks writing their share at once.
+
+    >>> [round(save.seconds, 1) for save in tier_saves(980_000_000_000, 64, 8)]
+    [0.6, 20.4, 61.2]
+    """
+    writers = {"GPU": gpus, "node": nodes}
+    return tuple(
+        TierSave(tier.name, n_bytes / (tier.bytes_per_s * writers[tier.each]), tier.outlives) for tier in STORAGE_TIERS
+    )
 
 
 @dataclass(frozen=True, slots=True)
