@@ -72,6 +72,9 @@ def test_where_nothing_fits_the_answer_is_a_remedy() -> None:
     none = plan_layouts(L70, H100, 4)
     why = why_not(none, "tp=4")
     assert why.ground == "does not fit" and why.best is None and why.hint
+    offloaded = why_not(plan_layouts(L70, H100, 8), "tp=8,offload=optimizer")
+    assert offloaded.ground == "the best" and offloaded.best is None
+    assert offloaded.candidate is not None and offloaded.candidate.fits
 
 
 def test_sizes_of_a_curve() -> None:

@@ -28,6 +28,7 @@ from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_
 SHOWN = 8
 PIPED_WIDTH = 100
 NARROWEST = 20
+NARROWEST_BAR = 10
 COLOURS = {
     "weights": "blue",
     "gradients": "green",
@@ -211,9 +212,13 @@ class _Scale:
         widths = {"step": 9, "MFU": 4} | ({"tok/s": 6} if out.width >= 100 else {})
         widths |= {"$/1B tok": 9} if plan.price is not None else {}
         left = out.width - names - sum(widths.values()) - 12
+        # Long names push out what the step already says, until a bar has room.
+        for name in ("tok/s", "MFU", "$/1B tok"):
+            if left < NARROWEST_BAR and name in widths:
+                left += widths.pop(name) + 1
         full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.gpu.memory_bytes)
         ascii_only = not out.encoding.lower().startswith("utf")
-        return cls(names, max(10, min(60, left)), full_bytes, ascii_only, frozenset(widths))
+        return cls(names, max(NARROWEST_BAR, min(60, left)), full_bytes, ascii_only, frozenset(widths))
 
 
 def _table(scale: _Scale, *others: str) -> Table:

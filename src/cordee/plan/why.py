@@ -45,11 +45,13 @@ def why_not(plan: Plan, text: str) -> Why:
     if not candidate.fits:
         return _does_not_fit(plan, text, case, wanted, candidate)
     best = plan.best
-    assert best is not None and best.step is not None and candidate.step is not None, "something fits: this one does"
-    seconds, least = candidate.step.total_s, best.step.total_s
-    if seconds <= least:
+    assert candidate.step is not None, "it fits"
+    seconds = candidate.step.total_s
+    if best is None or best.step is None or seconds <= best.step.total_s:
         says = f"{candidate.layout} is the best: {seconds:,.2f} s a step, {format_bytes(candidate.peak_bytes)}"
-        return Why(text, "the best", says, "", candidate, best)
+        hint = "" if best is None or best.layout == candidate.layout else f"the plan has {best.layout}"
+        return Why(text, "the best", says, hint, candidate, best)
+    least = best.step.total_s
     more = {part.name.removesuffix("_s"): getattr(candidate.step, part.name) - getattr(best.step, part.name)
             for part in fields(candidate.step)}  # fmt: skip
     parts = tuple(sorted(((name, each) for name, each in more.items() if each), key=lambda pair: -abs(pair[1])))
