@@ -1,4 +1,6 @@
-"""How fast the whole space of layouts is searched: `python benchmarks/planner_search.py [--json] [--sub-spaces N] [--prove]`.
+"""How fast the whole space of layouts is searched.
+
+`python benchmarks/planner_search.py [--json] [--sub-spaces N] [--prove]`.
 
 The full cross product for GPT-3 175B on 1,024 A100s: the count is printed before anything is pruned, then the proven
 optimum, what was weighed and timed, and the seconds on one core. Beside it the same answer by brute force on random
