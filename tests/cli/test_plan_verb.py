@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from cordee.cli.main import main
+from cordee.plan.layout import CONTEXT_KINDS, FRAMEWORKS, OFFLOADS, SCHEDULES
 from cordee.units import format_duration
 from cordee.workload.load import load_shape
 
@@ -29,47 +30,100 @@ def _object(**properties: object) -> dict[str, object]:
     }
 
 
+BOOL = {"type": "boolean"}
+
+
+def _or_null(schema: dict[str, object]) -> dict[str, object]:
+    return {"anyOf": [{"type": "null"}, schema]}
+
+
+def _list(items: dict[str, object], **limits: int) -> dict[str, object]:
+    return {"type": "array", "items": items, **limits}
+
+
+STEP = _object(**{f"{part}_s": NUMBER for part in (
+    "compute", "recompute", "tensor", "context", "expert", "pipeline", "bubble", "data", "optimizer", "offload",
+)})  # fmt: skip
 LAYOUT = _object(
-    layout=TEXT, dp=COUNT, tp=COUNT, pp=COUNT, zero={"enum": [0, 1, 2, 3]}, sp={"type": "boolean"}, micro_batch=COUNT,
-    recompute={"enum": ["none", "selective", "full"]}, fits={"type": "boolean"}, peak_bytes=COUNT, wall_bytes=COUNT,
-    shortfall_bytes=COUNT, fullest_stage=COUNT,
+    layout=TEXT, dp=COUNT, tp=COUNT, pp=COUNT, zero={"enum": [0, 1, 2, 3]}, sp=BOOL, micro_batch=COUNT,
+    recompute={"enum": ["none", "selective", "full"]}, cp=COUNT, ep=COUNT, etp=OR_NULL, shard=OR_NULL,
+    schedule={"enum": list(SCHEDULES)}, vpp=COUNT, cp_kind={"enum": list(CONTEXT_KINDS)},
+    split={"type": ["array", "null"]}, recompute_layers=OR_NULL, offload={"enum": list(OFFLOADS)},
+    fits=BOOL, peak_bytes=COUNT, wall_bytes=COUNT, shortfall_bytes=COUNT, fullest_stage=COUNT,
     parts_bytes=_object(
         weights=COUNT, gradients=COUNT, optimizer=COUNT, activations=COUNT, loss=COUNT, buffers=COUNT,
         fragmentation=COUNT, context=COUNT,
     ),
-    step_s=OR_NULL, step_parts_s={"type": ["object", "null"]}, mfu=OR_NULL, tokens_per_s=OR_NULL,
-    usd_per_billion_tokens=OR_NULL,
+    step_s=OR_NULL, step_s_nine_of_ten=_or_null(_list(NUMBER, minItems=2, maxItems=2)), step_parts_s=_or_null(STEP),
+    mfu=OR_NULL, tokens_per_s=OR_NULL, usd_per_billion_tokens=OR_NULL,
 )  # fmt: skip
+MODEL = _object(
+    name=TEXT, parameters=COUNT, active_parameters=COUNT,
+    parts=_object(embedding=COUNT, attention=COUNT, mlp=COUNT, experts=COUNT, router=COUNT, norms=COUNT, head=COUNT),
+)  # fmt: skip
+GPU = _object(name=TEXT, memory_bytes=COUNT, source=TEXT)
 SCHEMA = _object(
     version={"const": 1},
-    model=_object(
-        name=TEXT, parameters=COUNT, active_parameters=COUNT,
-        parts=_object(
-            embedding=COUNT, attention=COUNT, mlp=COUNT, experts=COUNT, router=COUNT, norms=COUNT, head=COUNT
+    model=MODEL,
+    gpu=GPU,
+    gpus=COUNT,
+    training=_object(
+        seq_tokens=COUNT, global_batch=COUNT, tokens_per_step=COUNT, optimizer=TEXT, precision=TEXT,
+        framework={"enum": list(FRAMEWORKS)},
+    ),
+    bill=_object(bytes_per_parameter=NUMBER, state_bytes=COUNT, fewest_gpus=COUNT, fewest_gpus_to_train=OR_NULL),
+    price=_or_null(_object(capacity=TEXT, usd_per_gpu_hour=NUMBER, source=TEXT)),
+    fits=BOOL,
+    candidates=COUNT,
+    layouts=_list(LAYOUT, minItems=1),
+    timeline=_object(
+        layout=TEXT, stage=COUNT, peak_event=TEXT,
+        events=_list(
+            _object(
+                event=TEXT, weights_bytes=COUNT, gradients_bytes=COUNT, optimizer_bytes=COUNT,
+                activations_bytes=COUNT, loss_bytes=COUNT, buffers_bytes=COUNT,
+            ),
+            minItems=3,
         ),
     ),
-    gpu=_object(name=TEXT, memory_bytes=COUNT, source=TEXT),
-    gpus=COUNT,
-    training=_object(seq_tokens=COUNT, global_batch=COUNT, tokens_per_step=COUNT, optimizer=TEXT, precision=TEXT),
-    bill=_object(bytes_per_parameter=NUMBER, state_bytes=COUNT, fewest_gpus=COUNT),
-    price={"anyOf": [{"type": "null"}, _object(capacity=TEXT, usd_per_gpu_hour=NUMBER, source=TEXT)]},
-    fits={"type": "boolean"},
-    layouts={"type": "array", "items": LAYOUT, "minItems": 1},
-    remedies={
-        "type": "array",
-        "items": _object(change=TEXT, gpus=COUNT, seq_tokens=COUNT, optimizer=TEXT, layout=LAYOUT),
-    },
-    survival={
-        "type": "array",
-        "minItems": 2,
-        "items": _object(
+    remedies=_list(_object(change=TEXT, gpus=COUNT, seq_tokens=COUNT, optimizer=TEXT, layout=LAYOUT)),
+    survival=_list(
+        _object(
             capacity={"enum": ["on-demand", "spot"]}, usd_per_gpu_hour=OR_NULL,
             price_source={"type": ["string", "null"]}, mtbi_source=TEXT, checkpoint_bytes=COUNT,
             checkpoint_s=NUMBER, restart_s=NUMBER, mtbi_s=NUMBER, period_s=NUMBER, goodput=NUMBER,
             usd_per_hour=OR_NULL, lost_usd_worst=OR_NULL, lost_usd_expected=OR_NULL, lost_usd_with_notice=OR_NULL,
+            stall_s=NUMBER, drain_s=NUMBER, lost_s_expected=NUMBER, reclaim_mtbi_s=OR_NULL, grace_s=NUMBER,
+            grace_is_enough=BOOL,
         ),
-    },
+        minItems=2,
+    ),
+    storage_tiers=_list(_object(tier=TEXT, seconds=NUMBER, outlives=TEXT), minItems=3),
+    why=_or_null(
+        _object(asked=TEXT, ground=TEXT, says=TEXT, hint=TEXT, layout=_or_null(LAYOUT), more_s={"type": "object"})
+    ),
+    longest_contexts=_list(_object(layout=TEXT, seq_tokens=COUNT, peak_bytes=COUNT)),
+    run=_or_null(_object(tokens=NUMBER, steps=COUNT, wall_s=NUMBER, gpu_hours=NUMBER, usd=OR_NULL, usd_lost=OR_NULL)),
+    rent_or_buy=_or_null(
+        _object(
+            assumed={"type": "object"}, break_even_month=OR_NULL, rent_usd=NUMBER, own_usd=NUMBER,
+            own_usd_per_gpu_hour=NUMBER, break_even_busy_share=OR_NULL, verdict=TEXT,
+            swings=_list(_object(name=TEXT, value=NUMBER, low_month=OR_NULL, high_month=OR_NULL)),
+        )
+    ),
+    launch=_or_null(_object(launcher=TEXT, layout=TEXT, text=TEXT, cannot=_list(TEXT), notes=_list(TEXT))),
 )  # fmt: skip
+CURVE = _object(
+    version={"const": 1}, model=MODEL, gpu=GPU, seq_tokens=COUNT, global_batch=COUNT, knee_gpus=OR_NULL,
+    points=_list(_object(gpus=COUNT, layout=_or_null(LAYOUT), added_share=OR_NULL), minItems=1),
+)  # fmt: skip
+ASSUMED = """busy_share = 0.7
+purchase_usd_per_gpu = 40_000
+life_years = 4
+power_kw_per_gpu = 1.4
+usd_per_kwh = 0.11
+staff_usd_per_year = 150_000
+"""
 
 
 def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -97,6 +151,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
         ["llama-3-70b", "--gpus", "64xH100"],
         ["llama-3-70b", "--gpus", "8xH100"],
         ["deepseek-v3", "--gpus", "GB200:576", "--capacity", "spot"],
+        ["llama-3-70b", "--gpus", "64xH100", "--why", "tp=8,pp=2", "--max-seq", "--tokens", "1T", "--stall", "2s"],
+        ["llama-3-70b", "--gpus", "64xH100", "--why", "tp=8,pp=3", "--launch", "megatron", "--framework", "megatron"],
+        ["llama-3-70b", "--gpus", "16xH100", "--exhaustive", "--layout", "tp=8"],
         ["gpt2", "--gpus", "1xA10", "--layout", "dp=1", "--optimizer", "adamw-8bit", "--seq", "512", "--batch", "8"],
     ],
 )
@@ -116,7 +173,7 @@ def test_people_read_the_bill_the_layouts_and_the_prices_source(capsys: pytest.C
     code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
     assert code == 0
     assert "70,553,706,496 parameters x 16 bytes = 1.129 TB" in out
-    assert "15 GPUs only to hold it; 64 have 5.12 TB" in out
+    assert "15 GPUs only to hold it, 16 to train it (" in out
     assert "Layouts that fit" in out and "Layouts that do not" in out
     assert "a checkpoint is 846.6 GB" in out
     assert "$2.99 a GPU-hour: Lambda H100 SXM" in out
@@ -225,6 +282,20 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "64xH100", "--storage", "2"], 11, "'2' is not a bandwidth", "GB/s"),
         (["llama-3-70b", "--gpus", "64xH100", "--storage", "0GB/s"], 15, "writes nothing", "2GB/s"),
         (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "6"], 11, "'6' is not a duration", "47h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--reclaims", "0h"], 15, "--reclaims 0h leaves no time", "6h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--notice", "30"], 11, "'30' is not a duration", "47h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--stall", "2"], 11, "'2' is not a duration", "47h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--tokens", "14"], 12, "--tokens 14 is not a number", "300B or 1.4T"),
+        (["llama-3-70b", "--gpus", "64xH100", "--framework", "jax"], 15, "unknown framework 'jax'", "megatron"),
+        (["llama-3-70b", "--gpus", "64xH100", "--launch", "nemo"], 15, "unknown launcher 'nemo'", "torchtitan"),
+        (["llama-3-70b", "--gpus", "64xH100", "--why", "tq=8"], 15, "cannot be read: 'tq=8'", "did you mean tp?"),
+        (["llama-3-70b", "--gpus", "64xH100", "--buy", "none.toml"], 12, "none.toml does not exist", "TOML"),
+        (["llama-3-70b", "--gpus", "512..8xH100"], 15, "512..8 GPUs is an empty range", "8..512xH100"),
+        (["llama-3-70b", "--gpus", "8..64xH100", "--why", "tp=8"], 12, "--why asks about one number", "64xH100"),
+        (["llama-3-70b", "--gpus", "8..512"], 14, "does not say which GPU", "512xH100"),
+        (["llama-3-70b", "--gpus", "8xH100", "--launch", "megatron"], 21, "there is no layout to launch", "nearest"),
+        (["llama-3-70b", "--gpus", "60xH100", "--layout", "pp=7"], 15, "tp*pp*dp = 1*7*8 = 56 GPUs", "must divide 60"),
+        (["llama-3-70b", "--gpus", "64xH100", "--layout", "pp=64,vpp=2"], 15, "needs 128 layers", "fewer chunks"),
         (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "0h"], 15, "leaves no time to work", "6h"),
         (["llama-3-70b", "--gpus", "64xH100", "--micro-batch", "0"], 15, "micro-batch of 0 sequences", "at least 1"),
         (["llama-3-70b", "--gpus", "64xH100", "--micro-batch", "-3"], 15, "micro-batch of -3 sequences", "at least 1"),
@@ -266,8 +337,105 @@ def test_planning_imports_nothing_heavy_and_nothing_that_only_posix_has() -> Non
         "from cordee.cli.main import main\n"
         "try: main(['plan', 'llama-3-70b', '--gpus', '64xH100', '--json'])\n"
         "except SystemExit as left: assert not left.code\n"
-        "heavy = {'torch', 'ray', 'fastapi', 'sqlalchemy', 'ruamel.yaml', 'httpx', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'ray', 'fastapi', 'sqlalchemy', 'ruamel.yaml', 'httpx'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_what_is_asked_beyond_the_plan_fits_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    (tmp_path / "own.toml").write_text(ASSUMED)
+    words = ["llama-3-70b", "--gpus", "64xH100", "--why", "tp=8,pp=3", "--max-seq", "--tokens", "1.4T", "--stall", "2s"]
+    _, out, _ = _run(capsys, *words, "--buy", str(tmp_path / "own.toml"))
+    assert max(len(line) for line in out.splitlines()) <= columns
+    for title in ("Fullest GPU of", "Why not tp=8,pp=3", "Longest context", "Training on 1.4T tokens", "Rent or buy"):
+        assert title in out
+    assert "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64" in " ".join(out.split())
+    assert "below the wall" in out and "asynchronous: a save holds the ranks 2 s" in out
+    assert "break-even month" in out
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_range_of_gpus_draws_the_curve(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    page = tmp_path / "curve.html"
+    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8..512xH100", "--html", str(page))
+    assert code == 0
+    assert max(len(line) for line in out.splitlines()) <= columns
+    assert "nothing fits or divides" in out and "The fewest of these that train it: 16" in " ".join(out.split())
+    assert page.read_text().count("<svg") == 2  # the mark and the curve
+
+
+def test_the_curve_has_a_schema_and_ends_with_21_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = _run(capsys, "gpt2", "--gpus", "1..64xH100", "--batch", "64", "--json")
+    told = json.loads(out)
+    jsonschema.validate(told, CURVE)
+    assert code == 0 and told["knee_gpus"] in [point["gpus"] for point in told["points"]]
+    code, out, _ = _run(capsys, "llama-3-405b", "--gpus", "H100:1..4", "--json")
+    assert code == 21 and all(point["layout"] is None for point in json.loads(out)["points"])
+
+
+def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, own = tmp_path / "plan.html", tmp_path / "own.toml"
+    own.write_text(ASSUMED)
+    asked = ["--html", str(page), "--buy", str(own), "--tokens", "1T", "--max-seq", "--why", "fsdp64"]
+    _run(capsys, "llama-3-70b", "--gpus", "64xH100", *asked)
+    text = page.read_text()
+    for part in (
+        "Memory over the step",
+        "Layouts",
+        "Surviving",
+        "Rent or buy",
+        "Why not fsdp64",
+        "$2.99",
+        "Lambda H100",
+    ):
+        assert part in text or part == "$2.99"
+    outside = re.findall(r"(?:src|href)=[\"']?(?!#)[^\"'> ]+|url\([^)]*\)|@import|<script", text)
+    assert outside == []
+    _run(capsys, "llama-3-70b", "--gpus", "8xH100", "--html", str(page))
+    assert "does not fit" in page.read_text() and "--gpus 16xH100" in page.read_text()
+    code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--html", str(tmp_path / "no" / "plan.html"))
+    assert code == 53 and "cannot be written" in err
+
+
+@pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "deepspeed", "cordee"])
+def test_settings_go_to_standard_output_and_what_is_said_of_them_beside(
+    capsys: pytest.CaptureFixture[str], launcher: str
+) -> None:
+    code, out, err = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--launch", launcher)
+    assert code == 0 and "note: layout " in err
+    assert out.strip() and "note:" not in out
+
+
+def test_rent_comes_from_the_price_and_without_one_from_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(ASSUMED)
+    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--buy", str(own), "--json")
+    told = json.loads(out)
+    jsonschema.validate(told, SCHEMA)
+    assert told["rent_or_buy"]["assumed"]["rent_usd_per_gpu_hour"] == 2.99
+    code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot", "--buy", str(own))
+    assert code == 12 and "rent_usd_per_gpu_hour is missing" in err
+    own.write_text("busy_share = ")
+    code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--buy", str(own))
+    assert code == 12 and "cannot be read" in err
+
+
+def test_figures_that_contradict_themselves_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["figures"])
+    text = capsys.readouterr().out
+    assert text.count("does not") >= 3 and "8 H100s, not 64" in " ".join(text.split())
+    with pytest.raises(SystemExit):
+        main(["figures", "--json"])
+    assert [figure["holds"] for figure in json.loads(capsys.readouterr().out)].count(False) == 3

@@ -5,17 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import InputError
-from cordee.hardware.collectives import (
-    Link,
-    all_gather_s,
-    all_reduce_s,
-    all_to_all_s,
-    data_gather_s,
-    island_link,
-    link_between,
-    network_link,
-    send_s,
-)
 from cordee.hardware.load import load_catalogue
 from cordee.hardware.topology import Domain, NodePlace, cluster_of, parse_cluster
 
@@ -83,34 +72,3 @@ def test_two_nodes_of_one_name_are_refused() -> None:
 
 def test_a_leaf_is_a_plain_value() -> None:
     assert parse_cluster("1x8").of_kind("node") == (Domain("node", "node0", 8),)
-
-
-def test_collectives_by_hand() -> None:
-    link = Link(alpha_s=1e-6, bytes_per_s=100e9)
-    assert all_gather_s(8e9, 4, link) == pytest.approx(3e-6 + 0.75 * 0.08)
-    assert all_reduce_s(8e9, 4, link) == pytest.approx(2 * (3e-6 + 0.06))
-    assert all_to_all_s(8e9, 4, link) == all_gather_s(8e9, 4, link)
-    assert send_s(1e9, link) == pytest.approx(1e-6 + 0.01)
-    assert all_reduce_s(8e9, 1, link) == 0.0
-
-
-def test_a_group_that_leaves_its_island_takes_the_network() -> None:
-    assert link_between(H100, 8) == island_link(H100)
-    assert link_between(H100, 9) == network_link(H100)
-    assert link_between(GB200, 72) == island_link(GB200)
-    assert link_between(L40S, 8) == island_link(L40S)
-
-
-def test_two_levels_share_the_network_among_the_members_of_an_island() -> None:
-    over_64 = data_gather_s(64e9, 64, 1, H100)
-    # With tensor parallelism over a whole island each rank is alone in it, and sends all by its own port.
-    alone = data_gather_s(64e9, 8, 8, H100)
-    assert over_64 < alone
-    assert alone == pytest.approx(all_gather_s(64e9, 8, network_link(H100)))
-    by_hand = all_gather_s(8e9, 8, network_link(H100)) + all_gather_s(64e9, 8, island_link(H100))
-    assert over_64 == pytest.approx(by_hand)
-
-
-def test_cards_without_a_fast_link_still_meet_inside_their_node() -> None:
-    assert data_gather_s(8e9, 8, 1, L40S) == pytest.approx(all_gather_s(8e9, 8, island_link(L40S)))
-    assert data_gather_s(8e9, 16, 1, L40S) > data_gather_s(8e9, 8, 1, L40S)

@@ -24,7 +24,8 @@ TRAINING = Training(8192, 512)
 def test_bytes_for_one_parameter() -> None:
     sizes = {name: optimizer.bytes_per_parameter for name, optimizer in OPTIMIZERS.items()}
     assert sizes == {
-        "adamw": 16, "adamw-fp32-grads": 18, "adamw-bf16-moments": 12, "adamw-8bit": 6, "sgd-momentum": 12,
+        "adamw": 16, "adamw-fp32-grads": 18, "adamw-fp32-sums": 20, "adamw-bf16-moments": 12, "adamw-8bit": 6,
+        "adamw-8bit-master": 10, "muon": 12, "sgd-momentum": 12,
     }  # fmt: skip
     assert OPTIMIZERS["adamw"].checkpoint_bytes_per_parameter == 12
     assert OPTIMIZERS["adamw-8bit"].checkpoint_bytes_per_parameter == 4

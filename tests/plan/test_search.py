@@ -73,22 +73,24 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
     assert plan.best is None and plan.rejected
     assert [remedy.change for remedy in plan.remedies] == [
         "--gpus 16xH100",
+        "offload to the host on the same 8 GPUs",
         "--optimizer adamw-8bit on the same 8 GPUs",
     ]
     for remedy in plan.remedies:
-        again = plan_layouts(L70, H100, remedy.gpus, optimizer=remedy.training.optimizer.name)
+        asked = f"offload={remedy.candidate.layout.offload}"
+        again = plan_layouts(L70, H100, remedy.gpus, optimizer=remedy.training.optimizer.name, layout=asked)
         assert again.best is not None and again.best.layout == remedy.candidate.layout
 
 
 def test_a_shorter_sequence_may_be_the_remedy() -> None:
-    plan = plan_layouts(L70, H100, 16, seq_tokens=262_144, optimizer="adamw-8bit")
+    plan = plan_layouts(L70, H100, 16, seq_tokens=4_194_304, optimizer="adamw-8bit")
     assert "--seq" in " ".join(remedy.change for remedy in plan.remedies)
 
 
 def test_asked_for_in_part_the_rest_is_searched() -> None:
     plan = plan_layouts(L70, H100, 64, layout="tp=8,pp=2")
     assert {(c.layout.tp, c.layout.pp, c.layout.dp) for c in (*plan.fitting, *plan.rejected)} == {(8, 2, 4)}
-    one = plan_layouts(L70, H100, 64, layout="tp8 pp2 dp4 zero1 mb1 full")
+    one = plan_layouts(L70, H100, 64, layout="tp8 pp2 dp4 zero1 1f1b mb1 full")
     assert [str(c.layout) for c in (*one.fitting, *one.rejected)] == ["tp8 pp2 dp4 zero1 full"]
     small = plan_layouts(L70, H100, 64, micro_batch=1, recompute="full")
     assert {(c.layout.micro_batch, c.layout.recompute) for c in small.fitting} == {(1, "full")}
@@ -158,7 +160,7 @@ def test_tensor_parallelism_stays_inside_the_fast_link() -> None:
     assert max(c.layout.tp for c in (*without.fitting, *without.rejected)) == 8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from([L70, GPT2, load_shape("mixtral-8x7b"), load_shape("qwen3-30b-a3b")]),
     st.sampled_from([1, 2, 4, 6, 8, 12, 24, 48]),
@@ -181,7 +183,8 @@ def test_step_time_parts_are_where_they_belong() -> None:
     piped = step_time(L70, H100, Layout(dp=1, tp=8, pp=8, sp=True), training)
     assert piped.data_s == 0 and piped.tensor_s > 0
     one = (piped.total_s - piped.optimizer_s - piped.bubble_s) / 512
-    assert piped.bubble_s == pytest.approx(7 * one)
+    # The bubble is the work of the other stages; the one that sets the pace has the head as well.
+    assert 6 * one < piped.bubble_s < 7 * one
     again = step_time(L70, H100, Layout(dp=64, zero=3, recompute="full"), training)
     assert again.compute_s == plain.compute_s
     assert 0.25 < again.recompute_s / plain.compute_s < 1 / 3

@@ -18,6 +18,7 @@ from cordee.errors import CordeeError
 VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cordee.cli.demo", "One real job through the wall: plan, gang, push, resume, bill. Two minutes, no GPU."),
     "plan": ("cordee.cli.plan", "Does it fit, in which layout, how fast, what does it cost - before anything runs."),
+    "figures": ("cordee.cli.figures", "Figures quoted in the field, worked out again: which hold, which do not."),
     "run": ("cordee.cli.jobs", "Queue a job, and start a server if none runs."),
     "stop": ("cordee.cli.jobs", "Ask a job to end: it checkpoints first, unless --now."),
     "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),

@@ -1,4 +1,7 @@
-"""What `cordee plan` prints for people: the bill, the layouts against the wall, survival, and its sources."""
+"""What `cordee plan` prints for people: the bill, the layouts against the wall, survival, and its sources.
+
+Sections that are printed only when asked for are in `plan_more.py`.
+"""
 
 import os
 import textwrap
@@ -10,14 +13,22 @@ from rich.table import Table
 from rich.text import Text
 
 from cordee.hardware.catalog import Capacity, Price
-from cordee.plan.search import Candidate, Plan
-from cordee.plan.survive import Survival
+from cordee.plan.answer import Candidate, Plan
+from cordee.plan.cost import TrainingRun, egress_usd, storage_usd_per_month
+from cordee.plan.launch import Launch
+from cordee.plan.layout import Layout
+from cordee.plan.longest import LongestContext
+from cordee.plan.own import Comparison
+from cordee.plan.step import step_interval_s
+from cordee.plan.survive import Survival, TierSave
+from cordee.plan.why import Why
 from cordee.units import GB, format_bytes, format_duration, format_usd
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
 PIPED_WIDTH = 100
 NARROWEST = 20
+NARROWEST_BAR = 10
 COLOURS = {
     "weights": "blue",
     "gradients": "green",
@@ -40,56 +51,76 @@ class Survivor:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is shown."""
+    """All that is always shown."""
 
     plan: Plan
     capacity: Capacity
     survivors: tuple[Survivor, ...]
     storage_per_node: str
+    tiers: tuple[TierSave, ...]
+
+    @property
+    def chosen(self) -> Survivor:
+        """The kind of capacity whose price was asked for."""
+        return next(survivor for survivor in self.survivors if survivor.capacity == self.capacity)
 
 
-def print_plan(facts: Facts, *, show_all: bool) -> None:
-    """Print the whole plan on standard output."""
-    console = _console()
-    _header(console, facts.plan)
-    _bill(console, facts.plan)
-    _layouts(console, facts.plan, show_all)
-    _survival(console, facts)
-    _sources(console, facts)
+@dataclass(frozen=True)
+class More:
+    """What is shown when asked for; `smallest` is the fewest GPUs that train it, and how."""
+
+    smallest: tuple[int, Layout] | None = None
+    why: Why | None = None
+    longest: tuple[LongestContext, ...] = ()
+    run: TrainingRun | None = None
+    own: Comparison | None = None
+    launch: Launch | None = None
 
 
-def _console() -> Console:
-    console = Console(highlight=False)
-    if console.is_terminal:
-        return console
+def print_plan(out: Console, facts: Facts, more: More, *, show_all: bool) -> None:
+    """Print the plan: what it weighs, which layouts hold it, where the best one's memory goes, what stops it."""
+    print_header(out, facts.plan)
+    _bill(out, facts.plan, more)
+    _layouts(out, facts.plan, show_all)
+    _waterfall(out, facts.plan)
+    _survival(out, facts)
+
+
+def console() -> Console:
+    """Standard output, with a width of its own where it is a pipe."""
+    terminal = Console(highlight=False)
+    if terminal.is_terminal:
+        return terminal
     # A pipe has no width of its own, unless COLUMNS says so: wide enough for every table.
     columns = os.environ.get("COLUMNS", "")
     return Console(highlight=False, width=max(NARROWEST, int(columns)) if columns.isdecimal() else PIPED_WIDTH)
 
 
-def _title(console: Console, text: str, aside: str = "") -> None:
-    console.print()
-    console.print(Text.assemble((text, "bold"), ("  " + aside if aside else "", "dim")))
+def title(out: Console, text: str, aside: str = "") -> None:
+    """A heading, with a word beside it."""
+    out.print()
+    out.print(Text.assemble((text, "bold"), ("  " + aside if aside else "", "dim")))
 
 
-def _header(console: Console, plan: Plan) -> None:
+def print_header(out: Console, plan: Plan) -> None:
+    """What is planned."""
     training = plan.training
-    console.print(
+    out.print(
         Text.assemble((plan.shape.name, "bold"), " on ", (f"{plan.gpus} x {plan.gpu.name}", "bold"),
                       f" of {format_bytes(plan.gpu.memory_bytes)}")
     )  # fmt: skip
-    console.print(
+    out.print(
         f"sequences of {training.seq_tokens:,} tokens, {training.global_batch:,} in a step "
-        f"({_count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}",
+        f"({count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}",
         style="dim",
     )
 
 
-def _bill(console: Console, plan: Plan) -> None:
+def _bill(out: Console, plan: Plan, more: More) -> None:
     optimizer, shape = plan.training.optimizer, plan.shape
-    _title(console, "The bill")
+    title(out, "The bill")
     each = f"{optimizer.bytes_per_parameter:g}"
-    console.print(
+    out.print(
         Text.assemble(f"  {shape.parameters:,} parameters x {each} bytes = ", (format_bytes(plan.state_bytes), "bold"))
     )
     terms = (
@@ -98,39 +129,70 @@ def _bill(console: Console, plan: Plan) -> None:
         ("fp32 master", optimizer.master_bytes),
         ("moments", optimizer.moment_bytes),
     )
-    console.print("  " + " + ".join(f"{name} {size:g}" for name, size in terms if size), style="dim")
+    out.print("  " + " + ".join(f"{name} {size:g}" for name, size in terms if size), style="dim")
     if shape.experts is not None:
-        console.print(f"  {shape.active_parameters:,} of them are active for one token", style="dim")
+        out.print(f"  {shape.active_parameters:,} of them are active for one token", style="dim")
     have = format_bytes(plan.gpus * plan.gpu.memory_bytes)
     hold = "1 GPU" if plan.fewest_gpus == 1 else f"{plan.fewest_gpus} GPUs"
-    console.print(f"  {hold} only to hold it; {plan.gpus} {'has' if plan.gpus == 1 else 'have'} {have}")
+    train = "" if more.smallest is None else f", {more.smallest[0]} to train it ({more.smallest[1]})"
+    out.print(f"  {hold} only to hold it{train}; {plan.gpus} {'has' if plan.gpus == 1 else 'have'} {have}")
 
 
-def _layouts(console: Console, plan: Plan, show_all: bool) -> None:
+def _layouts(out: Console, plan: Plan, show_all: bool) -> None:
     fitting = plan.fitting if show_all else plan.fitting[:SHOWN]
     rejected = plan.rejected if show_all else plan.rejected[:SHOWN]
-    scale = _Scale.of(console, plan, (*fitting, *rejected))
+    scale = _Scale.of(out, plan, (*fitting, *rejected))
     if fitting:
-        _title(console, f"Layouts that fit: {len(plan.fitting)}", "fastest first")
+        title(out, f"Layouts that fit: {len(plan.fitting)}", f"fastest first; best of {plan.candidates:,} candidates")
         speeds = ("step", "MFU", "tok/s", "$/1B tok")
         table = _table(scale, *(name for name in speeds if name in scale.columns))
         for candidate in fitting:
             table.add_row(*_judged(candidate, scale), *_speed(candidate, scale))
-        console.print(table)
-        _more(console, len(plan.fitting) - len(fitting))
+        out.print(table)
+        _more(out, len(plan.fitting) - len(fitting))
     if rejected:
-        _title(console, f"Layouts that do not: {len(plan.rejected)}", "nearest first")
+        title(out, f"Layouts that do not: {len(plan.rejected)}", "nearest first")
         table = _table(scale, "too much")
         for candidate in rejected:
-            table.add_row(*_judged(candidate, scale), Text(f"+{_gb(candidate.shortfall_bytes)}", "red"))
-        console.print(table)
-        _more(console, len(plan.rejected) - len(rejected))
-    console.print(_legend(plan, scale.ascii_only))
+            table.add_row(*_judged(candidate, scale), Text(f"+{gb(candidate.shortfall_bytes)}", "red"))
+        out.print(table)
+        _more(out, len(plan.rejected) - len(rejected))
+    out.print(_legend(plan, scale.ascii_only))
     if plan.remedies:
-        _title(console, "What would fit")
+        title(out, "What would fit")
         for remedy in plan.remedies:
             peak = format_bytes(remedy.candidate.peak_bytes)
-            console.print(f"  {remedy.change}: {remedy.candidate.layout}, {peak}")
+            out.print(f"  {remedy.change}: {remedy.candidate.layout}, {peak}")
+
+
+def _waterfall(out: Console, plan: Plan) -> None:
+    """The fullest GPU of the best layout, part after part, up to the wall."""
+    candidate = plan.best or plan.rejected[0]
+    memory, wall = candidate.memory, candidate.wall_bytes
+    title(out, f"Fullest GPU of {candidate.layout}", f"stage {memory.worst_stage}, at {memory.peak_event}")
+    width = max(10, min(50, out.width - 36))
+    full = max(wall, candidate.peak_bytes)
+    ascii_only = not out.encoding.lower().startswith("utf")
+    wall_at = round(wall / full * width)
+    done = 0
+    for part, size in memory.worst.parts().items():
+        if not size:
+            continue
+        group = next((name for name, (parts, _, _) in PARTS.items() if part in parts), "other")
+        start, end = (round(at / full * width) for at in (done, done + size))
+        end = min(width, max(end, start + 1))
+        start = min(start, end - 1)
+        row = Text(f"  {part:<14}{gb(size):>9}  ")
+        for at in range(width + 1):
+            if at == wall_at:
+                row.append(_glyph("wall", ascii_only), "bold")
+            row.append(_glyph(group, ascii_only) if start <= at < end else " ", COLOURS[group])
+        row.rstrip()
+        out.print(row)
+        done += size
+    left = wall - candidate.peak_bytes
+    rest = f"{gb(left)} below the wall" if left >= 0 else f"{gb(-left)} over the wall"
+    out.print(f"  {'together':<14}{gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
 
 
 @dataclass(frozen=True)
@@ -144,15 +206,19 @@ class _Scale:
     columns: frozenset[str]
 
     @classmethod
-    def of(cls, console: Console, plan: Plan, shown: Sequence[Candidate]) -> "_Scale":
+    def of(cls, out: Console, plan: Plan, shown: Sequence[Candidate]) -> "_Scale":
         names = max(len(str(candidate.layout)) for candidate in shown) + 2
         # A narrow terminal gives its room to the bars; tokens a second follow from the step.
-        widths = {"step": 9, "MFU": 4} | ({"tok/s": 6} if console.width >= 100 else {})
+        widths = {"step": 9, "MFU": 4} | ({"tok/s": 6} if out.width >= 100 else {})
         widths |= {"$/1B tok": 9} if plan.price is not None else {}
-        left = console.width - names - sum(widths.values()) - 12
+        left = out.width - names - sum(widths.values()) - 12
+        # Long names push out what the step already says, until a bar has room.
+        for name in ("tok/s", "MFU", "$/1B tok"):
+            if left < NARROWEST_BAR and name in widths:
+                left += widths.pop(name) + 1
         full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.gpu.memory_bytes)
-        ascii_only = not console.encoding.lower().startswith("utf")
-        return cls(names, max(10, min(60, left)), full_bytes, ascii_only, frozenset(widths))
+        ascii_only = not out.encoding.lower().startswith("utf")
+        return cls(names, max(NARROWEST_BAR, min(60, left)), full_bytes, ascii_only, frozenset(widths))
 
 
 def _table(scale: _Scale, *others: str) -> Table:
@@ -167,10 +233,10 @@ def _table(scale: _Scale, *others: str) -> Table:
 
 def _judged(candidate: Candidate, scale: _Scale) -> tuple[str, Text, str]:
     """The columns that both tables share."""
-    return f"  {candidate.layout}", _drawn(candidate, scale), _gb(candidate.peak_bytes)
+    return f"  {candidate.layout}", _drawn(candidate, scale), gb(candidate.peak_bytes)
 
 
-def _gb(n_bytes: int) -> str:
+def gb(n_bytes: float) -> str:
     """One unit and one digit for a whole column."""
     return f"{n_bytes / GB:.1f} GB"
 
@@ -205,30 +271,37 @@ def _legend(plan: Plan, ascii_only: bool) -> Text:
 def _speed(candidate: Candidate, scale: _Scale) -> list[str]:
     """The columns of a layout that fits, as far as there is room."""
     assert candidate.step is not None and candidate.mfu is not None and candidate.tokens_per_s is not None, "it fits"
-    usd = candidate.usd_per_billion_tokens
+    dollars = candidate.usd_per_billion_tokens
     cells = {
         "step": f"{candidate.step.total_s:,.1f} s",
         "MFU": f"{candidate.mfu:.0%}",
-        "tok/s": _count(candidate.tokens_per_s),
-        "$/1B tok": _usd(usd) if usd is not None else "",
+        "tok/s": count(candidate.tokens_per_s),
+        "$/1B tok": usd(dollars) if dollars is not None else "",
     }
     return [cell for name, cell in cells.items() if name in scale.columns]
 
 
-def _more(console: Console, hidden: int) -> None:
+def _more(out: Console, hidden: int) -> None:
     if hidden > 0:
-        console.print(f"  and {hidden} more: --all", style="dim")
+        out.print(f"  and {hidden} more: --all", style="dim")
 
 
-def _survival(console: Console, facts: Facts) -> None:
+def _survival(out: Console, facts: Facts) -> None:
     survivors = facts.survivors
     one = survivors[0].survival
     plan = facts.plan
     each = plan.training.optimizer.checkpoint_bytes_per_parameter
-    _title(console, "Surviving")
+    title(out, "Surviving")
     size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
     weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a parameter): ", (time, "bold"))
-    console.print(weight.append(f" at {facts.storage_per_node} a node"))
+    out.print(weight.append(f" at {facts.storage_per_node} a node"))
+    times = ", ".join(f"{save.tier} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.tiers)
+    indented(out, f"by tier, assumed: {times}")
+    if one.drain_s:
+        held = format_duration(one.stall_s)
+        indented(
+            out, f"asynchronous: a save holds the ranks {held} and is durable {format_duration(one.drain_s)} later"
+        )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  capacity", no_wrap=True)
     for name in ("stopped every", "save every", "goodput", "with notice", "expected", "at worst"):
@@ -239,14 +312,20 @@ def _survival(console: Console, facts: Facts) -> None:
             f"  {survivor.capacity}", format_duration(expected.mtbi_s),
             format_duration(expected.period_s), f"{expected.goodput:.1%}", *_losses(expected),
         )  # fmt: skip
-    console.print(table)
-    _indented(console, f"The dollars are what one preemption loses: with {_notice(plan, one)} only the restart; "
+    out.print(table)
+    indented(out, f"The dollars are what one preemption loses: with {_notice(plan, one)} only the restart; "
               "without, on average half a period, at worst a whole one.")  # fmt: skip
-    chosen = next(survivor for survivor in survivors if survivor.capacity == facts.capacity)
-    rate = chosen.survival.usd_per_hour
+    for survivor in survivors:
+        expected = survivor.survival
+        if expected.reclaim_mtbi_s is not None:
+            enough = "is enough for" if expected.grace_is_enough else "is too short for"
+            indented(out, f"{format_duration(expected.grace_s)} of notice {enough} a last checkpoint.")
+    rate = facts.chosen.survival.usd_per_hour
     if rate is not None:
-        line = f"Without checkpoints it loses all since the start: {_usd(rate)} an hour, {_usd(24 * rate)} a day."
-        _indented(console, line, style="")
+        line = f"Without checkpoints it loses all since the start: {usd(rate)} an hour, {usd(24 * rate)} a day."
+        indented(out, line, style="")
+    stored, gone = storage_usd_per_month(one.checkpoint_bytes), egress_usd(one.checkpoint_bytes)
+    indented(out, f"In S3 a checkpoint costs {usd(stored)} a month, and {usd(gone)} to carry out once.")
 
 
 def _notice(plan: Plan, expected: Survival) -> str:
@@ -259,36 +338,42 @@ def _notice(plan: Plan, expected: Survival) -> str:
 
 def _losses(expected: Survival) -> list[str]:
     sizes = (expected.lost_usd_with_notice, expected.lost_usd_expected, expected.lost_usd_worst)
-    return ["no price" if size is None else _usd(size) for size in sizes]
+    return ["no price" if size is None else usd(size) for size in sizes]
 
 
-def _usd(usd: float) -> str:
+def usd(dollars: float) -> str:
     """Whole dollars once there are a hundred: a column that can be compared."""
-    return f"${usd:,.0f}" if usd >= 100 else format_usd(usd)
+    return f"${dollars:,.0f}" if dollars >= 100 else format_usd(dollars)
 
 
-def _sources(console: Console, facts: Facts) -> None:
-    _title(console, "Sources")
+def print_sources(out: Console, facts: Facts) -> None:
+    """Where prices, rates and speeds come from."""
+    title(out, "Sources")
     gpu = facts.plan.gpu
     for survivor in facts.survivors:
         price = survivor.price
         what = f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}" if price else "no price known: give --prices"
-        _indented(console, f"{survivor.capacity} {what}")
+        indented(out, f"{survivor.capacity} {what}")
     for survivor in facts.survivors:
-        _indented(console, f"{survivor.capacity} interruptions: {survivor.mtbi_source}")
-    _indented(console, f"{gpu.name}: {gpu.source}")
-    _indented(
-        console, "step time: first principles, not calibrated; MFU counts causal attention once, no recomputation"
+        indented(out, f"{survivor.capacity} interruptions: {survivor.mtbi_source}")
+    indented(out, f"{gpu.name}: {gpu.source}")
+    low, high = step_interval_s(1.0, gpu)
+    indented(
+        out,
+        f"step time: {gpu.efficiency.source}; nine of ten are expected within {low - 1:+.0%} and {high - 1:+.0%}; "
+        "MFU counts causal attention once, no recomputation",
     )
 
 
-def _indented(console: Console, text: str, style: str = "dim") -> None:
-    for line in textwrap.wrap(text, max(NARROWEST, console.width) - 2):
-        console.print("  " + line, style=style, no_wrap=True)
+def indented(out: Console, text: str, style: str = "dim") -> None:
+    """A paragraph, two spaces in."""
+    for line in textwrap.wrap(text, max(NARROWEST, out.width) - 2):
+        out.print("  " + line, style=style, no_wrap=True)
 
 
-def _count(number: float) -> str:
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+def count(number: float) -> str:
+    """A number to three digits: 4.19M."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}"

@@ -27,12 +27,48 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Efficiency:
+    """What share of its nameplate a chip reaches, as a handful of physical numbers.
+
+    The uncalibrated table holds vendor facts, published ceilings and stated assumptions; a calibrated one was fitted to
+    published step times by `benchmarks/fit_efficiency.py`, and `fitted_on` says on whose.
+
+    `product_share` is of the dense peak of 16-bit products whose tiles fill the chip, `product8_share` of 8-bit ones,
+    `grouped_share` what a grouped product over experts keeps of a plain one's rate. `attention_share` is of the 16-bit
+    peak in portable fused attention (FlashAttention-2), `vendor_attention_share` in the vendor's own (cuDNN).
+    `memory_share`, `island_share` and `network_share` are of the bandwidths. `host_s` is what the host needs to issue
+    one kernel, `launch_s` what the device loses between two. `exposed_share` is the part of overlapped traffic that
+    costs time all the same. `spread` is the standard deviation of log(measured / predicted).
+    """
+
+    units: int
+    switch_reduces: bool
+    product_share: float
+    product8_share: float
+    attention_share: float
+    vendor_attention_share: float
+    grouped_share: float
+    memory_share: float
+    island_share: float
+    network_share: float
+    island_alpha_s: float
+    network_alpha_s: float
+    launch_s: float
+    host_s: float
+    exposed_share: float
+    spread: float
+    source: Source
+    fitted_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU as its vendor describes it, and the node it usually comes in.
 
     `memory_bytes` is the nameplate in decimal bytes. `flop_per_s` is dense, by dtype. `link_bytes_per_s` (inside an
     island) and `network_bytes_per_s` (between nodes) are per GPU and per direction. `matmul_share` is the part of
     the dense bf16 peak that large matrix products reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72).
+    `efficiency` is what step times are predicted with: the calibrated table of the chip, if it has one.
     """
 
     name: str
@@ -49,6 +85,8 @@ class Gpu:
     source: Source
     matmul_source: Source
     node_source: Source
+    uncalibrated: Efficiency
+    efficiency: Efficiency
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Dense FLOP/s in `dtype`.

@@ -1,90 +1,145 @@
 """What a collective costs by the alpha-beta model: each message pays a latency, each byte its share of a bandwidth.
 
-Volumes: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4 (ring).
+Volumes: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4 (ring); trees and
+in-switch reduction as NCCL has them. Byte counts and rank counts may be NumPy arrays.
 """
 
-import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from cordee.hardware.catalog import Gpu
-
-# Share of the nominal bandwidth that large NCCL rings reach: 193-227 of 300 GB/s measured on A100 NVSwitch (vTrain's
-# tables), 0.67-0.74 of 900 GB/s on B200 (SimuMax); InfiniBand as calculon's A100 file has it.
-ISLAND_SHARE = 0.70
-NETWORK_SHARE = 0.90
-ISLAND_ALPHA_S = 4e-6
-NETWORK_ALPHA_S = 12e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way between two GPUs: seconds per message, bytes per second per direction that are reached."""
+    """A way between two GPUs: seconds per message, bytes per second per direction that are reached.
+
+    `reduces` says that its switch adds up what passes (NVLink SHARP).
+    """
 
     alpha_s: float
     bytes_per_s: float
+    reduces: bool = False
 
 
 def island_link(gpu: Gpu) -> Link:
     """The fast link inside an island."""
-    return Link(ISLAND_ALPHA_S, gpu.link_bytes_per_s * ISLAND_SHARE)
+    return Link(
+        gpu.efficiency.island_alpha_s, gpu.link_bytes_per_s * gpu.efficiency.island_share, gpu.efficiency.switch_reduces
+    )
 
 
 def network_link(gpu: Gpu) -> Link:
     """The network between nodes, as one GPU's share of it."""
-    return Link(NETWORK_ALPHA_S, gpu.network_bytes_per_s * NETWORK_SHARE)
+    return Link(gpu.efficiency.network_alpha_s, gpu.network_bytes_per_s * gpu.efficiency.network_share)
 
 
-def link_between(gpu: Gpu, span_gpus: int) -> Link:
-    """The slowest link that a group crosses when its ranks stretch over `span_gpus` consecutive GPUs.
-
-    Without a fast link (islands of one GPU) the ranks of one node meet over PCIe.
-    """
-    return island_link(gpu) if span_gpus <= _near_gpus(gpu) else network_link(gpu)
-
-
-def _near_gpus(gpu: Gpu) -> int:
-    """How many GPUs meet without the network."""
+def near_gpus(gpu: Gpu) -> int:
+    """How many GPUs meet without the network: an island, or a node whose GPUs have no fast link."""
     return gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node
 
 
-def all_gather_s(total_bytes: float, ranks: int, link: Link) -> float:
+def all_gather_s(total_bytes: Any, ranks: Any, link: Link) -> Any:
     """Ring all-gather of `total_bytes` over all ranks; a reduce-scatter costs the same.
 
     >>> all_gather_s(8e9, 8, Link(0.0, 1e9))
     7.0
     """
-    if ranks == 1:
-        return 0.0
     return (ranks - 1) * link.alpha_s + (ranks - 1) / ranks * total_bytes / link.bytes_per_s
 
 
-def all_reduce_s(n_bytes: float, ranks: int, link: Link) -> float:
-    """Ring all-reduce: a reduce-scatter and an all-gather, 2(N-1)/N of the bytes through each link.
+def ring_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+    """A reduce-scatter and an all-gather: 2(N-1)/N of the bytes through each link.
 
-    >>> all_reduce_s(8e9, 8, Link(0.0, 1e9))
+    >>> ring_all_reduce_s(8e9, 8, Link(0.0, 1e9))
     14.0
     """
     return 2 * all_gather_s(n_bytes, ranks, link)
 
 
-def all_to_all_s(n_bytes: float, ranks: int, link: Link) -> float:
-    """Each rank keeps 1/N of its `n_bytes` and sends the rest."""
-    return all_gather_s(n_bytes, ranks, link)
+def tree_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+    """Up and down a binary tree: fewer messages one after the other, but all bytes twice."""
+    return 2 * np.ceil(np.log2(ranks)) * link.alpha_s + np.where(ranks > 1, 2.0, 0.0) * n_bytes / link.bytes_per_s
 
 
-def send_s(n_bytes: float, link: Link) -> float:
+def switch_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+    """The switch adds up: each rank sends its bytes once and receives the sum of its share, S(1 + 1/N).
+
+    >>> float(switch_all_reduce_s(8e9, 8, Link(0.0, 1e9)))
+    9.0
+    """
+    return np.where(ranks > 1, 2 * link.alpha_s + (1 + 1 / ranks) * n_bytes / link.bytes_per_s, 0.0)
+
+
+def all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+    """The fastest of what this link offers, as NCCL's tuner picks it.
+
+    >>> float(all_reduce_s(8e9, 8, Link(0.0, 1e9))), float(all_reduce_s(8e9, 8, Link(0.0, 1e9, reduces=True)))
+    (14.0, 9.0)
+    """
+    fastest = np.minimum(ring_all_reduce_s(n_bytes, ranks, link), tree_all_reduce_s(n_bytes, ranks, link))
+    return np.minimum(fastest, switch_all_reduce_s(n_bytes, ranks, link)) if link.reduces else fastest
+
+
+def send_s(n_bytes: Any, link: Link) -> Any:
     """One point-to-point message."""
     return link.alpha_s + n_bytes / link.bytes_per_s
 
 
-def data_gather_s(total_bytes: float, ranks: int, stride: int, gpu: Gpu) -> float:
-    """All-gather (or reduce-scatter) over ranks that stand `stride` GPUs apart, in two levels where that is faster.
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that stand `stride` GPUs apart on islands of so many GPUs, and the two links that join them."""
 
-    Inside an island the members exchange over the fast link; between islands each member takes its own share of the
-    bytes over its own network port, so the slow part shrinks by the members per island.
-    """
-    together = max(1, _near_gpus(gpu) // stride)
-    inside = math.gcd(ranks, together)
-    outside = ranks // inside
-    slow = all_gather_s(total_bytes / inside, outside, network_link(gpu))
-    return slow + all_gather_s(total_bytes, inside, island_link(gpu))
+    ranks: Any
+    stride: Any
+    near: int
+    island: Link
+    network: Link
+
+    @property
+    def inside(self) -> Any:
+        """Members in one island."""
+        return np.minimum(self.ranks, np.maximum(1, self.near // self.stride))
+
+    @property
+    def outside(self) -> Any:
+        """Islands that the group touches."""
+        return np.ceil(self.ranks / self.inside)
+
+    def gather_s(self, total_bytes: Any) -> Any:
+        """All-gather or reduce-scatter: rings on every rail, so the network carries 1/inside of the bytes on each.
+
+        The two levels run as a pipeline: the slower decides, the latencies add up.
+        """
+        far = (self.outside - 1) / self.outside * total_bytes / self.inside / self.network.bytes_per_s
+        near = (self.inside - 1) / self.inside * total_bytes / self.island.bytes_per_s
+        hops = (self.inside - 1) * self.island.alpha_s + (self.outside - 1) * self.network.alpha_s
+        return np.maximum(far, near) + hops
+
+    def reduce_s(self, n_bytes: Any) -> Any:
+        """All-reduce: in the island alone by its fastest way, across islands hierarchically."""
+        inside = all_reduce_s(n_bytes, self.ranks, self.island)
+        far = 2 * (self.outside - 1) / self.outside * n_bytes / self.inside / self.network.bytes_per_s
+        near = 2 * (self.inside - 1) / self.inside * n_bytes / self.island.bytes_per_s
+        hops = 2 * (self.inside - 1) * self.island.alpha_s
+        # Across islands NCCL builds trees, so the latency grows with the logarithm.
+        hops = hops + 2 * np.ceil(np.log2(self.outside)) * self.network.alpha_s
+        return np.where(self.outside > 1, np.maximum(far, near) + hops, inside)
+
+    def exchange_s(self, n_bytes: Any) -> Any:
+        """All-to-all of `n_bytes` a rank: what stays in the island and what leaves it run side by side."""
+        far = n_bytes * (self.ranks - self.inside) / self.ranks / self.network.bytes_per_s
+        near = n_bytes * (self.inside - 1) / self.ranks / self.island.bytes_per_s
+        hops = np.where(self.outside > 1, self.network.alpha_s, self.island.alpha_s)
+        return np.maximum(far, near) + np.where(self.ranks > 1, hops, 0.0)
+
+    def send_s(self, n_bytes: Any) -> Any:
+        """To the next rank of the group, over the network if any neighbours stand on two islands."""
+        return np.where(self.outside > 1, send_s(n_bytes, self.network), send_s(n_bytes, self.island))
+
+
+def group_of(gpu: Gpu, ranks: Any, stride: Any) -> Group:
+    """The group of `ranks` GPUs that stand `stride` apart in the order of the cluster."""
+    return Group(ranks, stride, near_gpus(gpu), island_link(gpu), network_link(gpu))

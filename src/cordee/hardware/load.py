@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import CatalogueError
-from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Gpu, Price, Source
+from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Efficiency, Gpu, Price, Source
 from cordee.units import parse_bytes, parse_bytes_per_s
 
 _DATA = Path(__file__).parent / "data"
@@ -29,7 +29,8 @@ def load_catalogue(prices_path: Path | None = None) -> Catalogue:
 
 @cache
 def _shipped() -> Catalogue:
-    gpus = tuple(_gpu(name, facts) for name, facts in _read_toml(_DATA / "gpus.toml").items())
+    tables = _read_toml(_DATA / "efficiency.toml")
+    gpus = tuple(_gpu(name, facts, tables) for name, facts in _read_toml(_DATA / "gpus.toml").items())
     bare = Catalogue(gpus=gpus, prices=())
     return Catalogue(gpus=gpus, prices=_read_prices(_read_toml(_DATA / "prices.toml"), bare, "prices.toml"))
 
@@ -47,8 +48,9 @@ def _source(facts: dict[str, Any]) -> Source:
     return Source(title=str(facts["source"]), as_of=str(facts["as_of"]))
 
 
-def _gpu(name: str, facts: dict[str, Any]) -> Gpu:
+def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
     node = facts["node"]
+    plain, fitted = _efficiencies(facts, tables)
     return Gpu(
         name=name,
         aliases=tuple(facts["aliases"]),
@@ -64,7 +66,25 @@ def _gpu(name: str, facts: dict[str, Any]) -> Gpu:
         source=_source(facts),
         matmul_source=_source(facts["matmul"]),
         node_source=_source(node),
+        uncalibrated=plain,
+        efficiency=fitted,
     )
+
+
+def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[Efficiency, Efficiency]:
+    """The uncalibrated table of a GPU's chip, and the calibrated one, which is the same where nothing was fitted."""
+    chip = tables["chips"][facts["chip"]]
+    assumed = {key: value for key, value in tables["assumed"].items() if key not in ("source", "as_of")}
+    ceiling = facts["matmul"]["share"]
+    own = {key: value for key, value in chip.items() if key not in ("calibrated", "source", "as_of")}
+    shares = {"product_share": ceiling, "product8_share": ceiling} | assumed | own
+    plain = Efficiency(**shares, source=_source(chip))
+    if "calibrated" not in chip:
+        return plain, plain
+    fitted = dict(chip["calibrated"])
+    source, names = _source(fitted), tuple(fitted.pop("fitted_on"))
+    numbers = {key: value for key, value in fitted.items() if key not in ("source", "as_of")}
+    return plain, Efficiency(**(shares | numbers), source=source, fitted_on=names)
 
 
 def _read_prices(table: dict[str, Any], catalogue: Catalogue, where: str) -> tuple[Price, ...]:

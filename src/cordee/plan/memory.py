@@ -1,28 +1,58 @@
-"""Bytes on one GPU of each pipeline stage, part by part; the parts sum to the total.
+"""Peak bytes on one GPU of each pipeline rank: a timeline of events, of which the highest is the peak.
 
-Sources: states ZeRO (arXiv:1910.02054, section 3); activations Korthikanti et al. 2022 (arXiv:2205.05198, section 4),
-without dropout and with the gated MLP, grouped-query and latent attention and the experts that came after it.
+A step's memory is no sum: logits live when all activations do, a layer's temporaries when the logits are gone, and the
+optimizer's when no activation is left. Sources: states ZeRO (arXiv:1910.02054, section 3); activations and buffers in
+their own modules. `peak_bytes` takes layouts whose sizes are arrays; the rest describes one layout.
 """
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from typing import Any
 
-from cordee.plan.layout import Layout, Training, stage_layers
-from cordee.units import GB, MiB
-from cordee.workload.model import LatentAttention, ModelShape, expert_layers_in
+import numpy as np
 
-# CUDA context and NCCL's own buffers: 1.3-1.6 GB seen by nvidia-smi on A100 (BigScience's notes).
-CONTEXT_BYTES = round(1.6 * GB)
-# Reserved over allocated bytes: 1.028-1.093, mean 1.048, in 43 Megatron-LM runs (SimuMax's published measurements).
-FRAGMENTATION = 0.048
-# Logits of the last stage: bf16 logits, fp32 softmax, and its gradient in bf16 (Megatron-LM's fused loss).
-LOGIT_BYTES = 8
-BUCKET_BYTES = 25 * MiB
+from cordee.plan import activations as act
+from cordee.plan import buffers as buf
+from cordee.plan.layout import Layout, Training
+from cordee.plan.states import holding, peak_ranks, rank_parameters, stage_parameters
+from cordee.workload.model import ModelShape
+
+__all__ = [
+    "Moment", "RankMemory", "StageMemory", "peak_bytes", "rank_memory", "stage_parameters", "state_bytes",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What torch has allocated at one event of the step, part by part."""
+
+    event: str
+    weights_bytes: Any
+    gradients_bytes: Any
+    optimizer_bytes: Any
+    activations_bytes: Any
+    loss_bytes: Any
+    buffers_bytes: Any
+
+    @property
+    def allocated_bytes(self) -> Any:
+        """All parts."""
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.loss_bytes
+            + self.buffers_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one GPU of one pipeline stage holds at its peak."""
+    """What one GPU of one pipeline rank holds at its peak.
+
+    `cached_bytes` are blocks that torch's allocator keeps as long as there is room and gives back before it fails: they
+    show in nvidia-smi and decide nothing.
+    """
 
     weights_bytes: int
     gradients_bytes: int
@@ -32,10 +62,11 @@ class StageMemory:
     buffers_bytes: int
     fragmentation_bytes: int
     context_bytes: int
+    cached_bytes: int = 0
 
     @property
-    def total_bytes(self) -> int:
-        """All parts."""
+    def allocated_bytes(self) -> int:
+        """What torch's max_memory_allocated says."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -43,20 +74,40 @@ class StageMemory:
             + self.activations_bytes
             + self.loss_bytes
             + self.buffers_bytes
-            + self.fragmentation_bytes
-            + self.context_bytes
         )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What torch's allocator cannot do without."""
+        return self.allocated_bytes + self.fragmentation_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What torch's max_memory_reserved says where there is room."""
+        return self.reserved_bytes + self.cached_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All parts: what it cannot do without."""
+        return self.reserved_bytes + self.context_bytes
+
+    @property
+    def seen_bytes(self) -> int:
+        """What nvidia-smi shows where there is room."""
+        return self.total_bytes + self.cached_bytes
 
     def parts(self) -> dict[str, int]:
         """Part by part, by name without the unit."""
-        return {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(self)}
+        names = [field.name for field in fields(self) if field.name != "cached_bytes"]
+        return {name.removesuffix("_bytes"): getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """The stages of a layout; the fullest one decides."""
+    """The ranks of the pipeline; the fullest one decides. `timelines` has each one's events in their order."""
 
     stages: tuple[StageMemory, ...]
+    timelines: tuple[tuple[Moment, ...], ...] = ()
 
     @property
     def worst(self) -> StageMemory:
@@ -68,6 +119,12 @@ class RankMemory:
         """Its index, the first among equals."""
         totals = [stage.total_bytes for stage in self.stages]
         return totals.index(max(totals))
+
+    @property
+    def peak_event(self) -> str:
+        """When the fullest stage is at its peak."""
+        timeline = self.timelines[self.worst_stage]
+        return max(timeline, key=lambda moment: moment.allocated_bytes).event
 
     @property
     def total_bytes(self) -> int:
@@ -88,161 +145,112 @@ def state_bytes(shape: ModelShape, training: Training) -> int:
     >>> state_bytes(shape_from_config(config, name="llama-3-70b"), Training(8192, 512))
     1128859303936
     """
-    return round(shape.parameters * training.optimizer.bytes_per_parameter)
+    count, optimizer = shape.parameter_count, training.optimizer
+    outer = count.embedding + count.head + count.norms
+    return round(count.total * optimizer.bytes_per_parameter + outer * optimizer.outer_extra_bytes)
 
 
 def rank_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
-    """Peak memory of each stage under 1F1B."""
-    per_stage = stage_layers(shape.layers, layout.pp)
-    stages = []
-    first = 0
-    for index, count in enumerate(per_stage):
-        stages.append(_stage(shape, layout, training, index, range(first, first + count)))
-        first += count
-    return RankMemory(tuple(stages))
+    """Every pipeline rank of one layout: its events, and what it holds at the highest of them."""
+    timelines = tuple(timeline(shape, layout, training, rank) for rank in range(layout.pp))
+    context = round(buf.context_bytes(layout))
+    return RankMemory(tuple(_at_peak(moments, training, context) for moments in timelines), timelines)
 
 
-def stage_parameters(shape: ModelShape, layout: Layout, stage: int, layers: range) -> int:
-    """Parameters that one GPU of a stage works with, before ZeRO: matrices are divided over tp, norms are not."""
-    experts = expert_layers_in(shape, layers.start, layers.stop)
-    total = experts * _layer_parameters(shape, layout.tp, True)
-    total += (len(layers) - experts) * _layer_parameters(shape, layout.tp, False)
-    last = stage == layout.pp - 1
-    if stage == 0:
-        total += _share(shape.vocab * shape.hidden, layout.tp) + shape.learned_positions * shape.hidden
-    if last:
-        # A tied head needs its own copy of the embedding when the two ends are on different stages.
-        tied_copy = shape.tied and layout.pp > 1
-        head = shape.vocab * shape.hidden if tied_copy else shape.head_parameters
-        total += _share(head, layout.tp) + shape.norm_parameters
-    return total
-
-
-@lru_cache(maxsize=4096)
-def _layer_parameters(shape: ModelShape, tp: int, expert: bool) -> int:
-    index = next((i for i in range(shape.layers) if shape.is_expert_layer(i) == expert), None)
-    if index is None:
-        return 0
-    count = shape.layer(index)
-    attention = count.attention
-    if shape.latent is None and tp > shape.kv_heads:
-        # Key and value heads are copied once there are fewer of them than ranks.
-        attention += 2 * shape.hidden * shape.head_dim * (tp - shape.kv_heads)
-    return _share(attention, tp) + _share(count.mlp, tp) + _share(count.experts, tp) + count.router + count.norms
-
-
-def _share(amount: int, ranks: int) -> int:
-    return -(-amount // ranks)
-
-
-def _stage(shape: ModelShape, layout: Layout, training: Training, stage: int, layers: range) -> StageMemory:
-    parameters = stage_parameters(shape, layout, stage, layers)
-    optimizer, dp = training.optimizer, layout.dp
-    weights = parameters * optimizer.weight_bytes / (dp if layout.zero == 3 else 1)
-    gradients = parameters * optimizer.gradient_bytes / (dp if layout.zero >= 2 else 1)
-    kept = parameters * (optimizer.master_bytes + optimizer.moment_bytes) / (dp if layout.zero >= 1 else 1)
-    activations = _stage_activations(shape, layout, training, stage, layers)
-    loss = 0.0
-    if stage == layout.pp - 1:
-        logit_bytes = 10 if training.precision == "fp32" else LOGIT_BYTES
-        loss = logit_bytes * training.seq_tokens * layout.micro_batch * shape.vocab / layout.tp
-    buffers = _buffers(shape, layout, training)
-    allocated = weights + gradients + kept + activations + loss + buffers
+def _at_peak(moments: tuple[Moment, ...], training: Training, context: int) -> StageMemory:
+    peak = max(moments, key=lambda moment: moment.allocated_bytes)
+    reserve = buf.FRAGMENTATION[training.framework]
     return StageMemory(
-        weights_bytes=round(weights),
-        gradients_bytes=round(gradients),
-        optimizer_bytes=round(kept),
-        activations_bytes=round(activations),
-        loss_bytes=round(loss),
-        buffers_bytes=round(buffers),
-        fragmentation_bytes=round(FRAGMENTATION * allocated),
-        context_bytes=CONTEXT_BYTES,
+        weights_bytes=round(peak.weights_bytes),
+        gradients_bytes=round(peak.gradients_bytes),
+        optimizer_bytes=round(peak.optimizer_bytes),
+        activations_bytes=round(peak.activations_bytes),
+        loss_bytes=round(peak.loss_bytes),
+        buffers_bytes=round(peak.buffers_bytes),
+        fragmentation_bytes=round(reserve * peak.allocated_bytes),
+        context_bytes=context,
+        cached_bytes=round(_cached_bytes(moments, training, peak)),
     )
 
 
-def _buffers(shape: ModelShape, layout: Layout, training: Training) -> float:
-    """Tensors that live for a moment: gradients on their way, layers gathered for use, buckets for the network.
+def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment) -> float:
+    """Blocks that stay with the allocator, since what comes next asks for other sizes.
 
-    The backward pass makes a layer's weight gradients before it adds them to those that are kept. FSDP gathers this
-    layer's weights and the next one's.
+    Those of the activations at the optimizer's step, or those of the step while activations live: the lesser of the
+    two. With DeepSpeed's BF16 optimizer the weights as they were before it flattened them.
     """
-    weight_bytes = training.optimizer.weight_bytes
-    largest = max(_layer_parameters(shape, layout.tp, True), _layer_parameters(shape, layout.tp, False))
-    arriving = weight_bytes * largest
-    if layout.dp == 1:
-        return arriving
-    gathered = 2 * weight_bytes * largest if layout.zero == 3 else 0.0
-    return arriving + gathered + 2 * BUCKET_BYTES
+    if training.framework == "deepspeed" and training.optimizer.gradient_bytes > training.activation_bytes:
+        return float(peak.weights_bytes)
+    states, *passes, step = (moment.allocated_bytes for moment in moments)
+    return float(min(max(passes), step) - states)
 
 
-def _stage_activations(shape: ModelShape, layout: Layout, training: Training, stage: int, layers: range) -> float:
-    """Kept activations of all micro-batches in flight, and the working set of one layer under full recomputation."""
-    in_flight = min(layout.pp - stage, layout.micro_batches(training.global_batch))
-    experts = expert_layers_in(shape, layers.start, layers.stop)
-    dense = len(layers) - experts
-    of_expert = _layer_activation(shape, layout, training, True) if experts else 0.0
-    of_dense = _layer_activation(shape, layout, training, False) if dense else 0.0
-    tokens = training.seq_tokens * layout.micro_batch
-    split = layout.tp if layout.sp else 1
-    boundary = training.activation_bytes * tokens * shape.hidden / split
-    if layout.recompute == "full":
-        kept = in_flight * len(layers) * boundary + max(of_expert, of_dense)
-    else:
-        kept = in_flight * (experts * of_expert + dense * of_dense)
-    embedded = in_flight * boundary if stage == 0 else 0.0
-    # Sequence parallelism gathers the whole sequence before each product: one at a time.
-    gathered = training.activation_bytes * tokens * shape.hidden if layout.sp else 0.0
-    return kept + embedded + gathered
+def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """Bytes that the fullest GPU cannot do without; sizes of the layout may be arrays, then this is one."""
+    fullest: Any = 0.0
+    for rank in peak_ranks(shape, layout):
+        for moment in timeline(shape, layout, training, rank):
+            fullest = np.maximum(fullest, moment.allocated_bytes)
+    return fullest * (1 + buf.FRAGMENTATION[training.framework]) + buf.context_bytes(layout)
 
 
-def _layer_activation(shape: ModelShape, layout: Layout, training: Training, expert: bool) -> float:
-    return layer_activation_bytes(
-        shape, training, tp=layout.tp, sp=layout.sp, micro_batch=layout.micro_batch, expert=expert,
-        scores=not training.flash and layout.recompute == "none",
-    )  # fmt: skip
+def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Moment, ...]:
+    """The events of one step on this rank of the pipeline.
 
-
-@lru_cache(maxsize=4096)
-def layer_activation_bytes(
-    shape: ModelShape,
-    training: Training,
-    *,
-    tp: int,
-    sp: bool,
-    micro_batch: int,
-    expert: bool = False,
-    scores: bool = False,
-) -> float:
-    """What one layer keeps of one micro-batch for its backward pass.
-
-    Per token: inputs and outputs of the two norms (4h, divided over tp only with sequence parallelism), queries, keys,
-    values, the attention's output, and the MLP's inner widths, which tensor parallelism divides. Without flash
-    attention and selective recomputation the scores add 5 bytes per head and pair of tokens.
+    `states`: before anything runs. `forward`: after the forward pass of the last micro-batch in flight. `loss`: on a
+    rank with the head. `backward`: of the last layer, with its temporaries. `embedding`: its gradient, when the
+    activations of one micro-batch are gone. `step`: the optimizer's.
     """
-    tokens = training.seq_tokens * micro_batch
-    split = tp if sp else 1
-    if shape.latent is not None:
-        inner, shared = _latent_widths(shape, shape.latent)
-    else:
-        kv_heads = max(shape.kv_heads, tp)
-        inner, shared = 2 * shape.heads * shape.head_dim + 2 * kv_heads * shape.head_dim, 0
-    widths = 3 if shape.gated else 2
-    moe = shape.experts
-    if expert and moe is not None:
-        inner += widths * (moe.ffn * moe.per_token + moe.shared_ffn)
-        shared += 2 * shape.hidden * moe.per_token
-    else:
-        inner += widths * shape.ffn
-    per_token = training.activation_bytes * (4 * shape.hidden / split + inner / tp + shared)
-    log_sums = 4 * shape.heads / tp
-    total = tokens * (per_token + log_sums)
-    if scores:
-        total += 5 * shape.heads / tp * training.seq_tokens * tokens
-    return total
+    held = holding(shape, layout, rank)
+    weights, gradients, optimizer, moment = _states(shape, layout, training, rank)
+    standing = buf.standing_bytes(shape, layout, training, held) + act.WORKSPACE_BYTES
+    flying = act.in_flight(layout, training, rank)
+    one = act.kept_bytes(shape, layout, training, held)
+    boundary = act.boundary_bytes(shape, layout, training)
+    kept = flying * one
+    if layout.offload in ("activations", "both"):
+        # What is used and what comes back next stay; the rest is on the host.
+        kept = kept * np.minimum(1.0, 2 / (np.maximum(1.0, flying) * held.layers))
+    # A rank in the middle keeps the gradient that it sent until it makes the next one.
+    between = (rank > 0) * boundary
+    gathered = buf.gathered_bytes(shape, layout, training, held)
+    arriving = buf.arriving_bytes(shape, layout, training, held)
+    backward = act.backward_moment_bytes(shape, layout, training, held) + gathered + arriving
+
+    def at(event: str, activations: Any = 0.0, loss: Any = 0.0, buffers: Any = 0.0) -> Moment:
+        return Moment(event, weights, gradients, optimizer, activations, loss, standing + buffers)
+
+    moments = [at("states"), at("forward", kept + between, 0.0, gathered)]
+    if held.heads:
+        logits = act.loss_bytes(shape, layout, training)
+        beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
+        moments.append(at("loss", kept + between, logits, beside + gathered))
+    moments.append(at("backward", kept + between, 0.0, backward))
+    if held.embeddings:
+        rows = buf.embedding_gradient_bytes(shape, layout, training)
+        moments.append(at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
+    moments.append(at("step", 0.0, 0.0, moment))
+    return tuple(moments)
 
 
-def _latent_widths(shape: ModelShape, latent: LatentAttention) -> tuple[int, int]:
-    """Widths that tp divides (the expanded heads), and those every rank has (the compressed ones)."""
-    key_dim = latent.nope_dim + latent.rope_dim
-    expanded = shape.heads * (2 * key_dim + 2 * latent.v_dim)
-    return expanded, (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
+def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Any, Any, Any, Any]:
+    """Weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
+    parameters, optimizer, zero = rank_parameters(shape, layout, training, rank), training.optimizer, layout.zero
+    weights: Any = 0.0
+    gradients: Any = 0.0
+    kept: Any = 0.0
+    moment: Any = 0.0
+    own = optimizer.master_bytes + optimizer.moment_bytes
+    for count, shards in (
+        (parameters.dense, layout.shard_ranks),
+        (parameters.experts, layout.expert_shard_ranks),
+    ):
+        weights = weights + optimizer.weight_bytes * count / (1 + (zero >= 3) * (shards - 1))
+        gradients = gradients + optimizer.gradient_bytes * count / (1 + (zero >= 2) * (shards - 1))
+        over = 1 + (zero >= 1) * (shards - 1)
+        kept = kept + own * count / over
+        moment = moment + buf.step_moment_bytes(layout, training, count, over)
+    kept = kept + optimizer.outer_extra_bytes * parameters.outer / (1 + (zero >= 1) * (layout.shard_ranks - 1))
+    if layout.offload in ("optimizer", "both"):
+        kept, moment = 0.0 * kept, 0.0 * moment
+    return weights, gradients, kept, moment

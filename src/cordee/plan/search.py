@@ -1,141 +1,40 @@
 """All layouts of a model on so many GPUs: which fit, how fast they are, and what would help where none fits."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import product
-from typing import TypeVar
+from dataclasses import fields, replace
 
-from cordee.errors import DoesNotFitError, LayoutError
+from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu, Price
+from cordee.plan.answer import Candidate, Plan, Remedy, Verdict
 from cordee.plan.cost import usd_per_billion_tokens
 from cordee.plan.layout import (
+    FRAMEWORKS,
+    Framework,
     Layout,
     LayoutWanted,
     Precision,
     Recompute,
     Training,
     find_optimizer,
-    first_misfit,
     parse_layout,
     validate,
 )
-from cordee.plan.memory import RankMemory, rank_memory, state_bytes
-from cordee.plan.step import StepTime, model_flop_share, step_time
-from cordee.units import format_bytes
+from cordee.plan.memory import rank_memory, state_bytes
+from cordee.plan.optimum import Case, best_of_meshes, optimum
+from cordee.plan.space import EVERYTHING, Choices
+from cordee.plan.step import StepTime, model_flop_share, step_interval_s, step_time
 from cordee.workload.model import ModelShape
+
+__all__ = [
+    "ANY_LAYOUT", "Candidate", "Plan", "Remedy", "Verdict", "check_fit", "fewest_gpus_to_hold", "fewest_gpus_to_train",
+    "judge", "plan_layouts", "training_for",
+]  # fmt: skip
 
 TARGET_TOKENS_PER_STEP = 4 * 2**20
 LONGEST_DEFAULT_SEQUENCE = 8192
 LARGEST_SEARCH_GPUS = 65_536
+# Contexts are divided only where each rank keeps at least so many tokens.
+FEWEST_TOKENS_PER_RANK = 8192
 ANY_LAYOUT = LayoutWanted()
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Case:
-    """What all candidates have in common."""
-
-    shape: ModelShape
-    gpu: Gpu
-    gpus: int
-    training: Training
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One layout with its memory and, if it fits, its speed."""
-
-    layout: Layout
-    memory: RankMemory
-    wall_bytes: int
-    step: StepTime | None = None
-    mfu: float | None = None
-    tokens_per_s: float | None = None
-    usd_per_billion_tokens: float | None = None
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """Bytes on its fullest GPU."""
-        return self.memory.total_bytes
-
-    @property
-    def shortfall_bytes(self) -> int:
-        """Bytes over the wall; 0 if it fits."""
-        return max(0, self.peak_bytes - self.wall_bytes)
-
-    @property
-    def fits(self) -> bool:
-        """Whether its fullest GPU holds it."""
-        return self.peak_bytes <= self.wall_bytes
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """One change after which a layout fits."""
-
-    change: str
-    gpus: int
-    training: Training
-    candidate: Candidate
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One row for each mesh: the fastest way to run it that fits (fastest first), or the one nearest to fitting."""
-
-    shape: ModelShape
-    gpu: Gpu
-    gpus: int
-    training: Training
-    price: Price | None
-    state_bytes: int
-    fewest_gpus: int
-    fitting: tuple[Candidate, ...]
-    rejected: tuple[Candidate, ...]
-    remedies: tuple[Remedy, ...]
-
-    @property
-    def best(self) -> Candidate | None:
-        """The fastest layout that fits."""
-        return self.fitting[0] if self.fitting else None
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a job's model fits its GPUs; if not, by how much, and what would."""
-
-    fits: bool
-    gpus: int
-    gpu: str
-    model: str
-    candidate: Candidate
-    suggestion: Candidate | None
-    remedies: tuple[Remedy, ...]
-
-    @property
-    def shortfall_bytes(self) -> int:
-        """Bytes over the wall on the fullest GPU."""
-        return self.candidate.shortfall_bytes
-
-    def error(self) -> DoesNotFitError:
-        """The refusal with its numbers and a layout that would fit."""
-        assert not self.fits, "only what does not fit is refused"
-        candidate = self.candidate
-        message = (
-            f"{self.model} does not fit {self.gpus} x {self.gpu}: {candidate.layout} needs "
-            f"{format_bytes(candidate.peak_bytes)} on its fullest GPU, which has "
-            f"{format_bytes(candidate.wall_bytes)}: {format_bytes(candidate.shortfall_bytes)} too much"
-        )
-        return DoesNotFitError(message, hint=self._hint())
-
-    def _hint(self) -> str:
-        if self.suggestion is not None:
-            peak = format_bytes(self.suggestion.peak_bytes)
-            return f"layout {self.suggestion.layout} fits with {peak}"
-        if not self.remedies:
-            return "use larger GPUs"
-        return "; or ".join(f"{remedy.change}: {remedy.candidate.layout} fits" for remedy in self.remedies)
 
 
 def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:
@@ -152,11 +51,13 @@ def training_for(
     optimizer: str = "adamw",
     precision: Precision = "bf16",
     flash: bool = True,
+    framework: Framework = "torch",
 ) -> Training:
     """What is trained with, where None takes the model's sequence (8,192 at most) and about 4 million tokens a step.
 
     Raises:
-        LayoutError: an unknown optimizer, a sequence that is longer than learned positions, or a size below 1.
+        LayoutError: an unknown optimizer or framework, a sequence that is longer than learned positions, or a size
+            below 1.
     """
     if gpus < 1:
         raise LayoutError(f"a job needs at least 1 GPU, not {gpus}", hint="write --gpus 64xH100")
@@ -167,7 +68,9 @@ def training_for(
     batch = global_batch if global_batch is not None else _default_batch(seq, gpus)
     if batch < 1:
         raise LayoutError(f"a global batch of {batch} sequences is empty", hint="use at least 1")
-    return Training(seq, batch, find_optimizer(optimizer, precision), precision, flash)
+    if framework not in FRAMEWORKS:
+        raise LayoutError(f"unknown framework {framework!r}", hint="use " + ", ".join(FRAMEWORKS))
+    return Training(seq, batch, find_optimizer(optimizer, precision), precision, flash, framework=framework)
 
 
 def _default_batch(seq_tokens: int, gpus: int) -> int:
@@ -191,6 +94,8 @@ def plan_layouts(
     flash: bool = True,
     layout: str | None = None,
     price: Price | None = None,
+    framework: Framework = "torch",
+    exhaustive: bool = False,
 ) -> Plan:
     """Every layout of this model on these GPUs, judged.
 
@@ -207,17 +112,21 @@ def plan_layouts(
         flash: whether attention keeps no scores.
         layout: only layouts like this (`tp=8,pp=2`).
         price: what a GPU-hour costs; None leaves dollars out.
+        framework: whose buffers there are: torch, megatron or deepspeed.
+        exhaustive: try every schedule, kind of context parallelism, sharding group, micro-batch and offload.
 
     Raises:
         LayoutError: something does not divide.
     """
     training = training_for(
         shape, gpus, seq_tokens=seq_tokens, global_batch=global_batch,
-        optimizer=optimizer, precision=precision, flash=flash,
+        optimizer=optimizer, precision=precision, flash=flash, framework=framework,
     )  # fmt: skip
     gpu.peak_flop_per_s(precision)
-    case = _Case(shape, gpu, gpus, training)
-    fitting, rejected = _judge(case, _wanted(layout, recompute, micro_batch), price)
+    case = Case(shape, gpu, gpus, training)
+    wanted = _wanted(layout, recompute, micro_batch)
+    choices = EVERYTHING if exhaustive else ordinary(case)
+    fitting, rejected, candidates = _judge(case, wanted, choices, price)
     remedies = () if fitting else _remedies(case, global_batch)
     bill = state_bytes(shape, training)
     return Plan(
@@ -231,6 +140,7 @@ def plan_layouts(
         fitting=fitting,
         rejected=rejected,
         remedies=remedies,
+        candidates=candidates,
     )
 
 
@@ -257,46 +167,74 @@ def check_fit(
         shape, gpus, seq_tokens=seq_tokens, global_batch=global_batch,
         optimizer=optimizer, precision=precision, flash=flash,
     )  # fmt: skip
-    case = _Case(shape, gpu, gpus, training)
-    fitting, rejected = _judge(case, _wanted(layout, recompute, micro_batch))
+    case = Case(shape, gpu, gpus, training)
+    found = _best(case, _wanted(layout, recompute, micro_batch))
     suggestion = None
     remedies: tuple[Remedy, ...] = ()
     constrained = layout is not None or recompute is not None or micro_batch is not None
-    if not fitting and constrained:
-        others, _ = _judge(case)
-        suggestion = others[0] if others else None
-    if not fitting and suggestion is None:
+    if not found.fits and constrained:
+        other = _best(case)
+        suggestion = other if other.fits else None
+    if not found.fits and suggestion is None:
         remedies = _remedies(case, global_batch)
     return Verdict(
-        fits=bool(fitting),
+        fits=found.fits,
         gpus=gpus,
         gpu=gpu.name,
         model=shape.name,
-        candidate=(fitting or rejected)[0],
+        candidate=found,
         suggestion=suggestion,
         remedies=remedies,
     )
 
 
+def ordinary(case: Case) -> Choices:
+    """What is tried where nobody asks for more: what torch and Megatron-LM run every day.
+
+    tp stays inside an island, or inside a node of GPUs without a fast link; a context is divided only where it is long.
+    """
+    gpu = case.gpu
+    return Choices(
+        tp_max=min(16, gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node),
+        cp_max=max(1, case.training.seq_tokens // FEWEST_TOKENS_PER_RANK),
+        micro_batches=(1, 2, 4, 8),
+        vpp_max=8,
+        hsdp=False,
+        sp=(True,),
+        schedules=("1f1b", "interleaved"),
+        cp_kinds=("ring",),
+        offloads=("none",),
+        ep_alone=True,
+        zero2_in_pipeline=False,
+    )
+
+
+def _best(case: Case, wanted: LayoutWanted = ANY_LAYOUT, choices: Choices | None = None) -> Candidate:
+    """The one best candidate."""
+    winner, _ = optimum(case, wanted, choices or ordinary(case))
+    if winner is None:
+        raise _nothing_divides(case, wanted)
+    return judge(case, winner.layout)
+
+
 def _judge(
-    case: _Case, wanted: LayoutWanted = ANY_LAYOUT, price: Price | None = None
-) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...]]:
+    case: Case, wanted: LayoutWanted, choices: Choices, price: Price | None
+) -> tuple[tuple[Candidate, ...], tuple[Candidate, ...], int]:
     """One candidate for each mesh: those that fit, fastest first; the others, nearest to fitting first."""
-    best: dict[str, Candidate] = {}
-    for layout in _layouts(case, wanted):
-        candidate = _candidate(case, layout, price)
-        rival = best.get(layout.mesh)
-        if rival is None or _rank(candidate) < _rank(rival):
-            best[layout.mesh] = candidate
-    if not best:
-        validate(wanted.plainest(case.gpus), case.shape, case.gpus, case.training)
-        raise LayoutError(
-            f"no layout of {case.shape.name} divides {case.gpus} GPUs "
-            f"and a global batch of {case.training.global_batch} sequences",
-            hint="use a number of GPUs with small factors, or a global batch that it divides",
-        )
-    ranked = sorted(best.values(), key=_rank)
-    return tuple(c for c in ranked if c.fits), tuple(c for c in ranked if not c.fits)
+    winners, tally = best_of_meshes(case, wanted, choices)
+    if not winners:
+        raise _nothing_divides(case, wanted)
+    ranked = sorted((judge(case, winner.layout, price) for winner in winners), key=_rank)
+    return tuple(c for c in ranked if c.fits), tuple(c for c in ranked if not c.fits), tally.candidates
+
+
+def _nothing_divides(case: Case, wanted: LayoutWanted) -> LayoutError:
+    validate(wanted.plainest(case.gpus), case.shape, case.gpus, case.training)
+    return LayoutError(
+        f"no layout of {case.shape.name} divides {case.gpus} GPUs "
+        f"and a global batch of {case.training.global_batch} sequences",
+        hint="use a number of GPUs with small factors, or a global batch that it divides",
+    )
 
 
 def _wanted(layout: str | None, recompute: Recompute | None, micro_batch: int | None) -> LayoutWanted:
@@ -312,62 +250,58 @@ def _rank(candidate: Candidate) -> tuple[bool, float, Layout]:
     return (not candidate.fits, seconds, candidate.layout)
 
 
-def _layouts(case: _Case, wanted: LayoutWanted) -> Iterator[Layout]:
-    """All layouts worth judging: tp stays inside an island, or inside a node of GPUs without a fast link."""
-    shape, gpu, gpus, training = case.shape, case.gpu, case.gpus, case.training
-    widest = min(16, gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node)
-    recomputes: tuple[Recompute, ...] = ("none", "full") if training.flash else ("none", "selective", "full")
-    for tp in _choices(wanted.tp, (n for n in (1, 2, 4, 8, 16) if n <= widest)):
-        for pp in _choices(wanted.pp, range(1, min(shape.layers, gpus // tp) + 1)):
-            dp = wanted.dp or gpus // (tp * pp)
-            if tp * pp * dp != gpus:
-                continue
-            sp = (tp > 1 and training.seq_tokens % tp == 0) if wanted.sp is None else wanted.sp
-            for zero, size, how in product(
-                _choices(wanted.zero, _zero_stages(dp, pp)),
-                _choices(wanted.micro_batch, (1, 2, 4, 8)),
-                _choices(wanted.recompute, recomputes),
-            ):
-                layout = Layout(dp, tp, pp, zero, sp, size, how)
-                if first_misfit(layout, shape, gpus, training) is None:
-                    yield layout
-
-
-def _choices(wanted: T | None, otherwise: Iterable[T]) -> Iterable[T]:
-    """The one value that was asked for, or all of them."""
-    return otherwise if wanted is None else (wanted,)
-
-
-def _zero_stages(dp: int, pp: int) -> tuple[int, ...]:
-    """Stage 2 reduces gradients after every micro-batch, which a pipeline has many of: not offered there."""
-    if dp == 1:
-        return (0,)
-    return (0, 1, 2, 3) if pp == 1 else (0, 1, 3)
-
-
-def _candidate(case: _Case, layout: Layout, price: Price | None) -> Candidate:
+def judge(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
+    """One layout with its memory, and its speed if it fits."""
     shape, gpu, training = case.shape, case.gpu, case.training
-    memory = rank_memory(shape, layout, training)
-    candidate = Candidate(layout, memory, gpu.memory_bytes)
+    candidate = Candidate(layout, rank_memory(shape, layout, training), gpu.memory_bytes)
     if not candidate.fits:
         return candidate
-    step = step_time(shape, gpu, layout, training)
+    timed = step_time(shape, gpu, layout, training)
+    step = StepTime(**{part.name: float(getattr(timed, part.name)) for part in fields(timed)})
     tokens_per_s = training.tokens_per_step / step.total_s
     usd = None
     if price is not None:
         usd = usd_per_billion_tokens(layout.gpus, tokens_per_s, price.usd_per_gpu_hour)
-    mfu = model_flop_share(shape, gpu, training, layout.gpus, step.total_s)
-    return replace(candidate, step=step, mfu=mfu, tokens_per_s=tokens_per_s, usd_per_billion_tokens=usd)
+    low, high = step_interval_s(step.total_s, gpu)
+    return replace(
+        candidate,
+        step=step,
+        mfu=float(model_flop_share(shape, gpu, training, layout.gpus, step.total_s)),
+        tokens_per_s=tokens_per_s,
+        usd_per_billion_tokens=usd,
+        step_interval_s=(float(low), float(high)),
+    )
 
 
-def _remedies(case: _Case, global_batch: int | None) -> tuple[Remedy, ...]:
-    """What would make it fit: more GPUs; and on the same ones a smaller optimizer, or a shorter sequence."""
+def fewest_gpus_to_train(
+    shape: ModelShape, gpu: Gpu, training: Training, fewest: int, most: int
+) -> tuple[int, Layout] | None:
+    """The smallest of 1, 2, 3, 4, 6, 8, 12, ... GPUs between `fewest` and `most` on which some layout fits."""
+    for count in _sizes(fewest, most):
+        case = Case(shape, gpu, count, training)
+        winner, _ = optimum(case, ANY_LAYOUT, ordinary(case))
+        if winner is not None and winner.seconds is not None:
+            return count, winner.layout
+    return None
+
+
+def _sizes(fewest: int, most: int) -> list[int]:
+    """Powers of two and what lies half-way between them, from small to large."""
+    powers = [2**n for n in range(17)]
+    return [size for size in sorted({*powers, *(3 * n // 2 for n in powers[1:])}) if fewest <= size <= most]
+
+
+def _remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
+    """What would make it fit: more GPUs; on the same ones offload, a smaller optimizer, or a shorter sequence."""
     found = [_more_gpus(case, global_batch)]
     training = case.training
+    offload = replace(ordinary(case), offloads=("optimizer", "activations", "both"))
+    found.append(_if_fits(case, f"offload to the host on the same {case.gpus} GPUs", offload))
     smaller = find_optimizer("adamw-8bit", training.precision)
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
-        change = f"--optimizer {smaller.name} on the same {case.gpus} GPUs"
-        found.append(_if_fits(replace(case, training=replace(training, optimizer=smaller)), change))
+        lean = replace(case, training=replace(training, optimizer=smaller))
+        same = _if_fits(lean, f"--optimizer {smaller.name} on the same {case.gpus} GPUs")
+        found.append(same or _more_gpus(lean, global_batch, f" --optimizer {smaller.name}"))
     shorter = training.seq_tokens // 2
     while shorter >= 1024:
         remedy = _if_fits(replace(case, training=replace(training, seq_tokens=shorter)), f"--seq {shorter}")
@@ -378,7 +312,7 @@ def _remedies(case: _Case, global_batch: int | None) -> tuple[Remedy, ...]:
     return tuple(remedy for remedy in found if remedy is not None)
 
 
-def _more_gpus(case: _Case, global_batch: int | None) -> Remedy | None:
+def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:
     """The first of 1, 1.5, 2, 3, 4, 6, 8, ... nodes above the present number on which some layout fits."""
     node = case.gpu.gpus_per_node
     fewest = max(case.gpus + 1, fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu))
@@ -389,16 +323,16 @@ def _more_gpus(case: _Case, global_batch: int | None) -> Remedy | None:
                 continue
             batch = global_batch or _default_batch(case.training.seq_tokens, total)
             larger = replace(case, gpus=total, training=replace(case.training, global_batch=batch))
-            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}")
+            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}{besides}")
             if remedy is not None:
                 return remedy
         nodes *= 2
     return None
 
 
-def _if_fits(case: _Case, change: str) -> Remedy | None:
-    try:
-        fitting, _ = _judge(case)
-    except LayoutError:  # So many GPUs divide nothing: this remedy is none.
+def _if_fits(case: Case, change: str, choices: Choices | None = None) -> Remedy | None:
+    winner, _ = optimum(case, ANY_LAYOUT, choices or ordinary(case))
+    if winner is None or winner.seconds is None:
         return None
-    return Remedy(change, case.gpus, case.training, fitting[0]) if fitting else None
+    candidate = judge(case, winner.layout)
+    return Remedy(change, case.gpus, case.training, candidate) if candidate.fits else None

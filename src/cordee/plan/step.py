@@ -1,135 +1,248 @@
-"""Seconds of one optimizer step from first principles: products, collectives, pipeline bubble, optimizer.
+"""Seconds of one optimizer step: kernels, collectives, pipeline bubble, optimizer, host.
 
-A first model: one efficiency for products and rings for collectives. It ranks layouts; it is not calibrated.
+Every size in a layout may be a NumPy array: then the times are arrays too, one for each candidate.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from cordee.hardware.catalog import Gpu
-from cordee.hardware.collectives import all_reduce_s, data_gather_s, link_between, send_s
-from cordee.plan.layout import Layout, Training, stage_layers
-from cordee.plan.memory import stage_parameters
+from cordee.plan.bubble import bubble_s
+from cordee.plan.comms import (
+    context_layer_s,
+    expert_layer_s,
+    gradient_s,
+    shard_group,
+    stage_send_s,
+    tensor_layer_s,
+)
+from cordee.plan.layer import BACKWARD_KERNELS, Passes, head_passes, layer_passes
+from cordee.plan.layout import Layout, Training
+from cordee.units import GB
 from cordee.workload.model import ModelShape
 
-# Share of the matmul ceiling that whole layers reach: norms, softmax, copies and launches take the rest.
-LAYER_SHARE = 0.80
-# Attention is slower than plain products. Half their rate moves the median error over 216 published FSDP runs
-# (Mosaic llm-foundry, 512 to 65,536 tokens) from -24 % to -11 %.
-ATTENTION_SLOWDOWN = 2.0
-# Products as narrow as this lose half: tile and wave quantisation of small tensor-parallel shards.
-HALF_WIDTH = 256
+# Half of a normal distribution's 90 % interval, in standard deviations.
+INTERVAL_SIGMAS = 1.645
+# What a host link carries in each direction: PCIe 4 x16, as measured by most; used by offloaded states and activations.
+HOST_BYTES_PER_S = 25 * GB
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Where the time of one step goes. Data-parallel time is what the backward pass does not hide."""
+    """Where the time of one step goes. Traffic is what nothing hides."""
 
-    compute_s: float
-    recompute_s: float
-    tensor_s: float
-    pipeline_s: float
-    bubble_s: float
-    data_s: float
-    optimizer_s: float
+    compute_s: Any
+    recompute_s: Any
+    tensor_s: Any
+    context_s: Any
+    expert_s: Any
+    pipeline_s: Any
+    bubble_s: Any
+    data_s: Any
+    optimizer_s: Any
+    offload_s: Any
 
     @property
-    def total_s(self) -> float:
+    def total_s(self) -> Any:
         """The whole step."""
-        return (
-            self.compute_s
-            + self.recompute_s
-            + self.tensor_s
-            + self.pipeline_s
-            + self.bubble_s
-            + self.data_s
-            + self.optimizer_s
-        )
+        busy = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s
+        return busy + self.pipeline_s + self.bubble_s + self.data_s + self.optimizer_s + self.offload_s
 
 
-def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> StepTime:
-    """Seconds of one step on this GPU; the slowest stage sets the pace."""
-    micro_batches = layout.micro_batches(training.global_batch)
-    per_stage = stage_layers(shape.layers, layout.pp)
-    # Only two stages can be the slowest: one with the most layers, and the last, which has the head.
-    slow = (per_stage.index(max(per_stage)), layout.pp - 1)
-    compute, recompute, tensor = max((_micro_batch_s(shape, gpu, layout, training, stage) for stage in slow), key=sum)
-    send = _send_s(shape, gpu, layout, training)
-    one = compute + recompute + tensor + send
-    backward = (compute + recompute) * 2 / 3
-    return StepTime(
-        compute_s=micro_batches * compute,
-        recompute_s=micro_batches * recompute,
-        tensor_s=micro_batches * tensor,
-        pipeline_s=micro_batches * send,
-        bubble_s=(layout.pp - 1) * one,
-        data_s=_data_s(shape, gpu, layout, training, backward),
-        optimizer_s=_optimizer_s(shape, gpu, layout, training),
-    )
+def step_interval_s(total_s: Any, gpu: Gpu) -> tuple[Any, Any]:
+    """Where nine of ten measured steps are expected, by the spread of the GPU's table.
+
+    >>> from cordee.hardware.load import load_catalogue
+    >>> low, high = step_interval_s(1.0, load_catalogue().find_gpu("A100"))
+    >>> bool(low < 1.0 < high)
+    True
+    """
+    factor = np.exp(INTERVAL_SIGMAS * gpu.efficiency.spread)
+    return total_s / factor, total_s * factor
 
 
-def model_flop_share(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: float) -> float:
+def model_flop_share(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: Any) -> Any:
     """MFU: the model's own FLOPs (causal attention counted half, recomputation not at all) over the dense peak."""
     flop = shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step
     return flop / (step_s * gpus * gpu.peak_flop_per_s(training.precision))
 
 
-def _micro_batch_s(
-    shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, stage: int
-) -> tuple[float, float, float]:
-    """One micro-batch forward and backward on one stage: products, products done again, tensor-parallel collectives."""
-    layers = stage_layers(shape.layers, layout.pp)[stage]
-    tokens = training.seq_tokens * layout.micro_batch
-    body = shape.matmul_parameters - shape.vocab * shape.hidden
-    attention = ATTENTION_SLOWDOWN * shape.attention_flop_per_token(training.seq_tokens)
-    forward = tokens * (2 * body * layers / shape.layers + layers * attention) / layout.tp
-    head = tokens * 2 * shape.vocab * shape.hidden / layout.tp if stage == layout.pp - 1 else 0.0
-    width = min(shape.hidden, _inner_width(shape)) / layout.tp
-    rate = gpu.peak_flop_per_s(training.precision) * gpu.matmul_share * LAYER_SHARE * width / (width + HALF_WIDTH)
-    again = {"none": 0.0, "selective": 0.0 if training.flash else tokens * layers * attention / layout.tp}
-    recompute = again.get(layout.recompute, forward)
-    link = link_between(gpu, layout.tp)
-    exchange = all_reduce_s(training.activation_bytes * tokens * shape.hidden, layout.tp, link)
-    # Two all-reduces forward and two backward in each layer; recomputation repeats the forward ones.
-    rounds = layers * (6 if layout.recompute == "full" else 4)
-    return 3 * (forward + head) / rate, recompute / rate, rounds * exchange
+def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> StepTime:
+    """Seconds of one step on this GPU; the busiest stage sets the pace, the others fill the bubble."""
+    count = training.global_batch / (layout.dp * layout.micro_batch)
+    layers, share = stage_extent(shape, layout)
+    layer = _mean_layer(shape, gpu, layout, training)
+    again, repeated = _recompute(layer, layout, training, layers)
+    head = head_passes(shape, gpu, layout, training)
+    tensor, context, expert = _layer_traffic(shape, gpu, layout, training, core_s=layer.core_s, repeated=repeated)
+    body = layer.forward_s + layer.backward_s + again + tensor + context + expert
+    loss = head.forward_s + head.backward_s
+    # The last stage has the head; where it has a layer less it may still not be the busiest.
+    ends_busy = layers[1] * body + loss > layers[0] * body
+    busy = np.where(ends_busy, layers[1], layers[0])
+    # A rank waits while a first micro-batch passes the other stages: on average their work, not that of the busiest.
+    others = Passes(layer.forward_s + again + (tensor + context + expert) / 3, layer.inner_s, layer.weight_s, 0.0)
+    # The head in layers, by what both do once: so that more recomputation never shortens the bubble.
+    mean = others.times((shape.layers + loss / (layer.forward_s + layer.backward_s)) / layout.pp)
+    rest = (tensor + context + expert) * 2 / 3 * shape.layers / layout.pp
+    idle = bubble_s(
+        layout.schedule, layout.pp, layout.chunks,
+        forward_s=mean.forward_s, inner_s=mean.inner_s + rest, weight_s=mean.weight_s,
+    )  # fmt: skip
+    send = 2 * layout.chunks * stage_send_s(shape, gpu, layout, training)
+    send = send * np.where(layout.vpp > 1, gpu.efficiency.exposed_share if training.overlap else 1.0, 1.0)
+    parameters = _stage_parameters(shape, layout, share)
+    return StepTime(
+        compute_s=count * (busy * (layer.forward_s + layer.backward_s) + np.where(ends_busy, loss, 0.0)),
+        recompute_s=count * busy * again,
+        tensor_s=count * busy * tensor,
+        context_s=count * busy * context,
+        expert_s=count * busy * expert,
+        pipeline_s=(count + layout.pp - 1) * send,
+        bubble_s=idle,
+        data_s=_data_s(gpu, layout, training, parameters, layers=layers[0], third_s=body * layers[1] / 3, count=count),
+        optimizer_s=_optimizer_s(gpu, layout, training, parameters, layers[0]),
+        offload_s=_offload_s(shape, layout, training, parameters, layers=layers[0], count=count),
+    )
 
 
-def _inner_width(shape: ModelShape) -> int:
-    return shape.experts.ffn if shape.experts is not None else shape.ffn
+def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Any, Any], Any]:
+    """Layers of the fullest stage and of the last one, and the fullest stage's share of all layers."""
+    if layout.split is not None:
+        most, last = max(layout.split), layout.split[-1]
+    else:
+        most, last = np.ceil(shape.layers / layout.pp), np.floor(shape.layers / layout.pp)
+    return (most, last), most / shape.layers
 
 
-def _send_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> float:
-    """Activations to the next stage and gradients back, for one micro-batch."""
-    if layout.pp == 1:
-        return 0.0
-    tokens = training.seq_tokens * layout.micro_batch
-    n_bytes = training.activation_bytes * tokens * shape.hidden / (layout.tp if layout.sp else 1)
-    return 2 * send_s(n_bytes, link_between(gpu, layout.gpus))
+def _mean_layer(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
+    """A layer as the model has them on average: dense ones and those with experts."""
+    dense = layer_passes(shape, gpu, layout, training)
+    if shape.experts is None:
+        return dense
+    share = shape.expert_layers / shape.layers
+    return dense.times(1 - share) + layer_passes(shape, gpu, layout, training, expert=True).times(share)
 
 
-def _data_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, backward_s: float) -> float:
-    """What data parallelism adds to the step once the backward pass (FSDP: all passes) has hidden its part."""
-    if layout.dp == 1:
-        return 0.0
-    count = stage_layers(shape.layers, layout.pp)[0]
-    parameters = stage_parameters(shape, layout, 0, range(count))
+def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Seconds that a layer's forward pass costs again on average, and the share of layers that do it whole."""
+    if layout.recompute == "full":
+        share = 1.0 if layout.recompute_layers is None else np.minimum(1.0, layout.recompute_layers / layers[0])
+        return layer.forward_s * share, share
+    if layout.recompute == "selective" and not training.flash:
+        return layer.core_s, 0.0
+    if layout.recompute == "selective" and training.framework == "torch":
+        # torchtitan's selective checkpoint makes every second product again, and never the attention.
+        return (layer.forward_s - layer.core_s) / 2, 0.0
+    return 0.0, 0.0
+
+
+def _layer_traffic(
+    shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, core_s: Any, repeated: Any
+) -> tuple[Any, Any, Any]:
+    """What a layer waits for in one micro-batch: tensor, context and expert parallel traffic that is not hidden."""
+    shown = gpu.efficiency.exposed_share if training.overlap else 1.0
+    # The weights' gradient does not need the input gradient's all-reduce, so even without more one backward half hides.
+    forward, backward = 2 + 2 * repeated, 2 * (0.5 + 0.5 * shown)
+    tensor = (forward * (0.5 + 0.5 * shown) + backward) * tensor_layer_s(shape, gpu, layout, training)
+    moved = context_layer_s(shape, gpu, layout, training)
+    if layout.cp_kind == "ring":
+        # Rounds of a ring hide behind the attention on what came before.
+        context = hidden_s((3 + repeated) * moved, (3.5 + repeated) * core_s, shown)
+    else:
+        context = (3 + repeated) * moved
+    experts = 0.0 if shape.experts is None else shape.expert_layers / shape.layers
+    expert = experts * (4 + 2 * repeated) * expert_layer_s(shape, gpu, layout, training)
+    return tensor, context, expert
+
+
+def hidden_s(traffic_s: Any, work_s: Any, shown: Any) -> Any:
+    """What shows of traffic that runs beside work: what is longer than the work, and always a share of all."""
+    return np.maximum(traffic_s - work_s, shown * traffic_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Parameters on one rank of the fullest stage before ZeRO: those of every rank of the group, and its experts'."""
+
+    shared: Any
+    experts: Any
+
+
+def _stage_parameters(shape: ModelShape, layout: Layout, share: Any) -> _Weights:
+    attention = shape.attention_parameters / layout.tp
+    ends = shape.vocab * shape.hidden / layout.tp / np.where(layout.pp > 1, 1, 0.5 + 0.5 * np.where(shape.tied, 1, 0))
+    dense, routed = shape.layers, 0.0
+    shared_mlp = 0.0
+    if shape.experts is not None:
+        dense = shape.layers - shape.expert_layers
+        routed = shape.expert_layers * shape.experts.routed * shape.mlp_parameters(shape.experts.ffn)
+        shared_mlp = shape.expert_layers * shape.mlp_parameters(shape.experts.shared_ffn)
+    mlp = (dense * shape.mlp_parameters(shape.ffn) + shared_mlp) / layout.tp
+    body = shape.layers * attention + mlp
+    return _Weights(body * share + ends, routed * share / (layout.ep * layout.expert_tp))
+
+
+def _data_s(
+    gpu: Gpu, layout: Layout, training: Training, weights: _Weights, *, layers: Any, third_s: Any, count: Any
+) -> Any:
+    """What data parallelism adds once the passes of a micro-batch have hidden their part.
+
+    `third_s` is about the forward pass of one micro-batch; the backward pass takes twice as long.
+    """
     optimizer = training.optimizer
-    reduce = data_gather_s(parameters * optimizer.gradient_bytes, layout.dp, layout.tp, gpu)
-    gather = data_gather_s(parameters * optimizer.weight_bytes, layout.dp, layout.tp, gpu)
-    if layout.zero == 3:
-        each = 2 * gather + reduce
-        exposed = max(each / max(1, count), each - 1.5 * backward_s)
-        return layout.micro_batches(training.global_batch) * exposed
-    if layout.zero == 2:
-        # Sharded gradients are reduced after every micro-batch, since no rank may keep them whole.
-        exposed = max(reduce / max(1, count), reduce - backward_s)
-        return layout.micro_batches(training.global_batch) * exposed + gather
-    # The first bucket cannot start before the backward pass, and the last one ends after it.
-    return max((reduce + gather) / max(1, count), reduce + gather - backward_s)
+    shown = gpu.efficiency.exposed_share
+    # Experts have their own, smaller group of ranks with the same weights; its traffic is counted as if in this one.
+    few = np.where(layout.expert_data_ranks > 1, weights.experts, 0.0)
+    reduce = gradient_s(gpu, layout, (weights.shared + few) * optimizer.gradient_bytes)
+    gather = shard_group(gpu, layout).gather_s((weights.shared + few) * optimizer.weight_bytes)
+    together = np.where(layout.data_ranks > 1, 1.0, 0.0)
+    if not training.overlap:
+        once = reduce + np.where(layout.zero > 0, gather, 0.0)
+        every = count * (2 * gather + reduce)
+        return together * np.where(layout.zero == 3, every, once)
+    # The first bucket cannot start before the pass, and the last one ends after it.
+    least = np.maximum(shown, 1 / layers)
+    once = hidden_s(reduce, 2 * third_s, least)
+    # Megatron-LM and FSDP gather weights while the next forward pass runs, DeepSpeed and InternEvo before it starts.
+    late = training.framework in ("deepspeed", "internevo")
+    once = once + np.where(layout.zero > 0, gather if late else hidden_s(gather, third_s, least), 0.0)
+    sharded = hidden_s(gather, third_s, least) + hidden_s(gather + reduce, 2 * third_s, least)
+    twice = hidden_s(reduce, 2 * third_s, least) * count + gather * least
+    # With a pipeline the gradients of all micro-batches are kept, so they are reduced once there.
+    often = np.where((layout.zero == 2) & (layout.pp == 1), twice, once)
+    return together * np.where(layout.zero == 3, count * sharded, often)
 
 
-def _optimizer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> float:
-    """The update reads and writes every kept byte once."""
-    count = stage_layers(shape.layers, layout.pp)[0]
-    parameters = stage_parameters(shape, layout, 0, range(count)) / (layout.dp if layout.zero else 1)
-    return 2 * parameters * training.optimizer.bytes_per_parameter / gpu.memory_bytes_per_s
+def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights, layers: Any) -> Any:
+    """The update reads and writes every kept byte once, and the host issues it tensor by tensor."""
+    optimizer = training.optimizer
+    shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
+    expert_shards = np.where(layout.zero > 0, layout.expert_shard_ranks, 1)
+    elements = weights.shared / shards + weights.experts / np.maximum(1, expert_shards)
+    states = optimizer.weight_bytes + optimizer.gradient_bytes + optimizer.master_bytes + optimizer.moment_bytes
+    moved = 2 * elements * states
+    moving = moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)
+    return moving + layers * BACKWARD_KERNELS * gpu.efficiency.host_s
+
+
+def _offload_s(
+    shape: ModelShape, layout: Layout, training: Training, weights: _Weights, *, layers: Any, count: Any
+) -> Any:
+    """States cross the host link there and back once a step, activations once each way with every micro-batch.
+
+    Nothing hides it: an upper bound.
+    """
+    optimizer, seconds = training.optimizer, 0.0
+    if layout.offload in ("optimizer", "both"):
+        shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
+        elements = (weights.shared + weights.experts) / shards
+        seconds = elements * (optimizer.gradient_bytes + optimizer.weight_bytes) / HOST_BYTES_PER_S
+    if layout.offload in ("activations", "both"):
+        tokens = training.seq_tokens * layout.micro_batch / layout.cp
+        kept = 1 if layout.recompute == "full" else 17
+        boundary = training.activation_bytes * tokens * shape.hidden * kept / layout.tp
+        seconds = seconds + 2 * count * layers * boundary / HOST_BYTES_PER_S
+    return seconds

@@ -1,11 +1,13 @@
 """How often to checkpoint, and what a preemption costs with and without one.
 
-Period: the maximum of availability A(t) = (1 - C/t) * M / (M + R + t/2), where a period t ends with a checkpoint of C
-seconds, interruptions come every M seconds on average, and each costs a restart of R and half a period of work.
+A save holds the ranks for its stall s and is durable a drain d later (a synchronous save is all stall). With an
+interval of t, an interruption loses half an interval and the drain, and each costs a restart R. Failures come without
+notice; reclaims come with a notice that may be long enough for a last save.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from cordee.plan.cost import hold_usd
 from cordee.plan.layout import Training
@@ -16,8 +18,51 @@ LLAMA3_MTBI_GPU_HOURS = 54 * 24 * 16_384 / 419
 
 
 @dataclass(frozen=True, slots=True)
+class StorageTier:
+    """A place for checkpoints: what each GPU or each node writes to it, and what it outlives."""
+
+    name: str
+    bytes_per_s: float
+    each: Literal["GPU", "node"]
+    outlives: str
+
+
+# Assumed: a copy over PCIe 4 x16, one good NVMe drive or a stripe of older ones, a node's share of an object store.
+STORAGE_TIERS = (
+    StorageTier("host memory", 25e9, "GPU", "the process"),
+    StorageTier("local NVMe", 6e9, "node", "the job"),
+    StorageTier("object store", 2e9, "node", "the node"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TierSave:
+    """What one checkpoint takes to a tier."""
+
+    tier: str
+    seconds: float
+    outlives: str
+
+
+def tier_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[TierSave, ...]:
+    """Seconds of one checkpoint to each tier, all ranks writing their share at once.
+
+    >>> [round(save.seconds, 1) for save in tier_saves(980_000_000_000, 64, 8)]
+    [0.6, 20.4, 61.2]
+    """
+    writers = {"GPU": gpus, "node": nodes}
+    return tuple(
+        TierSave(tier.name, n_bytes / (tier.bytes_per_s * writers[tier.each]), tier.outlives) for tier in STORAGE_TIERS
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Survival:
-    """What a job of this size has to expect. Seconds are wall clock; dollars are those of all its GPUs."""
+    """What a job of this size has to expect. Seconds are wall clock; dollars are those of all its GPUs.
+
+    `checkpoint_s` is from the save's start until it is durable; of it, `stall_s` holds the ranks. `mtbi_s` counts
+    failures and reclaims together; `lost_s_expected` is the work that an interruption without notice undoes.
+    """
 
     checkpoint_bytes: int
     checkpoint_s: float
@@ -29,6 +74,12 @@ class Survival:
     lost_usd_worst: float | None
     lost_usd_expected: float | None
     lost_usd_with_notice: float | None
+    stall_s: float
+    drain_s: float
+    lost_s_expected: float
+    reclaim_mtbi_s: float | None
+    grace_s: float
+    grace_is_enough: bool
 
     @property
     def notice_needed_s(self) -> float:
@@ -41,14 +92,19 @@ def checkpoint_bytes(shape: ModelShape, training: Training) -> int:
     return round(shape.parameters * training.optimizer.checkpoint_bytes_per_parameter)
 
 
-def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float) -> float:
-    """The period (work and its checkpoint) that keeps the most time useful.
+def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, drain_s: float = 0.0) -> float:
+    """The period (work and its save) that keeps the most time useful: the maximum of `goodput`.
+
+    For a synchronous save `checkpoint_s` is its whole time; for an asynchronous one it is the stall, and the next save
+    never starts before the last one has drained.
 
     >>> round(best_period_s(6000, 600, 10), 1)
     373.5
+    >>> best_period_s(6000, 600, 0.1, drain_s=60)
+    60.0
     """
     c = checkpoint_s
-    return c + math.sqrt(2 * (mtbi_s + restart_s) * c + c * c)
+    return max(float(drain_s), c + math.sqrt(2 * (mtbi_s + restart_s + drain_s) * c + c * c))
 
 
 def young_s(mtbi_s: float, checkpoint_s: float) -> float:
@@ -72,13 +128,57 @@ def daly_s(mtbi_s: float, checkpoint_s: float) -> float:
     return young_s(mtbi_s, checkpoint_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
 
 
-def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float) -> float:
-    """The useful share of held time at this period.
+def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float, drain_s: float = 0.0) -> float:
+    """The useful share of held time at this period: (1 - s/t) * M / (M + R + d + t/2).
 
     >>> round(goodput(373.5, 6000, 600, 10), 4)
     0.8604
     """
-    return (1 - checkpoint_s / period_s) * mtbi_s / (mtbi_s + restart_s + period_s / 2)
+    return (1 - checkpoint_s / period_s) * mtbi_s / (mtbi_s + restart_s + drain_s + period_s / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Interruptions:
+    """How a job is stopped: failures without notice, reclaims with `grace_s` of it. None: never."""
+
+    failure_mtbi_s: float | None
+    reclaim_mtbi_s: float | None = None
+    grace_s: float = 0.0
+
+    @property
+    def per_s(self) -> float:
+        """All interruptions of a second."""
+        return sum(1 / between for between in (self.failure_mtbi_s, self.reclaim_mtbi_s) if between)
+
+
+def lost_share(
+    period_s: float, stops: Interruptions, *, restart_s: float, stall_s: float, drain_s: float, leave_s: float
+) -> float:
+    """Seconds lost for one that is kept, apart from the stalls themselves: the sum of rate times loss.
+
+    `leave_s` is what leaving in order takes (the step in progress and a save): a reclaim whose grace is shorter is
+    lost like a failure, another one costs its save and the restart.
+    """
+    undone = period_s / 2 + drain_s + restart_s
+    warned = stall_s + drain_s + restart_s if stops.grace_s >= leave_s else undone
+    failures = undone / stops.failure_mtbi_s if stops.failure_mtbi_s else 0.0
+    return failures + (warned / stops.reclaim_mtbi_s if stops.reclaim_mtbi_s else 0.0)
+
+
+def best_period_of_s(
+    stops: Interruptions, *, restart_s: float, stall_s: float, drain_s: float, leave_s: float
+) -> float:
+    """The period that maximises (1 - s/t) / (1 + a + b*t), from its derivative: s + sqrt(s^2 + s(1 + a)/b).
+
+    With failures alone this is `best_period_s`. Where nothing is ever lost (b = 0) the period is infinite.
+    """
+    losses = {"restart_s": restart_s, "stall_s": stall_s, "drain_s": drain_s, "leave_s": leave_s}
+    at_zero = lost_share(0.0, stops, **losses)
+    slope = lost_share(1.0, stops, **losses) - at_zero
+    if slope <= 0:
+        return math.inf
+    best = stall_s + math.sqrt(stall_s**2 + stall_s * (1 + at_zero) / slope)
+    return max(drain_s, best)
 
 
 def lost_usd(gpus: int, lost_s: float, restart_s: float, usd_per_gpu_hour: float) -> float:
@@ -100,6 +200,10 @@ def survival(
     mtbi_s: float | None = None,
     period_s: float | None = None,
     usd_per_gpu_hour: float | None = None,
+    stall_s: float | None = None,
+    reclaim_mtbi_s: float | None = None,
+    grace_s: float = 0.0,
+    step_s: float = 0.0,
 ) -> Survival:
     """What this job has to expect from interruptions.
 
@@ -109,30 +213,45 @@ def survival(
         gpus: the job's total.
         storage_bytes_per_s: what all its nodes together write and read.
         start_s: from the stop until ranks run again, before they read the checkpoint.
-        mtbi_s: mean time between interruptions; None takes Llama 3's rate for so many GPUs.
+        mtbi_s: mean time between failures; None takes Llama 3's rate for so many GPUs.
         period_s: the period to judge; None takes the best one.
         usd_per_gpu_hour: None leaves the dollars out.
+        stall_s: what an asynchronous save holds the ranks for; None: it is synchronous, the whole write.
+        reclaim_mtbi_s: mean time between the cloud's reclaims; None: there are none.
+        grace_s: the notice that a reclaim gives.
+        step_s: the step that has to end before a last save.
     """
     n_bytes = checkpoint_bytes(shape, training)
     write_s = n_bytes / storage_bytes_per_s
+    held_s = write_s if stall_s is None else min(stall_s, write_s)
+    # An asynchronous save still takes the whole write after the ranks go on.
+    drain_s = 0.0 if stall_s is None else write_s
     restart_s = start_s + write_s
-    between_s = mtbi_s if mtbi_s is not None else LLAMA3_MTBI_GPU_HOURS / gpus * 3600
-    chosen_s = period_s if period_s is not None else best_period_s(between_s, restart_s, write_s)
+    failures_s = mtbi_s if mtbi_s is not None else LLAMA3_MTBI_GPU_HOURS / gpus * 3600
+    stops = Interruptions(failures_s, reclaim_mtbi_s, grace_s)
+    durable_s = held_s + drain_s
+    losses = {"restart_s": restart_s, "stall_s": held_s, "drain_s": drain_s, "leave_s": step_s + durable_s}
+    chosen_s = period_s if period_s is not None else best_period_of_s(stops, **losses)
+    useful = (1 - held_s / chosen_s) / (1 + lost_share(chosen_s, stops, **losses))
 
     def usd(lost_s: float) -> float | None:
-        if usd_per_gpu_hour is None:
-            return None
-        return lost_usd(gpus, lost_s, restart_s, usd_per_gpu_hour)
+        return None if usd_per_gpu_hour is None else lost_usd(gpus, lost_s, restart_s, usd_per_gpu_hour)
 
     return Survival(
         checkpoint_bytes=n_bytes,
-        checkpoint_s=write_s,
+        checkpoint_s=durable_s,
         restart_s=restart_s,
-        mtbi_s=between_s,
+        mtbi_s=1 / stops.per_s,
         period_s=chosen_s,
-        goodput=goodput(chosen_s, between_s, restart_s, write_s),
+        goodput=useful,
         usd_per_hour=None if usd_per_gpu_hour is None else hold_usd(gpus, 3600, usd_per_gpu_hour),
-        lost_usd_worst=usd(chosen_s),
-        lost_usd_expected=usd(chosen_s / 2),
+        lost_usd_worst=usd(chosen_s + drain_s),
+        lost_usd_expected=usd(chosen_s / 2 + drain_s),
         lost_usd_with_notice=usd(0.0),
+        stall_s=held_s,
+        drain_s=drain_s,
+        lost_s_expected=chosen_s / 2 + drain_s,
+        reclaim_mtbi_s=reclaim_mtbi_s,
+        grace_s=grace_s,
+        grace_is_enough=grace_s >= step_s + durable_s,
     )

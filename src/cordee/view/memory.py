@@ -75,7 +75,9 @@ def full_scale_bytes(bars: Sequence[MemoryBar], wall_bytes: int) -> int:
 
 def memory_svg(breakdowns: Sequence[MemoryBar], wall_bytes: int) -> str:
     """The bars as a self-contained SVG, light and dark, with the wall drawn through all of them."""
-    width, gutter, right, row_height, top = 1080, 210, 150, 34, 46
+    longest = max((len(bar.label) for bar in breakdowns), default=0)
+    # Seven and a half units a letter at 13 pixels: long names push the bars, they are never cut.
+    width, gutter, right, row_height, top = 1080, max(210, round(7.5 * longest)), 150, 34, 46
     scale = (width - gutter - right) / full_scale_bytes(breakdowns, wall_bytes)
     height = top + row_height * len(breakdowns) + 34
     wall_x = gutter + wall_bytes * scale

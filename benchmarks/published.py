@@ -1,0 +1,324 @@
+"""Rows of published measurements as values of the planner: shape, training, layout and GPU of each configuration.
+
+Reads any CSV with the columns of `published_training.csv`. What a row leaves open is filled by rules that hold for all
+rows alike, said where they are applied; no rule looks at an identifier or a source's name.
+"""
+
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.errors import CatalogueError
+from cordee.hardware.catalog import Catalogue, Gpu
+from cordee.plan.layout import OPTIMIZERS, Framework, Layout, Precision, Recompute, Schedule, Training
+from cordee.workload.model import Experts, LatentAttention, ModelShape
+
+# GPT-2's vocabulary padded to 128, for rows of GPT models that do not say theirs.
+GPT2_VOCAB = 50_304
+DEFAULT_SEQUENCE = 2048
+NUMBER = r"-?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One configuration and what was measured of it, by metric; `primary` are the metrics to score time on.
+
+    `unstated` are the columns microbatch and vpp where the row leaves them open; `fp4` says that it trains in 4 bits.
+    """
+
+    config_id: str
+    source: str
+    trust: int
+    note: str
+    shape: ModelShape
+    training: Training
+    layout: Layout
+    gpu: Gpu | None
+    gpu_type: str
+    metrics: Mapping[str, float]
+    units: Mapping[str, str]
+    zero_said: bool
+    recompute_said: bool
+    primary: frozenset[str]
+    unstated: frozenset[str] = frozenset()
+    fp4: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the run."""
+        return self.layout.gpus
+
+
+def read_published(path: Path, catalogue: Catalogue) -> tuple[list[Published], dict[str, int]]:
+    """All configurations that can be read, and how many could not, by reason."""
+    groups: dict[str, list[dict[str, str]]] = defaultdict(list)
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            groups[row["config_id"]].append(row)
+    found: list[Published] = []
+    skipped: dict[str, int] = defaultdict(int)
+    for rows in groups.values():
+        try:
+            found.append(_read(rows, catalogue))
+        except _UnreadableError as error:
+            skipped[str(error)] += 1
+    return found, dict(skipped)
+
+
+class _UnreadableError(Exception):
+    """The row lacks something that no rule fills."""
+
+
+def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
+    row = rows[0]
+    shape = read_shape(row)
+    layout, training = _read_run(row, shape)
+    if layout.pp > shape.layers or not layout.expert_data_ranks:
+        raise _UnreadableError("more stages than layers, or more expert ranks than GPUs")
+    try:
+        gpu = catalogue.find_gpu(_gpu_name(row["gpu_type"]))
+    except CatalogueError:
+        gpu = None
+    return Published(
+        config_id=row["config_id"],
+        source=row["source"],
+        trust=_whole(row["trust"]) or 2,
+        note=row["note"],
+        shape=shape,
+        training=training,
+        layout=layout,
+        gpu=gpu,
+        gpu_type=row["gpu_type"],
+        metrics={r["metric"]: float(r["value"]) for r in rows if re.fullmatch(NUMBER, r["value"])},
+        units={r["metric"]: r["unit"].lower() for r in rows},
+        zero_said=bool(re.search(r"^\d(?!/)|FSDP", row["zero_stage"])),
+        recompute_said=bool(re.match("none|full|selective", row["recompute"])),
+        primary=frozenset(r["metric"] for r in rows if r["primary"] == "1"),
+        unstated=_unstated(row),
+        fp4="fp4" in row["dtype"].lower(),
+    )
+
+
+def _unstated(row: Mapping[str, str]) -> frozenset[str]:
+    """A micro-batch that is not given, and chunks that are not given where the schedule is interleaved or not told."""
+    told = row["pp_schedule"].lower()
+    open_chunks = not row["vpp"] and ("interleaved" in told or not told)
+    open_size = not row["microbatch"] and not row["grad_accum"]
+    return frozenset(key for key, is_open in (("vpp", open_chunks), ("microbatch", open_size)) if is_open)
+
+
+def _gpu_name(text: str) -> str:
+    """`A100-SXM-80G (400Gbps/node)` is an A100-80GB; `SXM (40 or 80G)` and nodes of assumed GPUs are taken as 80 GB."""
+    name = re.sub(r"\(.*?\)", "", text).strip()
+    match = re.search(r"A100|A800|H100|H800|H200|B200|GB200|GB300|B300", text)
+    chip = {"A800": "A100", "H800": "H100"}.get(match[0], match[0]) if match else name
+    if re.search(r"\b(GB200|GB300)\b", text):
+        chip = re.search(r"GB[23]00", text)[0]  # type: ignore[index]
+    return "A100-40GB" if chip == "A100" and "40G" in name else chip
+
+
+def read_shape(row: Mapping[str, str]) -> ModelShape:
+    """The model. Without heads they are as wide as 128, without a vocabulary it is GPT-2's, without layers they follow
+    from the number of parameters."""
+    note = row["arch_note"].lower()
+    hidden = _whole(row["hidden"])
+    vocab = _whole(row["vocab"]) or GPT2_VOCAB
+    if not hidden:
+        raise _UnreadableError("no hidden size")
+    layers = _whole(row["layers"])
+    if not layers:
+        if not row["params_b"]:
+            raise _UnreadableError("neither layers nor parameters")
+        layers = round((float(row["params_b"]) * 1e9 - vocab * hidden) / (12 * hidden**2))
+    heads = _whole(row["heads"]) or hidden // 128
+    head_dim = _whole(row["head_dim"]) or hidden // heads
+    # A model without a word on it is a GPT if its feed-forward width is four times its hidden one.
+    silent = not note and _whole(row["ffn"]) in (0, 4 * hidden)
+    gpt = silent or bool(re.search(r"\bgelu|^gpt", note))
+    gated = not gpt and "relu" not in note
+    seq = _whole(row["seq_len"]) or DEFAULT_SEQUENCE
+    return ModelShape(
+        name=row["model"],
+        family="gpt2" if gpt else "llama",
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_whole(row["kv_heads"]) or heads,
+        head_dim=head_dim,
+        ffn=_whole(row["ffn"]) or (4 * hidden),
+        vocab=vocab,
+        positions=seq,
+        learned_positions=seq if "learned-pos" in note else 0,
+        tied="tied" in note.replace("untied", "") or (gpt and "untied" not in note),
+        gated=gated,
+        norm="layer" if gpt else "rms",
+        qkv_bias=gpt,
+        out_bias=gpt,
+        mlp_bias=gpt,
+        qk_norm="qk-norm" in note,
+        latent=_latent(row, note),
+        experts=_experts(row, note),
+    )
+
+
+def _latent(row: Mapping[str, str], note: str) -> LatentAttention | None:
+    """Ranks and widths that the note does not give are DeepSeek-V3's."""
+    if "mla" not in note:
+        return None
+
+    def told(pattern: str, otherwise: int) -> int:
+        match = re.search(pattern, note)
+        return int(match[1]) if match else otherwise
+
+    return LatentAttention(
+        q_rank=told(r"q_lora(\d+)", 1536),
+        kv_rank=told(r"kv_lora(\d+)", 512),
+        nope_dim=told(r"nope(\d+)", 128),
+        rope_dim=told(r"rope(\d+)", 64),
+        v_dim=told(r"\bv(\d+)", 128),
+    )
+
+
+def _experts(row: Mapping[str, str], note: str) -> Experts | None:
+    routed = _whole(row["n_experts"])
+    if not routed:
+        return None
+    width = _whole(row["moe_ffn"]) or _whole(row["ffn"])
+    dense = re.search(r"dense_layers=(\d+)|first (\d+) layers? dense", note)
+    return Experts(
+        routed=routed,
+        per_token=_whole(row["top_k"]) or 1,
+        ffn=width,
+        shared_ffn=_whole(row["n_shared"]) * width,
+        first_dense=int(next(filter(None, dense.groups()))) if dense else 0,
+    )
+
+
+def _read_run(row: Mapping[str, str], shape: ModelShape) -> tuple[Layout, Training]:
+    tp, pp, cp = (_whole(row[axis]) or 1 for axis in ("tp", "pp", "cp"))
+    dp = _whole(row["dp"]) or max(1, _whole(row["n_gpus"]) // (tp * pp * cp))
+    micro_batch = _whole(row["microbatch"])
+    global_batch = _whole(row["global_batch"])
+    accumulated = _whole(row["grad_accum"])
+    if not micro_batch:
+        micro_batch = max(1, global_batch // (dp * accumulated)) if accumulated else 1
+    if not global_batch:
+        global_batch = dp * micro_batch * max(1, accumulated)
+    zero, shard = _zero(row["zero_stage"], _whole(row["gpus_per_node"]) or 8)
+    schedule, vpp = _schedule(row, shape, pp)
+    framework = _framework(row["framework"])
+    layout = Layout(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        zero=zero,
+        sp=row["sequence_parallel"] == "yes",
+        micro_batch=micro_batch,
+        recompute=_recompute(row["recompute"]),
+        cp=cp,
+        ep=_whole(row["ep"]) or 1,
+        etp=_whole(row["etp"]) or (1 if tp * cp * dp % (tp * (_whole(row["ep"]) or 1)) else None),
+        shard=shard,
+        schedule=schedule,
+        vpp=vpp,
+        # A row that does not say how the context is parallel is taken as the kind that keeps the most.
+        cp_kind="ring" if "ring" in row["note"] or cp == 1 else "ulysses",
+        split=_split(row, shape, pp),
+    )
+    return layout, _training(row, shape, framework, global_batch)
+
+
+def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, global_batch: int) -> Training:
+    note, dtype = row["note"].lower(), row["dtype"].lower()
+    told = re.search(r"seq_len (\d+)", note)
+    before_te = "Megatron-LM" in row["framework"] and "TE" not in row["framework"] and not shape.gated
+    old = framework == "deepspeed" or before_te
+    precision: Precision = "fp8" if "fp8" in dtype or "fp4" in dtype else "bf16"
+    return Training(
+        seq_tokens=_whole(row["seq_len"]) or (int(told[1]) if told else DEFAULT_SEQUENCE),
+        global_batch=global_batch,
+        optimizer=OPTIMIZERS[_optimizer(framework, dtype)],
+        precision=precision,
+        # GPT models of Megatron-LM before Transformer Engine: fused softmax with dropout, no flash attention.
+        flash=not old,
+        dropout=old,
+        framework=framework,
+        overlap="no comm overlap" not in note,
+        # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
+        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else None,
+    )
+
+
+def _optimizer(framework: Framework, dtype: str) -> str:
+    """Megatron-LM keeps fp32 gradients only; DeepSpeed's BF16 optimizer keeps 16-bit ones beside their fp32 sums."""
+    if framework == "deepspeed" and "fp32 grad" in dtype:
+        return "adamw-fp32-sums"
+    return "adamw-fp32-grads" if framework == "megatron" else "adamw"
+
+
+def _framework(text: str) -> Framework:
+    if "DeepSpeed" in text or "InternEvo" in text:
+        return "deepspeed" if "DeepSpeed" in text else "internevo"
+    return "megatron" if re.search("Megatron|NeMo|MegaScale", text) else "torch"
+
+
+def _recompute(text: str) -> Recompute:
+    if text.startswith("full"):
+        return "full"
+    return "selective" if text.startswith("selective") else "none"
+
+
+def _zero(text: str, node: int) -> tuple[int, int | None]:
+    """Stage and shard group; an unstated one is 1, as all frameworks' recipes have it."""
+    group = re.search(r"shard group (\d+)", text)
+    if group:
+        return int(text[0]), int(group[1])
+    if "intra-node" in text:
+        return 3, node
+    if text[:1].isdigit() and not text.startswith("0/1"):
+        return int(text[0]), None
+    if "ZeRO-2" in text:
+        return 2, None
+    return (3, None) if "FSDP" in text else (1, None)
+
+
+def _schedule(row: Mapping[str, str], shape: ModelShape, pp: int) -> tuple[Schedule, int]:
+    text = row["pp_schedule"].lower()
+    if pp == 1:
+        return "1f1b", 1
+    for word, schedule in (("zb-1p", "zb-h1"), ("zb-2p", "zb-h2"), ("zb-v", "zb-v"), ("dualpipe", "dualpipe")):
+        if word in text:
+            return schedule, 1  # type: ignore[return-value]
+    vpp = -(-shape.layers // pp) if "layer per chunk" in row["vpp"] else _whole(row["vpp"]) or 1
+    return ("interleaved", vpp) if vpp > 1 else ("1f1b", 1)
+
+
+def _split(row: Mapping[str, str], shape: ModelShape, pp: int) -> tuple[int, ...] | None:
+    """Embedding and head counted as a layer each, where the note says so."""
+    if pp == 1 or "embedding counted as a layer" not in row["note"]:
+        return None
+    base, extra = divmod(shape.layers + 2, pp)
+    counts = [base + (stage < extra) for stage in range(pp)]
+    counts[0] -= 1
+    counts[-1] -= 1
+    return tuple(counts)
+
+
+def _whole(text: str) -> int:
+    return int(float(text)) if re.fullmatch(r"[0-9.]+(e\d+)?", text) else 0
+
+
+def memory_bytes(metric: str, value: float) -> float:
+    """Bytes that a metric of memory means by its value.
+
+    nvidia-smi counts in MiB and torch's summaries in GiB, and both are called GB: an 80 GB card is full at 80.0.
+    """
+    return value * (2**20 if metric.endswith("_mib") else 2**30)
+
+
+def usable_bytes(gpu: Gpu) -> float:
+    """What a process can have of a GPU: vendors' GB of HBM are GiB, of which the driver keeps about 1 %."""
+    return gpu.memory_bytes / 1e9 * 2**30 * 0.99

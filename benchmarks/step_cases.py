@@ -1,0 +1,165 @@
+"""Published step times as cases for the planner, and many cases as a few stacks of arrays that it predicts at once."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cordee.hardware.catalog import Efficiency, Gpu
+from cordee.plan.layout import Layout, Optimizer, Training
+from cordee.plan.step import step_time
+from cordee.workload.model import ModelShape
+from published import Published
+
+# Metrics that a step time follows from without any convention, the most direct first.
+METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_gpu_per_s", "tflops_per_gpu")
+_SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "learned_positions")
+_LAYOUT = ("dp", "tp", "pp", "zero", "sp", "micro_batch", "cp", "ep", "vpp")
+_OPTIMIZER = ("weight_bytes", "gradient_bytes", "master_bytes", "moment_bytes")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measured step."""
+
+    source: str
+    config_id: str
+    shape: ModelShape
+    gpu: Gpu
+    layout: Layout
+    training: Training
+    measured_s: float
+
+    @property
+    def flop_per_gpu(self) -> float:
+        """FLOPs that the hardware does in a step, recomputation included, on one GPU: what HFU counts."""
+        flop = self.shape.train_flop_per_token(self.training.seq_tokens) * self.training.tokens_per_step
+        again = 4 / 3 if self.layout.recompute == "full" else 1.0
+        return flop * again / self.layout.gpus
+
+
+def time_cases(runs: Iterable[Published]) -> tuple[list[Case], dict[str, int]]:
+    """The cases to score, and how many runs are none, by reason."""
+    cases, left_out = [], defaultdict[str, int](int)
+    for run in runs:
+        timed = run.primary & {*METRICS, "mfu", "gpu_hours"}
+        if not timed:
+            continue
+        if run.trust > 2:
+            left_out["inconsistent in the source (trust 3)"] += 1
+        elif run.gpu is None:
+            left_out[f"GPU not in the catalogue: {run.gpu_type}"] += 1
+        elif not timed & set(METRICS):
+            left_out["only MFU or GPU-hours, whose convention is not stated"] += 1
+        elif run.fp4:
+            left_out["4-bit products, which the planner does not know"] += 1
+        else:
+            cases.append(_case(run, run.gpu))
+    return cases, dict(left_out)
+
+
+def _case(run: Published, gpu: Gpu) -> Case:
+    gpu = replace(gpu, network_bytes_per_s=_network_bytes_per_s(run, gpu))
+    # Megatron-LM before Transformer Engine reduced gradients after the last micro-batch.
+    overlap = run.training.overlap and not run.training.dropout and "not overlapped" not in run.note
+    training = replace(run.training, overlap=overlap)
+    layout = _filled(run, gpu, training)
+    if layout.cp > 1 and not re.search("a2a|ulysses|all-gather", run.note.lower()):
+        # Megatron-LM passes keys and values around in a ring unless it is told otherwise.
+        layout = replace(layout, cp_kind="ring")
+    return Case(run.source, run.config_id, run.shape, gpu, layout, training, _measured_s(run, layout))
+
+
+def _network_bytes_per_s(run: Published, gpu: Gpu) -> float:
+    """One GPU's share of what the row says of its node's network: `4x100Gb`, `8x200G RDMA`, `1600 Gbps`."""
+    text = f"{run.gpu_type} {run.note}"
+    if match := re.search(r"(\d+)x(\d+) ?G(?:b|bit)?\b(?! NVLink)", text):
+        bits = int(match[1]) * int(match[2])
+    elif match := re.search(r"(\d{3,4}) ?Gbps", text):
+        bits = int(match[1])
+    else:
+        return gpu.network_bytes_per_s
+    return bits * 1e9 / 8 / gpu.gpus_per_node
+
+
+def _filled(run: Published, gpu: Gpu, training: Training) -> Layout:
+    """What a source leaves open is filled as the planner would choose: the fastest of a few usual values."""
+    layout = run.layout
+    sizes = (1, 2, 4) if "microbatch" in run.unstated else (layout.micro_batch,)
+    chunks = (2, 3, 4) if "vpp" in run.unstated and layout.pp > 1 else (layout.vpp,)
+    tried = [
+        replace(layout, micro_batch=size, vpp=vpp, schedule="interleaved" if vpp > 1 else layout.schedule)
+        for size in sizes
+        for vpp in chunks
+        if training.global_batch % (layout.dp * size) == 0 and (vpp == 1 or run.shape.layers % (layout.pp * vpp) == 0)
+    ] or [layout]
+    plain = replace(gpu, efficiency=gpu.uncalibrated)
+    return min(tried, key=lambda one: float(step_time(run.shape, plain, one, training).total_s))
+
+
+def _measured_s(run: Published, layout: Layout) -> float:
+    metric = next(m for m in METRICS if m in run.metrics)
+    value, training, gpus = run.metrics[metric], run.training, layout.gpus
+    if metric == "step_time_s":
+        return value
+    if metric == "tokens_per_s_per_gpu":
+        return training.tokens_per_step / (value * gpus)
+    if metric == "tokens_per_s":
+        return training.tokens_per_step / value
+    if metric == "samples_per_gpu_per_s":
+        return training.global_batch / (value * gpus)
+    return run.shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step / (value * 1e12 * gpus)
+
+
+class Stack:
+    """Cases that differ in numbers only, side by side in arrays; those that differ in words stand in several parts."""
+
+    def __init__(self, cases: Sequence[Case]) -> None:
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for index, case in enumerate(cases):
+            groups[_words(case)].append(index)
+        self.parts = [(np.array(members), *_stacked([cases[i] for i in members])) for members in groups.values()]
+        self.measured = np.array([case.measured_s for case in cases])
+        self.sources = np.array([case.source for case in cases])
+
+    def predict(self, table: Efficiency) -> np.ndarray:
+        """Seconds of each case with this table."""
+        seconds = np.empty(len(self.measured))
+        for members, shape, gpu, layout, training in self.parts:
+            seconds[members] = step_time(shape, replace(gpu, efficiency=table), layout, training).total_s
+        return seconds
+
+
+def _words(case: Case) -> Any:
+    shape, layout, training = case.shape, case.layout, case.training
+    same_shape = (shape.gated, shape.qkv_bias, shape.out_bias, shape.mlp_bias, shape.tied)
+    words = (layout.recompute, layout.schedule, layout.cp_kind, layout.split, layout.offload)
+    how = (training.precision, training.flash, training.framework, training.overlap)
+    return case.gpu.name, same_shape, shape if shape.experts or shape.latent else None, words, how
+
+
+def _stacked(cases: Sequence[Case]) -> tuple[ModelShape, Gpu, Layout, Training]:
+    first = cases[0]
+
+    def column(values: Iterable[Any]) -> Any:
+        return np.array(list(values), dtype=float)
+
+    shape = first.shape
+    if shape.experts is None and shape.latent is None:
+        shape = replace(shape, **{key: column(getattr(c.shape, key) for c in cases) for key in _SHAPE})
+    sizes = {key: np.array([getattr(c.layout, key) for c in cases]) for key in _LAYOUT}
+    sizes["etp"] = column(c.layout.expert_tp for c in cases)
+    sizes["shard"] = column(c.layout.shard_ranks for c in cases)
+    layout = replace(first.layout, **sizes)
+    optimizer = Optimizer("mixed", *(column(getattr(c.training.optimizer, key) for c in cases) for key in _OPTIMIZER))
+    training = replace(
+        first.training,
+        seq_tokens=column(c.training.seq_tokens for c in cases),
+        global_batch=column(c.training.global_batch for c in cases),
+        optimizer=optimizer,
+    )
+    gpu = replace(first.gpu, network_bytes_per_s=column(c.gpu.network_bytes_per_s for c in cases))
+    return shape, gpu, layout, training

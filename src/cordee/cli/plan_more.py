@@ -1,0 +1,186 @@
+"""What `cordee plan` prints when asked: why not, longest contexts, a whole run, rent or buy, the curve, settings."""
+
+import math
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cordee.cli.plan_text import Facts, More, console, count, gb, indented, print_plan, print_sources, title, usd
+from cordee.errors import DestinationError
+from cordee.hardware.catalog import Gpu
+from cordee.plan.answer import Plan
+from cordee.plan.cost import TrainingRun, storage_usd_per_month
+from cordee.plan.curve import WORTH, Curve
+from cordee.plan.launch import Launch
+from cordee.plan.longest import LongestContext
+from cordee.plan.own import Comparison
+from cordee.plan.why import Why
+from cordee.units import format_bytes, format_duration
+from cordee.workload.model import ModelShape
+
+
+def print_plan_and_more(facts: Facts, more: More, *, show_all: bool) -> None:
+    """The plan and what was asked beyond it; the sources come last."""
+    out = console()
+    print_plan(out, facts, more, show_all=show_all)
+    if more.why is not None:
+        _why(out, more.why)
+    if more.longest:
+        _longest(out, more.longest)
+    if more.run is not None:
+        _run(out, more.run, facts)
+    if more.own is not None:
+        _own(out, more.own)
+    print_sources(out, facts)
+
+
+def print_launch(launch: Launch, plan: Plan) -> None:
+    """The settings on standard output, to be put into a file; what has to be said of them on standard error."""
+    print(launch.text)
+    best = plan.best
+    assert best is not None, "what does not fit is not launched"
+    said = [f"layout {launch.layout}"]
+    if launch.layout != str(best.layout):
+        said.append(f"{best.layout} is faster, but {launch.launcher} does not run it as it is planned")
+    said += [f"not as planned: {each}" for each in launch.cannot]
+    for each in (*said, *launch.notes):
+        print(f"note: {each}", file=sys.stderr)
+
+
+def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
+    """Tokens a second of each size, the share that added GPUs bring, and the knee."""
+    out = console()
+    training = curve.training
+    out.print(
+        Text.assemble(
+            (shape.name, "bold"), f" on {curve.points[0].gpus} to ", (f"{curve.points[-1].gpus} x {gpu.name}", "bold")
+        )
+    )
+    out.print(
+        f"sequences of {training.seq_tokens:,} tokens, {training.global_batch:,} in a step whatever the size, "
+        f"{training.precision}, {training.optimizer.name}",
+        style="dim",
+    )
+    most = max((point.tokens_per_s or 0.0 for point in curve.points), default=0.0)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("  GPUs", justify="right", no_wrap=True)
+    bars = max(8, min(40, out.width - 70))
+    table.add_column("tokens/s", no_wrap=True, min_width=bars)
+    for name in ("", "each added", "MFU", "$/1B tok"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout", no_wrap=True)
+    ascii_only = not out.encoding.lower().startswith("utf")
+    for point in curve.points:
+        found = point.candidate
+        if found is None or point.tokens_per_s is None or point.added_share is None or found.mfu is None:
+            table.add_row(f"  {point.gpus}", "", "", "", "", "", Text("nothing fits or divides", "red"))
+            continue
+        bar = max(1, round(bars * math.log2(1 + point.tokens_per_s) / math.log2(1 + most)))
+        knee = curve.knee is not None and point.gpus == curve.knee.gpus
+        price = found.usd_per_billion_tokens
+        table.add_row(
+            f"  {point.gpus}",
+            Text(("#" if ascii_only else "▓") * bar, "bold" if knee else "green"),
+            count(point.tokens_per_s),
+            f"{point.added_share:.0%}",
+            f"{found.mfu:.0%}",
+            "" if price is None else usd(price),
+            Text(f"{found.layout}{'  <- knee' if knee else ''}", "bold" if knee else ""),
+        )
+    title(out, "Scaling", "bars are logarithmic; each added GPU against one at its best")
+    out.print(table)
+    out.print()
+    indented(out, _knee(curve), style="")
+
+
+def _knee(curve: Curve) -> str:
+    first = "" if curve.smallest is None else f"The fewest of these that train it: {curve.smallest.gpus}. "
+    if curve.knee is None:
+        return f"{first}No knee: every added GPU brings more than {WORTH:.0%} of what one brings at its best."
+    return f"{first}The knee is at {curve.knee.gpus}: beyond it an added GPU brings less than {WORTH:.0%}."
+
+
+def _why(out: Console, why: Why) -> None:
+    title(out, f"Why not {why.asked}", why.ground)
+    indented(out, why.says, style="")
+    if why.hint:
+        indented(out, why.hint)
+
+
+def _longest(out: Console, longest: tuple[LongestContext, ...]) -> None:
+    title(out, "Longest context", "one sequence in a micro-batch")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("  layout", no_wrap=True)
+    for name in ("tokens", "fullest GPU"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for found in longest:
+        table.add_row(
+            f"  {found.layout}", f"{found.seq_tokens:,}", gb(found.peak_bytes) if found.seq_tokens else "none"
+        )
+    out.print(table)
+    indented(out, f"The model itself was made for {longest[0].positions:,} positions.")
+
+
+def _run(out: Console, run: TrainingRun, facts: Facts) -> None:
+    title(out, f"Training on {count(run.tokens)} tokens", facts.capacity)
+    cost = "" if run.usd is None else f", {usd(run.usd)}"
+    out.print(f"  {run.steps:,} steps, {format_duration(run.wall_s)}, {run.gpu_hours:,.0f} GPU-hours{cost}")
+    kept = facts.chosen.survival
+    saves = int(run.wall_s / kept.period_s)
+    lines = [
+        f"goodput {kept.goodput:.1%} is in it"
+        + ("" if run.usd_lost is None else f": {usd(run.usd_lost)} is not useful")
+    ]
+    two, all_bytes = 2 * kept.checkpoint_bytes, saves * kept.checkpoint_bytes
+    lines.append(
+        f"{saves:,} checkpoints; the last two kept cost {usd(storage_usd_per_month(two))} a month, "
+        f"all of them ({format_bytes(all_bytes)}) {usd(storage_usd_per_month(all_bytes))}"
+    )
+    for line in lines:
+        indented(out, line)
+
+
+def _own(out: Console, own: Comparison) -> None:
+    assumed = own.assumed
+    title(out, "Rent or buy", f"{assumed.gpus} GPUs, needed {assumed.busy_share:.0%} of the time")
+    indented(out, own.verdict, style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("  over its life", no_wrap=True)
+    for name in ("at once", "a month", f"{assumed.life_years:g} years"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("  rent", "", usd(assumed.rent_usd_per_month), usd(own.rent_usd))
+    table.add_row("  own", usd(assumed.purchase_usd), usd(assumed.running_usd_per_month), usd(own.own_usd))
+    out.print(table)
+    indented(
+        out,
+        f"Owned, a used GPU-hour costs {usd(own.own_usd_per_gpu_hour)}; rented {usd(assumed.rent_usd_per_gpu_hour)}.",
+    )
+    if own.break_even_busy_share is not None:
+        indented(out, f"Both cost the same if they are needed {own.break_even_busy_share:.0%} of the time.")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("  break-even month if this is", no_wrap=True)
+    for name in ("a fifth less", "as assumed", "a fifth more"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for swing in own.swings:
+        months = (swing.low_month, own.break_even_month, swing.high_month)
+        table.add_row(
+            f"  {swing.name} = {swing.value:g}", *("never" if month is None else str(month) for month in months)
+        )
+    out.print(table)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write the page and say so beside the output.
+
+    Raises:
+        DestinationError: it cannot be written there.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        hint = "give a path in a folder that exists"
+        raise DestinationError(f"{path} cannot be written: {error.strerror}", hint=hint) from None
+    print(f"note: written to {path}", file=sys.stderr)

@@ -1,0 +1,255 @@
+"""Bytes that forward passes keep for backward ones, and tensors that live only for a moment. Sizes may be NumPy arrays.
+
+Sources: Korthikanti et al. 2022 (arXiv:2205.05198, section 4) for a layer with dropout and without flash attention;
+the tensors that Transformer Engine's and Megatron-LM's modules save, counted by hand and held against SimuMax's
+published measurements, for grouped-query and latent attention, gated MLPs, experts and context parallelism.
+"""
+
+from typing import Any
+
+from cordee.plan.layout import Layout, Training
+from cordee.plan.states import Holding, padded_vocab
+from cordee.units import MiB
+from cordee.workload.model import ModelShape
+
+# Bytes a logit at the peak of the loss. Fused: the bf16 logits become their own gradient. Parallel: bf16 logits, an
+# fp32 copy, and its gradient in bf16. Eager: bf16 logits, fp32 log-probabilities, their gradient, and one in bf16.
+LOGIT_BYTES = {"fused": 2, "parallel": 8, "eager": 12}
+LOGIT_BYTES_FP32 = {"fused": 4, "parallel": 12, "eager": 12}
+# cuBLAS keeps 32 MiB of workspace on Hopper and later, Transformer Engine four times that for the experts' streams.
+WORKSPACE_BYTES = 32 * MiB
+EXPERT_WORKSPACE_BYTES = 128 * MiB
+
+
+def rank_tokens(layout: Layout, training: Training) -> Any:
+    """Tokens of one micro-batch on one GPU: context parallelism cuts the sequence."""
+    return training.seq_tokens * layout.micro_batch / layout.cp
+
+
+def hidden_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """One whole tensor of hidden states: 2*T*h bytes."""
+    return training.activation_bytes * rank_tokens(layout, training) * shape.hidden
+
+
+def boundary_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """What passes from one layer to the next: hidden states, divided over tp with sequence parallelism."""
+    return hidden_bytes(shape, layout, training) / sequence_split(layout)
+
+
+def sequence_split(layout: Layout) -> Any:
+    """Over how many ranks sequence parallelism cuts what tensor parallelism leaves whole."""
+    return 1 + layout.sp * (layout.tp - 1)
+
+
+def layer_activation_bytes(
+    shape: ModelShape, layout: Layout, training: Training, *, expert: bool = False, scores: bool = False
+) -> Any:
+    """What one layer keeps of one micro-batch for its backward pass.
+
+    Per token: inputs and outputs of the two norms (4h, divided over tp only with sequence parallelism), queries, keys,
+    values, the attention's output, and the MLP's inner widths, which tensor parallelism divides. Dropout adds masks of
+    one byte. Without flash attention the scores add 2 bytes per head and pair of tokens, 5 with dropout. Ulysses keeps
+    the attention's output before and after its exchange.
+    """
+    tokens, split, tp = rank_tokens(layout, training), sequence_split(layout), layout.tp
+    if shape.latent is not None:
+        heads_wide, compressed = _latent_widths(shape)
+        attention_out = shape.heads * shape.latent.v_dim
+    else:
+        kv_heads = shape.kv_heads + (tp > shape.kv_heads) * (tp - shape.kv_heads)
+        attention_out = shape.heads * shape.head_dim
+        heads_wide, compressed = 2 * attention_out + 2 * kv_heads * shape.head_dim, 0
+    if layout.cp_kind == "ulysses":
+        heads_wide = heads_wide + (layout.cp > 1) * attention_out
+    per_token = (4 * shape.hidden + compressed) / split + heads_wide / tp
+    moe = shape.experts
+    if expert and moe is not None:
+        per_token = per_token + _inner_widths(shape) * moe.shared_ffn / tp
+        per_token = per_token + routed_share(shape, layout, training) * shape.hidden
+        per_token = per_token + moe.per_token / tp * training.imbalance * _inner_widths(shape) * moe.ffn
+    else:
+        per_token = per_token + _inner_widths(shape) * shape.ffn / tp
+    total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
+    if keeps_fp8(training):
+        # Products keep their inputs in one byte, but the attention's output is kept in two as well, for itself.
+        inner = _product_inputs(shape, layout, training, expert=expert)
+        total = total - tokens * (2 * shape.hidden / split + inner - attention_out / tp)
+    if training.dropout:
+        total = total + tokens * 2 * shape.hidden / split
+    if scores:
+        total = total + score_bytes(shape, layout, training)
+    return total
+
+
+def keeps_fp8(training: Training) -> bool:
+    """Whether products keep 8-bit inputs and weights: Transformer Engine does, torchao's Float8Linear keeps 16-bit."""
+    return training.precision == "fp8" and training.framework == "megatron"
+
+
+def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Any:
+    """Widths of the inputs of the MLP's products that are not a norm's output."""
+    moe = shape.experts
+    if not expert or moe is None:
+        return shape.ffn / layout.tp
+    routed = moe.per_token / layout.tp * training.imbalance * moe.ffn
+    return moe.shared_ffn / layout.tp + routed + routed_share(shape, layout, training) * shape.hidden
+
+
+def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """The scores of one layer's attention without flash: 5*a*s*T/tp bytes with dropout, and 2 of the 5 without."""
+    each = training.activation_bytes + (training.activation_bytes + 1) * training.dropout
+    return each * shape.heads / layout.tp * training.seq_tokens * rank_tokens(layout, training)
+
+
+def routed_share(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """Copies of a token that the experts of this GPU receive: top-k, less where tp divides tokens and not experts."""
+    assert shape.experts is not None, "only experts receive routed tokens"
+    return shape.experts.per_token * layout.expert_tp / layout.tp * training.imbalance
+
+
+def _inner_widths(shape: ModelShape) -> int:
+    return 3 if shape.gated else 2
+
+
+def _latent_widths(shape: ModelShape) -> tuple[int, int]:
+    """Widths that tp divides (the expanded heads), and those that only sp does (compressed, before and after norms)."""
+    latent = shape.latent
+    assert latent is not None, "asked only of latent attention"
+    expanded = shape.heads * (2 * (latent.nope_dim + latent.rope_dim) + 2 * latent.v_dim)
+    return expanded, 2 * (latent.q_rank or 0) + 2 * latent.kv_rank + latent.rope_dim
+
+
+def in_flight(layout: Layout, training: Training, rank: int) -> Any:
+    """Micro-batches of all its layers that this rank of the pipeline holds at once; a chunk counts its share.
+
+    1F1B: p-i (arXiv:2104.04473, section 2.2); interleaved: 2(p-i-1) + (v-1)p + 1 chunks of v (Megatron-LM's warm-up);
+    ZB-H1: p, ZB-H2: 2p-1, ZB-V: p (arXiv:2401.10241, sections 2 and 6); DualPipe: p+1 of its two stages
+    (deepseek-ai/DualPipe README); DualPipeV: 2p+1 of 2 chunks. Never more than the step has.
+    """
+    pp, chunks = layout.pp, layout.chunks
+    steps = layout.micro_batches(training.global_batch)
+    most: float
+    if layout.schedule == "gpipe":
+        return steps
+    if layout.schedule == "interleaved":
+        most = (2 * (pp - rank - 1) + (chunks - 1) * pp + 1) / chunks
+    elif layout.schedule == "zb-h2":
+        most = 2 * pp - 1
+    elif layout.schedule in ("zb-h1", "zb-v"):
+        most = pp
+    elif layout.schedule == "dualpipe":
+        most = (pp + 1) / 2
+    elif layout.schedule == "dualpipev":
+        most = pp + 0.5
+    else:
+        most = pp - rank
+    return steps + (most < steps) * (most - steps)
+
+
+def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    """What all layers of a rank keep of one micro-batch: everything, or with full recomputation their inputs."""
+    whole = 0.0
+    scores = not training.flash and layout.recompute == "none"
+    for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
+        if count and _halves(layout, training):
+            whole = whole + count * _selected_bytes(shape, layout, training, expert=expert)
+        elif count:
+            whole = whole + count * layer_activation_bytes(shape, layout, training, expert=expert, scores=scores)
+    boundary = boundary_bytes(shape, layout, training)
+    # Megatron-LM frees what a stage has sent on; others keep it as the root of the backward pass.
+    sent = (layout.pp > 1) * (training.framework != "megatron") * boundary
+    if layout.recompute != "full":
+        return whole + sent
+    if layout.recompute_layers is None or layout.recompute_layers >= held.layers:
+        return held.layers * boundary + sent
+    again = layout.recompute_layers
+    return sent + again * boundary + (held.layers - again) / held.layers * whole
+
+
+def _halves(layout: Layout, training: Training) -> bool:
+    """Whether selective recomputation is torchtitan's: every second product again, not the scores."""
+    return layout.recompute == "selective" and training.framework == "torch" and training.flash
+
+
+def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Any:
+    """What torchtitan's selective checkpoint of a layer keeps: its input, the attention, every second product's output.
+
+    Of q, k, v, o, gate, up, down these are q, v, gate and down (`activation_checkpoint.selective_ac_option = "op"`).
+    """
+    tokens, tp, heads = rank_tokens(layout, training), layout.tp, shape.heads
+    if shape.latent is not None:
+        value = heads * shape.latent.v_dim
+        query = heads * (shape.latent.nope_dim + shape.latent.rope_dim)
+    else:
+        query, value = heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    attended = heads * (shape.latent.v_dim if shape.latent is not None else shape.head_dim)
+    moe = shape.experts
+    if expert and moe is not None:
+        inner = moe.shared_ffn / tp + moe.per_token / tp * training.imbalance * moe.ffn
+        outer = routed_share(shape, layout, training) * shape.hidden
+    else:
+        inner, outer = shape.ffn / tp, shape.hidden
+    per_token = shape.hidden / sequence_split(layout) + (query + value + attended) / tp + inner + outer
+    return tokens * (training.activation_bytes * per_token + 4 * heads / tp)
+
+
+def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """Logits and their gradient."""
+    by_kind = LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES
+    vocab = padded_vocab(shape, layout, training)
+    return by_kind[training.loss_kind] * rank_tokens(layout, training) * vocab / layout.tp
+
+
+def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """Beside the logits: the last layer's output, the norm's, and the gradient of that; whole ones where sp gathers."""
+    whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
+    return 2 * cut + whole + (sequence_split(layout) > 1) * (whole + cut)
+
+
+def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """Keys and values of other ranks during one attention: two pairs on their way in a ring, all of them gathered.
+
+    Backward there are as many gradients. Latent attention has a key and a value for each head.
+    """
+    latent = shape.latent
+    if latent is not None:
+        width = shape.heads * (latent.nope_dim + latent.rope_dim + latent.v_dim)
+    else:
+        width = 2 * shape.kv_heads * shape.head_dim
+    own = training.activation_bytes * rank_tokens(layout, training) * width / layout.tp
+    copies = {"ring": 2, "all-gather": layout.cp, "ulysses": 0}[layout.cp_kind]
+    return (layout.cp > 1) * 2 * copies * own
+
+
+def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    """What the backward pass of a rank's last layer needs beside what was kept, for the larger kind of its layers.
+
+    Dense: the gradient that arrives (whole where sp gathers it), those of gate and up, and what was recomputed.
+    Experts: three tensors of routed tokens and their inner gradients, as far as exchange and permutation overlap.
+    """
+    tokens, item = rank_tokens(layout, training), training.activation_bytes
+    whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
+    gathered = cut + (sequence_split(layout) > 1) * whole
+    attention = cut + context_moment_bytes(shape, layout, training)
+    moment: Any = attention
+    for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
+        if not count:
+            continue
+        moe = shape.experts
+        if expert and moe is not None:
+            routed = item * tokens * routed_share(shape, layout, training) * shape.hidden
+            inner = item * tokens * moe.per_token / layout.tp * training.imbalance * _inner_widths(shape) * moe.ffn
+            shared = item * tokens * _inner_widths(shape) * moe.shared_ffn / layout.tp
+            here = gathered + cut + 3 * routed + inner + shared
+            here = here + (EXPERT_WORKSPACE_BYTES if training.framework == "megatron" else 0)
+        else:
+            here = gathered + item * tokens * (_inner_widths(shape) - 1) * shape.ffn / layout.tp
+        if layout.recompute == "full":
+            here = here + layer_activation_bytes(shape, layout, training, expert=expert, scores=not training.flash)
+        elif _halves(layout, training):
+            whole_layer = layer_activation_bytes(shape, layout, training, expert=expert)
+            here = here + whole_layer - _selected_bytes(shape, layout, training, expert=expert)
+        elif layout.recompute == "selective" and not training.flash:
+            here = here + score_bytes(shape, layout, training)
+        moment = moment + (here > moment) * (here - moment)
+    return moment

@@ -1,0 +1,137 @@
+"""What frameworks hold beside states and activations: buckets, gathered layers, dummy gradients, context, reserve."""
+
+from typing import Any
+
+from cordee.plan.activations import keeps_fp8
+from cordee.plan.layout import Layout, Training
+from cordee.plan.states import Holding, layer_parameters, padded_vocab
+from cordee.units import GB, MiB
+from cordee.workload.model import ModelShape
+
+# CUDA context and kernels as nvidia-smi shows them, without torch's allocator, and the buffers of one NCCL
+# communicator: together 1.3-1.6 GB on A100 for three of them (BigScience's notes).
+CUDA_BYTES = round(0.7 * GB)
+NCCL_BYTES = round(0.3 * GB)
+# Reserved over allocated bytes: 1.028-1.093, mean 1.048, in 43 Megatron-LM runs (SimuMax's published measurements);
+# what BigScience's Megatron-DeepSpeed runs held beyond what is accounted for is nearer to 8 %.
+FRAGMENTATION = {"megatron": 0.048, "torch": 0.048, "deepspeed": 0.08, "internevo": 0.048}
+# torch DDP and FSDP1 send buckets of this size; DeepSpeed's are in elements (its configuration's default).
+BUCKET_BYTES = 25 * MiB
+DEEPSPEED_BUCKET = 500_000_000
+
+
+def context_bytes(layout: Layout) -> Any:
+    """CUDA's context and NCCL's buffers: seen by nvidia-smi, not by torch. One communicator for each axis in use."""
+    sizes = (layout.tp, layout.pp, layout.data_ranks, layout.cp, layout.ep)
+    return CUDA_BYTES + sum(NCCL_BYTES * (size > 1) for size in sizes)
+
+
+def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    """Buffers that live through the whole step.
+
+    Megatron-LM with fused gradient accumulation adds weight gradients to the fp32 ones inside the product, and hands
+    autograd an empty tensor of each weight's shape: Transformer Engine keeps one for each distinct shape. With FP8 it
+    keeps every weight of a layer in 8 bits as well, and transposed.
+    """
+    if training.framework == "megatron":
+        return _dummy_bytes(shape, layout, training, held) + _fp8_bytes(shape, layout, training, held)
+    if training.framework == "deepspeed":
+        return (layout.data_ranks > 1) * 2 * training.activation_bytes * DEEPSPEED_BUCKET
+    return (layout.data_ranks > 1) * 2 * BUCKET_BYTES
+
+
+def _dummy_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    if training.optimizer.gradient_bytes <= training.activation_bytes:
+        return 0.0
+    return training.activation_bytes * sum(size / over for size, over in _weight_shapes(shape, layout, training, held))
+
+
+def _fp8_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    matrices: Any = 0.0
+    for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
+        if count:
+            layer = layer_parameters(shape, layout, expert)
+            matrices = matrices + count * (layer.total - layer.outer)
+    return 2 * keeps_fp8(training) * matrices
+
+
+def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> list[tuple[Any, Any]]:
+    """Elements of each distinct shape of a weight on this rank, and what divides them."""
+    h, tp = shape.hidden, layout.tp
+    shapes: dict[tuple[int, int, str], tuple[Any, Any]] = {}
+
+    def add(outputs: int, inputs: int, cut: str, over: Any) -> None:
+        shapes[(outputs, inputs, cut)] = (outputs * inputs, over)
+
+    if held.layers:
+        latent, heads = shape.latent, shape.heads
+        if latent is None:
+            kv_heads = shape.kv_heads + (tp > shape.kv_heads) * (tp - shape.kv_heads)
+            shapes[(0, h, "out")] = ((heads + 2 * kv_heads) * shape.head_dim * h, tp)
+            add(h, heads * shape.head_dim, "in", tp)
+        else:
+            query = heads * (latent.nope_dim + latent.rope_dim)
+            if latent.q_rank is not None:
+                add(latent.q_rank, h, "", 1)
+            add(query, latent.q_rank or h, "out", tp)
+            add(latent.kv_rank + latent.rope_dim, h, "", 1)
+            add(heads * (latent.nope_dim + latent.v_dim), latent.kv_rank, "out", tp)
+            add(h, heads * latent.v_dim, "in", tp)
+    up = 2 if shape.gated else 1
+    moe = shape.experts
+    widths = [(shape.ffn, tp)] if held.dense_layers else []
+    if held.expert_layers and moe is not None:
+        widths += [(moe.ffn, layout.expert_tp)] + ([(moe.shared_ffn, tp)] if moe.shared_ffn else [])
+    for width, over in widths:
+        add(up * width, h, "out", over)
+        add(h, width, "in", over)
+    if held.heads:
+        shapes[(1, h, "head")] = (padded_vocab(shape, layout, training) * h, tp)
+    return list(shapes.values())
+
+
+def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    """With ZeRO-3, the weights of this layer and the next one, whole."""
+    return (layout.zero == 3) * 2 * training.activation_bytes * _largest_layer(shape, layout, held)
+
+
+def gathered_head_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """With ZeRO-3, the head's weights, whole."""
+    rows = padded_vocab(shape, layout, training)
+    return (layout.zero == 3) * training.activation_bytes * rows * shape.hidden / layout.tp
+
+
+def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+    """Weight gradients of one layer before they are added to those that are kept; FSDP2 reduces them in fp32."""
+    if training.framework == "megatron":
+        return 0.0
+    reduced = 4 * (layout.zero == 3) * (training.framework == "torch")
+    return (training.optimizer.weight_bytes + reduced) * _largest_layer(shape, layout, held)
+
+
+def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """The whole gradient of the embedding, which no framework adds up inside the product."""
+    return training.activation_bytes * padded_vocab(shape, layout, training) * shape.hidden / layout.tp
+
+
+def step_moment_bytes(layout: Layout, training: Training, parameters: Any, shards: Any) -> Any:
+    """What the optimizer's step needs for a moment, of the parameters that it updates on this GPU.
+
+    torch's fused AdamW (torchtitan's default) needs nothing; the one over lists of tensors would make the roots of all
+    second moments, 4 bytes. DeepSpeed makes fp32 gradients. InternEvo flattens 16-bit gradients (2, not with FSDP),
+    makes fp32 ones (4), and its AdamW, torch 2.0's, makes roots and denominators (8): `internlm/solver/optimizer`.
+    """
+    if training.framework == "deepspeed" and training.optimizer.gradient_bytes < 4:
+        return 4 * parameters / shards
+    if training.framework == "internevo":
+        return (12 + 2 * (layout.zero < 3)) * parameters / shards
+    return 0.0
+
+
+def _largest_layer(shape: ModelShape, layout: Layout, held: Holding) -> Any:
+    largest: Any = 0
+    for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
+        if count:
+            size = layer_parameters(shape, layout, expert).total
+            largest = largest + (size > largest) * (size - largest)
+    return largest

@@ -1,0 +1,100 @@
+"""Seconds of single kernels on one GPU: products with tiles and waves, attention, and what only moves memory.
+
+All sizes may be NumPy arrays that broadcast. Nothing here knows a model or a layout; `step.py` puts layers together.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cordee.hardware.catalog import Gpu
+
+# Output tiles that one multiprocessor computes, and the part of its rate that each reaches: a smaller tile loads more
+# bytes for each product, 4/3, 2 and 8/3 times those of the largest (NVIDIA, Matrix Multiplication Background User's
+# Guide, section 4.1). How much of that shows is assumed.
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.8), (128, 64, 0.55), (64, 64, 0.4))
+# Rows that are no multiple of 128 bytes lose part of the rate on chips since A100, rows that are no multiple of 16 take
+# the slow path (same guide, section 2). It does not say how much: the shares are assumed, the first so that a hidden
+# size of 14,400 in place of 13,824 costs about what it cost in BLOOM's search for a layout.
+LINE_BYTES = 128
+UNALIGNED_SHARE = 0.7
+ODD_SHARE = 0.5
+# Steps of the inner product before a tile's pipeline is full, as elements of the inner dimension.
+FILL_ELEMENTS = 64
+# Fused attention recomputes its scores in the backward pass: five products for two (arXiv:2205.14135, appendix B).
+FLASH_BACKWARD = 2.5
+# Sequences as long as this reach half of the rate in fused attention.
+FLASH_HALF_TOKENS = 512
+# 16-bit words moved for each score of unfused attention: written, softmax, dropout and its mask, read; backwards the
+# same and their gradients (counted along the graph of Korthikanti et al. 2022, arXiv:2205.05198, figure 3).
+SCORE_WORDS_FORWARD = 6.5
+SCORE_WORDS_BACKWARD = 10.0
+
+
+def product_s(gpu: Gpu, m: Any, n: Any, k: Any, *, bits: int = 16, share: float = 1.0) -> Any:
+    """An m x n product over an inner dimension of k: whole waves of whole tiles, or its bytes if they take longer."""
+    peak = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_share
+    if bits == 8:
+        peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_share
+    elif bits == 32:
+        peak = gpu.peak_flop_per_s("tf32") * gpu.efficiency.product_share
+    per_unit = share * peak / gpu.efficiency.units * row_share(n, bits) * row_share(k, bits)
+    depth = 2.0 * (k + FILL_ELEMENTS)
+    fastest: Any = np.inf
+    for height, width, tile_share in TILES:
+        tiles = np.ceil(m / height) * np.ceil(n / width)
+        wave = height * width * depth / (per_unit * tile_share)
+        fastest = np.minimum(fastest, waves(tiles, gpu.efficiency.units) * wave)
+    moved = bits / 8 * (m * k + k * n) + 2.0 * m * n
+    return np.maximum(fastest, moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)) + gpu.efficiency.launch_s
+
+
+def waves(tiles: Any, units: int) -> Any:
+    """Rounds that so many tiles take on so many multiprocessors: the last one lasts as long as the others.
+
+    >>> float(waves(108, 108)), float(waves(109, 108))
+    (1.0, 2.0)
+    """
+    return np.ceil(tiles / units)
+
+
+def row_share(elements: Any, bits: int = 16) -> Any:
+    """The share of the rate that rows of so many elements reach.
+
+    >>> float(row_share(13824 // 8)), round(float(row_share(14400 // 8)), 2), float(row_share(109))
+    (1.0, 0.7, 0.5)
+    """
+    row_bytes = elements * bits // 8
+    aligned = np.where(row_bytes % LINE_BYTES == 0, 1.0, UNALIGNED_SHARE)
+    return np.where(row_bytes % 16 == 0, aligned, ODD_SHARE)
+
+
+def move_s(gpu: Gpu, n_bytes: Any) -> Any:
+    """Reading or writing so many bytes of the GPU's own memory."""
+    return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)
+
+
+def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, vendor: bool = False) -> tuple[Any, Any]:
+    """Forward and backward of fused attention that computes `flop` forward in sequences of so many tokens.
+
+    `vendor` says that the kernels are the vendor's own (cuDNN), which know the chip better than portable ones.
+    """
+    share = gpu.efficiency.vendor_attention_share if vendor else gpu.efficiency.attention_share
+    rate = gpu.peak_flop_per_s("bf16") * share * tokens / (tokens + FLASH_HALF_TOKENS)
+    return flop / rate + gpu.efficiency.launch_s, FLASH_BACKWARD * flop / rate + gpu.efficiency.launch_s
+
+
+def unfused_attention_s(gpu: Gpu, batch_heads: Any, tokens: Any, head_dim: Any) -> tuple[Any, Any]:
+    """Forward and backward of attention that writes its scores: the whole square, and memory decides."""
+    scores = batch_heads * tokens * tokens
+    rate = (
+        gpu.peak_flop_per_s("bf16")
+        * gpu.efficiency.product_share
+        * row_share(head_dim)
+        * head_dim
+        / (head_dim + FILL_ELEMENTS)
+    )
+    product = 2.0 * scores * head_dim / rate
+    forward = 2 * product + move_s(gpu, 2 * SCORE_WORDS_FORWARD * scores)
+    backward = 4 * product + move_s(gpu, 2 * SCORE_WORDS_BACKWARD * scores)
+    return forward + 4 * gpu.efficiency.launch_s, backward + 8 * gpu.efficiency.launch_s

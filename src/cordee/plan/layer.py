@@ -1,0 +1,177 @@
+"""Seconds of one transformer layer, and of the loss head, for one micro-batch: forward, and backward in two parts.
+
+The sizes in a layout, and those of a dense shape, may be NumPy arrays. Communication is `comms.py`'s.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cordee.hardware.catalog import Gpu
+from cordee.plan.kernels import fused_attention_s, move_s, product_s, unfused_attention_s
+from cordee.plan.layout import Layout, Training
+from cordee.workload.model import LatentAttention, ModelShape
+
+# 16-bit words that a layer's small kernels move for each token, counted along the layer: two norms (4h), two
+# dropouts with residuals and masks (7h) forward; the backward pass moves twice as much.
+HIDDEN_WORDS = 11
+# Queries, keys and values are copied into their heads' order (and rotated) once: read and written.
+HEAD_WORDS = 2
+# The activation reads its input and writes its output; a gated one reads two inputs.
+INNER_WORDS = 1
+# A router's permutation reads and writes each token's copies on their way out and back.
+PERMUTE_WORDS = 4
+# 8-bit products cast their inputs: two bytes read, a byte and its transpose written.
+CAST_BYTES = 4
+# Megatron-LM's kernels are fused, and Megatron-DeepSpeed has the same. Without them each step of a norm, a rotation or
+# an activation reads and writes on its own (twice the bytes: assumed).
+FUSING = ("megatron", "deepspeed")
+EAGER_WORDS = 2.0
+# Kernels that the host issues for one layer.
+FORWARD_KERNELS = 24
+BACKWARD_KERNELS = 40
+# Frameworks that do not fuse issue about twice as many (assumed).
+EAGER_KERNELS = 2
+EXPERT_KERNELS = 24
+# Bytes that the loss moves for each logit over its passes, in 16 and 32 bits (Megatron-LM's vocabulary-parallel loss).
+LOGIT_MOVED_BYTES = 24
+# Rows of a grouped product are filled up to whole tiles, expert by expert.
+GROUP_TILE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Forward, gradient of the input, gradient of the weights; `core_s` is the attention proper within forward."""
+
+    forward_s: Any
+    inner_s: Any
+    weight_s: Any
+    core_s: Any
+
+    @property
+    def backward_s(self) -> Any:
+        """Both parts of the backward pass."""
+        return self.inner_s + self.weight_s
+
+    def times(self, count: Any) -> "Passes":
+        """So many of these."""
+        return Passes(self.forward_s * count, self.inner_s * count, self.weight_s * count, self.core_s * count)
+
+    def __add__(self, other: "Passes") -> "Passes":
+        return Passes(
+            self.forward_s + other.forward_s,
+            self.inner_s + other.inner_s,
+            self.weight_s + other.weight_s,
+            self.core_s + other.core_s,
+        )
+
+
+def rank_tokens(layout: Layout, training: Training) -> Any:
+    """Tokens of one micro-batch on one rank."""
+    return training.seq_tokens * layout.micro_batch / layout.cp
+
+
+def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, expert: bool = False) -> Passes:
+    """One layer; with `expert`, one whose MLP is a mixture of experts."""
+    tokens, tp = rank_tokens(layout, training), layout.tp
+    total = _products(gpu, training, tokens, _attention_sizes(shape, tp)) + _core(shape, gpu, layout, training)
+    mlp = (shape.gated + 1) * shape.ffn
+    moe = shape.experts if expert else None
+    inner = mlp + shape.ffn
+    words = HIDDEN_WORDS * shape.hidden / np.where(layout.sp, tp, 1)
+    if moe is None:
+        total += _products(gpu, training, tokens, _mlp_sizes(shape, shape.ffn, tp))
+    else:
+        local = np.maximum(1.0, moe.routed / layout.ep)
+        rows = tokens * moe.per_token * layout.expert_tp / tp * training.imbalance
+        rows = local * np.ceil(rows / local / GROUP_TILE) * GROUP_TILE
+        sizes = _mlp_sizes(shape, moe.ffn, layout.expert_tp)
+        total += _products(gpu, training, rows, sizes, share=gpu.efficiency.grouped_share)
+        if moe.shared_ffn:
+            total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
+        inner = (shape.gated + 2) * (moe.ffn * moe.per_token + moe.shared_ffn)
+        words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
+    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    words = words + (HEAD_WORDS * heads + INNER_WORDS * inner) / tp
+    if training.framework not in FUSING:
+        words = words * EAGER_WORDS
+    moved = move_s(gpu, training.activation_bytes * words * tokens)
+    total += Passes(moved, 2 * moved, 0.0, 0.0)
+    kernels = EXPERT_KERNELS if moe is not None else 0
+    return _no_faster_than_host(total, gpu, kernels, 1 if training.framework == "megatron" else EAGER_KERNELS)
+
+
+def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
+    """The output projection and the loss, over a vocabulary that tensor parallelism divides."""
+    tokens, vocab = rank_tokens(layout, training), np.ceil(shape.vocab / layout.tp / 128) * 128
+    moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab)
+    product = _product_passes(gpu, training, tokens, (vocab, shape.hidden))
+    return product + Passes(moved / 2, moved / 2, 0.0, 0.0)
+
+
+def _no_faster_than_host(passes: Passes, gpu: Gpu, more_kernels: int, factor: int) -> Passes:
+    """Small layers wait for the host, which issues one kernel after the other."""
+    host_s = gpu.efficiency.host_s * factor
+    forward = np.maximum(passes.forward_s, (FORWARD_KERNELS + more_kernels) * host_s)
+    backward = passes.backward_s
+    stretch = np.maximum(1.0, (BACKWARD_KERNELS + 2 * more_kernels) * host_s / backward)
+    return Passes(forward, passes.inner_s * stretch, passes.weight_s * stretch, passes.core_s)
+
+
+def _attention_sizes(shape: ModelShape, tp: Any) -> list[tuple[Any, Any]]:
+    """Output and inner dimension of each projection of the attention."""
+    if shape.latent is not None:
+        return _latent_sizes(shape, shape.latent, tp)
+    heads, kv_heads = shape.heads / tp, np.maximum(shape.kv_heads / tp, 1)
+    return [((heads + 2 * kv_heads) * shape.head_dim, shape.hidden), (shape.hidden, heads * shape.head_dim)]
+
+
+def _latent_sizes(shape: ModelShape, latent: LatentAttention, tp: Any) -> list[tuple[Any, Any]]:
+    heads, key_dim = shape.heads / tp, latent.nope_dim + latent.rope_dim
+    queries = [(heads * key_dim, shape.hidden)]
+    if latent.q_rank is not None:
+        queries = [(latent.q_rank, shape.hidden), (heads * key_dim, latent.q_rank)]
+    down = (latent.kv_rank + latent.rope_dim, shape.hidden)
+    up = (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank)
+    return [*queries, down, up, (shape.hidden, heads * latent.v_dim)]
+
+
+def _mlp_sizes(shape: ModelShape, ffn: Any, tp: Any) -> list[tuple[Any, Any]]:
+    return [((shape.gated + 1) * ffn / tp, shape.hidden), (shape.hidden, ffn / tp)]
+
+
+def _products(gpu: Gpu, training: Training, tokens: Any, sizes: list[tuple[Any, Any]], *, share: float = 1.0) -> Passes:
+    bits = {"fp8": 8, "fp32": 32}.get(training.precision, 16)
+    total = Passes(0.0, 0.0, 0.0, 0.0)
+    for n, k in sizes:
+        total += _product_passes(gpu, training, tokens, (n, k), bits=bits, share=share)
+        if bits == 8:
+            total += Passes(move_s(gpu, CAST_BYTES * tokens * k), move_s(gpu, CAST_BYTES * tokens * n), 0.0, 0.0)
+    return total
+
+
+def _product_passes(
+    gpu: Gpu, training: Training, tokens: Any, size: tuple[Any, Any], *, bits: int = 16, share: float = 1.0
+) -> Passes:
+    n, k = size
+    # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
+    accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
+    forward = product_s(gpu, tokens, n, k, bits=bits, share=share)
+    inner = product_s(gpu, tokens, k, n, bits=bits, share=share)
+    weight = product_s(gpu, n, k, tokens, bits=bits, share=share) + move_s(gpu, accumulated_bytes * n * k)
+    return Passes(forward, inner, weight, 0.0)
+
+
+def _core(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
+    """Scores and values: fused, which skips what a causal mask hides, or written out."""
+    tokens = rank_tokens(layout, training)
+    if training.flash:
+        flop = shape.attention_flop_per_token(training.seq_tokens) * tokens / layout.tp
+        forward, backward = fused_attention_s(
+            gpu, flop, training.seq_tokens / layout.cp, vendor=training.framework == "megatron"
+        )
+    else:
+        batch = layout.micro_batch * shape.heads / layout.tp
+        forward, backward = unfused_attention_s(gpu, batch, training.seq_tokens, shape.head_dim)
+    return Passes(forward, backward, 0.0, forward)

@@ -1,0 +1,52 @@
+"""States or activations on the host: how many bytes lie there, and how long their traffic takes. Sizes may be arrays.
+
+The times are of the link alone; how much of them a step hides is for the step's model to say.
+"""
+
+from typing import Any
+
+from cordee.plan.activations import kept_bytes
+from cordee.plan.layout import Layout, Training
+from cordee.plan.states import holding, rank_parameters
+from cordee.workload.model import ModelShape
+
+
+def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Any:
+    """What the optimizer of one GPU keeps on the host, if it is offloaded: master weights and moments."""
+    optimizer, parameters = training.optimizer, rank_parameters(shape, layout, training, rank)
+    each = optimizer.master_bytes + optimizer.moment_bytes
+    dense = parameters.dense * each + parameters.outer * optimizer.outer_extra_bytes
+    return (layout.offload in ("optimizer", "both")) * (
+        dense / _shards(layout, layout.shard_ranks)
+        + parameters.experts * each / _shards(layout, layout.expert_shard_ranks)
+    )
+
+
+def host_traffic_s(
+    shape: ModelShape, layout: Layout, training: Training, rank: int, host_bytes_per_s: float
+) -> tuple[Any, Any]:
+    """Seconds of one step in which the link to the host is busy: for the optimizer, and for activations.
+
+    The optimizer's gradients go down and its new weights come up; each activation goes down once and comes up once.
+
+    Args:
+        shape: the model.
+        layout: says what is offloaded.
+        training: its optimizer says how many bytes a gradient and a weight have.
+        rank: of the pipeline.
+        host_bytes_per_s: of one GPU's link, per direction, which both use at the same time.
+    """
+    optimizer, parameters = training.optimizer, rank_parameters(shape, layout, training, rank)
+    own = parameters.dense / _shards(layout, layout.shard_ranks)
+    own = own + parameters.experts / _shards(layout, layout.expert_shard_ranks)
+    states = own * max(optimizer.gradient_bytes, optimizer.weight_bytes)
+    kept = kept_bytes(shape, layout, training, holding(shape, layout, rank))
+    steps = layout.micro_batches(training.global_batch)
+    return (
+        (layout.offload in ("optimizer", "both")) * states / host_bytes_per_s,
+        (layout.offload in ("activations", "both")) * steps * kept / host_bytes_per_s,
+    )
+
+
+def _shards(layout: Layout, ranks: Any) -> Any:
+    return 1 + (layout.zero >= 1) * (ranks - 1)

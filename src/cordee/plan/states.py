@@ -1,0 +1,167 @@
+"""Which layers a rank of the pipeline holds, and how many parameters one GPU of it works with.
+
+Sizes (tp, ep, etp) may be NumPy arrays; the pipeline's are plain numbers. What ZeRO divides is in `memory.py`.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cordee.plan.layout import Layout, Training, stage_layers
+from cordee.workload.model import ModelShape, expert_layers_in
+
+# Megatron-LM and DeepSpeed's Megatron pad the vocabulary to a multiple of this for each tensor-parallel rank.
+VOCAB_MULTIPLE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one rank of the pipeline holds: layers of each kind over all its chunks, and how often the two ends."""
+
+    dense_layers: int
+    expert_layers: int
+    embeddings: int
+    heads: int
+
+    @property
+    def layers(self) -> int:
+        """Of both kinds."""
+        return self.dense_layers + self.expert_layers
+
+
+@dataclass(frozen=True, slots=True)
+class RankParameters:
+    """Parameters that one GPU works with before ZeRO, by how they are sharded. Amounts may be arrays.
+
+    `dense` are matrices and norms that all data ranks share, `outer` those of them in embedding, head and norms,
+    `experts` the routed ones, which fewer ranks share.
+    """
+
+    dense: Any
+    experts: Any
+    outer: Any
+
+    @property
+    def total(self) -> Any:
+        """All of them."""
+        return self.dense + self.experts
+
+
+def holding(shape: ModelShape, layout: Layout, rank: int) -> Holding:
+    """What this rank of the pipeline holds under the layout's schedule.
+
+    ZB-V and DualPipeV fold the pipeline: the first rank has both ends. DualPipe runs it from both ends: each rank has a
+    stage and its mirror image, so everything is held twice.
+    """
+    return _holding(shape, (layout.pp, layout.vpp, rank), layout.schedule, layout.split)
+
+
+@lru_cache(maxsize=65_536)
+def _holding(shape: ModelShape, sizes: tuple[int, int, int], schedule: str, split: tuple[int, ...] | None) -> Holding:
+    pp, vpp, rank = sizes
+    mine: tuple[int, ...]
+    if schedule in ("zb-v", "dualpipev"):
+        stages, mine = 2 * pp, (rank, 2 * pp - 1 - rank)
+    elif schedule == "dualpipe":
+        stages, mine = pp, (rank, pp - 1 - rank)
+    else:
+        stages, mine = pp * vpp, tuple(chunk * pp + rank for chunk in range(vpp))
+    per_stage = split if split is not None and stages == pp else stage_layers(shape.layers, stages)
+    layers = experts = 0
+    for stage in mine:
+        first = sum(per_stage[:stage])
+        layers += per_stage[stage]
+        experts += expert_layers_in(shape, first, first + per_stage[stage])
+    return Holding(layers - experts, experts, mine.count(0), mine.count(stages - 1))
+
+
+def peak_ranks(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
+    """The ranks of the pipeline among which the fullest is: of those that hold the same, only the first.
+
+    In no schedule does a later rank have more micro-batches in flight than an earlier one.
+    """
+    first: dict[tuple[Holding, bool], int] = {}
+    for rank in range(layout.pp):
+        first.setdefault((holding(shape, layout, rank), rank == 0), rank)
+    return tuple(first.values())
+
+
+def padded_vocab(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """Rows of the embedding as the framework lays it out.
+
+    >>> from cordee.workload.load import load_shape
+    >>> llama = load_shape("llama-3-70b")
+    >>> padded_vocab(llama, Layout(tp=4), Training(8192, 8, framework="megatron")), llama.vocab
+    (128512, 128256)
+    """
+    if training.framework == "torch":
+        return shape.vocab
+    multiple = VOCAB_MULTIPLE * layout.tp
+    return -(-shape.vocab // multiple) * multiple
+
+
+def rank_parameters(shape: ModelShape, layout: Layout, training: Training, rank: int) -> RankParameters:
+    """Parameters of one GPU of this rank: matrices are divided over tp, experts over ep*etp, norms are not."""
+    held = holding(shape, layout, rank)
+    dense: Any = 0
+    experts: Any = 0
+    norms = 0
+    for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
+        if count:
+            layer = layer_parameters(shape, layout, expert)
+            dense = dense + count * layer.dense
+            experts = experts + count * layer.experts
+            norms += count * layer.outer
+    rows = _share(padded_vocab(shape, layout, training), layout.tp) * shape.hidden
+    outer: Any = norms
+    if held.embeddings:
+        outer = outer + held.embeddings * (rows + shape.learned_positions * shape.hidden)
+    if held.heads:
+        # A tied head needs its own copy of the embedding when the two ends are on different ranks.
+        copies = max(0, held.heads - held.embeddings) if shape.tied else held.heads
+        outer = outer + copies * rows + held.heads * shape.norm_parameters
+    return RankParameters(dense + outer - norms, experts, outer)
+
+
+def layer_parameters(shape: ModelShape, layout: Layout, expert: bool) -> RankParameters:
+    """One layer's parameters on one GPU; `outer` are its norms."""
+    count, compressed = _layer_counts(shape, expert)
+    tp = layout.tp
+    attention = _share(count.attention - compressed, tp) + compressed
+    if shape.latent is None:
+        # Key and value heads are copied once there are fewer of them than ranks.
+        copied = 2 * shape.hidden * shape.head_dim * (tp - shape.kv_heads) * (tp > shape.kv_heads)
+        attention = _share(count.attention + copied, tp)
+    dense = attention + _share(count.mlp, tp) + count.router + count.norms
+    return RankParameters(dense, _share(count.experts, layout.ep * layout.expert_tp), count.norms)
+
+
+@lru_cache(maxsize=1024)
+def _layer_counts(shape: ModelShape, expert: bool) -> tuple[Any, int]:
+    """Parameters of a layer of this kind, and those of latent attention's compressing matrices, which tp copies."""
+    index = next(i for i in range(shape.layers) if shape.is_expert_layer(i) == expert)
+    latent = shape.latent
+    compressed = 0
+    if latent is not None:
+        compressed = shape.hidden * ((latent.q_rank or 0) + latent.kv_rank + latent.rope_dim)
+    return shape.layer(index), compressed
+
+
+def stage_parameters(shape: ModelShape, layout: Layout, stage: int, layers: range) -> int:
+    """Parameters of one GPU of a plain pipeline's stage with these layers, before ZeRO and without padding."""
+    experts = expert_layers_in(shape, layers.start, layers.stop)
+    total = 0
+    for expert, count in ((True, experts), (False, len(layers) - experts)):
+        if count:
+            total += count * layer_parameters(shape, layout, expert).total
+    rows = _share(shape.vocab, layout.tp) * shape.hidden
+    if stage == 0:
+        total += rows + shape.learned_positions * shape.hidden
+    if stage == layout.pp - 1:
+        own = layout.pp > 1 if shape.tied else True
+        total += own * rows + shape.norm_parameters
+    return total
+
+
+def _share(amount: Any, ranks: Any) -> Any:
+    return -(-amount // ranks)

@@ -1,0 +1,103 @@
+"""Why not this layout: it does not divide, it does not fit, or another is faster, with the numbers of each."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from cordee.plan.answer import Candidate, Plan
+from cordee.plan.layout import LayoutWanted, first_misfit, parse_layout
+from cordee.plan.optimum import Case, optimum
+from cordee.plan.search import judge, ordinary
+from cordee.units import format_bytes
+
+Ground = Literal["does not divide", "does not fit", "slower", "the best"]
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The answer for one layout that somebody named.
+
+    `more_s` says where the time goes that it takes longer than the best one, by part of the step, the largest first;
+    `remedy` is the nearest that divides or fits.
+    """
+
+    asked: str
+    ground: Ground
+    says: str
+    hint: str
+    candidate: Candidate | None
+    best: Candidate | None
+    more_s: tuple[tuple[str, float], ...] = ()
+
+
+def why_not(plan: Plan, text: str) -> Why:
+    """Why the plan's best layout is not this one. What the text leaves open is filled as well as it can be.
+
+    Raises:
+        LayoutError: the text cannot be read.
+    """
+    wanted = parse_layout(text)
+    case = Case(plan.shape, plan.gpu, plan.gpus, plan.training)
+    choices = replace(ordinary(case), micro_batches=None)
+    winner, _ = optimum(case, wanted, choices)
+    if winner is None:
+        return _does_not_divide(plan, text, wanted)
+    candidate = judge(case, winner.layout, plan.price)
+    if not candidate.fits:
+        return _does_not_fit(plan, text, case, wanted, candidate)
+    best = plan.best
+    assert candidate.step is not None, "it fits"
+    seconds = candidate.step.total_s
+    if best is None or best.step is None or seconds <= best.step.total_s:
+        says = f"{candidate.layout} is the best: {seconds:,.2f} s a step, {format_bytes(candidate.peak_bytes)}"
+        hint = "" if best is None or best.layout == candidate.layout else f"the plan has {best.layout}"
+        return Why(text, "the best", says, hint, candidate, best)
+    least = best.step.total_s
+    more = {part.name.removesuffix("_s"): getattr(candidate.step, part.name) - getattr(best.step, part.name)
+            for part in fields(candidate.step)}  # fmt: skip
+    parts = tuple(sorted(((name, each) for name, each in more.items() if each), key=lambda pair: -abs(pair[1])))
+    faster = sum(c.step.total_s < seconds for c in plan.fitting if c.step is not None)
+    says = (
+        f"{candidate.layout} fits with {format_bytes(candidate.peak_bytes)} but takes {seconds:,.2f} s a step, "
+        f"{seconds / least - 1:.1%} more than {best.layout} with {least:,.2f} s; {faster} meshes are faster"
+    )
+    return Why(text, "slower", says, "; ".join(_told(name, each) for name, each in parts[:3]), candidate, best, parts)
+
+
+def _told(name: str, seconds: float) -> str:
+    return f"{name} {seconds:+,.2f} s"
+
+
+def _does_not_divide(plan: Plan, text: str, wanted: LayoutWanted) -> Why:
+    layout = wanted.plainest(plan.gpus)
+    misfit = first_misfit(layout, plan.shape, plan.gpus, plan.training)
+    says, hint = misfit or (f"no layout like {text} divides the job", "name fewer axes")
+    return Why(text, "does not divide", says, hint, None, plan.best)
+
+
+def _does_not_fit(plan: Plan, text: str, case: Case, wanted: LayoutWanted, candidate: Candidate) -> Why:
+    parts = sorted(candidate.memory.worst.parts().items(), key=lambda pair: -pair[1])
+    largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts[:3])
+    says = (
+        f"{candidate.layout} needs {format_bytes(candidate.peak_bytes)} on its fullest GPU (stage "
+        f"{candidate.memory.worst_stage}, at {candidate.memory.peak_event}), {format_bytes(candidate.shortfall_bytes)} "
+        f"more than the {format_bytes(candidate.wall_bytes)} it has: {largest}"
+    )
+    return Why(text, "does not fit", says, _what_would(plan, case, wanted), candidate, plan.best)
+
+
+def _what_would(plan: Plan, case: Case, wanted: LayoutWanted) -> str:
+    """What makes this very layout fit; else what fits at all."""
+    free = ordinary(case)
+    tries = (
+        ("recomputation", replace(wanted, recompute="full"), free),
+        ("more sharding", replace(wanted, zero=3, shard=None), free),
+        ("both", replace(wanted, zero=3, shard=None, recompute="full"), free),
+        ("offload to the host", wanted, replace(free, offloads=("optimizer", "activations", "both"))),
+    )
+    for how, other, choices in tries:
+        winner, _ = optimum(case, other, choices)
+        if winner is not None and winner.seconds is not None:
+            return f"with {how} it fits: {winner.layout}, {format_bytes(winner.peak_bytes)}"
+    if plan.best is not None:
+        return f"{plan.best.layout} fits with {format_bytes(plan.best.peak_bytes)}"
+    return "; or ".join(f"{remedy.change}: {remedy.candidate.layout}" for remedy in plan.remedies)
