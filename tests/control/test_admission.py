@@ -153,7 +153,6 @@ def test_a_job_without_a_model_is_not_pushed_again_before_its_restart_has_paid(t
 
 def test_admission_assumes_what_plan_assumes() -> None:
     assert parse_bytes_per_s(plan.STORAGE_PER_NODE) == admission.ASSUMED_STORAGE_BYTES_PER_S
-    assert plan.START_S == admission.ASSUMED_START_S
 
 
 def test_slots_have_no_wall(tmp_path: Path) -> None:

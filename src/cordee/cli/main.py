@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
 EXAMPLES = {
     "demo": "cordee demo --out report.html",
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
+    "figures": "cordee figures --json",
     "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
     "stop": "cordee stop my-job --wait",
     "jobs": "cordee jobs my-job",

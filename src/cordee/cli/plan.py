@@ -25,7 +25,7 @@ from cordee.plan.layout import FRAMEWORKS, PRECISIONS, RECOMPUTES, LayoutWanted,
 from cordee.plan.longest import longest_contexts
 from cordee.plan.own import Comparison, compare, ownership_from
 from cordee.plan.search import Plan, fewest_gpus_to_train, plan_layouts, training_for
-from cordee.plan.survive import TierSave, checkpoint_bytes, survival, tier_saves
+from cordee.plan.survive import ASSUMED_START_S, TierSave, checkpoint_bytes, survival, tier_saves
 from cordee.plan.why import why_not
 from cordee.units import parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
@@ -36,7 +36,6 @@ from cordee.workload.model import ModelShape
 STORAGE_PER_NODE = "2GB/s"
 SPOT_MTBI = "24h"
 SPOT_NOTICE = "30s"
-START_S = 120.0
 LONGEST_SHOWN = 8
 T = TypeVar("T", bound=str)
 
@@ -241,7 +240,7 @@ def _survivor(
         found.training,
         found.gpus,
         storage_bytes_per_s=storage_bytes_per_s,
-        start_s=START_S,
+        start_s=ASSUMED_START_S,
         mtbi_s=mtbi_s,
         usd_per_gpu_hour=price.usd_per_gpu_hour if price is not None else None,
         stall_s=None if stops.stall is None else parse_duration_s(stops.stall),

@@ -14,17 +14,15 @@ from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.ids import JobId
 from cordee.plan.search import check_fit, training_for
-from cordee.plan.survive import Survival, survival
+from cordee.plan.survive import ASSUMED_START_S, Survival, survival
 from cordee.storage.files import folder_of
 from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.spec import JobSpec, ModelSpec
 
-# What a node's storage takes and how long processes need to come up, until a job's own reports say better; `cordee
-# plan` assumes the same.
+# What a node's storage takes, until a job's own reports say better; `cordee plan` assumes the same.
 ASSUMED_STORAGE_BYTES_PER_S = 2e9
-ASSUMED_START_S = 120.0
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")

@@ -16,6 +16,9 @@ from cordee.workload.model import ModelShape
 # Llama 3 (arXiv:2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100s.
 LLAMA3_MTBI_GPU_HOURS = 54 * 24 * 16_384 / 419
 
+ASSUMED_START_S = 120.0
+"""Assumed: from placed to the first step, besides reading the checkpoint."""
+
 
 @dataclass(frozen=True, slots=True)
 class StorageTier:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from cordee.cli.plan import SPOT_MTBI, START_S, STORAGE_PER_NODE
+from cordee.cli.plan import SPOT_MTBI, STORAGE_PER_NODE
 from cordee.cli.plan_text import COLOURS
 from cordee.cli.story import claims
 from cordee.cli.story.teller import Teller
 from cordee.hardware.load import load_catalogue
 from cordee.plan.memory import state_bytes
 from cordee.plan.search import Candidate, Plan, fewest_gpus_to_hold, plan_layouts, training_for
-from cordee.plan.survive import Survival, survival
+from cordee.plan.survive import ASSUMED_START_S, Survival, survival
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells, memory_svg
 from cordee.workload.load import load_shape
@@ -59,7 +59,7 @@ def tell_bill(teller: Teller) -> Bill:
         plan.training,
         GPUS,
         storage_bytes_per_s=nodes * parse_bytes_per_s(STORAGE_PER_NODE),
-        start_s=START_S,
+        start_s=ASSUMED_START_S,
         mtbi_s=parse_duration_s(SPOT_MTBI),
     )
     return Bill(plan, expected, plan.best.step.total_s)
