@@ -55,6 +55,12 @@ def test_a_bare_number_of_seconds_is_refused() -> None:
             settings({}, every=every)  # type: ignore[arg-type]
 
 
+def test_fewer_than_two_generations_are_refused() -> None:
+    for keep in (0, 1):
+        with pytest.raises(InputError, match=f"keep={keep} generations.*at least 2"):
+            settings({}, keep=keep)
+
+
 @pytest.mark.parametrize("name", ["CORDEE_CHECKPOINT_EVERY", "CORDEE_CHECKPOINT_KEEP", "CORDEE_GRACE_S"])
 def test_the_environment_has_plain_numbers_and_an_error_names_the_variable(name: str) -> None:
     with pytest.raises(InputError, match=rf"{name}=10m is not a plain number\nhint: times are in seconds"):

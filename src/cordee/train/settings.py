@@ -10,6 +10,9 @@ from cordee.ids import JobId
 from cordee.units import parse_duration_s
 
 
+KEEP_MIN = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
     """How often to save: by steps, by seconds, or neither, which is `auto`."""
@@ -58,7 +61,7 @@ def settings(
     return Settings(
         to=env.get("CORDEE_CHECKPOINT_TO") or own,
         every=parse_every(every) if told is None else Every(seconds=told),
-        keep=int(_number(env, "CORDEE_CHECKPOINT_KEEP") or keep or 2),
+        keep=_keep(_number(env, "CORDEE_CHECKPOINT_KEEP"), keep),
         grace_s=parse_duration_s(str(grace or "30s")) if grace_s is None else grace_s,
         job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
         epoch=int(epoch) if epoch else None,
@@ -67,6 +70,16 @@ def settings(
         torchelastic="TORCHELASTIC_RUN_ID" in env,
         quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
     )
+
+
+def _keep(told: float | None, keep: int | None) -> int:
+    generations = KEEP_MIN if told is None and keep is None else int(told if told is not None else keep or 0)
+    if generations < KEEP_MIN:
+        raise InputError(
+            f"keep={generations} generations is not possible: at least {KEEP_MIN} stay",
+            hint="the newest one may turn out to be damaged, and then the one before it is needed",
+        )
+    return generations
 
 
 def _number(env: Mapping[str, str], name: str) -> float | None:
