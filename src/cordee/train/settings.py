@@ -9,7 +9,6 @@ from cordee.errors import InputError
 from cordee.ids import JobId
 from cordee.units import parse_duration_s
 
-
 KEEP_MIN = 2
 
 
