@@ -38,6 +38,9 @@ class NoticeReason(StrEnum):
     STOP = "stop"  # the owner's
     DOWN = "down"  # the server goes down; the job goes on after the next `up`
     LIMIT = "limit"  # the job's own limit of time or cost
+    SHARE = "share"  # its turn is over: a job of its own tier that has had less goes first
+    RESIZE = "resize"  # it starts again at once on fewer or more GPUs
+    DRAIN = "drain"  # an operator empties the node
 
 
 class Outcome(StrEnum):
@@ -73,6 +76,8 @@ class Node:
     domain: tuple[str, ...] = ()  # outermost first: block, rack
     island_gpus: int = 0  # GPUs in one NVLink island; 0 is the whole node
     unavailable: tuple[int, ...] = ()  # GPUs in use by processes that are not Cordee's
+    cpu_milli: int | None = None  # thousandths of a CPU core; None: not counted
+    memory_bytes: int | None = None  # of the host; None: not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,14 @@ class Job:
     save_us: int = 30_000_000  # expected: from notice to durable
     restart_us: int = 60_000_000  # expected: from placed to first new step
     min_run_us: int = 0  # not preempted again before it has run this long
+    gpu_milli: int = 1000  # of each GPU; below 1000 the job has one GPU and shares it
+    cpu_milli: int = 0  # of the whole job, spread over its nodes like its GPUs
+    memory_bytes: int = 0  # of host memory, of the whole job, spread alike
+    unit_gpus: int | None = None  # so many GPUs lie in one island, else node; None: as much of the gang as a node holds
+    within: str | None = None  # the whole gang lies in one island, node, rack or block; None: as near as there is room
+    sizes: tuple[int, ...] = ()  # fewer GPUs that it can run on, largest first; empty: not elastic
+    estimate_us: int | None = None  # how long it will run on `gpus`, if somebody says so
+    preemptions_max: int | None = None  # times it may be pushed; None: no such limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +118,32 @@ class Lease:
 
     node: str
     gpus: tuple[int, ...]
+    milli: int = 1000  # of each GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A node of the tree of queues. Jobs wait in any of them; what a queue holds counts for all above it.
+
+    Attributes:
+        quota_gpus: what it may always have back from those that borrowed it; of its parent's quota.
+        limit_gpus: the most it may hold, quota and borrowed together; None: all there is.
+        lend: whether others may use what it leaves of its quota.
+        weight: its share of what is lent, against its siblings.
+        user_gpus: the most one user may hold in it.
+        gpu_us_per_day: GPU time that it may use within a day of 24 hours, sliding.
+        micro_usd_per_day: money, alike.
+    """
+
+    name: str
+    parent: str | None = None
+    quota_gpus: int = 0
+    limit_gpus: int | None = None
+    lend: bool = True
+    weight: int = 1
+    user_gpus: int | None = None
+    gpu_us_per_day: int | None = None
+    micro_usd_per_day: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +234,25 @@ class NodeReclaimed:
     node: str
     epoch: int
     deadline_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDraining:
+    """An operator takes the node out: nothing new is placed there; with `evict` who runs there gets notice."""
+
+    at_us: int
+    node: str
+    by: str
+    evict: bool = False
+    over: bool = False  # it is back in use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuesSet:
+    """From now on these queues, and no others; a job of a queue that is not named waits in `default`."""
+
+    at_us: int
+    queues: tuple[Queue, ...]
 
 
 # -- attempts: decisions ---------------------------------------------------------------------------------
@@ -342,6 +400,8 @@ Event = (
     | NodeUp
     | NodeDown
     | NodeReclaimed
+    | NodeDraining
+    | QueuesSet
     | AttemptPlaced
     | NoticeGiven
     | KillOrdered
