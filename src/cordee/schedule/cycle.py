@@ -14,9 +14,12 @@ from cordee.ids import JobId
 from cordee.schedule.free import Kind
 from cordee.schedule.lifecycle import notice, settle, wake_us
 from cordee.schedule.place import Pool, place, pools
+from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import Cost, Victim, can_be_pushed, charge, choose, insists_us
 from cordee.schedule.share import is_below, level
 from cordee.schedule.state import Attempt, JobRecord, State
+
+_OURS = Policy()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +37,10 @@ class Decision:
     errors: tuple[tuple[JobId, Exception], ...] = ()
 
 
-def decide(state: State, now_us: int) -> Decision:
-    """Everything that follows now; the state is left as it was."""
+def decide(state: State, now_us: int, policy: Policy = _OURS) -> Decision:
+    """Everything that follows now under these rules; the state is left as it was."""
     with state.what_if():
-        cycle = Cycle(state, now_us)
+        cycle = Cycle(state, now_us, policy)
         cycle.run()
     return Decision(events=tuple(cycle.events), wake_at_us=cycle.wake_at_us, errors=tuple(cycle.errors))
 
@@ -58,6 +61,7 @@ class Cycle:
 
     state: State
     now_us: int
+    policy: Policy
     events: list[Event] = field(default_factory=list)
     errors: list[tuple[JobId, Exception]] = field(default_factory=list)
     wake_at_us: int | None = None
