@@ -28,7 +28,7 @@ from cordee.schedule.cycle import decide
 from cordee.schedule.policy import Policy
 from cordee.schedule.state import State
 
-_TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
+_TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft))
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class Control:
         stamped = []
         for event in events:
             at_us = min(event.at_us, now_us)
-            if not isinstance(event, _TOLD_BY_RANKS):
+            if type(event) not in _TOLD_BY_RANKS:
                 at_us = last_us = max(last_us, at_us)
             stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
         return stamped
@@ -166,5 +166,5 @@ class Control:
         self.state.apply(event)
         self.ledger.apply(event)
         self.number = number
-        if not isinstance(event, _TOLD_BY_RANKS):
+        if type(event) not in _TOLD_BY_RANKS:
             self._last_us = event.at_us
