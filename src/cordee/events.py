@@ -120,6 +120,15 @@ class Lease:
     gpus: tuple[int, ...]
     milli: int = 1000  # of each GPU
 
+    @property
+    def gpu_milli(self) -> int:
+        """All of it in thousandths of a GPU.
+
+        >>> Lease(node="n", gpus=(0, 1)).gpu_milli, Lease(node="n", gpus=(3,), milli=250).gpu_milli
+        (2000, 250)
+        """
+        return len(self.gpus) * self.milli
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:

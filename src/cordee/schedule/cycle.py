@@ -11,13 +11,14 @@ from operator import itemgetter
 
 from cordee.events import AttemptPlaced, Event, Job, Lease, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.free import Kind
+from cordee.schedule.entry import Kind
 from cordee.schedule.lifecycle import notice, settle, wake_us
-from cordee.schedule.place import Pool, place, pools
+from cordee.schedule.place import place, pools
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import Cost, Victim, can_be_pushed, charge, choose, insists_us
 from cordee.schedule.share import is_below, level
 from cordee.schedule.state import Attempt, JobRecord, State
+from cordee.schedule.view import Pool
 
 _OURS = Policy()
 
@@ -81,7 +82,7 @@ class Cycle:
             self._guarded(job_id, self._settle)
         # 2. Take the waiting jobs in the order of tier, priority and submission.
         if not self.state.draining:
-            self._kinds = tuple(sorted(self.state.index.buckets))
+            self._kinds = tuple(sorted(self.state.index.kinds))
             self._count_vacating()
             for *_, job_id in list(self.state.queue):
                 if self._nothing_left(self.state.jobs[job_id].job):
@@ -149,7 +150,7 @@ class Cycle:
 
     def _start(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
         job = record.job
-        leases = place(self.state.index, tuple(pool for pool in candidates if self._open(pool, record)), job.gpus)
+        leases = place(self.state.index, job, tuple(pool for pool in candidates if self._open(pool, record)))
         if leases is None:
             return False
         reservation = self.reserved.get(self._kind(leases[0]))

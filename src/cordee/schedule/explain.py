@@ -9,10 +9,11 @@ from enum import StrEnum
 from cordee.events import AttemptPlaced, Capacity, Job, NoticeGiven
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle import Cycle
-from cordee.schedule.place import Pool, pools
+from cordee.schedule.place import pools
 from cordee.schedule.preempt import insists_us
 from cordee.schedule.share import is_below
 from cordee.schedule.state import Attempt, JobRecord, Phase, State
+from cordee.schedule.view import Pool
 from cordee.units import US_PER_S, format_duration
 
 
@@ -108,7 +109,7 @@ def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation
 
 def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     job = record.job
-    candidates = pools(job, tuple(sorted(state.index.buckets)))
+    candidates = pools(job, tuple(sorted(state.index.kinds)))
     if not candidates:
         return _nowhere(state, record)
     usable = max(sum(state.index.usable(kind) for kind in pool) for pool in candidates)
@@ -134,7 +135,7 @@ def _nowhere(state: State, record: JobRecord) -> Explanation:
     up = sum(node.up for node in state.nodes.values())
     if not up:
         return _say(record, Reason.NO_NODES, f"no node is up, {len(state.nodes)} are known")
-    kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.index.buckets))
+    kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.index.kinds))
     text = f"it needs {record.job.gpus} {asked}; no node that is up has them: there are {kinds}"
     return _say(record, Reason.NO_SUCH_GPU, text)
 

@@ -32,6 +32,7 @@ from cordee.events import (
     NodeUp,
     NoticeGiven,
     Outcome,
+    QueuesSet,
     RanksStarted,
     ServerDraining,
     ServerUp,
@@ -39,8 +40,11 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
-from cordee.schedule.free import Entry, FreeIndex, gpus_of, mask_of
+from cordee.schedule.entry import Used, entry_of
+from cordee.schedule.free import FreeIndex
+from cordee.schedule.held import NOTHING, Held, held_by, offered_by
 from cordee.schedule.limits import notice_at_us
+from cordee.schedule.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.share import Rank, rank
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
@@ -110,7 +114,12 @@ class Attempt:
     @property
     def micro_usd_per_hour(self) -> int:
         """The price of the whole gang."""
-        return sum(len(lease.gpus) * price for lease, price in zip(self.leases, self.prices, strict=True))
+        return _micro_usd_per_hour(self.leases, self.prices)
+
+    def holds(self, leases: tuple[Lease, ...]) -> Held:
+        """What it holds by some of its leases."""
+        price_of = {lease.node: price for lease, price in zip(self.leases, self.prices, strict=True)}
+        return held_by(self.job, leases, [price_of[lease.node] for lease in leases])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,22 +137,28 @@ class NodeRecord:
         return self.up and self.reclaimed_us is None
 
 
+def _micro_usd_per_hour(leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
+    return sum(lease.gpu_milli * price for lease, price in zip(leases, prices, strict=True)) // 1000
+
+
 _Undo = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class State:
     """Single owner, changed by `apply` only."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, half_life_us: int = HALF_LIFE_US) -> None:
+        """Nothing has happened yet; what queues borrowed speaks half as much against them after the half-life."""
         self.draining = False
         self.jobs: dict[JobId, JobRecord] = {}
         self.attempts: dict[JobId, Attempt] = {}
         self.nodes: dict[str, NodeRecord] = {}
-        self.leased: dict[str, int] = {}  # node: mask
+        self.leased: dict[str, Used] = {}  # by node
         self.queue: list[Rank] = []  # of queued jobs, ascending
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
         self.index = FreeIndex()
+        self.quotas = Quotas(half_life_us=half_life_us)
         self._journal: list[_Undo] | None = None
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ServerUp: lambda event: self._drain(False),
@@ -154,6 +169,7 @@ class State:
             NodeUp: self._node_up,
             NodeDown: self._node_down,
             NodeReclaimed: self._node_reclaimed,
+            QueuesSet: self._queues_set,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._kill_ordered,
@@ -207,6 +223,7 @@ class State:
             "attention": frozenset(self.attention),
             "limits": tuple(self.limits),
             "index": self.index.value(),
+            "quotas": self.quotas.value(),
         }
 
     def _drain(self, draining: bool) -> None:
@@ -245,33 +262,44 @@ class State:
             # The same agent again describes a change of its GPUs; what the cloud announced still holds.
             same = known is not None and event.node.epoch == known.node.epoch
             reclaimed_us = known.reclaimed_us if known is not None and same else None
-            self._put(self.nodes, event.node.name, NodeRecord(node=event.node, reclaimed_us=reclaimed_us))
-            self._reindex(event.node.name)
+            self._set_node(NodeRecord(node=event.node, reclaimed_us=reclaimed_us), event.at_us)
 
     def _node_down(self, event: NodeDown) -> None:
         known = self.nodes.get(event.node)
         if known is not None and event.epoch >= known.node.epoch:
-            self._put(self.nodes, event.node, replace(known, up=False, why=event.why))
-            self._reindex(event.node)
+            self._set_node(replace(known, up=False, why=event.why), event.at_us)
 
     def _node_reclaimed(self, event: NodeReclaimed) -> None:
         known = self.nodes.get(event.node)
         if known is None or event.epoch != known.node.epoch:
             return
-        self._put(self.nodes, event.node, replace(known, reclaimed_us=event.deadline_us))
-        self._reindex(event.node)
+        self._set_node(replace(known, reclaimed_us=event.deadline_us), event.at_us)
         for job_id, attempt in self.attempts.items():
             if any(lease.node == event.node for lease in attempt.held):
                 self._put(self.attention, job_id, None)
 
+    def _set_node(self, record: NodeRecord, at_us: int) -> None:
+        name = record.node.name
+        before, after = (
+            offered_by(each.node) if each is not None and each.stays else NOTHING
+            for each in (self.nodes.get(name), record)
+        )
+        self._put(self.nodes, name, record)
+        self.quotas.resize(after.less(before), at_us)
+        self._undo(self.quotas.resize, before.less(after), at_us)
+        self._reindex(name)
+
     def _reindex(self, name: str) -> None:
-        record, entry = self.nodes[name], None
-        if record.stays:
-            usable = (1 << record.node.gpus) - 1 & ~mask_of(record.node.unavailable)
-            leased = self.leased.get(name, 0)
-            entry = Entry(record.node, usable & ~leased, (usable | leased).bit_count())
+        record = self.nodes[name]
+        entry = entry_of(record.node, self.leased.get(name, Used())) if record.stays else None
         old = self.index.put(name, entry)
         self._undo(self.index.put, name, old)
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def _queues_set(self, event: QueuesSet) -> None:
+        self._undo(setattr, self, "quotas", self.quotas)
+        self.quotas = self.quotas.regrouped(event.queues, event.at_us)
 
     # -- attempts --------------------------------------------------------------------------------------------
 
@@ -285,7 +313,7 @@ class State:
             placed_us=event.at_us,
             used_us=record.used_us,
             used_cost=record.used_cost,
-            micro_usd_per_hour=sum(len(lease.gpus) * price for lease, price in zip(event.leases, prices, strict=True)),
+            micro_usd_per_hour=_micro_usd_per_hour(event.leases, prices),
         )
         attempt = Attempt(
             job=record.job,
@@ -297,10 +325,11 @@ class State:
             limit_at_us=limit_at_us,
         )
         for lease in event.leases:
-            leased, mask = self.leased.get(lease.node, 0), mask_of(lease.gpus)
-            assert not leased & mask, f"{event.job_id}.{event.epoch} leases GPUs {gpus_of(leased & mask)} twice"
-            self._put(self.leased, lease.node, leased | mask)
+            self._put(self.leased, lease.node, self.leased.get(lease.node, Used()).plus(lease, record.job))
             self._reindex(lease.node)
+        held = held_by(record.job, event.leases, prices)
+        self.quotas.put(record.job, held, event.at_us)
+        self._undo(self.quotas.take, record.job, held, event.at_us)
         self._remove(self.queue, record.rank)
         self._put(self.jobs, event.job_id, replace(record, phase=Phase.RUNNING, epoch=event.epoch))
         self._put(self.attempts, event.job_id, attempt)
@@ -314,15 +343,19 @@ class State:
     def _noticed(self, event: NoticeGiven) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and not attempt.leaving:
-            self._stopping(replace(attempt, notice=event))
+            self._stopping(attempt, replace(attempt, notice=event))
 
     def _kill_ordered(self, event: KillOrdered) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and attempt.kill is None:
-            self._stopping(replace(attempt, kill=event))
+            self._stopping(attempt, replace(attempt, kill=event))
 
-    def _stopping(self, attempt: Attempt) -> None:
+    def _stopping(self, before: Attempt, attempt: Attempt) -> None:
         job_id = attempt.job.job_id
+        if not before.leaving:
+            gpu_milli = before.holds(before.held).gpu_milli
+            self.quotas.leave(attempt.job, gpu_milli)
+            self._undo(self.quotas.stay, attempt.job, gpu_milli)
         self._put(self.attempts, job_id, attempt)
         self._put(self.jobs, job_id, replace(self.jobs[job_id], phase=Phase.STOPPING))
         self._put(self.attention, job_id, None)
@@ -347,11 +380,17 @@ class State:
             return
         held = tuple(each for each in attempt.held if each is not lease)
         self._put(self.attempts, event.job_id, replace(attempt, held=held, shares=(*attempt.shares, event)))
-        self._put(self.leased, event.node, self.leased[event.node] & ~mask_of(lease.gpus))
+        freed = attempt.holds(attempt.held).less(attempt.holds(held))
+        self.quotas.take(attempt.job, freed, event.at_us)
+        self._undo(self.quotas.put, attempt.job, freed, event.at_us)
+        if attempt.leaving:
+            self.quotas.stay(attempt.job, freed.gpu_milli)
+            self._undo(self.quotas.leave, attempt.job, freed.gpu_milli)
+        self._put(self.leased, event.node, self.leased[event.node].minus(lease, attempt.job))
         self._reindex(event.node)
         record = self.jobs[event.job_id]
         price = attempt.prices[attempt.leases.index(lease)]
-        cost = len(lease.gpus) * price * (event.at_us - attempt.placed_us)
+        cost = lease.gpu_milli * price * (event.at_us - attempt.placed_us) // 1000
         self._put(self.jobs, event.job_id, replace(record, used_cost=record.used_cost + cost))
         self._put(self.attention, event.job_id, None)
 
@@ -367,6 +406,8 @@ class State:
             record, phase=Phase.QUEUED, waits_since_us=event.at_us, barren=barren, used_us=used_us, last=event
         )
         self._drop(self.attempts, event.job_id)
+        if self._journal is None:
+            self.quotas.forget(event.at_us)
         if attempt.limit_at_us is not None:
             self._remove(self.limits, (attempt.limit_at_us, event.job_id))
         self._drop(self.attention, event.job_id)
