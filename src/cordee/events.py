@@ -39,6 +39,7 @@ class NoticeReason(StrEnum):
     DOWN = "down"  # the server goes down; the job goes on after the next `up`
     LIMIT = "limit"  # the job's own limit of time or cost
     SHARE = "share"  # its turn is over: a job of its own tier that has had less goes first
+    QUOTA = "quota"  # what its queue borrowed is taken back for `for_job`, or its queue's day is used up
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
     DRAIN = "drain"  # an operator empties the node
 

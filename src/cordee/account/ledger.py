@@ -28,6 +28,7 @@ from cordee.events import (
     NodeDown,
     NodeUp,
     NoticeGiven,
+    NoticeReason,
     Outcome,
     RankLeft,
     Reported,
@@ -42,12 +43,15 @@ By = Literal["job", "user", "queue", "epoch"]
 
 _MILLI = 1000  # GPUs are counted in thousandths, since a lease may be of a part of one
 
+_CHARGED = frozenset(NoticeReason) - {NoticeReason.QUOTA}
+"""Who gains by these pays; who takes back what was borrowed does not: the borrower knew."""
+
 _TOLD_BY_RANKS = frozenset((Reported, Restored, RankLeft, CheckpointCommitted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt's account. `cause` says why what is lost was lost, `for_job` who gained by it."""
+    """One attempt's account. `cause` says why what is lost was lost, `for_job` who is charged with it."""
 
     job_id: JobId
     epoch: int
@@ -151,7 +155,7 @@ class _Open:
             gpu_us=split,
             micro_usd=rounded(cost, _MILLI * US_PER_HOUR),
             cause=cause,
-            for_job=self.notice.for_job if cause and self.notice else None,
+            for_job=self.notice.for_job if cause and self.notice and self.notice.reason in _CHARGED else None,
             steps=self.timeline.steps,
             steps_repeated=self.steps_repeated,
             tokens=self.timeline.tokens_kept(outcome),

@@ -9,6 +9,7 @@ from typing import Any
 
 from cordee.events import Job, Lease, Node, Queue
 from cordee.schedule.day import Day
+from cordee.schedule.entry import host_share
 
 MILLI = 1000
 
@@ -41,13 +42,12 @@ NOTHING = Held()
 
 def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[int]) -> Held:
     """What an attempt holds by these leases, at their nodes' prices; CPU and memory lie where its GPUs lie."""
-    milli = sum(len(lease.gpus) * lease.milli for lease in leases)
-    whole = job.gpus * job.gpu_milli
+    shares = [host_share(job, len(lease.gpus)) for lease in leases]
     prices = zip(leases, micro_usd_per_gpu_hour, strict=True)
     return Held(
-        gpu_milli=milli,
-        cpu_milli=job.cpu_milli * milli // whole,
-        memory_bytes=job.memory_bytes * milli // whole,
+        gpu_milli=sum(len(lease.gpus) * lease.milli for lease in leases),
+        cpu_milli=sum(cpu_milli for cpu_milli, _ in shares),
+        memory_bytes=sum(memory_bytes for _, memory_bytes in shares),
         nano_usd_per_hour=sum(len(lease.gpus) * lease.milli * price for lease, price in prices),
     )
 
@@ -55,7 +55,12 @@ def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[
 def offered_by(node: Node) -> Held:
     """What a node that is up adds to the cluster."""
     gpus = node.gpus - len(node.unavailable)
-    return Held(gpu_milli=gpus * MILLI, cpu_milli=node.cpu_milli or 0, memory_bytes=node.memory_bytes or 0)
+    return Held(
+        gpu_milli=gpus * MILLI,
+        cpu_milli=node.cpu_milli or 0,
+        memory_bytes=node.memory_bytes or 0,
+        nano_usd_per_hour=gpus * MILLI * node.micro_usd_per_gpu_hour,
+    )
 
 
 class Holder:
@@ -117,10 +122,10 @@ class Holder:
     def recount(self, clock: int) -> None:
         """From now on the part of what it holds that is beyond its quota speaks against it."""
         over = self.held - self.quota
-        if over <= 0:
-            rate = (0, 0, 0)
-        elif not self.quota:
+        if not self.quota:
             rate = (self.held, self.cpu, self.memory)
+        elif over <= 0:
+            rate = (0, 0, 0)
         else:
             rate = (over, self.cpu * over // self.held, self.memory * over // self.held)
         if rate != self.rate:
