@@ -11,6 +11,8 @@ from cordee.units import US_PER_HOUR
 
 DAY_US = 24 * US_PER_HOUR
 
+_EVER_US = -(1 << 62)
+
 Pair = tuple[int, int]
 """Thousandths of a GPU and nano-dollars per hour, or either times microseconds."""
 
@@ -19,11 +21,13 @@ class Day:
     """The broken line of one queue."""
 
     def __init__(self) -> None:
-        self._points: list[tuple[int, Pair, Pair]] = [(0, (0, 0), (0, 0))]  # since when, used until then, held since
+        self._points: list[tuple[int, Pair, Pair]] = [(_EVER_US, (0, 0), (0, 0))]  # since when, used till then, held
 
     def add(self, at_us: int, change: Pair) -> None:
         """What is held changes; the exact opposite at the same time leaves no trace."""
         since_us, used, held = self._points[-1]
+        if change == (0, 0):
+            return
         after = (held[0] + change[0], held[1] + change[1])
         if at_us <= since_us:
             self._points[-1] = (since_us, used, after)
