@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cordee.errors import SpecError, UnitError
-from cordee.units import parse_duration_s, parse_micro_usd
-from cordee.workload.gpus import parse_gpus
+from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
+from cordee.workload.gpus import parse_wanted
 
 Launch = Literal["auto", "rank", "node"]
 Tier = Literal["production", "standard", "preemptible"]
@@ -30,6 +30,38 @@ class Limit(_Section):
 
     time_s: Annotated[float, Field(gt=0)] | None = None
     cost_micro_usd: Annotated[int, Field(gt=0)] | None = None
+    preemptions: Annotated[int, Field(ge=0)] | None = None  # it is not pushed any more after so many
+
+
+class Elastic(_Section):
+    """On how few GPUs it can run as well: the halves of `gpus` down to `at_least`, or just these sizes."""
+
+    at_least: Positive | None = None
+    sizes: tuple[Positive, ...] = ()
+
+    @model_validator(mode="after")
+    def _says_it_once(self) -> "Elastic":
+        if self.at_least is not None and self.sizes:
+            raise ValueError("give either at_least (then the halves of gpus down to it) or sizes")
+        return self
+
+    def below(self, gpus: int) -> tuple[int, ...]:
+        """The smaller sizes, largest first.
+
+        >>> Elastic(at_least=10).below(64), Elastic(sizes=(16, 48)).below(64)
+        ((32, 16), (48, 16))
+        """
+        if self.at_least is None:
+            return tuple(sorted(set(self.sizes), reverse=True))
+        halves = (gpus >> power for power in range(1, gpus.bit_length()) if gpus % (1 << power) == 0)
+        return tuple(half for half in halves if half >= self.at_least)
+
+
+class Place(_Section):
+    """The shape of its GPUs: `unit` of them in one NVLink island (else one node); all of them `within` one domain."""
+
+    unit: Positive | None = None
+    within: Literal["island", "node", "rack", "block"] | None = None
 
 
 class Checkpoint(_Section):
@@ -68,11 +100,12 @@ class ModelSpec(_Section):
 
 
 class JobSpec(_Section):
-    """One job. `gpus` is its total; `gpu` the kind it needs, None for any."""
+    """One job. `gpus` is its total, `gpu_milli` the part of each; `gpu` the kind it needs, None for any."""
 
     run: str | tuple[str, ...]
     gpus: Positive
     gpu: str | None = None
+    gpu_milli: Annotated[int, Field(ge=1, le=1000)] = 1000
     version: Literal[1] = 1
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] = "job"
     launch: Launch = "auto"
@@ -80,6 +113,11 @@ class JobSpec(_Section):
     capacity: CapacityWanted = "any"
     queue: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,62}$")] = "default"
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    estimate_s: Annotated[float, Field(gt=0)] | None = None
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    memory_bytes: Annotated[int, Field(gt=0)] | None = None
+    place: Place = Place()
+    elastic: Elastic = Elastic()
     limit: Limit = Limit()
     checkpoint: Checkpoint = Checkpoint()
     on_preempt: OnPreempt = OnPreempt()
@@ -99,7 +137,26 @@ class JobSpec(_Section):
         twice = sorted(set(self.env) & set(self.secrets))
         if twice:
             raise ValueError(f"{twice[0]} is both in env and in secrets: a secret's value never stands in the spec")
+        self._check_shape()
         return self
+
+    def _check_shape(self) -> None:
+        for size in self.elastic.sizes:
+            if size >= self.gpus:
+                raise ValueError(f"elastic.sizes has {size}, which is not below gpus = {self.gpus}")
+        if self.elastic.at_least is not None and self.elastic.at_least >= self.gpus:
+            raise ValueError(f"elastic.at_least = {self.elastic.at_least} is not below gpus = {self.gpus}")
+        unit = self.place.unit or 1
+        for size in (self.gpus, *self.elastic.sizes):
+            if size % unit:
+                raise ValueError(f"{size} GPUs are not whole units of place.unit = {unit}")
+        if self.gpu_milli < 1000 and self.gpus > 1:
+            raise ValueError(f"a part of a GPU goes with one GPU, not with {self.gpus}")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Fewer GPUs that it can run on, in whole units, largest first."""
+        return tuple(size for size in self.elastic.below(self.gpus) if size % (self.place.unit or 1) == 0)
 
     @classmethod
     def from_flags(
@@ -158,26 +215,31 @@ def _every(text: str) -> float | str:
     return "auto" if text == "auto" else parse_duration_s(text)
 
 
-# Keys of the YAML whose value carries a unit: the field in base units, and its reader.
-_UNITS: dict[tuple[str, str], tuple[str, Callable[[str], Any]]] = {
+# Keys of the YAML whose value carries a unit: the field in base units, and its reader. The top is section None.
+_UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
+    (None, "estimate"): ("estimate_s", parse_duration_s),
+    (None, "memory"): ("memory_bytes", parse_bytes),
     ("limit", "time"): ("time_s", parse_duration_s),
     ("limit", "cost"): ("cost_micro_usd", parse_micro_usd),
     ("checkpoint", "every"): ("every_s", _every),
     ("on_preempt", "grace"): ("grace_s", parse_duration_s),
 }
 _SECTIONS: dict[str, type[_Section]] = {
+    "place": Place,
+    "elastic": Elastic,
     "limit": Limit,
     "checkpoint": Checkpoint,
     "on_preempt": OnPreempt,
     "model": ModelSpec,
 }
 _WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()}
+_IN_GPUS = ("gpu", "gpu_milli")  # `gpus: 64xH100` and `gpus: 0.5` say these
 
 
 def _keys(section: str | None) -> list[str]:
     """The keys that people may write in a section (None: at the top)."""
     fields = JobSpec.model_fields if section is None else _SECTIONS[section].model_fields
-    return [_WRITTEN_AS.get(field, field) for field in fields if section is not None or field != "gpu"]
+    return [_WRITTEN_AS.get(field, field) for field in fields if section is not None or field not in _IN_GPUS]
 
 
 def _flag_place(flag: str) -> tuple[str | None, str]:
@@ -200,14 +262,16 @@ def _read(document: Any, where: _Where) -> JobSpec:
             )
     values = dict(document)
     try:
-        values["gpus"], values["gpu"] = parse_gpus(_plain(document["gpus"], ("gpus",), where))
+        wanted = parse_wanted(_plain(document["gpus"], ("gpus",), where))
     except SpecError as error:
         raise where.error(("gpus",), error.message, error.hint) from None
+    values["gpus"], values["gpu_milli"], values["gpu"] = wanted
+    values |= _in_base_units({key: document[key] for key in document if (None, key) in _UNITS}, None, where)
     values["env"] = {str(name): _text(value, name, where) for name, value in _mapping(document, "env", where).items()}
     for section in _SECTIONS:
         if section in document:
             values[section] = _read_section(section, _mapping(document, section, where), where)
-    values = {key: value for key, value in values.items() if value is not None}
+    values = {key: value for key, value in values.items() if value is not None and (None, key) not in _UNITS}
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
@@ -216,11 +280,16 @@ def _read(document: Any, where: _Where) -> JobSpec:
 
 def _read_section(section: str, written: dict[str, Any], where: _Where) -> dict[str, Any]:
     _check_keys(written, section, where)
+    return _in_base_units(written, section, where)
+
+
+def _in_base_units(written: dict[str, Any], section: str | None, where: _Where) -> dict[str, Any]:
     values = {}
     for key, value in written.items():
         field, read = _UNITS.get((section, key), (key, None))
+        path = (key,) if section is None else (section, key)
         if value is not None:
-            values[field] = value if read is None else _quantity(read, value, (section, key), where)
+            values[field] = value if read is None else _quantity(read, value, path, where)
     return values
 
 
@@ -287,6 +356,7 @@ _HINTS = {
     "queue": "use letters, digits, dots, dashes and slashes",
     "run": "write a command (run: python train.py) or a list of words (run: [python, train.py])",
     "secrets": "write a list of names: secrets: [HF_TOKEN]",
+    "elastic.sizes": "write a list of sizes: sizes: [48, 32]",
     "checkpoint.keep": "two generations at least are kept, so that one may be damaged",
 }
 
