@@ -4,11 +4,11 @@ A cell starts when its rank is free and its inputs are there; what it makes is o
 Sending takes no time of a rank. Torch's runtime gives a rank its cells in this order and no other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
-from cordee.plan.pipeline.table import Action, Cell, Costs, Placement, Table, cell_text
+from cordee.plan.pipeline.table import Action, Cell, Costs, Kind, Placement, Table, cell_text
 
 STEPS_APART = 4
 
@@ -76,24 +76,31 @@ class Timeline:
         return max(self.peaks)
 
 
-def timeline(table: Table, costs: Costs) -> Timeline:
+def timeline(table: Table, costs: Costs, passes: Mapping[tuple[int, Kind], float] | None = None) -> Timeline:
     """Every cell as early as its rank, its order and its inputs allow.
+
+    Args:
+        table: the cells.
+        costs: of the passes.
+        passes: seconds of (stage, pass) where they were measured; they stand in place of the costs, and nothing is
+            gained by overlapping.
 
     Raises:
         LayoutError: the order cannot run: each rank that has cells left waits for another.
     """
-    spans = _run(table, costs, [0.0] * table.placement.ranks)
+    lengths = _lengths(table, costs, passes)
+    spans = _run(table, costs, lengths, [0.0] * table.placement.ranks)
     free = [row[-1].end_s if row else 0.0 for row in spans]
     earlier = free
     for _ in range(STEPS_APART):
-        earlier, free = free, [row[-1].end_s if row else 0.0 for row in _run(table, costs, free)]
+        earlier, free = free, [row[-1].end_s if row else 0.0 for row in _run(table, costs, lengths, free)]
     period_s = max(late - early for early, late in zip(earlier, free, strict=True))
     return Timeline(table, tuple(tuple(row) for row in spans), peaks(table, costs), period_s)
 
 
 def makespan_s(table: Table, costs: Costs) -> float:
     """When the last rank is done; what `timeline` gives, sooner."""
-    return max(row[-1].end_s for row in _run(table, costs, [0.0] * table.placement.ranks))
+    return max(row[-1].end_s for row in _run(table, costs, _lengths(table, costs, None), [0.0] * len(table.cells)))
 
 
 def cell_s(cell: Cell, sizes: Sequence[float], costs: Costs) -> float:
@@ -110,8 +117,15 @@ def sizes_of(placement: Placement, costs: Costs) -> list[float]:
     return [costs.size(placement, stage) for stage in range(placement.stages)]
 
 
-def _run(table: Table, costs: Costs, free_s: Sequence[float]) -> list[list[Span]]:
-    place, sizes = table.placement, sizes_of(table.placement, costs)
+def _lengths(table: Table, costs: Costs, passes: Mapping[tuple[int, Kind], float] | None) -> Callable[[Cell], float]:
+    if passes is not None:
+        return lambda cell: sum(passes[action.stage, action.kind] for action in cell)
+    sizes = sizes_of(table.placement, costs)
+    return lambda cell: cell_s(cell, sizes, costs)
+
+
+def _run(table: Table, costs: Costs, length_of: Callable[[Cell], float], free_s: Sequence[float]) -> list[list[Span]]:
+    place = table.placement
     lies = [place.rank_of(stage) for stage in range(place.stages)]
     free = list(free_s)
     spans: list[list[Span]] = [[] for _ in table.cells]
@@ -133,7 +147,7 @@ def _run(table: Table, costs: Costs, free_s: Sequence[float]) -> list[list[Span]
                 if start is None:
                     waits = True
                     break
-                free[rank] = end = start + cell_s(cell, sizes, costs)
+                free[rank] = end = start + length_of(cell)
                 done.append(Span(cell, start, end))
                 moved = True
                 for action in cell:

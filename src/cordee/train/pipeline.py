@@ -1,0 +1,227 @@
+"""Runs a table of `plan/pipeline/` on torch's pipeline runtime, and says when each pass ran.
+
+Torch has classes for some schedules; its runtime takes any table of passes and adds the sends itself. This module gives
+it the table, lets two models run against each other (DualPipe), and notes the time of each pass. Torch defers the whole
+backward of a first stage to its W: its I takes no time.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from cordee.errors import LayoutError, MissingExtraError
+from cordee.plan.pipeline import Costs, Placement, Table, cell_text, faults, timeline
+from cordee.plan.pipeline.table import Kind
+
+Loss = Callable[[Any, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass as it ran on the host's clock."""
+
+    stage: int
+    kind: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+class NotedStage(PipelineStage):  # type: ignore[misc]
+    """A stage that notes its passes, and knows the ends of its own chain where two models share the ranks."""
+
+    def __init__(self, module: nn.Module, stage: int, placement: Placement, device: torch.device) -> None:
+        self._place, self.passes = placement, list[Pass]()
+        super().__init__(module, stage, placement.stages, device)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it takes the model's input."""
+        return self._place.before(int(self.stage_index)) is None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the loss is computed from its output."""
+        return self._place.after(int(self.stage_index)) is None
+
+    @contextmanager
+    def _noted(self, kind: str, micro_batch: int) -> Iterator[None]:
+        start_s = time.monotonic()
+        yield
+        self.passes.append(Pass(int(self.stage_index), kind, micro_batch, start_s, time.monotonic()))
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """F."""
+        with self._noted("F", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+    ) -> None:
+        """B, or I alone."""
+        with self._noted("B" if full_backward else "I", bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss=loss, full_backward=full_backward, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """W."""
+        with self._noted("W", bwd_chunk_id):
+            if self.is_first and self.stage_index != 0:
+                self._second_first(bwd_chunk_id, last_backward)
+            else:
+                super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+
+    def _second_first(self, micro_batch: int, last_backward: bool) -> None:
+        """The whole backward of the first stage of a second model: torch does so for stage 0 only."""
+        self.dw_runner.pop(micro_batch)
+        inputs, _, output, grads = self.backward_state.pop(micro_batch)
+        kwargs = {"stage_output": output, "output_grads": grads, "input_values": inputs}
+        self.backward_maybe_with_nosync("full", kwargs, last_backward=last_backward)
+
+    # Where one model ends and the other begins on a rank, torch would hand tensors over as in a V.
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        """The output of the stage before, if it is of the same model."""
+        if not self.is_first:
+            super().set_local_fwd_input(prev_stage_outputs, mb_index)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """The gradient for the stage before, if it is of the same model."""
+        return () if self.is_first else super().get_local_bwd_output(mb_index)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """The gradient from the stage after, if it is of the same model."""
+        if not self.is_last:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+
+class TablePipeline:
+    """A table on this rank's stages; every rank of the group makes one and calls `step`.
+
+    Args:
+        table: the schedule.
+        modules: this rank's stages by their number; those that the table's placement gives it.
+        loss: of an output and a target; a mean over the micro-batch, as gradients are averaged over micro-batches.
+        device: of the modules.
+
+    Raises:
+        LayoutError: the table is no valid schedule, or the modules are not the stages of this rank.
+        MissingExtraError: this torch has no such runtime.
+    """
+
+    def __init__(self, table: Table, modules: Mapping[int, nn.Module], loss: Loss, device: torch.device) -> None:
+        wrong = faults(table)
+        if wrong:
+            more = f", and {len(wrong) - 1} faults more" if len(wrong) > 1 else ""
+            raise LayoutError(f"{table.name} is no schedule: {wrong[0]}{more}")
+        self.table = table
+        self.stages = _stages(table.placement, modules, device)
+        runtime = getattr(torch_schedules, "_PipelineScheduleRuntime", None)
+        if runtime is None:
+            hint = "its private _PipelineScheduleRuntime takes tables; torch 2.13 is known to have it"
+            raise MissingExtraError(f"torch {torch.__version__} runs no tables of passes", hint=hint)
+        self._runtime = runtime(self.stages, table.chain_micro_batches, loss_fn=loss)
+        action = torch_schedules._Action.from_str
+        rows = {rank: [action(cell_text(cell)) for cell in row] for rank, row in enumerate(table.cells)}
+        if table.placement.chains == 1:
+            self._runtime._prepare_schedule_with_comms(rows)
+        else:
+            # Torch would wait for the end of one model before it begins the other: the sends are ours.
+            sent = {rank: [action(text) for text in row] for rank, row in enumerate(with_sends(table))}
+            self._runtime._prepare_schedule_with_comms(sent, format="compute_comms")
+
+    def step(self, *inputs: Tensor, target: Tensor | None = None) -> tuple[Tensor, ...]:
+        """One step: inputs where a first stage is, the target where a last one is; there it gives the losses."""
+        return run_step(self._runtime, self.stages, inputs, target)
+
+    def take_passes(self) -> tuple[Pass, ...]:
+        """What ran since the last call, in its order."""
+        return take_passes(self.stages)
+
+
+def _stages(placement: Placement, modules: Mapping[int, nn.Module], device: torch.device) -> list[NotedStage]:
+    rank = torch.distributed.get_rank()
+    world_size = torch.distributed.get_world_size()
+    if world_size != placement.ranks:
+        raise LayoutError(f"the table is for {placement.ranks} ranks, but {world_size} run")
+    held = placement.held_by(rank)
+    if sorted(modules) != sorted(held):
+        given = ", ".join(map(str, sorted(modules))) or "none"
+        raise LayoutError(f"rank {rank} holds the stages {', '.join(map(str, held))}, but was given {given}")
+    return [NotedStage(modules[stage], stage, placement, device) for stage in held]
+
+
+def torch_pipeline(
+    name: str, placement: Placement, micro_batches: int, modules: Mapping[int, nn.Module], *, loss: Loss,
+    device: torch.device,
+) -> tuple[Any, list[NotedStage]]:  # fmt: skip
+    """A schedule of torch's own, by its name there, on stages that note their passes."""
+    stages = _stages(placement, modules, device)
+    made = torch_schedules.get_schedule_class(name)
+    single = issubclass(made, torch_schedules.PipelineScheduleSingle)
+    return made(stages[0] if single else stages, micro_batches, loss_fn=loss), stages
+
+
+def run_step(
+    schedule: Any, stages: Sequence[NotedStage], inputs: Sequence[Tensor], target: Tensor | None
+) -> tuple[Tensor, ...]:
+    """One step of a schedule; this rank's inputs and target go to the stages that take them."""
+    losses: list[Tensor] = []
+    first, last = (any(getattr(stage, end) for stage in stages) for end in ("is_first", "is_last"))
+    schedule.step(*(inputs if first else ()), target=target if last else None, losses=losses if last else None,
+                  return_outputs=False)  # fmt: skip
+    return tuple(losses)
+
+
+def take_passes(stages: Sequence[NotedStage]) -> tuple[Pass, ...]:
+    """What ran since the last call, in its order."""
+    found = sorted((each for stage in stages for each in stage.passes), key=lambda each: each.start_s)
+    for stage in stages:
+        stage.passes.clear()
+    return tuple(found)
+
+
+def with_sends(table: Table) -> tuple[tuple[str, ...], ...]:
+    """Each rank's actions with their sends and receives, and the reduction of gradients after a stage's last pass.
+
+    A send follows its pass. A receive is posted where its message is sent in time, if every pass takes as long as any
+    other: so between two ranks messages are received in the order in which they are sent.
+    """
+    place = table.placement
+    rows: list[list[tuple[float, int, str]]] = [[] for _ in table.cells]
+    left = dict.fromkeys(range(place.stages), table.chain_micro_batches)
+    for rank, spans in enumerate(timeline(table, Costs(1.0, 1.0, 1.0)).spans):
+        for span in spans:
+            rows[rank].append((span.start_s, 1, cell_text(span.cell)))
+            for action in span.cell:
+                forward = action.kind == "F"
+                to = place.after(action.stage) if forward else place.before(action.stage)
+                if action.kind != "W" and to is not None and place.rank_of(to) != rank:
+                    letter = "F" if forward else "B"
+                    rows[rank].append((span.start_s, 1, f"{action.stage}SEND_{letter}{action.micro_batch}"))
+                    rows[place.rank_of(to)].append((span.end_s, 0, f"{to}RECV_{letter}{action.micro_batch}"))
+                if action.kind in "WB":
+                    left[action.stage] -= 1
+                    if not left[action.stage]:
+                        rows[rank].append((span.start_s, 1, f"{action.stage}REDUCE_GRAD"))
+    return tuple(tuple(text for _, _, text in sorted(row, key=lambda each: each[:2])) for row in rows)
+
+
+def torch_passes(table: Table, costs: Costs) -> dict[tuple[int, Kind], float]:
+    """Seconds of each (stage, pass) as torch runs them: a first stage's whole backward is in its W."""
+    place = table.placement
+    kinds: tuple[Kind, ...] = ("F", "I", "W", "B")
+    passes = {
+        (stage, kind): costs.of(kind) * costs.size(place, stage) for stage in range(place.stages) for kind in kinds
+    }
+    for stage in range(place.stages):
+        if place.before(stage) is None:
+            passes[stage, "W"] = passes[stage, "B"]
+            passes[stage, "I"] = 0.0
+    return passes

@@ -1,0 +1,156 @@
+"""One rank of a rehearsal: its part of a model, the schedules on it, and the whole model to compare gradients with."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cordee.plan.pipeline import Placement, Table
+from cordee.train.pipeline import TablePipeline, run_step, take_passes, torch_pipeline
+
+CPU = torch.device("cpu")
+SEED = 1865
+
+
+class _Sleep(torch.autograd.Function):  # type: ignore[misc]
+    """The tensor as it is; the way back takes so many seconds."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, seconds: float) -> Tensor:  # type: ignore[override]
+        ctx.seconds = seconds
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class _Waits(nn.Module):  # type: ignore[misc]
+    """A small product whose passes take the time that they are told to."""
+
+    def __init__(self, width: int, seconds: tuple[float, float, float]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width, dtype=torch.float64) / width**0.5)
+        self.forward_s, self.inner_s, self.weight_s = seconds
+
+    def forward(self, x: Tensor) -> Tensor:
+        """F; I waits behind the product, W behind the weight."""
+        time.sleep(self.forward_s)
+        product: Tensor = _Sleep.apply(x @ _Sleep.apply(self.weight, self.weight_s), self.inner_s)
+        return product
+
+
+class _Products(nn.Module):  # type: ignore[misc]
+    """Products with a bounded function after each."""
+
+    def __init__(self, width: int, layers: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, dtype=dtype) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Layer after layer."""
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def _model(block: Mapping[str, Any], placement: Placement) -> list[nn.Module]:
+    """All stages of one model, the same on every rank."""
+    torch.manual_seed(SEED)
+    count = placement.chain_stages
+    share = placement.ranks / count
+    if block["kind"] == "waits":
+        seconds = tuple(block[name] * share for name in ("forward_s", "inner_s", "weight_s"))
+        return [_Waits(block["width"], (seconds[0], seconds[1], seconds[2])) for _ in range(count)]
+    dtype = torch.float64 if block["kind"] == "exact" else torch.float32
+    return [_Products(block["width"], max(1, round(block["layers"] * share)), dtype) for _ in range(count)]
+
+
+def run_rank(spec: Mapping[str, Any], table_from: Callable[[Mapping[str, Any], int], Table]) -> list[dict[str, Any]]:
+    """Every schedule of the spec on this rank of a new group; what it did, as JSON takes it."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        ranks = dist.get_world_size()
+        said = []
+        for one in (*spec["tables"], *spec["torch"]):
+            placement = Placement(one["shape"], ranks, one["chunks"])
+            table = table_from(one, ranks) if "csv" in one else None
+            said.append(_run(one, placement, table, spec))
+        return said
+    finally:
+        dist.destroy_process_group()
+
+
+def _run(one: Mapping[str, Any], placement: Placement, table: Table | None, spec: Mapping[str, Any]) -> dict[str, Any]:
+    rank, block = dist.get_rank(), spec["block"]
+    count = one["micro_batches"] // placement.chains
+    held = placement.held_by(rank)
+    chain = placement.chain_stages
+    # Both models start from the same weights, and each has its own copy.
+    models = [_model(block, placement) for _ in range(placement.chains)]
+    modules = {stage: models[stage // chain][stage % chain] for stage in held}
+    if table is not None:
+        pipeline = TablePipeline(table, modules, functional.mse_loss, CPU)
+        schedule, stages = pipeline._runtime, pipeline.stages
+    else:
+        schedule, stages = torch_pipeline(one["name"], placement, count, modules, loss=functional.mse_loss, device=CPU)
+    data = [_data(block, count, number) for number in range(placement.chains)]
+    inputs = [data[stage // chain][0] for stage in held if placement.before(stage) is None]
+    targets = [data[stage // chain][1] for stage in held if placement.after(stage) is None]
+    steps, losses = [], ()
+    for _ in range(spec["steps"]):
+        for module in modules.values():
+            module.zero_grad()
+        dist.barrier()
+        losses = run_step(schedule, stages, inputs, targets[0] if targets else None)
+        steps.append([(each.stage, each.kind, each.micro_batch, each.start_s, each.end_s)
+                      for each in take_passes(stages)])  # fmt: skip
+    gradient, loss = _errors(placement, modules, losses, data=data, block=block)
+    return {"name": one["name"], "gradient_error": gradient, "loss_error": loss, "steps": steps}
+
+
+def _data(block: Mapping[str, Any], count: int, number: int) -> tuple[Tensor, Tensor]:
+    """A step's inputs and targets of one model, the same on every rank."""
+    made = torch.Generator().manual_seed(SEED + 1 + number)
+    dtype = torch.float32 if block["kind"] == "products" else torch.float64
+    size = (count * block["rows"], block["width"])
+    inputs, targets = (torch.randn(size, generator=made, dtype=dtype) for _ in range(2))
+    return inputs, targets
+
+
+def _errors(
+    placement: Placement, modules: Mapping[int, nn.Module], losses: Sequence[Tensor], *,
+    data: Sequence[tuple[Tensor, Tensor]], block: Mapping[str, Any],
+) -> tuple[float, float]:  # fmt: skip
+    """How far gradients and losses are from those of the whole model without a pipeline, at most."""
+    chain = placement.chain_stages
+    worst = loss_worst = 0.0
+    for number in sorted({stage // chain for stage in modules}):
+        whole = _model({**block, "forward_s": 0.0, "inner_s": 0.0, "weight_s": 0.0}, placement)
+        mean = []
+        count = len(data[number][0]) // block["rows"]
+        for inputs, target in zip(*(part.chunk(count) for part in data[number]), strict=True):
+            x = inputs
+            for module in whole:
+                x = module(x)
+            mean.append(functional.mse_loss(x, target))
+            (mean[-1] / count).backward()
+        for stage, module in modules.items():
+            if stage // chain == number:
+                pairs = zip(module.parameters(), whole[stage % chain].parameters(), strict=True)
+                worst = max(worst, *(_apart(mine.grad, other.grad) for mine, other in pairs))
+        if losses and any(placement.after(stage) is None and stage // chain == number for stage in modules):
+            pairs_of = zip(losses, mean, strict=True)
+            loss_worst = max(loss_worst, *(abs(float(mine) - float(other)) for mine, other in pairs_of))
+    return worst, loss_worst
+
+
+def _apart(one: Tensor | None, other: Tensor | None) -> float:
+    assert one is not None and other is not None, "every weight has a gradient"
+    return float((one - other).abs().max() / other.abs().max())
