@@ -1,4 +1,4 @@
-"""Whom to push aside: the set of lower-tier attempts that loses the fewest dollars and makes room for a whole gang.
+"""What a push costs, and the cheapest set of attempts that frees so many GPUs; `victims.py` says of which nodes.
 
 What an attempt would lose (docs/design/schedule.md says why):
 
@@ -16,7 +16,7 @@ from math import gcd
 
 from cordee.events import Job
 from cordee.ids import JobId
-from cordee.schedule.state import Attempt
+from cordee.schedule.records import Attempt
 from cordee.units import US_PER_HOUR
 
 _EXACT_CELLS = 400_000
