@@ -7,7 +7,8 @@
     │   ├── ShapeError             13     a model's config.json
     │   ├── CatalogueError         14     a GPU, model or price that is not known
     │   ├── LayoutError            15     a layout that does not divide
-    │   └── ScriptError            16     the program to run is not there
+    │   ├── ScriptError            16     the program to run is not there
+    │   └── QueuesError            17     a tree of queues that cannot be
     ├── AdmissionError             20   a job that was refused; nothing was queued
     │   ├── DoesNotFitError        21     its model does not fit its GPUs
     │   ├── UnprotectedError       22     preemptible without a checkpoint
@@ -87,6 +88,12 @@ class ScriptError(InputError):
     """The program to run does not exist."""
 
     exit_code = 16
+
+
+class QueuesError(InputError):
+    """A tree of queues that cannot be."""
+
+    exit_code = 17
 
 
 class AdmissionError(CordeeError):

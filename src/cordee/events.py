@@ -39,6 +39,7 @@ class NoticeReason(StrEnum):
     DOWN = "down"  # the server goes down; the job goes on after the next `up`
     LIMIT = "limit"  # the job's own limit of time or cost
     SHARE = "share"  # its turn is over: a job of its own tier that has had less goes first
+    QUOTA = "quota"  # what its queue borrowed is taken back for `for_job`, or its queue's day is used up
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
     DRAIN = "drain"  # an operator empties the node
 
@@ -119,6 +120,15 @@ class Lease:
     node: str
     gpus: tuple[int, ...]
     milli: int = 1000  # of each GPU
+
+    @property
+    def gpu_milli(self) -> int:
+        """All of it in thousandths of a GPU.
+
+        >>> Lease(node="n", gpus=(0, 1)).gpu_milli, Lease(node="n", gpus=(3,), milli=250).gpu_milli
+        (2000, 250)
+        """
+        return len(self.gpus) * self.milli
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

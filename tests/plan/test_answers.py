@@ -101,7 +101,7 @@ def test_a_curve_has_a_point_for_each_size_and_a_knee_where_gpus_stop_to_pay() -
 
 
 def test_what_is_too_small_has_no_layout_and_the_fewest_is_said() -> None:
-    training = training_for(L70, 64)
+    training = training_for(L70, 64, framework="megatron")
     curve = scaling_curve(L70, H100, sizes(4, 64), training)
     assert [point.candidate is None for point in curve.points[:2]] == [True, True]
     assert curve.smallest is not None and curve.smallest.gpus == 16

@@ -72,7 +72,7 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
     plan = plan_layouts(L70, H100, 8)
     assert plan.best is None and plan.rejected
     assert [remedy.change for remedy in plan.remedies] == [
-        "--gpus 16xH100",
+        "--gpus 24xH100",
         "offload to the host on the same 8 GPUs",
         "--optimizer adamw-8bit on the same 8 GPUs",
     ]
@@ -149,7 +149,7 @@ def test_admission_takes_what_fits_and_refuses_with_a_layout_that_would() -> Non
 def test_admission_says_what_would_help_where_no_layout_does() -> None:
     refused = check_fit(L70, H100, 8)
     assert refused.suggestion is None
-    assert (refused.error().hint or "").startswith("--gpus 16xH100: ")
+    assert (refused.error().hint or "").startswith("--gpus 24xH100: ")
     tiny = check_fit(L405, A10, 1, seq_tokens=1024)
     assert not tiny.fits and tiny.error().hint
 

@@ -1,12 +1,10 @@
 """Where a gang goes."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cordee.events import Capacity
-from cordee.schedule.free import Entry, FreeIndex
-from cordee.schedule.place import place, pools
+from cordee.schedule.entry import Entry
+from cordee.schedule.free import FreeIndex
 from world import World, brief, job, node
 
 
@@ -79,41 +77,9 @@ def test_gpus_are_chosen_within_one_island():
     assert leases == {"x": (0, 1), "a": (4, 5, 6, 7), "b": (2, 3)}
 
 
-@given(
-    free=st.lists(st.integers(0, 8), min_size=1, max_size=8),
-    racks=st.lists(st.integers(0, 2), min_size=8, max_size=8),
-    gpus=st.integers(1, 40),
-)
-def test_a_gang_fits_when_enough_are_free_and_then_lies_on_the_fewest_nodes_of_the_tightest_domain(free, racks, gpus):
-    index = FreeIndex()
-    where = {}
-    for number, count in enumerate(free):
-        event = node(f"n{number}", domain=(f"r{racks[number]}",))
-        where[f"n{number}"] = (racks[number], count)
-        index.put(f"n{number}", Entry(event.node, (1 << count) - 1 << (8 - count), 8))
-    leases = place(index, pools(job("a", gpus).job, tuple(index.buckets)), gpus)
-    assert (leases is not None) == (sum(free) >= gpus)
-    if leases is None:
-        return
-    taken = {lease.node: len(lease.gpus) for lease in leases}
-    assert sum(taken.values()) == gpus and all(0 < taken[name] <= where[name][1] for name in taken)
-    for lease in leases:
-        assert all(index.entries[lease.node].free >> gpu & 1 for gpu in lease.gpus)
-
-    def fewest(counts):
-        counts = sorted(counts, reverse=True)
-        return next((n for n in range(1, len(counts) + 1) if sum(counts[:n]) >= gpus), None)
-
-    in_one_rack = [fewest([c for r, c in where.values() if r == rack]) for rack in range(3)]
-    best = min((n for n in in_one_rack if n is not None), default=None)
-    if best is not None:
-        assert len({where[name][0] for name in taken}) == 1
-    assert len(taken) == (best or fewest(free))
-
-
 def test_the_index_forgets_a_node_that_goes():
     index = FreeIndex()
     old = index.put("n1", Entry(node("n1", domain=("b", "r")).node, 255, 8))
     assert old is None and index.free(("H100", Capacity.ON_DEMAND)) == 8
     index.put("n1", None)
-    assert index.buckets == {} and index.entries == {}
+    assert index.kinds == {} and index.entries == {}

@@ -92,7 +92,7 @@ def test_a_commit_covers_what_ran_before_its_capture_and_an_older_step_changes_n
 
 
 def test_a_gpu_cannot_be_leased_twice(world):
-    with pytest.raises(AssertionError, match=r"b.1 leases GPUs \(0,\) twice"):
+    with pytest.raises(AssertionError, match=r"b leases GPUs \(0,\) of n1 twice"):
         world.state.apply(AttemptPlaced(at_us=0, job_id=B, epoch=1, leases=(Lease(node="n1", gpus=(0,)),)))
 
 

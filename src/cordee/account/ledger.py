@@ -28,6 +28,7 @@ from cordee.events import (
     NodeDown,
     NodeUp,
     NoticeGiven,
+    NoticeReason,
     Outcome,
     RankLeft,
     Reported,
@@ -40,12 +41,17 @@ from cordee.units import US_PER_HOUR
 
 By = Literal["job", "user", "queue", "epoch"]
 
-_TOLD_BY_RANKS = (Reported, Restored, RankLeft, CheckpointCommitted)
+_MILLI = 1000  # GPUs are counted in thousandths, since a lease may be of a part of one
+
+_CHARGED = frozenset(NoticeReason) - {NoticeReason.QUOTA}
+"""Who gains by these pays; who takes back what was borrowed does not: the borrower knew."""
+
+_TOLD_BY_RANKS = frozenset((Reported, Restored, RankLeft, CheckpointCommitted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow:
-    """One attempt's account. `cause` says why what is lost was lost, `for_job` who gained by it."""
+    """One attempt's account. `cause` says why what is lost was lost, `for_job` who is charged with it."""
 
     job_id: JobId
     epoch: int
@@ -105,6 +111,11 @@ class Totals:
 class _Open:
     """An attempt whose account is not closed."""
 
+    __slots__ = (
+        "epoch", "freed_us", "job", "leases", "notice", "placed_us", "prices", "sources", "steps_repeated", "stopped",
+        "timeline",
+    )  # fmt: skip
+
     def __init__(self, job: Job, event: AttemptPlaced, at_us: int, nodes: dict[str, Node]) -> None:
         self.job, self.epoch, self.placed_us = job, event.epoch, at_us
         self.leases = {lease.node: lease for lease in event.leases}
@@ -118,17 +129,19 @@ class _Open:
 
     def row(self, now_us: int, outcome: Outcome | None) -> AttemptRow:
         """The account until now, or until its GPUs were free."""
+        held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and these times their price
+        for name, lease in self.leases.items():
+            sums = held.setdefault(self.freed_us.get(name, max(now_us, self.placed_us)), [0, 0])
+            milli = len(lease.gpus) * lease.milli
+            sums[0] += milli
+            sums[1] += milli * self.prices[name]
         gpu_us: dict[Class, int] = {}
         cost: dict[Class, int] = {}
-        splits: dict[int, dict[Class, int]] = {}
-        for name, lease in self.leases.items():
-            end_us = self.freed_us.get(name, max(now_us, self.placed_us))
-            if end_us not in splits:
-                splits[end_us] = self.timeline.split(end_us, outcome)
-            for cls, time_us in splits[end_us].items():
-                gpu_us[cls] = gpu_us.get(cls, 0) + time_us * len(lease.gpus)
-                cost[cls] = cost.get(cls, 0) + time_us * len(lease.gpus) * self.prices[name]
-        split = Split.of(gpu_us)
+        for end_us, (milli, rate) in held.items():
+            for cls, time_us in self.timeline.split(end_us, outcome).items():
+                gpu_us[cls] = gpu_us.get(cls, 0) + time_us * milli
+                cost[cls] = cost.get(cls, 0) + time_us * rate
+        split = rounded(gpu_us, _MILLI)
         cause = None if outcome is None or not split.lost else self._cause(outcome)
         return AttemptRow(
             job_id=self.job.job_id,
@@ -140,9 +153,9 @@ class _Open:
             ended_us=None if outcome is None else max(self.freed_us.values()),
             outcome=outcome,
             gpu_us=split,
-            micro_usd=rounded(cost, US_PER_HOUR),
+            micro_usd=rounded(cost, _MILLI * US_PER_HOUR),
             cause=cause,
-            for_job=self.notice.for_job if cause and self.notice else None,
+            for_job=self.notice.for_job if cause and self.notice and self.notice.reason in _CHARGED else None,
             steps=self.timeline.steps,
             steps_repeated=self.steps_repeated,
             tokens=self.timeline.tokens_kept(outcome),
@@ -169,10 +182,10 @@ class Ledger:
         self._closed: list[AttemptRow] = []
         self._nodes: dict[str, Node] = {}
         self._up: dict[str, bool] = {}
-        self._leased: dict[str, set[int]] = {}
-        self._idle: dict[str, int] = {}  # idle GPUs of each node
-        self._idle_gpus = self._idle_rate = 0
-        self._idle_gpu_us = self._idle_cost = 0
+        self._leased: dict[str, dict[int, int]] = {}  # node: thousandths of each GPU
+        self._idle: dict[str, tuple[int, int]] = {}  # node: thousandths of GPUs, and these times their price
+        self._idle_milli = self._idle_rate = 0
+        self._idle_milli_us = self._idle_cost = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             StopRequested: self._stop_requested,
@@ -190,9 +203,10 @@ class Ledger:
 
     def apply(self, event: Event) -> None:
         """Take note of one event. Stale ones (another epoch, a share or attempt that ended) change nothing."""
-        handler = self._handlers.get(type(event))
-        if not isinstance(event, _TOLD_BY_RANKS):
+        kind = type(event)
+        if event.at_us > self.at_us and kind not in _TOLD_BY_RANKS:
             self._pass(event.at_us)
+        handler = self._handlers.get(kind)
         if handler is not None:
             handler(event)
 
@@ -221,8 +235,8 @@ class Ledger:
         return Totals(
             gpu_us=sum((row.gpu_us for row in rows), Split()),
             micro_usd=sum((row.micro_usd for row in rows), Split()),
-            idle_gpu_us=self._idle_gpu_us + self._idle_gpus * ahead_us,
-            idle_micro_usd=(self._idle_cost + self._idle_rate * ahead_us) // US_PER_HOUR,
+            idle_gpu_us=(self._idle_milli_us + self._idle_milli * ahead_us) // _MILLI,
+            idle_micro_usd=(self._idle_cost + self._idle_rate * ahead_us) // (_MILLI * US_PER_HOUR),
         )
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -237,44 +251,41 @@ class Ledger:
     # -- nodes and what is idle ------------------------------------------------------------------------------
 
     def _pass(self, at_us: int) -> None:
-        if at_us > self.at_us:
-            # The log's first event is where time begins; nothing was idle before it, since no node was up.
-            self._idle_gpu_us += self._idle_gpus * (at_us - self.at_us)
-            self._idle_cost += self._idle_rate * (at_us - self.at_us)
-            self.at_us = at_us
+        # The log's first event is where time begins; nothing was idle before it, since no node was up.
+        self._idle_milli_us += self._idle_milli * (at_us - self.at_us)
+        self._idle_cost += self._idle_rate * (at_us - self.at_us)
+        self.at_us = at_us
 
     def _node_up(self, event: NodeUp) -> None:
         known = self._nodes.get(event.node.name)
         if known is None or event.node.epoch >= known.epoch:
-            self._take_out(event.node.name)
             self._nodes[event.node.name], self._up[event.node.name] = event.node, True
-            self._put_in(event.node.name)
+            self._recount(event.node.name)
 
     def _node_down(self, event: NodeDown) -> None:
         known = self._nodes.get(event.node)
         if known is not None and event.epoch >= known.epoch:
-            self._take_out(event.node)
             self._up[event.node] = False
+            self._recount(event.node)
 
-    def _take_out(self, name: str) -> None:
-        idle = self._idle.pop(name, 0)
-        self._idle_gpus -= idle
-        self._idle_rate -= idle * (self._nodes[name].micro_usd_per_gpu_hour if name in self._nodes else 0)
-
-    def _put_in(self, name: str) -> None:
-        node = self._nodes[name]
+    def _recount(self, name: str) -> None:
+        """What of the node is idle from now on."""
+        node, milli = self._nodes[name], 0
         if self._up[name]:
-            taken = self._leased.get(name, set()) | set(node.unavailable)
-            idle = sum(gpu not in taken for gpu in range(node.gpus))
-            self._idle[name] = idle
-            self._idle_gpus += idle
-            self._idle_rate += idle * node.micro_usd_per_gpu_hour
+            leased = self._leased.get(name, {})
+            milli = _MILLI * node.gpus - sum(leased.values())
+            milli -= sum(_MILLI - leased.get(gpu, 0) for gpu in node.unavailable)
+        was_milli, was_rate = self._idle.get(name, (0, 0))
+        rate = milli * node.micro_usd_per_gpu_hour
+        self._idle[name] = (milli, rate)
+        self._idle_milli += milli - was_milli
+        self._idle_rate += rate - was_rate
 
-    def _lease(self, lease: Lease, taken: bool) -> None:
-        self._take_out(lease.node)
-        leased = self._leased.setdefault(lease.node, set())
-        self._leased[lease.node] = leased | set(lease.gpus) if taken else leased - set(lease.gpus)
-        self._put_in(lease.node)
+    def _lease(self, lease: Lease, sign: int) -> None:
+        leased = self._leased.setdefault(lease.node, {})
+        for gpu in lease.gpus:
+            leased[gpu] = leased.get(gpu, 0) + sign * lease.milli
+        self._recount(lease.node)
 
     # -- attempts --------------------------------------------------------------------------------------------
 
@@ -285,7 +296,7 @@ class Ledger:
         self._epochs[event.job_id] = event.epoch
         self._open[event.job_id] = _Open(job, event, self.at_us, self._nodes)
         for lease in event.leases:
-            self._lease(lease, True)
+            self._lease(lease, +1)
 
     def _live(self, job_id: JobId, epoch: int) -> _Open | None:
         attempt = self._open.get(job_id)
@@ -300,7 +311,7 @@ class Ledger:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and event.node in attempt.leases and event.node not in attempt.freed_us:
             attempt.freed_us[event.node] = self.at_us
-            self._lease(attempt.leases[event.node], False)
+            self._lease(attempt.leases[event.node], -1)
 
     def _reported(self, event: Reported) -> None:
         attempt = self._live(event.job_id, event.epoch)

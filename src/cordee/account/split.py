@@ -8,6 +8,8 @@ from enum import StrEnum
 class Class(StrEnum):
     """Where a held GPU-microsecond went; each is in exactly one."""
 
+    __hash__ = str.__hash__  # Enum's own is a Python function, and every account is a dict by class
+
     USEFUL = "useful"
     CHECKPOINT = "checkpoint"
     RESTART = "restart"
@@ -45,11 +47,19 @@ class Split:
     @staticmethod
     def of(amounts: Mapping[Class, int]) -> "Split":
         """The amounts by class; a class that is not there has none."""
-        return Split(**{cls.value: amounts.get(cls, 0) for cls in Class})
+        get = amounts.get
+        return Split(
+            useful=get(Class.USEFUL, 0),
+            checkpoint=get(Class.CHECKPOINT, 0),
+            restart=get(Class.RESTART, 0),
+            stall=get(Class.STALL, 0),
+            lost=get(Class.LOST, 0),
+            unreported=get(Class.UNREPORTED, 0),
+        )
 
 
 def rounded(numerators: Mapping[Class, int], denominator: int) -> Split:
-    """Whole micro-dollars of fractions, such that the parts sum to the whole.
+    """Whole amounts of fractions, such that the parts sum to the whole.
 
     The whole is rounded down; what the parts then lack goes to the largest remainders, ties to the class named first.
 
@@ -58,9 +68,10 @@ def rounded(numerators: Mapping[Class, int], denominator: int) -> Split:
     >>> rounded({Class.USEFUL: 7, Class.LOST: 6}, 4).held, 13 // 4
     (3, 3)
     """
-    parts = {cls: numerators.get(cls, 0) // denominator for cls in Class}
+    parts = {cls: amount // denominator for cls, amount in numerators.items()}
     missing = sum(numerators.values()) // denominator - sum(parts.values())
-    by_remainder = sorted(Class, key=lambda cls: -(numerators.get(cls, 0) % denominator))
-    for cls in by_remainder[:missing]:
-        parts[cls] += 1
+    if missing:
+        by_remainder = sorted(Class, key=lambda cls: -(numerators.get(cls, 0) % denominator))
+        for cls in by_remainder[:missing]:
+            parts[cls] += 1
     return Split.of(parts)

@@ -6,7 +6,7 @@ Reports can be garbled and the parts still fill the whole: a span is cut to the 
 one that begins inside the span before it ends that one there; one that adds nothing is ignored, steps and all.
 """
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from cordee.account.split import Class
 from cordee.events import CheckpointCommitted, Outcome, Reported, SpanClass
@@ -15,8 +15,10 @@ from cordee.units import US_PER_S
 _MERGED_US = 60 * US_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+_CLASS = {span: Class(span.value) for span in SpanClass}
+
+
+class Segment(NamedTuple):
     """A span as it was accepted."""
 
     cls: Class
@@ -50,11 +52,11 @@ class Timeline:
         from_us = max(event.from_us, self._folded_until_us)
         if last is not None:
             if last.from_us < from_us < last.to_us and event.at_us > from_us:
-                self._segments[-1] = replace(last, to_us=from_us)
+                self._segments[-1] = last._replace(to_us=from_us)
             from_us = max(from_us, self._segments[-1].to_us)
         if event.at_us <= from_us:
             return None
-        cls, useful = Class(event.span.value), event.span is SpanClass.USEFUL
+        cls, useful = _CLASS[event.span], event.span is SpanClass.USEFUL
         steps = max(0, event.steps) if useful else 0
         segment = Segment(cls, from_us, event.at_us, event.first_step, steps, max(0, event.tokens) if useful else 0)
         if len(self._segments) > 1:
@@ -124,7 +126,7 @@ class Timeline:
             and last.to_us - before.from_us <= _MERGED_US
         ):
             steps, tokens = before.steps + last.steps, before.tokens + last.tokens
-            self._segments[-2:] = [replace(before, to_us=last.to_us, steps=steps, tokens=tokens)]
+            self._segments[-2:] = [before._replace(to_us=last.to_us, steps=steps, tokens=tokens)]
 
     def _tail(self, outcome: Outcome | None) -> Class:
         if outcome is None:

@@ -25,9 +25,10 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.points import point
 from cordee.schedule.cycle import decide
+from cordee.schedule.policy import Policy
 from cordee.schedule.state import State
 
-_TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
+_TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft))
 
 
 @dataclass(slots=True)
@@ -49,14 +50,15 @@ class Control:
         errors: jobs on which the last decision failed, and how; it stands for all others.
     """
 
-    def __init__(self, *, clock: Clock, store: Store, executor: Executor) -> None:
-        """Rebuild everything from the store's log."""
+    def __init__(self, *, clock: Clock, store: Store, executor: Executor, policy: Policy | None = None) -> None:
+        """Rebuild everything from the store's log; decide by the default policy or by another."""
         self.changed = threading.Condition(threading.RLock())
         self.state = State()
         self.ledger = Ledger()
         self.number = 0
         self.errors: tuple[tuple[JobId, Exception], ...] = ()
         self._clock, self._store, self._executor = clock, store, executor
+        self._policy = policy or Policy()
         self._last_us = 0
         for number, event in store.events():
             self._apply(number, event)
@@ -80,7 +82,7 @@ class Control:
         with self.changed, self.state.what_if():
             now_us = max(self._clock.now_us(), self._last_us)
             self.state.apply(JobSubmitted(at_us=now_us, job=job, spec=""))
-            return decide(self.state, now_us).events
+            return decide(self.state, now_us, self._policy).events
 
     def stop(self, job_id: JobId, *, by: str, now: bool = False) -> None:
         """Somebody wants the job to end; with `now` it does not wait for a checkpoint."""
@@ -105,7 +107,7 @@ class Control:
                     self._executor.acknowledge(source, seq)
                     point("reports.acknowledged")
             # A decision rests on what is committed. Dying between the two commits costs nothing: it is made again.
-            decision = decide(self.state, max(self._clock.now_us(), self._last_us))
+            decision = decide(self.state, max(self._clock.now_us(), self._last_us), self._policy)
             self.errors = decision.errors
             if decision.events:
                 point("decision.before_commit")
@@ -155,7 +157,7 @@ class Control:
         stamped = []
         for event in events:
             at_us = min(event.at_us, now_us)
-            if not isinstance(event, _TOLD_BY_RANKS):
+            if type(event) not in _TOLD_BY_RANKS:
                 at_us = last_us = max(last_us, at_us)
             stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
         return stamped
@@ -164,5 +166,5 @@ class Control:
         self.state.apply(event)
         self.ledger.apply(event)
         self.number = number
-        if not isinstance(event, _TOLD_BY_RANKS):
+        if type(event) not in _TOLD_BY_RANKS:
             self._last_us = event.at_us

@@ -16,6 +16,9 @@ from cordee.workload.model import ModelShape
 # fp32 copy, and its gradient in bf16. Eager: bf16 logits, fp32 log-probabilities, their gradient, and one in bf16.
 LOGIT_BYTES = {"fused": 2, "parallel": 8, "eager": 12}
 LOGIT_BYTES_FP32 = {"fused": 4, "parallel": 12, "eager": 12}
+# torch's loss over divided logits, backward: log-probabilities, one-hot gradient, their exponentials, the sum, in fp32
+# (torch/distributed/tensor/parallel/loss.py).
+DIVIDED_LOGIT_BYTES = 16
 # cuBLAS keeps 32 MiB of workspace on Hopper and later, Transformer Engine four times that for the experts' streams.
 WORKSPACE_BYTES = 32 * MiB
 EXPERT_WORKSPACE_BYTES = 128 * MiB
@@ -195,9 +198,16 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
 
 def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
     """Logits and their gradient."""
-    by_kind = LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES
-    vocab = padded_vocab(shape, layout, training)
-    return by_kind[training.loss_kind] * rank_tokens(layout, training) * vocab / layout.tp
+    each: Any = (LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES)[training.loss_kind]
+    if training.loss_kind == "eager" and training.framework == "torch":
+        each = each + (layout.tp > 1) * (DIVIDED_LOGIT_BYTES - each)
+    return each / training.activation_bytes * output_bytes(shape, layout, training)
+
+
+def output_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+    """The logits of one micro-batch, as the head makes them."""
+    tokens, vocab = rank_tokens(layout, training), padded_vocab(shape, layout, training)
+    return training.activation_bytes * tokens * vocab / layout.tp
 
 
 def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:

@@ -91,14 +91,44 @@ def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: 
 
 
 def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
-    """With ZeRO-3, the weights of this layer and the next one, whole."""
-    return (layout.zero == 3) * 2 * training.activation_bytes * _largest_layer(shape, layout, held)
+    """With ZeRO-3, the weights of this layer and the next one, whole; those of a torch pipeline stay whole anyway."""
+    passing = (layout.zero == 3) * (not stays_whole(layout, training))
+    return passing * 2 * training.activation_bytes * _largest_layer(shape, layout, held)
+
+
+def stays_whole(layout: Layout, training: Training) -> bool:
+    """Whether FSDP keeps a stage whole for all its micro-batches.
+
+    Under a pipeline torchtitan does not shard again after a forward pass, and torch reduces gradients after the last
+    micro-batch only: until then they add up unsharded, in the type that they are reduced in.
+    """
+    return training.framework == "torch" and layout.pp > 1
+
+
+def unsharded_bytes(layout: Layout, training: Training, parameters: Any) -> tuple[Any, Any]:
+    """Whole weights and whole fp32 gradients of a stage while its micro-batches pass, where FSDP keeps them."""
+    kept = stays_whole(layout, training) * (layout.zero == 3) * (layout.shard_ranks > 1)
+    return kept * training.activation_bytes * parameters, kept * 4 * parameters
+
+
+def receiving_bytes(layout: Layout, training: Training, held: Holding, *, boundary: Any, flying: Any) -> Any:
+    """What a torch pipeline receives into: it makes a tensor for each micro-batch of a step, before the first one.
+
+    Activations (those in flight are a layer's input and counted there) and their gradients, chunk by chunk
+    (torch/distributed/pipelining/stage.py).
+    """
+    if training.framework != "torch" or layout.pp == 1:
+        return 0.0
+    count = layout.micro_batches(training.global_batch)
+    waiting = (layout.chunks - held.embeddings) * (count - flying)
+    return boundary * (waiting + (layout.chunks - held.heads) * count)
 
 
 def gathered_head_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
     """With ZeRO-3, the head's weights, whole."""
     rows = padded_vocab(shape, layout, training)
-    return (layout.zero == 3) * training.activation_bytes * rows * shape.hidden / layout.tp
+    passing = (layout.zero == 3) * (not stays_whole(layout, training))
+    return passing * training.activation_bytes * rows * shape.hidden / layout.tp
 
 
 def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:

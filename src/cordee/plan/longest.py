@@ -57,7 +57,5 @@ def _peak(plan: Plan, layout: Layout, seq_tokens: int) -> float:
 
 
 def _with_sequence(training: Training, layout: Layout, seq_tokens: int) -> Training:
-    """The same tokens in a step as near as whole micro-batches come, in multiples that the schedule runs."""
-    turn = layout.dp * (2 * layout.pp if layout.pp > 1 else 1)
-    rounds = max(1, training.tokens_per_step // (seq_tokens * turn))
-    return replace(training, seq_tokens=seq_tokens, global_batch=rounds * turn)
+    """No more micro-batches than fill the pipeline twice: a number that every schedule runs, whatever the sequence."""
+    return replace(training, seq_tokens=seq_tokens, global_batch=layout.dp * (2 * layout.pp if layout.pp > 1 else 1))

@@ -154,10 +154,11 @@ def rank_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMe
     """Every pipeline rank of one layout: its events, and what it holds at the highest of them."""
     timelines = tuple(timeline(shape, layout, training, rank) for rank in range(layout.pp))
     context = round(buf.context_bytes(layout))
-    return RankMemory(tuple(_at_peak(moments, training, context) for moments in timelines), timelines)
+    logits = act.output_bytes(shape, layout, training) if training.loss_kind == "eager" else 0.0
+    return RankMemory(tuple(_at_peak(moments, training, context, logits) for moments in timelines), timelines)
 
 
-def _at_peak(moments: tuple[Moment, ...], training: Training, context: int) -> StageMemory:
+def _at_peak(moments: tuple[Moment, ...], training: Training, context: int, logits: float) -> StageMemory:
     peak = max(moments, key=lambda moment: moment.allocated_bytes)
     reserve = buf.FRAGMENTATION[training.framework]
     return StageMemory(
@@ -169,7 +170,7 @@ def _at_peak(moments: tuple[Moment, ...], training: Training, context: int) -> S
         buffers_bytes=round(peak.buffers_bytes),
         fragmentation_bytes=round(reserve * peak.allocated_bytes),
         context_bytes=context,
-        cached_bytes=round(_cached_bytes(moments, training, peak)),
+        cached_bytes=round(max(_cached_bytes(moments, training, peak), _hole_bytes(moments, reserve, peak, logits))),
     )
 
 
@@ -183,6 +184,15 @@ def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment)
         return float(peak.weights_bytes)
     states, *passes, step = (moment.allocated_bytes for moment in moments)
     return float(min(max(passes), step) - states)
+
+
+def _hole_bytes(moments: tuple[Moment, ...], reserve: float, peak: Moment, logits: float) -> float:
+    """The 16-bit logits of a plain loss: free once it has made fp32 ones of them, for which their block is too small.
+
+    They count as far as they lift the loss above the peak.
+    """
+    at_loss = max((moment.allocated_bytes for moment in moments if moment.event == "loss"), default=0.0)
+    return float(max(0.0, logits - (1 + reserve) * (peak.allocated_bytes - at_loss))) if at_loss else 0.0
 
 
 def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
@@ -204,9 +214,12 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     held = holding(shape, layout, rank)
     weights, gradients, optimizer, moment = _states(shape, layout, training, rank)
     standing = buf.standing_bytes(shape, layout, training, held) + act.WORKSPACE_BYTES
+    parameters = rank_parameters(shape, layout, training, rank).total
+    weights_whole, gradients_whole = buf.unsharded_bytes(layout, training, parameters)
     flying = act.in_flight(layout, training, rank)
     one = act.kept_bytes(shape, layout, training, held)
     boundary = act.boundary_bytes(shape, layout, training)
+    standing = standing + buf.receiving_bytes(layout, training, held, boundary=boundary, flying=flying)
     kept = flying * one
     if layout.offload in ("activations", "both"):
         # What is used and what comes back next stay; the rest is on the host.
@@ -217,10 +230,14 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     arriving = buf.arriving_bytes(shape, layout, training, held)
     backward = act.backward_moment_bytes(shape, layout, training, held) + gathered + arriving
 
-    def at(event: str, activations: Any = 0.0, loss: Any = 0.0, buffers: Any = 0.0) -> Moment:
-        return Moment(event, weights, gradients, optimizer, activations, loss, standing + buffers)
+    def still(event: str, buffers: Any = 0.0) -> Moment:
+        return Moment(event, weights, gradients, optimizer, 0.0, 0.0, standing + buffers)
 
-    moments = [at("states"), at("forward", kept + between, 0.0, gathered)]
+    def at(event: str, activations: Any, loss: Any, buffers: Any) -> Moment:
+        held_weights, held_gradients = weights + weights_whole, gradients + gradients_whole
+        return Moment(event, held_weights, held_gradients, optimizer, activations, loss, standing + buffers)
+
+    moments = [still("states"), at("forward", kept + between, 0.0, gathered)]
     if held.heads:
         logits = act.loss_bytes(shape, layout, training)
         beside = act.head_moment_bytes(shape, layout, training) + buf.gathered_head_bytes(shape, layout, training)
@@ -229,7 +246,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     if held.embeddings:
         rows = buf.embedding_gradient_bytes(shape, layout, training)
         moments.append(at("embedding", np.maximum(0.0, kept - one), 0.0, rows + boundary + arriving))
-    moments.append(at("step", 0.0, 0.0, moment))
+    moments.append(still("step", moment))
     return tuple(moments)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.bubble import bubble_s
+from cordee.plan.buffers import stays_whole
 from cordee.plan.comms import (
     context_layer_s,
     expert_layer_s,
@@ -201,7 +202,7 @@ def _data_s(
     together = np.where(layout.data_ranks > 1, 1.0, 0.0)
     if not training.overlap:
         once = reduce + np.where(layout.zero > 0, gather, 0.0)
-        every = count * (2 * gather + reduce)
+        every = once if stays_whole(layout, training) else count * (2 * gather + reduce)
         return together * np.where(layout.zero == 3, every, once)
     # The first bucket cannot start before the pass, and the last one ends after it.
     least = np.maximum(shown, 1 / layers)
@@ -213,7 +214,8 @@ def _data_s(
     twice = hidden_s(reduce, 2 * third_s, least) * count + gather * least
     # With a pipeline the gradients of all micro-batches are kept, so they are reduced once there.
     often = np.where((layout.zero == 2) & (layout.pp == 1), twice, once)
-    return together * np.where(layout.zero == 3, count * sharded, often)
+    passing = once if stays_whole(layout, training) else count * sharded
+    return together * np.where(layout.zero == 3, passing, often)
 
 
 def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights, layers: Any) -> Any:

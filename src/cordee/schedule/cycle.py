@@ -24,7 +24,7 @@ from cordee.schedule.share import level
 from cordee.schedule.state import State
 from cordee.schedule.victims import Power, Victims
 from cordee.schedule.view import Pool
-from cordee.schedule.waiting import Alike, Line, Shape, shape_of
+from cordee.schedule.waiting import Line, Shape, shape_of
 from cordee.units import US_PER_S
 
 TURNS_EVERY_US = 60 * US_PER_S

@@ -131,8 +131,8 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in cycle.events):
             return _say(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
         leaving = _leaving_of(state, cycle.claims.get(job.job_id, ()))
-        if leaving:
-            return _for_victims(state, record, leaving, now_us)
+    if leaving:
+        return _for_victims(state, record, leaving, now_us)
     return _for_gpus(state, record, candidates, cycle, now_us)
 
 

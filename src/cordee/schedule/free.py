@@ -1,63 +1,28 @@
-"""Free GPUs, indexed by kind, by domain and by how many a node has: placement reads no node it does not use.
+"""The index of what is free: entries by node, tallies by kind, and views that count units of a shape.
 
-A kind is a GPU's name and the capacity it was bought as. Free GPUs of a node are a bit mask of their indices.
-Only `State` changes this index, through `put`, whose answer undoes it.
+Only `State` changes it, through `put`, whose answer undoes it. Views follow the entries by a log of changed names when
+somebody asks them, so that a change costs the same however many views and nodes there are.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cordee.events import Capacity, Node
+from cordee.schedule.entry import Entry, Kind, Used, entry_of
+from cordee.schedule.view import Feed, Pool, View
 
-Kind = tuple[str, Capacity]
-Domain = tuple[str, ...]
-
-
-def mask_of(gpus: tuple[int, ...]) -> int:
-    """The bit mask of GPU indices.
-
-    >>> mask_of((0, 2))
-    5
-    """
-    mask = 0
-    for gpu in gpus:
-        mask |= 1 << gpu
-    return mask
-
-
-def gpus_of(mask: int) -> tuple[int, ...]:
-    """The GPU indices of a bit mask, ascending.
-
-    >>> gpus_of(5)
-    (0, 2)
-    """
-    return tuple(gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A node that can be placed on: up, with its free GPUs."""
-
-    node: Node
-    free: int  # mask
-    usable: int  # how many GPUs it has for Cordee, free or leased
-
-    @property
-    def kind(self) -> Kind:
-        """What a job can ask for."""
-        return (self.node.gpu_name, self.node.capacity)
+_VIEWS_MAX = 128
 
 
 @dataclass(slots=True)
-class Bucket:
-    """Nodes of one kind in one domain."""
+class Tally:
+    """All nodes of one kind together."""
 
     free: int = 0
     usable: int = 0
     nodes: int = 0
-    split: int = 0  # nodes of several NVLink islands
-    by_count: dict[int, list[str]] = field(default_factory=dict)  # names, ascending, of nodes with n > 0 free GPUs
+    shared: list[tuple[int, str, int]] = field(default_factory=list)  # (free milli, node, GPU), ascending
 
 
 class FreeIndex:
@@ -65,7 +30,10 @@ class FreeIndex:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        self.buckets: dict[Kind, dict[Domain, Bucket]] = {}
+        self.kinds: dict[Kind, Tally] = {}
+        self._now = Feed()
+        self._empty = Feed()  # every node as if nothing of it were leased
+        self._views: dict[tuple[Pool, int, int, bool, bool], View] = {}
 
     def put(self, name: str, entry: Entry | None) -> Entry | None:
         """Set a node's entry, or take it out; returns the entry that was there."""
@@ -75,61 +43,71 @@ class FreeIndex:
         if entry is not None:
             self.entries[name] = entry
             self._count(name, entry, +1)
+        self._now.put(name, entry)
+        if old is None or entry is None or old.node is not entry.node or old.usable != entry.usable:
+            self._empty.put(name, None if entry is None else entry_of(entry.node, Used()))
         return old
 
     def free(self, kind: Kind) -> int:
-        """Free GPUs of a kind."""
-        bucket = self.buckets.get(kind, {}).get(())
-        return bucket.free if bucket else 0
+        """GPUs of a kind of which nothing is leased."""
+        tally = self.kinds.get(kind)
+        return tally.free if tally else 0
 
     def usable(self, kind: Kind) -> int:
         """GPUs of a kind on nodes that are up, free or leased."""
-        bucket = self.buckets.get(kind, {}).get(())
-        return bucket.usable if bucket else 0
+        tally = self.kinds.get(kind)
+        return tally.usable if tally else 0
 
-    def domains(self, kind: Kind, depth: int) -> Iterator[tuple[Domain, Bucket]]:
-        """The domains of a kind at a depth; 0 is the whole cluster."""
-        return ((domain, bucket) for domain, bucket in self.buckets.get(kind, {}).items() if len(domain) == depth)
+    def view(
+        self, pool: Pool, cpu_milli: int = 0, memory_bytes: int = 0, *, empty: bool = False, hosts: bool = False
+    ) -> View:
+        """The nodes of a pool, counted by how many GPUs each gives to a job that takes so much along for each GPU.
+
+        `empty` counts them as if nothing were leased, `hosts` also those without a free GPU, for jobs that need none.
+        """
+        key = (pool, cpu_milli, memory_bytes, empty, hosts)
+        view = self._views.pop(key, None)
+        if view is None:
+            view = View(pool, cpu_milli, memory_bytes, self._empty if empty else self._now, hosts)
+            if len(self._views) >= _VIEWS_MAX:
+                del self._views[next(iter(self._views))]
+        self._views[key] = view  # the least recently used is the first
+        view.follow()
+        return view
+
+    def shared(self, kind: Kind, milli: int) -> Iterator[tuple[int, str, int]]:
+        """GPUs of a kind that are shared and have so much left: (free milli, node, GPU), the tightest first."""
+        tally = self.kinds.get(kind)
+        if tally is not None:
+            for at in range(bisect_left(tally.shared, (milli, "", -1)), len(tally.shared)):
+                yield tally.shared[at]
+
+    @contextmanager
+    def as_if(self, entries: Mapping[str, Entry | None]) -> Iterator[None]:
+        """Inside, these nodes are as given, or not there."""
+        before = [(name, self.put(name, entry)) for name, entry in entries.items()]
+        try:
+            yield
+        finally:
+            for name, entry in reversed(before):
+                self.put(name, entry)
 
     def value(self) -> object:
         """A deep copy, to compare."""
-        buckets = {
-            (kind, domain): (bucket.free, bucket.usable, bucket.nodes, bucket.split, _copy(bucket.by_count))
-            for kind, domains in self.buckets.items()
-            for domain, bucket in domains.items()
-        }
-        return dict(self.entries), buckets
+        kinds = {kind: (each.free, each.usable, each.nodes, tuple(each.shared)) for kind, each in self.kinds.items()}
+        return dict(self.entries), kinds
 
     def _count(self, name: str, entry: Entry, sign: int) -> None:
-        domains = self.buckets.setdefault(entry.kind, {})
-        free = entry.free.bit_count()
-        node = entry.node
-        for depth in range(len(node.domain) + 1):
-            domain = node.domain[:depth]
-            bucket = domains.get(domain)
-            if bucket is None:
-                bucket = domains[domain] = Bucket()
-            bucket.free += sign * free
-            bucket.usable += sign * entry.usable
-            bucket.nodes += sign
-            bucket.split += sign * (0 < node.island_gpus < node.gpus)
-            if free:
-                _file(bucket.by_count, free, name, sign)
-            if not bucket.nodes:
-                del domains[domain]
-        if not domains:
-            del self.buckets[entry.kind]
-
-
-def _file(by_count: dict[int, list[str]], free: int, name: str, sign: int) -> None:
-    names = by_count.setdefault(free, [])
-    if sign > 0:
-        insort(names, name)
-    else:
-        del names[bisect_left(names, name)]
-        if not names:
-            del by_count[free]
-
-
-def _copy(by_count: dict[int, list[str]]) -> dict[int, tuple[str, ...]]:
-    return {count: tuple(names) for count, names in by_count.items()}
+        tally = self.kinds.get(entry.kind)
+        if tally is None:
+            tally = self.kinds[entry.kind] = Tally()
+        tally.free += sign * entry.free.bit_count()
+        tally.usable += sign * entry.usable
+        tally.nodes += sign
+        for gpu, milli in entry.shared:
+            if sign > 0:
+                insort(tally.shared, (milli, name, gpu))
+            else:
+                del tally.shared[bisect_left(tally.shared, (milli, name, gpu))]
+        if not tally.nodes:
+            del self.kinds[entry.kind]

@@ -14,6 +14,11 @@ class Journal:
     def __init__(self) -> None:
         self._undo: list[_Undo] | None = None
 
+    @property
+    def keeps(self) -> bool:
+        """Whether it is inside `what_if`."""
+        return self._undo is not None
+
     @contextmanager
     def what_if(self) -> Iterator[None]:
         """Take back, at the end, everything that was written inside. Can be nested."""

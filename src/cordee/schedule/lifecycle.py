@@ -40,7 +40,8 @@ from cordee.events import (
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.limits import is_used_up
 from cordee.schedule.preempt import expected_loss
-from cordee.schedule.state import Attempt, JobRecord, Phase, State
+from cordee.schedule.records import Attempt, JobRecord, Phase
+from cordee.schedule.state import State
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 ATTEMPTS_WITHOUT_COMMIT = 3
@@ -134,8 +135,9 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return NoticeReason.DOWN
     if _reclaimed_us(state, attempt) is not None:
         return NoticeReason.RECLAIM
-    over = attempt.limit_at_us is not None and now_us >= attempt.limit_at_us
-    return NoticeReason.LIMIT if over else None
+    if attempt.limit_at_us is not None and now_us >= attempt.limit_at_us:
+        return NoticeReason.LIMIT
+    return NoticeReason.QUOTA if state.quotas.spent(record.job, now_us) else None
 
 
 def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
@@ -175,7 +177,7 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
     reason = attempt.notice.reason if attempt.notice else None
     if reason is NoticeReason.LIMIT or is_used_up(record.job, record.used_us, record.used_cost):
         return Phase.STOPPED, _limits(record)
-    if reason is NoticeReason.PREEMPT and not record.job.requeue:
+    if reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA) and not record.job.requeue:
         return Phase.STOPPED, "preempted, and it asked not to be queued again"
     if record.barren >= ATTEMPTS_WITHOUT_COMMIT:
         name = attempt_name(record.job.job_id, attempt.epoch)

@@ -1,27 +1,31 @@
 """Where a whole gang goes: the tightest part of the domain tree that holds it, then the one that it breaks up least.
 
-A gang has one GPU name. It has one capacity too, unless the job takes any and neither on-demand nor spot alone has
-room. Topology is a preference and not a condition: a gang fits whenever its pool has enough free GPUs, so a job never
-waits for the shape of what is free.
+A gang is made of units that are never divided: `unit_gpus` GPUs in one island (one node, where islands are smaller), or
+without it the whole gang in one node, or as many whole nodes as it fills and one rest. It waits for that shape. What
+lies above the unit is a preference, unless `within` makes it a condition. A gang has one GPU name, and one capacity
+unless the job takes any and neither alone has room.
+
+    leases = place(index, job, pools(job, index.kinds), avoid=flaky)    None: no place
+    fits(index, job, pool)                                              the same question of one pool, by counts
+    lacks(index, job, pool)                                             units without a place; None: never
+    lacks(index, job, pool, freed)                                      if some nodes were as in `freed`
+    freed = {name: index.entries[name].plus([(lease, victim.job), ...])}
+    with index.as_if(freed): place(...)                                 where it would go then
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 
 from cordee.events import Capacity, Job, Lease
-from cordee.schedule.free import Bucket, Domain, FreeIndex, Kind, gpus_of
+from cordee.schedule.entry import Entry, Kind, host_share
+from cordee.schedule.fill import Need, Shape, choose, lacking, missing, search
+from cordee.schedule.free import FreeIndex
+from cordee.schedule.part import lacks_part, place_part
+from cordee.schedule.view import Pool, View, holds
 
-Pool = tuple[Kind, ...]
-"""Kinds that one gang may use together."""
-
-Picks = tuple[tuple[str, int], ...]
-"""Nodes, and how many GPUs of each."""
-
-_ANYWHERE = 99  # the spread of a gang that no domain holds
 _SOLD = (Capacity.ON_DEMAND, Capacity.SPOT)
 
 
-def pools(job: Job, kinds: tuple[Kind, ...]) -> tuple[Pool, ...]:
+def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
     """What the job may use of the kinds there are, in the order in which it is tried.
 
     >>> from cordee.ids import JobId
@@ -29,6 +33,7 @@ def pools(job: Job, kinds: tuple[Kind, ...]) -> tuple[Pool, ...]:
     >>> pools(job, (("H100", Capacity.SPOT), ("H100", Capacity.ON_DEMAND)))[-1]
     (('H100', <Capacity.ON_DEMAND: 'on-demand'>), ('H100', <Capacity.SPOT: 'spot'>))
     """
+    kinds = set(kinds)
     names = sorted({name for name, _ in kinds}) if job.gpu_name is None else [job.gpu_name]
     wanted = _SOLD if job.capacity is Capacity.ANY else (job.capacity,)
     single: list[Pool] = []
@@ -41,133 +46,131 @@ def pools(job: Job, kinds: tuple[Kind, ...]) -> tuple[Pool, ...]:
     return (*single, *mixed)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Shape:
-    """How a gang would lie in a domain; the least is the best, ties fall to the first in the order of names."""
-
-    spread: int  # 0 one island, 1 one node, then how many levels the domain is above the nodes
-    nodes: int
-    micro_usd_per_hour: int
-    left_over: int  # free GPUs that stay in the domain
-    kind: Pool
-    domain: Domain
-    picks: Picks
+# -- what a gang needs ---------------------------------------------------------------------------------------
 
 
-def place(index: FreeIndex, candidates: tuple[Pool, ...], gpus: int) -> tuple[Lease, ...] | None:
-    """The leases of a whole gang, in the order of node names, or None if no candidate pool has room."""
-    shapes = [shape for pool in candidates if (shape := _best(index, pool, gpus)) is not None]
-    if not shapes:
-        return None
-    picks = sorted(min(shapes).picks)
-    return tuple(Lease(node=name, gpus=_choose(index, name, count)) for name, count in picks)
+def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> Need | None:
+    """The units of a gang in a pool; None if the nodes that are up could not hold it even with nothing leased."""
+    gpus = job.gpus if gpus is None else gpus
+    view = index.view(pool, *host_share(job, 1), empty=True)
+    key = (gpus, job.unit_gpus, job.within)
+    if key not in view.needs:
+        view.needs[key] = _need(view, gpus, job.unit_gpus, job.within)
+    found: Need | None = view.needs[key]
+    return found
 
 
-def _best(index: FreeIndex, pool: Pool, gpus: int) -> _Shape | None:
-    if sum(index.free(kind) for kind in pool) < gpus:
-        return None
-    if len(pool) == 1:
-        shape = _in_one_node(index, pool, gpus) or _in_one_domain(index, pool, gpus)
-        if shape is not None:
-            return shape
-    buckets = [bucket for kind in pool for _, bucket in index.domains(kind, 0)]
-    picks, left_over = _fill(buckets, gpus), sum(bucket.free for bucket in buckets) - gpus
-    return _Shape(_ANYWHERE, len(picks), _price(index, picks), left_over, pool, (), picks)
-
-
-def _in_one_node(index: FreeIndex, pool: Pool, gpus: int) -> _Shape | None:
-    """The node with the fewest free GPUs that are enough; among several islands, one that has enough by itself."""
-    top = next(index.domains(pool[0], 0))[1]
-    counts = sorted(count for count in top.by_count if count >= gpus)
-    if not counts:
-        return None
-    name = top.by_count[counts[0]][0]
-    if top.split:
-        names = (name for count in counts for name in top.by_count[count])
-        name = next((each for each in names if _island_fits(index, each, gpus)), name)
-    elif len(top.by_count[counts[0]]) > 1:
-        name = _in_fullest_domain(index, pool[0], counts[0], name)
-    left_over = index.entries[name].free.bit_count() - gpus
-    spread, picks = 0 if _island_fits(index, name, gpus) else 1, ((name, gpus),)
-    return _Shape(spread, 1, _price(index, picks), left_over, pool, (), picks)
-
-
-def _in_fullest_domain(index: FreeIndex, kind: Kind, count: int, name: str) -> str:
-    """Of equal nodes, one in the domain with the fewest free GPUs, so that empty domains stay whole."""
-    depth = len(index.entries[name].node.domain)
-    equal = [
-        (bucket.free, bucket.by_count[count][0])
-        for _, bucket in index.domains(kind, depth)
-        if depth and count in bucket.by_count
-    ]
-    return min(equal)[1] if equal else name
-
-
-def _in_one_domain(index: FreeIndex, pool: Pool, gpus: int) -> _Shape | None:
-    """The lowest level of the tree that has a domain with room; in it the one that needs the fewest nodes."""
-    deepest = max(len(domain) for domain in index.buckets[pool[0]])
-    for depth in range(deepest, 0, -1):
-        shapes = []
-        for domain, bucket in index.domains(pool[0], depth):
-            if bucket.free >= gpus:
-                picks = _fill([bucket], gpus)
-                spread, price = 2 + deepest - depth, _price(index, picks)
-                shapes.append(_Shape(spread, len(picks), price, bucket.free - gpus, pool, domain, picks))
-        if shapes:
-            return min(shapes)
+def _need(empty: View, gpus: int, unit_gpus: int | None, within: str | None) -> Need | None:
+    if unit_gpus is not None:
+        units = [min(unit_gpus, gpus)]
+    else:
+        sizes = {min(cls[0], sum(cls[2])) for cls in empty.total}
+        units = [gpus] if max(sizes, default=0) >= gpus else []
+        units += sorted((size for size in sizes if size < gpus), reverse=True)
+    for unit in units:
+        need = Need(unit, gpus // unit, gpus % unit, unit_gpus is not None, within)
+        if not missing(empty, need):
+            return need
     return None
 
 
-def _price(index: FreeIndex, picks: Picks) -> int:
-    return sum(index.entries[name].node.micro_usd_per_gpu_hour * count for name, count in picks)
+# -- whether it fits -----------------------------------------------------------------------------------------
 
 
-def _fill(buckets: list[Bucket], gpus: int) -> Picks:
-    """The fewest nodes: the fullest first, and for the rest the one with the fewest free GPUs that are enough."""
-    picks: list[tuple[str, int]] = []
-    used: set[str] = set()
-    for count, name in _fullest_first(buckets):
-        if count >= gpus:
-            break
-        picks.append((name, count))
-        used.add(name)
-        gpus -= count
-    last = min((count, name) for count, name in _enough(buckets, gpus) if name not in used)
-    return (*picks, (last[1], gpus))
+def fits(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> bool:
+    """Whether `place` would find a place in this pool now; it looks at counts, not at nodes."""
+    return lacks(index, job, pool, gpus=gpus) == 0
 
 
-def _fullest_first(buckets: list[Bucket]) -> Iterator[tuple[int, str]]:
-    counts = sorted({count for bucket in buckets for count in bucket.by_count}, reverse=True)
-    for count in counts:
-        for name in sorted(name for bucket in buckets for name in bucket.by_count.get(count, ())):
-            yield count, name
+def lacks(
+    index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry] | None = None, gpus: int | None = None
+) -> int | None:
+    """How many units of the gang lack a place; 0: it fits; None: the nodes that are up can never hold it.
+
+    Args:
+        index: what is free.
+        job: whose gang.
+        pool: the kinds that it may use together.
+        freed: nodes as they would be (`Entry.plus`), to ask what the end of some attempts would change.
+        gpus: a size of an elastic job, instead of `job.gpus`.
+    """
+    if job.gpu_milli < 1000 or not job.gpus:
+        return lacks_part(index, job, pool, freed or {})
+    need = need_of(index, job, pool, gpus)
+    if need is None:
+        return None
+    view = index.view(pool, *host_share(job, 1))
+    if not freed:
+        return missing(view, need)
+    if need.within is not None:
+        with index.as_if(freed):
+            return missing(index.view(pool, *host_share(job, 1)), need)
+    units = rests = 0
+    for cls, nodes in view.total_if(freed).items():
+        each, beside = holds(cls, need.unit, need.rest, need.in_island)
+        units, rests = units + each * nodes, rests + beside * nodes
+    return lacking(need, units, rests > 0)
 
 
-def _enough(buckets: list[Bucket], gpus: int) -> Iterator[tuple[int, str]]:
-    for bucket in buckets:
-        for count, names in bucket.by_count.items():
-            if count >= gpus:
-                yield from ((count, name) for name in names)
+# -- the place -----------------------------------------------------------------------------------------------
 
 
-def _islands(index: FreeIndex, name: str) -> list[int]:
-    """Free GPUs of each NVLink island of a node, as masks."""
-    entry = index.entries[name]
-    size = entry.node.island_gpus or entry.node.gpus
-    return [entry.free & ((1 << size) - 1) << first for first in range(0, entry.node.gpus, size)]
+def place(
+    index: FreeIndex,
+    job: Job,
+    candidates: tuple[Pool, ...],
+    *,
+    gpus: int | None = None,
+    avoid: Collection[str] = (),
+) -> tuple[Lease, ...] | None:
+    """The leases of a whole gang in the order of its ranks, or None if no candidate pool has room.
+
+    Args:
+        index: what is free.
+        job: whose gang.
+        candidates: `pools` of the job, or those of them that are open to it.
+        gpus: a size of an elastic job, instead of `job.gpus`.
+        avoid: nodes that are used only if there is no place without them.
+    """
+    absent = {name: None for name in avoid if name in index.entries}
+    if absent:
+        with index.as_if(absent):
+            found = _place(index, job, candidates, gpus)
+        if found is not None:
+            return found
+    return _place(index, job, candidates, gpus)
 
 
-def _island_fits(index: FreeIndex, name: str, gpus: int) -> bool:
-    return any(island.bit_count() >= gpus for island in _islands(index, name))
+def _place(index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None) -> tuple[Lease, ...] | None:
+    if job.gpu_milli < 1000 or not job.gpus:
+        return place_part(index, job, candidates)
+    best: tuple[tuple[int, int, int, int, int], Need, Shape] | None = None
+    for number, pool in enumerate(candidates):
+        if best is not None and len(pool) > 1:
+            break  # both capacities together are the last resort, and stand last
+        need = need_of(index, job, pool, gpus)
+        shape = None if need is None else search(index.view(pool, *host_share(job, 1)), need)
+        if need is not None and shape is not None:
+            key = (shape.spread, len(shape.picks), _price(index, need, shape), shape.left_over, number)
+            if best is None or key < best[0]:
+                best = (key, need, shape)
+    return None if best is None else _leases(index, best[1], best[2])
 
 
-def _choose(index: FreeIndex, name: str, count: int) -> tuple[int, ...]:
-    """GPUs of a node: in the island with the fewest free ones that are enough, else from the fullest islands."""
-    islands = sorted(_islands(index, name), key=lambda island: (island.bit_count(), island))
-    fitting = [island for island in islands if island.bit_count() >= count]
-    if fitting:
-        return gpus_of(fitting[0])[:count]
-    chosen: list[int] = []
-    for island in reversed(islands):
-        chosen += gpus_of(island)[: count - len(chosen)]
-    return tuple(sorted(chosen))
+def _price(index: FreeIndex, need: Need, shape: Shape) -> int:
+    return sum(
+        index.entries[name].node.micro_usd_per_gpu_hour * (units * need.unit + rest)
+        for name, units, rest in shape.picks
+    )
+
+
+def _leases(index: FreeIndex, need: Need, shape: Shape) -> tuple[Lease, ...]:
+    """Nodes of one domain stand together, and a rest comes last, so that units are consecutive ranks."""
+    leases = []
+    for rest, _, name, units in sorted(
+        (rest, index.entries[name].node.domain, name, units) for name, units, rest in shape.picks
+    ):
+        entry = index.entries[name]
+        gpus = choose(entry.free, entry.node.gpus, entry.node.island_gpus, units, need, rest)
+        leases.append(Lease(node=name, gpus=gpus))
+    return tuple(leases)

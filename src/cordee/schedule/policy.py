@@ -6,7 +6,7 @@ same code: FIFO, SJF, EASY, Tiresias and the rest are combinations of these word
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from cordee.units import US_PER_HOUR, US_PER_S
 
@@ -27,21 +27,27 @@ class Policy:
     Attributes:
         notice: False: victims are killed without warning.
         levels_gpu_us: GPU time received at which a job of the orders `service` and `las` goes down a level.
-        share_min_run_us: so long an attempt runs before a job of its own tier takes its turn.
+        push_after_us: so long a job waits before it pushes its own tier or moves others; ends often make room by then.
+        share_min_run_us: so long an attempt runs before a job of its own tier takes its turn, or it is moved.
         patience_us: who has not run for so long in all goes first in its tier, may push any level of it, and is not
             pushed by its own tier any more; the order `service` only.
-        pushes_max: so often a job is pushed by jobs of its own tier, whatever it has had.
+        pushes_max: so often a job is pushed by its own tier; None: no such limit.
+        move_share: running jobs of so much of the size of a waiting one move elsewhere if that makes room for its shape.
         resize: whether elastic jobs start smaller, shrink and grow.
+
+    The numbers are those of a study on the Philly traces (docs/design/schedule.md).
     """
 
     order: Order = "service"
     backfill: Backfill = "easy"
     victims: Victims = "dollars"
     notice: bool = True
-    levels_gpu_us: tuple[int, ...] = (US_PER_HOUR, 16 * US_PER_HOUR)
-    share_min_run_us: int = 600 * US_PER_S
-    patience_us: int | None = 24 * US_PER_HOUR
-    pushes_max: int | None = 8
+    levels_gpu_us: tuple[int, ...] = (US_PER_HOUR, 16 * US_PER_HOUR, 160 * US_PER_HOUR)
+    push_after_us: int = 60 * US_PER_S
+    share_min_run_us: int = 1800 * US_PER_S
+    patience_us: int | None = 120_000 * US_PER_S
+    pushes_max: int | None = None
+    move_share: float = 0.5
     resize: bool = True
 
     @property
@@ -55,7 +61,9 @@ class Policy:
         return self.order == "service" and self.patience_us is not None
 
 
-_PEER = {"share_min_run_us": 0, "patience_us": None, "pushes_max": None, "resize": False}
+_PEER: dict[str, Any] = {
+    "push_after_us": 0, "share_min_run_us": 0, "patience_us": None, "move_share": 0.0, "resize": False,
+}  # fmt: skip
 
 NAMED = MappingProxyType(
     {

@@ -77,8 +77,8 @@ def _loss(attempt: Attempt, work_us: int) -> Cost:
     job = attempt.job
     saves = job.protected and job.grace_us >= job.save_us
     lost_us = (job.save_us if saves else work_us) + job.restart_us
-    gpus = sum(len(lease.gpus) for lease in attempt.leases)
-    return Cost(attempt.micro_usd_per_hour * lost_us // US_PER_HOUR, gpus * lost_us)
+    milli = sum(lease.gpu_milli for lease in attempt.leases)
+    return Cost(attempt.micro_usd_per_hour * lost_us // US_PER_HOUR, milli * lost_us // 1000)
 
 
 def choose(candidates: Iterable[Victim], need: int) -> tuple[Victim, ...] | None:

@@ -14,6 +14,7 @@ from cordee.events import (
     ShareEnded,
     StopRequested,
 )
+from cordee.schedule.held import Held, held_by
 
 
 class Phase(StrEnum):
@@ -88,7 +89,17 @@ class Attempt:
     @property
     def micro_usd_per_hour(self) -> int:
         """The price of the whole gang."""
-        return sum(len(lease.gpus) * price for lease, price in zip(self.leases, self.prices, strict=True))
+        return micro_usd_per_hour(self.leases, self.prices)
+
+    def holds(self, leases: tuple[Lease, ...]) -> Held:
+        """What it holds by some of its leases."""
+        price_of = {lease.node: price for lease, price in zip(self.leases, self.prices, strict=True)}
+        return held_by(self.job, leases, [price_of[lease.node] for lease in leases])
+
+
+def micro_usd_per_hour(leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
+    """The price of leases on nodes of these prices per GPU-hour."""
+    return sum(lease.gpu_milli * price for lease, price in zip(leases, prices, strict=True)) // 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -195,7 +195,8 @@ class Running:
         rows = {job_id: tuple(self.rows.columns[name][row] for name in names) for job_id, row in self.row_of.items()}
         leases = {
             job_id: sorted(
-                (self.node_names[self.leases.columns["node"][each]], self.leases.columns["gpus"][each]) for each in found
+                (self.node_names[self.leases.columns["node"][each]], self.leases.columns["gpus"][each])
+                for each in found
             )
             for job_id, found in self._lease_rows.items()
         }

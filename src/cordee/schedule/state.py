@@ -30,6 +30,7 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    QueuesSet,
     RanksStarted,
     ServerDraining,
     ServerUp,
@@ -39,11 +40,13 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.free import FreeIndex
+from cordee.schedule.held import NOTHING, held_by, offered_by
 from cordee.schedule.journal import Journal
 from cordee.schedule.limits import notice_at_us
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
-from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase
+from cordee.schedule.quotas import HALF_LIFE_US, Quotas
+from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase, micro_usd_per_hour
 from cordee.schedule.running import NEVER, Running
 from cordee.schedule.share import level, pace, standing
 from cordee.schedule.waiting import Waiting
@@ -62,15 +65,20 @@ QUARANTINE_US = US_PER_HOUR
 class State:
     """Single owner, changed by `apply` only."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        """`policy` decides how waiting and running jobs are indexed; `decide` changes it when asked to use another."""
+    def __init__(self, policy: Policy | None = None, *, half_life_us: int = HALF_LIFE_US) -> None:
+        """Nothing has happened yet.
+
+        Args:
+            policy: how waiting and running jobs are indexed; `decide` changes it when asked to use another.
+            half_life_us: after so long, what a queue borrowed speaks half as much against it.
+        """
         self.policy = policy or Policy()
         self.journal = Journal()
         self.draining = False
         self.jobs: dict[JobId, JobRecord] = {}
         self.attempts: dict[JobId, Attempt] = {}
         self.nodes: dict[str, NodeRecord] = {}
-        self.used: dict[str, Used] = {}  # of nodes: what is leased
+        self.leased: dict[str, Used] = {}  # of nodes: what is leased
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
         self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
@@ -80,6 +88,7 @@ class State:
         self.soon = FreeIndex()  # and what is being vacated
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
+        self.quotas = Quotas(half_life_us=half_life_us)
         self.rest: Any = None  # what `decide` remembers of having found nothing more to do
         self.news = 0  # events after which a cycle may decide something
         self.what_if, self.mark, self.take_back = self.journal.what_if, self.journal.mark, self.journal.take_back
@@ -93,6 +102,7 @@ class State:
             NodeDown: self._node_down,
             NodeReclaimed: self._node_reclaimed,
             NodeDraining: self._node_draining,
+            QueuesSet: self._queues_set,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._kill_ordered,
@@ -129,9 +139,7 @@ class State:
         while self.quarantines and self.quarantines[0][0] <= now_us:
             until_us, name = self.quarantines[0]
             self.journal.remove(self.quarantines, (until_us, name))
-            self.journal.put(self.nodes, name, replace(self.nodes[name], quarantined_until_us=0))
-            self._reindex(name)
-            self._heard()
+            self._set_node(replace(self.nodes[name], quarantined_until_us=0), until_us)
 
     def claim(self, leases: Iterable[Lease]) -> None:
         """Keep these GPUs from everybody else for the rest of a cycle; inside `what_if` only."""
@@ -153,7 +161,7 @@ class State:
             "jobs": dict(self.jobs),
             "attempts": dict(self.attempts),
             "nodes": dict(self.nodes),
-            "used": dict(self.used),
+            "leased": dict(self.leased),
             "vacating": dict(self.vacating),
             "claimed": {name: mask for name, mask in self.claimed.items() if mask},
             "attention": frozenset(self.attention),
@@ -163,6 +171,7 @@ class State:
             "soon": self.soon.value(),
             "waiting": self.waiting.value(),
             "running": self.running.value(),
+            "quotas": self.quotas.value(),
             "news": self.news,
         }
 
@@ -186,8 +195,9 @@ class State:
 
     def _enqueue(self, record: JobRecord) -> None:
         patience_us = self.policy.patience_us if self.policy.guards else None
-        place = standing(self.policy, record)
-        self.waiting.add(record, standing=place, patience_us=patience_us, by_owner=False)
+        path = self.quotas.leaf(record.job.queue).path
+        by_owner = any(holder.queue.user_gpus is not None for holder in path)
+        self.waiting.add(record, standing=standing(self.policy, record), patience_us=patience_us, by_owner=by_owner)
         self._heard()
 
     def _stop_requested(self, event: StopRequested) -> None:
@@ -212,12 +222,13 @@ class State:
     def _node_up(self, event: NodeUp) -> None:
         known = self.nodes.get(event.node.name)
         if known is None:
-            self._set_node(NodeRecord(node=event.node))
+            self._set_node(NodeRecord(node=event.node), event.at_us)
         elif event.node.epoch >= known.node.epoch:
             # The same agent again describes a change of its GPUs; what the cloud announced still holds.
             same = event.node.epoch == known.node.epoch
             reclaimed_us = known.reclaimed_us if same else None
-            self._set_node(replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us))
+            record = replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us)
+            self._set_node(record, event.at_us)
 
     def _node_down(self, event: NodeDown) -> None:
         known = self.nodes.get(event.node)
@@ -232,12 +243,13 @@ class State:
                 self.journal.remove(self.quarantines, (until_us, event.node))
             until_us = event.at_us + QUARANTINE_US
             self.journal.insert(self.quarantines, (until_us, event.node))
-        self._set_node(replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us))
+        record = replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us)
+        self._set_node(record, event.at_us)
 
     def _node_reclaimed(self, event: NodeReclaimed) -> None:
         known = self.nodes.get(event.node)
         if known is not None and event.epoch == known.node.epoch:
-            self._set_node(replace(known, reclaimed_us=event.deadline_us))
+            self._set_node(replace(known, reclaimed_us=event.deadline_us), event.at_us)
             self._look_at(event.node)
 
     def _node_draining(self, event: NodeDraining) -> None:
@@ -245,15 +257,23 @@ class State:
         if known is None:
             return
         if event.over:
-            self._set_node(replace(known, drained_by=None, evicts=False))
+            self._set_node(replace(known, drained_by=None, evicts=False), event.at_us)
             return
-        self._set_node(replace(known, drained_by=event.by, evicts=event.evict))
+        self._set_node(replace(known, drained_by=event.by, evicts=event.evict), event.at_us)
         if event.evict:
             self._look_at(event.node)
 
-    def _set_node(self, record: NodeRecord) -> None:
-        self.journal.put(self.nodes, record.node.name, record)
-        self._reindex(record.node.name)
+    def _set_node(self, record: NodeRecord, at_us: int) -> None:
+        name = record.node.name
+        before, after = (
+            offered_by(each.node) if each is not None and each.stays else NOTHING
+            for each in (self.nodes.get(name), record)
+        )
+        self.journal.put(self.nodes, name, record)
+        if before != after:
+            self.quotas.resize(after.less(before), at_us)
+            self.journal.note(self.quotas.resize, before.less(after), at_us)
+        self._reindex(name)
         self._heard()
 
     def _look_at(self, name: str) -> None:
@@ -266,7 +286,7 @@ class State:
         record = self.nodes[name]
         entry = later = None
         if record.stays:
-            entry = later = entry_of(record.node, self.used.get(name, _UNUSED))
+            entry = later = entry_of(record.node, self.leased.get(name, _UNUSED))
             leaving, kept = self.vacating.get(name), self.claimed.get(name, 0)
             if leaving:
                 later = entry.plus(leaving)
@@ -288,6 +308,17 @@ class State:
         else:
             self.running.set_node(name, entry.kind, entry.free.bit_count(), entry.usable)
 
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def _queues_set(self, event: QueuesSet) -> None:
+        self.journal.note(setattr, self, "quotas", self.quotas)
+        self.quotas = self.quotas.regrouped(event.queues, event.at_us)
+        for job_id in sorted(self.waiting.job_ids()):  # lines are those of a queue's users where users have limits
+            record = self.jobs[job_id]
+            self.waiting.remove(record)
+            self._enqueue(record)
+        self._heard()
+
     # -- attempts --------------------------------------------------------------------------------------------
 
     def _placed(self, event: AttemptPlaced) -> None:
@@ -300,7 +331,7 @@ class State:
             placed_us=event.at_us,
             used_us=record.used_us,
             used_cost=record.used_cost,
-            micro_usd_per_hour=sum(len(lease.gpus) * price for lease, price in zip(event.leases, prices, strict=True)),
+            micro_usd_per_hour=micro_usd_per_hour(event.leases, prices),
         )
         attempt = Attempt(
             job=record.job,
@@ -312,9 +343,12 @@ class State:
             limit_at_us=limit_at_us,
         )
         for lease in event.leases:
-            used = self.used.get(lease.node, _UNUSED).plus(lease, record.job)
-            self.journal.put(self.used, lease.node, used)
+            used = self.leased.get(lease.node, _UNUSED).plus(lease, record.job)
+            self.journal.put(self.leased, lease.node, used)
             self._reindex(lease.node)
+        held = held_by(record.job, event.leases, prices)
+        self.quotas.put(record.job, held, event.at_us)
+        self.journal.note(self.quotas.take, record.job, held, event.at_us)
         self.waiting.remove(record)
         self.journal.put(self.attempts, event.job_id, attempt)
         record = replace(record, phase=Phase.RUNNING, epoch=event.epoch, size=None)
@@ -377,6 +411,9 @@ class State:
         self.journal.put(self.attention, job_id, None)
         self.running.drop(job_id)
         if not before.leaving:
+            gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
+            self.quotas.leave(attempt.job, gpu_milli)
+            self.journal.note(self.quotas.stay, attempt.job, gpu_milli)
             for lease in attempt.held:
                 leaving = (*self.vacating.get(lease.node, ()), (lease, attempt.job))
                 self.journal.put(self.vacating, lease.node, leaving)
@@ -417,7 +454,13 @@ class State:
         ended = replace(attempt, held=held, shares=(*attempt.shares, event))
         self.journal.put(self.attempts, event.job_id, ended)
         self.running.drop(event.job_id)
-        self.journal.put(self.used, event.node, self.used[event.node].minus(lease, attempt.job))
+        freed = attempt.holds((lease,))
+        self.quotas.take(attempt.job, freed, event.at_us)
+        self.journal.note(self.quotas.put, attempt.job, freed, event.at_us)
+        if attempt.leaving:
+            self.quotas.stay(attempt.job, freed.gpu_milli)
+            self.journal.note(self.quotas.leave, attempt.job, freed.gpu_milli)
+        self.journal.put(self.leased, event.node, self.leased[event.node].minus(lease, attempt.job))
         leaving = self.vacating.get(event.node, ())
         if attempt.leaving:
             left = tuple(each for each in leaving if each[1].job_id != event.job_id)
@@ -428,11 +471,9 @@ class State:
         self._reindex(event.node)
         record = self.jobs[event.job_id]
         price = attempt.prices[attempt.leases.index(lease)]
-        gpu_us = len(lease.gpus) * (event.at_us - attempt.placed_us)
-        record = replace(
-            record, used_cost=record.used_cost + gpu_us * price, served_gpu_us=record.served_gpu_us + gpu_us
-        )
-        self.journal.put(self.jobs, event.job_id, record)
+        gpu_us = lease.gpu_milli * (event.at_us - attempt.placed_us) // 1000
+        used_cost, served_gpu_us = record.used_cost + gpu_us * price, record.served_gpu_us + gpu_us
+        self.journal.put(self.jobs, event.job_id, replace(record, used_cost=used_cost, served_gpu_us=served_gpu_us))
         self.journal.put(self.attention, event.job_id, None)
         self._heard()
 
@@ -454,6 +495,8 @@ class State:
             last=event,
         )
         self.journal.drop(self.attempts, event.job_id)
+        if not self.journal.keeps:
+            self.quotas.forget(event.at_us)
         if attempt.limit_at_us is not None:
             self.journal.remove(self.limits, (attempt.limit_at_us, event.job_id))
         self.journal.drop(self.attention, event.job_id)

@@ -13,7 +13,7 @@ import numpy as np
 
 from cordee.ids import JobId
 from cordee.schedule.fill import Need
-from cordee.schedule.preempt import Cost, Victim, charge, choose
+from cordee.schedule.preempt import Victim, charge, choose
 from cordee.schedule.state import State
 from cordee.schedule.view import Pool
 from cordee.units import US_PER_HOUR
@@ -118,7 +118,9 @@ class Victims:
             turn = (rows["tier"] == power.tier) & (rows["shares_from_us"] <= self._now_us)
             allowed |= turn & (rows["priority"] <= power.priority) & (self.standing() > power.standing)
         if power.borrowers:
-            numbers = [self._state.running.queues[name] for name in power.borrowers if name in self._state.running.queues]
+            numbers = [
+                self._state.running.queues[name] for name in power.borrowers if name in self._state.running.queues
+            ]
             allowed |= np.isin(rows["queue"], numbers) & (rows["tier"] >= power.tier) & rested
         return allowed & rows["live"]
 
@@ -173,7 +175,7 @@ class Victims:
     def _weigh(self, rows: Sequence[int]) -> Any:
         """The order of sets: exact money, GPU time, how many, how low, names."""
         state = self._state
-        attempts = sorted((state.running.jobs[row] for row in rows))
+        attempts = sorted(state.running.jobs[row] for row in rows)
         costs = [charge(state.attempts[job_id], self._now_us) for job_id in attempts]
         tiers = state.running.rows["tier"]
         return (

@@ -64,7 +64,9 @@ class Waiting:
         self.lines: dict[Alike, Line] = {}
         self.count = 0
         self._journal = journal
-        self._known: dict[JobId, tuple[Alike, int, int, int]] = {}  # line, standing, when it has waited too long, length
+        self._known: dict[
+            JobId, tuple[Alike, int, int, int]
+        ] = {}  # line, standing, when it has waited too long, length
 
     def __len__(self) -> int:
         return self.count

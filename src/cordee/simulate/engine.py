@@ -5,7 +5,7 @@ Not for decisions: those are the control plane's, which cannot tell this clock f
 
 import heapq
 from collections.abc import Callable
-from itertools import count
+from typing import Any
 
 
 class Engine:
@@ -13,17 +13,18 @@ class Engine:
 
     def __init__(self, start_us: int = 0) -> None:
         self._now_us = start_us
-        self._heap: list[tuple[int, int, int, Callable[[], None]]] = []
-        self._sequence = count()
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
 
     def now_us(self) -> int:
         """The virtual time (this makes the engine a `Clock`)."""
         return self._now_us
 
-    def at(self, at_us: int, action: Callable[[], None], *, priority: int = 0) -> None:
-        """Do `action` at `at_us`; a lower priority goes first among those of the same time."""
+    def at(self, at_us: int, action: Callable[..., None], *args: Any, priority: int = 0) -> None:
+        """Do `action(*args)` at `at_us`; a lower priority goes first among those of the same time."""
         assert at_us >= self._now_us, f"an action at {at_us} lies before now, {self._now_us}"
-        heapq.heappush(self._heap, (at_us, priority, next(self._sequence), action))
+        self._sequence += 1
+        heapq.heappush(self._heap, (at_us, priority, self._sequence, action, args))
 
     def next_us(self) -> int | None:
         """When the next action is due; None if there is none."""
@@ -32,7 +33,8 @@ class Engine:
     def advance(self, to_us: int) -> None:
         """Go to `to_us` and do everything that is due until then, in order."""
         assert to_us >= self._now_us, "virtual time does not go backwards"
-        while self._heap and self._heap[0][0] <= to_us:
-            self._now_us, _, _, action = heapq.heappop(self._heap)
-            action()
+        heap = self._heap
+        while heap and heap[0][0] <= to_us:
+            self._now_us, _, _, action, args = heapq.heappop(heap)
+            action(*args)
         self._now_us = to_us

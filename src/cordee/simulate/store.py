@@ -1,32 +1,48 @@
 """The Store port in memory: the log, the marks of the streams and the commands that wait."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cordee.control.ports import Pending
-from cordee.events import AttemptPlaced, Event, JobSubmitted, KillOrdered, NoticeGiven
+from cordee.events import AttemptPlaced, Event, JobEnded, JobSubmitted, KillOrdered, NoticeGiven
 from cordee.ids import JobId
+
+_COMMANDS = frozenset((AttemptPlaced, NoticeGiven, KillOrdered))
 
 
 class MemoryStore:
-    """What a run leaves behind is `log`."""
+    """What a run leaves behind is `log`; with `tell` each event goes there, and none is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Event], None] | None = None) -> None:
         self.log: list[Event] = []
+        self._take = tell or self.log.append
+        self._number = 0
         self._marks: dict[str, int] = {}
         self._pending: dict[int, Pending] = {}
         self._specs: dict[JobId, str] = {}
 
+    @property
+    def open_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._specs)
+
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
         """Append, enqueue the commands that follow, move the marks: nothing here can fail half-way."""
+        take = self._take
         for event in events:
-            self.log.append(event)
-            if isinstance(event, JobSubmitted):
-                self._specs[event.job.job_id] = event.spec
-            elif isinstance(event, AttemptPlaced | NoticeGiven | KillOrdered):
-                number = len(self.log)
-                self._pending[number] = Pending(number=number, command=event, spec=self._specs[event.job_id])
+            take(event)
+            self._number += 1
+            kind = type(event)
+            if kind in _COMMANDS:
+                spec = self._specs[event.job_id]  # type: ignore[union-attr]
+                self._pending[self._number] = Pending(number=self._number, command=event, spec=spec)  # type: ignore[arg-type]
+            elif kind is JobSubmitted:
+                self._specs[event.job.job_id] = event.spec  # type: ignore[union-attr]
+            elif kind is JobEnded:
+                self._specs.pop(event.job_id, None)  # type: ignore[union-attr]
+        marks = self._marks
         for source, seq in seen:
-            self._marks[source] = max(seq, self.mark(source))
+            if seq > marks.get(source, 0):
+                marks[source] = seq
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
         """The log from the record after number `after`, numbered from 1."""

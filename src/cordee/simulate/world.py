@@ -1,11 +1,13 @@
 """SimCluster: an Executor whose nodes and ranks exist in virtual time only.
 
 It plays what agents and ranks do with start, notify and kill, and reports the events they would report, in
-streams of the same names. It decides nothing.
+streams of the same names. It decides nothing. Ranks tell at once, or late: what happened keeps its own time, so a
+gang that tells late says all of it when it gets notice, when it ends, or when somebody asks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
 from cordee.control.ports import Pending, Report
 from cordee.events import (
@@ -27,39 +29,32 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId, attempt_name
+from cordee.simulate.course import Course
 from cordee.simulate.engine import Engine
 from cordee.simulate.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """The cloud takes nodes back.
+    """The cloud takes nodes back, or they fail.
 
     Attributes:
         at_us: when the nodes are gone.
         notice_us: how long before that they are told; 0 is without any notice.
         back_us: how long after `at_us` a replacement of the same name comes up; None is never.
+        why: what the agent's last word is.
     """
 
     at_us: int
     nodes: tuple[str, ...]
     notice_us: int = 0
     back_us: int | None = None
+    why: str = "reclaimed by the cloud"
 
-
-@dataclass(slots=True)
-class _Attempt:
-    """One gang. `turn` grows whenever its future changes, so that what was planned before is dropped."""
-
-    job_id: JobId
-    epoch: int
-    work: Work
-    nodes: set[str]
-    step: int
-    turn: int = 0
-    span: SpanClass = SpanClass.RESTART
-    span_from_us: int = 0
-    leaving: bool = False
+    @property
+    def told_us(self) -> int:
+        """When it begins to matter."""
+        return self.at_us - self.notice_us
 
 
 @dataclass(slots=True)
@@ -71,271 +66,361 @@ class _Durable:
 
 
 @dataclass(slots=True)
-class _Stream:
-    """Reports not yet acknowledged."""
+class _Attempt:
+    """One gang. `turn` grows whenever its future changes, so that what was planned before is dropped."""
 
-    last_seq: int = 0
-    waiting: list[Report] = field(default_factory=list)
+    job_id: JobId
+    epoch: int
+    work: Work
+    course: Course
+    nodes: list[str]
+    placed_us: int
+    durable: _Durable
+    generation: int  # before its own first commit
+    stream: str
+    late: bool
+    turn: int = 0
+    leaving: bool = False
+    restored: bool = False
+    told_cycles: int = 0
+    told_steps_us: int = 0  # until when its useful time is told
+    told_step: int = 0
+    told_commits: int = 0
+    seq: int = 0
 
 
 class SimCluster:
-    """The nodes, what runs on them, and what the cloud does to them."""
+    """The nodes, what runs on them, and what the cloud does to them.
+
+    Attributes:
+        works: what each job will do; whoever submits a job says so here first.
+        late: jobs whose ranks tell late.
+    """
 
     def __init__(self, engine: Engine, nodes: Iterable[Node], reclaims: Iterable[Reclaim] = ()) -> None:
+        """`reclaims` may go on for ever if they are in the order of `told_us`."""
+        self.works: dict[JobId, Work] = {}
+        self.late: set[JobId] = set()
         self._engine = engine
         self._nodes = {node.name: node for node in nodes}
+        self._down: set[str] = set()
         self._attempts: dict[tuple[JobId, int], _Attempt] = {}
+        self._on: dict[str, dict[tuple[JobId, int], None]] = {name: {} for name in self._nodes}
         self._done: set[int] = set()
         self._durable: dict[JobId, _Durable] = {}
-        self._streams: dict[str, _Stream] = {}
+        self._told_by_ranks: dict[str, list[Report]] = {}
+        self._told_by_nodes: dict[str, list[Report]] = {}
+        self._node_seq: dict[str, Iterator[int]] = {}
+        if isinstance(reclaims, Sequence):
+            reclaims = sorted(reclaims, key=lambda each: each.told_us)
+        self._reclaims = iter(reclaims)
         for name in self._nodes:
             self._node_up(name)
-        for reclaim in reclaims:
-            self._plan_reclaim(reclaim)
+        self._plan_reclaim()
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing runs, and every node is there: what happens next is only that the cloud takes nodes."""
+        return not self._attempts and not self._down
+
+    @property
+    def told(self) -> bool:
+        """There are reports."""
+        return bool(self._told_by_ranks or self._told_by_nodes)
+
+    def ask(self) -> None:
+        """Every rank tells what it has not told."""
+        now_us = self._engine.now_us()
+        for attempt in self._attempts.values():
+            self._tell(attempt, now_us)
 
     # -- the port ------------------------------------------------------------------------------------------
 
     def reports(self) -> Sequence[Report]:
         """Everything not acknowledged, stream by stream; ranks before nodes, as agents forward them."""
-        streams = sorted(self._streams.items(), key=lambda item: item[0].startswith("node/"))
-        return [report for _, stream in streams for report in stream.waiting]
+        streams = (*self._told_by_ranks.values(), *self._told_by_nodes.values())
+        return [report for waiting in streams for report in waiting]
 
     def acknowledge(self, source: str, seq: int) -> None:
         """Forget the stream's reports up to `seq`."""
-        stream = self._streams[source]
-        stream.waiting = [report for report in stream.waiting if report.seq > seq]
+        streams = self._told_by_ranks if source in self._told_by_ranks else self._told_by_nodes
+        waiting = [report for report in streams.pop(source, ()) if report.seq > seq]
+        if waiting:
+            streams[source] = waiting
 
     def carry_out(self, pending: Pending) -> bool:
         """Hand a command over; agents in virtual time are always there."""
-        command = pending.command
-        attempt = self._attempts.get((command.job_id, command.epoch))
         if pending.number in self._done:
             return True
         self._done.add(pending.number)
+        command = pending.command
         if isinstance(command, AttemptPlaced):
-            self._start(command, Work.from_json(pending.spec))
-        elif attempt is not None and isinstance(command, NoticeGiven):
+            self._start(command)
+            return True
+        attempt = self._attempts.get((command.job_id, command.epoch))
+        if attempt is not None and isinstance(command, NoticeGiven):
             self._notify(attempt)
         elif attempt is not None and isinstance(command, KillOrdered):
+            self._interrupt(attempt)
             self._end(attempt, Outcome.KILLED, command.why)
         return True
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
-    def _plan_reclaim(self, reclaim: Reclaim) -> None:
-        told_us = max(self._engine.now_us(), reclaim.at_us - reclaim.notice_us)
+    def _plan_reclaim(self) -> None:
+        """Only the next one: there may be no last one."""
+        reclaim = next(self._reclaims, None)
+        if reclaim is not None:
+            self._engine.at(max(self._engine.now_us(), reclaim.told_us), self._reclaim, reclaim)
+
+    def _reclaim(self, reclaim: Reclaim) -> None:
         for name in reclaim.nodes:
             if reclaim.notice_us:
-                self._engine.at(told_us, lambda name=name: self._announce(name, reclaim.at_us))  # type: ignore[misc]
+                self._announce(name, reclaim.at_us)
             # After what ranks do at the same microsecond: a save that ends right then was in time.
-            self._engine.at(reclaim.at_us, lambda name=name: self._node_gone(name), priority=1)  # type: ignore[misc]
+            self._engine.at(reclaim.at_us, self._node_gone, name, reclaim.why, priority=1)
             if reclaim.back_us is not None:
-                back_us = reclaim.at_us + reclaim.back_us
-                self._engine.at(back_us, lambda name=name: self._node_back(name), priority=2)  # type: ignore[misc]
+                self._engine.at(reclaim.at_us + reclaim.back_us, self._node_back, name, priority=2)
+        self._plan_reclaim()
 
     def _node_up(self, name: str) -> None:
         node = self._nodes[name]
+        self._node_seq[name] = count(1)
         self._node_reports(name, NodeUp(at_us=self._engine.now_us(), node=node))
 
     def _node_back(self, name: str) -> None:
+        if name not in self._down:
+            return
+        self._down.discard(name)
         self._nodes[name] = replace(self._nodes[name], epoch=self._nodes[name].epoch + 1)
         self._node_up(name)
 
     def _announce(self, name: str, deadline_us: int) -> None:
+        if name in self._down:
+            return
         now_us, epoch = self._engine.now_us(), self._nodes[name].epoch
         self._node_reports(name, NodeReclaimed(at_us=now_us, node=name, epoch=epoch, deadline_us=deadline_us))
 
-    def _node_gone(self, name: str) -> None:
-        why = "reclaimed by the cloud"
-        for attempt in [each for each in self._attempts.values() if name in each.nodes]:
+    def _node_gone(self, name: str, why: str) -> None:
+        if name in self._down:
+            return
+        for key in list(self._on[name]):
+            attempt = self._attempts[key]
             self._interrupt(attempt)  # the other ranks hang in a collective until they are killed
             self._share_ended(attempt, name, Outcome.LOST, why)
+        self._down.add(name)
         now_us, epoch = self._engine.now_us(), self._nodes[name].epoch
         self._node_reports(name, NodeDown(at_us=now_us, node=name, epoch=epoch, why=why))
 
-    # -- attempts: start, train, checkpoint ----------------------------------------------------------------
+    # -- attempts ------------------------------------------------------------------------------------------
 
-    def _start(self, placed: AttemptPlaced, work: Work) -> None:
-        now_us = self._engine.now_us()
-        durable = self._durable.setdefault(placed.job_id, _Durable())
+    def _start(self, placed: AttemptPlaced) -> None:
+        now_us, job_id, epoch = self._engine.now_us(), placed.job_id, placed.epoch
+        work = self.works[job_id]
+        durable = self._durable.setdefault(job_id, _Durable())
+        start_us = work.start_us
+        if epoch == 1 and work.first_start_us is not None:
+            start_us = work.first_start_us
+        gpus = sum(len(lease.gpus) for lease in placed.leases)
+        course = Course.of(work, durable.step, now_us, start_us, gpus)
         attempt = _Attempt(
-            job_id=placed.job_id,
-            epoch=placed.epoch,
+            job_id=job_id,
+            epoch=epoch,
             work=work,
-            nodes={lease.node for lease in placed.leases},
-            step=durable.step,
-            span_from_us=now_us,
+            course=course,
+            nodes=sorted(lease.node for lease in placed.leases),
+            placed_us=now_us,
+            durable=durable,
+            generation=durable.generation,
+            stream=f"{attempt_name(job_id, epoch)}/rank0",
+            late=job_id in self.late,
+            told_steps_us=course.train_us,
+            told_step=durable.step,
         )
-        self._attempts[placed.job_id, placed.epoch] = attempt
-        for name in sorted(attempt.nodes):
-            started = RanksStarted(at_us=now_us, job_id=placed.job_id, epoch=placed.epoch, node=name)
-            self._node_reports(name, started)
-        self._later(attempt, work.start_us, self._restored)
+        key = (job_id, epoch)
+        self._attempts[key] = attempt
+        for name in attempt.nodes:
+            self._on[name][key] = None
+            self._node_reports(name, RanksStarted(at_us=now_us, job_id=job_id, epoch=epoch, node=name))
+        self._plan(attempt)
 
-    def _restored(self, attempt: _Attempt) -> None:
-        self._close_span(attempt)
+    def _plan(self, attempt: _Attempt) -> None:
+        """What comes next of the course as it now is."""
+        attempt.turn += 1
         now_us = self._engine.now_us()
-        durable = self._durable[attempt.job_id]
-        self._rank_reports(
-            attempt,
-            Restored(
-                at_us=now_us,
-                job_id=attempt.job_id,
-                epoch=attempt.epoch,
-                step=attempt.step,
-                generation=durable.generation or None,
-            ),
-        )
-        if attempt.leaving:
-            self._leave(attempt)
-        else:
-            self._train(attempt)
+        self._engine.at(max(now_us, attempt.course.leave_us), self._leave, attempt, attempt.turn)
+        if not attempt.late:
+            self._tell_on(attempt, attempt.turn)
 
-    def _train(self, attempt: _Attempt) -> None:
-        attempt.span, attempt.span_from_us = SpanClass.USEFUL, self._engine.now_us()
-        steps = min(attempt.work.steps_between, attempt.work.steps - attempt.step)
-        self._later(attempt, steps * attempt.work.step_us, self._boundary)
-
-    def _boundary(self, attempt: _Attempt) -> None:
-        """A stretch of steps is over: the ranks save, or they have nothing to save to."""
-        self._close_span(attempt)
-        if attempt.work.durable:
-            attempt.span, attempt.span_from_us = SpanClass.CHECKPOINT, self._engine.now_us()
-            self._later(attempt, attempt.work.stall_us, self._captured)
-        else:
-            self._leave(attempt)
-
-    def _captured(self, attempt: _Attempt) -> None:
-        """The state is copied. Who leaves waits until it is durable; who goes on trains meanwhile."""
-        if attempt.leaving or attempt.step == attempt.work.steps:
-            self._later(attempt, attempt.work.drain_us, self._saved)
-            return
-        self._close_span(attempt)
-        step, durable_us = attempt.step, self._engine.now_us() + attempt.work.drain_us
-        self._engine.at(durable_us, lambda: self._drained(attempt, step))
-        self._train(attempt)
-
-    def _saved(self, attempt: _Attempt) -> None:
-        self._close_span(attempt)
-        self._commit(attempt, attempt.step)
-        self._leave(attempt)
-
-    def _drained(self, attempt: _Attempt, step: int) -> None:
-        if attempt.nodes:
-            self._commit(attempt, step)
-
-    def _commit(self, attempt: _Attempt, step: int) -> None:
-        durable = self._durable[attempt.job_id]
-        durable.step, durable.generation = step, durable.generation + 1
-        self._rank_reports(
-            attempt,
-            CheckpointCommitted(
-                at_us=self._engine.now_us(),
-                job_id=attempt.job_id,
-                epoch=attempt.epoch,
-                step=step,
-                generation=durable.generation,
-                size_bytes=attempt.work.checkpoint_bytes,
-                stall_us=attempt.work.stall_us,
-                drain_us=attempt.work.drain_us,
-            ),
-        )
-
-    # -- attempts: the end ---------------------------------------------------------------------------------
+    def _tell_on(self, attempt: _Attempt, turn: int) -> None:
+        """Tell what is new, again and again, of an attempt that tells at once."""
+        if attempt.turn == turn:
+            now_us = self._engine.now_us()
+            self._tell(attempt, now_us)
+            next_us = attempt.course.next_us(now_us)
+            if next_us is not None:
+                self._engine.at(next_us, self._tell_on, attempt, turn)
 
     def _notify(self, attempt: _Attempt) -> None:
         """SIGTERM: a script that handles it stops at the end of the step it is in."""
-        if attempt.leaving or not attempt.work.handles_notice:
+        if attempt.leaving or attempt.turn < 0 or not attempt.work.handles_notice:
             return
         attempt.leaving = True
-        if attempt.span is SpanClass.USEFUL:
-            step_us = attempt.work.step_us
-            elapsed_us = self._engine.now_us() - attempt.span_from_us
-            attempt.turn += 1
-            self._later(attempt, -(-elapsed_us // step_us) * step_us - elapsed_us, self._boundary)
-
-    def _leave(self, attempt: _Attempt) -> None:
-        finished = attempt.step == attempt.work.steps
         now_us = self._engine.now_us()
+        self._tell(attempt, now_us)
+        if attempt.course.notified(now_us):
+            self._plan(attempt)
+
+    def _leave(self, attempt: _Attempt, turn: int) -> None:
+        """All that it was to do is done."""
+        if attempt.turn != turn:
+            return
+        course, work, now_us = attempt.course, attempt.work, self._engine.now_us()
+        self._tell(attempt, now_us)
+        self._tell_steps(attempt, course.last_us, course.last_step)
+        if course.saves:
+            self._tell_span(attempt, SpanClass.CHECKPOINT, course.last_us, course.leave_us)
+            self._keep(attempt, course.last_step, attempt.told_commits + 1, now_us)
+        finished = course.last_step == work.steps
         left = RankLeft(
             at_us=now_us,
             job_id=attempt.job_id,
             epoch=attempt.epoch,
             rank=0,
             how="finished" if finished else "checkpointed",
-            step=attempt.step,
+            step=course.last_step,
         )
         self._rank_reports(attempt, left)
         self._end(attempt, Outcome.FINISHED if finished else Outcome.CHECKPOINTED, "")
-
-    def _end(self, attempt: _Attempt, outcome: Outcome, why: str) -> None:
-        self._interrupt(attempt)
-        for name in sorted(attempt.nodes):
-            self._share_ended(attempt, name, outcome, why)
+        if finished:
+            del self.works[attempt.job_id], self._durable[attempt.job_id]
+            self.late.discard(attempt.job_id)
 
     def _interrupt(self, attempt: _Attempt) -> None:
         """Drop what was planned; ranks told of every whole step that they had done."""
-        if attempt.span is SpanClass.USEFUL:
-            self._close_span(attempt)
-        attempt.span = SpanClass.STALL
-        attempt.turn += 1
+        if attempt.turn < 0:
+            return
+        course, now_us = attempt.course, self._engine.now_us()
+        self._tell(attempt, now_us)
+        cycle = course.done_cycles(now_us)
+        began_us = course.train_us + cycle * course.cycle_us
+        if now_us > began_us:
+            most = course.k if cycle < course.cycles else course.last_step - course.first_step - cycle * course.k
+            steps = min(most, (now_us - began_us) // course.step_us)
+            step = course.first_step + cycle * course.k + steps
+            self._tell_steps(attempt, began_us + steps * course.step_us, step)
+        attempt.turn = -1
+
+    def _end(self, attempt: _Attempt, outcome: Outcome, why: str) -> None:
+        attempt.turn = -1
+        for name in list(attempt.nodes):
+            self._share_ended(attempt, name, outcome, why)
 
     def _share_ended(self, attempt: _Attempt, name: str, outcome: Outcome, why: str) -> None:
-        attempt.nodes.discard(name)
+        attempt.nodes.remove(name)
+        key = (attempt.job_id, attempt.epoch)
+        del self._on[name][key]
+        if not attempt.nodes:
+            del self._attempts[key]
         ended = ShareEnded(
-            at_us=self._engine.now_us(),
-            job_id=attempt.job_id,
-            epoch=attempt.epoch,
-            node=name,
-            outcome=outcome,
-            why=why,
+            at_us=self._engine.now_us(), job_id=attempt.job_id, epoch=attempt.epoch, node=name, outcome=outcome, why=why
         )
         self._node_reports(name, ended)
 
-    # -- reports -------------------------------------------------------------------------------------------
+    # -- what ranks tell -------------------------------------------------------------------------------------
 
-    def _close_span(self, attempt: _Attempt) -> None:
-        """Report the time since the span began; of useful time only whole steps."""
-        end_us, steps = self._engine.now_us(), 0
-        if attempt.span is SpanClass.USEFUL:
-            steps = (end_us - attempt.span_from_us) // attempt.work.step_us
-            end_us = attempt.span_from_us + steps * attempt.work.step_us
-        if end_us == attempt.span_from_us:
+    def _tell(self, attempt: _Attempt, now_us: int) -> None:
+        """Every span that is over and the newest checkpoint, if they are not told yet."""
+        course = attempt.course
+        if attempt.turn < 0 or now_us < course.train_us:
             return
-        self._rank_reports(
-            attempt,
-            Reported(
+        if not attempt.restored:
+            attempt.restored = True
+            self._tell_span(attempt, SpanClass.RESTART, attempt.placed_us, course.train_us)
+            restored = Restored(
+                at_us=course.train_us,
+                job_id=attempt.job_id,
+                epoch=attempt.epoch,
+                step=course.first_step,
+                generation=attempt.generation or None,
+            )
+            self._rank_reports(attempt, restored)
+        cycles = course.done_cycles(now_us)
+        if attempt.work.stall_us:
+            while attempt.told_cycles < cycles:
+                self._tell_cycle(attempt, attempt.told_cycles)
+        elif cycles > attempt.told_cycles:
+            attempt.told_cycles = cycles
+            self._tell_steps(attempt, course.train_us + cycles * course.cycle_us, course.first_step + cycles * course.k)
+        if cycles < course.cycles or now_us < course.last_us:
+            steps_us = course.train_us + cycles * course.cycle_us + course.k * course.step_us
+            if cycles < course.cycles and steps_us <= now_us:
+                self._tell_steps(attempt, steps_us, course.first_step + (cycles + 1) * course.k)
+        else:
+            self._tell_steps(attempt, course.last_us, course.last_step)
+        durable = course.durable_cycles(now_us)
+        if durable > attempt.told_commits:
+            at_us = course.train_us + durable * course.cycle_us + attempt.work.drain_us
+            self._keep(attempt, course.first_step + durable * course.k, durable, at_us)
+
+    def _tell_cycle(self, attempt: _Attempt, number: int) -> None:
+        course = attempt.course
+        end_us = course.train_us + (number + 1) * course.cycle_us
+        steps_us = end_us - attempt.work.stall_us
+        self._tell_steps(attempt, steps_us, course.first_step + (number + 1) * course.k)
+        self._tell_span(attempt, SpanClass.CHECKPOINT, steps_us, end_us)
+        attempt.told_cycles = number + 1
+        attempt.told_steps_us = end_us
+
+    def _tell_steps(self, attempt: _Attempt, end_us: int, step: int) -> None:
+        """Useful time from where it was told until `end_us`, when steps below `step` are done."""
+        first = attempt.told_step
+        if step > first:
+            self._tell_span(attempt, SpanClass.USEFUL, attempt.told_steps_us, end_us, first, step - first)
+            attempt.told_step, attempt.told_steps_us = step, end_us
+
+    def _tell_span(
+        self, attempt: _Attempt, span: SpanClass, from_us: int, end_us: int, first_step: int = 0, steps: int = 0
+    ) -> None:
+        if end_us > from_us:
+            told = Reported(
                 at_us=end_us,
                 job_id=attempt.job_id,
                 epoch=attempt.epoch,
-                span=attempt.span,
-                from_us=attempt.span_from_us,
-                first_step=attempt.step,
+                span=span,
+                from_us=from_us,
+                first_step=first_step,
                 steps=steps,
                 tokens=steps * attempt.work.tokens_per_step,
-            ),
+            )
+            self._rank_reports(attempt, told)
+
+    def _keep(self, attempt: _Attempt, step: int, commits: int, at_us: int) -> None:
+        """A checkpoint is durable: the attempt's `commits`-th one."""
+        durable, work = attempt.durable, attempt.work
+        attempt.told_commits = commits
+        durable.step, durable.generation = step, attempt.generation + commits
+        committed = CheckpointCommitted(
+            at_us=at_us,
+            job_id=attempt.job_id,
+            epoch=attempt.epoch,
+            step=step,
+            generation=durable.generation,
+            size_bytes=work.checkpoint_bytes,
+            stall_us=work.stall_us,
+            drain_us=work.drain_us,
         )
-        attempt.step += steps
-        attempt.span_from_us = end_us
+        self._rank_reports(attempt, committed)
+
+    # -- reports -------------------------------------------------------------------------------------------
 
     def _rank_reports(self, attempt: _Attempt, event: Event) -> None:
         if attempt.work.reports:
-            self._report(f"{attempt_name(attempt.job_id, attempt.epoch)}/rank0", event)
+            attempt.seq += 1
+            report = Report(source=attempt.stream, seq=attempt.seq, event=event)
+            self._told_by_ranks.setdefault(attempt.stream, []).append(report)
 
     def _node_reports(self, name: str, event: Event) -> None:
-        self._report(f"node/{name}/{self._nodes[name].epoch}", event)
-
-    def _report(self, source: str, event: Event) -> None:
-        stream = self._streams.setdefault(source, _Stream())
-        stream.last_seq += 1
-        stream.waiting.append(Report(source=source, seq=stream.last_seq, event=event))
-
-    def _later(self, attempt: _Attempt, delay_us: int, action: Callable[[_Attempt], None]) -> None:
-        """Do it unless the attempt's future changes before."""
-        turn = attempt.turn
-
-        def unless_changed() -> None:
-            if attempt.turn == turn:
-                action(attempt)
-
-        self._engine.at(self._engine.now_us() + delay_us, unless_changed)
+        source = f"node/{name}/{self._nodes[name].epoch}"
+        report = Report(source=source, seq=next(self._node_seq[name]), event=event)
+        self._told_by_nodes.setdefault(source, []).append(report)

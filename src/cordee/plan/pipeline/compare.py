@@ -1,0 +1,185 @@
+"""All named schedules beside each other, how far each is from the best, which to use, and when overlap pays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cordee.errors import LayoutError
+from cordee.plan.layout import Schedule
+from cordee.plan.pipeline.bound import makespan_bound_s
+from cordee.plan.pipeline.named import build, refusal
+from cordee.plan.pipeline.search import Found, best_order
+from cordee.plan.pipeline.table import Costs, Placement
+from cordee.plan.pipeline.timeline import Timeline, makespan_s, timeline
+
+NAMED: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")
+RANKS_MAX, MICRO_BATCHES_MAX, CELLS_MAX = 256, 4096, 40_000
+SEARCHED_CELLS_MAX = 3_000
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a rank may hold, in activations of one micro-batch over 1/p of the depth.
+
+    Args:
+        activations: the most, beside one copy of its weights.
+        copy: what a second copy of its weights would take of it, as DualPipe has one.
+    """
+
+    activations: float
+    copy: float = 0.0
+
+    def of(self, placement: Placement) -> float:
+        """What is left for activations."""
+        return self.activations - self.copy * (placement.chains - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One named schedule: how it runs, or why it does not exist; `bound_s` is what no order of its placement beats."""
+
+    schedule: Schedule
+    timeline: Timeline | None
+    why_not: str | None = None
+    bound_s: float | None = None
+    room: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs within the memory limit."""
+        return self.timeline is not None and (self.room is None or self.timeline.peak <= self.room + _EPSILON)
+
+    @property
+    def gap(self) -> float | None:
+        """How far from the bound, as a share of it: no order of the placement is better by more."""
+        if self.timeline is None or self.bound_s is None:
+            return None
+        return self.timeline.makespan_s / self.bound_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What was asked, the named schedules, and the best order found for each placement.
+
+    `break_even` is the share of F and B that an overlapped cell has to save for DualPipeV to beat ZB-V; None if it
+    never does, or if DualPipeV does not exist for these numbers.
+    """
+
+    ranks: int
+    micro_batches: int
+    chunks: int
+    costs: Costs
+    room: Room | None
+    rows: tuple[Row, ...]
+    found: tuple[Found, ...]
+    break_even: float | None
+
+    @property
+    def choice(self) -> Row | None:
+        """The fastest named schedule that fits; of equals the one with the least activations, then the simplest."""
+        fitting = [row for row in self.rows if row.fits]
+        return min(fitting, key=_merit, default=None)
+
+    @property
+    def best(self) -> Found | None:
+        """The fastest order that the search knows."""
+        return min(self.found, key=lambda found: round(found.timeline.makespan_s, 9), default=None)
+
+
+def _merit(row: Row) -> tuple[float, int, float]:
+    assert row.timeline is not None, "only what runs is judged"
+    run = row.timeline
+    return (round(run.makespan_s, 9), run.table.placement.chains, run.peak)
+
+
+def compare(
+    ranks: int,
+    micro_batches: int,
+    costs: Costs,
+    *,
+    room: Room | None = None,
+    chunks: int = 2,
+    search: bool = True,
+    schedules: Sequence[Schedule] = NAMED,
+) -> Comparison:
+    """Every named schedule on these numbers, and the best order that is found for each placement.
+
+    Raises:
+        LayoutError: numbers for which no pipeline exists, or more than this looks at.
+    """
+    _refuse_sizes(ranks, micro_batches, costs, room)
+    rows = tuple(_row(schedule, ranks, micro_batches, chunks=chunks, costs=costs, room=room) for schedule in schedules)
+    found = _search(rows, costs, room) if search and 3 * ranks * micro_batches <= SEARCHED_CELLS_MAX else ()
+    return Comparison(
+        ranks, micro_batches, chunks, costs, room, rows, found, overlap_break_even(ranks, micro_batches, costs)
+    )
+
+
+def _refuse_sizes(ranks: int, micro_batches: int, costs: Costs, room: Room | None) -> None:
+    for name, value, most in (("ranks", ranks, RANKS_MAX), ("micro-batches", micro_batches, MICRO_BATCHES_MAX)):
+        if not 1 <= value <= most:
+            raise LayoutError(f"{value} {name}: a pipeline has from 1 to {most:,}")
+    if ranks * micro_batches > CELLS_MAX:
+        hint = "bubbles do not depend on the micro-batches once there are a few times as many as ranks: ask with fewer"
+        raise LayoutError(f"{ranks} ranks x {micro_batches} micro-batches are over {CELLS_MAX:,}", hint=hint)
+    if room is not None and room.activations <= 0:
+        raise LayoutError(
+            f"the memory holds {room.activations:g} activations of a micro-batch: none fits",
+            hint="give more memory, smaller micro-batches or more ranks",
+        )
+    if len(costs.depth) > 8 * ranks * 4:
+        raise LayoutError(f"{len(costs.depth)} slices of the model for {ranks} ranks: at most {32 * ranks}")
+
+
+def _row(schedule: Schedule, ranks: int, micro_batches: int, *, chunks: int, costs: Costs, room: Room | None) -> Row:
+    why = refusal(schedule, ranks, micro_batches, chunks)
+    if why is not None:
+        return Row(schedule, None, why)
+    run = timeline(build(schedule, ranks, micro_batches, chunks), costs)
+    place = run.table.placement
+    most = None if room is None else room.of(place)
+    if most is not None and most <= 0:
+        return Row(schedule, None, f"its {place.chains} copies of the weights leave no room for activations")
+    bound_s = makespan_bound_s(place, micro_batches, costs, most)
+    return Row(schedule, run, None, bound_s if bound_s < float("inf") else None, most)
+
+
+def _search(rows: Sequence[Row], costs: Costs, room: Room | None) -> tuple[Found, ...]:
+    """The best order of each placement that a named schedule uses, started from those schedules."""
+    known: dict[Placement, list[Timeline]] = {}
+    for row in rows:
+        if row.timeline is not None:
+            known.setdefault(row.timeline.table.placement, []).append(row.timeline)
+    found = []
+    for place, runs in known.items():
+        tables = [run.table for run in runs]
+        count = tables[0].micro_batches
+        best = best_order(place, count, costs, None if room is None else room.of(place), known=tables)
+        if best is not None:
+            found.append(best)
+    return tuple(found)
+
+
+def overlap_break_even(ranks: int, micro_batches: int, costs: Costs) -> float | None:
+    """The share of F and B that an overlapped cell has to save before a step of DualPipeV is as short as ZB-V's.
+
+    >>> round(overlap_break_even(8, 20, Costs(1, 1, 1)), 3)
+    0.078
+    """
+    if refusal("dualpipev", ranks, micro_batches) is not None:
+        return None
+    table = build("dualpipev", ranks, micro_batches)
+    goal_s = makespan_s(build("zb-v", ranks, micro_batches), costs)
+
+    def over_s(share: float) -> float:
+        return makespan_s(table, replace(costs, overlapped_s=(1 - share) * costs.whole_s)) - goal_s
+
+    low, high = 0.0, 1 - max(costs.forward_s, costs.inner_s + costs.weight_s) / costs.whole_s
+    if over_s(low) <= _EPSILON:
+        return 0.0
+    if over_s(high) > 0:
+        return None
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if over_s(middle) > 0 else (low, middle)
+    return high

@@ -1,0 +1,158 @@
+"""The rules of a queue that keep a job from starting although GPUs may be free, each with its numbers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cordee.events import Job
+from cordee.schedule.held import MILLI, Holder
+from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
+
+RUNWAY_US = US_PER_HOUR
+"""What is left of a day must last a job so long, or as long as it runs, before it starts: else it would soon stop."""
+
+
+class Bound(StrEnum):
+    """What keeps a job from starting although GPUs may be free."""
+
+    QUEUE_LIMIT = "queue-limit"
+    USER_LIMIT = "user-limit"
+    DAY_GPU_TIME = "day-gpu-time"
+    DAY_COST = "day-cost"
+    KEPT = "kept"  # what is free is the quota of queues that do not lend
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a job may not start now.
+
+    Attributes:
+        queue: the queue whose rule it is; for `KEPT` the job's own.
+        text: one sentence with the numbers, for `explain`.
+        short_milli: so much must leave `queue` (`USER_LIMIT`: of this user; `KEPT`: of borrowers) before it may start,
+            what has notice counted as gone; None if no push helps (a day's limit, a job larger than the limit).
+        until_us: when time alone ends it, if what is held stays as it is; None: no such time.
+    """
+
+    bound: Bound
+    queue: str
+    text: str
+    short_milli: int | None = None
+    until_us: int | None = None
+
+
+def milli(job: Job, gpus: int | None = None) -> int:
+    """Thousandths of GPUs that the job holds on so many (None: on those it asks for)."""
+    return (job.gpus if gpus is None else gpus) * job.gpu_milli
+
+
+def show_gpus(gpu_milli: int) -> str:
+    """GPUs, for people.
+
+    >>> show_gpus(16_000), show_gpus(500)
+    ('16', '0.5')
+    """
+    return f"{gpu_milli / MILLI:g}"
+
+
+def limit(holder: Holder, more: int) -> Refusal | None:
+    """The most that a queue may hold."""
+    most = holder.queue.limit_gpus
+    if most is None or holder.held + more <= most * MILLI:
+        return None
+    text = f"it needs {show_gpus(more)} GPUs; queue {holder.queue.name} holds {show_gpus(holder.held)}"
+    text += f" of the {most} that it may"
+    short = holder.net + more - most * MILLI
+    return _refusal(Bound.QUEUE_LIMIT, holder, text, short if more <= most * MILLI else None)
+
+
+def user_limit(holder: Holder, owner: str, more: int) -> Refusal | None:
+    """The most that one user may hold in a queue."""
+    most, held = holder.queue.user_gpus, holder.users.get(owner, 0)
+    if most is None or held + more <= most * MILLI:
+        return None
+    text = f"it needs {show_gpus(more)} GPUs; {owner} holds {show_gpus(held)} of the {most}"
+    text += f" that a user may hold in queue {holder.queue.name}"
+    short = held + more - most * MILLI
+    return _refusal(Bound.USER_LIMIT, holder, text, short if more <= most * MILLI else None)
+
+
+@dataclass(frozen=True, slots=True)
+class DayLimit:
+    """A limit of a queue's day; `most` in thousandths of a GPU, or nano-dollars per hour, times microseconds."""
+
+    which: int  # of `day.Pair`
+    bound: Bound
+    most: int
+    show: Callable[[int], str]
+
+
+def day_limits(holder: Holder) -> Iterator[DayLimit]:
+    """Those that the queue has."""
+    time_us, cost = holder.queue.gpu_us_per_day, holder.queue.micro_usd_per_day
+    if time_us is not None:
+        yield DayLimit(0, Bound.DAY_GPU_TIME, time_us * MILLI, show_gpu_time)
+    if cost is not None:
+        yield DayLimit(1, Bound.DAY_COST, cost * MILLI * US_PER_HOUR, show_cost)
+
+
+def show_gpu_time(milli_us: int) -> str:
+    """GPU time, for people."""
+    return f"{milli_us / (MILLI * US_PER_HOUR):.3g} GPU-h"
+
+
+def show_cost(nano_usd_us_per_hour: int) -> str:
+    """Money, for people."""
+    return format_micro_usd(nano_usd_us_per_hour // (MILLI * US_PER_HOUR))
+
+
+def pace(holder: Holder, which: int) -> int:
+    """What all that a queue holds uses up in a microsecond."""
+    return holder.nano if which else holder.held
+
+
+def first(which: int, job: Job, more: int, average_nano: int) -> int:
+    """What the job uses up in its runway; its GPUs are taken to cost the average of all."""
+    return (more * average_nano if which else more) * runway_us(job)
+
+
+def runway_us(job: Job) -> int:
+    """How long what is left of a day must last it."""
+    known = (each for each in (job.time_limit_us, job.estimate_us) if each is not None)
+    return min((RUNWAY_US, *known))
+
+
+def day(holder: Holder, job: Job, more: int, average_nano: int, now_us: int) -> Refusal | None:
+    """What a queue may use within 24 hours."""
+    for rule in day_limits(holder):
+        assert holder.day is not None, "it has a limit"
+        used = holder.day.used(now_us)[rule.which]
+        wanted = first(rule.which, job, more, average_nano) + pace(holder, rule.which) * runway_us(job)
+        if used + wanted <= rule.most:
+            continue
+        until_us = holder.day.crosses_us(rule.which, rule.most - wanted, now_us, falling=True)
+        text = (
+            f"queue {holder.queue.name} used {rule.show(used)} of the {rule.show(rule.most)} that it may within a day"
+        )
+        span = format_duration(runway_us(job) / US_PER_S)
+        text += f"; with it, the next {span} would take {rule.show(wanted)}"
+        return Refusal(bound=rule.bound, queue=holder.queue.name, text=text, until_us=until_us)
+    return None
+
+
+def never(holder: Holder, job: Job, more: int, average_nano: int) -> str | None:
+    """The rule of this queue by which the job can never start."""
+    name = holder.queue.name
+    for allows, most in (("may hold", holder.queue.limit_gpus), ("lets a user hold", holder.queue.user_gpus)):
+        if most is not None and more > most * MILLI:
+            return f"it needs {show_gpus(more)} GPUs, and queue {name} {allows} {most} at most"
+    for rule in day_limits(holder):
+        wanted = first(rule.which, job, more, average_nano)
+        if wanted > rule.most:
+            span = format_duration(runway_us(job) / US_PER_S)
+            return f"its first {span} takes {rule.show(wanted)}, and queue {name} may use {rule.show(rule.most)} a day"
+    return None
+
+
+def _refusal(bound: Bound, holder: Holder, text: str, short: int | None) -> Refusal:
+    return Refusal(bound=bound, queue=holder.queue.name, text=text, short_milli=short)

@@ -1,0 +1,162 @@
+"""A node as placement sees it: what is leased of it, and what is free.
+
+GPUs are bits of a mask; a GPU that is shared has so many thousandths left. CPU and host memory go along with GPUs.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from cordee.events import Capacity, Job, Lease, Node
+
+Kind = tuple[str, Capacity]
+"""A GPU's name and the capacity it was bought as."""
+
+
+def mask_of(gpus: tuple[int, ...]) -> int:
+    """The bit mask of GPU indices.
+
+    >>> mask_of((0, 2))
+    5
+    """
+    mask = 0
+    for gpu in gpus:
+        mask |= 1 << gpu
+    return mask
+
+
+def gpus_of(mask: int) -> tuple[int, ...]:
+    """The GPU indices of a bit mask, ascending.
+
+    >>> gpus_of(5)
+    (0, 2)
+    """
+    return tuple(gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1)
+
+
+def host_share(job: Job, gpus: int) -> tuple[int, int]:
+    """CPU milli-cores and bytes of host memory that so many GPUs of a job take along, rounded up for each GPU.
+
+    A job without GPUs takes all of it in one place.
+
+    >>> from cordee.ids import JobId
+    >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=8, cpu_milli=20_001, memory_bytes=80)
+    >>> host_share(job, 4)
+    (10004, 40)
+    """
+    parts, share = max(1, job.gpus), max(1, gpus)
+    return share * -(-job.cpu_milli // parts), share * -(-job.memory_bytes // parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What is leased of a node: GPUs as a whole, parts of GPUs as (index, milli), CPU and memory."""
+
+    whole: int = 0  # mask
+    parts: tuple[tuple[int, int], ...] = ()
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+    @property
+    def touched(self) -> int:
+        """The mask of GPUs of which anything is leased."""
+        return self.whole | mask_of(tuple(gpu for gpu, _ in self.parts))
+
+    def plus(self, lease: Lease, job: Job) -> "Used":
+        """With this lease as well; what is leased already is a programmer's error.
+
+        >>> from cordee.ids import JobId
+        >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1, gpu_milli=300)
+        >>> Used().plus(Lease(node="n", gpus=(2,), milli=300), job).parts
+        ((2, 300),)
+        """
+        cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
+        mask = mask_of(lease.gpus)
+        assert not self.whole & mask, f"{job.job_id} leases GPUs {gpus_of(self.whole & mask)} of {lease.node} twice"
+        parts = dict(self.parts)
+        whole = self.whole
+        if lease.milli >= 1000:
+            twice = mask & self.touched
+            assert not twice, f"{job.job_id} leases GPUs {gpus_of(twice)} of {lease.node} twice"
+            whole |= mask
+        else:
+            for gpu in lease.gpus:
+                parts[gpu] = parts.get(gpu, 0) + lease.milli
+                assert parts[gpu] <= 1000, f"{job.job_id} leases {parts[gpu]} milli of GPU {gpu} of {lease.node}"
+        return Used(whole, tuple(sorted(parts.items())), self.cpu_milli + cpu_milli, self.memory_bytes + memory_bytes)
+
+    def minus(self, lease: Lease, job: Job) -> "Used":
+        """Without this lease, which is in it."""
+        cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
+        parts = dict(self.parts)
+        whole = self.whole
+        if lease.milli >= 1000:
+            whole &= ~mask_of(lease.gpus)
+        else:
+            for gpu in lease.gpus:
+                parts[gpu] -= lease.milli
+        left = tuple(sorted((gpu, milli) for gpu, milli in parts.items() if milli))
+        return Used(whole, left, self.cpu_milli - cpu_milli, self.memory_bytes - memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A node that can be placed on: up, with what is free of it."""
+
+    node: Node
+    free: int  # mask of GPUs of which nothing is leased
+    usable: int  # how many GPUs it has for Cordee, free or leased
+    shared: tuple[tuple[int, int], ...] = ()  # GPUs of which a part is leased: (index, free milli)
+    cpu_milli: int | None = None  # free; None: not counted
+    memory_bytes: int | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What a job can ask for."""
+        return (self.node.gpu_name, self.node.capacity)
+
+    def plus(self, leases: Iterable[tuple[Lease, Job]]) -> "Entry":
+        """As it would be if these leases on it ended."""
+        entry = self
+        for lease, job in leases:
+            entry = _given_back(entry, lease, job)
+        return entry
+
+
+def entry_of(node: Node, used: Used) -> Entry:
+    """What is free of a node of which so much is leased.
+
+    >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=4, unavailable=(3,))
+    >>> entry = entry_of(node, Used(whole=1, parts=((1, 400),)))
+    >>> gpus_of(entry.free), entry.usable, entry.shared
+    ((2,), 3, ((1, 600),))
+    """
+    usable = (1 << node.gpus) - 1 & ~mask_of(node.unavailable)
+    touched = used.touched
+    return Entry(
+        node,
+        usable & ~touched,
+        (usable | touched).bit_count(),
+        tuple((gpu, 1000 - milli) for gpu, milli in used.parts if milli < 1000),
+        None if node.cpu_milli is None else node.cpu_milli - used.cpu_milli,
+        None if node.memory_bytes is None else node.memory_bytes - used.memory_bytes,
+    )
+
+
+def _given_back(entry: Entry, lease: Lease, job: Job) -> Entry:
+    cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
+    shared = dict(entry.shared)
+    free = entry.free
+    for gpu in lease.gpus:
+        left = shared.get(gpu, 0) + lease.milli
+        if left >= 1000:
+            shared.pop(gpu, None)
+            free |= 1 << gpu
+        else:
+            shared[gpu] = left
+    return replace(
+        entry,
+        free=free & ~mask_of(entry.node.unavailable),
+        shared=tuple(sorted(shared.items())),
+        cpu_milli=None if entry.cpu_milli is None else entry.cpu_milli + cpu_milli,
+        memory_bytes=None if entry.memory_bytes is None else entry.memory_bytes + memory_bytes,
+    )

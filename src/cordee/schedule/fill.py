@@ -1,0 +1,256 @@
+"""How a gang's units lie in a view: one node, else the lowest domain that holds them, filled with the fewest parts.
+
+The same step serves at every level of the tree: take the fullest part whole until one part holds what is left, and of
+those that do the tightest. No other choice needs fewer parts, and what is broken up is the smallest that is enough.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cordee.schedule.entry import gpus_of, mask_of
+from cordee.schedule.view import ANYWHERE, Class, View, holds
+
+_HIGHEST = {"island": -1, "rack": 0, "block": 1, None: ANYWHERE}
+"""The highest domain that a gang may need, counted from the rack."""
+
+Pick = tuple[str, int, int]
+"""A node, how many units it gets, and the GPUs of a rest (0: none)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a gang is made of."""
+
+    unit: int  # GPUs
+    units: int
+    rest: int  # GPUs of one part that is smaller than a unit; 0: none
+    in_island: bool  # a unit lies in one island where islands are large enough, not just in one node
+    within: str | None
+
+    @property
+    def gpus(self) -> int:
+        """All of them."""
+        return self.units * self.unit + self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a gang lies."""
+
+    spread: int  # 0 one island, 1 one node, 2 an island of several nodes, 3 a rack, then each level above
+    picks: tuple[Pick, ...]
+    left_over: int  # free GPUs that stay in the node or domain
+
+
+def missing(view: View, need: Need) -> int:
+    """How many units (the rest counts as one) lack a place; 0: the gang fits."""
+    if need.within is not None:
+        return _missing_within(view, need)
+    units, rests = 0, False
+    for cls, nodes in view.total.items():
+        each, beside = holds(cls, need.unit, need.rest, need.in_island)
+        units += each * nodes
+        rests = rests or beside
+        if units > need.units:
+            return 0
+    return lacking(need, units, rests)
+
+
+def lacking(need: Need, units: int, rests: bool) -> int:
+    """How many units a gang lacks where so many are, and a rest beside them or not."""
+    return max(0, need.units - units) + (need.rest > 0 and units <= need.units and not rests)
+
+
+def search(view: View, need: Need) -> Shape | None:
+    """The best shape; None if there is none."""
+    if missing(view, need):
+        return None
+    found = _in_one_node(view, need)
+    if found is not None or need.within == "node":
+        return found
+    units, rests = _by_row(view, need)
+    enough = _enough(units, rests, need)
+    for height, rows in view.levels().items():
+        if height > _HIGHEST[need.within]:
+            break
+        fitting = rows[enough[rows]]
+        if len(fitting):
+            row = _best_domain(view, fitting, need)
+            picks: list[Pick] = []
+            _fill(view, row, need.units, need.rest, need, picks)
+            return Shape(min(height, ANYWHERE) + 3, tuple(picks), int(view.free[row]) - need.gpus)
+    return None
+
+
+def _missing_within(view: View, need: Need) -> int:
+    least = min((_lacks_in_node(cls, need) for cls in view.total), default=need.units + (need.rest > 0))
+    if not least or need.within == "node":
+        return least
+    units, rests = _by_row(view, need)
+    short = np.maximum(0, need.units - units)
+    if need.rest:
+        short += (units <= need.units) & (rests == 0)
+    for height, rows in view.levels().items():
+        if height <= _HIGHEST[need.within] and len(rows):
+            least = min(least, int(short[rows].min()))
+    return least
+
+
+def _lacks_in_node(cls: Class, need: Need) -> int:
+    units, beside = holds(cls, need.unit, need.rest, need.in_island)
+    lacks = lacking(need, units, beside)
+    if lacks or need.within != "island" or _in_one_island(cls, need):
+        return lacks
+    return 1
+
+
+def _in_one_island(cls: Class, need: Need) -> bool:
+    return cls[0] >= need.gpus and cls[2][0] >= need.gpus
+
+
+def _by_row(view: View, need: Need) -> tuple[Any, Any]:
+    """Units of each row's domain, and how many of its nodes have room for a rest beside them."""
+    units, rests = view.weights(need.unit, need.rest, need.in_island)
+    rows = len(view.domains)
+    return (view.counts @ units)[:rows], (view.counts @ rests)[:rows] if need.rest else np.zeros(rows)
+
+
+def _enough(units: Any, rests: Any, need: Need) -> Any:
+    enough = units >= need.units
+    return (units > need.units) | (enough & (rests > 0)) if need.rest else enough
+
+
+# -- one node ------------------------------------------------------------------------------------------------
+
+
+def _in_one_node(view: View, need: Need) -> Shape | None:
+    """One island before several, then the fewest free GPUs left over, then the fullest domain, then names."""
+    fitting = [
+        (not _in_one_island(cls, need), sum(cls[2]) - need.gpus, cls)
+        for cls in view.total
+        if not _lacks_in_node(cls, need)
+    ]
+    if not fitting:
+        return None
+    spread, left_over, cls = min(fitting)
+    return Shape(int(spread), ((view.first(cls), need.units, need.rest),), left_over)
+
+
+# -- a domain ------------------------------------------------------------------------------------------------
+
+
+def _best_domain(view: View, rows: Any, need: Need) -> int:
+    """Of domains that hold the gang the one that needs the fewest nodes, then the one with the least left over."""
+    if len(rows) == 1:
+        return int(rows[0])
+    weights, _ = view.weights(need.unit, need.rest, need.in_island)
+    columns = np.flatnonzero(weights)
+    columns = columns[np.argsort(-weights[columns], kind="stable")]
+    nodes = view.counts[rows[:, None], columns[None, :]]
+    before, units = np.cumsum(nodes, axis=1), np.cumsum(nodes * weights[columns], axis=1)
+    at = np.argmax(units >= need.units, axis=1)
+    here = np.arange(len(rows))
+    held = np.where(at > 0, units[here, at - 1], 0)
+    fewest = np.where(at > 0, before[here, at - 1], 0) + np.ceil((need.units - held) / weights[columns][at])
+    free = view.free[rows]
+    return int(rows[np.argmin(fewest * (1 + free.max()) + free)])
+
+
+Run = tuple[int, bool, Any, Any, int]
+"""Equal parts: units that each holds, whether a rest goes beside them, a key to order by, a tag, how many they are."""
+
+
+def _fill(view: View, row: int, units: int, rest: int, need: Need, picks: list[Pick]) -> None:
+    """Fill a domain that holds so much, adding to `picks`."""
+    rows = view.inside(row)
+    if not len(rows):
+        _fill_nodes(view, row, units, rest, need, picks)
+        return
+    held, beside = _by_row(view, need)
+    runs: list[Run] = [
+        (int(held[each]), bool(beside[each]), (view.free[each], number), int(each), 1)
+        for number, each in enumerate(rows)
+        if held[each] or beside[each]
+    ]
+    own = (int(held[row] - held[rows].sum()), bool(beside[row] > beside[rows].sum()))
+    if any(own):
+        runs.append((*own, (view.free[row] - view.free[rows].sum(), len(rows)), None, 1))
+    for inner, taken, with_rest, _ in _parts(runs, units, rest):
+        if inner is None:
+            _fill_nodes(view, row, taken, with_rest, need, picks)
+        else:
+            _fill(view, inner, taken, with_rest, need, picks)
+
+
+def _fill_nodes(view: View, row: int, units: int, rest: int, need: Need, picks: list[Pick]) -> None:
+    """Fill nodes right in a domain, adding to `picks`."""
+    runs: list[Run] = []
+    for cls in view.total:
+        names = view.names.get((row, view.column(cls)))
+        held, beside = holds(cls, need.unit, need.rest, need.in_island)
+        if names and (held or beside):
+            runs.append((held, beside, (sum(cls[2]), cls), names, len(names)))
+    picks += [(names[number], taken, with_rest) for names, taken, with_rest, number in _parts(runs, units, rest)]
+
+
+def _parts(runs: list[Run], units: int, rest: int) -> Iterator[tuple[Any, int, int, int]]:
+    """Which parts take how much: (tag, units, rest, number within its run)."""
+    runs = sorted(runs, key=lambda run: (-run[0], not run[1], run[2]))
+    at = used = 0
+
+    def too_small(run: Run) -> bool:
+        return run[0] < units or (run[0] == units and rest > 0 and not run[1])
+
+    while units or rest:
+        if used == runs[at][4]:
+            at, used = at + 1, 0
+        elif too_small(runs[at]):
+            held, beside, _, tag, _ = runs[at]
+            yield tag, held, rest if beside else 0, used
+            units, rest, used = units - held, 0 if beside else rest, used + 1
+        else:
+            # In falling order those that hold what is left come first; the last of them are the tightest.
+            tightest = bisect_left(runs, True, lo=at, key=too_small) - 1
+            first = bisect_left(
+                runs, (-runs[tightest][0], not runs[tightest][1]), lo=at, key=lambda run: (-run[0], not run[1])
+            )
+            yield runs[first][3], units, rest, used if first == at else 0
+            return
+
+
+# -- GPUs of a node ------------------------------------------------------------------------------------------
+
+
+def choose(free: int, gpus: int, island: int, units: int, need: Need, rest: int) -> tuple[int, ...]:
+    """GPUs of a node with `gpus` of them, unit by unit and the rest last, in the order of the gang's ranks.
+
+    >>> choose(0b11110111, 8, 4, 1, Need(4, 1, 0, True, None), 0)
+    (4, 5, 6, 7)
+    """
+    size = island if 0 < island < gpus else gpus
+    islands = [free & ((1 << size) - 1) << first for first in range(0, gpus, size)]
+    parts: list[tuple[int, ...]] = []
+    if need.in_island and need.unit <= size:
+        parts += sorted(_take(islands, need.unit) for _ in range(units))
+    elif units:
+        parts.append(_take(islands, units * need.unit + rest))
+        return parts[0]
+    if rest:
+        parts.append(_take(islands, rest))
+    return tuple(gpu for part in parts for gpu in part)
+
+
+def _take(islands: list[int], count: int) -> tuple[int, ...]:
+    """GPUs of the island with the fewest that are enough, else of the fullest ones; they are taken out of `islands`."""
+    by_size = sorted(range(len(islands)), key=lambda each: (islands[each].bit_count(), each))
+    enough = next((each for each in by_size if islands[each].bit_count() >= count), None)
+    chosen: list[int] = []
+    for each in reversed(by_size) if enough is None else [enough]:
+        taken = gpus_of(islands[each])[: count - len(chosen)]
+        chosen += taken
+        islands[each] &= ~mask_of(taken)
+    return tuple(sorted(chosen))

@@ -1,0 +1,158 @@
+"""What can be held, as an amount that adds up, and one queue with what it and all inside it hold.
+
+`quotas.py` walks these from a job's queue up to the cluster. GPUs count in thousandths: a job may have a part of one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cordee.events import Job, Lease, Node, Queue
+from cordee.schedule.day import Day
+from cordee.schedule.entry import host_share
+
+MILLI = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """An amount of what can be held."""
+
+    gpu_milli: int = 0
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    nano_usd_per_hour: int = 0
+
+    def plus(self, other: "Held", times: int = 1) -> "Held":
+        """Both together."""
+        return Held(
+            gpu_milli=self.gpu_milli + times * other.gpu_milli,
+            cpu_milli=self.cpu_milli + times * other.cpu_milli,
+            memory_bytes=self.memory_bytes + times * other.memory_bytes,
+            nano_usd_per_hour=self.nano_usd_per_hour + times * other.nano_usd_per_hour,
+        )
+
+    def less(self, other: "Held") -> "Held":
+        """This without the other."""
+        return self.plus(other, -1)
+
+
+NOTHING = Held()
+
+
+def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[int]) -> Held:
+    """What an attempt holds by these leases, at their nodes' prices; CPU and memory lie where its GPUs lie."""
+    shares = [host_share(job, len(lease.gpus)) for lease in leases]
+    prices = zip(leases, micro_usd_per_gpu_hour, strict=True)
+    return Held(
+        gpu_milli=sum(len(lease.gpus) * lease.milli for lease in leases),
+        cpu_milli=sum(cpu_milli for cpu_milli, _ in shares),
+        memory_bytes=sum(memory_bytes for _, memory_bytes in shares),
+        nano_usd_per_hour=sum(len(lease.gpus) * lease.milli * price for lease, price in prices),
+    )
+
+
+def offered_by(node: Node) -> Held:
+    """What a node that is up adds to the cluster."""
+    gpus = node.gpus - len(node.unavailable)
+    return Held(
+        gpu_milli=gpus * MILLI,
+        cpu_milli=node.cpu_milli or 0,
+        memory_bytes=node.memory_bytes or 0,
+        nano_usd_per_hour=gpus * MILLI * node.micro_usd_per_gpu_hour,
+    )
+
+
+class Holder:
+    """A queue with what it and all inside it hold. Jobs are counted in leaves: an inner queue has one for its own."""
+
+    __slots__ = (
+        "base",
+        "claim",
+        "cpu",
+        "day",
+        "graces",
+        "held",
+        "inner",
+        "inside",
+        "leaving",
+        "memory",
+        "nano",
+        "path",
+        "queue",
+        "quota",
+        "rate",
+        "users",
+    )
+
+    def __init__(self, queue: Queue, parent: "Holder | None") -> None:
+        self.queue, self.quota = queue, queue.quota_gpus * MILLI
+        self.inside: list[Holder] = []
+        self.path: tuple[Holder, ...] = (self, *(parent.path if parent else ()))  # up to the cluster
+        self.held = self.cpu = self.memory = self.nano = 0
+        self.leaving = 0  # of held: has notice
+        self.inner = 0  # held, and what those inside keep to themselves
+        self.claim = 0  # that, or its quota if it does not lend
+        self.users: dict[str, int] = {}
+        self.graces: dict[int, int] = {}  # thousandths of GPUs held by jobs with that grace period
+        self.base, self.rate = (0, 0, 0), (0, 0, 0)  # borrowed GPUs, CPU, memory: used is base + rate x clock
+        limited = queue.gpu_us_per_day is not None or queue.micro_usd_per_day is not None
+        self.day = Day() if limited else None
+        if parent is not None:
+            parent.inside.append(self)
+
+    @property
+    def net(self) -> int:
+        """What it holds once those with notice have left."""
+        return self.held - self.leaving
+
+    def move(self, owner: str, grace_us: int, held: Held, clock: int, at_us: int) -> None:
+        """Hold more."""
+        gpu = held.gpu_milli
+        self.held += gpu
+        self.cpu += held.cpu_milli
+        self.memory += held.memory_bytes
+        self.nano += held.nano_usd_per_hour
+        count(self.users, owner, gpu)
+        count(self.graces, grace_us, gpu)
+        self.recount(clock)
+        if self.day is not None:
+            self.day.add(at_us, (gpu, held.nano_usd_per_hour))
+
+    def recount(self, clock: int) -> None:
+        """From now on the part of what it holds that is beyond its quota speaks against it."""
+        over = self.held - self.quota
+        if not self.quota:
+            rate = (self.held, self.cpu, self.memory)
+        elif over <= 0:
+            rate = (0, 0, 0)
+        else:
+            rate = (over, self.cpu * over // self.held, self.memory * over // self.held)
+        if rate != self.rate:
+            (a, b, c), (x, y, z), (u, v, w) = self.base, rate, self.rate
+            self.base = (a - (x - u) * clock, b - (y - v) * clock, c - (z - w) * clock)
+            self.rate = rate
+
+    def inherit(self, before: "Holder", clock: int) -> None:
+        """What it used under the queues of before still speaks against it; it holds nothing yet."""
+        (a, b, c), (x, y, z) = before.base, before.rate
+        self.base = (a + x * clock, b + y * clock, c + z * clock)
+
+    def value(self) -> object:
+        """A deep copy as plain values, to compare."""
+        held = (self.held, self.cpu, self.memory, self.nano, self.leaving, self.inner, self.claim)
+        day = None if self.day is None else self.day.value()
+        return (held, dict(self.users), dict(self.graces), self.base, self.rate, day)
+
+    def claim_with(self, more: int) -> int:
+        """Its claim if it held more."""
+        return self.inner + more if self.queue.lend else max(self.inner + more, self.quota)
+
+
+def count(amounts: dict[Any, int], key: Any, more: int) -> None:
+    """Add to an amount; none is not kept."""
+    amount = amounts.get(key, 0) + more
+    if amount:
+        amounts[key] = amount
+    else:
+        amounts.pop(key, None)

@@ -1,0 +1,340 @@
+"""Who may start, who may take back from whom, whose turn it is: the tree of queues with what everybody holds.
+
+`State` owns one `Quotas` and alone changes it. `put` and `take`, `leave` and `stay`, `resize` and its opposite undo
+each other exactly, in time that grows with the depth of the tree alone; `QueuesSet` makes a new one (`regrouped`).
+
+Above the outermost queues stands the cluster, whose quota is all there is: whoever holds more than its own borrows it
+from somebody. A queue that does not lend counts as holding its quota even while it does not. docs/design/queues.md.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from cordee.events import Job, Queue
+from cordee.schedule import bounds
+from cordee.schedule.bounds import Bound, Refusal, milli, show_gpus
+from cordee.schedule.day import DAY_US
+from cordee.schedule.decay import Decay
+from cordee.schedule.held import NOTHING, Held, Holder, count
+from cordee.schedule.queues import DEFAULT
+
+HALF_LIFE_US = 7 * DAY_US
+"""After so long, half of what a queue had borrowed still speaks against it."""
+
+SHARE = 10**9
+"""The whole cluster, in `Quotas.share`."""
+
+_CLUSTER = "the cluster"
+_Key = tuple[str, str, int]  # the queue that a job names, its owner, its grace period
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borrower:
+    """A queue from which a job may take back; `distance` 1 is a sibling of its queue, 2 one of its parent's, ..."""
+
+    queue: str
+    over_milli: int
+    distance: int
+
+
+@dataclass(slots=True)
+class Push:
+    """Which running jobs a waiting one may push, asked one by one: each yes counts as given notice.
+
+    So any subset of those that were allowed may be pushed together. Ask the cheapest first.
+    """
+
+    _path: tuple[Holder, ...]
+    _inside: dict[Holder, bool]  # whether the job's side stays inside its quota, for each queue of its path
+    _within: Refusal | None
+    _owner: str
+    _quotas: "Quotas"
+    _gone: dict[Holder, int] = field(default_factory=dict)
+
+    def takes(self, victim: Job, gpu_milli: int, *, below: bool) -> bool:
+        """Whether this running job may be pushed; `below`: it is of a lower tier, or its turn is over.
+
+        Of its own queue a job pushes who is below it. Of others it takes back what is borrowed while its own side stays
+        inside its quota, from any tier; and pushes who is below it, unless that one's quota shields it.
+        """
+        path = self._quotas.leaf(victim.queue).path
+        mine = set(self._path)
+        side = [holder for holder in path if holder not in mine]
+        if not side:
+            allowed = below
+        else:
+            over = all(holder.net - self._gone.get(holder, 0) > holder.quota for holder in side)
+            inside = self._inside[self._path[len(self._path) - (len(path) - len(side)) - 1]]
+            allowed = (inside and over) or (below and (inside or over))
+        if allowed and self._helps(victim, path):
+            for holder in path:
+                self._gone[holder] = self._gone.get(holder, 0) + gpu_milli
+            return True
+        return False
+
+    def _helps(self, victim: Job, path: tuple[Holder, ...]) -> bool:
+        """Where the job is held back by a limit, only what leaves that queue (and is that user's) helps."""
+        if self._within is None or self._within.bound is Bound.KEPT:
+            return True
+        if self._within.bound is Bound.USER_LIMIT and victim.owner != self._owner:
+            return False
+        return any(holder.queue.name == self._within.queue for holder in path)
+
+
+class Quotas:
+    """The tree with what everybody holds."""
+
+    def __init__(self, queues: Iterable[Queue] = (), *, half_life_us: int = HALF_LIFE_US) -> None:
+        """Nobody holds anything. The queues are such as `queues.check` accepts; `default` is added if it is missing."""
+        self.queues = tuple(sorted(queues, key=lambda queue: queue.name))
+        self.half_life_us = half_life_us
+        self.offered = NOTHING  # by all nodes that stay
+        self._clock: Decay | None = None
+        self._held: dict[_Key, Held] = {}
+        self._leaving: dict[str, int] = {}  # by the queue that jobs name
+        self._moves: list[tuple[int, _Key, Held]] = []  # of the last day at least
+        self._cluster = Holder(Queue(name=_CLUSTER), None)
+        self._holders: dict[str, Holder] = {}
+        named = {queue.name: queue for queue in self.queues}
+        named.setdefault(DEFAULT, Queue(name=DEFAULT))
+        for queue in named.values():
+            self._grow(queue, named)
+        self._leaves = {name: _own(holder) for name, holder in self._holders.items()}
+        _first_claim(self._cluster)
+
+    def _grow(self, queue: Queue, named: dict[str, Queue]) -> Holder:
+        if queue.name not in self._holders:
+            parent = self._cluster if queue.parent is None else self._grow(named[queue.parent], named)
+            self._holders[queue.name] = Holder(queue, parent)
+        return self._holders[queue.name]
+
+    def leaf(self, queue: str) -> Holder:
+        """Where jobs that name this queue are counted."""
+        return self._leaves.get(queue) or self._leaves[DEFAULT]
+
+    # -- changes ---------------------------------------------------------------------------------------------
+
+    def resize(self, more: Held, at_us: int) -> None:
+        """The nodes that stay offer so much more (less, if negative); the opposite undoes it."""
+        if self._clock is None:
+            self._clock = Decay(self.half_life_us, at_us)
+        self.offered = self.offered.plus(more)
+
+    def put(self, job: Job, held: Held, at_us: int) -> None:
+        """A job gets this; `take` of the same at the same time undoes it.
+
+        Also for what a job will hold that waits for its victims, inside `what_if`: then those behind it see it.
+        """
+        self._move((job.queue, job.owner, job.grace_us), held, at_us)
+
+    def take(self, job: Job, held: Held, at_us: int) -> None:
+        """A job lets go of this; `put` of the same at the same time undoes it."""
+        self._move((job.queue, job.owner, job.grace_us), NOTHING.less(held), at_us)
+
+    def leave(self, job: Job, gpu_milli: int) -> None:
+        """So much of what the job holds has notice: it is not counted as borrowed any more. `stay` undoes it."""
+        self._leave(job.queue, gpu_milli)
+
+    def stay(self, job: Job, gpu_milli: int) -> None:
+        """So much of what had notice has left, with its `take`. `leave` undoes it."""
+        self._leave(job.queue, -gpu_milli)
+
+    def forget(self, now_us: int) -> None:
+        """Let go of what was used more than a day ago; nothing brings it back, so never inside `what_if`."""
+        if len(self._moves) > 64 and self._moves[len(self._moves) // 2][0] < now_us - DAY_US:
+            self._moves = [move for move in self._moves if move[0] >= now_us - DAY_US]
+            for holder in self._holders.values():
+                if holder.day is not None:
+                    holder.day.forget(now_us)
+
+    def regrouped(self, queues: Iterable[Queue], at_us: int) -> "Quotas":
+        """The same holdings, and what was used, under other queues. This one stays as it is."""
+        new = Quotas(queues, half_life_us=self.half_life_us)
+        new.offered, new._clock = self.offered, self._clock
+        clock = self._clock.at(at_us) if self._clock else 0
+        for ours, theirs in ((self._holders, new._holders), (self._leaves, new._leaves)):
+            for name, holder in theirs.items():
+                if name in ours:
+                    holder.inherit(ours[name], clock)
+        before = dict(self._held)
+        for _, key, held in self._moves:
+            before[key] = before.get(key, NOTHING).less(held)
+        first_us = self._moves[0][0] if self._moves else at_us
+        for key in sorted(before):
+            new._count(key, before[key], first_us, clock)
+        for moved_us, key, held in self._moves:
+            new._count(key, held, moved_us, clock)
+        new._moves = list(self._moves)
+        for name, gpu_milli in self._leaving.items():
+            new._leave(name, gpu_milli)
+        return new
+
+    def _leave(self, queue: str, gpu_milli: int) -> None:
+        count(self._leaving, queue, gpu_milli)
+        for holder in self.leaf(queue).path:
+            holder.leaving += gpu_milli
+
+    def _move(self, key: _Key, held: Held, at_us: int) -> None:
+        self._count(key, held, at_us, self._reading(at_us))
+        # An undo is the opposite at the same time: it finds what it undoes at the end.
+        if self._moves and self._moves[-1][:2] == (at_us, key):
+            held = self._moves.pop()[2].plus(held)
+        if held != NOTHING:
+            self._moves.append((at_us, key, held))
+
+    def _count(self, key: _Key, held: Held, at_us: int, clock: int) -> None:
+        queue, owner, grace_us = key
+        now = self._held.get(key, NOTHING).plus(held)
+        if now != NOTHING:
+            self._held[key] = now
+        else:
+            self._held.pop(key, None)
+        more = held.gpu_milli
+        for holder in self.leaf(queue).path:
+            holder.move(owner, grace_us, held, clock, at_us)
+            claim = holder.claim_with(more)
+            holder.inner, more = holder.inner + more, claim - holder.claim
+            holder.claim = claim
+
+    def _reading(self, at_us: int) -> int:
+        assert self._clock is not None, "a cluster without nodes holds nothing"
+        return self._clock.at(at_us)
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    def admits(self, job: Job, now_us: int, gpus: int | None = None) -> Refusal | None:
+        """Why the job may not start now on so many GPUs (None: those it asks for); None if it may.
+
+        It says nothing of whether GPUs are free.
+        """
+        more = milli(job, gpus)
+        path = self.leaf(job.queue).path
+        for holder in path[:-1]:
+            refusal = bounds.limit(holder, more) or bounds.user_limit(holder, job.owner, more)
+            refusal = refusal or bounds.day(holder, job, more, self._average(), now_us)
+            if refusal is not None:
+                return refusal
+        return self._kept(job, path, more)
+
+    def never(self, job: Job, gpus: int | None = None) -> str | None:
+        """The rule by which the job can never start, however empty the cluster is; None if there is none."""
+        more = milli(job, gpus)
+        for holder in self.leaf(job.queue).path[:-1]:
+            told = bounds.never(holder, job, more, self._average())
+            if told is not None:
+                return told
+        return None
+
+    def entitled(self, job: Job, gpus: int | None = None) -> bool:
+        """Whether its queue, or one above it, stays inside its quota if the job starts: then it may take back."""
+        more = milli(job, gpus)
+        return any(holder.net + more <= holder.quota for holder in self.leaf(job.queue).path[:-1])
+
+    def push(self, job: Job, refusal: Refusal | None = None, gpus: int | None = None) -> Push:
+        """Whom the job may push; with a refusal, whom it may push to have that one lifted."""
+        more = milli(job, gpus)
+        path = self.leaf(job.queue).path
+        inside = {holder: holder.net + more <= holder.quota for holder in path}
+        return Push(path, inside, refusal, job.owner, self)
+
+    def borrowers(self, job: Job, gpus: int | None = None) -> tuple[Borrower, ...]:
+        """The queues it may take back from: nearest first, then who is over by most, then by name."""
+        more, found = milli(job, gpus), []
+        path = self.leaf(job.queue).path
+        for distance, (holder, parent) in enumerate(pairwise(path), start=1):
+            if holder.net + more <= holder.quota:
+                others = [each for each in parent.inside if each is not holder]
+                over = sorted((-each.net + each.quota, each.queue.name) for each in _over(others))
+                found += [Borrower(queue=name, over_milli=-under, distance=distance) for under, name in over]
+        return tuple(found)
+
+    def share(self, queue: str, now_us: int) -> tuple[int, ...]:
+        """Whose turn it is, for `sorted`: the smaller, the sooner; from the outermost queue down to the named one.
+
+        At each level: first who is inside its quota, then by what it borrowed of the GPUs, CPU or memory of the cluster
+        (whichever is most), by its weight: half of it is what it holds now, half what it held in the past, decayed.
+        """
+        clock, key = self._reading(now_us), list[int]()
+        for holder in reversed(self.leaf(queue).path[:-1]):
+            key += (holder.net >= holder.quota, self._dominant(holder, clock, 1) // holder.queue.weight)
+        return tuple(key)
+
+    def spent(self, job: Job, now_us: int) -> bool:
+        """Whether what runs in its queue uses the last of the day within the job's grace period: it gets notice now."""
+        return any(
+            holder.day.used(now_us)[rule.which] + bounds.pace(holder, rule.which) * job.grace_us >= rule.most
+            for holder in self.leaf(job.queue).path
+            if holder.day is not None
+            for rule in bounds.day_limits(holder)
+        )
+
+    def wake_us(self, now_us: int) -> int | None:
+        """When the first running job is `spent`; None: none will be, if what is held stays as it is."""
+        times = [
+            holder.day.crosses_us(rule.which, rule.most - left, now_us, falling=False)
+            for holder in self._holders.values()
+            if holder.day is not None and holder.graces
+            for rule in bounds.day_limits(holder)
+            if (left := bounds.pace(holder, rule.which) * max(holder.graces)) is not None
+        ]
+        return min((at_us for at_us in times if at_us is not None), default=None)
+
+    def value(self) -> object:
+        """A deep copy as plain values, to compare."""
+        holders = {name: holder.value() for name, holder in self._holders.items()}
+        own = {name: leaf.value() for name, leaf in self._leaves.items() if leaf is not self._holders[name]}
+        return (self.queues, self.offered, dict(self._held), dict(self._leaving), tuple(self._moves), holders, own)
+
+    def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:
+        """Whether it would need GPUs that queues keep for themselves which do not lend."""
+        added = more
+        for holder in path:
+            added = holder.claim_with(added) - holder.claim
+        claimed, held = self._cluster.claim + added, self._cluster.held + more
+        if claimed <= held or claimed <= self.offered.gpu_milli:
+            return None
+        text = (
+            f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held)} of {show_gpus(self.offered.gpu_milli)}"
+        )
+        text += f" are held, and {show_gpus(claimed - held)} are kept by queues that do not lend"
+        short = claimed - self._cluster.leaving - self.offered.gpu_milli
+        return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
+
+    def _average(self) -> int:
+        """Nano-dollars per hour of a thousandth of a GPU."""
+        return self.offered.nano_usd_per_hour // self.offered.gpu_milli if self.offered.gpu_milli > 0 else 0
+
+    def _dominant(self, holder: Holder, clock: int, ahead: int) -> int:
+        """The largest part of what the cluster offers, as things were (ahead 0) or with what is held now (1)."""
+        offers = (self.offered.gpu_milli, self.offered.cpu_milli, self.offered.memory_bytes)
+        parts = (
+            (base + (rate * clock << ahead)) * SHARE // (offer * clock << ahead)
+            for base, rate, offer in zip(holder.base, holder.rate, offers, strict=True)
+            if offer > 0
+        )
+        return max(parts, default=0)
+
+
+def _own(holder: Holder) -> Holder:
+    """Where its own jobs are counted: in itself, or beside the queues inside it, with what they leave of its quota."""
+    if not holder.inside:
+        return holder
+    left = holder.queue.quota_gpus - sum(each.queue.quota_gpus for each in holder.inside)
+    return Holder(Queue(name=holder.queue.name, parent=holder.queue.name, quota_gpus=left), holder)
+
+
+def _first_claim(holder: Holder) -> int:
+    holder.inner = sum(_first_claim(each) for each in holder.inside)
+    holder.claim = holder.claim_with(0)
+    return holder.claim
+
+
+def _over(holders: Iterable[Holder]) -> Iterator[Holder]:
+    """The innermost queues that hold more than their quota, where all above them do."""
+    for holder in holders:
+        if holder.net > holder.quota:
+            if holder.inside:
+                yield from _over(holder.inside)
+            else:
+                yield holder

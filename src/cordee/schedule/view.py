@@ -1,0 +1,268 @@
+"""The nodes of a pool in their domain tree, counted by class, for jobs that take so much CPU and memory for each GPU.
+
+A class is what placement must know of a node: how many of its free GPUs the job could take, how many GPUs make an
+island, and how many of each island are free. There are few classes, so a row of counts for each domain answers how many
+units of any size a domain holds, and one product of the matrix of counts with a vector of weights answers it for all.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from cordee.schedule.entry import Entry, Kind
+
+Domain = tuple[str, ...]
+
+Pool = tuple[Kind, ...]
+"""Kinds that one gang may use together."""
+
+Class = tuple[int, int, tuple[int, ...]]
+"""GPUs that the job could take, GPUs of an island, free GPUs of each island (descending)."""
+
+ANYWHERE = 99  # the height of the whole cluster above the racks
+
+
+@lru_cache(maxsize=1 << 16)
+def holds(cls: Class, unit: int, rest: int, in_island: bool) -> tuple[int, bool]:
+    """How many units a node of a class holds, and whether a rest of a unit goes beside them.
+
+    >>> holds((8, 8, (8,)), 3, 2, False), holds((7, 4, (4, 3)), 2, 1, True)
+    ((2, True), (3, True))
+    """
+    most, island, free = cls
+    if in_island and unit <= island:
+        slots = sum(each // unit for each in free)
+        units = min(slots, most // unit)
+        room = slots > units or any(each % unit >= rest for each in free)
+    else:
+        units = min(most, sum(free)) // unit
+        room = True
+    return units, 0 < rest <= most - units * unit and room
+
+
+class Feed:
+    """Entries by name, and the names in the order in which they changed."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.log: list[str] = []
+        self.start = 0  # changes that the log no longer holds
+
+    def put(self, name: str, entry: Entry | None) -> None:
+        """Set or take out an entry."""
+        if entry is None:
+            self.entries.pop(name, None)
+        else:
+            self.entries[name] = entry
+        self.log.append(name)
+        if len(self.log) > 4096 + 2 * len(self.entries):
+            self.start += len(self.log) // 2
+            del self.log[: len(self.log) // 2]
+
+    def since(self, seen: int) -> tuple[list[str] | None, int]:
+        """Names changed since the caller has seen so many changes (None: start anew), and how many there are now."""
+        end = self.start + len(self.log)
+        return (None if seen < self.start else self.log[seen - self.start :]), end
+
+
+class View:
+    """Counts by domain and class; all public arrays are indexed by row, and rows of a height are in domain order."""
+
+    def __init__(self, pool: Pool, cpu_milli: int, memory_bytes: int, feed: Feed, hosts: bool) -> None:
+        self.pool, self.cpu_milli, self.memory_bytes, self.hosts = frozenset(pool), cpu_milli, memory_bytes, hosts
+        self._feed, self._seen = feed, -1
+        self._clear()
+
+    def _clear(self) -> None:
+        self.classes: list[Class] = []
+        self.total: dict[Class, int] = {}  # nodes of each class in the whole pool
+        self.domains: list[Domain] = []
+        self.counts = np.zeros((4, 8))  # floats, because products of floats are fast; they stay whole numbers
+        self.free = np.zeros(4)  # GPUs that the job could take
+        self.names: dict[tuple[int, int], list[str]] = {}  # (row, column): ascending, of the nodes right in the domain
+        self.children: list[list[int]] = []  # rows right inside
+        self._column: dict[Class, int] = {}
+        self._row: dict[Domain, int] = {}
+        self._height: list[int] = []
+        self._where: dict[str, tuple[tuple[int, ...], int]] = {}  # node: rows from the root down, column
+        self._levels: dict[int, Any] = {}
+        self._inside: dict[int, Any] = {}
+        self._leaves: Any = None
+        self._weights: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
+        self.needs: dict[object, Any] = {}  # what gangs are made of, as `place` works out; forgotten at a change
+        self._rows((), 0)
+
+    # -- following the entries ---------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Catch up with the feed."""
+        if self._seen == self._feed.start + len(self._feed.log):
+            return
+        changed, self._seen = self._feed.since(self._seen)
+        self.needs.clear()
+        if changed is None:
+            self._clear()
+            changed = list(self._feed.entries)
+        entries = self._feed.entries
+        for name in set(changed) if len(changed) > 1 else changed:
+            self._set(name, entries.get(name))
+
+    def class_of(self, entry: Entry | None) -> Class | None:
+        """The class of a node; None if it is of no use here."""
+        if entry is None or entry.kind not in self.pool or not (entry.free or self.hosts):
+            return None
+        most = 1 if self.hosts else entry.free.bit_count()
+        if self.cpu_milli and entry.cpu_milli is not None:
+            most = min(most, entry.cpu_milli // self.cpu_milli)
+        if self.memory_bytes and entry.memory_bytes is not None:
+            most = min(most, entry.memory_bytes // self.memory_bytes)
+        if most <= 0:
+            return None
+        node = entry.node
+        island = node.island_gpus
+        if not 0 < island < node.gpus:
+            return (most, node.gpus, (entry.free.bit_count(),))
+        every = (1 << island) - 1
+        free = [(entry.free >> first & every).bit_count() for first in range(0, node.gpus, island)]
+        return (most, island, tuple(sorted(free, reverse=True)))
+
+    def _set(self, name: str, entry: Entry | None) -> None:
+        cls = self.class_of(entry)
+        column = None if cls is None else self._column_of(cls)
+        domain = entry.node.domain if entry is not None else ()
+        old = self._where.get(name)
+        if old is not None:
+            if column == old[1] and self.domains[old[0][-1]] == domain:
+                return
+            del self._where[name]
+            self._count(name, *old, -1)
+        if column is not None and entry is not None:
+            spans = entry.node.island_gpus > entry.node.gpus  # then the innermost domain is an island, below the rack
+            where = (self._rows(domain, -1 if spans else 0), column)
+            self._where[name] = where
+            self._count(name, *where, +1)
+
+    def _count(self, name: str, rows: tuple[int, ...], column: int, sign: int) -> None:
+        cls = self.classes[column]
+        for row in rows:
+            self.counts[row, column] += sign
+            self.free[row] += sign * cls[0]
+        left = self.total.get(cls, 0) + sign
+        if left:
+            self.total[cls] = left
+        else:
+            del self.total[cls]
+        names = self.names.get((rows[-1], column))
+        if names is None:
+            names = self.names[rows[-1], column] = []
+            self._leaves = None
+        if sign > 0:
+            insort(names, name)
+        else:
+            del names[bisect_left(names, name)]
+
+    def _column_of(self, cls: Class) -> int:
+        column = self._column.get(cls)
+        if column is None:
+            column = self._column[cls] = len(self.classes)
+            self.classes.append(cls)
+            if column >= self.counts.shape[1]:
+                self.counts = np.pad(self.counts, ((0, 0), (0, column)))
+            self._weights.clear()
+        return column
+
+    def _rows(self, domain: Domain, height: int) -> tuple[int, ...]:
+        """The rows of a domain and all above it, the root first; `height` is the domain's own above the racks."""
+        rows: list[int] = []
+        for depth in range(len(domain) + 1):
+            prefix = domain[:depth]
+            row = self._row.get(prefix)
+            if row is None:
+                row = self._row[prefix] = len(self.domains)
+                self.domains.append(prefix)
+                self.children.append([])
+                self._height.append(height + len(domain) - depth)
+                if rows:
+                    self.children[rows[-1]].append(row)
+                if row >= len(self.free):
+                    self.counts = np.pad(self.counts, ((0, row), (0, 0)))
+                    self.free = np.pad(self.free, (0, row))
+                self._forget_order()
+            elif self._height[row] < height + len(domain) - depth:
+                self._height[row] = height + len(domain) - depth
+                self._forget_order()
+            rows.append(row)
+        return tuple(rows)
+
+    def _forget_order(self) -> None:
+        self._levels, self._inside, self._leaves = {}, {}, None
+
+    def _in_order(self, rows: Iterable[int]) -> Any:
+        return np.array(sorted(rows, key=lambda each: self.domains[each]), np.int64)
+
+    # -- what placement asks -----------------------------------------------------------------------------------
+
+    def total_if(self, entries: Mapping[str, Entry]) -> Mapping[Class, int]:
+        """`total` if these nodes were as given."""
+        if not entries:
+            return self.total
+        total = dict(self.total)
+        for name, entry in entries.items():
+            old, new = self._where.get(name), self.class_of(entry)
+            if old is not None:
+                total[self.classes[old[1]]] -= 1
+            if new is not None:
+                total[new] = total.get(new, 0) + 1
+        return {cls: nodes for cls, nodes in total.items() if nodes}
+
+    def first(self, cls: Class) -> str:
+        """A node of a class: the first by name in the domain with the fewest free GPUs, so that others stay whole."""
+        column = self._column[cls]
+        rows = self.leaves()
+        rows = rows[self.counts[rows, column] > 0]
+        for row in rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows:
+            names = self.names.get((int(row), column))
+            if names:
+                return names[0]
+        raise AssertionError(f"a node of class {cls} is counted and is in no domain")
+
+    def column(self, cls: Class) -> int:
+        """The column of a class that is there."""
+        return self._column[cls]
+
+    def levels(self) -> dict[int, Any]:
+        """Rows by height above the racks, ascending; -1 are islands that span nodes, the whole cluster comes last."""
+        if not self._levels:
+            found: dict[int, list[int]] = {}
+            for row, domain in enumerate(self.domains):
+                found.setdefault(self._height[row] if domain else ANYWHERE, []).append(row)
+            self._levels = {height: self._in_order(found[height]) for height in sorted(found)}
+        return self._levels
+
+    def inside(self, row: int) -> Any:
+        """The rows right inside a row's domain, in domain order."""
+        found = self._inside.get(row)
+        if found is None:
+            found = self._inside[row] = self._in_order(self.children[row])
+        return found
+
+    def leaves(self) -> Any:
+        """Rows with nodes right in their domain, in domain order."""
+        if self._leaves is None:
+            self._leaves = self._in_order({row for row, _ in self.names})
+        return self._leaves
+
+    def weights(self, unit: int, rest: int, in_island: bool) -> tuple[Any, Any]:
+        """For each class the units that a node holds, and whether a rest goes beside them."""
+        key = (unit, rest, in_island)
+        found = self._weights.get(key)
+        if found is None:
+            width = self.counts.shape[1]
+            units, rests = np.zeros(width), np.zeros(width)
+            for column, cls in enumerate(self.classes):
+                units[column], rests[column] = holds(cls, unit, rest, in_island)
+            found = self._weights[key] = (units, rests)
+        return found

@@ -1,0 +1,66 @@
+"""What torch's own trainers hold: torchtitan's published peaks, and the parts that explain them."""
+
+import pytest
+
+from cordee.plan.layout import Layout, Training
+from cordee.plan.memory import rank_memory, timeline
+from cordee.plan.states import rank_parameters
+from cordee.units import GiB
+from cordee.workload.load import load_shape
+
+L8, L70, L405 = (load_shape(f"llama-3-{size}") for size in ("8b", "70b", "405b"))
+
+# torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 1 to 6, with torch.compile: reserved GiB on the
+# fullest GPU. A pipeline's local batch is cut into as many micro-batches as it has stages.
+PUBLISHED = [
+    (L8, Layout(dp=8, zero=3, micro_batch=2, recompute="selective"), 8192, 16, 77.0),
+    (L8, Layout(dp=8, zero=3, recompute="full"), 32_768, 8, 83.9),
+    (L8, Layout(dp=4, cp=2, zero=3, recompute="full"), 65_536, 4, 84.2),
+    (L8, Layout(dp=2, cp=4, zero=3, recompute="full"), 131_072, 2, 84.0),
+    (L8, Layout(dp=1, cp=8, zero=3, recompute="full"), 262_144, 1, 84.5),
+    (L8, Layout(dp=128, zero=3, micro_batch=2, recompute="selective"), 8192, 256, 62.0),
+    (L70, Layout(dp=32, tp=8, sp=True, zero=3, micro_batch=16, recompute="full"), 8192, 512, 71.9),
+    (L405, Layout(dp=8, tp=8, pp=8, sp=True, zero=3, recompute="full"), 32_768, 64, 75.3),
+    (L405, Layout(dp=4, cp=2, tp=8, pp=8, sp=True, zero=3, recompute="full"), 65_536, 32, 75.9),
+    (L405, Layout(dp=2, cp=4, tp=8, pp=8, sp=True, zero=3, recompute="full"), 131_072, 16, 77.1),
+]
+
+
+@pytest.mark.parametrize(("shape", "layout", "seq", "batch", "measured"), PUBLISHED)
+def test_torchtitans_published_peaks(shape, layout, seq, batch, measured) -> None:  # type: ignore[no-untyped-def]
+    memory = rank_memory(shape, layout, Training(seq, batch))
+    held = max(stage.held_bytes for stage in memory.stages) / GiB
+    assert abs(held / measured - 1) < 0.06, f"{held:.1f} GiB instead of {measured}"
+
+
+def test_fsdp_in_a_torch_pipeline_is_whole_while_micro_batches_pass() -> None:
+    layout = Layout(dp=8, tp=8, pp=4, sp=True, zero=3)
+    training = Training(8192, 128)
+    own = rank_parameters(L70, layout, training, 1).total
+    states, forward, *_, step = timeline(L70, layout, training, 1)
+    for still in (states, step):
+        assert still.weights_bytes == still.gradients_bytes == 2 * own / 8
+    # Gathered weights in 16 bits; gradients add up in fp32 until the last micro-batch.
+    assert forward.weights_bytes == 2 * own / 8 + 2 * own
+    assert forward.gradients_bytes == 2 * own / 8 + 4 * own
+    for other in (Training(8192, 128, framework="megatron"), Training(8192, 128, framework="deepspeed")):
+        sharded = timeline(L70, layout, other, 1)[1].weights_bytes
+        assert sharded == 2 * rank_parameters(L70, layout, other, 1).total / 8
+
+
+def test_a_torch_pipeline_receives_into_a_tensor_for_each_micro_batch() -> None:
+    few, many = (Layout(dp=dp, tp=8, pp=4, sp=True) for dp in (8, 4))
+    boundary = 2 * 8192 * 8192 / 8
+    for rank, passes in ((0, 1), (1, 2), (3, 1)):
+        less, more = (timeline(L70, layout, Training(8192, 128), rank)[0].buffers_bytes for layout in (few, many))
+        # 16 and 32 micro-batches: activations from before, gradients from behind.
+        assert more - less == passes * 16 * boundary
+    less, more = (timeline(L70, each, Training(8192, 128, framework="megatron"), 1)[0] for each in (few, many))
+    assert more.buffers_bytes == less.buffers_bytes
+
+
+def test_a_loss_over_divided_logits_keeps_four_tensors_in_fp32() -> None:
+    training = Training(8192, 8)
+    for tp, each in ((1, 12), (8, 16)):
+        (loss,) = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
+        assert loss.loss_bytes == each * 8192 * 128_256 / tp
