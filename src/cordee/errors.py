@@ -8,7 +8,8 @@
     │   ├── CatalogueError         14     a GPU, model or price that is not known
     │   ├── LayoutError            15     a layout that does not divide
     │   ├── ScriptError            16     the program to run is not there
-    │   └── QueuesError            17     a tree of queues that cannot be
+    │   ├── QueuesError            17     a tree of queues that cannot be
+    │   └── TraceError             18     a trace of jobs, or a part of it under --strict
     ├── AdmissionError             20   a job that was refused; nothing was queued
     │   ├── DoesNotFitError        21     its model does not fit its GPUs
     │   ├── UnprotectedError       22     preemptible without a checkpoint
@@ -94,6 +95,12 @@ class QueuesError(InputError):
     """A tree of queues that cannot be."""
 
     exit_code = 17
+
+
+class TraceError(InputError):
+    """A trace of jobs cannot be read, or a row of it under `--strict`."""
+
+    exit_code = 18
 
 
 class AdmissionError(CordeeError):

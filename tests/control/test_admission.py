@@ -1,6 +1,7 @@
 """Admission: what is refused, with which numbers, and what the scheduler is told of what is not."""
 
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from cordee.errors import (
     DoesNotFitError,
     LayoutError,
     ScriptError,
+    SpecError,
     TooLargeError,
     UnprotectedError,
 )
-from cordee.events import Capacity, Job, Node, Tier
+from cordee.events import Capacity, Job, Node, Queue, Tier
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
+from cordee.schedule.quotas import Quotas
 from cordee.units import parse_bytes_per_s
 from cordee.workload.spec import JobSpec
 
@@ -36,13 +39,14 @@ def spec(folder: Path, **fields: Any) -> JobSpec:
     return JobSpec.model_validate({"run": ["true"], "gpus": 4, "name": "gpt", "cwd": str(folder)} | fields)
 
 
-def admitted(wanted: JobSpec, *nodes: Node, unprotected: bool = False) -> Job:
+def admitted(wanted: JobSpec, *nodes: Node, unprotected: bool = False, queues: Sequence[Queue] = ()) -> Job:
     return admit(
         wanted,
         job_id=JobId("gpt-abcdef"),
         owner="ada",
         nodes=nodes,
         catalogue=load_catalogue(),
+        quotas=Quotas(queues),
         unprotected=unprotected,
     ).job
 
@@ -207,3 +211,63 @@ def test_programs_that_are_not(tmp_path: Path, run: Any, says: str) -> None:
         (tmp_path / name).chmod(stat.S_IRWXU)
     with pytest.raises(ScriptError, match=says):
         check_program(spec(tmp_path, run=run, env={"PATH": f"{tmp_path}:/bin:/usr/bin"}))
+
+
+def test_shape_size_and_host_are_passed_on(tmp_path: Path) -> None:
+    more = {"place": {"unit": 2, "within": "rack"}, "elastic": {"at_least": 2}, "limit": {"preemptions": 3}}
+    job = admitted(spec(tmp_path, cpus=6.5, memory_bytes=10**9, estimate_s=60, **more), SLOTS)
+    assert (job.unit_gpus, job.within, job.sizes, job.preemptions_max) == (2, "rack", (2,), 3)
+    assert (job.cpu_milli, job.memory_bytes, job.estimate_us) == (6500, 10**9, 60_000_000)
+    part = admitted(spec(tmp_path, gpus=1, gpu_milli=250), SLOTS)
+    assert (part.gpus, part.gpu_milli) == (1, 250)
+
+
+def test_an_elastic_job_gets_the_sizes_that_its_model_fits(tmp_path: Path) -> None:
+    big = Node(name="a", epoch=1, gpu_name="NVIDIA H100 80GB HBM3", gpus=64)
+    job = admitted(spec(tmp_path, gpus=64, model={"name": "llama-3-70b"}, elastic={"at_least": 1}), big)
+    assert job.sizes == (32,)  # 1.13 TB of states and what a step needs: 16 GPUs hold 1.28 TB
+    # It waits for no more than it needs at least.
+    assert admitted(spec(tmp_path, gpus=8, elastic={"at_least": 4}), SLOTS).gpus == 8
+    with pytest.raises(TooLargeError, match="the job needs 5 GPUs at once"):
+        admitted(spec(tmp_path, gpus=8, elastic={"sizes": [5, 6]}), SLOTS)
+    with pytest.raises(DoesNotFitError, match="does not fit 8 x H100"):
+        admitted(spec(tmp_path, gpus=64, model={"name": "llama-3-70b"}, elastic={"sizes": [8]}), big)
+
+
+def test_a_host_that_is_too_small_is_no_place_to_wait_for(tmp_path: Path) -> None:
+    counted = Node(name="a", epoch=1, gpu_name="slot", gpus=4, cpu_milli=32_000, memory_bytes=64 * 10**9)
+    assert admitted(spec(tmp_path, cpus=32), counted).cpu_milli == 32_000
+    with pytest.raises(TooLargeError, match=r"4 GPUs of the job need 33 CPU cores, but .* have 32 together"):
+        admitted(spec(tmp_path, cpus=33), counted)
+    with pytest.raises(TooLargeError, match=r"need 65 GB of host memory, but .* have 64 GB together"):
+        admitted(spec(tmp_path, memory_bytes=65 * 10**9), counted)
+    assert admitted(spec(tmp_path, memory_bytes=65 * 10**9), SLOTS)  # nobody counts there
+
+
+QUEUES = (Queue(name="research", limit_gpus=4, user_gpus=2), Queue(name="product", micro_usd_per_day=10_000_000))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "says"),
+    [
+        ({"queue": "reserch"}, SpecError, "there is no queue 'reserch'\nhint: did you mean research"),
+        ({"queue": "research", "gpus": 8}, TooLargeError, "it needs 8 GPUs, and queue research may hold 4 at most"),
+        ({"queue": "research"}, TooLargeError, "it needs 4 GPUs, and queue research lets a user hold 2 at most"),
+    ],
+)
+def test_a_queue_refuses_what_it_can_never_let_start(
+    tmp_path: Path, fields: dict[str, Any], error: type[CordeeError], says: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){says}"):
+        admitted(spec(tmp_path, **fields), H100, queues=QUEUES)
+    assert admitted(spec(tmp_path, queue="product"), H100, queues=QUEUES).queue == "product"
+    assert admitted(spec(tmp_path), H100, queues=QUEUES).queue == "default"
+
+
+def test_without_queues_a_queue_is_a_name(tmp_path: Path) -> None:
+    assert admitted(spec(tmp_path, queue="whatever"), SLOTS).queue == "whatever"
+
+
+def test_an_elastic_job_needs_no_more_of_its_queue_than_its_least(tmp_path: Path) -> None:
+    job = admitted(spec(tmp_path, queue="research", elastic={"at_least": 2}), H100, queues=QUEUES)
+    assert job.gpus == 4 and job.sizes == (2,)

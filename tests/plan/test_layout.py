@@ -12,9 +12,9 @@ from cordee.plan.layout import (
     Training,
     find_optimizer,
     parse_layout,
-    stage_layers,
     validate,
 )
+from cordee.plan.split import light_ends, read_split, split_text, splits, stage_layers
 from cordee.workload.load import load_shape
 
 LLAMA = load_shape("llama-3-70b")
@@ -125,3 +125,51 @@ def test_layers_are_shared_out_and_the_ends_get_no_more(layers: int, pp: int) ->
 def test_what_is_printed_can_be_asked_for(layout: Layout) -> None:
     asked = parse_layout(str(layout)).plainest(layout.gpus)
     assert asked == layout
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=64))
+def test_a_split_that_is_printed_can_be_read(stages: list[int]) -> None:
+    assert read_split(split_text(tuple(stages))) == tuple(stages)
+    layout = Layout(pp=len(stages), split=tuple(stages))
+    assert parse_layout(str(layout)).split == tuple(stages)
+
+
+@given(st.integers(1, 200), st.integers(2, 64))
+def test_every_split_holds_all_layers_and_no_stage_is_empty(layers: int, stages: int) -> None:
+    if stages > layers:
+        return
+    for split in splits(layers, stages):
+        shared = split or stage_layers(layers, stages)
+        assert sum(shared) == layers and len(shared) == stages and min(shared) >= 1
+        assert split is not None or layers % stages == 0
+
+
+def test_llama_405b_and_bloom_have_a_layer_less_at_both_ends() -> None:
+    assert light_ends(126, 16) == (7, *[8] * 14, 7)
+    assert light_ends(70, 12) == (5, *[6] * 10, 5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message", "hint"),
+    [
+        (Layout(dp=8, pp=7), "pp=7 does not divide the 80 layers of llama-3-70b", "split=10-12x5-10"),
+        (Layout(dp=8, pp=7, split=(20, 60)), "split 20-60 has 80 layers on 2 stages", "on 7 stages"),
+        (Layout(dp=8, pp=7, split=(10, *[12] * 6)), "split 10-12x6 has 82 layers on 7 stages", "the 80 layers"),
+        (
+            Layout(dp=14, pp=4, schedule="interleaved", vpp=3), "pp=4 with 3 chunks each does not divide the 80 layers",
+            "1, 2, 4, 5, 8, 10, 16, 20, 40; uneven ones work with split=5-7x10-5",
+        ),
+    ],
+)  # fmt: skip
+def test_stages_that_layers_do_not_divide_want_a_split(layout: Layout, message: str, hint: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        validate(layout, LLAMA, 56, Training(8192, 560))
+    assert message in caught.value.message
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["split=", "split=0-80", "split=a", "split=8-", "split=8x0"])
+def test_a_split_that_cannot_be_read_says_how_to_write_one(text: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        parse_layout(text)
+    assert "split=7-8x14-7" in (caught.value.hint or "")

@@ -67,7 +67,7 @@ def test_the_best_of_each_mesh_is_that_of_brute_force(seed: int) -> None:
     case, wanted, choices = _sub_space(seed)
     for winner in random.Random(seed).sample(found := best_of_meshes(case, wanted, choices)[0], min(6, len(found))):
         layout = winner.layout
-        only = replace(wanted, tp=layout.tp, pp=layout.pp, cp=layout.cp, dp=layout.dp, zero=layout.zero)
+        only = replace(wanted, tp=layout.tp, pp=layout.pp, cp=layout.cp, dp=layout.dp, zero=layout.zero, split="uneven")
         sure = brute_force(case, only, choices)
         assert sure is not None
         assert winner.seconds == pytest.approx(sure.seconds, rel=1e-12) if sure.seconds else winner.seconds is None

@@ -1,5 +1,6 @@
 """The blocks hold every layout that divides, each once, and nothing else."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -36,6 +37,18 @@ def _all_layouts(shape, training: Training, gpus: int, wanted: LayoutWanted, cho
     return found
 
 
+def _uneven(layers: int, stages: int, ends: bool) -> tuple[int, ...] | None:
+    """The odd layers of a pipeline in its middle; with `ends` the embedding and the head are layers."""
+    if stages == 1 or (not ends and layers % stages == 0):
+        return None
+    base, extra = divmod(layers + 2 * ends, stages)
+    order = sorted(range(stages), key=lambda stage: (abs(stage - (stages - 1) / 2), stage))
+    counts = [base + (stage in order[:extra]) for stage in range(stages)]
+    counts[0] -= ends
+    counts[-1] -= ends
+    return tuple(counts)
+
+
 def _by_hand(shape, training: Training, gpus: int) -> set[str]:
     """Every layout of a dense model by looping over all axes; what is the same layout is written the same way."""
     found = set()
@@ -56,12 +69,17 @@ def _by_hand(shape, training: Training, gpus: int) -> set[str]:
             if redundant:
                 continue
             whole = None if shard == dp * cp else shard
-            for vpp in divisors(shape.layers // pp) if schedule == "interleaved" and shape.layers % pp == 0 else (1,):
+            chunks = range(2, shape.layers // pp + 1)
+            for vpp, ends in product(chunks if schedule == "interleaved" else (1,), (False, True)):
                 layout = Layout(
                     dp=dp, tp=tp, pp=pp, zero=zero, sp=sp, micro_batch=size, cp=cp, shard=whole,
                     schedule=schedule, vpp=vpp, cp_kind=kind,
                 )  # fmt: skip
-                if first_misfit(layout, shape, gpus, training) is None:
+                split = _uneven(shape.layers, layout.stages, ends)
+                if vpp > 1 and shape.layers % layout.stages and (shape.layers + 2) % layout.stages:
+                    continue
+                layout = replace(layout, split=split)
+                if (not ends or split) and first_misfit(layout, shape, gpus, training) is None:
                     found.add(repr(layout))
     return found
 
@@ -75,9 +93,9 @@ def test_the_space_is_what_loops_over_all_axes_find(gpus: int, batch: int, seq: 
     assert set(found) == _by_hand(GPT2, training, gpus)
 
 
-@pytest.mark.parametrize(("shape", "gpus"), [(V2, 8), (L8, 12)])
-def test_every_layout_of_the_space_divides_and_stands_once(shape, gpus: int) -> None:
-    training = Training(1024, 24)
+@pytest.mark.parametrize(("shape", "gpus", "batch"), [(V2, 8, 8), (L8, 12, 24)])
+def test_every_layout_of_the_space_divides_and_stands_once(shape, gpus: int, batch: int) -> None:
+    training = Training(1024, batch)
     found = _all_layouts(shape, training, gpus, NOTHING, EVERYTHING)
     assert len({repr(layout) for layout in found}) == len(found)
     assert len(found) == count(Case(shape, H100, gpus, training), NOTHING, EVERYTHING)
@@ -95,6 +113,11 @@ def test_every_layout_of_the_space_divides_and_stands_once(shape, gpus: int) -> 
         (LayoutWanted(cp=2, cp_kind="ulysses"), lambda layout: (layout.cp, layout.cp_kind) == (2, "ulysses")),
         (LayoutWanted(zero=3, shard=2), lambda layout: layout.zero == 3 and layout.shard_ranks == 2),
         (LayoutWanted(schedule="zb-v"), lambda layout: layout.schedule == "zb-v" and layout.pp > 1),
+        (LayoutWanted(pp=4), lambda layout: layout.split is None),
+        (LayoutWanted(split="even"), lambda layout: layout.split is None),
+        (LayoutWanted(pp=4, split=(7, 9, 9, 7)), lambda layout: layout.split == (7, 9, 9, 7)),
+        (LayoutWanted(pp=4, split="uneven", vpp=1), lambda layout: layout.split in (None, (7, 9, 9, 7))
+         or layout.schedule in ("zb-v", "dualpipev")),
         (LayoutWanted(vpp=2), lambda layout: layout.vpp == 2 and layout.schedule == "interleaved"),
         (LayoutWanted(micro_batch=3, sp=False), lambda layout: layout.micro_batch == 3 and not layout.sp),
         (

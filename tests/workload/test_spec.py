@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from cordee.errors import SpecError
 from cordee.workload import spec
-from cordee.workload.gpus import parse_gpus
-from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnPreempt, parse_spec
+from cordee.workload.gpus import parse_gpus, parse_wanted
+from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnPreempt, Place, parse_spec
 
 FULL = """\
 version: 1
@@ -22,9 +22,18 @@ tier: preemptible
 capacity: spot
 queue: research/llm
 priority: 5
+estimate: 6h
+cpus: 512
+memory: 4TiB
+place:
+  unit: 8
+  within: block
+elastic:
+  sizes: [32, 48]
 limit:
   time: 3d12h
   cost: $9,000.50
+  preemptions: 3
 checkpoint:
   to: s3://bucket/llama
   every: 10m
@@ -60,7 +69,9 @@ def test_only_run_and_gpus_are_required() -> None:
 def test_all_keys_are_read_into_base_units() -> None:
     spec = parse_spec(FULL)
     assert (spec.gpus, spec.gpu, spec.launch, spec.tier) == (64, "H100", "node", "preemptible")
-    assert (spec.limit.time_s, spec.limit.cost_micro_usd) == (302_400.0, 9_000_500_000)
+    assert spec.limit == Limit(time_s=302_400.0, cost_micro_usd=9_000_500_000, preemptions=3)
+    assert (spec.estimate_s, spec.cpus, spec.memory_bytes) == (21_600.0, 512, 4 * 2**40)
+    assert spec.place == Place(unit=8, within="block") and spec.sizes == (48, 32)
     assert (spec.checkpoint.to, spec.checkpoint.every_s, spec.checkpoint.keep) == ("s3://bucket/llama", 600.0, 3)
     assert (spec.on_preempt.grace_s, spec.on_preempt.then) == (90.0, "stop")
     assert spec.model is not None
@@ -97,6 +108,34 @@ def test_a_number_of_gpus_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (0.5, (1, 500, None)),
+        ("0.125", (1, 125, None)),
+        ("0.5xH100", (1, 500, "H100")),
+        ("A100-80:0.25", (1, 250, "A100-80")),
+        ("8xH100", (8, 1000, "H100")),
+    ],
+)
+def test_a_part_of_a_gpu_goes_with_one(text: str | float, wanted: tuple[int, int, str | None]) -> None:
+    assert parse_wanted(text) == wanted
+    spec = parse_spec(f"run: x\ngpus: {text}")
+    assert (spec.gpus, spec.gpu_milli, spec.gpu) == wanted
+
+
+@pytest.mark.parametrize("text", ["0.0", "1.5", "0.0004", "0.5x", "0.5x8", "-0.5", "H100:0.5x", "0.5 GPUs please"])
+def test_a_part_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="GPU"):
+        parse_wanted(text)
+
+
+def test_an_elastic_job_runs_on_the_halves_in_whole_units() -> None:
+    assert parse_spec("run: x\ngpus: 48\nelastic: {at_least: 4}").sizes == (24, 12, 6)
+    assert parse_spec("run: x\ngpus: 48\nelastic: {at_least: 4}\nplace: {unit: 4}").sizes == (24, 12)
+    assert parse_spec("run: x\ngpus: 48").sizes == ()
+
+
+@pytest.mark.parametrize(
     ("line", "place", "says", "hint"),
     [
         ("teir: production", "3:1", "unknown key 'teir'", "did you mean tier?"),
@@ -117,6 +156,18 @@ def test_a_number_of_gpus_that_cannot_be_read_is_refused(text: str) -> None:
         ("limit:\n  cost: 500", "4:3", "limit.cost: '500' is not an amount of money", "$500"),
         ("limit:\n  time: [1h]", "4:3", "limit.time cannot be ['1h']", ""),
         ("limit: 47h", "3:1", "limit must be a mapping", "indented"),
+        ("limit: {preemptions: -1}", "3:9", "limit.preemptions = -1", "use 0 or more"),
+        ("estimate: 6", "3:1", "estimate: '6' is not a duration", "47h"),
+        ("memory: 64", "3:1", "memory: '64' is not a size", "80GiB"),
+        ("memory: 64 gigs", "3:1", "memory: '64 gigs' is not a size", "80GiB"),
+        ("cpus: 0", "3:1", "cpus = 0", "use more than 0"),
+        ("place: {within: rak}", "3:9", "unknown place.within 'rak'", "did you mean rack?"),
+        ("place: {untis: 2}", "3:9", "unknown key 'untis' in place", "did you mean unit?"),
+        ("place: {unit: 3}", "", "4 GPUs are not whole units of place.unit = 3", ""),
+        ("elastic: {at_least: 4}", "", "elastic.at_least = 4 is not below gpus = 4", ""),
+        ("elastic: {sizes: [2, 8]}", "", "elastic.sizes has 8, which is not below gpus = 4", ""),
+        ("elastic: {at_least: 1, sizes: [2]}", "3:1", "give either at_least", ""),
+        ("elastic: {sizes: 2}", "3:11", "should be a valid list", "sizes: [48, 32]"),
         ("checkpoint: {every: 10}", "3:14", "checkpoint.every: '10' is not a duration", "30m"),
         ("checkpoint: {every: 0s}", "3:14", "checkpoint.every", ""),
         ("checkpoint:\n  keep: 1", "4:3", "checkpoint.keep = 1", "two generations"),
@@ -193,6 +244,8 @@ def test_a_job_from_flags_is_the_job_from_yaml() -> None:
     from_flags = JobSpec.from_flags(
         run="torchrun train.py --seed 1", gpus="H100:64", name="llama-70b", launch="node", tier="preemptible",
         capacity="spot", queue="research/llm", priority=5, limit_time="3d12h", limit_cost="$9,000.50",
+        limit_preemptions=3, estimate="6h", cpus=512, memory="4TiB", place_unit=8, place_within="block",
+        elastic_sizes=[32, 48],
         checkpoint_to="s3://bucket/llama", checkpoint_every="10m", checkpoint_keep=3, grace="90s",
         on_preempt_then="stop", model="llama-3-70b", model_seq=8192, model_global_batch=512,
         model_optimizer="adamw-8bit", model_layout="tp=8,pp=2", env={"WANDB_MODE": "offline", "WORKERS": "4"},

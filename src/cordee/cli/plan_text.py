@@ -28,7 +28,7 @@ from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_
 SHOWN = 8
 PIPED_WIDTH = 100
 NARROWEST = 20
-NARROWEST_BAR = 10
+NARROWEST_BAR = 11
 COLOURS = {
     "weights": "blue",
     "gradients": "green",
@@ -154,7 +154,7 @@ def _layouts(out: Console, plan: Plan, show_all: bool) -> None:
         title(out, f"Layouts that do not: {len(plan.rejected)}", "nearest first")
         table = _table(scale, "too much")
         for candidate in rejected:
-            table.add_row(*_judged(candidate, scale), Text(f"+{gb(candidate.shortfall_bytes)}", "red"))
+            table.add_row(*_judged(candidate, scale), Text(_too_much(candidate), "red"))
         out.print(table)
         _more(out, len(plan.rejected) - len(rejected))
     out.print(_legend(plan, scale.ascii_only))
@@ -207,33 +207,46 @@ class _Scale:
 
     @classmethod
     def of(cls, out: Console, plan: Plan, shown: Sequence[Candidate]) -> "_Scale":
-        names = max(len(str(candidate.layout)) for candidate in shown) + 2
+        names = max(len(str(candidate.layout)) for candidate in shown)
+        sizes = max(len(gb(candidate.peak_bytes)) for candidate in shown)
+        over = max(len(_too_much(candidate)) for candidate in shown)
         # A narrow terminal gives its room to the bars; tokens a second follow from the step.
         widths = {"step": 9, "MFU": 4} | ({"tok/s": 6} if out.width >= 100 else {})
         widths |= {"$/1B tok": 9} if plan.price is not None else {}
-        left = out.width - names - sum(widths.values()) - 12
-        # Long names push out what the step already says, until a bar has room.
+
+        def left() -> int:
+            # Each column is followed by a space, and names stand two to the right.
+            columns = max(sum(width + 1 for width in widths.values()), over + 1)
+            return out.width - (names + 3) - (sizes + 1) - columns - 1
+
+        # Long names push out what the step already says, until a bar has room; then they go over two lines.
         for name in ("tok/s", "MFU", "$/1B tok"):
-            if left < NARROWEST_BAR and name in widths:
-                left += widths.pop(name) + 1
+            if left() < NARROWEST_BAR and name in widths:
+                del widths[name]
+        names = max(NARROWEST, names + min(0, left() - NARROWEST_BAR))
         full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.gpu.memory_bytes)
         ascii_only = not out.encoding.lower().startswith("utf")
-        return cls(names, max(NARROWEST_BAR, min(60, left)), full_bytes, ascii_only, frozenset(widths))
+        return cls(names, max(NARROWEST_BAR, min(60, left())), full_bytes, ascii_only, frozenset(widths))
 
 
 def _table(scale: _Scale, *others: str) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    table.add_column("  layout", no_wrap=True, min_width=scale.name_width)
+    table.add_column("", no_wrap=True, width=1)
+    table.add_column("layout", width=scale.name_width, overflow="fold")
     table.add_column("fullest GPU"[: scale.bar_width], no_wrap=True, min_width=scale.bar_width)
-    table.add_column("", justify="right", no_wrap=True, min_width=8)
+    table.add_column("", justify="right", no_wrap=True)
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def _judged(candidate: Candidate, scale: _Scale) -> tuple[str, Text, str]:
+def _judged(candidate: Candidate, scale: _Scale) -> tuple[str, str, Text, str]:
     """The columns that both tables share."""
-    return f"  {candidate.layout}", _drawn(candidate, scale), gb(candidate.peak_bytes)
+    return "", str(candidate.layout), _drawn(candidate, scale), gb(candidate.peak_bytes)
+
+
+def _too_much(candidate: Candidate) -> str:
+    return f"+{gb(candidate.shortfall_bytes)}"
 
 
 def gb(n_bytes: float) -> str:

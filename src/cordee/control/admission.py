@@ -5,21 +5,23 @@ import re
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cordee.control.prices import SLOT
-from cordee.errors import CatalogueError, ScriptError, TooLargeError, UnprotectedError
+from cordee.errors import CatalogueError, LayoutError, ScriptError, SpecError, TooLargeError, UnprotectedError
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.ids import JobId
-from cordee.plan.search import check_fit, training_for
+from cordee.plan.search import Verdict, check_fit, training_for
 from cordee.plan.survive import ASSUMED_START_S, Survival, survival
+from cordee.schedule.queues import DEFAULT, near
+from cordee.schedule.quotas import Quotas
 from cordee.storage.files import folder_of
 from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
-from cordee.workload.spec import JobSpec, ModelSpec
+from cordee.workload.spec import Elastic, JobSpec, ModelSpec
 
 # What a node's storage takes, until a job's own reports say better; `cordee plan` assumes the same.
 ASSUMED_STORAGE_BYTES_PER_S = 2e9
@@ -61,6 +63,7 @@ def admit(
     owner: str,
     nodes: Sequence[Node],
     catalogue: Catalogue,
+    quotas: Quotas | None = None,
     unprotected: bool = False,
 ) -> Admitted:
     """Decide whether a job may queue in this cluster.
@@ -71,24 +74,28 @@ def admit(
         owner: whose token it came with.
         nodes: every node that is known, up or not.
         catalogue: GPUs and prices.
+        quotas: the queues and who holds what; None: none was set.
         unprotected: the owner accepts a preemptible job without checkpoints.
 
     Raises:
         ScriptError: the program is not there.
         DestinationError: no store for where its checkpoints are to go.
-        TooLargeError: the gang is larger than the cluster.
+        SpecError: no such queue.
+        TooLargeError: the gang is larger than the cluster, or than its queue ever allows.
         DoesNotFitError: its model does not fit its GPUs.
         UnprotectedError: preemptible, without a checkpoint destination, and not accepted.
         CatalogueError, LayoutError, ShapeError: its model or its kind of GPU is unknown, or does not divide.
     """
+    quotas = quotas or Quotas()
     check_program(spec)
     if spec.checkpoint.to is not None:
         folder_of(spec.checkpoint.to)
+    _check_queue(spec, quotas)
     kind = _kind(spec, nodes, catalogue)
     eligible = [node for node in nodes if _matches(node, kind, spec)]
     _check_size(spec, kind, eligible, nodes)
     notes: list[str] = []
-    expected = None
+    expected, sizes = None, spec.sizes
     if spec.model is not None:
         shape = load_shape(_model_path(spec.model, spec.cwd))
         gpu = _wall(kind, eligible, catalogue)
@@ -96,6 +103,7 @@ def admit(
             notes.append(f"{shape.name} is not checked against a wall: CPU slots have none")
         else:
             _check_fit(spec, spec.model, shape, gpu)
+            sizes = tuple(size for size in sizes if _fits_smaller(spec.model, shape, gpu, size))
         expected = _survival(spec, spec.model, shape, max(node.gpus for node in eligible))
         notes.append(
             f"a checkpoint weighs {format_bytes(expected.checkpoint_bytes)} and is expected to take "
@@ -110,8 +118,14 @@ def admit(
                 "or accept the risk with --unprotected",
             )
         notes.append(risk)
-    hourly = _dearest(eligible).micro_usd_per_gpu_hour * spec.gpus
-    return Admitted(_job(spec, job_id, owner, kind, expected), hourly, tuple(notes))
+    if spec.elastic != Elastic():
+        smaller = ", ".join(map(str, sizes)) or "no fewer"
+        notes.append(f"it is elastic: {spec.gpus} GPUs, or {smaller}")
+    job = replace(_job(spec, job_id, owner, kind, expected), sizes=sizes)
+    never = quotas.never(job, min((job.gpus, *sizes)))
+    if never is not None:
+        raise TooLargeError(never, hint="ask for less, or for another queue: `cordee queues` shows them")
+    return Admitted(job, _hourly(spec, eligible), tuple(notes))
 
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
@@ -119,13 +133,17 @@ def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     if Tier(spec.tier) is not Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
         return None
     dearest = _dearest(eligible)
-    hourly = dearest.micro_usd_per_gpu_hour * spec.gpus
+    hourly = _hourly(spec, eligible)
     price = dearest.price_source
     at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
     return (
         f"unprotected: {at_risk}a preemptible job on {spec.gpus} GPUs that "
         f"writes no checkpoint loses all its work when it is pushed (price: {price})"
     )
+
+
+def _hourly(spec: JobSpec, eligible: Sequence[Node]) -> int:
+    return _dearest(eligible).micro_usd_per_gpu_hour * spec.gpus * spec.gpu_milli // 1000
 
 
 def _dearest(eligible: Sequence[Node]) -> Node:
@@ -211,13 +229,22 @@ def _matches(node: Node, kind: str | None, spec: JobSpec) -> bool:
     return kind in (None, node.gpu_name) and Capacity(spec.capacity) in (Capacity.ANY, node.capacity)
 
 
+def _check_queue(spec: JobSpec, quotas: Quotas) -> None:
+    """Before any queues were set, a queue is a name to account by."""
+    known = {queue.name for queue in quotas.queues} | {DEFAULT}
+    if quotas.queues and spec.queue not in known:
+        raise SpecError(f"there is no queue {spec.queue!r}", hint=near(spec.queue, known))
+
+
 def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes: Sequence[Node]) -> None:
     # A gang runs on one kind of GPU.
     kinds = {(node.gpu_name, node.capacity) for node in eligible}
     most = max((sum(n.gpus for n in eligible if (n.gpu_name, n.capacity) == each) for each in kinds), default=0)
-    if most >= spec.gpus:
+    least = min((spec.gpus, *spec.sizes))
+    if most >= least:
+        _check_host(spec, least, eligible)
         return
-    wanted = f"{spec.gpus} x {kind}" if kind else f"{spec.gpus} GPUs"
+    wanted = f"{least} x {kind}" if kind else f"{least} GPUs"
     if spec.capacity != "any":
         wanted += f" ({spec.capacity})"
     have = ", ".join(f"{node.name} with {node.gpus} x {node.gpu_name} ({node.capacity})" for node in nodes)
@@ -225,6 +252,25 @@ def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes
         f"the job needs {wanted} at once, but the whole cluster has {most} of one kind",
         hint=f"the cluster is {have}" if have else "no node is known yet: see `cordee nodes`",
     )
+
+
+def _check_host(spec: JobSpec, gpus: int, eligible: Sequence[Node]) -> None:
+    """Whether the CPU and memory of so many GPUs is there at all, where nodes say what they have."""
+    for asked, has, what, show in (
+        (_cpu_milli(spec), [node.cpu_milli for node in eligible], "CPU cores", lambda amount: f"{amount / 1000:g}"),
+        (spec.memory_bytes or 0, [node.memory_bytes for node in eligible], "of host memory", format_bytes),
+    ):
+        there = sum(each or 0 for each in has)
+        if None not in has and asked * gpus > there * spec.gpus:
+            raise TooLargeError(
+                f"{gpus} GPUs of the job need {show(asked * gpus // spec.gpus)} {what}, "
+                f"but the nodes that it may use have {show(there)} together",
+                hint="`cpus` and `memory` are of the whole job",
+            )
+
+
+def _cpu_milli(spec: JobSpec) -> int:
+    return round((spec.cpus or 0) * 1000)
 
 
 def _wall(kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> Gpu | None:
@@ -236,10 +282,25 @@ def _wall(kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> G
 
 
 def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu) -> None:
-    verdict = check_fit(
+    """It fits all that it was asked to run on: `gpus`, and the sizes that the job names itself."""
+    for gpus in (spec.gpus, *spec.elastic.sizes):
+        verdict = _verdict(model, shape, gpu, gpus)
+        if not verdict.fits:
+            raise verdict.error()
+
+
+def _fits_smaller(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> bool:
+    try:
+        return _verdict(model, shape, gpu, gpus).fits
+    except LayoutError:  # what was asked for does not divide so few
+        return False
+
+
+def _verdict(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> Verdict:
+    return check_fit(
         shape,
         gpu,
-        spec.gpus,
+        gpus,
         seq_tokens=model.seq,
         global_batch=model.global_batch,
         optimizer=model.optimizer,
@@ -248,8 +309,6 @@ def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu) -> 
         micro_batch=model.micro_batch,
         layout=model.layout,
     )
-    if not verdict.fits:
-        raise verdict.error()
 
 
 def _survival(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpus_per_node: int) -> Survival:
@@ -294,6 +353,13 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
         # Pushed before it has run as long as its restart takes, a job would only ever restart. Nobody may ask for
         # more: a preemptible job that cannot be pushed is none.
         min_run_us=restart_us,
+        gpu_milli=spec.gpu_milli,
+        cpu_milli=_cpu_milli(spec),
+        memory_bytes=spec.memory_bytes or 0,
+        unit_gpus=spec.place.unit,
+        within=spec.place.within,
+        estimate_us=None if spec.estimate_s is None else _us(spec.estimate_s),
+        preemptions_max=spec.limit.preemptions,
     )
 
 

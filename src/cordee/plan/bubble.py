@@ -12,7 +12,9 @@ def bubble_s(schedule: Schedule, pp: Any, chunks: Any, *, forward_s: Any, inner_
         schedule: GPipe and 1F1B (arXiv:2104.04473, section 2.2) wait (p-1)(F+B); interleaving divides by the chunks;
             ZB-H1 waits (p-1)(F+B-W) of its own B and W, that is a third at F=B=W, ZB-H2 (p-1)(F+B-2W), both at least
             0, and ZB-V only what F, B and W differ (arXiv:2401.10241, section 2); DualPipe (p/2-1)(FB+B-3W) with FB a
-            forward and a backward that overlap (deepseek-ai/DualPipe README).
+            forward and a backward that overlap (deepseek-ai/DualPipe README); DualPipeV is one of 2p stages cut in
+            half: (p-1)(FB+B-3W) of a chunk, which is half as long. ZB-H2 and ZB-V reach theirs if no barrier stands
+            between steps; else they wait (p-1) times the forward of a stage. `pipeline/` has them all as tables.
         pp: stages.
         chunks: pieces of the model on one rank.
         forward_s: F of one micro-batch over all layers of a rank.
@@ -39,7 +41,8 @@ def bubble_s(schedule: Schedule, pp: Any, chunks: Any, *, forward_s: Any, inner_
         # The fold divides a stage into two chunks; what is left is the difference between the three passes.
         return (pp - 1) * (_positive(forward_s - weight_s) + _positive(inner_s - weight_s)) / 2
     # Overlapping hides the traffic of a pair of passes, but both compute on the same chip: FB takes as long as F and B.
-    return _positive(pp / 2 - 1) * _positive(whole + both - 3 * weight_s)
+    waits = _positive(pp / 2 - 1) if schedule == "dualpipe" else (pp - 1) / 2
+    return waits * _positive(whole + both - 3 * weight_s)
 
 
 def _positive(value: Any) -> Any:

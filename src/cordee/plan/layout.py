@@ -3,10 +3,10 @@
 import difflib
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from cordee.errors import LayoutError
+from cordee.plan.split import Split, light_ends, read_split, split_text, stage_layers
 from cordee.workload.model import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
@@ -142,8 +142,9 @@ class Layout:
     `zero` is the ZeRO stage over the data ranks dp*cp: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights (FSDP).
     `shard` ranks hold one whole copy of what is sharded (None: all of dp*cp; fewer is HSDP). `sp` shards the norms'
     activations over `tp`. `micro_batch` is in sequences, per data-parallel rank. Experts are laid out over the same
-    GPUs of a stage as `ep` x `etp` x the rest; `etp` None follows `tp`. `split` gives the layers of each rank of
-    the pipeline; None divides evenly. `recompute_layers` limits full recomputation to so many layers of a rank.
+    GPUs of a stage as `ep` x `etp` x the rest; `etp` None follows `tp`. `split` gives the layers of
+    each of the `stages` in the model's order; None divides evenly. `recompute_layers` limits full recomputation to so
+    many layers of a rank.
 
     The sizes dp, tp, zero, sp, micro_batch, cp, ep, etp and shard may be NumPy arrays that broadcast: then this is
     many layouts at once, for the formulas of memory and time; the words, pp, vpp and split are one for all of them.
@@ -163,7 +164,7 @@ class Layout:
     schedule: Schedule = "1f1b"
     vpp: int = 1
     cp_kind: ContextKind = "ring"
-    split: tuple[int, ...] | None = None
+    split: Split | None = None
     recompute_layers: int | None = None
     offload: Offload = "none"
 
@@ -202,6 +203,11 @@ class Layout:
         """Pieces of the model that one rank of the pipeline holds."""
         return 2 if self.schedule in TWO_CHUNKS else self.vpp
 
+    @property
+    def stages(self) -> int:
+        """Pieces that the model is cut into. DualPipe runs its stages from both ends: each is held twice."""
+        return self.pp if self.schedule == "dualpipe" else self.pp * self.chunks
+
     def micro_batches(self, global_batch: int) -> int:
         """Micro-batches in one step of each data-parallel rank."""
         return global_batch // (self.dp * self.micro_batch)
@@ -233,6 +239,7 @@ class Layout:
     def __str__(self) -> str:
         how: list[str] = [] if self.schedule in ("1f1b", "interleaved") else [self.schedule]
         how += [f"vpp{self.vpp}"] if self.vpp > 1 else []
+        how += [f"split={split_text(self.split)}"] if self.split is not None else []
         how += [self.cp_kind] if self.cp_kind != "ring" else []
         how += [f"mb{self.micro_batch}"] if self.micro_batch > 1 else []
         how += [self.recompute] if self.recompute != "none" else []
@@ -251,19 +258,6 @@ class Layout:
 def _smaller(left: Any, right: Any) -> Any:
     """The smaller of two sizes, or of each pair in two arrays, without importing NumPy."""
     return left * (left <= right) + right * (left > right)
-
-
-@lru_cache(maxsize=1024)
-def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
-    """How many layers each pipeline stage has. Odd ones go to the middle: the ends hold the embedding and the head.
-
-    >>> stage_layers(80, 4), stage_layers(126, 4), stage_layers(61, 4)
-    ((20, 20, 20, 20), (31, 32, 32, 31), (15, 16, 15, 15))
-    """
-    base, extra = divmod(layers, pp)
-    from_the_middle = sorted(range(pp), key=lambda stage: (abs(2 * stage - (pp - 1)), stage))
-    favoured = set(from_the_middle[:extra])
-    return tuple(base + (stage in favoured) for stage in range(pp))
 
 
 def validate(layout: Layout, shape: ModelShape, gpus: int, training: Training) -> None:
@@ -364,9 +358,9 @@ def _schedule_misfit(layout: Layout, shape: ModelShape, training: Training) -> t
         return message, "use fewer chunks"
     if (layout.vpp > 1) != (schedule == "interleaved"):
         return f"vpp={layout.vpp} does not go with {schedule}", "vpp of 2 or more is for interleaved, and it needs that"
-    if layout.split is not None and (len(layout.split) != pp or sum(layout.split) != shape.layers):
-        message = f"split {layout.split} has {len(layout.split)} stages and {sum(layout.split)} layers"
-        return message, f"it must have {pp} stages and the {shape.layers} layers of {shape.name}"
+    uneven = _split_misfit(layout, shape)
+    if uneven is not None:
+        return uneven
     micro_batches = layout.micro_batches(training.global_batch)
     if schedule == "interleaved" and micro_batches % pp:
         message = f"interleaved needs micro-batches ({micro_batches}) in multiples of pp={pp}"
@@ -379,9 +373,30 @@ def _schedule_misfit(layout: Layout, shape: ModelShape, training: Training) -> t
     return None
 
 
+def _split_misfit(layout: Layout, shape: ModelShape) -> tuple[str, str] | None:
+    """Layers that the stages do not divide are shared out only where the layout says how."""
+    stages, layers, split = layout.stages, shape.layers, layout.split
+    if split is not None:
+        if len(split) == stages and sum(split) == layers and min(split) > 0:
+            return None
+        message = f"split {split_text(split)} has {sum(split)} layers on {len(split)} stages"
+        return message, f"it must have the {layers} layers of {shape.name} on {stages} stages, each with one at least"
+    if layers % stages == 0:
+        return None
+    chunked = f"pp={layout.pp}" if stages == layout.pp else f"pp={layout.pp} with {layout.chunks} chunks each"
+    known = ", ".join(str(n) for n in range(1, layers + 1) if layers % n == 0 and n <= max(64, layout.pp))
+    ends = light_ends(layers, stages)
+    works = ends if min(ends) > 0 else stage_layers(layers, stages)
+    hint = f"stages that do are {known}; uneven ones work with split={split_text(works)}"
+    return f"{chunked} does not divide the {layers} layers of {shape.name}", hint
+
+
 @dataclass(frozen=True, slots=True)
 class LayoutWanted:
-    """What someone asked of a layout; None leaves it to the search."""
+    """What someone asked of a layout; None leaves it to the search.
+
+    Where pp is asked for, stages are uneven only if `split` says so: how, or that they may be.
+    """
 
     dp: int | None = None
     tp: int | None = None
@@ -398,6 +413,7 @@ class LayoutWanted:
     schedule: Schedule | None = None
     cp_kind: ContextKind | None = None
     offload: Offload | None = None
+    split: Split | Literal["even", "uneven"] | None = None
 
     def plainest(self, gpus: int) -> Layout:
         """The layout that is nearest to what was asked, to say why it cannot be."""
@@ -418,6 +434,7 @@ class LayoutWanted:
             schedule=self.schedule or ("interleaved" if vpp > 1 else "1f1b"),
             cp_kind=self.cp_kind or "ring",
             offload=self.offload or "none",
+            split=self.split if isinstance(self.split, tuple) else None,
         )
 
 
@@ -442,7 +459,7 @@ def parse_layout(text: str) -> LayoutWanted:
         if "dp" in wanted or "zero" in wanted:
             raise LayoutError(f"layout {text!r} gives fsdp and dp or zero", hint="fsdp=N means dp=N,zero=3")
         wanted |= {"dp": wanted.pop("fsdp"), "zero": "3"}
-    numbers = {axis: _size(axis, value) for axis, value in wanted.items() if axis not in _WORDS}
+    numbers = {axis: _size(axis, value) for axis, value in wanted.items() if axis not in (*_WORDS, "split")}
     return LayoutWanted(
         dp=numbers.get("dp"),
         tp=numbers.get("tp"),
@@ -459,7 +476,13 @@ def parse_layout(text: str) -> LayoutWanted:
         schedule=next((how for how in SCHEDULES if how == wanted.get("schedule")), None),
         cp_kind=next((how for how in CONTEXT_KINDS if how == wanted.get("cp_kind")), None),
         offload=next((what for what in OFFLOADS if what == wanted.get("offload")), None),
+        split=_split_wanted(wanted.get("split")),
     )
+
+
+def _split_wanted(text: str | None) -> Split | Literal["even", "uneven"] | None:
+    said: dict[str | None, Literal["even", "uneven"] | None] = {None: None, "even": "even", "uneven": "uneven"}
+    return said[text] if text in said else read_split(str(text))
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -475,10 +498,12 @@ def _read_part(part: str, text: str) -> tuple[str, str]:
             return axis, part
         if part.startswith(f"{axis}=") and part.removeprefix(f"{axis}=") in words:
             return axis, part.removeprefix(f"{axis}=")
+    if part.startswith("split="):
+        return "split", part.removeprefix("split=")
     match = re.fullmatch(r"([a-z_]+?)=?([0-9]+)", part)
     if match and match[1] in _AXES:
         return match[1], match[2]
-    near = difflib.get_close_matches(re.split(r"[=0-9]", part)[0], (*_AXES, *_WORDS), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(re.split(r"[=0-9]", part)[0], (*_AXES, *_WORDS, "split"), n=1, cutoff=0.5)
     hint = (f"did you mean {near[0]}? " if near else "") + "write it as tp=8,pp=2,dp=4,zero=1,mb=1,recompute=full"
     raise LayoutError(f"layout {text!r} has a part that cannot be read: {part!r}", hint=hint)
 

@@ -24,6 +24,7 @@ from cordee.plan.layout import (
     Schedule,
     Training,
 )
+from cordee.plan.split import Split, splits
 from cordee.workload.model import ModelShape
 
 Ints = npt.NDArray[np.int64]
@@ -51,6 +52,7 @@ class Choices:
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     cp_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
     offloads: tuple[Offload, ...] = OFFLOADS
+    uneven: bool = True
     ep_alone: bool = False
     zero2_in_pipeline: bool = True
 
@@ -138,9 +140,9 @@ def rows(
 def ways(shape: ModelShape, training: Training, at: Rows, wanted: LayoutWanted, choices: Choices) -> Iterator[Rows]:
     """The rows under each schedule and kind of context parallelism, those only that it can run."""
     pp = at.layout.pp
-    for schedule, vpp in _schedules(shape, pp, wanted, choices):
+    for schedule, vpp, split in _schedules(shape, pp, wanted, choices):
         for kind in chosen(wanted.cp_kind, choices.cp_kinds):
-            block = at.saying(schedule=schedule, vpp=vpp, cp_kind=kind)
+            block = at.saying(schedule=schedule, vpp=vpp, split=split, cp_kind=kind)
             kept = block.take(_runs(shape, training, block.layout, first=kind == _first(wanted, choices)))
             if len(kept):
                 yield kept
@@ -177,23 +179,38 @@ def _runs(shape: ModelShape, training: Training, layout: Any, *, first: bool) ->
     return np.asarray(good, dtype=np.bool_)
 
 
-def _schedules(shape: ModelShape, pp: int, wanted: LayoutWanted, choices: Choices) -> Iterator[tuple[Schedule, int]]:
-    """Schedules with their chunks. Chunks are equal where pp divides the layers, and two where it does not."""
+def _schedules(
+    shape: ModelShape, pp: int, wanted: LayoutWanted, choices: Choices
+) -> Iterator[tuple[Schedule, int, Split | None]]:
+    """Schedules with their chunks and the layers of their stages."""
     if pp == 1:
-        if wanted.schedule in (None, "1f1b") and wanted.vpp in (None, 1):
-            yield "1f1b", 1
+        if wanted.schedule in (None, "1f1b") and wanted.vpp in (None, 1) and not isinstance(wanted.split, tuple):
+            yield "1f1b", 1, None
         return
-    per_stage, rest = divmod(shape.layers, pp)
     for schedule in chosen(wanted.schedule, choices.schedules):
-        if schedule == "interleaved":
-            even = tuple(v for v in divisors(per_stage) if 1 < v <= choices.vpp_max)
-            for vpp in chosen(wanted.vpp, even if not rest else (2,)):
-                if vpp > 1 and pp * vpp <= shape.layers:
-                    yield schedule, vpp
-        elif wanted.vpp in (None, 1):
-            chunks = Layout(schedule=schedule).chunks
-            if pp * chunks <= shape.layers or schedule == "dualpipe":
-                yield schedule, 1
+        chunks = _chunks(shape, pp, choices) if schedule == "interleaved" else (1,)
+        for vpp in chosen(wanted.vpp, chunks):
+            stages = Layout(pp=pp, vpp=vpp, schedule=schedule).stages
+            if (vpp > 1) == (schedule == "interleaved") and stages <= shape.layers:
+                for split in _stage_splits(shape.layers, stages, wanted, choices):
+                    yield schedule, vpp, split
+
+
+def _chunks(shape: ModelShape, pp: int, choices: Choices) -> tuple[int, ...]:
+    """Chunks that are equal, or equal once embedding and head count as layers; two where there are none such."""
+    most = min(choices.vpp_max, shape.layers // pp)
+    equal = tuple(v for v in range(2, most + 1) if not shape.layers % (pp * v) or not (shape.layers + 2) % (pp * v))
+    return equal or ((2,) if most > 1 else ())
+
+
+def _stage_splits(layers: int, stages: int, wanted: LayoutWanted, choices: Choices) -> tuple[Split | None, ...]:
+    """Even stages, and uneven ones where nobody asked for a pipeline of this size alone."""
+    if isinstance(wanted.split, tuple):
+        fits = len(wanted.split) == stages and sum(wanted.split) == layers
+        return (wanted.split,) if fits else ()
+    every = splits(layers, stages)
+    may = choices.uneven and (wanted.split == "uneven" or (wanted.split is None and wanted.pp is None))
+    return every if may else tuple(split for split in every if split is None)
 
 
 def _splits(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cordee.plan.layout import Layout, Training, stage_layers
+from cordee.plan.layout import Layout, Training
+from cordee.plan.split import stage_layers
 from cordee.workload.model import ModelShape, expert_layers_in
 
 # Megatron-LM and DeepSpeed's Megatron pad the vocabulary to a multiple of this for each tensor-parallel rank.
@@ -66,7 +67,7 @@ def _holding(shape: ModelShape, sizes: tuple[int, int, int], schedule: str, spli
         stages, mine = pp, (rank, pp - 1 - rank)
     else:
         stages, mine = pp * vpp, tuple(chunk * pp + rank for chunk in range(vpp))
-    per_stage = split if split is not None and stages == pp else stage_layers(shape.layers, stages)
+    per_stage = split if split is not None else stage_layers(shape.layers, stages)
     layers = experts = 0
     for stage in mine:
         first = sum(per_stage[:stage])

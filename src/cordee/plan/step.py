@@ -21,6 +21,7 @@ from cordee.plan.comms import (
 )
 from cordee.plan.layer import BACKWARD_KERNELS, Passes, head_passes, layer_passes
 from cordee.plan.layout import Layout, Training
+from cordee.plan.states import holding
 from cordee.units import GB
 from cordee.workload.model import ModelShape
 
@@ -112,7 +113,10 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
 def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Any, Any], Any]:
     """Layers of the fullest stage and of the last one, and the fullest stage's share of all layers."""
     if layout.split is not None:
-        most, last = max(layout.split), layout.split[-1]
+        held = [holding(shape, layout, rank) for rank in range(layout.pp)]
+        twice = 2 if layout.schedule == "dualpipe" else 1
+        most = max(rank.layers for rank in held) / twice
+        last = max(rank.layers for rank in held if rank.heads) / twice
     else:
         most, last = np.ceil(shape.layers / layout.pp), np.floor(shape.layers / layout.pp)
     return (most, last), most / shape.layers

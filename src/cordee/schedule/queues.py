@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cordee.errors import QueuesError
 from cordee.events import Queue
@@ -50,9 +50,9 @@ def check(queues: Sequence[Queue], cluster_gpus: int | None = None) -> None:
         )
 
 
-def near(name: str, known: "Sequence[str] | dict[str, Queue]") -> str:
+def near(name: str, known: Collection[str]) -> str:
     """What was probably meant, and what there is."""
-    found = difflib.get_close_matches(name, list(known), n=1)
+    found = difflib.get_close_matches(name, sorted(known), n=1)
     return (f"did you mean {found[0]}? " if found else "") + f"the queues are {', '.join(sorted(known)) or DEFAULT}"
 
 

@@ -3,8 +3,8 @@
     placed ── restart ── k steps │ stall │ k steps │ stall │ ... │ last steps │ last save ── leaves
                                  └ captured, durable `drain` later: training goes on meanwhile
 
-k steps and a stall are a cycle. Nothing is stored for a cycle, so a gang that trains for a month costs as much as one that
-trains for an hour, and what its ranks told can be worked out when somebody asks.
+k steps and a stall are a cycle. Nothing is stored for a cycle, so a gang that trains for a month costs as much as one
+that trains for an hour, and what its ranks told can be worked out when somebody asks.
 """
 
 from dataclasses import dataclass

@@ -374,14 +374,13 @@ class SimCluster:
 
     def _tell_steps(self, attempt: _Attempt, end_us: int, step: int) -> None:
         """Useful time from where it was told until `end_us`, when steps below `step` are done."""
-        first = attempt.told_step
-        if step > first:
-            self._tell_span(attempt, SpanClass.USEFUL, attempt.told_steps_us, end_us, first, step - first)
+        steps = step - attempt.told_step
+        if steps > 0:
+            self._tell_span(attempt, SpanClass.USEFUL, attempt.told_steps_us, end_us, steps=steps)
             attempt.told_step, attempt.told_steps_us = step, end_us
 
-    def _tell_span(
-        self, attempt: _Attempt, span: SpanClass, from_us: int, end_us: int, first_step: int = 0, steps: int = 0
-    ) -> None:
+    def _tell_span(self, attempt: _Attempt, span: SpanClass, from_us: int, end_us: int, *, steps: int = 0) -> None:
+        """A span; its first step is the one that was told last."""
         if end_us > from_us:
             told = Reported(
                 at_us=end_us,
@@ -389,7 +388,7 @@ class SimCluster:
                 epoch=attempt.epoch,
                 span=span,
                 from_us=from_us,
-                first_step=first_step,
+                first_step=attempt.told_step if steps else 0,
                 steps=steps,
                 tokens=steps * attempt.work.tokens_per_step,
             )

@@ -26,3 +26,24 @@ def parse_gpus(text: str | int) -> tuple[int, str | None]:
     if count < 1:
         raise SpecError(f"a job needs at least 1 GPU, not {count}", hint="write the total: 64, 64xH100 or H100:64")
     return count, kind
+
+
+def parse_wanted(text: str | int | float) -> tuple[int, int, str | None]:
+    """GPUs, thousandths of each, and the kind: as `parse_gpus`, or a part of one GPU such as `0.5` or `0.5xH100`.
+
+    >>> parse_wanted("64xH100"), parse_wanted(0.5), parse_wanted("A100:0.25")
+    ((64, 1000, 'H100'), (1, 500, None), (1, 250, 'A100'))
+
+    Raises:
+        SpecError: not such a text, or a part that is no whole number of thousandths.
+    """
+    written = str(text).strip()
+    found = re.fullmatch(r"0(\.\d+)(?:\s*[x*]\s*(.+))?|(.+):0(\.\d+)", written)
+    if found is None:
+        count, kind = parse_gpus(written)
+        return count, 1000, kind
+    part, name = float(found[1] or found[4]), found[2] or found[3]
+    milli = round(part * 1000)
+    if milli / 1000 != part or not 0 < milli < 1000:
+        raise SpecError(f"{written!r} is not a part of a GPU", hint="write it with up to three digits: 0.5 or 0.125")
+    return 1, milli, parse_gpus(f"1x{name}")[1] if name else None

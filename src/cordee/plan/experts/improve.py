@@ -1,0 +1,211 @@
+"""Better placements by small moves on the fullest GPU, all layers at once.
+
+Two moves: two slots of two GPUs swap their experts, or one slot gives up a replica of one expert for another expert.
+A move counts if each GPU it makes fuller stays below the fullest one, so the sorted loads fall in every step and the
+search ends. Experts stay in their domain (their node, or the whole fleet). Every step is kept, so a caller can stop
+each layer where more moves no longer pay.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cordee.plan.experts.shape import Floats, Ints, counted, gpu_loads
+
+GIVERS = 6
+"""Replicas that are looked at as the ones to give up, and experts that are looked at to come in their place."""
+OWN = 3
+"""Slots of the fullest GPU whose experts are looked at to be replicated, or replaced: the heaviest."""
+
+BETTER = 1 - 1e-9
+"""What a move has to bring; below it is rounding."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Steps:
+    """What was done: the fullest GPU and the slots that differ from the start, after each step; step 0 is the start."""
+
+    max_load: Floats
+    moved: Ints
+    changes: tuple[tuple[Ints, Ints, Ints, Ints], ...]
+
+    def placed(self, start: Ints, stop: Ints) -> Ints:
+        """The placement after `stop` steps of each layer."""
+        slots = start.copy()
+        for at, (layer, gpu, slot, expert) in enumerate(self.changes):
+            kept = stop[layer] > at
+            slots[layer[kept], gpu[kept], slot[kept]] = expert[kept]
+        return slots
+
+
+class Search:
+    """The state of the search: slots, and what follows from them."""
+
+    def __init__(self, loads: Floats, start: Ints, domains: int) -> None:
+        layers, gpus, slots = start.shape
+        experts = loads.shape[1]
+        self.loads, self.start, self.slots, self.domains = loads, start, start.copy(), domains
+        self.width = gpus // domains
+        self.counts = counted(start, experts)
+        self.share = loads / self.counts
+        self.load = gpu_loads(loads, start)
+        # Copies of each expert on each GPU, and the domain's experts.
+        where = start.reshape(layers, -1)
+        gpu = np.repeat(np.arange(gpus), slots)[None, :]
+        self.copies = np.zeros((layers, experts, gpus), dtype=np.float32)
+        np.add.at(self.copies, (np.arange(layers)[:, None], where, gpu), 1)
+        self.moved = np.zeros(layers, dtype=np.int64)
+
+    def run(self, least: Floats, steps: int, moved_max: Ints | None = None, *, thorough: bool = True) -> Steps:
+        """Improve every layer until nothing helps, it is within 1e-4 of `least`, or its slots are used up.
+
+        Args:
+            least: what the fullest GPU cannot go below.
+            steps: at most so many.
+            moved_max: slots of each layer that may differ from the start; None: all.
+            thorough: look at giving up replicas in every step, not only when no swap helps.
+        """
+        alive = np.arange(len(self.slots))
+        maxima, moves, changes = [self.load.max(axis=1)], [self.moved.copy()], []
+        for _ in range(steps):
+            open_ = self.load[alive].max(axis=1) > least[alive] * (1 + 1e-4)
+            if moved_max is not None:
+                open_ &= self.moved[alive] + 2 <= moved_max[alive]
+            alive = alive[open_]
+            if not len(alive):
+                break
+            change, alive = self._step(alive, thorough)
+            changes.append(change)
+            maxima.append(self.load.max(axis=1))
+            moves.append(self.moved.copy())
+        return Steps(np.array(maxima), np.array(moves), tuple(changes))
+
+    def _step(self, layers: Ints, thorough: bool) -> tuple[tuple[Ints, Ints, Ints, Ints], Ints]:
+        """One move in each layer that has one: the slots changed, and the layers that have one."""
+        hot = self.load[layers].argmax(axis=1)
+        top = self.load[layers, hot]
+        swap, gain = self._best_swap(layers, hot, top)
+        # A replica given up changes one slot, a swap two.
+        asked = np.arange(len(layers)) if thorough else np.flatnonzero(gain <= 0)
+        trade, traded = np.zeros((len(layers), 3), dtype=np.int64), np.full(len(layers), -np.inf)
+        if len(asked):
+            trade[asked], traded[asked] = self._best_trade(layers[asked], hot[asked], top[asked])
+        takes = (traded > 0) & (traded > gain / 2)
+        swaps = ~takes & (gain > 0)
+        self._trade(layers[takes], trade[takes])
+        changed = [(layers[takes], *trade[takes].T)]
+        changed += self._swap(layers[swaps], swap[swaps])
+        gathered = tuple(np.concatenate(parts) for parts in zip(*changed, strict=True))
+        return (gathered[0], gathered[1], gathered[2], gathered[3]), layers[takes | swaps]
+
+    def _domain(self, layers: Ints, hot: Ints) -> tuple[Ints, Ints]:
+        """The GPUs of the fullest one's domain, and their slots' experts."""
+        first = hot // self.width * self.width
+        gpus = first[:, None] + np.arange(self.width)
+        return gpus, self.slots[layers[:, None], gpus].reshape(len(layers), -1)
+
+    def _best_swap(self, layers: Ints, hot: Ints, top: Floats) -> tuple[Ints, Floats]:
+        """(own slot, GPU, its slot) of the best swap of each layer, and by how much the fullest of the two falls."""
+        each = self.slots.shape[2]
+        gpus, held = self._domain(layers, hot)
+        own = self.share[layers[:, None], self.slots[layers, hot]]
+        theirs = self.share[layers[:, None], held]
+        less = own[:, :, None] - theirs[:, None, :]
+        load = np.repeat(self.load[layers[:, None], gpus], each, axis=1)
+        fuller = np.maximum(top[:, None, None] - less, load[:, None, :] + less).reshape(len(layers), -1)
+        best = fuller.argmin(axis=1)
+        value = fuller[np.arange(len(layers)), best]
+        slot, other = np.divmod(best, held.shape[1])
+        gpu, their_slot = np.divmod(other, each)
+        gain = np.where(value < top * BETTER, top - value, -np.inf)
+        return np.stack([slot, gpus[:, 0] + gpu, their_slot, hot], axis=1), gain
+
+    def _best_trade(self, layers: Ints, hot: Ints, top: Floats) -> tuple[Ints, Floats]:
+        """(GPU, slot, new expert) of the best trade of each layer, and by how much the fullest GPU in it falls."""
+        rows = np.arange(len(layers))[:, None]
+        gpus, held = self._domain(layers, hot)
+        each = self.slots.shape[2]
+        at = layers[:, None]
+        heavy = _smallest(-self.share[at, self.slots[layers, hot]], OWN)
+        mine = self.slots[at, hot[:, None], heavy]
+        giver, taker = self._cheapest_to_lose(layers, held), self._cheapest_to_gain(layers, gpus)
+        n_give, n_take = giver.shape[1], taker.shape[1]
+        # Another replica of one of its experts elsewhere; or another expert in one of its slots.
+        own_flat = (hot % self.width)[:, None] * each + heavy
+        place = np.concatenate([np.tile(giver, heavy.shape[1]), np.repeat(own_flat, n_take, axis=1)], axis=1)
+        comes = np.concatenate([np.repeat(mine, n_give, axis=1), np.tile(taker, heavy.shape[1])], axis=1)
+        goes = held[rows, place]
+        counts_go, counts_come = self.counts[at, goes], self.counts[at, comes]
+        load_go, load_come = self.loads[at, goes], self.loads[at, comes]
+        fine = (counts_go > 1) & (goes != comes)
+        after_go = load_go / np.maximum(counts_go - 1, 1)
+        after_come = load_come / (counts_come + 1)
+        first = gpus[:, :1]
+        span = first[:, :, None] + np.arange(self.width)
+        copies_go = self.copies[at[:, :, None], goes[:, :, None], span]
+        copies_come = self.copies[at[:, :, None], comes[:, :, None], span]
+        delta = copies_go * (after_go - self.share[at, goes])[:, :, None]
+        delta += copies_come * (after_come - self.share[at, comes])[:, :, None]
+        touched = (copies_go > 0) | (copies_come > 0)
+        q = np.arange(place.shape[1])
+        delta[rows, q, place // each] += after_come - after_go
+        worst = np.where(touched, self.load[layers[:, None], gpus][:, None, :] + delta, -np.inf).max(axis=2)
+        worst = np.where(fine, worst, np.inf)
+        best = worst.argmin(axis=1)
+        value = worst[rows[:, 0], best]
+        chosen = place[rows[:, 0], best]
+        gain = np.where(value < top * BETTER, top - value, -np.inf)
+        return np.stack([first[:, 0] + chosen // each, chosen % each, comes[rows[:, 0], best]], axis=1), gain
+
+    def _cheapest_to_lose(self, layers: Ints, held: Ints) -> Ints:
+        """Slots of the domain whose replica the others can carry with the least added load."""
+        at = layers[:, None]
+        counts = self.counts[at, held]
+        added = np.where(counts > 1, self.share[at, held] / np.maximum(counts - 1, 1), np.inf)
+        return _smallest(added, GIVERS)
+
+    def _cheapest_to_gain(self, layers: Ints, gpus: Ints) -> Ints:
+        """Experts of the domain whose further replica would be lightest."""
+        share = self.loads[layers] / (self.counts[layers] + 1)
+        if self.domains > 1:
+            here = self.copies[layers[:, None], :, gpus].sum(axis=1) > 0
+            share = np.where(here, share, np.inf)
+        return _smallest(share, min(GIVERS, len(share[0]) // self.domains))
+
+    def _swap(self, layers: Ints, swap: Ints) -> list[tuple[Ints, Ints, Ints, Ints]]:
+        slot, gpu, their_slot, hot = swap.T
+        mine, theirs = self.slots[layers, hot, slot], self.slots[layers, gpu, their_slot]
+        self._put(layers, hot, slot, theirs)
+        self._put(layers, gpu, their_slot, mine)
+        less = self.share[layers, mine] - self.share[layers, theirs]
+        self.load[layers, hot] -= less
+        self.load[layers, gpu] += less
+        return [(layers, hot, slot, theirs), (layers, gpu, their_slot, mine)]
+
+    def _trade(self, layers: Ints, trade: Ints) -> None:
+        gpu, slot, comes = trade.T
+        goes = self.slots[layers, gpu, slot]
+        for expert, by in ((goes, -1), (comes, 1)):
+            before = self.share[layers, expert]
+            self.counts[layers, expert] += by
+            self.share[layers, expert] = self.loads[layers, expert] / self.counts[layers, expert]
+            self.load[layers] += self.copies[layers, expert] * (self.share[layers, expert] - before)[:, None]
+        self._put(layers, gpu, slot, comes)
+        self.load[layers, gpu] += self.share[layers, comes] - self.share[layers, goes]
+
+    def _put(self, layers: Ints, gpu: Ints, slot: Ints, expert: Ints) -> None:
+        """Write one slot of each layer; what follows for loads is the caller's."""
+        before, home = self.slots[layers, gpu, slot], self.start[layers, gpu, slot]
+        self.copies[layers, before, gpu] -= 1
+        self.copies[layers, expert, gpu] += 1
+        self.slots[layers, gpu, slot] = expert
+        self.moved[layers] += (expert != home).astype(np.int64) - (before != home)
+
+
+def _smallest(values: Floats, number: int) -> Ints:
+    """Columns of the smallest values of each row, in their order."""
+    number = min(number, values.shape[1])
+    if number == values.shape[1]:
+        return np.argsort(values, axis=1, kind="stable")
+    found = np.argpartition(values, number - 1, axis=1)[:, :number]
+    return np.sort(found, axis=1)

@@ -1,0 +1,382 @@
+"""What a log says of how a cluster did: a fold over it, so that a simulated log and a live one are measured alike.
+
+    metrics = Metrics()
+    for event in log: metrics.apply(event)
+    metrics.summary(ledger, now_us)
+
+A job that has not ended counts for its waiting and for nothing else. `slowdown` of a job is the time from its
+submission to its end over the time it worked, and no less than ten seconds of work are counted, so that a job of one
+second does not stand for all (bounded slowdown; Feitelson and Rudolph 1998). Fairness is told over slowdowns: the
+largest, and Jain's index, 1 if all are equal (Jain, Chiu and Hawe 1984). `fragmented` is GPU time that lay free while
+the smallest gang that waited would have fitted in it by number.
+"""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cordee.account.ledger import Ledger
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Event,
+    JobEnded,
+    JobSubmitted,
+    KillOrdered,
+    Node,
+    NodeDown,
+    NodeUp,
+    NoticeGiven,
+    NoticeReason,
+    Reported,
+    ShareEnded,
+    SpanClass,
+)
+from cordee.ids import JobId
+from cordee.units import US_PER_HOUR, US_PER_S
+
+_AT_LEAST_US = 10 * US_PER_S
+CHOSEN = frozenset((NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.RESIZE))
+"""Notices that the scheduler gave by its own choice: preemptions."""
+POINTS = 1000
+
+
+@dataclass(slots=True)
+class _Job:
+    submitted_us: int
+    milli: int  # thousandths of GPUs that it asks for
+    queue: str
+    waits: bool = True
+    first_us: int = -1
+    ran_us: int = 0
+    worked_us: int = 0
+    high: int = 0  # steps that some attempt has done
+    placed_us: int = 0
+    leases: dict[str, int] = field(default_factory=dict)  # node: thousandths
+    milli_held: int = 0  # of the attempt
+    rate: int = 0  # micro-dollars an hour of the attempt, times 1000
+    notice: NoticeGiven | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """What one cause took: work done again, and saves that a notice asked for."""
+
+    cause: str
+    redone_gpu_us: int
+    save_gpu_us: int
+    micro_usd: int
+
+    @property
+    def gpu_hours(self) -> float:
+        """Both."""
+        return (self.redone_gpu_us + self.save_gpu_us) / US_PER_HOUR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Of a number over jobs."""
+
+    mean: float
+    p50: float
+    p99: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """Of one queue: jobs that ended, and their means."""
+
+    name: str
+    ended: int
+    wait_s: float
+    jct_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How it went.
+
+    Attributes:
+        jct_s: from submission to the end, of jobs that ended.
+        wait_s: from submission to the first start, of jobs that started.
+        away_s: of jobs that ended, all the time that they did not hold GPUs.
+        goodput: useful over held GPU time.
+        held_share: held over all GPU time that there was, until the last job ended.
+        fragmented: of all GPU time.
+        slowdown_max, slowdown_jain: fairness.
+        restart_gpu_us: GPU time until the first new step of attempts.
+        lost: by cause.
+    """
+
+    jobs: int
+    ended: int
+    jct_s: Spread
+    wait_s: Spread
+    away_s: Spread
+    makespan_s: float
+    goodput: float
+    held_share: float
+    fragmented: float
+    slowdown_max: float
+    slowdown_jain: float
+    preemptions: int
+    notices: dict[str, int]
+    kills: int
+    useful_gpu_us: int
+    restart_gpu_us: int
+    held_micro_usd: int
+    lost: tuple[Lost, ...]
+    queues: tuple[QueueRow, ...]
+
+    @property
+    def lost_gpu_hours(self) -> float:
+        """Saves and work done again."""
+        return sum(each.gpu_hours for each in self.lost)
+
+    @property
+    def lost_micro_usd(self) -> int:
+        """The same in money."""
+        return sum(each.micro_usd for each in self.lost)
+
+
+class Metrics:
+    """The fold.
+
+    Attributes:
+        jobs: that were submitted.
+        jct_us, wait_us: a number for each job that ended, and for each that started.
+        points: time, thousandths of GPUs held, jobs that wait, thousandths of GPUs that are up; thinned as they grow.
+    """
+
+    def __init__(self) -> None:
+        self.jobs = 0
+        self.jct_us, self.wait_us = array("q"), array("q")
+        self.points: list[tuple[int, int, int, int]] = []
+        self._every_us = US_PER_S
+        self._open: dict[JobId, _Job] = {}
+        self._away_us, self._slow = array("q"), array("d")
+        self._saves: dict[str, list[int]] = {}  # cause: thousandths of GPU time, money
+        self._notices: Counter[str] = Counter()
+        self._kills = 0
+        self._queues: dict[str, list[float]] = {}
+        self._up: dict[str, Node] = {}
+        self._prices: dict[str, int] = {}
+        self._milli = self._held = self._n_waiting = self._smallest = 0
+        self._waiting: Counter[int] = Counter()
+        self._since_us = self._last_end_us = 0
+        self._first_us = -1
+        self._sums = self._at_end = (0, 0, 0)  # thousandths of GPU time: there, held, fragmented
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            JobSubmitted: self._submitted,
+            JobEnded: self._job_ended,
+            NodeUp: self._node_up,
+            NodeDown: self._node_down,
+            AttemptPlaced: self._placed,
+            NoticeGiven: self._noticed,
+            KillOrdered: self._kill_ordered,
+            ShareEnded: self._share_ended,
+            AttemptEnded: self._attempt_ended,
+        }
+
+    def apply(self, event: Event) -> None:
+        """Take note of one event."""
+        kind = type(event)
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            if event.at_us > self._since_us:
+                self._pass(event.at_us)
+            handler(event)
+        elif kind is Reported:
+            self._reported(event)  # type: ignore[arg-type]
+
+    def summary(self, ledger: Ledger, now_us: int) -> Summary:
+        """How it went until now; the ledger has folded the same log."""
+        lost: dict[str, list[int]] = {
+            cause: [0, milli_us // 1000, usd] for cause, (milli_us, usd) in self._saves.items()
+        }
+        useful = held = restart = held_usd = 0
+        for row in ledger.rows(now_us):
+            useful += row.gpu_us.useful
+            held += row.gpu_us.held
+            restart += row.gpu_us.restart
+            held_usd += row.micro_usd.held
+            if row.cause is not None:
+                sums = lost.setdefault(row.cause, [0, 0, 0])
+                sums[0] += row.gpu_us.lost
+                sums[2] += row.micro_usd.lost
+        capacity, was_held, fragmented = self._at_end if self.jct_us else self._until(now_us)
+        squares = math.fsum(each * each for each in self._slow)
+        return Summary(
+            jobs=self.jobs,
+            ended=len(self.jct_us),
+            jct_s=spread(self.jct_us),
+            wait_s=spread(self.wait_us),
+            away_s=spread(self._away_us),
+            makespan_s=(self._last_end_us - self._first_us) / US_PER_S if self.jct_us else 0.0,
+            goodput=useful / held if held else 0.0,
+            held_share=was_held / capacity if capacity else 0.0,
+            fragmented=fragmented / capacity if capacity else 0.0,
+            slowdown_max=max(self._slow, default=0.0),
+            slowdown_jain=math.fsum(self._slow) ** 2 / (len(self._slow) * squares) if squares else 1.0,
+            preemptions=sum(self._notices[reason.value] for reason in CHOSEN),
+            notices=dict(sorted(self._notices.items())),
+            kills=self._kills,
+            useful_gpu_us=useful,
+            restart_gpu_us=restart,
+            held_micro_usd=held_usd,
+            lost=tuple(
+                Lost(cause=cause, redone_gpu_us=redone, save_gpu_us=save, micro_usd=usd)
+                for cause, (redone, save, usd) in sorted(lost.items())
+                if redone or save
+            ),
+            queues=tuple(
+                QueueRow(name=name, ended=int(n), wait_s=wait / n / US_PER_S, jct_s=jct / n / US_PER_S)
+                for name, (n, wait, jct) in sorted(self._queues.items())
+            ),
+        )
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _pass(self, at_us: int) -> None:
+        self._sums = self._until(at_us)
+        self._since_us = at_us
+        points = self.points
+        if not points or at_us - points[-1][0] >= self._every_us:
+            points.append((at_us, self._held, self._n_waiting, self._milli))
+            if len(points) >= 2 * POINTS:
+                del points[1::2]
+                self._every_us = max(2 * self._every_us, (at_us - points[0][0]) // (2 * POINTS))
+
+    def _until(self, at_us: int) -> tuple[int, int, int]:
+        past_us, free = at_us - self._since_us, self._milli - self._held
+        there, held, fragmented = self._sums
+        if self._smallest and free >= self._smallest:
+            fragmented += free * past_us
+        return there + self._milli * past_us, held + self._held * past_us, fragmented
+
+    # -- nodes -----------------------------------------------------------------------------------------------
+
+    def _node_up(self, event: NodeUp) -> None:
+        node, known = event.node, self._up.get(event.node.name)
+        if known is None or node.epoch >= known.epoch:
+            self._milli += 1000 * (_gpus(node) - (_gpus(known) if known else 0))
+            self._up[node.name] = node
+            self._prices[node.name] = node.micro_usd_per_gpu_hour
+
+    def _node_down(self, event: NodeDown) -> None:
+        node = self._up.get(event.node)
+        if node is not None and event.epoch >= node.epoch:
+            self._milli -= 1000 * _gpus(self._up.pop(event.node))
+
+    # -- jobs ------------------------------------------------------------------------------------------------
+
+    def _submitted(self, event: JobSubmitted) -> None:
+        job = event.job
+        if self._first_us < 0:  # what was there before anybody asked for it was not idle
+            self._first_us, self._sums = event.at_us, (0, 0, 0)
+        self.jobs += 1
+        known = self._open[job.job_id] = _Job(event.at_us, job.gpus * job.gpu_milli, job.queue)
+        self._wait(known.milli, +1)
+
+    def _wait(self, milli: int, sign: int) -> None:
+        waiting = self._waiting
+        self._n_waiting += sign
+        waiting[milli] += sign
+        if not waiting[milli]:
+            del waiting[milli]
+            if milli == self._smallest:
+                self._smallest = min(waiting, default=0)
+        elif not self._smallest or milli < self._smallest:
+            self._smallest = milli
+
+    def _placed(self, event: AttemptPlaced) -> None:
+        job = self._open.get(event.job_id)
+        if job is None or not job.waits:
+            return
+        self._wait(job.milli, -1)
+        job.waits, job.placed_us, job.notice = False, event.at_us, None
+        if job.first_us < 0:
+            job.first_us = event.at_us
+            self.wait_us.append(event.at_us - job.submitted_us)
+        job.rate = job.milli_held = 0
+        for lease in event.leases:
+            milli = len(lease.gpus) * lease.milli
+            job.leases[lease.node] = milli
+            job.milli_held += milli
+            job.rate += milli * self._prices.get(lease.node, 0)
+        self._held += job.milli_held
+
+    def _reported(self, event: Reported) -> None:
+        job = self._open.get(event.job_id)
+        if job is None or job.waits:
+            return
+        if event.steps and event.span is SpanClass.USEFUL:
+            new = event.first_step + event.steps - max(job.high, event.first_step)
+            if new > 0:
+                job.worked_us += (event.at_us - event.from_us) * new // event.steps
+                job.high += max(0, event.first_step + event.steps - job.high)
+        elif job.notice is not None and event.span is SpanClass.CHECKPOINT:
+            save_us = max(0, event.at_us - max(event.from_us, job.notice.at_us))
+            sums = self._saves.setdefault(job.notice.reason.value, [0, 0])
+            sums[0] += save_us * job.milli_held
+            sums[1] += save_us * job.rate // (1000 * US_PER_HOUR)
+
+    def _noticed(self, event: NoticeGiven) -> None:
+        self._notices[event.reason.value] += 1
+        job = self._open.get(event.job_id)
+        if job is not None and job.notice is None:
+            job.notice = event
+
+    def _kill_ordered(self, event: KillOrdered) -> None:
+        self._kills += 1
+
+    def _share_ended(self, event: ShareEnded) -> None:
+        job = self._open.get(event.job_id)
+        if job is not None and not job.waits:
+            self._held -= job.leases.pop(event.node, 0)
+
+    def _attempt_ended(self, event: AttemptEnded) -> None:
+        job = self._open.get(event.job_id)
+        if job is not None and not job.waits:
+            job.ran_us += event.at_us - job.placed_us
+            job.waits = True
+            self._wait(job.milli, +1)
+
+    def _job_ended(self, event: JobEnded) -> None:
+        job = self._open.pop(event.job_id, None)
+        if job is None:
+            return
+        if job.waits:
+            self._wait(job.milli, -1)
+        if event.state == "stopped":
+            return
+        jct_us = event.at_us - job.submitted_us
+        self.jct_us.append(jct_us)
+        self._away_us.append(jct_us - job.ran_us)
+        self._slow.append(max(1.0, jct_us / max(job.worked_us or job.ran_us, _AT_LEAST_US)))
+        sums = self._queues.setdefault(job.queue, [0, 0, 0])
+        sums[0] += 1
+        sums[1] += max(0, job.first_us - job.submitted_us)
+        sums[2] += jct_us
+        self._last_end_us, self._at_end = event.at_us, self._sums
+
+
+def _gpus(node: Node) -> int:
+    return node.gpus - len(node.unavailable)
+
+
+def spread(values_us: Sequence[int]) -> Spread:
+    """Mean, median, 99th percentile and largest, in seconds; all 0 of nothing."""
+    if not values_us:
+        return Spread(mean=0.0, p50=0.0, p99=0.0, max=0.0)
+    ordered = sorted(values_us)
+    return Spread(
+        mean=sum(ordered) / len(ordered) / US_PER_S,
+        p50=ordered[(len(ordered) - 1) // 2] / US_PER_S,
+        p99=ordered[-(-99 * len(ordered) // 100) - 1] / US_PER_S,
+        max=ordered[-1] / US_PER_S,
+    )

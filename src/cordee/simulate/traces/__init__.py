@@ -1,0 +1,84 @@
+"""Traces of jobs in: the public formats as they are published, Slurm's accounting, and Cordee's own log.
+
+`open_trace` tells a format by its content. A row that is no job is counted by kind and left out, or is an error when
+strict.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.errors import TraceError
+from cordee.simulate.traces.job import Tally, TraceJob, in_order, open_text
+from cordee.simulate.traces.log import is_log, logged_jobs
+from cordee.simulate.traces.pai import pai
+from cordee.simulate.traces.philly import philly
+from cordee.simulate.traces.table import FORMATS, Format, streamed, table
+
+NAMES = (*(form.name for form in FORMATS), "philly", "pai", "cordee")
+
+__all__ = ["NAMES", "Tally", "Trace", "TraceJob", "open_trace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A file or folder and how it is read; it can be read again and again."""
+
+    path: Path
+    form: str
+
+    def jobs(self, tally: Tally) -> Iterator[TraceJob]:
+        """In the order of submission; what is left out is counted in `tally`."""
+        if self.form == "philly":
+            return in_order(philly(self.path, tally), tally)
+        if self.form == "pai":
+            return in_order(pai(self.path, tally), tally)
+        if self.form == "cordee":
+            return in_order(logged_jobs(self.path), tally)
+        form = next(form for form in FORMATS if form.name == self.form)
+        rows = table(self.path, form, tally)
+        return streamed(rows, tally) if form.is_sorted else in_order(rows, tally)
+
+    def tally(self, *, strict: bool = False) -> Tally:
+        """A new count."""
+        return Tally(str(self.path), strict)
+
+
+def open_trace(path: Path, form: str | None = None) -> Trace:
+    """The trace, its format told by its content.
+
+    Raises:
+        TraceError: there is no such file, or no format has such content.
+    """
+    if form is not None and form not in NAMES:
+        raise TraceError(f"there is no format {form!r}", hint=f"use one of {', '.join(NAMES)}")
+    if not path.exists():
+        raise TraceError(f"{path} does not exist", hint="give a trace file, a folder of tables or a Cordee home")
+    return Trace(path, form or _told(path))
+
+
+def _told(path: Path) -> str:
+    if path.name.startswith("pai_") or (path.is_dir() and any(path.glob("pai_job_table.csv*"))):
+        return "pai"
+    if is_log(path):
+        return "cordee"
+    if path.is_dir():
+        raise TraceError(f"{path} holds neither PAI tables nor Cordee's database", hint="give the file itself")
+    with open_text(path) as file:
+        try:
+            head = file.read(4096)
+        except (OSError, EOFError) as error:
+            raise TraceError(f"{path} cannot be read: {error}", hint="is it cut off, or not gzip at all?") from error
+    if head.lstrip().startswith("["):
+        return "philly"
+    header = head.split("\n", 1)[0].strip()
+    for form in FORMATS:
+        if set(form.needs) <= {name.strip() for name in header.split(form.delimiter)}:
+            return form.name
+    raise TraceError(
+        f"no format has the header {header[:120]!r}", hint=f"the common one is {_needs(FORMATS[0])}; see --format"
+    )
+
+
+def _needs(form: Format) -> str:
+    return form.delimiter.join(form.needs)

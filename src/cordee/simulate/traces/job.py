@@ -1,0 +1,142 @@
+"""A job as a trace tells it, and what becomes of rows that cannot be one: counted by kind, or refused."""
+
+import gzip
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+from cordee.errors import TraceError
+from cordee.units import US_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """What every format can be brought to.
+
+    Attributes:
+        submit_us: after the trace's own zero.
+        duration_us: run time, queueing not included.
+        line: in its file, for people.
+    """
+
+    job_id: str
+    submit_us: int
+    gpus: int
+    duration_us: int
+    line: int
+    user: str = ""
+    vc: str = ""
+    status: str = ""
+    gpu_milli: int = 1000
+    gpu_name: str | None = None
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    tier: str = ""
+    time_limit_us: int | None = None
+
+
+class BadRow(Exception):
+    """A row that is no job; the text is its kind."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows that were left out, by kind, and an example of each."""
+
+    path: str
+    strict: bool = False
+    jobs: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    first: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def left_out(self) -> int:
+        """All of them."""
+        return sum(self.kinds.values())
+
+    def bad(self, kind: str, line: int) -> None:
+        """Count it.
+
+        Raises:
+            TraceError: if it is to be strict.
+        """
+        if self.strict:
+            raise TraceError(
+                f"{self.path}, line {line}: {kind}", hint="without --strict such rows are counted and left out"
+            )
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.first.setdefault(kind, line)
+
+
+def open_text(path: Path) -> TextIO:
+    """The file as text, unpacked if its name ends in .gz.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    try:
+        raw = path.open("rb")
+        unpacked = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        return io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from error
+
+
+def checked(job: TraceJob) -> TraceJob:
+    """The job, if it is one.
+
+    Raises:
+        BadRow: a time is negative, it never ran, or it wants no GPU.
+    """
+    if job.submit_us < 0:
+        raise BadRow("negative submission time")
+    if job.duration_us < 0:
+        raise BadRow("negative run time")
+    if job.gpus < 0:
+        raise BadRow("negative number of GPUs")
+    if job.gpus == 0:
+        raise BadRow("asks for no GPU")
+    if job.duration_us == 0:
+        raise BadRow("never ran")
+    return job
+
+
+def seconds_us(text: str | None, what: str) -> int:
+    """Seconds as a trace writes them.
+
+    Raises:
+        BadRow: they are missing or no number.
+    """
+    if text is None or not text.strip():
+        raise BadRow(f"no {what}")
+    try:
+        return round(float(text) * US_PER_S)
+    except (ValueError, OverflowError):
+        raise BadRow(f"{what} is no number") from None
+
+
+def stamp_us(text: str | None, what: str) -> int:
+    """A date and time, in UTC if it does not say.
+
+    Raises:
+        BadRow: it is missing or none.
+    """
+    if text is None or text.strip() in ("", "None", "Unknown", "N/A"):
+        raise BadRow(f"no {what}")
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise BadRow(f"{what} is no time") from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * US_PER_S)
+
+
+def in_order(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
+    """In the order of submission, counted from the first one."""
+    known = sorted(jobs, key=lambda job: (job.submit_us, job.line))
+    zero_us = known[0].submit_us if known else 0
+    for job in known:
+        tally.jobs += 1
+        yield replace(job, submit_us=job.submit_us - zero_us) if zero_us else job

@@ -1,0 +1,218 @@
+"""Traces that are one table with a row for each job: which column says what, and how it is written.
+
+A row of the common form: `job_id,user,vc,submit_s,gpus,duration_s,status`, and more columns if the header has them.
+The other formats are as their authors publish them: github.com/S-Lab-System-Group/HeliosData (cluster_log.csv),
+github.com/InternLM/AcmeTrace (trace_seren.csv, trace_kalos.csv), github.com/alibaba/clusterdata
+cluster-trace-gpu-v2023 (openb_pod_list_*.csv), and what `sacct --parsable2` prints (slurm.schedmd.com/sacct.html).
+"""
+
+import csv
+import heapq
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cordee.errors import TraceError
+from cordee.simulate.traces.job import BadRow, Tally, TraceJob, checked, open_text, seconds_us, stamp_us
+from cordee.units import US_PER_S
+
+Row = Mapping[str, str]
+
+MIB = 1 << 20
+_WINDOW = 100_000  # rows that a table of the common form may be out of order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A table's name, the columns that it must have, and how a row becomes a job."""
+
+    name: str
+    needs: tuple[str, ...]
+    read: Callable[[Row, int], TraceJob | None]
+    delimiter: str = ","
+    is_sorted: bool = False
+
+
+def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
+    """The jobs of a table; rows that are none are counted.
+
+    Raises:
+        TraceError: columns are missing.
+    """
+    with open_text(path) as file:
+        rows = csv.reader(file, delimiter=form.delimiter)
+        header = [name.strip() for name in next(rows, [])]
+        missing = [name for name in form.needs if name not in header]
+        if missing:
+            raise TraceError(
+                f"{path} has no column {', '.join(missing)}: its header is {form.delimiter.join(header)[:200]!r}",
+                hint=f"the {form.name} format needs {form.delimiter.join(form.needs)}",
+            )
+        for cells in rows:
+            line = rows.line_num
+            if not cells:
+                continue
+            try:
+                if len(cells) != len(header):
+                    raise BadRow(f"{len(cells)} columns in place of {len(header)}")
+                job = form.read(dict(zip(header, cells, strict=True)), line)
+                if job is not None:
+                    yield checked(job)
+            except BadRow as bad:
+                tally.bad(str(bad), line)
+
+
+def streamed(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
+    """In order, without holding them all; who comes too late for its place is counted and left out."""
+    window: list[tuple[int, int, TraceJob]] = []
+    last_us = 0
+    for job in jobs:
+        if job.submit_us < last_us:
+            tally.bad(f"out of order by more than {_WINDOW} rows", job.line)
+            continue
+        heapq.heappush(window, (job.submit_us, job.line, job))
+        if len(window) > _WINDOW:
+            last_us, _, first = heapq.heappop(window)
+            tally.jobs += 1
+            yield first
+    while window:
+        tally.jobs += 1
+        yield heapq.heappop(window)[2]
+
+
+# -- the common form -----------------------------------------------------------------------------------------
+
+
+def _common(row: Row, line: int) -> TraceJob:
+    gpus, milli = _gpus(row["gpus"])
+    memory = row.get("memory_mib", "")
+    limit = row.get("time_limit_s", "")
+    return TraceJob(
+        job_id=row["job_id"],
+        submit_us=seconds_us(row["submit_s"], "submission time"),
+        gpus=gpus,
+        gpu_milli=milli,
+        duration_us=seconds_us(row["duration_s"], "run time"),
+        line=line,
+        user=row.get("user", ""),
+        vc=row.get("vc", ""),
+        status=row.get("status", ""),
+        gpu_name=_one_name(row.get("gpu_spec", "")),
+        cpu_milli=_whole(row.get("cpu_milli", ""), "cpu_milli"),
+        memory_bytes=_whole(memory, "memory_mib") * MIB,
+        tier=row.get("tier", ""),
+        time_limit_us=seconds_us(limit, "time limit") if limit else None,
+    )
+
+
+def _gpus(text: str) -> tuple[int, int]:
+    """GPUs, and thousandths of each: less than one is a part of one."""
+    try:
+        gpus = float(text)
+    except ValueError:
+        raise BadRow("number of GPUs is no number" if text.strip() else "no number of GPUs") from None
+    if 0 < gpus < 1:
+        return 1, max(1, round(gpus * 1000))
+    if not abs(gpus) < 1e9:
+        raise BadRow("number of GPUs is no number")
+    return -int(-gpus // 1), 1000
+
+
+def _whole(text: str, what: str) -> int:
+    try:
+        return round(float(text)) if text.strip() else 0
+    except (ValueError, OverflowError):
+        raise BadRow(f"{what} is no number") from None
+
+
+def _one_name(text: str) -> str | None:
+    """A kind of GPU; of several that would do none is preferred."""
+    return text.strip() if text.strip() and "|" not in text else None
+
+
+# -- Helios and Acme -----------------------------------------------------------------------------------------
+
+
+def _datacentre(row: Row, line: int) -> TraceJob:
+    gpus, milli = _gpus(row["gpu_num"])
+    return TraceJob(
+        job_id=row["job_id"],
+        submit_us=stamp_us(row["submit_time"], "submission time"),
+        gpus=gpus,
+        gpu_milli=milli,
+        duration_us=seconds_us(row["duration"], "run time"),
+        line=line,
+        user=row["user"],
+        vc=row.get("vc", ""),
+        status=row["state"],
+        cpu_milli=1000 * _whole(row.get("cpu_num", ""), "cpu_num"),
+    )
+
+
+# -- Alibaba 2023 --------------------------------------------------------------------------------------------
+
+
+def _openb(row: Row, line: int) -> TraceJob:
+    gpus, milli = _whole(row["num_gpu"], "num_gpu"), _whole(row["gpu_milli"], "gpu_milli")
+    if not row["scheduled_time"].strip():
+        raise BadRow("never ran")
+    submit_us = seconds_us(row["creation_time"], "submission time")
+    ended_us = seconds_us(row["deletion_time"], "end")
+    return TraceJob(
+        job_id=row["name"],
+        submit_us=submit_us,
+        gpus=gpus,
+        gpu_milli=milli if gpus == 1 and 0 < milli < 1000 else 1000,
+        duration_us=ended_us - seconds_us(row["scheduled_time"], "start"),
+        line=line,
+        vc=row["qos"],
+        status=row["pod_phase"],
+        gpu_name=_one_name(row["gpu_spec"]),
+        cpu_milli=_whole(row["cpu_milli"], "cpu_milli"),
+        memory_bytes=_whole(row["memory_mib"], "memory_mib") * MIB,
+    )
+
+
+# -- Slurm ---------------------------------------------------------------------------------------------------
+
+
+def _sacct(row: Row, line: int) -> TraceJob | None:
+    if "." in row["JobID"]:
+        return None  # a step of the job above it
+    found = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", row.get("AllocTRES") or row.get("ReqTRES") or "")
+    kind = re.search(r"gres/gpu:([^=,]+)=", row.get("AllocTRES", ""))
+    seconds = row.get("ElapsedRaw", "")
+    limit = row.get("Timelimit", "")
+    return TraceJob(
+        job_id=row["JobID"],
+        submit_us=stamp_us(row["Submit"], "submission time"),
+        gpus=int(found[1]) if found else 0,
+        duration_us=seconds_us(seconds, "run time") if seconds else _elapsed_us(row.get("Elapsed", "")),
+        line=line,
+        user=row.get("User", ""),
+        vc=row.get("Partition", ""),
+        status=row["State"].split(" ")[0],
+        gpu_name=kind[1] if kind else None,
+        time_limit_us=_elapsed_us(limit) if re.fullmatch(r"[\d:-]+", limit) else None,
+    )
+
+
+def _elapsed_us(text: str) -> int:
+    """`[days-]hours:minutes:seconds`."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)(?:\.\d+)?", text.strip())
+    if match is None:
+        raise BadRow("run time is no time" if text.strip() else "no run time")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * US_PER_S
+
+
+_DATACENTRE = ("job_id", "user", "gpu_num", "state", "submit_time", "duration")
+
+FORMATS = (
+    Format(name="common", needs=("job_id", "submit_s", "gpus", "duration_s"), read=_common, is_sorted=True),
+    Format(name="openb", needs=("name", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time"), read=_openb),
+    Format(name="helios", needs=(*_DATACENTRE, "vc"), read=_datacentre),
+    Format(name="acme", needs=_DATACENTRE, read=_datacentre),
+    Format(name="sacct", needs=("JobID", "Submit", "State", "AllocTRES"), read=_sacct, delimiter="|"),
+)

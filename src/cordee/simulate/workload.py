@@ -1,0 +1,106 @@
+"""From a trace to submissions: what of a job's life a trace leaves open, filled in one stated way.
+
+Costs as everywhere here: a checkpoint every 30 minutes that training does not wait for, 60 s to restart, 30 s of
+grace and a save of 30 s on notice. A trace's run time is taken to hold the first start and the last save. The save on
+notice is in the ledger's class `checkpoint`, work that is done again in `lost`, and the restart in `restart`. A
+trace's time limit was for another cluster and ends nobody here; it is what the job's owner said of its run time.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from cordee.events import Job, Node, Tier
+from cordee.ids import JobId
+from cordee.simulate.run import Submission
+from cordee.simulate.traces.job import Tally, TraceJob
+from cordee.simulate.work import Work
+from cordee.units import US_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a preemption takes."""
+
+    every_us: int = 1_800 * US_PER_S
+    save_us: int = 30 * US_PER_S
+    restart_us: int = 60 * US_PER_S
+    grace_us: int = 30 * US_PER_S
+
+
+def submissions(
+    jobs: Iterable[TraceJob],
+    nodes: Iterable[Node],
+    tally: Tally,
+    *,
+    costs: Costs,
+    estimates: bool = False,
+    limit: int | None = None,
+    window_us: tuple[int, int | None] = (0, None),
+) -> Iterator[Submission]:
+    """The trace's jobs as they arrive at this cluster; those that it can never hold are counted.
+
+    Args:
+        jobs: in order.
+        nodes: of the cluster.
+        tally: counts those left out.
+        costs: of a preemption.
+        estimates: every job says truly how long it will run, for policies that rest on that.
+        limit: so many jobs at most.
+        window_us: from which time to which, of the trace.
+    """
+    most: dict[str | None, int] = {}
+    for node in nodes:
+        for name in (node.gpu_name, None):
+            most[name] = most.get(name, 0) + node.gpus
+    from_us, to_us = window_us
+    taken = 0
+    for each in jobs:
+        if each.submit_us < from_us:
+            continue
+        if (to_us is not None and each.submit_us >= to_us) or (limit is not None and taken >= limit):
+            return
+        name = each.gpu_name if each.gpu_name in most else None
+        if each.gpus > most[name]:
+            tally.bad(f"larger than the cluster's {most[name]} GPUs", each.line)
+            continue
+        taken += 1
+        yield submission(each, name, costs, taken, estimates=estimates)
+
+
+def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, *, estimates: bool) -> Submission:
+    """One of them. Ids are made unique by their number: some traces repeat theirs."""
+    steps = max(1, each.duration_us // US_PER_S)
+    job = Job(
+        job_id=JobId(f"{each.job_id}-{number}"),
+        name=each.job_id,
+        owner=each.user or each.vc or "somebody",
+        gpus=each.gpus,
+        queue=each.vc or "default",
+        tier=Tier(each.tier) if each.tier in _TIERS else Tier.STANDARD,
+        gpu_name=gpu_name,
+        grace_us=costs.grace_us,
+        protected=True,
+        checkpoint_every_us=costs.every_us,
+        save_us=costs.save_us,
+        restart_us=costs.restart_us,
+        min_run_us=costs.restart_us,
+        gpu_milli=each.gpu_milli,
+        cpu_milli=each.cpu_milli,
+        memory_bytes=each.memory_bytes,
+        estimate_us=each.duration_us if estimates else each.time_limit_us,
+    )
+    work = Work(
+        steps=steps,
+        step_us=each.duration_us // steps,
+        start_us=costs.restart_us,
+        first_start_us=0,
+        every_us=costs.every_us,
+        stall_us=0,
+        drain_us=costs.save_us,
+        saves_at_end=False,
+        gpus=each.gpus,
+    )
+    return Submission(at_us=each.submit_us, job=job, work=work)
+
+
+_TIERS = frozenset(tier.value for tier in Tier)

@@ -1,0 +1,299 @@
+"""Pipeline schedules: published figures, valid tables, the bound against every order, the planner's closed forms."""
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+from cordee.errors import LayoutError, SpecError
+from cordee.plan.activations import in_flight
+from cordee.plan.bubble import bubble_s
+from cordee.plan.layout import Layout, Schedule, Training
+from cordee.plan.pipeline import (
+    NAMED,
+    Action,
+    Cell,
+    Costs,
+    Placement,
+    Room,
+    Table,
+    best_order,
+    build,
+    compare,
+    faults,
+    makespan_bound_s,
+    overlap_break_even,
+    table_csv,
+    table_of,
+    timeline,
+    timeline_faults,
+)
+from cordee.plan.pipeline.named import refusal
+from cordee.plan.pipeline.table import cell_of, cell_text
+
+EQUAL = Costs(1.0, 1.0, 1.0)
+# arXiv:2412.19437, table 2, and the README of deepseek-ai/DualPipe, with F = 1, B = 2 of which W = 1: bubbles, and
+# activations of the fullest rank.
+PUBLISHED = [
+    (8, 20, "1f1b", None, 21.0, 8), (8, 20, "zb-h1", None, 7.0, 8),
+    (8, 20, "dualpipe", 3.0, 6.0, 9), (8, 20, "dualpipe", 2.6, 4.8, 9),
+    (16, 32, "1f1b", None, 45.0, 16), (16, 32, "zb-h1", None, 15.0, 16),
+    (16, 32, "dualpipe", 3.0, 14.0, 17), (16, 32, "dualpipe", 2.6, 11.2, 17),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "count", "schedule", "both_s", "bubble", "peak"), PUBLISHED)
+def test_published_bubbles_and_peaks(
+    ranks: int, count: int, schedule: Schedule, both_s: float | None, bubble: float, peak: int
+) -> None:
+    run = timeline(build(schedule, ranks, count), replace(EQUAL, overlapped_s=both_s))
+    assert run.bubble_s == pytest.approx(bubble)
+    assert run.peak == peak
+
+
+def test_every_named_schedule_is_valid_wherever_it_exists() -> None:
+    rng = random.Random(7)
+    checked = 0
+    for schedule, ranks, count in itertools.product(NAMED, (1, 2, 3, 4, 5, 8), (1, 2, 3, 7, 8, 13, 16, 20)):
+        chunks = rng.choice((2, 3))
+        if refusal(schedule, ranks, count, chunks):
+            continue
+        costs = _random_costs(rng, ranks)
+        table = build(schedule, ranks, count, chunks)
+        run = timeline(table, costs)
+        assert faults(table, costs, memory=run.peak) == (), (schedule, ranks, count)
+        assert timeline_faults(run, costs) == (), (schedule, ranks, count)
+        assert makespan_bound_s(table.placement, count, costs, run.peak + 1e-6) <= run.makespan_s + 1e-9
+        assert run.period_s <= run.makespan_s + 1e-9
+        checked += 1
+    assert checked > 250
+
+
+def _random_costs(rng: random.Random, ranks: int) -> Costs:
+    forward_s, inner_s, weight_s = (rng.uniform(0.5, 2.0) for _ in range(3))
+    low, high = max(forward_s, inner_s + weight_s), forward_s + inner_s + weight_s
+    return Costs(
+        forward_s, inner_s, weight_s, rng.choice((None, rng.uniform(low, high))), rng.choice((0.0, 0.3)),
+        rng.choice(((), tuple(rng.uniform(0.5, 1.5) for _ in range(ranks)))),
+    )  # fmt: skip
+
+
+def test_the_planner_agrees_with_the_tables() -> None:
+    """Closed forms of the step time and of the memory, against what the tables do."""
+    rng = random.Random(3)
+    for schedule, ranks in itertools.product(NAMED, (2, 4, 8)):
+        count = 6 * ranks
+        low = sorted(rng.uniform(0.9, 1.1) for _ in range(3))
+        # The formulas of zero bubbles are of passes that differ little, W the shortest.
+        costs = EQUAL if schedule in ("dualpipe", "dualpipev", "zb-v") else Costs(low[2], low[1], low[0])
+        run = timeline(build(schedule, ranks, count), costs)
+        said = bubble_s(schedule, ranks, 2, forward_s=costs.forward_s, inner_s=costs.inner_s, weight_s=costs.weight_s)
+        measured = run.bubble_apart_s if schedule in ("zb-h2", "zb-v") else run.bubble_s
+        assert measured == pytest.approx(said), (schedule, ranks)
+        layout = Layout(pp=ranks, schedule=schedule, vpp=2 if schedule == "interleaved" else 1)
+        training = Training(seq_tokens=8, global_batch=count)
+        held = [float(in_flight(layout, training, rank)) for rank in range(ranks)]
+        assert max(run.peaks) == pytest.approx(max(held) * (2 if schedule == "dualpipe" else 1)), (schedule, ranks)
+
+
+def test_without_a_barrier_zb_h2_and_zb_v_have_no_bubble() -> None:
+    for schedule in ("zb-h2", "zb-v"):
+        run = timeline(build(schedule, 8, 20), EQUAL)
+        assert run.bubble_apart_s == 0
+        assert run.bubble_s > 0
+    assert timeline(build("1f1b", 8, 20), EQUAL).bubble_apart_s == 21
+
+
+def test_latency_and_a_large_last_stage_cost_what_they_must() -> None:
+    assert timeline(build("1f1b", 4, 8), replace(EQUAL, latency_s=0.5)).makespan_s > 33 + 3
+    uneven = timeline(build("1f1b", 4, 8), replace(EQUAL, depth=(1, 1, 1, 2)))
+    assert uneven.busy_s == (24, 24, 24, 48)
+    assert uneven.makespan_s == 3 + 48 + 3 * 2
+    halves = Costs(1, 1, 1, depth=(1, 1, 1, 3))
+    assert [halves.size(Placement("vee", 2, 2), stage) for stage in range(4)] == [0.5, 0.5, 0.5, 1.5]
+
+
+# --- The bound ---
+
+
+def _orders(stages: tuple[int, ...], count: int) -> list[tuple[Cell, ...]]:
+    """Every order of a rank's passes; micro-batches are alike, so each pass takes them in turn."""
+    found: list[tuple[Cell, ...]] = []
+
+    def extend(cells: tuple[Cell, ...], done: dict[tuple[int, str], int]) -> None:
+        if len(cells) == 3 * count * len(stages):
+            found.append(cells)
+        for stage in stages:
+            for kind, before in (("F", None), ("I", "F"), ("W", "I")):
+                number = done.get((stage, kind), 0)
+                if number < (count if before is None else done.get((stage, before), 0)):
+                    action = Action(stage, kind, number)  # type: ignore[arg-type]
+                    extend((*cells, (action,)), {**done, (stage, kind): number + 1})
+
+    extend((), {})
+    return found
+
+
+@pytest.mark.parametrize(("placement", "count"), [
+    (Placement("line", 2), 3), (Placement("line", 3), 2), (Placement("vee", 2, 2), 1), (Placement("loop", 2, 2), 1),
+    (Placement("two-way", 2, 2), 2),
+])  # fmt: skip
+def test_no_order_beats_the_bound_and_the_search_finds_the_best(placement: Placement, count: int) -> None:
+    rng = random.Random(11)
+    per_rank = [_orders(placement.held_by(rank), count // placement.chains) for rank in range(placement.ranks)]
+    tables = [Table("any", placement, count, rows) for rows in itertools.product(*per_rank)]
+    found_best = 0
+    # The search keeps a place for each of two models.
+    limits = (None, 2.0, 3.0) if placement.chains == 2 else (None, 1.0, 2.0)
+    for memory in limits:
+        costs = replace(_random_costs(rng, placement.ranks), overlapped_s=None, depth=())
+        runs = []
+        for table in tables:
+            if not faults(table, memory=memory):
+                runs.append(timeline(table, costs).makespan_s)
+        optimum = min(runs)
+        bound_s = makespan_bound_s(placement, count, costs, memory)
+        found = best_order(placement, count, costs, memory)
+        assert bound_s <= optimum + 1e-9, (placement, memory)
+        assert found is not None
+        assert found.timeline.makespan_s >= optimum - 1e-9
+        assert faults(found.timeline.table, costs, memory) == ()
+        found_best += found.timeline.makespan_s <= optimum + 1e-9
+    assert found_best == len(limits)
+
+
+@pytest.mark.parametrize(("schedule", "costs"), [
+    ("zb-h1", EQUAL), ("zb-h1", Costs(1, 1.2, 0.8)), ("zb-h1", Costs(1, 1, 1, latency_s=0.2)),
+    ("zb-h2", Costs(1, 1.2, 0.8)), ("zb-v", EQUAL),
+])  # fmt: skip
+def test_these_are_the_best_that_their_memory_allows(schedule: Schedule, costs: Costs) -> None:
+    run = timeline(build(schedule, 8, 20), costs)
+    assert run.makespan_s == pytest.approx(makespan_bound_s(run.table.placement, 20, costs, run.peak))
+
+
+def test_less_memory_never_lowers_the_bound_and_found_orders_keep_the_limit() -> None:
+    rng = random.Random(5)
+    for _ in range(4):
+        costs = replace(_random_costs(rng, 4), overlapped_s=None)
+        place = rng.choice((Placement("line", 4), Placement("vee", 4, 2), Placement("loop", 4, 2)))
+        last = 0.0
+        for memory in (12.0, 6.0, 4.0, 3.0):
+            bound_s = makespan_bound_s(place, 8, costs, memory)
+            assert bound_s >= last - 1e-9
+            last = bound_s
+            found = best_order(place, 8, costs, memory)
+            if found is not None:
+                assert faults(found.timeline.table, costs, memory) == ()
+                assert found.timeline.makespan_s >= bound_s - 1e-9
+
+
+def test_the_search_betters_dualpipe_and_proves_it() -> None:
+    found = best_order(Placement("two-way", 8, 2), 20, EQUAL, 9.0)
+    assert found is not None
+    assert found.optimal
+    assert found.timeline.makespan_s == pytest.approx(63)  # DualPipe takes 66
+    assert found.timeline.peak <= 9
+
+
+# --- What is wrong with a table ---
+
+
+def _changed(table: Table, rank: int, change: object) -> Table:
+    rows = [list(row) for row in table.cells]
+    change(rows[rank])  # type: ignore[operator]
+    return replace(table, cells=tuple(tuple(row) for row in rows))
+
+
+def test_faults_are_named() -> None:
+    table = build("zb-h1", 4, 8)
+    assert "stage 1 runs micro-batch 0: F 0 times" in faults(_changed(table, 1, lambda row: row.pop(0)))[0]
+    early = _changed(table, 2, lambda row: row.insert(0, row.pop()))
+    assert faults(early) == ("rank 2 runs 2W7 before 2I7",)
+    assert "does not hold stage 0" in faults(_changed(table, 3, lambda row: row.append((Action(0, "F", 0),))))[0]
+    assert "only a forward and a backward overlap" in " ".join(
+        faults(_changed(table, 3, lambda row: row.__setitem__(slice(0, 2), [row[0] + row[1]])))
+    )
+    over = faults(build("gpipe", 4, 8), EQUAL, memory=4)
+    assert over[0] == "rank 0 holds 8 activations, 4 more than the 4 that it may"
+    late = table_of("crossed", [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
+    assert faults(late) == ("rank 0 waits for ever before 0B0", "rank 1 waits for ever before 1F1")
+    with pytest.raises(LayoutError, match="rank 1 waits before 1F1, its cell 1 of 4"):
+        timeline(late, EQUAL)
+
+
+def test_wrong_times_are_named() -> None:
+    run = timeline(build("1f1b", 2, 4), EQUAL)
+    moved = replace(run.spans[1][2], start_s=0.5, end_s=1.5)
+    broken = replace(run, spans=(run.spans[0], (*run.spans[1][:2], moved, *run.spans[1][3:])))
+    said = timeline_faults(broken, EQUAL)
+    assert "rank 1 runs 1F1 before 1B0 has ended" in said
+    assert "rank 1 runs 1F1 before 0F1 is there" in said
+
+
+def test_tables_are_written_and_read_as_torch_writes_them() -> None:
+    for schedule in ("zb-h1", "interleaved", "zb-v", "dualpipev"):
+        table = build(schedule, 4, 8)
+        again = table_of(schedule, [line.split(",") for line in table_csv(table).splitlines()])
+        assert again == table
+    assert cell_text(cell_of(" (3F1;3B0)OVERLAP_F_B ")) == "(3F1;3B0)OVERLAP_F_B"
+    for wrong in ("3X0", "(3F1;3I0)OVERLAP_F_B", "(3F1)OVERLAP_F_B", "F0", "3F0;3B0"):
+        with pytest.raises(SpecError):
+            cell_of(wrong)
+    with pytest.raises(SpecError, match="stage 0 is on rank 0 and on rank 1"):
+        table_of("bad", [["0F0", "0B0"], ["0F1", "0B1"]])
+    with pytest.raises(SpecError, match="neither in line"):
+        table_of("bad", [["1F0", "1B0"], ["0F0", "0B0"]])
+
+
+# --- Side by side ---
+
+
+def test_the_comparison_chooses_and_says_why_not() -> None:
+    plain = compare(8, 20, EQUAL)
+    assert plain.choice is not None
+    assert plain.choice.schedule == "zb-v"
+    assert plain.break_even == pytest.approx(0.0778, abs=1e-4)
+    gaps = {row.schedule: row.gap for row in plain.rows}
+    assert gaps["zb-v"] == pytest.approx(0)
+    assert gaps["dualpipe"] == pytest.approx(66 / 63 - 1)
+    assert gaps["1f1b"] == pytest.approx(81 / 67 - 1)
+    overlap = compare(8, 20, replace(EQUAL, overlapped_s=2.4), search=False)
+    assert overlap.choice is not None
+    assert overlap.choice.schedule == "dualpipe"
+    tight = compare(8, 20, EQUAL, room=Room(8.0), search=False)
+    assert {row.schedule for row in tight.rows if row.fits} == {"1f1b", "zb-h1", "zb-v"}
+    # A second copy of the weights takes the room of three activations.
+    doubled = compare(8, 20, EQUAL, room=Room(11.0, copy=3.0), search=False)
+    assert not next(row for row in doubled.rows if row.schedule == "dualpipe").fits
+    odd = compare(5, 8, EQUAL, search=False)
+    assert {row.schedule: row.why_not for row in odd.rows}["dualpipe"] == "needs an even number of ranks, not 5"
+    assert odd.break_even is None
+
+
+def test_overlap_must_save_more_than_this_for_dualpipev() -> None:
+    for ranks, count, share in ((4, 16, 0.0385), (8, 20, 0.0778), (8, 32, 0.0432), (16, 64, 0.0455)):
+        assert overlap_break_even(ranks, count, EQUAL) == pytest.approx(share, abs=5e-5)
+    both_s = (1 - 0.078) * 3
+    times = [
+        timeline(build(name, 8, 20), replace(EQUAL, overlapped_s=both_s)).makespan_s for name in ("dualpipev", "zb-v")
+    ]
+    assert times[0] < times[1]
+
+
+@pytest.mark.parametrize(("wrong", "says"), [
+    (lambda: compare(0, 8, EQUAL), "0 ranks"),
+    (lambda: compare(8, 5000, EQUAL), "5000 micro-batches"),
+    (lambda: compare(200, 400, EQUAL), "200 ranks x 400 micro-batches are over 40,000"),
+    (lambda: compare(8, 20, EQUAL, room=Room(-1.0)), "holds -1 activations"),
+    (lambda: Costs(0, 1, 1), "forward_s is 0"),
+    (lambda: Costs(1, float("nan"), 1), "inner_s is nan"),
+    (lambda: Costs(1, 1, 1, overlapped_s=1.5), "must be from 2 to 3"),
+    (lambda: Costs(1, 1, 1, depth=(1, 0)), "a slice of the model has size 0"),
+    (lambda: build("dualpipe", 8, 12), "at least 2 x 8 ranks = 16"),
+    (lambda: build("zb-x", 8, 12), "unknown schedule 'zb-x'"),
+])  # fmt: skip
+def test_bad_numbers_are_refused_with_the_numbers(wrong: object, says: str) -> None:
+    with pytest.raises(LayoutError) as refused:
+        wrong()  # type: ignore[operator]
+    assert says in str(refused.value)
