@@ -288,6 +288,7 @@ class NoticeGiven:
     reason: NoticeReason
     deadline_us: int
     for_job: JobId | None = None  # who gains by it: its ledger is charged
+    gpus: int | None = None  # a resized attempt starts again on so many
     expected_loss_micro_usd: int = 0
 
 

@@ -173,7 +173,7 @@ def check_log(log: list[Event]) -> None:
 def check_now(world: World) -> None:
     """After each cycle: nothing is lost, decide() leaves no trace, and says the same of what it just did."""
     state = world.state
-    waiting = {place[-1] for place in state.queue}
+    waiting = state.waiting.job_ids()
     for job_id, record in state.jobs.items():
         places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended
         assert places == 1, f"{job_id} is in {places} places"

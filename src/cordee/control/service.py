@@ -40,7 +40,7 @@ from cordee.events import Lease, NoticeGiven
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId
 from cordee.schedule.explain import explain
-from cordee.schedule.state import NodeRecord
+from cordee.schedule.records import NodeRecord
 from cordee.workload.spec import JobSpec
 
 

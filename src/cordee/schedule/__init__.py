@@ -2,22 +2,26 @@
 
 No clock, no randomness, no I/O.
 
-state.apply(event)                  for every event of the log, in order
-decision = decide(state, now_us)    what follows now; commit its events, apply them, wake at `wake_at_us`
-explain(state, job_id, now_us)      why a job is where it is
+state.apply(event)                          for every event of the log, in order
+decision = decide(state, now_us, policy)    what follows now; commit its events, apply them, wake at `wake_at_us`
+explain(state, job_id, now_us)              why a job is where it is
 """
 
 from cordee.schedule.cycle import Decision, decide
 from cordee.schedule.explain import Explanation, Reason, explain
-from cordee.schedule.state import Attempt, JobRecord, NodeRecord, Phase, State
+from cordee.schedule.policy import NAMED, Policy
+from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase
+from cordee.schedule.state import State
 
 __all__ = [
+    "NAMED",
     "Attempt",
     "Decision",
     "Explanation",
     "JobRecord",
     "NodeRecord",
     "Phase",
+    "Policy",
     "Reason",
     "State",
     "decide",

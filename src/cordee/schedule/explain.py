@@ -3,16 +3,21 @@
 The answer for a waiting job comes from running the cycle itself, so it cannot disagree with it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cordee.events import AttemptPlaced, Capacity, Job, NoticeGiven
+from cordee.events import AttemptPlaced, Capacity, Job, Lease, NoticeGiven
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle import Cycle
-from cordee.schedule.place import pools
+from cordee.schedule.entry import mask_of
+from cordee.schedule.place import fits, need_of, pools
 from cordee.schedule.preempt import insists_us
+from cordee.schedule.records import Attempt, JobRecord, Phase
+from cordee.schedule.running import NEVER
 from cordee.schedule.share import is_below
-from cordee.schedule.state import Attempt, JobRecord, Phase, State
+from cordee.schedule.state import State
+from cordee.schedule.victims import Power
 from cordee.schedule.view import Pool
 from cordee.units import US_PER_S, format_duration
 
@@ -34,6 +39,7 @@ class Reason(StrEnum):
     WAITS_FOR_MINIMUM_RUN = "waits-for-minimum-run"  # it may push jobs that were pushed before, but not yet
     RESERVED_FOR_OTHER = "reserved-for-other"  # enough are free, and kept for a gang before it
     SPLIT = "split"  # enough are free, but not of one kind
+    FRAGMENTED = "fragmented"  # enough are free, but not in its shape
     NOT_ENOUGH_FREE = "not-enough-free"
     ERROR = "error"  # the scheduler fails on it; the other jobs go on
 
@@ -109,13 +115,13 @@ def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation
 
 def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     job = record.job
-    candidates = pools(job, tuple(sorted(state.index.kinds)))
+    candidates = pools(job, state.index.kinds)
     if not candidates:
         return _nowhere(state, record)
     usable = max(sum(state.index.usable(kind) for kind in pool) for pool in candidates)
-    if usable < job.gpus:
-        text = f"it needs {job.gpus} {_asked(job)}; the nodes that are up have {usable}"
-        return _say(record, Reason.TOO_LARGE, text)
+    if all(need_of(state.index, job, pool) is None for pool in candidates):
+        text = f"it needs {job.gpus} {_asked(job)}{_shape(job)}; the nodes that are up have {usable}"
+        return _say(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
     with state.what_if():
         cycle = Cycle(state, now_us)
         cycle.run()
@@ -124,10 +130,10 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
                 return _say(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
         if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in cycle.events):
             return _say(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
-        leaving = _leaving_of(state, cycle.waits.get(job.job_id, ()))
-        if leaving:
-            return _for_victims(state, record, cycle.waits[job.job_id], leaving, now_us)
-        return _for_gpus(state, record, candidates, cycle, now_us)
+        leaving = _leaving_of(state, cycle.claims.get(job.job_id, ()))
+    if leaving:
+        return _for_victims(state, record, leaving, now_us)
+    return _for_gpus(state, record, candidates, cycle, now_us)
 
 
 def _nowhere(state: State, record: JobRecord) -> Explanation:
@@ -140,19 +146,21 @@ def _nowhere(state: State, record: JobRecord) -> Explanation:
     return _say(record, Reason.NO_SUCH_GPU, text)
 
 
-def _leaving_of(state: State, pool: Pool) -> list[Attempt]:
+def _leaving_of(state: State, claim: tuple[Lease, ...]) -> list[Attempt]:
+    """Attempts that leave GPUs of a claim."""
+    wanted = {lease.node: mask_of(lease.gpus) for lease in claim}
     return [
         attempt
         for attempt in state.attempts.values()
-        if attempt.leaving and any(_is_of(state, lease.node, pool) for lease in attempt.held)
+        if attempt.leaving and any(wanted.get(lease.node, 0) & mask_of(lease.gpus) for lease in attempt.held)
     ]
 
 
-def _for_victims(state: State, record: JobRecord, pool: Pool, leaving: list[Attempt], now_us: int) -> Explanation:
+def _for_victims(state: State, record: JobRecord, leaving: list[Attempt], now_us: int) -> Explanation:
     ends = {attempt.job.job_id: attempt.notice.deadline_us for attempt in leaving if attempt.notice is not None}
     blocking = tuple(sorted((attempt.job.job_id for attempt in leaving), key=lambda each: (ends.get(each, 0), each)))
     until_us = max(ends.values(), default=None)
-    free = sum(state.index.free(kind) for kind in pool)
+    free = max(sum(state.index.free(kind) for kind in pool) for pool in pools(record.job, state.index.kinds))
     text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; "
     text += f"{_and(blocking)} {'makes' if len(blocking) == 1 else 'make'} room"
     if until_us is not None:
@@ -164,23 +172,17 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cyc
     job = record.job
     pool = max(candidates, key=lambda each: sum(state.index.free(kind) for kind in each))
     free = sum(state.index.free(kind) for kind in pool)
-    before = [reservation for kind in pool if (reservation := cycle.reserved.get(kind)) and reservation.job != job]
-    claimed = sorted(job_id for job_id, claim in cycle.waits.items() if set(claim) & set(pool))
     numbers = f"it needs {job.gpus} {_asked(job)}, {free} are free"
-    if free >= job.gpus:
-        first = tuple(sorted({each.job.job_id for each in before}) or claimed)
+    if any(fits(state.index, job, each) for each in candidates):
+        before = {each.job.job_id for kind in pool if (each := cycle.reserved.get(kind)) and each.job != job}
+        first = tuple(sorted(before) or sorted(cycle.claims))
         text = f"{numbers} and kept for {_and(first)}, which came before it in the order"
         return _say(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
     everywhere = sum(state.index.free(kind) for kind in {kind for each in candidates for kind in each})
-    if everywhere >= job.gpus:
+    if free < job.gpus <= everywhere:
         text = f"{numbers} of one kind, {everywhere} of all: a gang never mixes kinds"
         return _say(record, Reason.SPLIT, text, gpus_free=free)
-    holders = sorted(
-        (attempt.placed_us, job_id)
-        for job_id, attempt in state.attempts.items()
-        if any(_is_of(state, lease.node, pool) for lease in attempt.held)
-    )
-    resting = _resting(state, job, pool, now_us)
+    resting = _resting(state, cycle.power(record), job, pool, now_us)
     if resting:
         until_us, soonest = resting[0]
         left = format_duration((until_us - now_us) / US_PER_S)
@@ -188,23 +190,48 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cyc
         blocking = tuple(job_id for _, job_id in resting)
         more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
         return _say(record, Reason.WAITS_FOR_MINIMUM_RUN, text, **more)
-    ahead = sum(place < record.rank for place in state.queue)
-    text = numbers + (f"; {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
-    text += f"; {_jobs(len(holders), 'holds', 'hold')} the others"
+    holders = sorted(
+        (attempt.placed_us, job_id)
+        for job_id, attempt in state.attempts.items()
+        if any(_is_of(state, lease.node, pool) for lease in attempt.held)
+    )
     blocking = tuple(job_id for _, job_id in holders[:10])
+    if free >= job.gpus:
+        text = f"{numbers}, but not together{_shape(job)}; {_jobs(len(holders), 'holds', 'hold')} the others"
+        return _say(record, Reason.FRAGMENTED, text, gpus_free=free, blocking=blocking)
+    ahead = sum(turn < cycle.turn(record) for turn in cycle.turns() if turn[-1] != job.job_id)
+    text = numbers + (f"; {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
+    text += f"; {_jobs(len(holders), 'holds', 'hold')} the others{_out_of_use(state, now_us)}"
     return _say(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
 
 
-def _resting(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
+def _resting(state: State, power: Power, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
     """Attempts that the job may push once they have run as long as they may insist on, and when that is."""
     found = []
-    for job_id, attempt in state.attempts.items():
-        if attempt.leaving or not is_below(attempt.job.tier, job.tier):
+    for job_id, row in state.running.row_of.items():
+        until_us = int(state.running.rows["rests_until_us"][row])
+        if until_us == NEVER:  # its ranks have not started
+            until_us = now_us + insists_us(state.attempts[job_id].job, state.attempts[job_id].epoch)
+        if until_us <= now_us or not is_below(state.attempts[job_id].job.tier, job.tier):
             continue
-        until_us = (attempt.started_us or now_us) + insists_us(attempt.job, attempt.epoch)
-        if until_us > now_us and any(_is_of(state, lease.node, pool) for lease in attempt.held):
+        if any(_is_of(state, lease.node, pool) for lease in state.attempts[job_id].held):
             found.append((until_us, job_id))
     return sorted(found)
+
+
+def _shape(job: Job) -> str:
+    """What must lie together."""
+    parts = [f"units of {job.unit_gpus} in one island"] if job.unit_gpus else []
+    parts += [f"all within one {job.within}"] if job.within else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _out_of_use(state: State, now_us: int) -> str:
+    """Nodes that are kept out because they went down too often, or by an operator."""
+    names = [name for name, node in sorted(state.nodes.items()) if node.quarantined_until_us > now_us]
+    drained = [name for name, node in sorted(state.nodes.items()) if node.drained_by is not None]
+    text = f"; {_and(tuple(names))} went down too often and rest" if names else ""
+    return text + (f"; {_and(tuple(drained))} are drained" if drained else "")
 
 
 def _jobs(count: int, one: str, several: str) -> str:
@@ -216,7 +243,7 @@ def _asked(job: Job) -> str:
     return (f"{job.gpu_name} GPUs" if job.gpu_name else "GPUs of one kind") + capacity
 
 
-def _and(jobs: tuple[JobId, ...]) -> str:
+def _and(jobs: Sequence[str]) -> str:
     return ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
 
 

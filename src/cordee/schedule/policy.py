@@ -1,11 +1,14 @@
 """By which rules `decide` decides: one value for each question that schedulers answer differently.
 
 The default is Cordee's own answer to each. The others are here so that they can be compared on the same trace by the
-same code: FIFO, SJF, EASY, Tiresias and the rest are combinations of these words (`named`).
+same code: FIFO, SJF, EASY, Tiresias and the rest are combinations of these words (`NAMED`).
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
+
+from cordee.units import US_PER_HOUR, US_PER_S
 
 Order = Literal["service", "fifo", "sjf", "srsf", "las"]
 """Within a tier and a queue: least service first in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
@@ -19,9 +22,60 @@ Victims = Literal["dollars", "newest", "lowest", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The rules of one scheduler."""
+    """The rules of one scheduler.
+
+    Attributes:
+        notice: False: victims are killed without warning.
+        levels_gpu_us: GPU time received at which a job of the orders `service` and `las` goes down a level.
+        push_after_us: so long a job waits before it pushes its own tier or moves others; ends often make room by then.
+        share_min_run_us: so long an attempt runs before a job of its own tier takes its turn, or it is moved.
+        patience_us: who has not run for so long in all goes first in its tier, may push any level of it, and is not
+            pushed by its own tier any more; the order `service` only.
+        pushes_max: so often a job is pushed by its own tier; None: no such limit.
+        move_share: running jobs of so much of the size of a waiting one move elsewhere if that makes room for its shape.
+        resize: whether elastic jobs start smaller, shrink and grow.
+
+    The numbers are those of a study on the Philly traces (docs/design/schedule.md).
+    """
 
     order: Order = "service"
     backfill: Backfill = "easy"
     victims: Victims = "dollars"
-    notice: bool = True  # False: victims are killed without warning
+    notice: bool = True
+    levels_gpu_us: tuple[int, ...] = (US_PER_HOUR, 16 * US_PER_HOUR, 160 * US_PER_HOUR)
+    push_after_us: int = 60 * US_PER_S
+    share_min_run_us: int = 1800 * US_PER_S
+    patience_us: int | None = 120_000 * US_PER_S
+    pushes_max: int | None = None
+    move_share: float = 0.5
+    resize: bool = True
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a running job can lose its place to a waiting one of its own tier."""
+        return self.order in ("service", "srsf", "las") and self.victims != "none"
+
+    @property
+    def guards(self) -> bool:
+        """Whether who waits too long goes first."""
+        return self.order == "service" and self.patience_us is not None
+
+
+_PEER: dict[str, Any] = {
+    "push_after_us": 0, "share_min_run_us": 0, "patience_us": None, "move_share": 0.0, "resize": False,
+}  # fmt: skip
+
+NAMED = MappingProxyType(
+    {
+        "cordee": Policy(),
+        "fifo": Policy(order="fifo", backfill="none", victims="none", **_PEER),
+        "fit": Policy(order="fifo", backfill="fit", victims="none", **_PEER),
+        "easy": Policy(order="fifo", backfill="easy", victims="none", **_PEER),
+        "sjf": Policy(order="sjf", backfill="fit", victims="none", **_PEER),
+        "srsf": Policy(order="srsf", backfill="fit", **_PEER),
+        "las": Policy(order="las", backfill="fit", levels_gpu_us=(3_250 * US_PER_S,), **_PEER),
+        "kill": Policy(notice=False),
+    }
+)
+"""Known schedulers as combinations: strict FIFO, FIFO that lets pass what fits, EASY, SJF, SRSF and 2D-LAS as in Tiresias
+(Gu et al., NSDI 2019, section 3; its threshold of 3,250 GPU-seconds), and our own without any warning."""

@@ -1,4 +1,4 @@
-"""Whom to push aside: the set of lower-tier attempts that loses the fewest dollars and makes room for a whole gang.
+"""What a push costs, and the cheapest set of attempts that frees so many GPUs; `victims.py` says of which nodes.
 
 What an attempt would lose (docs/design/schedule.md says why):
 
@@ -16,7 +16,7 @@ from math import gcd
 
 from cordee.events import Job
 from cordee.ids import JobId
-from cordee.schedule.state import Attempt
+from cordee.schedule.records import Attempt
 from cordee.units import US_PER_HOUR
 
 _EXACT_CELLS = 400_000
@@ -77,8 +77,8 @@ def _loss(attempt: Attempt, work_us: int) -> Cost:
     job = attempt.job
     saves = job.protected and job.grace_us >= job.save_us
     lost_us = (job.save_us if saves else work_us) + job.restart_us
-    gpus = sum(len(lease.gpus) for lease in attempt.leases)
-    return Cost(attempt.micro_usd_per_hour * lost_us // US_PER_HOUR, gpus * lost_us)
+    milli = sum(lease.gpu_milli for lease in attempt.leases)
+    return Cost(attempt.micro_usd_per_hour * lost_us // US_PER_HOUR, milli * lost_us // 1000)
 
 
 def choose(candidates: Iterable[Victim], need: int) -> tuple[Victim, ...] | None:

@@ -1,24 +1,23 @@
-"""Whose turn it is: the order of all waiting jobs, over all queues.
+"""Whose turn it is: tiers, and where a job stands among those of its tier, priority and queue.
 
-Tier first, then priority, then the time of submission, then the job's id, so that no two jobs are equal and the order
-of reports does not matter. A job that was preempted keeps its time of submission and so its turn.
-A queue is a name today; quotas come in here, as a further element of the rank.
+The whole order is: tier; who has waited too long, then who starts again resized, then the others; priority; the share of
+the queue; standing; time of submission; job id. No two jobs are equal and the order of reports does not matter. A job that
+was preempted keeps its time of submission and so its turn.
 """
 
+from bisect import bisect_right
+
 from cordee.events import Job, Tier
-from cordee.ids import JobId
+from cordee.schedule.policy import Policy
+from cordee.schedule.records import JobRecord
 
 TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.PREEMPTIBLE)
 """Highest first."""
 
 _LEVEL = {tier: level for level, tier in enumerate(TIERS)}
 
-Rank = tuple[int, int, int, JobId]
-
-
-def rank(job: Job, submitted_us: int) -> Rank:
-    """The smaller, the sooner."""
-    return (_LEVEL[job.tier], -job.priority, submitted_us, job.job_id)
+UNKNOWN = 2**60
+"""The standing of a job of which nobody says how long it takes, where that decides."""
 
 
 def is_below(lower: Tier, upper: Tier) -> bool:
@@ -33,3 +32,25 @@ def is_below(lower: Tier, upper: Tier) -> bool:
 def level(tier: Tier) -> int:
     """0 is the highest tier."""
     return _LEVEL[tier]
+
+
+def pace(policy: Policy, job: Job, gpus: int, served_gpu_us: int, ran_us: int) -> tuple[int, int]:
+    """What decides a job's standing, and how fast it changes while the job runs on so many GPUs, each microsecond."""
+    if policy.order in ("service", "las"):
+        return served_gpu_us, gpus
+    if policy.order == "fifo":
+        return 0, 0
+    left_us = None if job.estimate_us is None else max(0, job.estimate_us - ran_us)
+    if policy.order == "sjf":
+        return (UNKNOWN if job.estimate_us is None else job.estimate_us), 0
+    return (UNKNOWN, 0) if left_us is None else (left_us * gpus, -gpus)
+
+
+def standing(policy: Policy, record: JobRecord) -> int:
+    """Where a waiting job stands; the smaller, the sooner.
+
+    With levels of GPU time received it is the level; by length, GPU time or time.
+    """
+    job = record.job
+    value, _ = pace(policy, job, job.gpus, record.served_gpu_us, record.used_us)
+    return bisect_right(policy.levels_gpu_us, value) if policy.order in ("service", "las") else value

@@ -1,7 +1,7 @@
 """What the scheduler knows: jobs, live attempts, nodes, and the indexes that make a cycle cheap.
 
 `State` is the one mutable thing of this room. `apply(event)` is the only change, the events of the log in order give
-the same state, and `what_if()` takes back whatever was applied inside it. Records are frozen and replaced.
+the same state, and `what_if()` takes back whatever was applied inside it. Records are frozen and replaced (records.py).
 
 What `apply` ignores, so that late and repeated reports do no harm: a job submitted twice; anything about a job that is
 not known or has ended; anything about an attempt that is not the job's live one (an older epoch, or one that ended);
@@ -9,11 +9,8 @@ a second ShareEnded of a node; a NodeUp or NodeDown of an epoch below the node's
 RankLeft, which are the ledger's. A placement that leases a GPU twice is a programmer's error and is asserted.
 """
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from cordee.events import (
@@ -26,11 +23,12 @@ from cordee.events import (
     JobSubmitted,
     KillOrdered,
     Lease,
-    Node,
     NodeDown,
+    NodeDraining,
     NodeReclaimed,
     NodeUp,
     NoticeGiven,
+    NoticeReason,
     Outcome,
     QueuesSet,
     RanksStarted,
@@ -40,126 +38,60 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
-from cordee.schedule.entry import Used, entry_of
+from cordee.schedule.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.free import FreeIndex
-from cordee.schedule.held import NOTHING, Held, held_by, offered_by
+from cordee.schedule.held import NOTHING, held_by, offered_by
+from cordee.schedule.journal import Journal
 from cordee.schedule.limits import notice_at_us
+from cordee.schedule.policy import Policy
+from cordee.schedule.preempt import insists_us
 from cordee.schedule.quotas import HALF_LIFE_US, Quotas
-from cordee.schedule.share import Rank, rank
+from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase, micro_usd_per_hour
+from cordee.schedule.running import NEVER, Running
+from cordee.schedule.share import level, pace, standing
+from cordee.schedule.waiting import Waiting
+from cordee.units import US_PER_HOUR
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
+_PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE)
 
+FLAPS = 3
+"""A node that went down so often within `FLAPS_WITHIN_US` is not placed on for `QUARANTINE_US`."""
 
-class Phase(StrEnum):
-    """Where a job is in its life."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    DONE = "done"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-    @property
-    def ended(self) -> bool:
-        """Whether the job will not run again."""
-        return self in (Phase.DONE, Phase.FAILED, Phase.STOPPED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
-    """A job and its life so far."""
-
-    job: Job
-    submitted_us: int
-    waits_since_us: int  # when it was queued for the last time
-    phase: Phase = Phase.QUEUED
-    epoch: int = 0  # of its newest attempt
-    barren: int = 0  # attempts in a row that failed or were lost without a commit
-    used_us: int = 0  # attempts that ended: placed until the last GPU was free
-    used_cost: int = 0  # attempts' ended shares, in micro-dollars x microseconds per hour
-    stop: StopRequested | None = None
-    last: AttemptEnded | None = None
-    ended: JobEnded | None = None
-
-    @property
-    def rank(self) -> Rank:
-        """Its place in the order of all queues."""
-        return rank(self.job, self.submitted_us)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """The live attempt of a job: from AttemptPlaced until AttemptEnded."""
-
-    job: Job
-    epoch: int
-    placed_us: int
-    leases: tuple[Lease, ...]
-    prices: tuple[int, ...]  # micro-dollars per GPU-hour of each lease's node when placed
-    held: tuple[Lease, ...]  # leases whose share has not ended
-    limit_at_us: int | None = None  # when it gets notice for its job's limits
-    started_us: int | None = None  # first RanksStarted
-    captured_us: int | None = None  # work before this is durable
-    committed_step: int | None = None
-    shares: tuple[ShareEnded, ...] = ()
-    notice: NoticeGiven | None = None
-    kill: KillOrdered | None = None
-
-    @property
-    def leaving(self) -> bool:
-        """Whether its GPUs become free without a further decision."""
-        return self.notice is not None or self.kill is not None
-
-    @property
-    def micro_usd_per_hour(self) -> int:
-        """The price of the whole gang."""
-        return _micro_usd_per_hour(self.leases, self.prices)
-
-    def holds(self, leases: tuple[Lease, ...]) -> Held:
-        """What it holds by some of its leases."""
-        price_of = {lease.node: price for lease, price in zip(self.leases, self.prices, strict=True)}
-        return held_by(self.job, leases, [price_of[lease.node] for lease in leases])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeRecord:
-    """A node as its newest agent described it."""
-
-    node: Node
-    up: bool = True
-    why: str = ""  # it is down
-    reclaimed_us: int | None = None  # the cloud takes it back then
-
-    @property
-    def stays(self) -> bool:
-        """Whether what becomes free on it can be used again."""
-        return self.up and self.reclaimed_us is None
-
-
-def _micro_usd_per_hour(leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
-    return sum(lease.gpu_milli * price for lease, price in zip(leases, prices, strict=True)) // 1000
-
-
-_Undo = tuple[Callable[..., object], tuple[Any, ...]]
+FLAPS_WITHIN_US = US_PER_HOUR
+QUARANTINE_US = US_PER_HOUR
 
 
 class State:
     """Single owner, changed by `apply` only."""
 
-    def __init__(self, *, half_life_us: int = HALF_LIFE_US) -> None:
-        """Nothing has happened yet; what queues borrowed speaks half as much against them after the half-life."""
+    def __init__(self, policy: Policy | None = None, *, half_life_us: int = HALF_LIFE_US) -> None:
+        """Nothing has happened yet.
+
+        Args:
+            policy: how waiting and running jobs are indexed; `decide` changes it when asked to use another.
+            half_life_us: after so long, what a queue borrowed speaks half as much against it.
+        """
+        self.policy = policy or Policy()
+        self.journal = Journal()
         self.draining = False
         self.jobs: dict[JobId, JobRecord] = {}
         self.attempts: dict[JobId, Attempt] = {}
         self.nodes: dict[str, NodeRecord] = {}
-        self.leased: dict[str, Used] = {}  # by node
-        self.queue: list[Rank] = []  # of queued jobs, ascending
+        self.leased: dict[str, Used] = {}  # of nodes: what is leased
+        self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
+        self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
-        self.index = FreeIndex()
+        self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
+        self.index = FreeIndex()  # what is free
+        self.soon = FreeIndex()  # and what is being vacated
+        self.waiting = Waiting(self.journal)
+        self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
-        self._journal: list[_Undo] | None = None
+        self.rest: Any = None  # what `decide` remembers of having found nothing more to do
+        self.news = 0  # events after which a cycle may decide something
+        self.what_if, self.mark, self.take_back = self.journal.what_if, self.journal.mark, self.journal.take_back
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ServerUp: lambda event: self._drain(False),
             ServerDraining: lambda event: self._drain(True),
@@ -169,6 +101,7 @@ class State:
             NodeUp: self._node_up,
             NodeDown: self._node_down,
             NodeReclaimed: self._node_reclaimed,
+            NodeDraining: self._node_draining,
             QueuesSet: self._queues_set,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
@@ -183,33 +116,43 @@ class State:
         """Take note of one event; a stale one changes nothing."""
         handler = self._handlers.get(type(event))
         if handler is not None:
+            self.release(event.at_us)
             handler(event)
 
-    @contextmanager
-    def what_if(self) -> Iterator[None]:
-        """Take back, at the end, everything that was applied inside. Can be nested."""
-        outermost = self._journal is None
-        if self._journal is None:
-            self._journal = []
-        mark = len(self._journal)
-        try:
-            yield
-        finally:
-            self.take_back(mark)
-            if outermost:
-                self._journal = None
+    def use(self, policy: Policy) -> None:
+        """Index by the rules of another policy."""
+        if policy == self.policy:
+            return
+        self.policy = policy
+        self.waiting, self.running = Waiting(self.journal), Running(self.journal)
+        for job_id, record in self.jobs.items():
+            if record.phase is Phase.QUEUED:
+                self._enqueue(record)
+            elif job_id in self.attempts:
+                self._run(record, self.attempts[job_id])
+        for name in self.nodes:
+            self._reindex(name)
+        self._heard()
 
-    def mark(self) -> int:
-        """Where `take_back` can return to; inside `what_if` only."""
-        assert self._journal is not None, "changes can be taken back inside what_if only"
-        return len(self._journal)
+    def release(self, now_us: int) -> None:
+        """Quarantines that are over by then."""
+        while self.quarantines and self.quarantines[0][0] <= now_us:
+            until_us, name = self.quarantines[0]
+            self.journal.remove(self.quarantines, (until_us, name))
+            self._set_node(replace(self.nodes[name], quarantined_until_us=0), until_us)
 
-    def take_back(self, mark: int) -> None:
-        """Undo what was applied since the mark."""
-        assert self._journal is not None, "changes can be taken back inside what_if only"
-        while len(self._journal) > mark:
-            undo, args = self._journal.pop()
-            undo(*args)
+    def claim(self, leases: Iterable[Lease]) -> None:
+        """Keep these GPUs from everybody else for the rest of a cycle; inside `what_if` only."""
+        self.journal.mark()
+        for lease in leases:
+            self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
+            self._reindex(lease.node)
+
+    def disclaim(self, leases: Iterable[Lease]) -> None:
+        """They are open again."""
+        for lease in leases:
+            self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
+            self._reindex(lease.node)
 
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
@@ -219,16 +162,27 @@ class State:
             "attempts": dict(self.attempts),
             "nodes": dict(self.nodes),
             "leased": dict(self.leased),
-            "queue": tuple(self.queue),
+            "vacating": dict(self.vacating),
+            "claimed": {name: mask for name, mask in self.claimed.items() if mask},
             "attention": frozenset(self.attention),
             "limits": tuple(self.limits),
+            "quarantines": tuple(self.quarantines),
             "index": self.index.value(),
+            "soon": self.soon.value(),
+            "waiting": self.waiting.value(),
+            "running": self.running.value(),
             "quotas": self.quotas.value(),
+            "news": self.news,
         }
 
+    def _heard(self) -> None:
+        self.journal.note(setattr, self, "news", self.news)
+        self.news += 1
+
     def _drain(self, draining: bool) -> None:
-        self._undo(setattr, self, "draining", self.draining)
+        self.journal.note(setattr, self, "draining", self.draining)
         self.draining = draining
+        self._heard()
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -236,47 +190,78 @@ class State:
         job = event.job
         if job.job_id not in self.jobs:
             record = JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us)
-            self._put(self.jobs, job.job_id, record)
-            self._insert(self.queue, record.rank)
+            self.journal.put(self.jobs, job.job_id, record)
+            self._enqueue(record)
+
+    def _enqueue(self, record: JobRecord) -> None:
+        patience_us = self.policy.patience_us if self.policy.guards else None
+        path = self.quotas.leaf(record.job.queue).path
+        by_owner = any(holder.queue.user_gpus is not None for holder in path)
+        self.waiting.add(record, standing=standing(self.policy, record), patience_us=patience_us, by_owner=by_owner)
+        self._heard()
 
     def _stop_requested(self, event: StopRequested) -> None:
         record = self.jobs.get(event.job_id)
         if record is None or record.phase.ended or (record.stop and (record.stop.now or not event.now)):
             return
-        self._put(self.jobs, event.job_id, replace(record, stop=event))
-        self._put(self.attention, event.job_id, None)
+        self.journal.put(self.jobs, event.job_id, replace(record, stop=event))
+        self.journal.put(self.attention, event.job_id, None)
+        self._heard()
 
     def _job_ended(self, event: JobEnded) -> None:
         record = self.jobs.get(event.job_id)
         if record is None or record.phase.ended or event.job_id in self.attempts:
             return
-        self._remove(self.queue, record.rank)
-        self._drop(self.attention, event.job_id)
-        self._put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
+        self.waiting.remove(record)
+        self.journal.drop(self.attention, event.job_id)
+        self.journal.put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
+        self._heard()
 
     # -- nodes -----------------------------------------------------------------------------------------------
 
     def _node_up(self, event: NodeUp) -> None:
         known = self.nodes.get(event.node.name)
-        if known is None or event.node.epoch >= known.node.epoch:
+        if known is None:
+            self._set_node(NodeRecord(node=event.node), event.at_us)
+        elif event.node.epoch >= known.node.epoch:
             # The same agent again describes a change of its GPUs; what the cloud announced still holds.
-            same = known is not None and event.node.epoch == known.node.epoch
-            reclaimed_us = known.reclaimed_us if known is not None and same else None
-            self._set_node(NodeRecord(node=event.node, reclaimed_us=reclaimed_us), event.at_us)
+            same = event.node.epoch == known.node.epoch
+            reclaimed_us = known.reclaimed_us if same else None
+            record = replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us)
+            self._set_node(record, event.at_us)
 
     def _node_down(self, event: NodeDown) -> None:
         known = self.nodes.get(event.node)
-        if known is not None and event.epoch >= known.node.epoch:
-            self._set_node(replace(known, up=False, why=event.why), event.at_us)
+        if known is None or event.epoch < known.node.epoch:
+            return
+        downs = known.downs
+        if known.up and known.reclaimed_us is None:
+            downs = (*(at_us for at_us in downs if at_us > event.at_us - FLAPS_WITHIN_US), event.at_us)
+        until_us = known.quarantined_until_us
+        if len(downs) >= FLAPS and downs != known.downs:
+            if until_us:
+                self.journal.remove(self.quarantines, (until_us, event.node))
+            until_us = event.at_us + QUARANTINE_US
+            self.journal.insert(self.quarantines, (until_us, event.node))
+        record = replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us)
+        self._set_node(record, event.at_us)
 
     def _node_reclaimed(self, event: NodeReclaimed) -> None:
         known = self.nodes.get(event.node)
-        if known is None or event.epoch != known.node.epoch:
+        if known is not None and event.epoch == known.node.epoch:
+            self._set_node(replace(known, reclaimed_us=event.deadline_us), event.at_us)
+            self._look_at(event.node)
+
+    def _node_draining(self, event: NodeDraining) -> None:
+        known = self.nodes.get(event.node)
+        if known is None:
             return
-        self._set_node(replace(known, reclaimed_us=event.deadline_us), event.at_us)
-        for job_id, attempt in self.attempts.items():
-            if any(lease.node == event.node for lease in attempt.held):
-                self._put(self.attention, job_id, None)
+        if event.over:
+            self._set_node(replace(known, drained_by=None, evicts=False), event.at_us)
+            return
+        self._set_node(replace(known, drained_by=event.by, evicts=event.evict), event.at_us)
+        if event.evict:
+            self._look_at(event.node)
 
     def _set_node(self, record: NodeRecord, at_us: int) -> None:
         name = record.node.name
@@ -284,22 +269,55 @@ class State:
             offered_by(each.node) if each is not None and each.stays else NOTHING
             for each in (self.nodes.get(name), record)
         )
-        self._put(self.nodes, name, record)
-        self.quotas.resize(after.less(before), at_us)
-        self._undo(self.quotas.resize, before.less(after), at_us)
+        self.journal.put(self.nodes, name, record)
+        if before != after:
+            self.quotas.resize(after.less(before), at_us)
+            self.journal.note(self.quotas.resize, before.less(after), at_us)
         self._reindex(name)
+        self._heard()
+
+    def _look_at(self, name: str) -> None:
+        """What runs on the node needs attention."""
+        for job_id, attempt in self.attempts.items():
+            if any(lease.node == name for lease in attempt.held):
+                self.journal.put(self.attention, job_id, None)
 
     def _reindex(self, name: str) -> None:
         record = self.nodes[name]
-        entry = entry_of(record.node, self.leased.get(name, Used())) if record.stays else None
-        old = self.index.put(name, entry)
-        self._undo(self.index.put, name, old)
+        entry = later = None
+        if record.stays:
+            entry = later = entry_of(record.node, self.leased.get(name, _UNUSED))
+            leaving, kept = self.vacating.get(name), self.claimed.get(name, 0)
+            if leaving:
+                later = entry.plus(leaving)
+            if kept:
+                later = replace(later, free=later.free & ~kept)
+                entry = replace(entry, free=entry.free & ~kept)
+        old = self.index.put(name, entry), self.soon.put(name, later)
+        self._count_node(name, later)
+        self.journal.note(self._put_back, name, old)
+
+    def _put_back(self, name: str, old: tuple[Entry | None, Entry | None]) -> None:
+        self.index.put(name, old[0])
+        self.soon.put(name, old[1])
+        self._count_node(name, old[1])
+
+    def _count_node(self, name: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.running.set_node(name, None, 0, 0)
+        else:
+            self.running.set_node(name, entry.kind, entry.free.bit_count(), entry.usable)
 
     # -- queues ----------------------------------------------------------------------------------------------
 
     def _queues_set(self, event: QueuesSet) -> None:
-        self._undo(setattr, self, "quotas", self.quotas)
+        self.journal.note(setattr, self, "quotas", self.quotas)
         self.quotas = self.quotas.regrouped(event.queues, event.at_us)
+        for job_id in sorted(self.waiting.job_ids()):  # lines are those of a queue's users where users have limits
+            record = self.jobs[job_id]
+            self.waiting.remove(record)
+            self._enqueue(record)
+        self._heard()
 
     # -- attempts --------------------------------------------------------------------------------------------
 
@@ -313,7 +331,7 @@ class State:
             placed_us=event.at_us,
             used_us=record.used_us,
             used_cost=record.used_cost,
-            micro_usd_per_hour=_micro_usd_per_hour(event.leases, prices),
+            micro_usd_per_hour=micro_usd_per_hour(event.leases, prices),
         )
         attempt = Attempt(
             job=record.job,
@@ -325,16 +343,52 @@ class State:
             limit_at_us=limit_at_us,
         )
         for lease in event.leases:
-            self._put(self.leased, lease.node, self.leased.get(lease.node, Used()).plus(lease, record.job))
+            used = self.leased.get(lease.node, _UNUSED).plus(lease, record.job)
+            self.journal.put(self.leased, lease.node, used)
             self._reindex(lease.node)
         held = held_by(record.job, event.leases, prices)
         self.quotas.put(record.job, held, event.at_us)
-        self._undo(self.quotas.take, record.job, held, event.at_us)
-        self._remove(self.queue, record.rank)
-        self._put(self.jobs, event.job_id, replace(record, phase=Phase.RUNNING, epoch=event.epoch))
-        self._put(self.attempts, event.job_id, attempt)
+        self.journal.note(self.quotas.take, record.job, held, event.at_us)
+        self.waiting.remove(record)
+        self.journal.put(self.attempts, event.job_id, attempt)
+        record = replace(record, phase=Phase.RUNNING, epoch=event.epoch, size=None)
+        self.journal.put(self.jobs, event.job_id, record)
         if limit_at_us is not None:
-            self._insert(self.limits, (limit_at_us, event.job_id))
+            self.journal.insert(self.limits, (limit_at_us, event.job_id))
+        self._run(record, attempt)
+        self._heard()
+
+    def _run(self, record: JobRecord, attempt: Attempt) -> None:
+        """Enter an attempt among those that could be pushed, unless it leaves already."""
+        if attempt.leaving or attempt.shares:
+            return
+        job, policy, placed_us = attempt.job, self.policy, attempt.placed_us
+        gpus = attempt.gpus
+        value, rate = pace(policy, job, gpus, record.served_gpu_us, record.used_us)
+        spent = job.preemptions_max is not None and record.pushes >= job.preemptions_max
+        rested = policy.pushes_max is not None and record.pushes >= policy.pushes_max
+        if policy.guards:
+            rested |= placed_us - record.submitted_us - record.used_us >= (policy.patience_us or 0)
+        values = {
+            "gpus": gpus,
+            "tier": level(job.tier),
+            "priority": job.priority,
+            "queue": self.running.queue(job.queue),
+            "value": value,
+            "pace": rate,
+            "placed_us": placed_us,
+            "rests_until_us": NEVER if spent else _rests_until_us(attempt),
+            "shares_from_us": NEVER if spent or rested else placed_us + policy.share_min_run_us,
+            "ends_us": _ends_us(record, attempt),
+            "rate": attempt.micro_usd_per_hour,
+            "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),
+            "silent": job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0,
+            "saves": job.protected and job.grace_us >= job.save_us,
+            "save_us": job.save_us,
+            "restart_us": job.restart_us,
+            "every_us": max(0, job.checkpoint_every_us),
+        }
+        self.running.add(job.job_id, attempt.leases, values)
 
     def _live(self, job_id: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job_id)
@@ -352,18 +406,34 @@ class State:
 
     def _stopping(self, before: Attempt, attempt: Attempt) -> None:
         job_id = attempt.job.job_id
+        self.journal.put(self.attempts, job_id, attempt)
+        self.journal.put(self.jobs, job_id, replace(self.jobs[job_id], phase=Phase.STOPPING))
+        self.journal.put(self.attention, job_id, None)
+        self.running.drop(job_id)
         if not before.leaving:
-            gpu_milli = before.holds(before.held).gpu_milli
+            gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
             self.quotas.leave(attempt.job, gpu_milli)
-            self._undo(self.quotas.stay, attempt.job, gpu_milli)
-        self._put(self.attempts, job_id, attempt)
-        self._put(self.jobs, job_id, replace(self.jobs[job_id], phase=Phase.STOPPING))
-        self._put(self.attention, job_id, None)
+            self.journal.note(self.quotas.stay, attempt.job, gpu_milli)
+            for lease in attempt.held:
+                leaving = (*self.vacating.get(lease.node, ()), (lease, attempt.job))
+                self.journal.put(self.vacating, lease.node, leaving)
+                self._reindex(lease.node)
+        self._heard()
 
     def _ranks_started(self, event: RanksStarted) -> None:
         attempt = self._live(event.job_id, event.epoch)
-        if attempt is not None and attempt.started_us is None:
-            self._put(self.attempts, event.job_id, replace(attempt, started_us=event.at_us))
+        if attempt is None or attempt.started_us is not None:
+            return
+        attempt = replace(attempt, started_us=event.at_us)
+        self.journal.put(self.attempts, event.job_id, attempt)
+        self.running.set(event.job_id, work_from_us=event.at_us)
+        if insists_us(attempt.job, attempt.epoch) and event.job_id in self.running.row_of:
+            if not self._is_spent(attempt.job):
+                self.running.set(event.job_id, rests_until_us=_rests_until_us(attempt))
+            self._heard()
+
+    def _is_spent(self, job: Job) -> bool:
+        return job.preemptions_max is not None and self.jobs[job.job_id].pushes >= job.preemptions_max
 
     def _committed(self, event: CheckpointCommitted) -> None:
         attempt = self._live(event.job_id, event.epoch)
@@ -371,7 +441,9 @@ class State:
             # What ran while the capture drained is not in it.
             captured_us = event.at_us - event.drain_us
             committed = replace(attempt, captured_us=captured_us, committed_step=event.step)
-            self._put(self.attempts, event.job_id, committed)
+            self.journal.put(self.attempts, event.job_id, committed)
+            if attempt.started_us is not None:
+                self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
 
     def _share_ended(self, event: ShareEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
@@ -379,62 +451,75 @@ class State:
         if attempt is None or lease is None:
             return
         held = tuple(each for each in attempt.held if each is not lease)
-        self._put(self.attempts, event.job_id, replace(attempt, held=held, shares=(*attempt.shares, event)))
-        freed = attempt.holds(attempt.held).less(attempt.holds(held))
+        ended = replace(attempt, held=held, shares=(*attempt.shares, event))
+        self.journal.put(self.attempts, event.job_id, ended)
+        self.running.drop(event.job_id)
+        freed = attempt.holds((lease,))
         self.quotas.take(attempt.job, freed, event.at_us)
-        self._undo(self.quotas.put, attempt.job, freed, event.at_us)
+        self.journal.note(self.quotas.put, attempt.job, freed, event.at_us)
         if attempt.leaving:
             self.quotas.stay(attempt.job, freed.gpu_milli)
-            self._undo(self.quotas.leave, attempt.job, freed.gpu_milli)
-        self._put(self.leased, event.node, self.leased[event.node].minus(lease, attempt.job))
+            self.journal.note(self.quotas.leave, attempt.job, freed.gpu_milli)
+        self.journal.put(self.leased, event.node, self.leased[event.node].minus(lease, attempt.job))
+        leaving = self.vacating.get(event.node, ())
+        if attempt.leaving:
+            left = tuple(each for each in leaving if each[1].job_id != event.job_id)
+            if left:
+                self.journal.put(self.vacating, event.node, left)
+            else:
+                self.journal.drop(self.vacating, event.node)
         self._reindex(event.node)
         record = self.jobs[event.job_id]
         price = attempt.prices[attempt.leases.index(lease)]
-        cost = lease.gpu_milli * price * (event.at_us - attempt.placed_us) // 1000
-        self._put(self.jobs, event.job_id, replace(record, used_cost=record.used_cost + cost))
-        self._put(self.attention, event.job_id, None)
+        gpu_us = lease.gpu_milli * (event.at_us - attempt.placed_us) // 1000
+        used_cost, served_gpu_us = record.used_cost + gpu_us * price, record.served_gpu_us + gpu_us
+        self.journal.put(self.jobs, event.job_id, replace(record, used_cost=used_cost, served_gpu_us=served_gpu_us))
+        self.journal.put(self.attention, event.job_id, None)
+        self._heard()
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is None or attempt.held:
             return
-        record = self.jobs[event.job_id]
-        counted = event.outcome in _COUNTED and attempt.notice is None
-        barren = 0 if attempt.captured_us is not None else record.barren + counted
-        used_us = record.used_us + max(share.at_us for share in attempt.shares) - attempt.placed_us
+        record, notice = self.jobs[event.job_id], attempt.notice
+        counted = event.outcome in _COUNTED and notice is None
+        resized = notice is not None and notice.reason is NoticeReason.RESIZE
         queued = replace(
-            record, phase=Phase.QUEUED, waits_since_us=event.at_us, barren=barren, used_us=used_us, last=event
+            record,
+            phase=Phase.QUEUED,
+            waits_since_us=event.at_us,
+            barren=0 if attempt.captured_us is not None else record.barren + counted,
+            pushes=record.pushes + (notice is not None and notice.reason in _PUSHED),
+            used_us=record.used_us + max(share.at_us for share in attempt.shares) - attempt.placed_us,
+            size=notice.gpus if notice is not None and resized else None,
+            last=event,
         )
-        self._drop(self.attempts, event.job_id)
-        if self._journal is None:
+        self.journal.drop(self.attempts, event.job_id)
+        if not self.journal.keeps:
             self.quotas.forget(event.at_us)
         if attempt.limit_at_us is not None:
-            self._remove(self.limits, (attempt.limit_at_us, event.job_id))
-        self._drop(self.attention, event.job_id)
-        self._put(self.jobs, event.job_id, queued)
-        self._insert(self.queue, record.rank)
+            self.journal.remove(self.limits, (attempt.limit_at_us, event.job_id))
+        self.journal.drop(self.attention, event.job_id)
+        self.journal.put(self.jobs, event.job_id, queued)
+        self._enqueue(queued)
 
-    # -- the journal -----------------------------------------------------------------------------------------
 
-    def _undo(self, undo: Callable[..., object], *args: Any) -> None:
-        if self._journal is not None:
-            self._journal.append((undo, args))
+_UNUSED = Used()
 
-    def _put(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
-        if key in mapping:
-            self._undo(mapping.__setitem__, key, mapping[key])
-        else:
-            self._undo(mapping.__delitem__, key)
-        mapping[key] = value
 
-    def _drop(self, mapping: dict[Any, Any], key: Any) -> None:
-        if key in mapping:
-            self._undo(mapping.__setitem__, key, mapping.pop(key))
+def _rests_until_us(attempt: Attempt) -> int:
+    """From when on another tier may push it."""
+    insists = insists_us(attempt.job, attempt.epoch)
+    if insists <= 0:
+        return 0
+    return NEVER if attempt.started_us is None else attempt.started_us + insists
 
-    def _insert(self, ascending: list[Any], item: Any) -> None:
-        insort(ascending, item)
-        self._undo(ascending.remove, item)
 
-    def _remove(self, ascending: list[Any], item: Any) -> None:
-        del ascending[bisect_left(ascending, item)]
-        self._undo(insort, ascending, item)
+def _ends_us(record: JobRecord, attempt: Attempt) -> int:
+    """When its limit ends it at the latest, or its estimate; NEVER if nobody knows."""
+    job, ends = record.job, NEVER
+    if attempt.limit_at_us is not None:
+        ends = attempt.limit_at_us + job.grace_us
+    if job.estimate_us is not None:
+        ends = min(ends, attempt.placed_us + max(0, job.estimate_us - record.used_us))
+    return ends

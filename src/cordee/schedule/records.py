@@ -1,0 +1,121 @@
+"""The values that `State` holds: frozen, and replaced when something happens to them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cordee.events import (
+    AttemptEnded,
+    Job,
+    JobEnded,
+    KillOrdered,
+    Lease,
+    Node,
+    NoticeGiven,
+    ShareEnded,
+    StopRequested,
+)
+from cordee.schedule.held import Held, held_by
+
+
+class Phase(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    DONE = "done"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job will not run again."""
+        return self in (Phase.DONE, Phase.FAILED, Phase.STOPPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job and its life so far."""
+
+    job: Job
+    submitted_us: int
+    waits_since_us: int  # when it was queued for the last time
+    phase: Phase = Phase.QUEUED
+    epoch: int = 0  # of its newest attempt
+    barren: int = 0  # attempts in a row that failed or were lost without a commit
+    pushes: int = 0  # attempts that left because somebody else needed the GPUs
+    used_us: int = 0  # attempts that ended: placed until the last GPU was free
+    served_gpu_us: int = 0  # attempts' ended shares: GPUs x time
+    used_cost: int = 0  # alike, in micro-dollars x microseconds per hour
+    size: int | None = None  # GPUs that its resized attempt is to start again on
+    stop: StopRequested | None = None
+    last: AttemptEnded | None = None
+    ended: JobEnded | None = None
+
+    @property
+    def waited_us(self) -> int:
+        """How long it had not run when it was queued for the last time."""
+        return self.waits_since_us - self.submitted_us - self.used_us
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The live attempt of a job: from AttemptPlaced until AttemptEnded."""
+
+    job: Job
+    epoch: int
+    placed_us: int
+    leases: tuple[Lease, ...]
+    prices: tuple[int, ...]  # micro-dollars per GPU-hour of each lease's node when placed
+    held: tuple[Lease, ...]  # leases whose share has not ended
+    limit_at_us: int | None = None  # when it gets notice for its job's limits
+    started_us: int | None = None  # first RanksStarted
+    captured_us: int | None = None  # work before this is durable
+    committed_step: int | None = None
+    shares: tuple[ShareEnded, ...] = ()
+    notice: NoticeGiven | None = None
+    kill: KillOrdered | None = None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether its GPUs become free without a further decision."""
+        return self.notice is not None or self.kill is not None
+
+    @property
+    def gpus(self) -> int:
+        """Of the gang; an elastic job may have fewer than it asked for."""
+        return sum(len(lease.gpus) for lease in self.leases)
+
+    @property
+    def micro_usd_per_hour(self) -> int:
+        """The price of the whole gang."""
+        return micro_usd_per_hour(self.leases, self.prices)
+
+    def holds(self, leases: tuple[Lease, ...]) -> Held:
+        """What it holds by some of its leases."""
+        price_of = {lease.node: price for lease, price in zip(self.leases, self.prices, strict=True)}
+        return held_by(self.job, leases, [price_of[lease.node] for lease in leases])
+
+
+def micro_usd_per_hour(leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
+    """The price of leases on nodes of these prices per GPU-hour."""
+    return sum(lease.gpu_milli * price for lease, price in zip(leases, prices, strict=True)) // 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node as its newest agent described it."""
+
+    node: Node
+    up: bool = True
+    why: str = ""  # it is down
+    reclaimed_us: int | None = None  # the cloud takes it back then
+    drained_by: str | None = None  # an operator takes it out
+    evicts: bool = False  # and who runs there gets notice
+    downs: tuple[int, ...] = ()  # when it went down lately
+    quarantined_until_us: int = 0  # it went down too often
+
+    @property
+    def stays(self) -> bool:
+        """Whether what becomes free on it can be used again."""
+        return self.up and self.reclaimed_us is None and self.drained_by is None and not self.quarantined_until_us

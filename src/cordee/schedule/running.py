@@ -1,0 +1,208 @@
+"""Columns over the attempts that could be pushed, and over nodes: the search for victims reads no record it does not choose.
+
+A row is an attempt from its placement until it has notice, is killed or a share of it has ended. Leases are rows of their
+own. Only `State` changes them, through the journal; freed rows are used again, and no answer depends on their numbers.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from cordee.events import Lease
+from cordee.ids import JobId
+from cordee.schedule.journal import Journal
+
+_ROW: dict[str, Any] = {
+    "live": np.bool_,
+    "gpus": np.int64,
+    "tier": np.int64,
+    "priority": np.int64,
+    "queue": np.int64,
+    "value": np.int64,  # what decides its standing, when it was placed
+    "pace": np.int64,  # and how that changes each microsecond
+    "placed_us": np.int64,
+    "rests_until_us": np.int64,  # from then on other tiers may push it
+    "shares_from_us": np.int64,  # from then on its own tier may
+    "ends_us": np.int64,  # at the latest, or as far as one can tell
+    "rate": np.float64,  # micro-dollars per hour of the gang
+    "work_from_us": np.int64,  # work before this is durable
+    "silent": np.bool_,  # it told of no checkpoint and is taken to have written them on time
+    "saves": np.bool_,  # within its grace
+    "save_us": np.int64,
+    "restart_us": np.int64,
+    "every_us": np.int64,
+}
+NEVER = 2**62
+
+
+class Columns:
+    """Arrays of equal length that grow, with a list of free rows."""
+
+    def __init__(self, journal: Journal, types: dict[str, Any]) -> None:
+        self._journal = journal
+        self._free: list[int] = []
+        self.size = 0
+        self.columns = {name: np.zeros(64, kind) for name, kind in types.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns[name][: self.size]
+
+    def add(self, values: dict[str, Any]) -> int:
+        """A row with these values."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = self.size
+            self.size += 1
+            if self.size > len(next(iter(self.columns.values()))):
+                self.columns = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self.columns.items()}
+        for name, value in values.items():
+            self.columns[name][row] = value
+        self._journal.note(self._drop, row)
+        return row
+
+    def drop(self, row: int) -> None:
+        """Take a row out."""
+        old = {name: column[row] for name, column in self.columns.items()}
+        self._drop(row)
+        self._journal.note(self._restore, row, old)
+
+    def set(self, name: str, row: int, value: Any) -> None:
+        """Change one cell."""
+        self._journal.note(self._set, name, row, self.columns[name][row])
+        self.columns[name][row] = value
+
+    def _set(self, name: str, row: int, value: Any) -> None:
+        self.columns[name][row] = value
+
+    def _drop(self, row: int) -> None:
+        for column in self.columns.values():
+            column[row] = 0
+        self._free.append(row)
+
+    def _restore(self, row: int, values: dict[str, Any]) -> None:
+        assert self._free.pop() == row, "changes are taken back in reverse order"
+        for name, value in values.items():
+            self.columns[name][row] = value
+
+
+class Running:
+    """What could be pushed, and where it lies."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.rows = Columns(journal, _ROW)
+        self.leases = Columns(journal, {"row": np.int64, "node": np.int64, "gpus": np.int64})
+        self.nodes: dict[str, int] = {}  # numbers; they are kept when a node goes
+        self.node_names: list[str] = []
+        self.node_free = np.zeros(64, np.int64)  # GPUs free or being vacated, and claimed by nobody
+        self.node_usable = np.zeros(64, np.int64)
+        self.node_kind = np.full(64, -1, np.int64)  # -1: nothing can be placed there
+        self.kinds: dict[Any, int] = {}
+        self.queues: dict[str, int] = {}
+        self.jobs: dict[int, JobId] = {}  # of rows
+        self.row_of: dict[JobId, int] = {}
+        self.changes = 0  # of nodes; every change of rows in a cycle comes with one
+        self._ranks = np.empty(0, np.int64)
+        self._lease_rows: dict[JobId, tuple[int, ...]] = {}
+
+    def queue(self, name: str) -> int:
+        """The number of a queue."""
+        return self.queues.setdefault(name, len(self.queues))
+
+    def node(self, name: str) -> int:
+        """The number of a node."""
+        number = self.nodes.get(name)
+        if number is None:
+            number = self.nodes[name] = len(self.node_names)
+            self.node_names.append(name)
+            if number >= len(self.node_free):
+                self.node_free = np.concatenate([self.node_free, np.zeros_like(self.node_free)])
+                self.node_usable = np.concatenate([self.node_usable, np.zeros_like(self.node_usable)])
+                self.node_kind = np.concatenate([self.node_kind, np.full_like(self.node_kind, -1)])
+        return number
+
+    def name_ranks(self) -> Any:
+        """For each node its place in the order of names."""
+        if len(self._ranks) != len(self.node_names):
+            self._ranks = np.empty(len(self.node_names), np.int64)
+            self._ranks[np.argsort(np.array(self.node_names))] = np.arange(len(self.node_names))
+        return self._ranks
+
+    def set_node(self, name: str, kind: Any, free: int, usable: int) -> None:
+        """What a node has; kind None takes it out. Not journaled: `State` sets it anew when it takes something back."""
+        number = self.node(name)
+        self.node_kind[number] = -1 if kind is None else self.kinds.setdefault(kind, len(self.kinds))
+        self.node_free[number], self.node_usable[number] = free, usable
+        self.changes += 1
+
+    def add(self, job_id: JobId, leases: tuple[Lease, ...], values: dict[str, Any]) -> None:
+        """An attempt was placed."""
+        row = self.rows.add(values | {"live": True})
+        self._journal.put(self.jobs, row, job_id)
+        self._journal.put(self.row_of, job_id, row)
+        # A GPU that is shared does not become free with one of those on it, so it counts for nothing here.
+        cells = [
+            {"row": row, "node": self.node(lease.node), "gpus": len(lease.gpus) if lease.milli >= 1000 else 0}
+            for lease in leases
+        ]
+        self._journal.put(self._lease_rows, job_id, tuple(self.leases.add(each) for each in cells))
+
+    def drop(self, job_id: JobId) -> None:
+        """It leaves, or it has begun to end."""
+        row = self.row_of.get(job_id)
+        if row is None:
+            return
+        for lease_row in self._lease_rows[job_id]:
+            self.leases.drop(lease_row)
+        self.rows.drop(row)
+        self._journal.drop(self.jobs, row)
+        self._journal.drop(self.row_of, job_id)
+        self._journal.drop(self._lease_rows, job_id)
+
+    def set(self, job_id: JobId, **values: Any) -> None:
+        """Something changed of an attempt."""
+        row = self.row_of.get(job_id)
+        if row is not None:
+            for name, value in values.items():
+                self.rows.set(name, row, value)
+
+    def standings(self, now_us: int, levels: tuple[int, ...] | None) -> Any:
+        """Where each row stands now; with levels, its level."""
+        rows = self.rows
+        values = rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
+        return values if levels is None else np.searchsorted(np.asarray(levels, np.int64), values, side="right")
+
+    def crosses_us(self, now_us: int, levels: tuple[int, ...]) -> int | None:
+        """When the next attempt goes down a level."""
+        rows = self.rows
+        if not rows.size or not levels:
+            return None
+        at = np.searchsorted(np.asarray(levels, np.int64), self._served(now_us), side="right")
+        nexts = np.append(np.asarray(levels, np.int64), NEVER)[at]
+        pace = np.maximum(1, rows["pace"])
+        due = rows["placed_us"] + -(-(nexts - rows["value"]) // pace)
+        due = due[rows["live"] & (nexts < NEVER) & (due > now_us)]
+        return int(due.min()) if due.size else None
+
+    def _served(self, now_us: int) -> Any:
+        rows = self.rows
+        return rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
+
+    def value(self) -> object:
+        """A deep copy, to compare; row numbers do not count."""
+        names = list(_ROW)
+        rows = {job_id: tuple(self.rows.columns[name][row] for name in names) for job_id, row in self.row_of.items()}
+        leases = {
+            job_id: sorted(
+                (self.node_names[self.leases.columns["node"][each]], self.leases.columns["gpus"][each])
+                for each in found
+            )
+            for job_id, found in self._lease_rows.items()
+        }
+        nodes = {
+            name: (self.node_free[number], self.node_usable[number])
+            for name, number in self.nodes.items()
+            if self.node_kind[number] >= 0
+        }
+        return rows, leases, nodes

@@ -1,0 +1,383 @@
+"""Whom to push aside: the cheapest set of attempts whose GPUs, with those that are free, hold a whole gang in its shape.
+
+One node is searched exactly; several are searched exactly while few could be pushed, else greedily by what a unit costs,
+and then nobody stays in the set who could be left out. Nothing here depends on the numbers of rows: ties go to the fewest
+jobs, lower tiers, worse standing, those placed last, and names.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cordee.ids import JobId
+from cordee.schedule.fill import Need
+from cordee.schedule.preempt import Victim, charge, choose
+from cordee.schedule.state import State
+from cordee.schedule.view import Pool
+from cordee.units import US_PER_HOUR
+
+_EXACT = 10
+"""So many attempts are searched in all their combinations when a gang needs several nodes."""
+
+_NODES_MAX = 64
+"""So many nodes are searched for a set of several victims, those first that could be cheapest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """Whom a waiting job may push."""
+
+    tier: int
+    priority: int
+    standing: int | None  # in its own tier those who stand worse; None: nobody
+    borrowers: frozenset[str] = frozenset()  # queues that hold what is its own by quota
+
+    def reaches(self, other: "Power") -> bool:
+        """Whether it may push everybody that the other may."""
+        if self.tier != other.tier or other.borrowers - self.borrowers:
+            return self.tier < other.tier and not other.borrowers - self.borrowers
+        if other.standing is None:
+            return True
+        return self.standing is not None and self.standing <= other.standing and self.priority >= other.priority
+
+
+@dataclass(slots=True)
+class _Field:
+    """What one search looks at: nodes and leases of attempts that may be pushed there."""
+
+    nodes: Any  # mask of nodes
+    free: Any  # of each node
+    avail: Any  # with all that could be pushed
+    gain: Any  # of each lease: GPUs, 0 if it may not be pushed
+    row: Any  # of each lease
+    node: Any
+
+
+class Victims:
+    """The search at one moment; `State` may change between two questions."""
+
+    def __init__(self, state: State, now_us: int) -> None:
+        self._state, self._now_us = state, now_us
+        self._seen = -1
+        self._cost: Any = None
+        self._standing: Any = None
+        self._fields: dict[tuple[Power, Pool], _Field] = {}
+
+    def find(self, need: Need, pool: Pool, power: Power, closed: Iterable[str] = ()) -> tuple[JobId, ...] | None:
+        """The set to push; None if nobody's leaving would be enough. `closed` nodes are not looked at."""
+        field = self._field(power, pool)
+        nodes = field.nodes
+        numbers = self._state.running.nodes
+        shut = [numbers[name] for name in closed]
+        if shut:
+            nodes = nodes.copy()
+            nodes[shut] = False
+        if need.within in ("island", "node") or need.units + (need.rest > 0) == 1:
+            need = Need(need.gpus, 1, 0, need.in_island, None) if need.within else need
+            groups = [nodes]
+        else:
+            groups = list(self._domains(need, nodes, field))
+        best: tuple[Any, list[int]] | None = None
+        for group in groups:
+            rows = self._in(group, need, field)
+            if rows is not None:
+                key = self._weigh(rows)
+                if best is None or key < best[0]:
+                    best = (key, rows)
+        return None if best is None else tuple(sorted(self._state.running.jobs[row] for row in best[1]))
+
+    def could(self, power: Power, pool: Pool) -> int:
+        """The most GPUs of one node that would be free if everybody left who may be pushed: a quick look."""
+        field = self._field(power, pool)
+        return int(field.avail[field.nodes].max(initial=0))
+
+    # -- what it looks at ------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        if self._seen != self._state.running.changes:
+            self._seen, self._cost, self._standing = self._state.running.changes, None, None
+            self._fields.clear()
+
+    def standing(self) -> Any:
+        """Of each row, now."""
+        self._refresh()
+        if self._standing is None:
+            policy = self._state.policy
+            levels = policy.levels_gpu_us if policy.order in ("service", "las") else None
+            self._standing = self._state.running.standings(self._now_us, levels)
+        return self._standing
+
+    def may_push(self, power: Power) -> Any:
+        """Of each row, whether this power reaches it now."""
+        rows = self._state.running.rows
+        rested = rows["rests_until_us"] <= self._now_us
+        allowed = (rows["tier"] > power.tier) & rested
+        if power.standing is not None:
+            turn = (rows["tier"] == power.tier) & (rows["shares_from_us"] <= self._now_us)
+            allowed |= turn & (rows["priority"] <= power.priority) & (self.standing() > power.standing)
+        if power.borrowers:
+            numbers = [
+                self._state.running.queues[name] for name in power.borrowers if name in self._state.running.queues
+            ]
+            allowed |= np.isin(rows["queue"], numbers) & (rows["tier"] >= power.tier) & rested
+        return allowed & rows["live"]
+
+    def _field(self, power: Power, pool: Pool) -> _Field:
+        self._refresh()
+        found = self._fields.get((power, pool))
+        if found is None:
+            running = self._state.running
+            count = len(running.node_names)
+            row, node, gpus = running.leases["row"], running.leases["node"], running.leases["gpus"]
+            allowed = self.may_push(power)
+            gain = np.where(allowed[row], gpus, 0) if len(row) else gpus
+            free = running.node_free[:count]
+            pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
+            kinds = [running.kinds[kind] for kind in pool if kind in running.kinds]
+            nodes = np.isin(running.node_kind[:count], kinds)
+            found = self._fields[power, pool] = _Field(nodes, free, free + pushed, gain, row, node)
+        return found
+
+    def cost(self) -> Any:
+        """What each row's push weighs: `preempt.charge` for all of them, as floats."""
+        self._refresh()
+        if self._cost is None:
+            rows = self._state.running.rows
+            if self._state.policy.victims == "newest":
+                self._cost = -rows["placed_us"].astype(np.float64)
+                return self._cost
+            work = np.maximum(0, self._now_us - rows["work_from_us"])
+            every = rows["every_us"]
+            work = np.where(rows["silent"], work % np.maximum(1, every), np.minimum(work, every))
+            lost = np.where(rows["saves"], rows["save_us"], work) + rows["restart_us"]
+            usd = rows["rate"] * lost / US_PER_HOUR
+            self._cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
+        return self._cost
+
+    def _domains(self, need: Need, nodes: Any, field: _Field) -> Iterable[Any]:
+        """Masks of nodes that the gang may lie in together, each with enough of them."""
+        if need.within is None:
+            yield nodes
+            return
+        up = {"rack": 0, "block": 1}[need.within]
+        found: dict[tuple[str, ...], list[int]] = {}
+        for number in np.flatnonzero(nodes & (field.avail >= min(need.unit, need.rest or need.unit))):
+            domain = self._state.nodes[self._state.running.node_names[number]].node.domain
+            found.setdefault(domain[: len(domain) - up], []).append(int(number))
+        for _, numbers in sorted(found.items()):
+            if int((field.avail[numbers] // need.unit).sum()) >= need.units:
+                mask = np.zeros_like(nodes)
+                mask[numbers] = True
+                yield mask
+
+    def _weigh(self, rows: Sequence[int]) -> Any:
+        """The order of sets: exact money, GPU time, how many, how low, names."""
+        state = self._state
+        attempts = sorted(state.running.jobs[row] for row in rows)
+        costs = [charge(state.attempts[job_id], self._now_us) for job_id in attempts]
+        tiers = state.running.rows["tier"]
+        return (
+            sum(cost.micro_usd for cost in costs), sum(cost.gpu_us for cost in costs), len(rows),
+            -sum(int(tiers[row]) for row in rows), attempts,
+        )  # fmt: skip
+
+    # -- the search ------------------------------------------------------------------------------------------
+
+    def _in(self, nodes: Any, need: Need, field: _Field) -> list[int] | None:
+        if self._state.policy.victims in ("newest", "lowest"):
+            return self._in_turn(nodes, need, field)
+        if need.units + (need.rest > 0) == 1:
+            return self._on_one_node(nodes, need.gpus, field)
+        return self._on_several(nodes, need, field)
+
+    def _on_one_node(self, nodes: Any, gpus: int, field: _Field) -> list[int] | None:
+        there = nodes & (field.avail >= gpus)
+        if not there.any():
+            return None
+        lacks = gpus - field.free
+        at = np.flatnonzero((field.gain > 0) & there[field.node])
+        row, node, gain = field.row[at], field.node[at], field.gain[at]
+        cost = self.cost()[row]
+        alone = np.flatnonzero(gain >= lacks[node])
+        best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
+        bound = cost[alone].min() if len(alone) else np.inf
+        least = np.full(len(nodes), np.inf)
+        np.minimum.at(least, node, cost / gain)
+        finite = np.isfinite(least)
+        least[finite] *= lacks[finite]
+        promising = np.flatnonzero(there & (least < bound * (1 - 1e-9) if np.isfinite(bound) else there))
+        names = self._state.running.name_ranks()
+        order = promising[np.lexsort((names[promising], least[promising]))][:_NODES_MAX]
+        key = None if best is None else self._weigh(best)
+        for number in order:
+            if key is not None and least[number] >= bound:
+                break
+            on_it = np.flatnonzero(node == number)
+            chosen = self._cheapest(row[on_it], gain[on_it], int(lacks[number]))
+            found = self._weigh(chosen)
+            if key is None or found < key:
+                best, key, bound = chosen, found, float(self.cost()[chosen].sum())
+        return best
+
+    def _first(self, row: Any, cost: Any) -> int:
+        """Of equally cheap ones the one of the lowest tier, the worst standing, placed last, then by name."""
+        rows = self._state.running.rows
+        left = np.flatnonzero(cost <= cost.min() * (1 + 1e-12))
+        for column in (rows["tier"], self.standing(), rows["placed_us"]):
+            if len(left) > 1:
+                value = column[row[left]]
+                left = left[value == value.max()]
+        jobs = self._state.running.jobs
+        return int(min(left, key=lambda each: jobs[int(row[each])]))
+
+    def _cheapest(self, row: Any, gain: Any, lacks: int, free: frozenset[int] = frozenset()) -> list[int]:
+        """The cheapest rows of one node that free so many of its GPUs."""
+        state = self._state
+        candidates = []
+        for each, gpus in zip(row.tolist(), gain.tolist(), strict=True):
+            job_id = state.running.jobs[each]
+            attempt = state.attempts[job_id]
+            candidates.append(
+                Victim(
+                    job_id=job_id,
+                    gpus=gpus,
+                    cost=charge(attempt, self._now_us),
+                    level=int(state.running.rows["tier"][each]),
+                )
+            )
+        chosen = choose(candidates, lacks)
+        assert chosen is not None, "who asks has counted"
+        return [state.running.row_of[victim.job_id] for victim in chosen]
+
+    def _on_several(self, nodes: Any, need: Need, field: _Field) -> list[int] | None:
+        smallest = min(need.unit, need.rest or need.unit)
+        at = np.flatnonzero(nodes & (field.avail >= smallest))
+        count = _Count(need, field, at)
+        if not count.enough(field.avail):
+            return None
+        leases = np.flatnonzero((field.gain > 0) & np.isin(field.node, at))
+        rows = np.unique(field.row[leases])
+        if len(rows) <= _EXACT:
+            return self._of_few(rows.tolist(), count, field, leases)
+        chosen = self._greedily(at, count, field, leases)
+        return self._needed(chosen, count, field)
+
+    def _of_few(self, rows: list[int], count: "_Count", field: _Field, leases: Any) -> list[int] | None:
+        """All combinations, cheapest first, cut off where they are dearer than the best."""
+        cost = self.cost()
+        rows = sorted(rows, key=lambda row: (cost[row], self._state.running.jobs[row]))
+        best: list[Any] = [None, None]
+
+        def extend(start: int, taken: list[int], weight: float) -> None:
+            if best[0] is not None and weight > best[0][0] * (1 + 1e-12):
+                return
+            if taken and count.enough(count.with_rows(taken)):
+                key = self._weigh(taken)
+                if best[0] is None or key < best[0]:
+                    best[:] = [key, list(taken)]
+                return
+            for number in range(start, len(rows)):
+                extend(number + 1, [*taken, rows[number]], weight + float(cost[rows[number]]))
+
+        extend(0, [], 0.0)
+        return best[1]
+
+    def _greedily(self, at: Any, count: "_Count", field: _Field, leases: Any) -> list[int]:
+        """Node by node in the order of what a further unit costs there, the cost of a gang shared by all its GPUs."""
+        need, running = count.need, self._state.running
+        gpus = np.maximum(1, running.rows["gpus"])
+        price = self.cost() / gpus
+        row, node, gain = field.row[leases], field.node[leases], field.gain[leases]
+        per_node = np.bincount(node, weights=gain * price[row], minlength=len(field.free))
+        pushed = np.maximum(1, field.avail - field.free)
+        chosen: list[int] = []
+        for size in (need.unit, need.rest):
+            if not size:
+                continue
+            lacks = size - field.free % size
+            estimate = per_node / pushed * lacks
+            useful = at[field.avail[at] // size > field.free[at] // size]
+            ranks = running.name_ranks()
+            for number in useful[np.lexsort((ranks[useful], estimate[useful]))].tolist():
+                free = count.with_rows(chosen)
+                if count.enough(free) or (size == need.unit and count.units(free) >= need.units):
+                    break
+                while free[number] // size < field.avail[number] // size and not count.enough(free):
+                    on_it = np.flatnonzero(node == number)
+                    on_it = on_it[~np.isin(row[on_it], chosen)]
+                    lack = int(size - free[number] % size)
+                    chosen += self._cheapest(row[on_it], gain[on_it], lack)
+                    free = count.with_rows(chosen)
+        return chosen
+
+    def _needed(self, chosen: list[int], count: "_Count", field: _Field) -> list[int] | None:
+        """Without those that could be left out, the dearest first."""
+        if not count.enough(count.with_rows(chosen)):
+            return None
+        cost, jobs = self.cost(), self._state.running.jobs
+        for row in sorted(chosen, key=lambda each: (-cost[each], jobs[each])):
+            rest = [each for each in chosen if each != row]
+            if count.enough(count.with_rows(rest)):
+                chosen = rest
+        return chosen
+
+    def _in_turn(self, nodes: Any, need: Need, field: _Field) -> list[int] | None:
+        """For comparison: the newest first, or the lowest tier and priority first, until it is enough."""
+        at = np.flatnonzero(nodes & (field.avail >= min(need.unit, need.rest or need.unit)))
+        count = _Count(need, field, at)
+        if not count.enough(field.avail):
+            return None
+        leases = np.flatnonzero((field.gain > 0) & np.isin(field.node, at))
+        rows = self._state.running.rows
+        order = np.unique(field.row[leases])
+        if self._state.policy.victims == "lowest":
+            keys = (-rows["placed_us"][order], rows["priority"][order], -rows["tier"][order])
+        else:
+            keys = (-rows["tier"][order], -rows["placed_us"][order])
+        ranked = order[np.lexsort(keys)].tolist()
+        low, high = 0, len(ranked)
+        while low < high:  # the fewest of them in that order that are enough
+            middle = (low + high) // 2
+            if count.enough(count.with_rows(ranked[:middle])):
+                high = middle
+            else:
+                low = middle + 1
+        chosen = ranked[:low]
+        for row in reversed(chosen[:-1]):
+            rest = [each for each in chosen if each != row]
+            if count.enough(count.with_rows(rest)):
+                chosen = rest
+        return chosen
+
+
+class _Count:
+    """Units that nodes hold."""
+
+    def __init__(self, need: Need, field: _Field, at: Any) -> None:
+        self.need, self._field, self._at = need, field, at
+
+    def with_rows(self, rows: list[int]) -> Any:
+        """Free GPUs of each node if these attempts had left."""
+        field = self._field
+        free = field.free.copy()
+        if rows:
+            leases = np.flatnonzero(np.isin(field.row, rows) & (field.gain > 0))
+            np.add.at(free, field.node[leases], field.gain[leases])
+        return free
+
+    def units(self, free: Any) -> int:
+        """How many units so many free GPUs hold."""
+        return int((free[self._at] // self.need.unit).sum())
+
+    def enough(self, free: Any) -> bool:
+        """Whether the gang lies in so many free GPUs of each node."""
+        here, need = free[self._at], self.need
+        each = here // need.unit
+        units = int(each.sum())
+        if units < need.units or not need.rest:
+            return units >= need.units
+        fits = here >= need.rest
+        kept = (here[fits] - need.rest) // need.unit - each[fits]
+        return bool(len(kept)) and units + int(kept.max()) >= need.units

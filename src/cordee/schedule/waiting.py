@@ -1,0 +1,147 @@
+"""Who waits, in lines of jobs that are alike: what one of a line cannot get, those behind it in the line cannot either.
+
+A line is a tier, a priority, a queue and a shape, so that ten thousand jobs that wait are a few dozen lines. Within a line
+jobs stand by their standing (`share.standing`), then by the time of submission, then by id.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from cordee.events import Job
+from cordee.ids import JobId
+from cordee.schedule.journal import Journal
+from cordee.schedule.records import JobRecord
+from cordee.schedule.running import NEVER
+from cordee.schedule.share import level
+
+Place = tuple[int, int, JobId]
+"""Standing, time of submission, job id."""
+
+Shape = tuple[object, ...]
+"""Everything about a job that decides where it can lie."""
+
+
+def shape_of(job: Job) -> Shape:
+    """Equal for two jobs that fit in exactly the same places."""
+    return (
+        job.gpus, job.gpu_name, job.capacity, job.unit_gpus, job.within, job.sizes,
+        job.gpu_milli, job.cpu_milli, job.memory_bytes,
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Line:
+    """Waiting jobs of one tier, priority, queue and shape.
+
+    Attributes:
+        places: all of them, ascending.
+        ages: when each will have waited so long that it goes first, ascending.
+        lengths: how long each will run at most, as far as somebody says so, ascending.
+    """
+
+    tier: int
+    priority: int
+    queue: str
+    owner: str
+    shape: Shape
+    places: list[Place] = field(default_factory=list)
+    ages: list[tuple[int, JobId]] = field(default_factory=list)
+    lengths: list[tuple[int, JobId]] = field(default_factory=list)
+
+    def behind(self, place: Place | None) -> Place | None:
+        """The place after this one; None is before the first."""
+        at = 0 if place is None else bisect_right(self.places, place)
+        return self.places[at] if at < len(self.places) else None
+
+
+Alike = tuple[int, int, str, str, Shape]
+
+
+class Waiting:
+    """All lines; changed by `State` only."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.lines: dict[Alike, Line] = {}
+        self.count = 0
+        self._journal = journal
+        self._known: dict[
+            JobId, tuple[Alike, int, int, int]
+        ] = {}  # line, standing, when it has waited too long, length
+
+    def __len__(self) -> int:
+        return self.count
+
+    def job_ids(self) -> set[JobId]:
+        """Everybody who waits."""
+        return set(self._known)
+
+    def standing(self, job_id: JobId) -> int:
+        """Where a waiting job stands in its line."""
+        return self._known[job_id][1]
+
+    def line(self, job_id: JobId) -> Line:
+        """The line of a waiting job."""
+        return self.lines[self._known[job_id][0]]
+
+    def length_us(self, job_id: JobId) -> int:
+        """How long a waiting job will run at most; NEVER if nobody says so."""
+        return self._known[job_id][3]
+
+    def ages_us(self, job_id: JobId) -> int:
+        """When a waiting job will have waited too long; NEVER if that does not count."""
+        return self._known[job_id][2]
+
+    def has_aged(self, job_id: JobId, now_us: int) -> bool:
+        """Whether a waiting job has waited too long."""
+        return self._known[job_id][2] <= now_us
+
+    def add(self, record: JobRecord, *, standing: int, patience_us: int | None, by_owner: bool) -> None:
+        """Queue a job; `patience_us` is how long it may wait in all before it goes first."""
+        job, journal = record.job, self._journal
+        owner = job.owner if by_owner else ""
+        alike = (level(job.tier), -job.priority, job.queue, owner, shape_of(job))
+        line = self.lines.get(alike)
+        if line is None:
+            line = Line(level(job.tier), job.priority, job.queue, owner, alike[-1])
+            journal.put(self.lines, alike, line)
+        due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
+        journal.insert(line.places, (standing, record.submitted_us, job.job_id))
+        journal.insert(line.ages, (due_us, job.job_id))
+        length_us = _length_us(record)
+        journal.insert(line.lengths, (length_us, job.job_id))
+        journal.put(self._known, job.job_id, (alike, standing, due_us, length_us))
+        self._count(+1)
+
+    def remove(self, record: JobRecord) -> None:
+        """It was placed, or has ended."""
+        job_id, journal = record.job.job_id, self._journal
+        alike, standing, due_us, length_us = self._known[job_id]
+        line = self.lines[alike]
+        journal.remove(line.places, (standing, record.submitted_us, job_id))
+        journal.remove(line.ages, (due_us, job_id))
+        journal.remove(line.lengths, (length_us, job_id))
+        journal.drop(self._known, job_id)
+        if not line.places:
+            journal.drop(self.lines, alike)
+        self._count(-1)
+
+    def value(self) -> object:
+        """A deep copy, to compare."""
+        return {alike: (tuple(line.places), tuple(line.ages)) for alike, line in self.lines.items()}
+
+    def _count(self, change: int) -> None:
+        self.count += change
+        self._journal.note(self._uncount, change)
+
+    def _uncount(self, change: int) -> None:
+        self.count -= change
+
+
+def _length_us(record: JobRecord) -> int:
+    """How long its next attempt runs at most: by its limit, or by its estimate."""
+    job, lengths = record.job, [NEVER]
+    if job.time_limit_us is not None:
+        lengths.append(max(job.time_limit_us, job.time_limit_us // 2 + job.grace_us) - record.used_us)
+    if job.estimate_us is not None:
+        lengths.append(max(0, job.estimate_us - record.used_us))
+    return min(lengths)
