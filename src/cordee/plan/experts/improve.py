@@ -17,6 +17,9 @@ GIVERS = 6
 OWN = 3
 """Slots of the fullest GPU whose experts are looked at to be replicated, or replaced: the heaviest."""
 
+EMPTIEST = 12
+"""GPUs that are looked at for a swap where moves are counted."""
+
 BETTER = 1 - 1e-9
 """What a move has to bring; below it is rounding."""
 
@@ -56,37 +59,37 @@ class Search:
         np.add.at(self.copies, (np.arange(layers)[:, None], where, gpu), 1)
         self.moved = np.zeros(layers, dtype=np.int64)
 
-    def run(self, least: Floats, steps: int, moved_max: Ints | None = None, *, thorough: bool = True) -> Steps:
+    def run(self, least: Floats, steps: int, moved_max: Ints | None = None) -> Steps:
         """Improve every layer until nothing helps, it is within 1e-4 of `least`, or its slots are used up.
 
         Args:
             least: what the fullest GPU cannot go below.
             steps: at most so many.
-            moved_max: slots of each layer that may differ from the start; None: all.
-            thorough: look at giving up replicas in every step, not only when no swap helps.
+            moved_max: slots of each layer that may differ from the start; None: all. Where moves are counted, trades
+                are looked at in every third step, not only when no swap helps, and swaps with the emptiest GPUs only.
         """
         alive = np.arange(len(self.slots))
         maxima, moves, changes = [self.load.max(axis=1)], [self.moved.copy()], []
-        for _ in range(steps):
+        for step in range(steps):
             open_ = self.load[alive].max(axis=1) > least[alive] * (1 + 1e-4)
             if moved_max is not None:
                 open_ &= self.moved[alive] + 2 <= moved_max[alive]
             alive = alive[open_]
             if not len(alive):
                 break
-            change, alive = self._step(alive, thorough)
+            change, alive = self._step(alive, trades=moved_max is not None and step % 3 == 0, near=moved_max is not None)
             changes.append(change)
             maxima.append(self.load.max(axis=1))
             moves.append(self.moved.copy())
         return Steps(np.array(maxima), np.array(moves), tuple(changes))
 
-    def _step(self, layers: Ints, thorough: bool) -> tuple[tuple[Ints, Ints, Ints, Ints], Ints]:
+    def _step(self, layers: Ints, *, trades: bool, near: bool) -> tuple[tuple[Ints, Ints, Ints, Ints], Ints]:
         """One move in each layer that has one: the slots changed, and the layers that have one."""
         hot = self.load[layers].argmax(axis=1)
         top = self.load[layers, hot]
-        swap, gain = self._best_swap(layers, hot, top)
+        swap, gain = self._best_swap(layers, hot, top, near)
         # A replica given up changes one slot, a swap two.
-        asked = np.arange(len(layers)) if thorough else np.flatnonzero(gain <= 0)
+        asked = np.arange(len(layers)) if trades else np.flatnonzero(gain <= 0)
         trade, traded = np.zeros((len(layers), 3), dtype=np.int64), np.full(len(layers), -np.inf)
         if len(asked):
             trade[asked], traded[asked] = self._best_trade(layers[asked], hot[asked], top[asked])
@@ -104,21 +107,26 @@ class Search:
         gpus = first[:, None] + np.arange(self.width)
         return gpus, self.slots[layers[:, None], gpus].reshape(len(layers), -1)
 
-    def _best_swap(self, layers: Ints, hot: Ints, top: Floats) -> tuple[Ints, Floats]:
-        """(own slot, GPU, its slot) of the best swap of each layer, and by how much the fullest of the two falls."""
+    def _best_swap(self, layers: Ints, hot: Ints, top: Floats, near: bool) -> tuple[Ints, Floats]:
+        """(own slot, GPU, its slot, fullest GPU) of each layer's best swap, and by how much the fuller of both falls."""
         each = self.slots.shape[2]
-        gpus, held = self._domain(layers, hot)
-        own = self.share[layers[:, None], self.slots[layers, hot]]
-        theirs = self.share[layers[:, None], held]
+        gpus = (hot // self.width * self.width)[:, None] + np.arange(self.width)
+        at = layers[:, None]
+        if near and self.width > EMPTIEST:
+            gpus = np.take_along_axis(gpus, _smallest(self.load[at, gpus], EMPTIEST), axis=1)
+        own = self.share[at, self.slots[layers, hot]]
+        theirs = self.share[at, self.slots[at, gpus].reshape(len(layers), -1)]
         less = own[:, :, None] - theirs[:, None, :]
-        load = np.repeat(self.load[layers[:, None], gpus], each, axis=1)
-        fuller = np.maximum(top[:, None, None] - less, load[:, None, :] + less).reshape(len(layers), -1)
+        fuller = less + np.repeat(self.load[at, gpus], each, axis=1)[:, None, :]
+        np.maximum(fuller, np.subtract(top[:, None, None], less, out=less), out=fuller)
+        fuller = fuller.reshape(len(layers), -1)
         best = fuller.argmin(axis=1)
-        value = fuller[np.arange(len(layers)), best]
-        slot, other = np.divmod(best, held.shape[1])
+        rows = np.arange(len(layers))
+        value = fuller[rows, best]
+        slot, other = np.divmod(best, theirs.shape[1])
         gpu, their_slot = np.divmod(other, each)
         gain = np.where(value < top * BETTER, top - value, -np.inf)
-        return np.stack([slot, gpus[:, 0] + gpu, their_slot, hot], axis=1), gain
+        return np.stack([slot, gpus[rows, gpu], their_slot, hot], axis=1), gain
 
     def _best_trade(self, layers: Ints, hot: Ints, top: Floats) -> tuple[Ints, Floats]:
         """(GPU, slot, new expert) of the best trade of each layer, and by how much the fullest GPU in it falls."""
@@ -141,15 +149,13 @@ class Search:
         after_go = load_go / np.maximum(counts_go - 1, 1)
         after_come = load_come / (counts_come + 1)
         first = gpus[:, :1]
-        span = first[:, :, None] + np.arange(self.width)
-        copies_go = self.copies[at[:, :, None], goes[:, :, None], span]
-        copies_come = self.copies[at[:, :, None], comes[:, :, None], span]
+        # Both experts are in this domain only, so other GPUs are not touched.
+        copies_go, copies_come = self.copies[at, goes], self.copies[at, comes]
         delta = copies_go * (after_go - self.share[at, goes])[:, :, None]
         delta += copies_come * (after_come - self.share[at, comes])[:, :, None]
-        touched = (copies_go > 0) | (copies_come > 0)
-        q = np.arange(place.shape[1])
-        delta[rows, q, place // each] += after_come - after_go
-        worst = np.where(touched, self.load[layers[:, None], gpus][:, None, :] + delta, -np.inf).max(axis=2)
+        delta[rows, np.arange(place.shape[1]), first + place // each] += after_come - after_go
+        delta += self.load[layers][:, None, :]
+        worst = delta.max(axis=2, where=(copies_go > 0) | (copies_come > 0), initial=-np.inf)
         worst = np.where(fine, worst, np.inf)
         best = worst.argmin(axis=1)
         value = worst[rows[:, 0], best]

@@ -147,13 +147,18 @@ def _answer(loads: Floats, before: Placement, found: Placement, costs: Costs, re
 def aligned(before: Ints, after: Ints) -> Ints:
     """The same experts on the same GPUs, each in the slot it has now if its GPU has it now."""
     slots = after.copy()
-    for layer, gpu in np.argwhere((before != after).any(axis=2)):
-        now, left = before[layer, gpu].tolist(), sorted(after[layer, gpu].tolist())
-        place: list[int | None] = []
-        for expert in now:
-            keeps = expert in left
-            place.append(expert if keeps else None)
-            if keeps:
-                left.remove(expert)
-        slots[layer, gpu] = [left.pop(0) if expert is None else expert for expert in place]
+    changed = before != after
+    layers, gpus = np.nonzero(changed.any(axis=2))
+    # An expert that left one slot of a GPU and came to another one.
+    left = np.where(changed[layers, gpus], before[layers, gpus], -1)
+    came = np.where(changed[layers, gpus], after[layers, gpus], -2)
+    stays = (left[:, :, None] == came[:, None, :]).any(axis=(1, 2))
+    for layer, gpu in zip(layers[stays], gpus[stays], strict=True):
+        free = after[layer, gpu].tolist()
+        kept: list[int | None] = []
+        for expert in before[layer, gpu].tolist():
+            kept.append(expert if expert in free else None)
+            if expert in free:
+                free.remove(expert)
+        slots[layer, gpu] = [free.pop(0) if expert is None else expert for expert in kept]
     return slots

@@ -37,7 +37,7 @@ def plan_experts(loads: Floats, fleet: Fleet, *, effort: float = 1.0) -> Placeme
         rows = np.flatnonzero(reached > least * GOOD)
         for start in _starts(loads[rows], fleet, lean, effort) if len(rows) else ():
             search = Search(loads[rows], start, fleet.domains)
-            search.run(least[rows], STEPS, thorough=False)
+            search.run(least[rows], STEPS)
             found = gpu_loads(loads[rows], search.slots).max(axis=1)
             better = found < reached[rows]
             best[rows[better]], reached[rows[better]] = search.slots[better], found[better]
