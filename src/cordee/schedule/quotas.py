@@ -82,13 +82,13 @@ class Push:
         inside its quota, from any tier; and pushes who is below it, unless that one's quota shields it.
         """
         path = self._quotas.leaf(victim.queue).path
-        mine = set(self._path)
-        side = [holder for holder in path if holder not in mine]
-        if not side:
+        meets = next(level for level, holder in enumerate(path) if holder in self._inside)
+        if meets == 0:
             allowed = below
         else:
-            over = all(holder.net - self._gone.get(holder, 0) > holder.quota for holder in side)
-            inside = self._inside[self._path[len(self._path) - (len(path) - len(side)) - 1]]
+            gone = self._gone
+            over = all(holder.net - gone.get(holder, 0) > holder.quota for holder in path[:meets])
+            inside = self._inside[self._path[self._path.index(path[meets]) - 1]]
             allowed = (inside and over) or (below and (inside or over))
         if allowed and self._helps(victim, path):
             for holder in path:
@@ -123,6 +123,7 @@ class Quotas:
         named.setdefault(DEFAULT, Queue(name=DEFAULT))
         for queue in named.values():
             self._grow(queue, named)
+        self.rules = any(_has_rules(queue) for queue in named.values())  # without any, everybody may start and push
         self._leaves = {name: _own(holder) for name, holder in self._holders.items()}
         _first_claim(self._cluster)
 
@@ -374,6 +375,10 @@ def _own(holder: Holder) -> Holder:
         return holder
     left = holder.queue.quota_gpus - sum(each.queue.quota_gpus for each in holder.inside)
     return Holder(Queue(name=holder.queue.name, parent=holder.queue.name, quota_gpus=left), holder)
+
+
+def _has_rules(queue: Queue) -> bool:
+    return queue != Queue(name=queue.name, parent=queue.parent, weight=queue.weight)
 
 
 def _first_claim(holder: Holder) -> int:
