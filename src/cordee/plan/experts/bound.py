@@ -23,5 +23,5 @@ def least_max(loads: Floats, fleet: Fleet) -> Floats:
 
 def balance_bound(loads: Floats, fleet: Fleet) -> Floats:
     """The balance (mean over max) that no placement exceeds, for each layer."""
-    mean: Floats = loads.sum(axis=1) / fleet.gpus
-    return mean / least_max(loads, fleet)
+    bound: Floats = loads.sum(axis=1) / fleet.gpus / least_max(loads, fleet)
+    return bound

@@ -61,7 +61,7 @@ class _Tabu:
         self.rests_until = np.zeros(loads.shape, dtype=np.int64)
         self.rows = np.arange(len(loads))
         self.aims = np.empty(len(loads))
-        self.weights = np.empty((len(loads), conditions), dtype=np.float32)
+        self.weights: NDArray[np.float32] = np.empty((len(loads), conditions), dtype=np.float32)
         # What each number of replicas of an expert adds to each condition; the sums; what one more or fewer changes.
         self.terms = np.empty((*loads.shape, CHOICES, conditions), dtype=np.float32)
         self.value = np.empty_like(self.weights)
@@ -111,7 +111,9 @@ class _Tabu:
         up = np.argpartition(alone, first - 1, axis=1)[:, :first]
         risen = self.value[:, None] + self.more[rows[:, None], up]
         cannot = np.where(resting | (at == 0) | (self.counts <= 1), np.inf, 0)
-        both = np.stack([_violated(risen[:, i, None] + self.fewer, self.weights) + cannot for i in range(first)], axis=1)
+        both = np.stack(
+            [_violated(risen[:, i, None] + self.fewer, self.weights) + cannot for i in range(first)], axis=1
+        )
         both += np.where(np.isinf(alone[rows[:, None], up]), np.inf, 0)[:, :, None]
         both[rows[:, None], np.arange(first), up] = np.inf
         chosen = both.reshape(len(rows), -1).argmin(axis=1)

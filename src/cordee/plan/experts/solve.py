@@ -1,4 +1,4 @@
-"""A placement from scratch: first placements of each way to pack the groups, then small moves; the best of each layer."""
+"""A placement from scratch: first placements of several kinds, each improved by small moves; the best of each layer."""
 
 import numpy as np
 
