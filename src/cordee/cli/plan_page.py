@@ -148,10 +148,7 @@ def _layouts(plan: Plan) -> Section:
     figures = [memory_svg(bars, plan.gpu.memory_bytes)]
     if plan.fitting:
         figures.append(layouts_html(plan.fitting[:SHOWN]))
-    remedies = [
-        f"{each.change}: {each.candidate.layout}, {format_bytes(each.candidate.peak_bytes)}" for each in plan.remedies
-    ]
-    return Section("Layouts", lead, figures, notes=remedies)
+    return Section("Layouts", lead, figures, notes=[str(each) for each in plan.remedies])
 
 
 def _survival(facts: Facts) -> Section:

@@ -1,5 +1,6 @@
 """All layouts of a model on so many GPUs: which fit, how fast they are, and what would help where none fits."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 from cordee.errors import LayoutError
@@ -19,9 +20,11 @@ from cordee.plan.layout import (
     validate,
 )
 from cordee.plan.memory import rank_memory, state_bytes
+from cordee.plan.offload import host_bytes
 from cordee.plan.optimum import Case, best_of_meshes, optimum
 from cordee.plan.space import EVERYTHING, Choices
 from cordee.plan.step import StepTime, model_flop_share, step_interval_s, step_time
+from cordee.units import format_bytes
 from cordee.workload.model import ModelShape
 
 __all__ = [
@@ -293,18 +296,21 @@ def _sizes(fewest: int, most: int) -> list[int]:
 
 def _remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     """What would make it fit: more GPUs; on the same ones offload, a smaller optimizer, or a shorter sequence."""
+    training, bill = case.training, state_bytes(case.shape, case.training)
+    same = f"on the same {case.gpus} GPU{'' if case.gpus == 1 else 's'}"
     found = [_more_gpus(case, global_batch)]
-    training = case.training
     offload = replace(ordinary(case), offloads=("optimizer", "activations", "both"))
-    found.append(_if_fits(case, f"offload to the host on the same {case.gpus} GPUs", offload))
+    found.append(_if_fits(case, f"offload to the host {same}", _on_the_host, offload))
     smaller = find_optimizer("adamw-8bit", training.precision)
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
         lean = replace(case, training=replace(training, optimizer=smaller))
-        same = _if_fits(lean, f"--optimizer {smaller.name} on the same {case.gpus} GPUs")
-        found.append(same or _more_gpus(lean, global_batch, f" --optimizer {smaller.name}"))
+        less = f"{format_bytes(state_bytes(case.shape, lean.training))} of state instead of {format_bytes(bill)}"
+        here = _if_fits(lean, f"--optimizer {smaller.name} {same}", lambda _case, _layout: less)
+        found.append(here or _more_gpus(lean, global_batch, f" --optimizer {smaller.name}"))
     shorter = training.seq_tokens // 2
     while shorter >= 1024:
-        remedy = _if_fits(replace(case, training=replace(training, seq_tokens=shorter)), f"--seq {shorter}")
+        brief = replace(case, training=replace(training, seq_tokens=shorter))
+        remedy = _if_fits(brief, f"--seq {shorter}", lambda _case, _layout: "fewer activations and logits")
         if remedy is not None:
             found.append(remedy)
             break
@@ -313,26 +319,37 @@ def _remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
 
 
 def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:
-    """The first of 1, 1.5, 2, 3, 4, 6, 8, ... nodes above the present number on which some layout fits."""
+    """The first of 1, 1.5, 2, 3, 4, 6, 8, ... GPUs, then nodes, above the present number on which some layout fits."""
     node = case.gpu.gpus_per_node
     fewest = max(case.gpus + 1, fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu))
-    nodes = 1
-    while nodes * node <= LARGEST_SEARCH_GPUS:
-        for total in (nodes * node, nodes * node * 3 // 2):
-            if total < fewest:
-                continue
+    for total in (*_sizes(fewest, node - 1), *(node * nodes for nodes in _sizes(1, LARGEST_SEARCH_GPUS // node))):
+        if total >= fewest:
             batch = global_batch or _default_batch(case.training.seq_tokens, total)
             larger = replace(case, gpus=total, training=replace(case.training, global_batch=batch))
-            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}{besides}")
+            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}{besides}", _together)
             if remedy is not None:
                 return remedy
-        nodes *= 2
     return None
 
 
-def _if_fits(case: Case, change: str, choices: Choices | None = None) -> Remedy | None:
+def _together(case: Case, layout: Layout) -> str:
+    have, bill = case.gpus * case.gpu.memory_bytes, state_bytes(case.shape, case.training)
+    return f"{format_bytes(have)} for {format_bytes(bill)} of state"
+
+
+def _on_the_host(case: Case, layout: Layout) -> str:
+    each = host_bytes(case.shape, layout, case.training)
+    node = each * min(case.gpus, case.gpu.gpus_per_node)
+    return f"{format_bytes(each)} a GPU on the host, {format_bytes(node)} a node"
+
+
+def _if_fits(
+    case: Case, change: str, because: Callable[[Case, Layout], str], choices: Choices | None = None
+) -> Remedy | None:
     winner, _ = optimum(case, ANY_LAYOUT, choices or ordinary(case))
     if winner is None or winner.seconds is None:
         return None
     candidate = judge(case, winner.layout)
-    return Remedy(change, case.gpus, case.training, candidate) if candidate.fits else None
+    if not candidate.fits:
+        return None
+    return Remedy(change, case.gpus, case.training, candidate, because(case, winner.layout))
