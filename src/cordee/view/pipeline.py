@@ -67,7 +67,8 @@ def _block(block: Block, top: float, scale: float) -> str:
     shown = max(0.4, width - min(1.0, width / 5))
     second = " second" if block.second else ""
     drawn = (
-        f'<rect class="{block.kind}{second}" x="{num(x)}" y="{num(y)}" width="{num(shown)}" height="{num(tall)}" rx="2">'
+        f'<rect class="{block.kind}{second}" x="{num(x)}" y="{num(y)}" width="{num(shown)}" '
+        f'height="{num(tall)}" rx="2">'
         f"<title>{text(block.about)}</title></rect>"
     )
     if width >= LABELLED and block.half is None:
@@ -103,5 +104,6 @@ _CSS = (
     ".pipeline{width:100%;height:auto;font:12.5px system-ui,-apple-system,'Segoe UI',sans-serif;fill:var(--ink);"
     "font-variant-numeric:tabular-nums}.pipeline .title{font-size:14.5px;font-weight:650}"
     ".pipeline .soft{fill:var(--soft);font-size:12px;font-weight:400}.pipeline .idle{fill:var(--idle)}"
-    ".pipeline .second{fill-opacity:.66}.pipeline .in{fill:#fff;font-size:10.5px;text-anchor:middle;pointer-events:none}"
+    ".pipeline .second{fill-opacity:.66}"
+    ".pipeline .in{fill:#fff;font-size:10.5px;text-anchor:middle;pointer-events:none}"
 )
