@@ -162,11 +162,11 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
     world = World(node("n1"), job("bad", 3), job("good", 2))
     place = cycle_module.place
 
-    def broken(index, asked, candidates):
+    def broken(index, asked, candidates, **more):
         if asked.gpus == 3:
             world.state.apply(NodeDown(at_us=0, node="n1", epoch=1, why="a trace"))
             raise ZeroDivisionError
-        return place(index, asked, candidates)
+        return place(index, asked, candidates, **more)
 
     monkeypatch.setattr(cycle_module, "place", broken)
     before = world.state.snapshot()

@@ -219,7 +219,7 @@ class Cycle:
         return self._pools[key]
 
     def _start(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
-        leases = place(self.state.index, record.job, candidates)
+        leases = place(self.state.index, record.job, candidates, packing=self.state.policy.packing)
         if leases is None:
             return False
         job_id, epoch = record.job.job_id, record.epoch + 1
@@ -228,7 +228,7 @@ class Cycle:
 
     def _claim(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
         """Keep GPUs for it of which some are still being vacated."""
-        leases = place(self.state.soon, record.job, candidates)
+        leases = place(self.state.soon, record.job, candidates, packing=self.state.policy.packing)
         if leases is None:
             return False
         self.state.claim(leases)

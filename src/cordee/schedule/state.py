@@ -85,7 +85,7 @@ class State:
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
         self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
         self.index = FreeIndex()  # what is free
-        self.soon = FreeIndex()  # and what is being vacated
+        self.soon = FreeIndex(self.index.mix)  # and what is being vacated
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
@@ -192,6 +192,7 @@ class State:
             record = JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us)
             self.journal.put(self.jobs, job.job_id, record)
             self._enqueue(record)
+            self.journal.note(self.index.mix.unseen, self.index.mix.seen(job, event.at_us))
 
     def _enqueue(self, record: JobRecord) -> None:
         patience_us = self.policy.patience_us if self.policy.guards else None
