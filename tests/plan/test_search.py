@@ -151,6 +151,18 @@ def test_admission_takes_what_fits_and_refuses_with_a_layout_that_would() -> Non
     assert error.hint == f"layout {refused.suggestion.layout} fits with {format_bytes(refused.suggestion.peak_bytes)}"
 
 
+def test_a_pipeline_that_only_megatron_lms_buffers_hold_is_admitted() -> None:
+    # torch makes 512 tensors to receive gradients into; Megatron-LM one.
+    verdict = check_fit(L70, H100, 16, layout="tp=8,pp=2")
+    assert verdict.fits and not plan_layouts(L70, H100, 16, layout="tp=8,pp=2").fitting
+
+
+def test_a_split_says_its_pipeline() -> None:
+    with pytest.raises(LayoutError, match=r"tp\*pp\*dp = 8\*7\*1 = 56 GPUs, but the job has 64"):
+        plan_layouts(L70, H100, 64, layout="tp=8,split=10-12x5-10")
+    assert plan_layouts(L70, H100, 56, layout="tp=8,split=10-12x5-10").best is not None
+
+
 def test_less_than_a_node_may_be_enough() -> None:
     plan = plan_layouts(load_shape("llama-3-8b"), H100, 1)
     assert plan.best is None and plan.remedies[0].change == "--gpus 2xH100"

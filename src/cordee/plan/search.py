@@ -38,6 +38,8 @@ LARGEST_SEARCH_GPUS = 65_536
 # Contexts are divided only where each rank keeps at least so many tokens.
 FEWEST_TOKENS_PER_RANK = 8192
 ANY_LAYOUT = LayoutWanted()
+# Whose buffers may hold a job that does not say what it is written in.
+ADMITTED: tuple[Framework, ...] = ("torch", "megatron")
 
 
 def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:
@@ -163,21 +165,30 @@ def check_fit(
 ) -> Verdict:
     """Whether a job may be admitted; arguments as for `plan_layouts`. With a layout, only such ones count.
 
+    What holds a model in torch's own buffers or in Megatron-LM's can hold it: a job does not say which it uses.
+
     Raises:
         LayoutError: something does not divide.
     """
-    training = training_for(
-        shape, gpus, seq_tokens=seq_tokens, global_batch=global_batch,
-        optimizer=optimizer, precision=precision, flash=flash,
-    )  # fmt: skip
-    case = Case(shape, gpu, gpus, training)
-    found = _best(case, _wanted(layout, recompute, micro_batch))
+    wanted = _wanted(layout, recompute, micro_batch)
+    cases = [
+        Case(shape, gpu, gpus, training_for(
+            shape, gpus, seq_tokens=seq_tokens, global_batch=global_batch,
+            optimizer=optimizer, precision=precision, flash=flash, framework=framework,
+        ))
+        for framework in ADMITTED
+    ]  # fmt: skip
+    case, *others = cases
+    found = _best(case, wanted)
+    for each in others:
+        if not found.fits and (other := _best(each, wanted)).fits:
+            found = other
     suggestion = None
     remedies: tuple[Remedy, ...] = ()
     constrained = layout is not None or recompute is not None or micro_batch is not None
     if not found.fits and constrained:
-        other = _best(case)
-        suggestion = other if other.fits else None
+        free = _best(case)
+        suggestion = free if free.fits else None
     if not found.fits and suggestion is None:
         remedies = _remedies(case, global_batch)
     return Verdict(
@@ -265,7 +276,7 @@ def judge(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
     usd = None
     if price is not None:
         usd = usd_per_billion_tokens(layout.gpus, tokens_per_s, price.usd_per_gpu_hour)
-    low, high = step_interval_s(step.total_s, gpu)
+    low, high = step_interval_s(step.total_s, gpu, step.host_share)
     return replace(
         candidate,
         step=step,
