@@ -15,7 +15,7 @@ Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "du
 ContextKind = Literal["ring", "all-gather", "ulysses"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
-Loss = Literal["fused", "parallel", "eager"]
+Loss = Literal["fused", "parallel", "compiled", "eager"]
 Attention = Literal["first", "second", "vendor"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
@@ -25,7 +25,7 @@ SCHEDULES: tuple[Schedule, ...] = (
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "all-gather", "ulysses")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
-LOSSES: tuple[Loss, ...] = ("fused", "parallel", "eager")
+LOSSES: tuple[Loss, ...] = ("fused", "parallel", "compiled", "eager")
 ATTENTIONS: tuple[Attention, ...] = ("first", "second", "vendor")
 # Each rank holds this many chunks of layers, whatever `vpp` says: ZB-V and DualPipeV fold the pipeline, DualPipe
 # runs it from both ends (arXiv:2401.10241 section 6; deepseek-ai/DualPipe README).
@@ -105,8 +105,8 @@ class Training:
     `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
     trainer of this package), DeepSpeed or InternEvo. `imbalance` is the busiest expert rank's tokens over the mean.
     `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
-    vocabulary that is divided by tp (parallel, as in Megatron-LM), or a plain one in fp32 (eager); None is what the
-    framework does by itself.
+    vocabulary that is divided by tp (parallel, as in Megatron-LM), a plain one through torch.compile, which makes no
+    fp32 tensors (compiled), or without it (eager); None is what the framework does by itself.
     `overlap` says that traffic runs beside the kernels where it can. `attention` is the generation of fused kernels:
     the first FlashAttention, the second, or the vendor's own; `fused` says that norms, rotations and activations are
     one kernel each (written so, or compiled). None is what the framework does by itself.
