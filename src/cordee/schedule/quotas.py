@@ -23,6 +23,9 @@ from cordee.units import US_PER_HOUR
 HALF_LIFE_US = 7 * DAY_US
 """After so long, half of what a queue had borrowed still speaks against it."""
 
+PAST_WEIGHT = 4
+"""What a queue held on average, decayed, speaks so many times as loud against it as what it holds now."""
+
 SHARE = 10**9
 """The whole cluster, in `Quotas.share`."""
 
@@ -277,7 +280,7 @@ class Quotas:
         """Whose turn it is, for `sorted`: the smaller, the sooner; from the outermost queue down to the named one.
 
         At each level: first who is inside its quota, then by what it borrowed of the GPUs, CPU or memory of the cluster
-        (whichever is most), by its weight: half of it is what it holds now, half what it held in the past, decayed.
+        (whichever is most), by its weight, now and on average, decayed.
         """
         clock, key = self._reading(now_us), list[int]()
         for holder in reversed(self.leaf(queue).path[:-1]):
@@ -356,17 +359,15 @@ class Quotas:
         return self.offered.nano_usd_per_hour // self.offered.gpu_milli if self.offered.gpu_milli > 0 else 0
 
     def _share(self, holder: Holder, clock: int) -> int:
-        """What it borrowed of that of which it borrowed most, by its weight: one half-life ahead, if it keeps all.
-
-        By then the clock reads twice as much, so that what is held now weighs as much as all the past.
-        """
+        """What it borrowed of that of which it borrowed most, by its weight: now, and on the decayed average so far."""
+        past = clock - self._clock.begin if self._clock else 0
         offers = (self.offered.gpu_milli, self.offered.cpu_milli, self.offered.memory_bytes)
         parts = (
-            (base + 2 * rate * clock) * SHARE // (2 * offer * clock)
+            (rate + (base + rate * clock) * PAST_WEIGHT // past if past else rate * (1 + PAST_WEIGHT)) * SHARE // offer
             for base, rate, offer in zip(holder.base, holder.rate, offers, strict=True)
             if offer > 0
         )
-        return max(parts, default=0) // holder.queue.weight
+        return max(parts, default=0) // (holder.queue.weight * (1 + PAST_WEIGHT))
 
 
 def _own(holder: Holder) -> Holder:
