@@ -1,4 +1,4 @@
-"""A pipeline's step as a picture: a line for each rank, a block for each pass, light where micro-batches are old.
+"""A pipeline's step as a picture: a line for each rank, a block for each pass, idle time as the ground.
 
 It knows blocks and lines only; what a pass is and when it ran, its caller says.
 """
@@ -18,7 +18,7 @@ COLOURS = {
     "B": ("#1f6f54", "#37957a"),
 }
 NAMES = {"F": "forward", "I": "gradient of the input", "W": "gradient of the weights", "B": "whole backward"}
-LABELLED = 15.0
+LABELLED = 11.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Line:
 
 def pipeline_svg(title: str, lines: Sequence[Line], *, aside: str = "", end: float | None = None) -> str:
     """The lines as a self-contained SVG; `end` is where the time axis ends, so that pictures can be compared."""
-    last = end if end is not None else max(block.end for line in lines for block in line.blocks)
-    scale = (WIDTH - GUTTER - RIGHT) / last
+    last = max(block.end for line in lines for block in line.blocks)
+    scale = (WIDTH - GUTTER - RIGHT) / (end if end is not None else last)
     height = TOP + LINE * len(lines) + BOTTOM
     parts = [f'<text class="title" x="0" y="17">{text(title)}<tspan class="soft" dx="10">{text(aside)}</tspan></text>']
     for index, line in enumerate(lines):
@@ -72,7 +72,9 @@ def _block(block: Block, top: float, scale: float) -> str:
         f"<title>{text(block.about)}</title></rect>"
     )
     if width >= LABELLED and block.half is None:
-        drawn += f'<text class="in" x="{num(x + shown / 2)}" y="{num(y + 14.5)}">{text(block.label)}</text>'
+        drawn += (
+            f'<text class="in in-{block.kind}" x="{num(x + shown / 2)}" y="{num(y + 14)}">{text(block.label)}</text>'
+        )
     return drawn
 
 
@@ -90,7 +92,7 @@ def _legend(lines: Sequence[Line], y: float) -> str:
     if second:
         x += 88
         parts.append(f'<rect class="F second" x="{num(x)}" y="{num(y - 10)}" width="12" height="12" rx="2"/>')
-        parts.append(f'<text class="soft" x="{num(x + 18)}" y="{num(y)}">paler: the rank\'s second stage</text>')
+        parts.append(f'<text class="soft" x="{num(x + 18)}" y="{num(y)}">faded: the rank\'s second stage</text>')
     return "".join(parts)
 
 
@@ -105,5 +107,5 @@ _CSS = (
     "font-variant-numeric:tabular-nums}.pipeline .title{font-size:14.5px;font-weight:650}"
     ".pipeline .soft{fill:var(--soft);font-size:12px;font-weight:400}.pipeline .idle{fill:var(--idle)}"
     ".pipeline .second{fill-opacity:.66}"
-    ".pipeline .in{fill:#fff;font-size:10.5px;text-anchor:middle;pointer-events:none}"
+    ".pipeline .in{fill:#fff;font-size:9.5px;text-anchor:middle;pointer-events:none}.pipeline .in-W{fill:#2d2200}"
 )
