@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "cost": ("cordee.cli.operate", "Say what every GPU-second was held for, and what it cost."),
     "up": ("cordee.cli.operate", "Start a server that takes jobs; those of an earlier one go on."),
     "down": ("cordee.cli.operate", "Checkpoint and requeue every job, then end the server."),
+    "simulate": ("cordee.cli.simulate", "Run a trace under several policies: who waits, what is lost, what it costs."),
     "version": ("cordee.cli.main", "Print the version."),
 }
 
@@ -54,6 +55,7 @@ EXAMPLES = {
     "cost": "cordee cost --by user",
     "up": "cordee up --slots 4 --price-as H100",
     "down": "cordee down --yes",
+    "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy house,fifo,easy --html compare.html",
 }
 
 

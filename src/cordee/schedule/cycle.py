@@ -197,6 +197,8 @@ class Cycle:
         self._passed.add(job_id)
         shape = shape_of(record.job)
         candidates = self._candidates(record)
+        if self.state.policy.backfill == "none":  # nobody passes whoever waits first, wherever that may start
+            candidates = tuple(pool for pool in candidates if not any(kind in self.reserved for kind in pool))
         if not candidates:
             return False
         if shape not in self._full:
