@@ -214,7 +214,7 @@ def told(real: list[dict[str, Any]], made: list[dict[str, Any]]) -> None:
         "\nsynthetic, 58 layers x 256 experts       in sample                      CPU ms        after drift, few moves"
     )
     print(
-        "sigma GPUs x slots               EPLB   Cordee  bound  worse   EPLB  Cordee    from      to   bound moved CPU ms"
+        "sigma GPUs x slots              EPLB  Cordee   bound worse    EPLB Cordee    from      to   bound moved CPU ms"
     )
     for row in made:
         print(

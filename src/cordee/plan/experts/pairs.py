@@ -17,6 +17,8 @@ CHOICES = 6
 """Replica counts of an expert that are looked at, around the first one."""
 FIRST = (6, 2)
 """Experts that are looked at to get one more, likewise."""
+STEPS = 150
+"""Steps at most; on real loads, 100 found what 600 did to 0.1 points."""
 SMALL = 5_000
 """Experts of all layers together up to which problems are small."""
 REST = 6
@@ -44,7 +46,7 @@ def pair_counts(loads: Floats, counts: Ints, gpus: int, effort: float) -> Ints:
     problems, experts = loads.shape
     large = int(problems * experts > SMALL)
     conditions, first = CONDITIONS[large], min(FIRST[large], experts - 1)
-    steps = int(effort * WORK / (problems * experts * conditions * (first + 1)))
+    steps = min(STEPS, int(effort * WORK / (problems * experts * conditions * (first + 1))))
     if steps == 0 or experts < 3 or (counts == 1).all():
         return counts
     return _Tabu(loads / (loads.sum(axis=1, keepdims=True) / gpus), counts, conditions, first).run(steps)
