@@ -41,10 +41,10 @@ Link = Annotated[str, typer.Option(help="What one GPU receives.")]
 Share = Annotated[str, typer.Option(help="Share of the time that is in the experts.")]
 Horizon = Annotated[str, typer.Option(help="How long the loads are expected to stay like this.")]
 Trust = Annotated[bool, typer.Option("--trust-counts", help="Take the loads as exact: no test for noise.")]
-Effort = Annotated[float, typer.Option(help="Search for replica counts on GPUs of two slots; 1 is 0.2 s.")]
+Effort = Annotated[float, typer.Option(min=0, help="Search for replica counts on GPUs of two slots; 1 is 0.2 s.")]
 LayoutName = Annotated[str, typer.Option("--layout", help="Whose mappings --out writes: deepseek, vllm or sglang.")]
 Out = Annotated[Path | None, typer.Option(help="Write the mappings of the placement to serve with, as JSON.")]
-Dense = Annotated[int, typer.Option(help="Dense layers before the first: sglang's file has rows for them.")]
+Dense = Annotated[int, typer.Option(min=0, help="Dense layers before the first: sglang's file has rows for them.")]
 Html = Annotated[Path | None, typer.Option(help="Write the whole as one page.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -82,12 +82,13 @@ def experts(
     costs = Costs(
         parse_bytes(expert_bytes), parse_bytes_per_s(link), _share("--share", share), parse_duration_s(horizon)
     )
+    moved = _share("--moves", moves)
     bound, fresh = balance_bound(counted, fleet), plan_experts(counted, fleet, effort=effort)
     if present is None:
         now, found = trivial_placement(fleet, *counted.shape), None
     else:
         now = checked_placement(read_slots(present), fleet, *counted.shape)
-        found = rebalance(counted, now, costs, moved_share_max=_share("--moves", moves), trust=trust_counts)
+        found = rebalance(counted, now, costs, moved_share_max=moved, trust=trust_counts)
     outcome = Outcome(loads.name, counted, fleet, now, found.after if found else fresh, fresh, bound, found)
     if out is not None:
         maps = mapping(outcome.placement, layout, dense_layers=dense_layers)  # type: ignore[arg-type]

@@ -128,7 +128,8 @@ class _Tabu:
         self._change(rows, down, -1)
         self.rests_until[rows, rose] = step + REST + (rows + step) % 3
         self.rests_until[rows, down] = step + REST + (7 * rows + step) % 3
-        self.weights = 1 + (self.weights - 1) * np.float32(0.98) + np.float32(0.1) * np.maximum(self.value, 0)
+        self.weights *= np.float32(0.98)
+        self.weights += np.float32(0.02) + np.float32(0.1) * np.maximum(self.value, 0)
 
     def _change(self, rows: Ints, expert: Ints, by: int) -> None:
         self.counts[rows, expert] += by
