@@ -11,7 +11,7 @@ from typing import Any, Literal
 from cordee.units import US_PER_HOUR, US_PER_S
 
 Order = Literal["service", "fifo", "sjf", "srsf", "las"]
-"""Within a tier and a queue: least service first in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
+"""In a tier and a queue: least service first in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
 
 Backfill = Literal["easy", "fit", "none"]
 """Around a reservation for the first gang that waits; around nothing; never."""
@@ -32,7 +32,7 @@ class Policy:
         patience_us: who has not run for so long in all goes first in its tier, may push any level of it, and is not
             pushed by its own tier any more; the order `service` only.
         pushes_max: so often a job is pushed by its own tier; None: no such limit.
-        move_share: running jobs of so much of the size of a waiting one move elsewhere if that makes room for its shape.
+        move_share: running jobs of so much of the size of a waiting one move elsewhere to make room for its shape.
         resize: whether elastic jobs start smaller, shrink and grow.
 
     The numbers are those of a study on the Philly traces (docs/design/schedule.md).
@@ -77,5 +77,5 @@ NAMED = MappingProxyType(
         "kill": Policy(notice=False),
     }
 )
-"""Known schedulers as combinations: strict FIFO, FIFO that lets pass what fits, EASY, SJF, SRSF and 2D-LAS as in Tiresias
-(Gu et al., NSDI 2019, section 3; its threshold of 3,250 GPU-seconds), and our own without any warning."""
+"""Known schedulers as combinations: strict FIFO, FIFO that lets pass what fits, EASY, SJF, SRSF and 2D-LAS as in
+Tiresias (Gu et al., NSDI 2019, section 3; its threshold of 3,250 GPU-seconds), and our own without any warning."""

@@ -1,7 +1,7 @@
-"""Columns over the attempts that could be pushed, and over nodes: the search for victims reads no record it does not choose.
+"""Columns over the attempts that could be pushed, and over nodes: the search for victims reads no other record.
 
-A row is an attempt from its placement until it has notice, is killed or a share of it has ended. Leases are rows of their
-own. Only `State` changes them, through the journal; freed rows are used again, and no answer depends on their numbers.
+A row is an attempt from its placement until it has notice, is killed or a share of it has ended. Leases are rows of
+their own. Only `State` changes them, through the journal; freed rows are used again, and no answer depends on numbers.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """Whose turn it is: tiers, and where a job stands among those of its tier, priority and queue.
 
-The whole order is: tier; who has waited too long, then who starts again resized, then the others; priority; the share of
-the queue; standing; time of submission; job id. No two jobs are equal and the order of reports does not matter. A job that
-was preempted keeps its time of submission and so its turn.
+The whole order is: tier; who has waited too long, then who starts again at once, then the others; priority; the share
+of the queue; standing; time of submission; job id. No two jobs are equal and the order of reports does not matter. A
+job that was preempted keeps its time of submission and so its turn.
 """
 
 from bisect import bisect_right
