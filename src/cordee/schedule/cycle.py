@@ -98,6 +98,7 @@ class Cycle:
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
     _in_vain: dict[Shape, list[Power]] = field(default_factory=dict)  # nor by pushing
     _passed: set[JobId] = field(default_factory=set)  # considered
+    _shut: bool = False  # nobody passes who waits, by the rule of strict order
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
 
     def run(self) -> None:
@@ -237,7 +238,7 @@ class Cycle:
         record = self.state.jobs[job_id]
         self._passed.add(job_id)
         candidates = self._candidates(record.job)
-        if not candidates:
+        if not candidates or self._shut:
             return False
         refusal = self._refusal(record)
         if refusal is None and self._find(record, candidates):
@@ -375,7 +376,9 @@ class Cycle:
     def _reserve(self, record: JobRecord, candidates: tuple[Pool, ...]) -> None:
         """Keep what the gang will have first, if it is the first that waits there and can ever fit."""
         policy = self.state.policy
-        if policy.backfill == "fit" or (policy.guards and not self._waits_long(record)):
+        if policy.backfill == "none":
+            self._shut = True
+        if policy.backfill != "easy" or (policy.guards and not self._waits_long(record)):
             return
         best: Reservation | None = None
         for pool in candidates:

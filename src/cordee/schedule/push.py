@@ -14,7 +14,7 @@ from cordee.schedule.lifecycle import notice
 from cordee.schedule.place import fits, need_of, place, pools
 from cordee.schedule.preempt import Victim, charge, choose
 from cordee.schedule.records import Attempt, JobRecord
-from cordee.schedule.share import is_below, level
+from cordee.schedule.share import is_below, level, turn_of
 from cordee.schedule.state import State
 from cordee.schedule.victims import Power, Victims
 from cordee.schedule.view import Pool
@@ -52,7 +52,8 @@ class Pushing:
         job, waiting, quotas = record.job, self.state.waiting, self.state.quotas
         standing = None
         if self.state.policy.takes_turns and self.now_us >= record.waits_since_us + self.state.policy.push_after_us:
-            standing = -1 if waiting.has_aged(job.job_id, self.now_us) else waiting.standing(job.job_id)
+            aged = waiting.has_aged(job.job_id, self.now_us)
+            standing = -1 if aged else turn_of(self.state.policy, waiting.standing(job.job_id))
         borrowers = quotas.borrowers(job) if quotas.queues else ()
         return Power(level(job.tier), job.priority, standing, frozenset(each.queue for each in borrowers))
 

@@ -393,7 +393,9 @@ class State:
             "pace": rate,
             "placed_us": placed_us,
             "rests_until_us": NEVER if spent else _rests_until_us(attempt),
-            "shares_from_us": NEVER if spent or rested else placed_us + policy.share_min_run_us,
+            "shares_from_us": NEVER
+            if spent or rested
+            else placed_us + (policy.share_min_run_us if attempt.epoch > 1 else 0),
             "ends_us": _ends_us(record, attempt),
             "rate": attempt.micro_usd_per_hour,
             "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),

@@ -13,7 +13,7 @@ import numpy as np
 
 from cordee.ids import JobId
 from cordee.schedule.fill import Need
-from cordee.schedule.preempt import Victim, charge, choose
+from cordee.schedule.preempt import Cost, Victim, choose
 from cordee.schedule.records import Attempt
 from cordee.schedule.state import State
 from cordee.schedule.view import Pool
@@ -173,8 +173,17 @@ class Victims:
             work = np.where(rows["silent"], work % np.maximum(1, every), np.minimum(work, every))
             lost = np.where(rows["saves"], rows["save_us"], work) + rows["restart_us"]
             usd = rows["rate"] * lost / US_PER_HOUR
-            self._cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
+            cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
+            self._cost = cost * self._favour()
         return self._cost
+
+    def _favour(self) -> Any:
+        """Of nearly equal ones who had more goes: a factor of each row's cost."""
+        policy = self._state.policy
+        if not policy.favour or policy.order != "service":
+            return 1.0
+        hours = self._state.running.served(self._now_us) / US_PER_HOUR
+        return np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
 
     def _domains(self, need: Need, nodes: Any, field: _Field) -> Iterable[Any]:
         """Masks of nodes that the gang may lie in together, each with enough of them."""
@@ -193,15 +202,11 @@ class Victims:
                 yield mask
 
     def _weigh(self, rows: Sequence[int]) -> Any:
-        """The order of sets: exact money, GPU time, how many, how low, names."""
-        state = self._state
-        attempts = sorted(state.running.jobs[row] for row in rows)
-        costs = [charge(state.attempts[job_id], self._now_us) for job_id in attempts]
-        tiers = state.running.rows["tier"]
-        return (
-            sum(cost.micro_usd for cost in costs), sum(cost.gpu_us for cost in costs), len(rows),
-            -sum(int(tiers[row]) for row in rows), attempts,
-        )  # fmt: skip
+        """The order of sets: what they cost, how many they are, how low, their names."""
+        jobs, tiers, cost = self._state.running.jobs, self._state.running.rows["tier"], self.cost()
+        named = sorted((jobs[row], row) for row in rows)
+        total = sum(round(float(cost[row])) for _, row in named)
+        return total, len(rows), -sum(int(tiers[row]) for row in rows), [job_id for job_id, _ in named]
 
     # -- the search ------------------------------------------------------------------------------------------
 
@@ -252,24 +257,21 @@ class Victims:
         jobs = self._state.running.jobs
         return int(min(left, key=lambda each: jobs[int(row[each])]))
 
-    def _cheapest(self, row: Any, gain: Any, lacks: int, free: frozenset[int] = frozenset()) -> list[int]:
+    def _cheapest(self, row: Any, gain: Any, lacks: int) -> list[int]:
         """The cheapest rows of one node that free so many of its GPUs."""
-        state = self._state
-        candidates = []
-        for each, gpus in zip(row.tolist(), gain.tolist(), strict=True):
-            job_id = state.running.jobs[each]
-            attempt = state.attempts[job_id]
-            candidates.append(
-                Victim(
-                    job_id=job_id,
-                    gpus=gpus,
-                    cost=charge(attempt, self._now_us),
-                    level=int(state.running.rows["tier"][each]),
-                )
+        running, cost = self._state.running, self.cost()
+        candidates = [
+            Victim(
+                job_id=running.jobs[each],
+                gpus=gpus,
+                cost=Cost(round(float(cost[each])), 0),
+                level=int(running.rows["tier"][each]),
             )
+            for each, gpus in zip(row.tolist(), gain.tolist(), strict=True)
+        ]
         chosen = choose(candidates, lacks)
         assert chosen is not None, "who asks has counted"
-        return [state.running.row_of[victim.job_id] for victim in chosen]
+        return [running.row_of[victim.job_id] for victim in chosen]
 
     def _on_several(self, nodes: Any, need: Need, field: _Field) -> list[int] | None:
         smallest = min(need.unit, need.rest or need.unit)
