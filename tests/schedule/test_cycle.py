@@ -8,6 +8,8 @@ from cordee.schedule import cycle as cycle_module
 from cordee.schedule import Policy, decide
 from world import S, World, brief, job, node, share_ended
 
+FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
+
 
 def end(world: World, name: str, outcome: str, on: str | None = None) -> list[str]:
     world.tell(*share_ended(world, name, outcome, on))
@@ -24,7 +26,7 @@ def test_the_order_is_tier_then_priority_then_submission_then_name():
 
 
 def test_a_preempted_job_keeps_its_turn():
-    world = World(node("n1"), job("a", 8), job("b", 8, at_us=5 * S))
+    world = World(node("n1"), job("a", 8), job("b", 8, at_us=5 * S), policy=FIRST_COME)
     world.play(until_s=6)
     world.tell(job("p", 8, "production", at_us=10 * S)).cycle()
     assert end(world, "a", "checkpointed") == ["attempt a.1 checkpointed", "place p n1:8"]
@@ -65,9 +67,6 @@ def test_a_higher_job_that_comes_later_takes_the_vacated_gpus_and_the_first_pree
     assert brief(world.cycle()) == ["notice b preempt for p"]
     assert end(world, "a", "checkpointed") == ["attempt a.1 checkpointed", "place top n1:8"]
     assert end(world, "b", "checkpointed") == ["attempt b.1 checkpointed", "place p n2:8"]
-
-
-FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
 
 
 def big_gang_waits(*more, **limits) -> World:
