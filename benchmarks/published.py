@@ -8,12 +8,13 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Catalogue, Gpu
-from cordee.plan.layout import OPTIMIZERS, Framework, Layout, Precision, Recompute, Schedule, Training
+from cordee.plan.layout import OPTIMIZERS, Attention, Framework, Layout, Loss, Precision, Recompute, Schedule, Training
+from cordee.units import GB
 from cordee.workload.model import Experts, LatentAttention, ModelShape
 
 # GPT-2's vocabulary padded to 128, for rows of GPT models that do not say theirs.
@@ -79,7 +80,7 @@ def _read(rows: Sequence[Mapping[str, str]], catalogue: Catalogue) -> Published:
     if layout.pp > shape.layers or not layout.expert_data_ranks:
         raise _UnreadableError("more stages than layers, or more expert ranks than GPUs")
     try:
-        gpu = catalogue.find_gpu(_gpu_name(row["gpu_type"]))
+        gpu = _with_memory(catalogue.find_gpu(_gpu_name(row["gpu_type"])), row["gpu_type"])
     except CatalogueError:
         gpu = None
     return Published(
@@ -120,9 +121,15 @@ def _gpu_name(text: str) -> str:
     return "A100-40GB" if chip == "A100" and "40G" in name else chip
 
 
+def _with_memory(gpu: Gpu, text: str) -> Gpu:
+    """The same chip with the memory that the row gives it: `H100-SXM-96G` is an H100 with 96 GB."""
+    told = re.search(r"-(\d{2,3})GB?\b", text)
+    return replace(gpu, memory_bytes=int(told[1]) * GB) if told else gpu
+
+
 def read_shape(row: Mapping[str, str]) -> ModelShape:
     """The model. Without heads they are as wide as 128, without a vocabulary it is GPT-2's, without layers they follow
-    from the number of parameters."""
+    from the number of parameters, in whole stages."""
     note = row["arch_note"].lower()
     hidden = _whole(row["hidden"])
     vocab = _whole(row["vocab"]) or GPT2_VOCAB
@@ -132,7 +139,8 @@ def read_shape(row: Mapping[str, str]) -> ModelShape:
     if not layers:
         if not row["params_b"]:
             raise _UnreadableError("neither layers nor parameters")
-        layers = round((float(row["params_b"]) * 1e9 - vocab * hidden) / (12 * hidden**2))
+        stages = _whole(row["pp"]) or 1
+        layers = stages * round((float(row["params_b"]) * 1e9 - vocab * hidden) / (12 * hidden**2) / stages)
     heads = _whole(row["heads"]) or hidden // 128
     head_dim = _whole(row["head_dim"]) or hidden // heads
     # A model without a word on it is a GPT if its feed-forward width is four times its hidden one.
@@ -248,8 +256,26 @@ def _training(row: Mapping[str, str], shape: ModelShape, framework: Framework, g
         framework=framework,
         overlap="no comm overlap" not in note,
         # Scripts that are built on the flash-attn package take its fused cross-entropy as well.
-        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else None,
+        loss="fused" if "fused ce" in note or "+ FlashAttn" in row["framework"] else _compiled(note),
+        attention=_attention(row["framework"]),
+        fused=True if re.search("compile|XLA|flash-attn training", row["framework"]) else None,
     )
+
+
+def _attention(framework: str) -> Attention | None:
+    """The first generation where a framework asks for it.
+
+    LLM Foundry's benchmark sets `attn_impl: triton` (scripts/train/benchmarking/submit_benchmarks.py); InternEvo
+    installs flash-attn 1.0.5 (doc/en/install.md). JAX takes the vendor's.
+    """
+    if re.search("Composer|InternEvo", framework):
+        return "first"
+    return "vendor" if "JAX" in framework else None
+
+
+def _compiled(note: str) -> Loss | None:
+    """A loss that the note says goes through torch.compile."""
+    return "compiled" if re.search(r"compile of (layers and )?(the )?loss", note) else None
 
 
 def _optimizer(framework: Framework, dtype: str) -> str:

@@ -8,6 +8,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from cordee import errors
 from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError
-from cordee.events import Event, decode
+from cordee.events import Event, Queue, decode
 from cordee.ids import JobId
 from cordee.ids import job_id as new_job_id
 
@@ -115,6 +116,54 @@ class NodeView(View):
     unavailable: list[int]
     micro_usd_per_gpu_hour: int
     price_source: str
+
+
+class QueueRules(View):
+    """What a queue is to be. `gpu_us_per_day` and `micro_usd_per_day` are of 24 hours, sliding."""
+
+    name: str
+    parent: str | None = None
+    quota_gpus: int = 0
+    limit_gpus: int | None = None
+    lend: bool = True
+    weight: int = 1
+    user_gpus: int | None = None
+    gpu_us_per_day: int | None = None
+    micro_usd_per_day: int | None = None
+
+
+class QueueView(QueueRules):
+    """A queue as it stands, those inside it counted in.
+
+    GPUs are in thousandths. `lends` is what it leaves of its quota for others; `share_ppb` what it borrowed, by its
+    weight, in billionths of the cluster, now and in the past: the least is next.
+    """
+
+    depth: int
+    held_gpu_milli: int
+    borrowed_gpu_milli: int
+    lends_gpu_milli: int
+    share_ppb: int
+    users_gpu_milli: dict[str, int]
+    day_gpu_us: int | None
+    day_micro_usd: int | None
+    running_jobs: int
+    waiting_jobs: int
+    waiting_gpu_milli: int
+
+
+class QueuesView(View):
+    """The tree of queues, each before those inside it; of a cluster with so many GPUs on nodes that stay."""
+
+    at_us: int
+    gpu_milli: int
+    queues: list[QueueView]
+
+
+class QueuesSubmission(View):
+    """All queues that there shall be."""
+
+    queues: list[QueueRules]
 
 
 class SplitView(View):
@@ -335,6 +384,19 @@ class Client:
     def nodes(self) -> list[NodeView]:
         """Every node that was ever up."""
         return self._ask(list[NodeView], "GET", "/v1/nodes")
+
+    def queues(self) -> QueuesView:
+        """The tree of queues: who holds, borrows, lends and waits."""
+        return self._ask(QueuesView, "GET", "/v1/queues")
+
+    def set_queues(self, queues: Iterable[Queue]) -> QueuesView:
+        """From now on these queues, and no others.
+
+        Raises:
+            QueuesError: they cannot be; nothing has changed.
+        """
+        sent = QueuesSubmission(queues=[QueueRules(**asdict(queue)) for queue in queues])
+        return self._ask(QueuesView, "PUT", "/v1/queues", json=sent.model_dump(mode="json"))
 
     def cost(self, by: str = "job") -> CostView:
         """What was held and paid, by `job`, `user`, `queue` or `epoch`."""

@@ -3,7 +3,7 @@
     CordeeError                     1
     ├── InputError                 10   something the user wrote
     │   ├── UnitError              11     a bare number, an unknown unit
-    │   ├── SpecError              12     a job's YAML
+    │   ├── SpecError              12     a job's YAML, or that of queues
     │   ├── ShapeError             13     a model's config.json
     │   ├── CatalogueError         14     a GPU, model or price that is not known
     │   ├── LayoutError            15     a layout that does not divide
@@ -13,7 +13,7 @@
     ├── AdmissionError             20   a job that was refused; nothing was queued
     │   ├── DoesNotFitError        21     its model does not fit its GPUs
     │   ├── UnprotectedError       22     preemptible without a checkpoint
-    │   └── TooLargeError          23     a gang larger than the cluster
+    │   └── TooLargeError          23     a gang larger than the cluster, or than its queue allows
     ├── ServerError                30   between a client and its server
     │   ├── NoServerError          31     none is running, or it does not answer
     │   ├── TokenError             32     wrong or missing token
@@ -62,7 +62,7 @@ class UnitError(InputError):
 
 
 class SpecError(InputError):
-    """A job's YAML is not valid."""
+    """A job's YAML is not valid, or that of queues."""
 
     exit_code = 12
 
@@ -122,7 +122,7 @@ class UnprotectedError(AdmissionError):
 
 
 class TooLargeError(AdmissionError):
-    """The gang is larger than the cluster."""
+    """The gang is larger than the cluster, or than its queue ever allows."""
 
     exit_code = 23
 

@@ -86,7 +86,7 @@ SCHEMA = _object(
             minItems=3,
         ),
     ),
-    remedies=_list(_object(change=TEXT, gpus=COUNT, seq_tokens=COUNT, optimizer=TEXT, layout=LAYOUT)),
+    remedies=_list(_object(change=TEXT, because=TEXT, gpus=COUNT, seq_tokens=COUNT, optimizer=TEXT, layout=LAYOUT)),
     survival=_list(
         _object(
             capacity={"enum": ["on-demand", "spot"]}, usd_per_gpu_hour=OR_NULL,

@@ -34,6 +34,7 @@ ANSWERS: dict[str, Any] = {
     "jobs JOB": views.JobDetailView,
     "why": views.WhyView,
     "nodes": list[views.NodeView],
+    "queues": views.QueuesView,
     "cost": views.CostView,
     "stop": views.JobView,
     "down": views.HealthView,
@@ -162,6 +163,24 @@ def test_nodes_and_their_price(verb: Verb) -> None:
     assert "price: each CPU slot accounted as one H100 on-demand: " in out
 
 
+def test_queues_are_set_from_a_file_and_shown_as_a_tree(
+    verb: Verb, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "queues.yaml"
+    file.write_text("queues: {team: {weight: 2, day_cost: $9}, llm: {parent: team, quota: 1, limit: 2}}")
+    told = verb("queues", "set", str(file))
+    assert re.search(r"team +1 +– +– +1 +2 +– +– +–\n  llm +1 +– +– +1 +1 +– +– +–\n", told)
+    assert "0 of 2 GPUs are held; 1 are guaranteed" in told
+    assert "team: $0 of $9.00 used within a day" in told and "llm: 0 of 2 GPUs at most" in told
+    assert code_of("run", "--gpus", "1", "--queue", "lmm", "--home", str(home), "--", "true") == 12
+    assert "did you mean llm?" in capsys.readouterr().err
+    job_id = finished(verb, home, "--queue", "llm", "--", "true")
+    assert json.loads(verb("jobs", job_id, "--json"))["queue"] == "llm"
+    file.write_text("queues: {}")
+    assert "team" not in verb("queues", "set", str(file))
+    assert json.loads(verb("queues", "--json"))["queues"][0]["name"] == "default"
+
+
 def test_a_secret_reaches_the_rank_and_nobody_else(
     verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -197,6 +216,7 @@ def test_what_is_printed_follows_the_schemas(verb: Verb, tmp_path: Path) -> None
         "jobs JOB": verb("jobs", job_id, "--json"),
         "why": verb("why", job_id, "--json"),
         "nodes": verb("nodes", "--json"),
+        "queues": verb("queues", "--json"),
         "cost": verb("cost", "--json"),
         "stop": verb("stop", job_id, "--now", "--wait", "--json"),
     }
@@ -218,6 +238,9 @@ FILES = {
     "wide.yaml": "run: python train.py\ngpus: 2\ntier: preemptible\n",
     "script.yaml": "run: python missing.py\ngpus: 1\n",
     "secret.yaml": "run: 'true'\ngpus: 1\nsecrets: [NOBODY_HAS_THIS]\n",
+    "circle.yaml": "queues: {a: {parent: b}, b: {parent: a}}",
+    "much.yaml": "queues: {a: {quota: 3}}",
+    "quote.yaml": "queues: {a: {qouta: 3}}",
     "model.yaml": "run: 'true'\ngpus: 2xH100\nmodel: {name: llama-3-70b}\n",
 }
 BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
@@ -244,6 +267,11 @@ BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
     (("logs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
     (("jobs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
     (("cost", "--by", "planet"), errors.InputError, "cost cannot be told by 'planet'"),
+    (("queues", "set", "circle.yaml"), errors.QueuesError, "the queues go in a circle: a inside b inside a"),
+    (("queues", "set", "much.yaml"), errors.QueuesError, r"3 GPUs are guaranteed \(a 3\), but the cluster has 2"),
+    (("queues", "set", "quote.yaml"), errors.SpecError, "quote.yaml:1:14: unknown key 'qouta' in queues.a.*quota"),
+    (("queues", "set", "nowhere.yaml"), errors.SpecError, "nowhere.yaml cannot be read: No such file"),
+    (("queues", "put", "much.yaml"), errors.InputError, "queues cannot put much.yaml"),
     (("up",), errors.HomeInUseError, r"a server already runs on .* \(pid \d+\)\nhint: "),
 ]
 
@@ -268,6 +296,7 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(
         before, secrets = client.jobs(), sorted(home.glob("secrets/*"))
         assert code_of(*own, "--home", str(home), *words[len(own) :]) == error.exit_code
         assert client.jobs() == before
+        assert [queue.name for queue in client.queues().queues] == ["default"]
         assert sorted(home.glob("secrets/*")) == secrets
     said = capsys.readouterr()
     assert said.out == ""
@@ -290,7 +319,7 @@ def test_a_wrong_token(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    "words", [("jobs",), ("down",), ("nodes",), ("cost",), ("stop", "x"), ("why", "x"), ("logs", "x")]
+    "words", [("jobs",), ("down",), ("nodes",), ("queues",), ("cost",), ("stop", "x"), ("why", "x"), ("logs", "x")]
 )
 def test_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     assert code_of(*words, "--home", str(tmp_path / "home")) == errors.NoServerError.exit_code

@@ -16,17 +16,19 @@ from cordee import client as views
 from cordee.client import Client, View, as_body, from_body
 from cordee.control.server import _Http
 from cordee.control.service import Service
+from cordee.control.tick import Control
 from cordee.errors import (
     CordeeError,
     InputError,
     NoServerError,
     NotFoundError,
+    QueuesError,
     SpecError,
     TokenError,
     TooLargeError,
     UnprotectedError,
 )
-from cordee.events import JobSubmitted, Outcome, RankLeft
+from cordee.events import JobSubmitted, Outcome, Queue, RankLeft
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
 
@@ -99,6 +101,8 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "get /jobs/{ref}/why": "WhyView",
         "get /jobs/{ref}/logs": "a stream",
         "get /nodes": "NodeView",
+        "get /queues": "QueuesView",
+        "put /queues": "QueuesView",
         "get /cost": "CostView",
         "get /events": "a stream",
         "post /down": "HealthView",
@@ -380,3 +384,35 @@ def test_a_secret_that_nobody_wrote_is_refused(api: Api) -> None:
     body = {"job_id": GPT, "spec": SPEC | {"secrets": ["HF_TOKEN"]}}
     with pytest.raises(SpecError, match="HF_TOKEN is not in the server's home"):
         api.client._ask(View, "POST", "/v1/jobs", json=body)
+
+
+def test_queues_are_set_as_a_whole_or_not_at_all(api: Api) -> None:
+    tree = [Queue(name="team", quota_gpus=4), Queue(name="llm", parent="team", quota_gpus=2, limit_gpus=4)]
+    seen = api.client.set_queues(tree)
+    assert [(each.name, each.depth, each.quota_gpus) for each in seen.queues] == [
+        ("default", 0, 0), ("team", 0, 4), ("llm", 1, 2),
+    ]  # fmt: skip
+    number = api.scene.control.number
+    with pytest.raises(QueuesError, match="5 GPUs are guaranteed"):
+        api.client.set_queues([Queue(name="team", quota_gpus=5)])
+    with pytest.raises(InputError, match="quota_gpus"):
+        api.client._ask(views.QueuesView, "PUT", "/v1/queues", json={"queues": [{"name": "a", "quota_gpus": "some"}]})
+    assert api.scene.control.number == number
+    made = api.client.submit(SPEC | {"queue": "llm"})
+    llm = api.client.queues().queues[-1]
+    assert (llm.waiting_jobs, llm.waiting_gpu_milli, llm.running_jobs) == (1, 4000, 0)
+    api.scene.control.tick()
+    team, llm = api.client.queues().queues[1:]
+    assert (llm.held_gpu_milli, llm.borrowed_gpu_milli, llm.running_jobs) == (4000, 2000, 1)
+    assert (team.held_gpu_milli, team.borrowed_gpu_milli, team.running_jobs) == (4000, 0, 1)
+    assert llm.users_gpu_milli == {"ada": 4000} and made.job.queue == "llm"
+    with pytest.raises(SpecError, match="there is no queue 'research'"):
+        api.client.submit(SPEC | {"queue": "research"})
+
+
+def test_queues_outlive_the_server(api: Api) -> None:
+    api.client.set_queues([Queue(name="team", quota_gpus=4, weight=3)])
+    api.client.submit(SPEC | {"queue": "team"})
+    api.scene.control.tick()
+    again = Control(clock=api.scene.time, store=api.scene.store, executor=api.scene.agents)
+    assert again.state.quotas.value() == api.scene.control.state.quotas.value()

@@ -1,74 +1,78 @@
-"""A cluster as a tree, and what collectives cost on it."""
+"""A cluster as nodes in their domains, from a word, a table or a list."""
+
+from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cordee.errors import InputError
-from cordee.hardware.load import load_catalogue
-from cordee.hardware.topology import Domain, NodePlace, cluster_of, parse_cluster
-
-H100 = load_catalogue().find_gpu("H100")
-GB200 = load_catalogue().find_gpu("GB200")
-L40S = load_catalogue().find_gpu("L40S")
+from cordee.events import Capacity
+from cordee.hardware.topology import parse_cluster
 
 
-def test_blocks_racks_nodes_and_gpus() -> None:
-    tree = parse_cluster("2x2x4x8xH100")
-    assert tree.gpus == 128
-    assert [len(tree.of_kind(kind)) for kind in ("block", "rack", "node")] == [2, 4, 16]
-    assert [node.name for node in tree.of_kind("node")] == [f"node{i}" for i in range(16)]
-    assert tree.gpu_names()[:2] == ("node0/0", "node0/1")
-    assert len(set(tree.gpu_names())) == 128
+@pytest.mark.parametrize(
+    ("word", "gpus", "domains"),
+    [
+        ("8x8", 64, {(): 8}),
+        ("2x4x8xH100", 64, {("rack0",): 4, ("rack1",): 4}),
+        ("2x2x1x8", 32, {(f"block{b}", f"rack{r}"): 1 for b in range(2) for r in range(2)}),
+        ("2x1x4xL4 + 1x2x8xH100", 24, {("rack0",): 1, ("rack1",): 1, ("rack2",): 2}),
+        ("1x1x1x8+1x1x1x8", 16, {("block0", "rack0"): 1, ("block1", "rack0"): 1}),
+    ],
+)
+def test_a_word_says_where_nodes_stand(word, gpus, domains) -> None:
+    nodes = parse_cluster(word)
+    assert sum(node.gpus for node in nodes) == gpus
+    assert Counter(node.domain for node in nodes) == domains
+    assert [node.name for node in nodes] == [f"node-{number:04}" for number in range(len(nodes))]
 
 
-def test_an_island_may_be_a_part_of_a_node_or_span_nodes() -> None:
-    halves = parse_cluster("2x8", gpus_per_island=4)
-    assert [island.gpus for island in halves.of_kind("island")] == [4, 4, 4, 4]
-    assert halves.gpu_names()[8] == "node1/0"
-    nvl = cluster_of(NodePlace(f"n{i}", 4, island=f"nvl{i // 18}") for i in range(36))
-    assert [island.gpus for island in nvl.of_kind("island")] == [72, 72]
-    assert len(nvl.of_kind("node")) == 36
-
-
-def test_the_smallest_domain_that_holds_a_gang() -> None:
-    tree = parse_cluster("2x2x4x8")
-
-    def name_for(gpus: int) -> str | None:
-        domain = tree.smallest_holding(gpus)
-        return domain and domain.name
-
-    assert [name_for(n) for n in (1, 8, 9, 33, 65, 129)] == [
-        "node0", "node0", "block0/rack0", "block0", "cluster", None,
+def test_a_table_of_nodes() -> None:
+    text = "sn,cpu_milli,memory_mib,gpu,model\na,96000,1024,8,G2\nb,8000,512,0,\nc,64000,2048,2,P100\n"
+    nodes = parse_cluster(text)
+    assert [(node.name, node.gpu_name, node.gpus, node.cpu_milli) for node in nodes] == [
+        ("a", "G2", 8, 96000), ("c", "P100", 2, 64000),
     ]  # fmt: skip
+    assert nodes[0].memory_bytes == 1 << 30
 
 
-def test_the_order_of_nodes_does_not_matter() -> None:
-    places = [NodePlace(f"n{i}", 8, rack=f"r{i % 2}") for i in range(12)]
-    assert cluster_of(places) == cluster_of(reversed(places))
-    in_first_rack = cluster_of(places).of_kind("rack")[0].children
-    assert [node.name for node in in_first_rack] == ["n0", "n2", "n4", "n6", "n8", "n10"]
+LIST = """
+nodes:
+  - {name: big, count: 2, gpus: 8, gpu: H100, block: b1, rack: r1, cpus: 128, memory: 2TiB, price: $2.50,
+     capacity: spot}
+  - {name: nvl, count: 18, gpus: 4, gpu: GB200, rack: r2, island: i1, island_gpus: 72}
+"""
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 8)), min_size=1, max_size=20))
-def test_every_domain_has_the_gpus_of_its_children(rows: list[tuple[int, int, int]]) -> None:
-    tree = cluster_of(NodePlace(f"n{i}", gpus, f"b{b}", f"r{r}") for i, (b, r, gpus) in enumerate(rows))
-    assert tree.gpus == sum(gpus for _, _, gpus in rows) == len(tree.gpu_names())
-    for domain in tree.walk():
-        if domain.children:
-            assert domain.gpus == sum(child.gpus for child in domain.children)
+def test_a_list_of_nodes() -> None:
+    nodes = parse_cluster(LIST)
+    assert [node.name for node in nodes[:3]] == ["big0", "big1", "nvl0"]
+    big, nvl = nodes[0], nodes[-1]
+    assert (big.domain, big.cpu_milli, big.memory_bytes) == (("b1", "r1"), 128_000, 2 << 40)
+    assert (big.capacity, big.micro_usd_per_gpu_hour) == (Capacity.SPOT, 2_500_000)
+    assert (nvl.domain, nvl.island_gpus, nvl.cpu_milli) == (("r2", "i1"), 72, None)
 
 
-@pytest.mark.parametrize("text", ["", "8", "8xH100", "0x8", "8x", "axb", "1x1x1x1x1"])
-def test_a_cluster_that_cannot_be_read_is_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "8", "8xH100", "0x8", "8x", "axb", "1x1x1x1x1", "8x8+x"])
+def test_a_word_that_is_no_cluster_is_refused(text) -> None:
     with pytest.raises(InputError, match="is not a cluster"):
         parse_cluster(text)
 
 
-def test_two_nodes_of_one_name_are_refused() -> None:
-    with pytest.raises(InputError, match="two nodes have the name 'a'"):
-        cluster_of([NodePlace("a", 8), NodePlace("a", 8, rack="r1")])
-
-
-def test_a_leaf_is_a_plain_value() -> None:
-    assert parse_cluster("1x8").of_kind("node") == (Domain("node", "node0", 8),)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nodes: [{name: a, gpus: 8}, {name: a, gpus: 8}]", "two nodes have the name 'a'"),
+        ("nodes: [{name: a, gpus: 8, gpuz: H100}]", "here, node 1: gpuz"),
+        ("nodes: [{name: a, gpus: 8, memory: 2GX}]", "here, node 1: '2GX' is not a size"),
+        ("nodes: [{name: a, gpus: 8, island: i, island_gpus: 8}]", "an island that spans nodes"),
+        ("nodes: [{name: a, gpus: 8, capacity: any}]", "on-demand or spot"),
+        ("nodes: {}", "here has no list of nodes"),
+        ("nodes: [{name: a, gpus: 0}]", "has no GPU"),
+        ("nodes: [{name: a", "is not YAML"),
+        ("sn,cpu_milli,memory_mib,gpu,model\na,1,2,many,G2", "here, line 2"),
+        ("99999999x8", "more than"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_with_its_place(text, message) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_cluster(text, source="here")

@@ -66,3 +66,12 @@ def test_what_ran_out_of_memory_is_counted_and_what_is_not_said_is_not_scored(
     assert (found["out_of_memory"]["caught"], found["out_of_memory"]["missed"]) == (1, 0)
     assert found["sources"] == {}
     assert found["unscored"] == {"the ZeRO stage is not said": 1}
+
+
+def test_torchtitans_published_peaks(benchmark: ModuleType) -> None:
+    # Twenty peaks of Llama 3.1 8B to 405B under FSDP, TP, PP and CP; the file names the tables they come from.
+    runs, unread = benchmark.read_published(BENCHMARKS / "data" / "torchtitan_memory.csv", load_catalogue())
+    assert len(runs) == 20 and not unread
+    (found,) = benchmark.memory_report(runs)["sources"].values()
+    assert found["n"] == 20 and found["mape"] < 0.05
+    assert all(run.gpu is not None and run.gpu.memory_bytes in (96_000_000_000, 141_000_000_000) for run in runs)

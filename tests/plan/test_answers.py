@@ -1,25 +1,19 @@
 """What a plan answers when asked further: why not, how far it scales, how long a context, how to launch it."""
 
-import json
-import tomllib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
-from cordee.plan import Layout, parse_layout, plan_layouts
+from cordee.plan import Layout, plan_layouts
 from cordee.plan.curve import scaling_curve, sizes
-from cordee.plan.launch import LAUNCHERS, first_to_launch, launch_settings
-from cordee.plan.layout import SCHEDULES, Training
+from cordee.plan.layout import Training
 from cordee.plan.longest import longest_context, longest_contexts
 from cordee.plan.memory import peak_bytes
 from cordee.plan.search import fewest_gpus_to_train, training_for
 from cordee.plan.why import why_not
 from cordee.workload.load import load_shape
-from cordee.workload.spec import parse_spec
 
 CATALOGUE = load_catalogue()
 H100 = CATALOGUE.find_gpu("H100")
@@ -129,77 +123,6 @@ def test_learned_positions_and_the_wall_bound_the_context() -> None:
     assert longest_context(plan, Layout()).seq_tokens == 1024
     none = plan_layouts(L70, H100, 8)
     assert longest_context(none, Layout(dp=8)).seq_tokens == 0
-
-
-LAYOUTS = st.builds(
-    Layout, dp=st.sampled_from([1, 2, 8]), tp=st.sampled_from([1, 2, 8]), pp=st.sampled_from([1, 2, 4]),
-    zero=st.integers(0, 3), sp=st.booleans(), micro_batch=st.sampled_from([1, 2]), cp=st.sampled_from([1, 2]),
-    recompute=st.sampled_from(["none", "selective", "full"]), schedule=st.sampled_from(SCHEDULES),
-    cp_kind=st.sampled_from(["ring", "all-gather", "ulysses"]), vpp=st.just(1),
-    offload=st.sampled_from(["none", "optimizer", "activations", "both"]),
-)  # fmt: skip
-
-
-@settings(max_examples=100, deadline=None)
-@given(LAYOUTS, st.sampled_from(sorted(LAUNCHERS)))
-def test_every_launcher_says_every_axis_of_a_layout(layout: Layout, launcher: str) -> None:
-    layout = replace(layout, vpp=4) if layout.schedule == "interleaved" else layout
-    training = Training(4096, 64)
-    said = launch_settings(launcher, L70, layout, training)
-    if launcher == "megatron":
-        assert f"--tensor-model-parallel-size {layout.tp} " in said.text
-        assert f"--pipeline-model-parallel-size {layout.pp} " in said.text
-        assert f"--context-parallel-size {layout.cp} " in said.text
-        assert ("--use-distributed-optimizer" in said.text) == (layout.zero > 0)
-        assert ("--sequence-parallel" in said.text) == layout.sp
-        assert all(line.startswith("--") for line in said.text.replace("\\\n", "\n").splitlines())
-    elif launcher == "torchtitan":
-        told = tomllib.loads(said.text)
-        mesh = told["parallelism"]
-        degrees = ("data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree")
-        others = ("context_parallel_degree", "pipeline_parallel_degree")
-        product = 1
-        for name in (*degrees, *others):
-            product *= mesh[name]
-        assert product == layout.gpus
-        assert told["activation_checkpoint"]["mode"] == layout.recompute
-        assert told["training"]["global_batch_size"] == 64
-    elif launcher == "deepspeed":
-        told = json.loads(said.text)
-        ranks = layout.dp
-        accumulated = told["train_micro_batch_size_per_gpu"] * told["gradient_accumulation_steps"] * ranks
-        assert accumulated == told["train_batch_size"] == 64
-        assert told["zero_optimization"]["stage"] == layout.zero
-    else:
-        spec = parse_spec(said.text)
-        assert spec.gpus == layout.gpus and spec.model is not None and spec.model.layout is not None
-        asked = parse_layout(spec.model.layout)
-        assert asked.plainest(layout.gpus).mesh == layout.mesh
-
-
-def test_the_fastest_that_a_launcher_can_run_is_launched() -> None:
-    layouts = [candidate.layout for candidate in PLAN.fitting]
-    for launcher in LAUNCHERS:
-        launch = first_to_launch(launcher, L70, layouts, PLAN.training)
-        assert launch.cannot == () and launch.layout in [str(layout) for layout in layouts]
-    dual = Layout(dp=4, tp=2, pp=8, zero=1, sp=True, schedule="dualpipe")
-    only = first_to_launch("megatron", L70, [dual], PLAN.training)
-    assert any("dualpipe" in each for each in only.cannot)
-    with pytest.raises(LayoutError, match="unknown launcher 'nemo'"):
-        launch_settings("nemo", L70, dual, PLAN.training)
-
-
-def test_experts_offload_and_hsdp_reach_megatrons_flags() -> None:
-    layout = Layout(
-        dp=16, tp=4, pp=4, zero=1, sp=True, ep=8, etp=1, shard=8, recompute="full", offload="optimizer", vpp=2,
-        schedule="interleaved",
-    )  # fmt: skip
-    text = launch_settings("megatron", V3, layout, Training(4096, 256)).text
-    for flag in (
-        "--expert-model-parallel-size 8", "--expert-tensor-parallel-size 1", "--num-distributed-optimizer-instances 2",
-        "--recompute-granularity full", "--optimizer-cpu-offload", "--num-virtual-stages-per-pipeline-rank 2",
-    ):  # fmt: skip
-        assert flag in text
 
 
 def test_a_notebook_shows_the_layouts_and_a_table_makes_a_frame() -> None:

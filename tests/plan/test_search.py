@@ -76,6 +76,11 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
         "offload to the host on the same 8 GPUs",
         "--optimizer adamw-8bit on the same 8 GPUs",
     ]
+    # 12 bytes a parameter of each GPU's eighth go to the host; 8-bit states are 6 bytes a parameter in all.
+    more, host, less = (remedy.because for remedy in plan.remedies)
+    assert more == "1.92 TB for 1.129 TB of state"
+    assert host == "105.8 GB a GPU on the host, 846.8 GB a node"
+    assert less == "423.3 GB of state instead of 1.129 TB"
     for remedy in plan.remedies:
         asked = f"offload={remedy.candidate.layout.offload}"
         again = plan_layouts(L70, H100, remedy.gpus, optimizer=remedy.training.optimizer.name, layout=asked)
@@ -144,6 +149,24 @@ def test_admission_takes_what_fits_and_refuses_with_a_layout_that_would() -> Non
     assert error.message.startswith("llama-3-70b does not fit 64 x H100: dp64 full needs 1.2")
     assert "which has 80 GB" in error.message
     assert error.hint == f"layout {refused.suggestion.layout} fits with {format_bytes(refused.suggestion.peak_bytes)}"
+
+
+def test_a_pipeline_that_only_megatron_lms_buffers_hold_is_admitted() -> None:
+    # torch makes 512 tensors to receive gradients into; Megatron-LM one.
+    verdict = check_fit(L70, H100, 16, layout="tp=8,pp=2")
+    assert verdict.fits and not plan_layouts(L70, H100, 16, layout="tp=8,pp=2").fitting
+
+
+def test_a_split_says_its_pipeline() -> None:
+    with pytest.raises(LayoutError, match=r"tp\*pp\*dp = 8\*7\*1 = 56 GPUs, but the job has 64"):
+        plan_layouts(L70, H100, 64, layout="tp=8,split=10-12x5-10")
+    assert plan_layouts(L70, H100, 56, layout="tp=8,split=10-12x5-10").best is not None
+
+
+def test_less_than_a_node_may_be_enough() -> None:
+    plan = plan_layouts(load_shape("llama-3-8b"), H100, 1)
+    assert plan.best is None and plan.remedies[0].change == "--gpus 2xH100"
+    assert "on the same 1 GPU" in plan.remedies[1].change
 
 
 def test_admission_says_what_would_help_where_no_layout_does() -> None:

@@ -46,7 +46,7 @@ def _uneven(layers: int, stages: int, ends: bool) -> tuple[int, ...] | None:
     counts = [base + (stage in order[:extra]) for stage in range(stages)]
     counts[0] -= ends
     counts[-1] -= ends
-    return tuple(counts)
+    return tuple(counts) if layers % stages or len(set(counts)) > 1 else None
 
 
 def _by_hand(shape, training: Training, gpus: int) -> set[str]:

@@ -19,15 +19,22 @@ VERBS: dict[str, tuple[str, str]] = {
     "demo": ("cordee.cli.demo", "One real job through the wall: plan, gang, push, resume, bill. Two minutes, no GPU."),
     "plan": ("cordee.cli.plan", "Does it fit, in which layout, how fast, what does it cost - before anything runs."),
     "figures": ("cordee.cli.figures", "Figures quoted in the field, worked out again: which hold, which do not."),
+    "experts": (
+        "cordee.cli.experts",
+        "Replicate and place a model's experts from their loads; say if moving them pays.",
+    ),
+    "pipeline": ("cordee.cli.pipeline", "Pipeline schedules on your times: bubbles, memory, which to use."),
     "run": ("cordee.cli.jobs", "Queue a job, and start a server if none runs."),
     "stop": ("cordee.cli.jobs", "Ask a job to end: it checkpoints first, unless --now."),
     "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
     "why": ("cordee.cli.jobs", "Say why a job is where it is."),
     "logs": ("cordee.cli.jobs", "Print what a job's ranks wrote."),
     "nodes": ("cordee.cli.operate", "List nodes, who holds their GPUs, and what they cost."),
+    "queues": ("cordee.cli.queues", "Show the tree of queues: quota, who holds, borrows, lends and waits; or set it."),
     "cost": ("cordee.cli.operate", "Say what every GPU-second was held for, and what it cost."),
     "up": ("cordee.cli.operate", "Start a server that takes jobs; those of an earlier one go on."),
     "down": ("cordee.cli.operate", "Checkpoint and requeue every job, then end the server."),
+    "simulate": ("cordee.cli.simulate", "Run a trace under several policies: who waits, what is lost, what it costs."),
     "version": ("cordee.cli.main", "Print the version."),
 }
 
@@ -36,15 +43,19 @@ EXAMPLES = {
     "demo": "cordee demo --out report.html",
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
     "figures": "cordee figures --json",
+    "experts": "cordee experts loads.csv --gpus 32 --nodes 4 --replicas 288 --groups 8 --json > plan.json",
+    "pipeline": "cordee pipeline --ranks 8 --microbatches 20 --times f=1,b=1,w=1 --memory 9",
     "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
     "stop": "cordee stop my-job --wait",
     "jobs": "cordee jobs my-job",
     "why": "cordee why my-job",
     "logs": "cordee logs my-job --follow --rank 0",
     "nodes": "cordee nodes --json",
+    "queues": "cordee queues set queues.yaml",
     "cost": "cordee cost --by user",
     "up": "cordee up --slots 4 --price-as H100",
     "down": "cordee down --yes",
+    "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy house,fifo,easy --html compare.html",
 }
 
 

@@ -47,6 +47,7 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
         "remedies": [
             {
                 "change": remedy.change,
+                "because": remedy.because,
                 "gpus": remedy.gpus,
                 "seq_tokens": remedy.training.seq_tokens,
                 "optimizer": remedy.training.optimizer.name,

@@ -111,7 +111,7 @@ def _why(out: Console, why: Why) -> None:
 
 
 def _longest(out: Console, longest: tuple[LongestContext, ...]) -> None:
-    title(out, "Longest context", "one sequence in a micro-batch")
+    title(out, "Longest context", "one sequence in a micro-batch, no more of them than fill the pipeline twice")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  layout", no_wrap=True)
     for name in ("tokens", "fullest GPU"):

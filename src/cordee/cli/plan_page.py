@@ -27,7 +27,13 @@ def plan_page(facts: Facts, more: More) -> str:
     if more.longest:
         rows = [[str(each.layout), f"{each.seq_tokens:,}", format_bytes(each.peak_bytes)] for each in more.longest]
         table = table_html([Column("layout"), Column("tokens"), Column("fullest GPU")], rows)
-        sections.append(Section("The longest context of each layout", "One sequence in a micro-batch.", (table,)))
+        sections.append(
+            Section(
+                "The longest context of each layout",
+                "One sequence in a micro-batch, and no more of them than fill the pipeline twice.",
+                (table,),
+            )
+        )
     if more.run is not None:
         cost = "" if more.run.usd is None else f", {usd(more.run.usd)}"
         lead = (
@@ -148,10 +154,7 @@ def _layouts(plan: Plan) -> Section:
     figures = [memory_svg(bars, plan.gpu.memory_bytes)]
     if plan.fitting:
         figures.append(layouts_html(plan.fitting[:SHOWN]))
-    remedies = [
-        f"{each.change}: {each.candidate.layout}, {format_bytes(each.candidate.peak_bytes)}" for each in plan.remedies
-    ]
-    return Section("Layouts", lead, figures, notes=remedies)
+    return Section("Layouts", lead, figures, notes=[str(each) for each in plan.remedies])
 
 
 def _survival(facts: Facts) -> Section:

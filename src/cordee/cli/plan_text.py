@@ -161,8 +161,7 @@ def _layouts(out: Console, plan: Plan, show_all: bool) -> None:
     if plan.remedies:
         title(out, "What would fit")
         for remedy in plan.remedies:
-            peak = format_bytes(remedy.candidate.peak_bytes)
-            out.print(f"  {remedy.change}: {remedy.candidate.layout}, {peak}")
+            indented(out, str(remedy), style="")
 
 
 def _waterfall(out: Console, plan: Plan) -> None:

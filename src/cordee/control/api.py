@@ -24,6 +24,8 @@ from cordee.client import (
     JobView,
     NodeView,
     PreviewView,
+    QueuesSubmission,
+    QueuesView,
     Submission,
     Submitted,
     WhyView,
@@ -144,6 +146,18 @@ def read_logs(
 def nodes(service: Asked) -> list[NodeView]:
     """Every node that was ever up."""
     return service.nodes()
+
+
+@router.get("/queues")
+def queues(service: Asked) -> QueuesView:
+    """The tree of queues: who holds, borrows, lends and waits."""
+    return service.queues()
+
+
+@router.put("/queues")
+def set_queues(submission: QueuesSubmission, service: Asked) -> QueuesView:
+    """From now on these queues and no others, or a refusal that changes nothing."""
+    return service.set_queues(submission)
 
 
 @router.get("/cost")

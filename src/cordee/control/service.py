@@ -26,6 +26,9 @@ from cordee.client import (
     NodeView,
     PreviewView,
     PushView,
+    QueuesSubmission,
+    QueuesView,
+    QueueView,
     SplitView,
     Submission,
     Submitted,
@@ -36,11 +39,13 @@ from cordee.control.ports import Clock
 from cordee.control.store import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError
-from cordee.events import Lease, NoticeGiven
+from cordee.events import Lease, NoticeGiven, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId
 from cordee.schedule.explain import explain
-from cordee.schedule.records import NodeRecord
+from cordee.schedule.queues import DEFAULT
+from cordee.schedule.quotas import Standing
+from cordee.schedule.records import NodeRecord, Phase
 from cordee.workload.spec import JobSpec
 
 
@@ -121,6 +126,7 @@ class Service:
             owner=owner,
             nodes=[record.node for record in self.control.state.nodes.values()],
             catalogue=self.catalogue,
+            quotas=self.control.state.quotas,
             unprotected=submission.unprotected,
         )
 
@@ -186,6 +192,34 @@ class Service:
                     used.setdefault(lease.node, {}).update(_holders(lease, job_id, attempt.epoch))
             records = sorted(state.nodes.values(), key=lambda record: record.node.name)
         return [_node_view(record, used.get(record.node.name, {})) for record in records]
+
+    def queues(self) -> QueuesView:
+        """The tree of queues as it stands."""
+        now_us = self.clock.now_us()
+        with self.control.changed:
+            quotas = self.control.state.quotas
+            standings = quotas.standings(now_us)
+            jobs = [record for record in self.control.state.jobs.values() if not record.phase.ended]
+        above = {each.queue.name: each.queue.parent for each in standings}
+        running, waiting = dict[str, int](), dict[str, list[int]]()
+        for record in jobs:
+            name: str | None = record.job.queue if record.job.queue in above else DEFAULT
+            while name is not None:
+                if record.phase is Phase.QUEUED:
+                    waiting.setdefault(name, []).append(record.job.gpus * record.job.gpu_milli)
+                else:
+                    running[name] = running.get(name, 0) + 1
+                name = above[name]
+        views = [
+            _queue_view(each, running.get(each.queue.name, 0), waiting.get(each.queue.name, [])) for each in standings
+        ]
+        return QueuesView(at_us=now_us, gpu_milli=quotas.offered.gpu_milli, queues=views)
+
+    def set_queues(self, submission: QueuesSubmission) -> QueuesView:
+        """From now on these queues and no others."""
+        self.control.set_queues([Queue(**rules.model_dump()) for rules in submission.queues])
+        self.wake()
+        return self.queues()
 
     def cost(self, by: By) -> CostView:
         """What was held and paid until now."""
@@ -263,6 +297,23 @@ def _node_view(record: NodeRecord, used: dict[int, str]) -> NodeView:
         unavailable=list(node.unavailable),
         micro_usd_per_gpu_hour=node.micro_usd_per_gpu_hour,
         price_source=node.price_source,
+    )
+
+
+def _queue_view(standing: Standing, running: int, waiting: list[int]) -> QueueView:
+    return QueueView(
+        **asdict(standing.queue),
+        depth=standing.depth,
+        held_gpu_milli=standing.held_milli,
+        borrowed_gpu_milli=standing.borrowed_milli,
+        lends_gpu_milli=standing.lends_milli,
+        share_ppb=standing.share,
+        users_gpu_milli=dict(standing.users),
+        day_gpu_us=standing.day_gpu_us,
+        day_micro_usd=standing.day_micro_usd,
+        running_jobs=running,
+        waiting_jobs=len(waiting),
+        waiting_gpu_milli=sum(waiting),
     )
 
 

@@ -15,6 +15,8 @@ from cordee.events import (
     Event,
     Job,
     JobSubmitted,
+    Queue,
+    QueuesSet,
     RankLeft,
     Reported,
     Restored,
@@ -26,6 +28,7 @@ from cordee.ids import JobId
 from cordee.points import point
 from cordee.schedule.cycle import decide
 from cordee.schedule.policy import Policy
+from cordee.schedule.queues import check
 from cordee.schedule.state import State
 
 _TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft))
@@ -76,6 +79,17 @@ class Control:
         point("submit.before_commit")
         self._append(JobSubmitted(at_us=self._clock.now_us(), job=job, spec=spec))
         point("submit.after_commit")
+
+    def set_queues(self, queues: Sequence[Queue]) -> None:
+        """From now on these queues and no others.
+
+        Raises:
+            QueuesError: they cannot be, by themselves or in this cluster; nothing has changed.
+        """
+        with self.changed:
+            nodes = [record.node for record in self.state.nodes.values()]
+            check(queues, sum(node.gpus for node in nodes) if nodes else None)
+            self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)))
 
     def rehearse(self, job: Job) -> tuple[Event, ...]:
         """What would be decided now if the job were submitted; nothing changes."""

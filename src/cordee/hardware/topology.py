@@ -1,136 +1,181 @@
-"""A cluster as a tree of domains: cluster > block > rack > node > island > GPUs.
+"""A cluster as nodes in their domains, from a word, a list in YAML or a table.
 
-An island is the set of GPUs that share the fast link. Where an island spans nodes (GB200 NVL72) it stands above them.
+Where a node stands is `Node.domain`: block, then rack, outermost first; where an island spans nodes (GB200 NVL72), it
+is the innermost domain. The tree of these domains with what is free in it is `schedule/view.py`.
 """
 
+import csv
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Literal
+from typing import Annotated, Any
 
-from cordee.errors import InputError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
-DomainKind = Literal["cluster", "block", "rack", "island", "node"]
+from cordee.errors import InputError, UnitError
+from cordee.events import Capacity, Node
+from cordee.units import parse_bytes, parse_micro_usd
 
-
-@dataclass(frozen=True, slots=True)
-class NodePlace:
-    """Where one node stands. `island` names the NVLink domain it shares with other nodes, if it does."""
-
-    name: str
-    gpus: int
-    block: str = "block0"
-    rack: str = "rack0"
-    island: str | None = None
+_WORD = re.compile(r"(\d+(?:x\d+){1,3})(?:x([A-Za-z][\w. -]*))?")
+_TABLE = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+_NODES_MAX = 1_000_000
+_MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """One domain and what is inside it; `gpus` counts all GPUs below. A leaf's GPUs share the fast link."""
+def parse_cluster(text: str, *, source: str | None = None) -> tuple[Node, ...]:
+    """The nodes that a text describes.
 
-    kind: DomainKind
-    name: str
-    gpus: int
-    children: tuple["Domain", ...] = ()
+    A word: `8x8` (nodes x GPUs), `2x4x8` (racks first) or `2x2x4x8` (blocks first), a GPU's name at the end, several
+    joined by `+`. A table `sn,cpu_milli,memory_mib,gpu,model`, as Alibaba publishes its nodes. Or YAML: a list `nodes`
+    of `name` (with `count`: the first part of names) and `gpus`, and what else is known: `gpu`, `capacity`, `block`,
+    `rack`, `island`, `island_gpus`, `cpus`, `memory`, `price`.
 
-    def walk(self) -> Iterator["Domain"]:
-        """This domain and all below it, parents first."""
-        yield self
-        for child in self.children:
-            yield from child.walk()
+    >>> nodes = parse_cluster("2x2x4x8xH100+1x4xL4")
+    >>> len(nodes), nodes[4].name, nodes[4].domain, nodes[-1].gpu_name
+    (17, 'node-0004', ('block0', 'rack1'), 'L4')
+    >>> parse_cluster("nodes: [{name: a, gpus: 8, memory: 2TiB}]")[0].memory_bytes
+    2199023255552
 
-    def of_kind(self, kind: DomainKind) -> tuple["Domain", ...]:
-        """All domains of one kind, in order of the tree."""
-        return tuple(domain for domain in self.walk() if domain.kind == kind)
-
-    def gpu_names(self) -> tuple[str, ...]:
-        """Every GPU as `node/index`, in order of the tree."""
-        nodes = [domain for domain in self.walk() if domain.kind == "node"]
-        return tuple(f"{node.name}/{index}" for node in nodes for index in range(node.gpus))
-
-    def smallest_holding(self, gpus: int) -> "Domain | None":
-        """The smallest domain with at least so many GPUs; the first in the tree's order among equals.
-
-        >>> parse_cluster("2x4x8").smallest_holding(16).name
-        'block0/rack0'
-        """
-        fitting = [domain for domain in self.walk() if domain.gpus >= gpus]
-        return min(fitting, key=lambda domain: (domain.gpus, -_DEPTH[domain.kind])) if fitting else None
-
-
-_DEPTH: dict[DomainKind, int] = {"cluster": 0, "block": 1, "rack": 2, "island": 3, "node": 4}
-
-
-def cluster_of(places: Iterable[NodePlace], *, island_gpus: int | None = None) -> Domain:
-    """The tree of these nodes. Nodes with more GPUs than `island_gpus` are divided into islands.
-
-    >>> cluster_of([NodePlace("a", 8), NodePlace("b", 8, rack="rack1")]).gpus
-    16
-    """
-    nodes = sorted(places, key=lambda place: (place.block, place.rack, place.island or "", _natural(place.name)))
-    names = [node.name for node in nodes]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InputError(f"two nodes have the name {repeated[0]!r}", hint="every node needs a name of its own")
-    blocks = []
-    for block, in_block in groupby(nodes, key=lambda node: node.block):
-        racks = []
-        for rack, in_rack in groupby(in_block, key=lambda node: node.rack):
-            path = f"{block}/{rack}"
-            racks.append(_parent("rack", path, _islands(path, list(in_rack), island_gpus)))
-        blocks.append(_parent("block", block, racks))
-    return _parent("cluster", "cluster", blocks)
-
-
-def parse_cluster(text: str, *, gpus_per_island: int | None = None) -> Domain:
-    """The regular cluster that `8x8` (nodes x GPUs), `2x4x8` (racks first) or `2x2x4x8` (blocks first) describes.
-
-    A GPU's name may end it: `8x8xH100`.
-
-    >>> parse_cluster("8x8xH100").gpus, len(parse_cluster("2x2x4x8").of_kind("node"))
-    (64, 16)
+    Args:
+        text: the word, or what stands in the file.
+        source: the file's name, for messages.
 
     Raises:
-        InputError: not such a description.
+        InputError: it is none of these, or two nodes have one name.
     """
-    match = re.fullmatch(r"(\d+(?:x\d+){1,3})(?:x[A-Za-z][\w.-]*)?", text.strip())
-    counts = [int(part) for part in match[1].split("x")] if match else []
-    if not counts or min(counts) < 1:
-        raise InputError(f"{text!r} is not a cluster", hint="write nodes x GPUs: 8x8xH100, or racks first: 2x4x8xH100")
-    blocks, racks, nodes, gpus = [1] * (4 - len(counts)) + counts
-    places = (
-        NodePlace(f"node{(b * racks + r) * nodes + n}", gpus, f"block{b}", f"rack{r}")
-        for b in range(blocks)
-        for r in range(racks)
-        for n in range(nodes)
+    if _WORD.fullmatch(text.split("+", maxsplit=1)[0].strip()):
+        nodes = _from_words(text)
+    elif text.lstrip("\ufeff").startswith(_TABLE[0] + ","):
+        nodes = _from_table(text, source or "the table")
+    elif ":" in text:
+        nodes = _from_yaml(text, source or "the list of nodes")
+    else:
+        raise _no_cluster(text)
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            raise InputError(f"two nodes have the name {node.name!r}", hint="every node needs a name of its own")
+        seen.add(node.name)
+    if not any(node.gpus for node in nodes):
+        raise InputError(f"the cluster {source or text!r} has no GPU")
+    return tuple(nodes)
+
+
+def _no_cluster(text: str) -> InputError:
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    return InputError(
+        f"{shown!r} is not a cluster",
+        hint="write nodes x GPUs: 8x8xH100, or racks first: 2x4x8xH100; or name a file of nodes (YAML or a table)",
     )
-    return cluster_of(places, island_gpus=gpus_per_island)
 
 
-def _islands(path: str, nodes: Sequence[NodePlace], island_gpus: int | None) -> list[Domain]:
-    """The children of a rack: islands of several nodes, or plain nodes."""
-    children = []
-    for island, members in groupby(nodes, key=lambda node: node.island):
-        leaves = [_node(member, island_gpus) for member in members]
-        children += leaves if island is None else [_parent("island", f"{path}/{island}", leaves)]
-    return children
+def _from_words(text: str) -> list[Node]:
+    nodes: list[Node] = []
+    at = {"block": 0, "rack": 0}
+    for word in text.split("+"):
+        match = _WORD.fullmatch(word.strip())
+        counts = [int(part) for part in match[1].split("x")] if match else []
+        if match is None or min(counts) < 1:
+            raise _no_cluster(text)
+        blocks, racks, each, gpus = [1] * (4 - len(counts)) + counts
+        if blocks * racks * each + len(nodes) > _NODES_MAX:
+            raise InputError(f"{text!r} has more than {_NODES_MAX:,} nodes")
+        for _ in range(blocks):
+            for rack in range(racks):
+                inner = f"rack{rack if len(counts) > 3 else at['rack'] + rack}"
+                domain = ((), (inner,), (f"block{at['block']}", inner))[len(counts) - 2]
+                nodes += [
+                    Node(name=f"node-{number:04}", epoch=1, gpu_name=match[2] or "GPU", gpus=gpus, domain=domain)
+                    for number in range(len(nodes), len(nodes) + each)
+                ]
+            at["block"] += 1
+        at["rack"] += racks if len(counts) == 3 else 0
+    return nodes
 
 
-def _node(place: NodePlace, island_gpus: int | None) -> Domain:
-    if island_gpus is None or place.island is not None or place.gpus <= island_gpus:
-        return Domain("node", place.name, place.gpus)
-    starts = range(0, place.gpus, island_gpus)
-    sizes = [min(island_gpus, place.gpus - start) for start in starts]
-    islands = tuple(Domain("island", f"{place.name}/island{i}", size) for i, size in enumerate(sizes))
-    return Domain("node", place.name, place.gpus, islands)
+def _from_table(text: str, source: str) -> list[Node]:
+    nodes = []
+    for number, row in enumerate(csv.DictReader(text.lstrip("\ufeff").splitlines()), start=2):
+        try:
+            nodes.append(
+                Node(
+                    name=row["sn"],
+                    epoch=1,
+                    gpu_name=row.get("model") or "GPU",
+                    gpus=int(float(row["gpu"])),
+                    cpu_milli=int(float(row["cpu_milli"])),
+                    memory_bytes=int(float(row["memory_mib"])) * _MIB,
+                )
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            hint = f"nodes are told as {','.join(_TABLE)}"
+            raise InputError(f"{source}, line {number}: {error}", hint=hint) from error
+    return [node for node in nodes if node.gpus]
 
 
-def _parent(kind: DomainKind, name: str, children: Sequence[Domain]) -> Domain:
-    return Domain(kind, name, sum(child.gpus for child in children), tuple(children))
+class _Group(BaseModel):
+    """Nodes of the list that differ by their names alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    gpus: Annotated[int, Field(ge=0, le=64)]
+    count: Annotated[int, Field(ge=1, le=_NODES_MAX)] | None = None
+    gpu: str = "GPU"
+    capacity: Capacity = Capacity.ON_DEMAND
+    block: str | None = None
+    rack: str | None = None
+    island: str | None = None
+    island_gpus: Annotated[int, Field(ge=0)] = 0
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    memory: str | None = None
+    price: str | None = None
+
+    def nodes(self) -> list[Node]:
+        """Each of them."""
+        if self.capacity is Capacity.ANY:
+            raise ValueError("a node is on-demand or spot")
+        if self.island is not None and self.island_gpus <= self.gpus:
+            raise ValueError("an island that spans nodes has more GPUs than a node: give island_gpus")
+        names = [self.name] if self.count is None else [f"{self.name}{number}" for number in range(self.count)]
+        prices = {} if self.price is None else {"micro_usd_per_gpu_hour": parse_micro_usd(self.price)}
+        more: dict[str, Any] = {**prices, "price_source": "the list of nodes"} if prices else {}
+        return [
+            Node(
+                name=name,
+                epoch=1,
+                gpu_name=self.gpu,
+                gpus=self.gpus,
+                capacity=self.capacity,
+                domain=tuple(part for part in (self.block, self.rack, self.island) if part is not None),
+                island_gpus=self.island_gpus,
+                cpu_milli=None if self.cpus is None else round(1000 * self.cpus),
+                memory_bytes=None if self.memory is None else parse_bytes(self.memory),
+                **more,
+            )
+            for name in names
+        ]
 
 
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    """`node10` after `node9`."""
-    parts = re.findall(r"\d+|\D+", name)
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
+def _from_yaml(text: str, source: str) -> list[Node]:
+    try:
+        document = YAML(typ="safe").load(text)
+    except YAMLError as error:
+        raise InputError(f"{source} is not YAML: {error}") from error
+    groups = document.get("nodes") if isinstance(document, dict) and set(document) == {"nodes"} else None
+    if not isinstance(groups, list) or not groups:
+        raise InputError(
+            f"{source} has no list of nodes", hint="write: nodes: [{name: n, count: 8, gpus: 8, gpu: H100}]"
+        )
+    nodes: list[Node] = []
+    for number, group in enumerate(groups, start=1):
+        try:
+            nodes += _Group.model_validate(group).nodes()
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            hint = "known are " + ", ".join(_Group.model_fields)
+            raise InputError(f"{source}, node {number}: {key}: {first['msg']}", hint=hint) from error
+        except (ValueError, UnitError) as error:
+            raise InputError(f"{source}, node {number}: {error}", hint=getattr(error, "hint", None)) from error
+    return nodes

@@ -13,9 +13,10 @@ from cordee.units import MiB
 from cordee.workload.model import ModelShape
 
 # Bytes a logit at the peak of the loss. Fused: the bf16 logits become their own gradient. Parallel: bf16 logits, an
-# fp32 copy, and its gradient in bf16. Eager: bf16 logits, fp32 log-probabilities, their gradient, and one in bf16.
-LOGIT_BYTES = {"fused": 2, "parallel": 8, "eager": 12}
-LOGIT_BYTES_FP32 = {"fused": 4, "parallel": 12, "eager": 12}
+# fp32 copy, and its gradient in bf16. Compiled: bf16 logits and their gradient. Eager: fp32 log-probabilities, their
+# one-hot gradient, and that of the logits.
+LOGIT_BYTES = {"fused": 2, "parallel": 8, "compiled": 4, "eager": 12}
+LOGIT_BYTES_FP32 = {"fused": 4, "parallel": 12, "compiled": 8, "eager": 12}
 # torch's loss over divided logits, backward: log-probabilities, one-hot gradient, their exponentials, the sum, in fp32
 # (torch/distributed/tensor/parallel/loss.py).
 DIVIDED_LOGIT_BYTES = 16

@@ -49,12 +49,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Remedy:
-    """One change after which a layout fits."""
+    """One change after which a layout fits, and the bytes that make it so."""
 
     change: str
     gpus: int
     training: Training
     candidate: Candidate
+    because: str
+
+    def __str__(self) -> str:
+        peak = format_bytes(self.candidate.peak_bytes)
+        return f"{self.change}: {self.candidate.layout}, {peak} on the fullest GPU ({self.because})"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Settings that make torchtitan, Megatron-LM, DeepSpeed or Cordee's own trainer run the layout that was chosen.
 
-What a launcher cannot do is said, never left out in silence. Names were read in torchtitan's config/job_config.py,
-Megatron-LM's training/arguments.py and transformer_config.py, and DeepSpeed's configuration and training reference.
+What a launcher cannot do is said, never left out in silence. torchtitan and Megatron-LM have modules of their own;
+DeepSpeed's names were read in its configuration reference and its tutorial of AutoTP for training.
 """
 
 import json
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
+from cordee.plan.launch_megatron import megatron
+from cordee.plan.launch_torchtitan import torchtitan
 from cordee.plan.layout import Layout, Training
 from cordee.workload.model import ModelShape
 
@@ -50,135 +52,6 @@ def first_to_launch(launcher: str, shape: ModelShape, layouts: Sequence[Layout],
     return next((launch for launch in every if not launch.cannot), every[0])
 
 
-_TITAN_SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "zb-v": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
-
-
-def _torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
-    cannot = []
-    replicate = layout.data_ranks // layout.shard_ranks if layout.zero == 3 else layout.dp
-    shard = layout.dp // replicate if layout.zero == 3 else 1
-    if layout.zero in (1, 2):
-        cannot.append(f"torchtitan has no ZeRO-{layout.zero} without sharded weights: this replicates (DDP)")
-    if layout.zero == 3 and layout.dp % replicate:
-        cannot.append("HSDP replicates whole data ranks: the shard group cuts through context parallelism here")
-        replicate, shard = 1, layout.dp
-    schedule = _TITAN_SCHEDULES.get(layout.schedule)
-    if schedule is None:
-        cannot.append(f"torch has no {layout.schedule} schedule: 1F1B stands in")
-    if layout.cp > 1 and layout.cp_kind == "ulysses":
-        cannot.append("context parallelism of torchtitan is a ring or an all-gather, not Ulysses")
-    if layout.tp > 1 and not layout.sp:
-        cannot.append("torchtitan's tensor parallelism always shards the sequence of the norms (sp)")
-    per_rank = layout.micro_batches(training.global_batch) * layout.micro_batch
-    # Without a pipeline gradients accumulate over local batches; a pipeline cuts one local batch into micro-batches.
-    local = per_rank if layout.pp > 1 else layout.micro_batch
-    lines = [
-        "[training]",
-        f"local_batch_size = {local}",
-        f"global_batch_size = {training.global_batch}",
-        f"seq_len = {training.seq_tokens}",
-        "",
-        "[parallelism]",
-        f"data_parallel_replicate_degree = {replicate}",
-        f"data_parallel_shard_degree = {shard}",
-        f"tensor_parallel_degree = {layout.tp}",
-        f"context_parallel_degree = {layout.cp}",
-        f"pipeline_parallel_degree = {layout.pp}",
-    ]
-    if layout.cp > 1:
-        lines.append(
-            f'context_parallel_rotate_method = "{"allgather" if layout.cp_kind == "all-gather" else "alltoall"}"'
-        )
-    if layout.pp > 1:
-        stages = layout.pp * layout.chunks
-        per_stage = -(-shape.layers // stages)
-        if -(-shape.layers // per_stage) != stages:
-            cannot.append(f"{shape.layers} layers do not divide into {stages} stages: name them by hand")
-        lines += [
-            f'pipeline_parallel_schedule = "{schedule or "1F1B"}"',
-            f"pipeline_parallel_microbatch_size = {layout.micro_batch}",
-            f"pipeline_parallel_layers_per_stage = {per_stage}",
-            "pipeline_parallel_first_stage_less_layers = 0",
-            "pipeline_parallel_last_stage_less_layers = 0",
-        ]
-    if layout.ep > 1:
-        lines.append(f"expert_parallel_degree = {layout.ep}")
-        lines.append(f"expert_tensor_parallel_degree = {layout.expert_tp}")
-    lines += ["", "[activation_checkpoint]", f'mode = "{layout.recompute}"']
-    if layout.recompute == "selective":
-        lines.append('selective_ac_option = "op"')
-    if layout.offload != "none":
-        cannot.append(f"offload of {layout.offload} is not a setting of torchtitan's trainer")
-    return "\n".join(lines), cannot, []
-
-
-_MEGATRON_CP = {"ring": "p2p", "all-gather": "all_gather", "ulysses": "a2a"}
-_MEGATRON_OPTIMIZERS = {
-    "adamw": (), "adamw-fp32-grads": (),
-    "adamw-bf16-moments": ("--use-precision-aware-optimizer", "--exp-avg-dtype bf16", "--exp-avg-sq-dtype bf16"),
-}  # fmt: skip
-
-
-def _megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
-    cannot = []
-    flags = [
-        f"--tensor-model-parallel-size {layout.tp}",
-        f"--pipeline-model-parallel-size {layout.pp}",
-        f"--context-parallel-size {layout.cp}",
-        f"--micro-batch-size {layout.micro_batch}",
-        f"--global-batch-size {training.global_batch}",
-        f"--seq-length {training.seq_tokens}",
-        f"--num-layers {shape.layers}",
-    ]
-    flags += ["--sequence-parallel"] if layout.sp else []
-    flags += [f"--cp-comm-type {_MEGATRON_CP[layout.cp_kind]}"] if layout.cp > 1 else []
-    if layout.vpp > 1:
-        flags.append(f"--num-virtual-stages-per-pipeline-rank {layout.vpp}")
-    elif layout.schedule not in ("1f1b", "gpipe") and layout.pp > 1:
-        cannot.append(f"Megatron-LM has no {layout.schedule} schedule: 1F1B stands in")
-    if layout.schedule == "gpipe" and layout.pp > 1:
-        cannot.append("Megatron-LM runs 1F1B where GPipe was planned: it needs less memory and the same time")
-    if layout.ep > 1:
-        flags += [f"--expert-model-parallel-size {layout.ep}", f"--expert-tensor-parallel-size {layout.expert_tp}"]
-    flags += _megatron_sharding(layout)
-    if layout.recompute == "full":
-        flags += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-    elif layout.recompute == "selective":
-        flags.append("--recompute-granularity selective")
-    optimizer = _MEGATRON_OPTIMIZERS.get(training.optimizer.name)
-    if optimizer is None:
-        cannot.append(f"optimizer {training.optimizer.name} is not one of Megatron-LM's")
-    flags += list(optimizer or ())
-    flags += ["--optimizer-cpu-offload"] if layout.offload in ("optimizer", "both") else []
-    if layout.offload in ("activations", "both"):
-        cannot.append("offload of activations needs --cpu-offloading-num-layers, which excludes a pipeline")
-    flags += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(
-        training.precision, []
-    )
-    flags += ["--attention-backend flash"] if training.flash else []
-    if shape.layers % (layout.pp * layout.chunks):
-        cannot.append(f"{shape.layers} layers do not divide into {layout.pp * layout.chunks}: set the stages by hand")
-    return " \\\n".join(flags), cannot, []
-
-
-def _megatron_sharding(layout: Layout) -> list[str]:
-    if layout.zero == 0:
-        return []
-    flags = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
-    if layout.zero >= 2:
-        strategy = "optim_grads_params" if layout.zero == 3 else "optim_grads"
-        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}"]
-    if layout.shard_ranks != layout.data_ranks:
-        flags.append(f"--num-distributed-optimizer-instances {layout.data_ranks // layout.shard_ranks}")
-    return flags
-
-
 def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
     cannot = []
     zero: dict[str, object] = {"stage": layout.zero, "overlap_comm": True}
@@ -217,6 +90,8 @@ def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[s
 def _deepspeed_limits(layout: Layout) -> list[str]:
     """What DeepSpeed does not do of this layout."""
     limits = {
+        "DeepSpeed's AutoTP keeps norms whole: no sequence parallelism (sp)": layout.sp and layout.tp > 1,
+        "PipelineModule shares layers out by its partition_method, not by a split of yours": layout.split is not None,
         "DeepSpeed's AutoTP trains with ZeRO-0 to 2, not 3": layout.tp > 1 and layout.zero == 3,
         f"DeepSpeed's pipeline works with ZeRO-0 and 1, not {layout.zero}": layout.pp > 1 and layout.zero >= 2,
         f"DeepSpeed's pipeline is 1F1B, not {layout.schedule}": layout.pp > 1 and layout.schedule != "1f1b",
@@ -228,8 +103,11 @@ def _deepspeed_limits(layout: Layout) -> list[str]:
 
 def _deepspeed_notes(layout: Layout, training: Training) -> list[str]:
     """What stands in the script, not in the settings."""
+    stages, again = layout.pp, layout.recompute
     notes = {
-        f"the model must be a PipelineModule with num_stages={layout.pp}": layout.pp > 1,
+        f'the model must be a PipelineModule with num_stages={stages}, partition_method="type:YourLayer"': stages > 1,
+        f"recompute={again} is deepspeed.checkpointing (or torch's) in the model": again != "none",
+        f"optimizer {training.optimizer.name} is made in the script": training.optimizer.name != "adamw",
         f"give sequence_parallel_size={layout.cp} to the trainer": layout.cp > 1,
         f"give ep_size={layout.ep} to each deepspeed.moe.layer.MoE": layout.ep > 1,
         "FP8 comes from the model's own layers (Transformer Engine)": training.precision == "fp8",
@@ -261,14 +139,14 @@ def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str,
         "# in train.py",
         f'# mesh = init_device_mesh("cuda", ({sizes}), mesh_dim_names=({names}))',
     ]
-    if layout.zero == 3 and layout.dp > 1:
+    if layout.zero == 3 and layout.shard_ranks > 1:
         lines.append('# fully_shard(layer, mesh=mesh["dp"]) for each layer, then for the model')
     return "\n".join(lines), cannot, notes
 
 
 LAUNCHERS: dict[str, Callable[[ModelShape, Layout, Training], tuple[str, list[str], list[str]]]] = {
-    "torchtitan": _torchtitan,
-    "megatron": _megatron,
+    "torchtitan": torchtitan,
+    "megatron": megatron,
     "deepspeed": _deepspeed,
     "cordee": _cordee,
 }

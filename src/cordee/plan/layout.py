@@ -15,7 +15,8 @@ Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "du
 ContextKind = Literal["ring", "all-gather", "ulysses"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
-Loss = Literal["fused", "parallel", "eager"]
+Loss = Literal["fused", "parallel", "compiled", "eager"]
+Attention = Literal["first", "second", "vendor"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
 SCHEDULES: tuple[Schedule, ...] = (
@@ -24,7 +25,8 @@ SCHEDULES: tuple[Schedule, ...] = (
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "all-gather", "ulysses")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
-LOSSES: tuple[Loss, ...] = ("fused", "parallel", "eager")
+LOSSES: tuple[Loss, ...] = ("fused", "parallel", "compiled", "eager")
+ATTENTIONS: tuple[Attention, ...] = ("first", "second", "vendor")
 # Each rank holds this many chunks of layers, whatever `vpp` says: ZB-V and DualPipeV fold the pipeline, DualPipe
 # runs it from both ends (arXiv:2401.10241 section 6; deepseek-ai/DualPipe README).
 TWO_CHUNKS: frozenset[str] = frozenset({"zb-v", "dualpipe", "dualpipev"})
@@ -103,9 +105,11 @@ class Training:
     `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
     trainer of this package), DeepSpeed or InternEvo. `imbalance` is the busiest expert rank's tokens over the mean.
     `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
-    vocabulary that is divided by tp (parallel, as in Megatron-LM), or a plain one in fp32 (eager); None is what the
-    framework does by itself.
-    `overlap` says that traffic runs beside the kernels where it can.
+    vocabulary that is divided by tp (parallel, as in Megatron-LM), a plain one through torch.compile, which makes no
+    fp32 tensors (compiled), or without it (eager); None is what the framework does by itself.
+    `overlap` says that traffic runs beside the kernels where it can. `attention` is the generation of fused kernels:
+    the first FlashAttention, the second, or the vendor's own; `fused` says that norms, rotations and activations are
+    one kernel each (written so, or compiled). None is what the framework does by itself.
     """
 
     seq_tokens: int
@@ -118,6 +122,8 @@ class Training:
     imbalance: float = 1.0
     overlap: bool = True
     loss: Loss | None = None
+    attention: Attention | None = None
+    fused: bool | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -128,6 +134,16 @@ class Training:
     def loss_kind(self) -> Loss:
         """The kind of loss, asked for or by the framework."""
         return self.loss or ("parallel" if self.framework in ("megatron", "deepspeed") else "eager")
+
+    @property
+    def attention_kind(self) -> Attention:
+        """The fused attention, asked for or by the framework."""
+        return self.attention or ("vendor" if self.framework == "megatron" else "second")
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether small operations are fused, asked for or by the framework: torch alone runs them one by one."""
+        return self.framework != "torch" if self.fused is None else self.fused
 
     @property
     def activation_bytes(self) -> int:
@@ -417,7 +433,8 @@ class LayoutWanted:
 
     def plainest(self, gpus: int) -> Layout:
         """The layout that is nearest to what was asked, to say why it cannot be."""
-        tp, pp, cp, vpp = self.tp or 1, self.pp or 1, self.cp or 1, self.vpp or 1
+        tp, cp, vpp = self.tp or 1, self.cp or 1, self.vpp or 1
+        pp = self.pp or (len(self.split) // vpp if isinstance(self.split, tuple) else 1)
         return Layout(
             dp=self.dp or max(1, gpus // (tp * pp * cp)),
             tp=tp,

@@ -5,7 +5,7 @@ The times are of the link alone; how much of them a step hides is for the step's
 
 from typing import Any
 
-from cordee.plan.activations import kept_bytes
+from cordee.plan.activations import in_flight, kept_bytes
 from cordee.plan.layout import Layout, Training
 from cordee.plan.states import holding, rank_parameters
 from cordee.workload.model import ModelShape
@@ -19,6 +19,26 @@ def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, 
     return (layout.offload in ("optimizer", "both")) * (
         dense / _shards(layout, layout.shard_ranks)
         + parameters.experts * each / _shards(layout, layout.expert_shard_ranks)
+    )
+
+
+def host_activation_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Any:
+    """What the forward passes of one GPU keep on the host, if they are offloaded: all but two layers."""
+    held = holding(shape, layout, rank)
+    flying = in_flight(layout, training, rank)
+    away = 1 - 2 / (flying * held.layers)
+    offloaded = (layout.offload in ("activations", "both")) * (away > 0)
+    return offloaded * away * flying * kept_bytes(shape, layout, training, held)
+
+
+def host_bytes(shape: ModelShape, layout: Layout, training: Training) -> float:
+    """What the fullest GPU of a layout keeps on its host."""
+    ranks = range(layout.pp)
+    return max(
+        float(
+            host_optimizer_bytes(shape, layout, training, rank) + host_activation_bytes(shape, layout, training, rank)
+        )
+        for rank in ranks
     )
 
 

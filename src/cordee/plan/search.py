@@ -1,5 +1,6 @@
 """All layouts of a model on so many GPUs: which fit, how fast they are, and what would help where none fits."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 from cordee.errors import LayoutError
@@ -19,9 +20,11 @@ from cordee.plan.layout import (
     validate,
 )
 from cordee.plan.memory import rank_memory, state_bytes
+from cordee.plan.offload import host_bytes
 from cordee.plan.optimum import Case, best_of_meshes, optimum
 from cordee.plan.space import EVERYTHING, Choices
 from cordee.plan.step import StepTime, model_flop_share, step_interval_s, step_time
+from cordee.units import format_bytes
 from cordee.workload.model import ModelShape
 
 __all__ = [
@@ -35,6 +38,8 @@ LARGEST_SEARCH_GPUS = 65_536
 # Contexts are divided only where each rank keeps at least so many tokens.
 FEWEST_TOKENS_PER_RANK = 8192
 ANY_LAYOUT = LayoutWanted()
+# Whose buffers may hold a job that does not say what it is written in.
+ADMITTED: tuple[Framework, ...] = ("torch", "megatron")
 
 
 def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:
@@ -160,21 +165,30 @@ def check_fit(
 ) -> Verdict:
     """Whether a job may be admitted; arguments as for `plan_layouts`. With a layout, only such ones count.
 
+    What holds a model in torch's own buffers or in Megatron-LM's can hold it: a job does not say which it uses.
+
     Raises:
         LayoutError: something does not divide.
     """
-    training = training_for(
-        shape, gpus, seq_tokens=seq_tokens, global_batch=global_batch,
-        optimizer=optimizer, precision=precision, flash=flash,
-    )  # fmt: skip
-    case = Case(shape, gpu, gpus, training)
-    found = _best(case, _wanted(layout, recompute, micro_batch))
+    wanted = _wanted(layout, recompute, micro_batch)
+    cases = [
+        Case(shape, gpu, gpus, training_for(
+            shape, gpus, seq_tokens=seq_tokens, global_batch=global_batch,
+            optimizer=optimizer, precision=precision, flash=flash, framework=framework,
+        ))
+        for framework in ADMITTED
+    ]  # fmt: skip
+    case, *others = cases
+    found = _best(case, wanted)
+    for each in others:
+        if not found.fits and (other := _best(each, wanted)).fits:
+            found = other
     suggestion = None
     remedies: tuple[Remedy, ...] = ()
     constrained = layout is not None or recompute is not None or micro_batch is not None
     if not found.fits and constrained:
-        other = _best(case)
-        suggestion = other if other.fits else None
+        free = _best(case)
+        suggestion = free if free.fits else None
     if not found.fits and suggestion is None:
         remedies = _remedies(case, global_batch)
     return Verdict(
@@ -262,7 +276,7 @@ def judge(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
     usd = None
     if price is not None:
         usd = usd_per_billion_tokens(layout.gpus, tokens_per_s, price.usd_per_gpu_hour)
-    low, high = step_interval_s(step.total_s, gpu)
+    low, high = step_interval_s(step.total_s, gpu, step.host_share)
     return replace(
         candidate,
         step=step,
@@ -293,18 +307,21 @@ def _sizes(fewest: int, most: int) -> list[int]:
 
 def _remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     """What would make it fit: more GPUs; on the same ones offload, a smaller optimizer, or a shorter sequence."""
+    training, bill = case.training, state_bytes(case.shape, case.training)
+    same = f"on the same {case.gpus} GPU{'' if case.gpus == 1 else 's'}"
     found = [_more_gpus(case, global_batch)]
-    training = case.training
     offload = replace(ordinary(case), offloads=("optimizer", "activations", "both"))
-    found.append(_if_fits(case, f"offload to the host on the same {case.gpus} GPUs", offload))
+    found.append(_if_fits(case, f"offload to the host {same}", _on_the_host, offload))
     smaller = find_optimizer("adamw-8bit", training.precision)
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
         lean = replace(case, training=replace(training, optimizer=smaller))
-        same = _if_fits(lean, f"--optimizer {smaller.name} on the same {case.gpus} GPUs")
-        found.append(same or _more_gpus(lean, global_batch, f" --optimizer {smaller.name}"))
+        less = f"{format_bytes(state_bytes(case.shape, lean.training))} of state instead of {format_bytes(bill)}"
+        here = _if_fits(lean, f"--optimizer {smaller.name} {same}", lambda _case, _layout: less)
+        found.append(here or _more_gpus(lean, global_batch, f" --optimizer {smaller.name}"))
     shorter = training.seq_tokens // 2
     while shorter >= 1024:
-        remedy = _if_fits(replace(case, training=replace(training, seq_tokens=shorter)), f"--seq {shorter}")
+        brief = replace(case, training=replace(training, seq_tokens=shorter))
+        remedy = _if_fits(brief, f"--seq {shorter}", lambda _case, _layout: "fewer activations and logits")
         if remedy is not None:
             found.append(remedy)
             break
@@ -313,26 +330,37 @@ def _remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
 
 
 def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:
-    """The first of 1, 1.5, 2, 3, 4, 6, 8, ... nodes above the present number on which some layout fits."""
+    """The first of 1, 1.5, 2, 3, 4, 6, 8, ... GPUs, then nodes, above the present number on which some layout fits."""
     node = case.gpu.gpus_per_node
     fewest = max(case.gpus + 1, fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu))
-    nodes = 1
-    while nodes * node <= LARGEST_SEARCH_GPUS:
-        for total in (nodes * node, nodes * node * 3 // 2):
-            if total < fewest:
-                continue
+    for total in (*_sizes(fewest, node - 1), *(node * nodes for nodes in _sizes(1, LARGEST_SEARCH_GPUS // node))):
+        if total >= fewest:
             batch = global_batch or _default_batch(case.training.seq_tokens, total)
             larger = replace(case, gpus=total, training=replace(case.training, global_batch=batch))
-            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}{besides}")
+            remedy = _if_fits(larger, f"--gpus {total}x{case.gpu.name}{besides}", _together)
             if remedy is not None:
                 return remedy
-        nodes *= 2
     return None
 
 
-def _if_fits(case: Case, change: str, choices: Choices | None = None) -> Remedy | None:
+def _together(case: Case, layout: Layout) -> str:
+    have, bill = case.gpus * case.gpu.memory_bytes, state_bytes(case.shape, case.training)
+    return f"{format_bytes(have)} for {format_bytes(bill)} of state"
+
+
+def _on_the_host(case: Case, layout: Layout) -> str:
+    each = host_bytes(case.shape, layout, case.training)
+    node = each * min(case.gpus, case.gpu.gpus_per_node)
+    return f"{format_bytes(each)} a GPU on the host, {format_bytes(node)} a node"
+
+
+def _if_fits(
+    case: Case, change: str, because: Callable[[Case, Layout], str], choices: Choices | None = None
+) -> Remedy | None:
     winner, _ = optimum(case, ANY_LAYOUT, choices or ordinary(case))
     if winner is None or winner.seconds is None:
         return None
     candidate = judge(case, winner.layout)
-    return Remedy(change, case.gpus, case.training, candidate) if candidate.fits else None
+    if not candidate.fits:
+        return None
+    return Remedy(change, case.gpus, case.training, candidate, because(case, winner.layout))

@@ -39,14 +39,14 @@ def light_ends(layers: int, stages: int) -> Split:
 def splits(layers: int, stages: int) -> tuple[Split | None, ...]:
     """The splits worth trying, without those that leave a stage empty; None is the even one.
 
-    >>> splits(80, 4), splits(126, 16) == (light_ends(126, 16),), splits(8, 8)
-    ((None, (19, 21, 21, 19)), True, (None,))
+    >>> splits(80, 4), splits(80, 2), splits(126, 16) == (light_ends(126, 16),), splits(8, 8)
+    ((None, (19, 21, 21, 19)), (None,), True, (None,))
     """
     if stages == 1:
         return (None,)
-    plain: Split | None = stage_layers(layers, stages) if layers % stages else None
-    ends = light_ends(layers, stages)
-    return (plain,) if ends == plain or min(ends) < 1 else (plain, ends)
+    even, ends = stage_layers(layers, stages), light_ends(layers, stages)
+    plain = even if layers % stages else None
+    return (plain,) if ends == even or min(ends) < 1 else (plain, ends)
 
 
 def split_text(split: Split) -> str:

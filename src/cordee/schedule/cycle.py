@@ -14,6 +14,7 @@ from cordee.events import AttemptPlaced, Event, Job, Lease, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule.bounds import Refusal
 from cordee.schedule.entry import Kind
+from cordee.schedule.free import FreeIndex
 from cordee.schedule.grow import grown, worth_us
 from cordee.schedule.held import held_by
 from cordee.schedule.lifecycle import notice, settle, wake_us
@@ -98,7 +99,7 @@ class Cycle:
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
     _in_vain: dict[Shape, list[Power]] = field(default_factory=dict)  # nor by pushing
     _passed: set[JobId] = field(default_factory=set)  # considered
-    _shut: bool = False  # nobody passes who waits, by the rule of strict order
+    _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
 
     def run(self) -> None:
@@ -238,7 +239,9 @@ class Cycle:
         record = self.state.jobs[job_id]
         self._passed.add(job_id)
         candidates = self._candidates(record.job)
-        if not candidates or self._shut:
+        if self._shut:  # nobody passes whoever waits first, wherever that may start
+            candidates = tuple(pool for pool in candidates if self._shut.isdisjoint(pool))
+        if not candidates:
             return False
         refusal = self._refusal(record)
         if refusal is None and self._find(record, candidates):
@@ -259,7 +262,7 @@ class Cycle:
                 return True
             self._full.add(shape)
         if self.state.vacating and shape not in self._no_room:
-            leases = place(self.state.soon, record.job, candidates)
+            leases = self._place(self.state.soon, record.job, candidates)
             if leases is not None:
                 self._claim(record.job, leases)
                 return True
@@ -282,8 +285,13 @@ class Cycle:
             self._wake(refusal.until_us)
         return refusal
 
+    def _place(
+        self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
+    ) -> tuple[Lease, ...] | None:
+        return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
+
     def _start(self, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None = None) -> bool:
-        leases = place(self.state.index, record.job, candidates, gpus=gpus)
+        leases = self._place(self.state.index, record.job, candidates, gpus)
         if leases is None:
             return False
         job_id, epoch = record.job.job_id, record.epoch + 1
@@ -309,8 +317,8 @@ class Cycle:
                 return True
             gpus = record.size
         else:
-            gpus = attempt.notice.gpus if attempt.notice is not None else None
-        leases = place(self.state.soon, record.job, candidates, gpus=gpus)
+            gpus = attempt.notice.gpus if attempt.notice is not None and attempt.notice.gpus else attempt.gpus
+        leases = self._place(self.state.soon, record.job, candidates, gpus)
         if leases is not None:
             self._passed.add(job_id)
             self._claim(record.job, leases)
@@ -377,7 +385,7 @@ class Cycle:
         """Keep what the gang will have first, if it is the first that waits there and can ever fit."""
         policy = self.state.policy
         if policy.backfill == "none":
-            self._shut = True
+            self._shut.update(kind for pool in candidates for kind in pool)
         if policy.backfill != "easy" or (policy.guards and not self._waits_long(record)):
             return
         best: Reservation | None = None

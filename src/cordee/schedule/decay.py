@@ -20,7 +20,8 @@ class Decay:
         assert half_life_us > 0, "usage decays over some time"
         self.half_life_us, self.origin_us = half_life_us, origin_us
         self._rates, self._sums = _tables()
-        self._last = (origin_us, self._sums[_STEPS] * half_life_us)
+        self.begin = self._sums[_STEPS] * half_life_us  # the reading at the origin
+        self._last = (origin_us, self.begin)
 
     def at(self, now_us: int) -> int:
         """The reading; twice as much one half-life later.

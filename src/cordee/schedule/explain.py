@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from cordee.events import AttemptPlaced, Capacity, Job, Lease, NoticeGiven
 from cordee.ids import JobId, attempt_name
+from cordee.schedule.bounds import Bound, Refusal
 from cordee.schedule.cycle import Cycle
 from cordee.schedule.entry import mask_of
 from cordee.schedule.place import fits, need_of, pools
@@ -40,6 +41,11 @@ class Reason(StrEnum):
     SPLIT = "split"  # enough are free, but not of one kind
     FRAGMENTED = "fragmented"  # enough are free, but not in its shape
     NOT_ENOUGH_FREE = "not-enough-free"
+    QUEUE_LIMIT = "queue-limit"  # its queue holds as much as it may
+    USER_LIMIT = "user-limit"  # its owner does, in its queue
+    DAY_GPU_TIME = "day-gpu-time"  # its queue used up its GPU time within a day
+    DAY_COST = "day-cost"  # or its money
+    KEPT = "kept"  # what is free is the quota of queues that do not lend
     ERROR = "error"  # the scheduler fails on it; the other jobs go on
 
 
@@ -121,6 +127,7 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     if all(need_of(state.index, job, pool) is None for pool in candidates):
         text = f"it needs {job.gpus} {_asked(job)}{_shape(job)}; the nodes that are up have {usable}"
         return _say(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
+    refusal = state.quotas.admits(job, now_us)
     with state.what_if():
         cycle = Cycle(state, now_us)
         cycle.run()
@@ -132,7 +139,22 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         leaving = _leaving_of(state, cycle.claims.get(job.job_id, ()))
     if leaving:
         return _for_victims(state, record, leaving, now_us)
+    if refusal is not None:
+        return _refused(state, record, refusal)
     return _for_gpus(state, record, candidates, cycle, now_us)
+
+
+def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
+    """Its queue keeps it from starting; who holds what the queue (or in it, the user) may hold blocks it."""
+    holders = sorted(
+        (attempt.placed_us, job_id)
+        for job_id, attempt in state.attempts.items()
+        if refusal.bound in (Bound.QUEUE_LIMIT, Bound.USER_LIMIT)
+        and (refusal.bound is not Bound.USER_LIMIT or attempt.job.owner == record.job.owner)
+        and any(each.queue.name == refusal.queue for each in state.quotas.leaf(attempt.job.queue).path)
+    )
+    blocking = tuple(job_id for _, job_id in holders[:10])
+    return _say(record, Reason(refusal.bound.value), refusal.text, blocking=blocking, until_us=refusal.until_us)
 
 
 def _nowhere(state: State, record: JobRecord) -> Explanation:

@@ -6,12 +6,12 @@ those that do the tightest. No other choice needs fewer parts, and what is broke
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from cordee.schedule.entry import gpus_of, mask_of
+from cordee.schedule.entry import Entry, gpus_of, mask_of
 from cordee.schedule.view import ANYWHERE, Class, View, holds
 
 _HIGHEST = {"island": -1, "rack": 0, "block": 1, None: ANYWHERE}
@@ -80,9 +80,9 @@ def search(view: View, need: Need) -> Shape | None:
         fitting = rows[enough[rows]]
         if len(fitting):
             row = _best_domain(view, fitting, need)
-            picks: list[Pick] = []
-            _fill(view, row, need.units, need.rest, need, picks)
-            return Shape(min(height, ANYWHERE) + 3, tuple(picks), int(view.free[row]) - need.gpus)
+            filling = _Filling(view, need)
+            filling.domain(row, need.units, need.rest)
+            return Shape(height + 3, tuple(filling.picks), int(view.free[row]) - need.gpus)
     return None
 
 
@@ -164,37 +164,45 @@ Run = tuple[int, bool, Any, Any, int]
 """Equal parts: units that each holds, whether a rest goes beside them, a key to order by, a tag, how many they are."""
 
 
-def _fill(view: View, row: int, units: int, rest: int, need: Need, picks: list[Pick]) -> None:
-    """Fill a domain that holds so much, adding to `picks`."""
-    rows = view.inside(row)
-    if not len(rows):
-        _fill_nodes(view, row, units, rest, need, picks)
-        return
-    held, beside = _by_row(view, need)
-    runs: list[Run] = [
-        (int(held[each]), bool(beside[each]), (view.free[each], number), int(each), 1)
-        for number, each in enumerate(rows)
-        if held[each] or beside[each]
-    ]
-    own = (int(held[row] - held[rows].sum()), bool(beside[row] > beside[rows].sum()))
-    if any(own):
-        runs.append((*own, (view.free[row] - view.free[rows].sum(), len(rows)), None, 1))
-    for inner, taken, with_rest, _ in _parts(runs, units, rest):
-        if inner is None:
-            _fill_nodes(view, row, taken, with_rest, need, picks)
-        else:
-            _fill(view, inner, taken, with_rest, need, picks)
+@dataclass(slots=True)
+class _Filling:
+    """A gang that is being laid into domains which hold it."""
 
+    view: View
+    need: Need
+    picks: list[Pick] = field(default_factory=list)
 
-def _fill_nodes(view: View, row: int, units: int, rest: int, need: Need, picks: list[Pick]) -> None:
-    """Fill nodes right in a domain, adding to `picks`."""
-    runs: list[Run] = []
-    for cls in view.total:
-        names = view.names.get((row, view.column(cls)))
-        held, beside = holds(cls, need.unit, need.rest, need.in_island)
-        if names and (held or beside):
-            runs.append((held, beside, (sum(cls[2]), cls), names, len(names)))
-    picks += [(names[number], taken, with_rest) for names, taken, with_rest, number in _parts(runs, units, rest)]
+    def domain(self, row: int, units: int, rest: int) -> None:
+        """Lay so much into a domain."""
+        view, rows = self.view, self.view.inside(row)
+        if not len(rows):
+            self.nodes(row, units, rest)
+            return
+        held, beside = _by_row(view, self.need)
+        runs: list[Run] = [
+            (int(held[each]), bool(beside[each]), (view.free[each], number), int(each), 1)
+            for number, each in enumerate(rows)
+            if held[each] or beside[each]
+        ]
+        own = (int(held[row] - held[rows].sum()), bool(beside[row] > beside[rows].sum()))
+        if any(own):
+            runs.append((*own, (view.free[row] - view.free[rows].sum(), len(rows)), None, 1))
+        for inner, taken, with_rest, _ in _parts(runs, units, rest):
+            if inner is None:
+                self.nodes(row, taken, with_rest)
+            else:
+                self.domain(inner, taken, with_rest)
+
+    def nodes(self, row: int, units: int, rest: int) -> None:
+        """Lay so much into nodes right in a domain."""
+        view, need = self.view, self.need
+        runs: list[Run] = []
+        for cls in view.total:
+            names = view.names.get((row, view.column(cls)))
+            held, beside = holds(cls, need.unit, need.rest, need.in_island)
+            if names and (held or beside):
+                runs.append((held, beside, (sum(cls[2]), cls), names, len(names)))
+        self.picks += [(names[at], taken, with_rest) for names, taken, with_rest, at in _parts(runs, units, rest)]
 
 
 def _parts(runs: list[Run], units: int, rest: int) -> Iterator[tuple[Any, int, int, int]]:
@@ -225,14 +233,17 @@ def _parts(runs: list[Run], units: int, rest: int) -> Iterator[tuple[Any, int, i
 # -- GPUs of a node ------------------------------------------------------------------------------------------
 
 
-def choose(free: int, gpus: int, island: int, units: int, need: Need, rest: int) -> tuple[int, ...]:
-    """GPUs of a node with `gpus` of them, unit by unit and the rest last, in the order of the gang's ranks.
+def choose(entry: Entry, need: Need, units: int, rest: int) -> tuple[int, ...]:
+    """Free GPUs of a node, unit by unit and the rest last, in the order of the gang's ranks.
 
-    >>> choose(0b11110111, 8, 4, 1, Need(4, 1, 0, True, None), 0)
-    (4, 5, 6, 7)
+    >>> from cordee.events import Node
+    >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=8, island_gpus=4)
+    >>> choose(Entry(node, 0b11110111, 8), Need(4, 1, 1, True, None), 1, 1)
+    (4, 5, 6, 7, 0)
     """
+    island, gpus = entry.node.island_gpus, entry.node.gpus
     size = island if 0 < island < gpus else gpus
-    islands = [free & ((1 << size) - 1) << first for first in range(0, gpus, size)]
+    islands = [entry.free & ((1 << size) - 1) << first for first in range(0, gpus, size)]
     parts: list[tuple[int, ...]] = []
     if need.in_island and need.unit <= size:
         parts += sorted(_take(islands, need.unit) for _ in range(units))

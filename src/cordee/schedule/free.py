@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cordee.schedule.entry import Entry, Kind, Used, entry_of
+from cordee.schedule.mix import Mix
+from cordee.schedule.pack import Packer
+from cordee.schedule.policy import Packing
 from cordee.schedule.view import Feed, Pool, View
 
-_VIEWS_MAX = 128
+_NODES_MAX = 1_000_000  # in all views together: about 300 MB
 
 
 @dataclass(slots=True)
@@ -28,11 +31,14 @@ class Tally:
 class FreeIndex:
     """What can be placed on now."""
 
-    def __init__(self) -> None:
+    def __init__(self, mix: Mix | None = None) -> None:
+        """Nothing is there yet; `mix` is what was submitted, where another index learns it."""
         self.entries: dict[str, Entry] = {}
         self.kinds: dict[Kind, Tally] = {}
         self._now = Feed()
         self._empty = Feed()  # every node as if nothing of it were leased
+        self.mix = mix or Mix()
+        self._packers: dict[Packing, Packer] = {}
         self._views: dict[tuple[Pool, int, int, bool, bool], View] = {}
 
     def put(self, name: str, entry: Entry | None) -> Entry | None:
@@ -69,11 +75,17 @@ class FreeIndex:
         view = self._views.pop(key, None)
         if view is None:
             view = View(pool, cpu_milli, memory_bytes, self._empty if empty else self._now, hosts)
-            if len(self._views) >= _VIEWS_MAX:
+            while self._views and sum(len(each.where) for each in self._views.values()) > _NODES_MAX:
                 del self._views[next(iter(self._views))]
         self._views[key] = view  # the least recently used is the first
         view.follow()
         return view
+
+    def packer(self, packing: Packing) -> Packer:
+        """Chooses among nodes that hold a job."""
+        if packing not in self._packers:
+            self._packers[packing] = Packer(self._now, self.mix, packing)
+        return self._packers[packing]
 
     def shared(self, kind: Kind, milli: int) -> Iterator[tuple[int, str, int]]:
         """GPUs of a kind that are shared and have so much left: (free milli, node, GPU), the tightest first."""
@@ -95,7 +107,7 @@ class FreeIndex:
     def value(self) -> object:
         """A deep copy, to compare."""
         kinds = {kind: (each.free, each.usable, each.nodes, tuple(each.shared)) for kind, each in self.kinds.items()}
-        return dict(self.entries), kinds
+        return dict(self.entries), kinds, self.mix.value()
 
     def _count(self, name: str, entry: Entry, sign: int) -> None:
         tally = self.kinds.get(entry.kind)

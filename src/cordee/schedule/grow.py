@@ -36,7 +36,7 @@ def grown(state: State, attempt: Attempt, candidates: tuple[Pool, ...], now_us: 
             break
         if state.quotas.queues and state.quotas.admits(job, now_us, size - attempt.gpus) is not None:
             continue
-        leases = place(state.soon, job, candidates, gpus=size)
+        leases = place(state.soon, job, candidates, gpus=size, packing=state.policy.packing)
         if leases is not None:
             break
     state.take_back(mark)

@@ -19,7 +19,8 @@ from cordee.events import Capacity, Job, Lease
 from cordee.schedule.entry import Entry, Kind, host_share
 from cordee.schedule.fill import Need, Shape, choose, lacking, missing, search
 from cordee.schedule.free import FreeIndex
-from cordee.schedule.part import lacks_part, place_part
+from cordee.schedule.part import lacks_part
+from cordee.schedule.policy import Packing
 from cordee.schedule.view import Pool, View, holds
 
 _SOLD = (Capacity.ON_DEMAND, Capacity.SPOT)
@@ -122,6 +123,7 @@ def place(
     *,
     gpus: int | None = None,
     avoid: Collection[str] = (),
+    packing: Packing = "mix",
 ) -> tuple[Lease, ...] | None:
     """The leases of a whole gang in the order of its ranks, or None if no candidate pool has room.
 
@@ -131,19 +133,25 @@ def place(
         candidates: `pools` of the job, or those of them that are open to it.
         gpus: a size of an elastic job, instead of `job.gpus`.
         avoid: nodes that are used only if there is no place without them.
+        packing: how a job chooses among nodes that hold it (pack.py); whole gangs of several nodes do not.
     """
     absent = {name: None for name in avoid if name in index.entries}
     if absent:
         with index.as_if(absent):
-            found = _place(index, job, candidates, gpus)
+            found = _place(index, job, candidates, gpus or job.gpus, packing)
         if found is not None:
             return found
-    return _place(index, job, candidates, gpus)
+    return _place(index, job, candidates, gpus or job.gpus, packing)
 
 
-def _place(index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None) -> tuple[Lease, ...] | None:
-    if job.gpu_milli < 1000 or not job.gpus:
-        return place_part(index, job, candidates)
+def _place(
+    index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int, packing: Packing
+) -> tuple[Lease, ...] | None:
+    less = not gpus or job.gpu_milli < 1000
+    if less or _is_scored(job, packing):
+        lease = _packed(index, job, candidates, gpus, packing)
+        if lease is not None or less:
+            return None if lease is None else (lease,)
     best: tuple[tuple[int, int, int, int, int], Need, Shape] | None = None
     for number, pool in enumerate(candidates):
         if best is not None and len(pool) > 1:
@@ -155,6 +163,25 @@ def _place(index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int |
             if best is None or key < best[0]:
                 best = (key, need, shape)
     return None if best is None else _leases(index, best[1], best[2])
+
+
+def _is_scored(job: Job, packing: Packing) -> bool:
+    """Where nothing but whole GPUs is counted, the fewest left over is all there is to know, and counts tell it."""
+    if job.unit_gpus is not None or job.within == "island":
+        return False
+    return packing == "fgd" or (packing == "mix" and bool(job.cpu_milli or job.memory_bytes))
+
+
+def _packed(index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int, packing: Packing) -> Lease | None:
+    ask = (*host_share(job, 1), gpus, job.gpu_milli)
+    found = index.packer(packing).pick(ask, [pool[0] for pool in candidates if len(pool) == 1])
+    if found is None:
+        return None
+    name, gpu = found
+    if not gpus or job.gpu_milli < 1000:
+        return Lease(node=name, gpus=(gpu,) if gpus else (), milli=job.gpu_milli)
+    entry, whole = index.entries[name], Need(gpus, 1, 0, False, None)
+    return Lease(node=name, gpus=choose(entry, whole, 1, 0))
 
 
 def _price(index: FreeIndex, need: Need, shape: Shape) -> int:
@@ -171,6 +198,6 @@ def _leases(index: FreeIndex, need: Need, shape: Shape) -> tuple[Lease, ...]:
         (rest, index.entries[name].node.domain, name, units) for name, units, rest in shape.picks
     ):
         entry = index.entries[name]
-        gpus = choose(entry.free, entry.node.gpus, entry.node.island_gpus, units, need, rest)
+        gpus = choose(entry, need, units, rest)
         leases.append(Lease(node=name, gpus=gpus))
     return tuple(leases)

@@ -20,6 +20,10 @@ Victims = Literal["dollars", "newest", "lowest", "none"]
 """The set that loses the fewest dollars; last started first; lowest tier and priority first; nobody is pushed."""
 
 
+Packing = Literal["mix", "fgd", "tight"]
+"""Among nodes that hold a job: what hurts the mix of shapes seen the least (ours, and FGD's form of it); best fit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The rules of one scheduler.
@@ -42,6 +46,7 @@ class Policy:
     order: Order = "service"
     backfill: Backfill = "easy"
     victims: Victims = "dollars"
+    packing: Packing = "mix"
     notice: bool = True
     levels_gpu_us: tuple[int, ...] = tuple(hours * US_PER_HOUR for hours in (1, 16, 64, 256))
     push_after_us: int = 30 * US_PER_S
@@ -77,6 +82,7 @@ NAMED = MappingProxyType(
         "sjf": Policy(order="sjf", backfill="fit", victims="none", **_PEER),
         "srsf": Policy(order="srsf", backfill="fit", **_PEER),
         "las": Policy(order="las", backfill="fit", levels_gpu_us=(3_250 * US_PER_S,), **_PEER),
+        "fgd": Policy(packing="fgd"),
         "kill": Policy(notice=False),
     }
 )

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule.bounds import Bound, Refusal
+from cordee.schedule.free import FreeIndex
 from cordee.schedule.lifecycle import notice
-from cordee.schedule.place import fits, need_of, place, pools
+from cordee.schedule.place import need_of, place, pools
 from cordee.schedule.preempt import Victim, charge, choose
 from cordee.schedule.records import Attempt, JobRecord
 from cordee.schedule.share import is_below, level, turn_of
@@ -150,7 +151,7 @@ class Pushing:
         attempts = [self.state.attempts[each] for each in chosen]
         plain: list[Term] = [(attempt, self._reason(attempt, record), None) for attempt in attempts]
         self._try(plain, record)
-        leases = place(self.state.soon, record.job, (pool,)) if fits(self.state.soon, record.job, pool) else None
+        leases = self._place(self.state.soon, record.job, (pool,))
         if leases is None:
             self.state.take_back(mark)
             return None
@@ -174,14 +175,12 @@ class Pushing:
         attempts = [self.state.attempts[each] for each in chosen]
         terms: list[Term] = [(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
         self._try(terms, record)
-        leases = place(self.state.soon, record.job, (pool,)) if fits(self.state.soon, record.job, pool) else None
+        leases = self._place(self.state.soon, record.job, (pool,))
         others: list[tuple[Job, tuple[Lease, ...]]] = []
         if leases is not None:
             self.state.claim(leases)
             for attempt in sorted(attempts, key=lambda each: (-each.gpus, each.job.job_id)):
-                there = place(
-                    self.state.index, attempt.job, pools(attempt.job, self.state.index.kinds), gpus=attempt.gpus
-                )
+                there = self._place(self.state.index, attempt.job, self._pools(attempt.job), attempt.gpus)
                 if there is None:
                     break
                 self.state.claim(there)
@@ -195,10 +194,18 @@ class Pushing:
         """Where a victim can start again smaller, once it has left."""
         for size in attempt.job.sizes:
             if size < attempt.gpus:
-                leases = place(self.state.soon, attempt.job, pools(attempt.job, self.state.index.kinds), gpus=size)
+                leases = self._place(self.state.soon, attempt.job, self._pools(attempt.job), size)
                 if leases is not None:
                     return leases
         return None
+
+    def _pools(self, job: Job) -> tuple[Pool, ...]:
+        return pools(job, self.state.index.kinds)
+
+    def _place(
+        self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
+    ) -> tuple[Lease, ...] | None:
+        return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
 
     def _try(self, terms: list[Term], record: JobRecord) -> None:
         for term in terms:

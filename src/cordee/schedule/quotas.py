@@ -16,11 +16,15 @@ from cordee.schedule import bounds
 from cordee.schedule.bounds import Bound, Refusal, milli, show_gpus
 from cordee.schedule.day import DAY_US
 from cordee.schedule.decay import Decay
-from cordee.schedule.held import NOTHING, Held, Holder, count
+from cordee.schedule.held import MILLI, NOTHING, Held, Holder, count
 from cordee.schedule.queues import DEFAULT
+from cordee.units import US_PER_HOUR
 
 HALF_LIFE_US = 7 * DAY_US
 """After so long, half of what a queue had borrowed still speaks against it."""
+
+PAST_WEIGHT = 4
+"""What a queue held on average, decayed, speaks so many times as loud against it as what it holds now."""
 
 SHARE = 10**9
 """The whole cluster, in `Quotas.share`."""
@@ -36,6 +40,28 @@ class Borrower:
     queue: str
     over_milli: int
     distance: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A queue as it stands, for people.
+
+    Attributes:
+        lends_milli: what it leaves of its quota, for others to use.
+        share: what it borrowed, by its weight, as a part of the cluster in billionths: the less, the sooner its turn.
+        users: who holds how much.
+        day_gpu_us, day_micro_usd: used within the last day; None where nothing limits it.
+    """
+
+    queue: Queue
+    depth: int
+    held_milli: int
+    borrowed_milli: int
+    lends_milli: int
+    share: int
+    users: tuple[tuple[str, int], ...]
+    day_gpu_us: int | None
+    day_micro_usd: int | None
 
 
 @dataclass(slots=True)
@@ -59,13 +85,13 @@ class Push:
         inside its quota, from any tier; and pushes who is below it, unless that one's quota shields it.
         """
         path = self._quotas.leaf(victim.queue).path
-        mine = set(self._path)
-        side = [holder for holder in path if holder not in mine]
-        if not side:
+        meets = next(level for level, holder in enumerate(path) if holder in self._inside)
+        if meets == 0:
             allowed = below
         else:
-            over = all(holder.net - self._gone.get(holder, 0) > holder.quota for holder in side)
-            inside = self._inside[self._path[len(self._path) - (len(path) - len(side)) - 1]]
+            gone = self._gone
+            over = all(holder.net - gone.get(holder, 0) > holder.quota for holder in path[:meets])
+            inside = self._inside[self._path[self._path.index(path[meets]) - 1]]
             allowed = (inside and over) or (below and (inside or over))
         if allowed and self._helps(victim, path):
             for holder in path:
@@ -100,6 +126,7 @@ class Quotas:
         named.setdefault(DEFAULT, Queue(name=DEFAULT))
         for queue in named.values():
             self._grow(queue, named)
+        self.rules = any(_has_rules(queue) for queue in named.values())  # without any, everybody may start and push
         self._leaves = {name: _own(holder) for name, holder in self._holders.items()}
         _first_claim(self._cluster)
 
@@ -253,11 +280,11 @@ class Quotas:
         """Whose turn it is, for `sorted`: the smaller, the sooner; from the outermost queue down to the named one.
 
         At each level: first who is inside its quota, then by what it borrowed of the GPUs, CPU or memory of the cluster
-        (whichever is most), by its weight: half of it is what it holds now, half what it held in the past, decayed.
+        (whichever is most), by its weight, now and on average, decayed.
         """
         clock, key = self._reading(now_us), list[int]()
         for holder in reversed(self.leaf(queue).path[:-1]):
-            key += (holder.net >= holder.quota, self._dominant(holder, clock, 1) // holder.queue.weight)
+            key += (holder.net >= holder.quota, self._share(holder, clock))
         return tuple(key)
 
     def spent(self, job: Job, now_us: int) -> bool:
@@ -279,6 +306,32 @@ class Quotas:
             if (left := bounds.pace(holder, rule.which) * max(holder.graces)) is not None
         ]
         return min((at_us for at_us in times if at_us is not None), default=None)
+
+    def standings(self, now_us: int) -> tuple[Standing, ...]:
+        """Every queue, each before those inside it, else by name."""
+        clock = self._clock.at(now_us) if self._clock else 1
+
+        def below(holder: Holder, depth: int) -> Iterator[Standing]:
+            for each in sorted(holder.inside, key=lambda inner: inner.queue.name):
+                if self._holders.get(each.queue.name) is each:
+                    yield self._standing(each, depth, clock, now_us)
+                    yield from below(each, depth + 1)
+
+        return tuple(below(self._cluster, 0))
+
+    def _standing(self, holder: Holder, depth: int, clock: int, now_us: int) -> Standing:
+        used = None if holder.day is None else holder.day.used(now_us)
+        return Standing(
+            queue=holder.queue,
+            depth=depth,
+            held_milli=holder.held,
+            borrowed_milli=max(0, holder.held - holder.quota),
+            lends_milli=max(0, holder.quota - holder.held) if holder.queue.lend else 0,
+            share=self._share(holder, clock),
+            users=tuple(sorted(holder.users.items())),
+            day_gpu_us=None if used is None else used[0] // MILLI,
+            day_micro_usd=None if used is None else used[1] // (MILLI * US_PER_HOUR),
+        )
 
     def value(self) -> object:
         """A deep copy as plain values, to compare."""
@@ -305,15 +358,16 @@ class Quotas:
         """Nano-dollars per hour of a thousandth of a GPU."""
         return self.offered.nano_usd_per_hour // self.offered.gpu_milli if self.offered.gpu_milli > 0 else 0
 
-    def _dominant(self, holder: Holder, clock: int, ahead: int) -> int:
-        """The largest part of what the cluster offers, as things were (ahead 0) or with what is held now (1)."""
+    def _share(self, holder: Holder, clock: int) -> int:
+        """What it borrowed of that of which it borrowed most, by its weight: now, and on the decayed average so far."""
+        past = clock - self._clock.begin if self._clock else 0
         offers = (self.offered.gpu_milli, self.offered.cpu_milli, self.offered.memory_bytes)
         parts = (
-            (base + (rate * clock << ahead)) * SHARE // (offer * clock << ahead)
+            (rate + (base + rate * clock) * PAST_WEIGHT // past if past else rate * (1 + PAST_WEIGHT)) * SHARE // offer
             for base, rate, offer in zip(holder.base, holder.rate, offers, strict=True)
             if offer > 0
         )
-        return max(parts, default=0)
+        return max(parts, default=0) // (holder.queue.weight * (1 + PAST_WEIGHT))
 
 
 def _own(holder: Holder) -> Holder:
@@ -322,6 +376,10 @@ def _own(holder: Holder) -> Holder:
         return holder
     left = holder.queue.quota_gpus - sum(each.queue.quota_gpus for each in holder.inside)
     return Holder(Queue(name=holder.queue.name, parent=holder.queue.name, quota_gpus=left), holder)
+
+
+def _has_rules(queue: Queue) -> bool:
+    return queue != Queue(name=queue.name, parent=queue.parent, weight=queue.weight)
 
 
 def _first_claim(holder: Holder) -> int:

@@ -54,7 +54,8 @@ from cordee.units import US_PER_HOUR
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA)
-_RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE)
+_RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
+"""Who left for one of these lost its place by no turn of others, and starts again before the others of its tier."""
 
 FLAPS = 3
 """A node that went down so often within `FLAPS_WITHIN_US` is not placed on for `QUARANTINE_US`."""
@@ -88,7 +89,7 @@ class State:
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
         self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
         self.index = FreeIndex()  # what is free
-        self.soon = FreeIndex()  # and what is being vacated
+        self.soon = FreeIndex(self.index.mix)  # and what is being vacated
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
@@ -197,6 +198,7 @@ class State:
             record = JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us)
             self.journal.put(self.jobs, job.job_id, record)
             self._enqueue(record)
+            self.journal.note(self.index.mix.unseen, self.index.mix.seen(job, event.at_us))
 
     def _enqueue(self, record: JobRecord) -> None:
         patience_us = self.policy.patience_us if self.policy.guards else None
@@ -502,7 +504,7 @@ class State:
             return
         record, notice = self.jobs[event.job_id], attempt.notice
         counted = event.outcome in _COUNTED and notice is None
-        returns = notice is not None and notice.reason in _RETURNS
+        returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
         queued = replace(
             record,
             phase=Phase.QUEUED,
@@ -521,6 +523,8 @@ class State:
             self.journal.remove(self.limits, (attempt.limit_at_us, event.job_id))
         self.journal.drop(self.attention, event.job_id)
         self.journal.put(self.jobs, event.job_id, queued)
+        if returns:
+            self.journal.put(self.returning, event.job_id, None)
         self._enqueue(queued)
 
 

@@ -55,6 +55,7 @@ class _Field:
     gain: Any  # of each lease: GPUs, 0 if it may not be pushed
     row: Any  # of each lease
     node: Any
+    cost: Any  # of each attempt's row
 
 
 class Victims:
@@ -95,7 +96,7 @@ class Victims:
         for group in groups:
             rows = self._in(group, need, field)
             if rows is not None:
-                key = self._weigh(rows)
+                key = self._weigh(rows, field)
                 if best is None or key < best[0]:
                     best = (key, rows)
         return None if best is None else tuple(sorted(self._state.running.jobs[row] for row in best[1]))
@@ -157,33 +158,30 @@ class Victims:
             pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
             kinds = [running.kinds[kind] for kind in pool if kind in running.kinds]
             nodes = np.isin(running.node_kind[:count], kinds)
-            found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node)
+            found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node, self._cost_to(power))
         return found
+
+    def _cost_to(self, power: Power) -> Any:
+        """Of each row; of nearly equal ones of its own tier a job pushes who had more."""
+        policy, cost = self._state.policy, self.cost()
+        if power.standing is None or not policy.favour or policy.order != "service":
+            return cost
+        hours = self._state.running.served(self._now_us) / US_PER_HOUR
+        favoured = cost * np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
+        return np.where(self._state.running.rows["tier"] == power.tier, favoured, cost)
 
     def cost(self) -> Any:
         """What each row's push weighs: `preempt.charge` for all of them, as floats."""
         self._refresh()
         if self._cost is None:
             rows = self._state.running.rows
-            if self._state.policy.victims == "newest":
-                self._cost = -rows["placed_us"].astype(np.float64)
-                return self._cost
             work = np.maximum(0, self._now_us - rows["work_from_us"])
             every = rows["every_us"]
             work = np.where(rows["silent"], work % np.maximum(1, every), np.minimum(work, every))
             lost = np.where(rows["saves"], rows["save_us"], work) + rows["restart_us"]
             usd = rows["rate"] * lost / US_PER_HOUR
-            cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
-            self._cost = cost * self._favour()
+            self._cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
         return self._cost
-
-    def _favour(self) -> Any:
-        """Of nearly equal ones who had more goes: a factor of each row's cost."""
-        policy = self._state.policy
-        if not policy.favour or policy.order != "service":
-            return 1.0
-        hours = self._state.running.served(self._now_us) / US_PER_HOUR
-        return np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
 
     def _domains(self, need: Need, nodes: Any, field: _Field) -> Iterable[Any]:
         """Masks of nodes that the gang may lie in together, each with enough of them."""
@@ -201,11 +199,11 @@ class Victims:
                 mask[numbers] = True
                 yield mask
 
-    def _weigh(self, rows: Sequence[int]) -> Any:
+    def _weigh(self, rows: Sequence[int], field: _Field) -> Any:
         """The order of sets: what they cost, how many they are, how low, their names."""
-        jobs, tiers, cost = self._state.running.jobs, self._state.running.rows["tier"], self.cost()
+        jobs, tiers = self._state.running.jobs, self._state.running.rows["tier"]
         named = sorted((jobs[row], row) for row in rows)
-        total = sum(round(float(cost[row])) for _, row in named)
+        total = sum(round(float(field.cost[row])) for _, row in named)
         return total, len(rows), -sum(int(tiers[row]) for row in rows), [job_id for job_id, _ in named]
 
     # -- the search ------------------------------------------------------------------------------------------
@@ -224,7 +222,7 @@ class Victims:
         lacks = gpus - field.free
         at = np.flatnonzero((field.gain > 0) & there[field.node])
         row, node, gain = field.row[at], field.node[at], field.gain[at]
-        cost = self.cost()[row]
+        cost = field.cost[row]
         alone = np.flatnonzero(gain >= lacks[node])
         best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
         bound = cost[alone].min() if len(alone) else np.inf
@@ -235,15 +233,15 @@ class Victims:
         promising = np.flatnonzero(there & (least < bound * (1 - 1e-9) if np.isfinite(bound) else there))
         names = self._state.running.name_ranks()
         order = promising[np.lexsort((names[promising], least[promising]))][:_NODES_MAX]
-        key = None if best is None else self._weigh(best)
+        key = None if best is None else self._weigh(best, field)
         for number in order:
             if key is not None and least[number] >= bound:
                 break
             on_it = np.flatnonzero(node == number)
-            chosen = self._cheapest(row[on_it], gain[on_it], int(lacks[number]))
-            found = self._weigh(chosen)
+            chosen = self._cheapest(field, row[on_it], gain[on_it], int(lacks[number]))
+            found = self._weigh(chosen, field)
             if key is None or found < key:
-                best, key, bound = chosen, found, float(self.cost()[chosen].sum())
+                best, key, bound = chosen, found, float(field.cost[chosen].sum())
         return best
 
     def _first(self, row: Any, cost: Any) -> int:
@@ -257,14 +255,14 @@ class Victims:
         jobs = self._state.running.jobs
         return int(min(left, key=lambda each: jobs[int(row[each])]))
 
-    def _cheapest(self, row: Any, gain: Any, lacks: int) -> list[int]:
+    def _cheapest(self, field: _Field, row: Any, gain: Any, lacks: int) -> list[int]:
         """The cheapest rows of one node that free so many of its GPUs."""
-        running, cost = self._state.running, self.cost()
+        running = self._state.running
         candidates = [
             Victim(
                 job_id=running.jobs[each],
                 gpus=gpus,
-                cost=Cost(round(float(cost[each])), 0),
+                cost=Cost(round(float(field.cost[each])), 0),
                 level=int(running.rows["tier"][each]),
             )
             for each, gpus in zip(row.tolist(), gain.tolist(), strict=True)
@@ -288,7 +286,7 @@ class Victims:
 
     def _of_few(self, rows: list[int], count: "_Count", field: _Field, leases: Any) -> list[int] | None:
         """All combinations, cheapest first, cut off where they are dearer than the best."""
-        cost = self.cost()
+        cost = field.cost
         rows = sorted(rows, key=lambda row: (cost[row], self._state.running.jobs[row]))
         best: list[tuple[Any, list[int]]] = []
         bound = [0.0]
@@ -297,7 +295,7 @@ class Victims:
             if best and weight > bound[0] * (1 + 1e-12):
                 return
             if taken and count.enough(count.with_rows(taken)):
-                key = self._weigh(taken)
+                key = self._weigh(taken, field)
                 if not best or key < best[0][0]:
                     best[:], bound[0] = [(key, list(taken))], weight
                 return
@@ -311,7 +309,7 @@ class Victims:
         """Node by node in the order of what a further unit costs there, the cost of a gang shared by all its GPUs."""
         need, running = count.need, self._state.running
         gpus = np.maximum(1, running.rows["gpus"])
-        price = self.cost() / gpus
+        price = field.cost / gpus
         row, node, gain = field.row[leases], field.node[leases], field.gain[leases]
         per_node = np.bincount(node, weights=gain * price[row], minlength=len(field.free))
         pushed = np.maximum(1, field.avail - field.free)
@@ -331,7 +329,7 @@ class Victims:
                     on_it = np.flatnonzero(node == number)
                     on_it = on_it[~np.isin(row[on_it], chosen)]
                     lack = int(size - free[number] % size)
-                    chosen += self._cheapest(row[on_it], gain[on_it], lack)
+                    chosen += self._cheapest(field, row[on_it], gain[on_it], lack)
                     free = count.with_rows(chosen)
         return chosen
 
@@ -339,7 +337,7 @@ class Victims:
         """Without those that could be left out, the dearest first."""
         if not count.enough(count.with_rows(chosen)):
             return None
-        cost, jobs = self.cost(), self._state.running.jobs
+        cost, jobs = field.cost, self._state.running.jobs
         for row in sorted(chosen, key=lambda each: (-cost[each], jobs[each])):
             rest = [each for each in chosen if each != row]
             if count.enough(count.with_rows(rest)):

@@ -87,7 +87,7 @@ class View:
         self._column: dict[Class, int] = {}
         self._row: dict[Domain, int] = {}
         self._height: list[int] = []
-        self._where: dict[str, tuple[tuple[int, ...], int]] = {}  # node: rows from the root down, column
+        self.where: dict[str, tuple[tuple[int, ...], int]] = {}  # node: rows from the root down, column
         self._levels: dict[int, Any] = {}
         self._inside: dict[int, Any] = {}
         self._leaves: Any = None
@@ -133,16 +133,16 @@ class View:
         cls = self.class_of(entry)
         column = None if cls is None else self._column_of(cls)
         domain = entry.node.domain if entry is not None else ()
-        old = self._where.get(name)
+        old = self.where.get(name)
         if old is not None:
             if column == old[1] and self.domains[old[0][-1]] == domain:
                 return
-            del self._where[name]
+            del self.where[name]
             self._count(name, *old, -1)
         if column is not None and entry is not None:
             spans = entry.node.island_gpus > entry.node.gpus  # then the innermost domain is an island, below the rack
             where = (self._rows(domain, -1 if spans else 0), column)
-            self._where[name] = where
+            self.where[name] = where
             self._count(name, *where, +1)
 
     def _count(self, name: str, rows: tuple[int, ...], column: int, sign: int) -> None:
@@ -211,7 +211,7 @@ class View:
             return self.total
         total = dict(self.total)
         for name, entry in entries.items():
-            old, new = self._where.get(name), self.class_of(entry)
+            old, new = self.where.get(name), self.class_of(entry)
             if old is not None:
                 total[self.classes[old[1]]] -= 1
             if new is not None:

@@ -7,23 +7,22 @@ Failure and reclaim rates are what `docs/how-to/simulate.md` quotes with their s
 import csv
 import heapq
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cordee.errors import InputError
 from cordee.events import Capacity, Node
+from cordee.hardware.topology import parse_cluster
 from cordee.simulate.traces.job import open_text
 from cordee.simulate.world import Reclaim
 from cordee.units import US_PER_S
 
 _DAY_US = 86_400 * US_PER_S
-MIB = 1 << 20
 
 
 def cluster(text: str, *, micro_usd_per_gpu_hour: int = 0, price_source: str = "no price is known") -> tuple[Node, ...]:
-    """The nodes of `80x8`, `80x8xH100`, several such joined by `+`, or of a table `sn,cpu_milli,memory_mib,gpu,model`.
+    """The nodes of `80x8xH100`, `2x40x8` (racks first) or several such joined by `+`, or of a file of nodes.
 
     >>> [node.name for node in cluster("2x8xH100+1x4xL4")]
     ['node-0000', 'node-0001', 'node-0002']
@@ -32,49 +31,13 @@ def cluster(text: str, *, micro_usd_per_gpu_hour: int = 0, price_source: str = "
         InputError: it is none of these.
     """
     path = Path(text)
-    nodes = _from_table(path) if path.suffix in (".csv", ".gz") else _from_words(text)
-    if not nodes:
-        raise InputError(f"the cluster {text!r} has no GPU")
+    if path.suffix in (".csv", ".gz", ".yaml", ".yml"):
+        with open_text(path) as file:
+            nodes = parse_cluster(file.read(), source=text)
+    else:
+        nodes = parse_cluster(text)
     price = {"micro_usd_per_gpu_hour": micro_usd_per_gpu_hour, "price_source": price_source}
-    return tuple(replace(node, **price) for node in nodes)  # type: ignore[arg-type]
-
-
-def _from_words(text: str) -> list[Node]:
-    nodes: list[Node] = []
-    for word in text.split("+"):
-        match = re.fullmatch(r"(\d+)x(\d+)(?:x([A-Za-z][\w. -]*))?", word.strip())
-        if match is None or int(match[1]) > 1_000_000:
-            raise InputError(
-                f"{text!r} is no cluster", hint="write nodes x GPUs each, as in 80x8 or 80x8xH100, or name a table"
-            )
-        for _ in range(int(match[1])):
-            gpus, name = int(match[2]), match[3] or "GPU"
-            nodes.append(Node(name=f"node-{len(nodes):04}", epoch=1, gpu_name=name, gpus=gpus))
-    return [node for node in nodes if node.gpus]
-
-
-def _from_table(path: Path) -> list[Node]:
-    nodes = []
-    with open_text(path) as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                gpus = int(float(row["gpu"]))
-                if gpus:
-                    nodes.append(
-                        Node(
-                            name=row["sn"],
-                            epoch=1,
-                            gpu_name=row.get("model") or "GPU",
-                            gpus=gpus,
-                            cpu_milli=int(float(row["cpu_milli"])),
-                            memory_bytes=int(float(row["memory_mib"])) * MIB,
-                        )
-                    )
-            except (KeyError, ValueError) as error:
-                raise InputError(
-                    f"{path}, line {number}: {error}", hint="nodes are told as sn,cpu_milli,memory_mib,gpu,model"
-                ) from error
-    return nodes
+    return tuple(node if node.micro_usd_per_gpu_hour else replace(node, **price) for node in nodes)  # type: ignore[arg-type]
 
 
 def vc_clusters(path: Path, gpus: int = 8) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
     metrics = Metrics()
     for event in log: metrics.apply(event)
-    metrics.summary(ledger, now_us)
+    metrics.summary((ledger, now_us))
 
 A job that has not ended counts for its waiting and for nothing else. `slowdown` of a job is the time from its
 submission to its end over the time it worked, and no less than ten seconds of work are counted, so that a job of one
@@ -193,13 +193,33 @@ class Metrics:
         elif kind is Reported:
             self._reported(event)  # type: ignore[arg-type]
 
-    def summary(self, ledger: Ledger, now_us: int) -> Summary:
-        """How it went until now; the ledger has folded the same log."""
+    def add(self, other: "Metrics") -> None:
+        """Count a cluster of its own in, whose run is over; what is drawn over time stays that of the first."""
+        self.jobs += other.jobs
+        self.jct_us.extend(other.jct_us)
+        self.wait_us.extend(other.wait_us)
+        self._away_us.extend(other._away_us)
+        self._slow.extend(other._slow)
+        for cause, sums in other._saves.items():
+            known = self._saves.setdefault(cause, [0, 0])
+            known[:] = [mine + its for mine, its in zip(known, sums, strict=True)]
+        for name, row in other._queues.items():
+            told = self._queues.setdefault(name, [0, 0, 0])
+            told[:] = [mine + its for mine, its in zip(told, row, strict=True)]
+        self._notices += other._notices
+        self._kills += other._kills
+        there, held, fragmented = (mine + its for mine, its in zip(self._at_end, other._at_end, strict=True))
+        self._at_end = (there, held, fragmented)
+        self._last_end_us = max(self._last_end_us, other._last_end_us)
+        self._first_us = min((at_us for at_us in (self._first_us, other._first_us) if at_us >= 0), default=-1)
+
+    def summary(self, *ledgers: tuple[Ledger, int]) -> Summary:
+        """How it went until now; the ledgers, each with its now, have folded the same log."""
         lost: dict[str, list[int]] = {
             cause: [0, milli_us // 1000, usd] for cause, (milli_us, usd) in self._saves.items()
         }
         useful = held = restart = held_usd = 0
-        for row in ledger.rows(now_us):
+        for row in (row for ledger, now_us in ledgers for row in ledger.rows(now_us)):
             useful += row.gpu_us.useful
             held += row.gpu_us.held
             restart += row.gpu_us.restart
@@ -208,7 +228,9 @@ class Metrics:
                 sums = lost.setdefault(row.cause, [0, 0, 0])
                 sums[0] += row.gpu_us.lost
                 sums[2] += row.micro_usd.lost
-        capacity, was_held, fragmented = self._at_end if self.jct_us else self._until(now_us)
+        capacity, was_held, fragmented = (
+            self._at_end if self.jct_us else self._until(max(now_us for _, now_us in ledgers))
+        )
         squares = math.fsum(each * each for each in self._slow)
         return Summary(
             jobs=self.jobs,

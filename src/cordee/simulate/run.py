@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cordee.account.ledger import Ledger
 from cordee.control.tick import Control
-from cordee.events import Event, Job, Node
+from cordee.events import Event, Job, Node, Queue
 from cordee.schedule.policy import Policy
 from cordee.simulate.engine import Engine
 from cordee.simulate.store import MemoryStore
@@ -42,6 +42,7 @@ def run(
     reclaims: Iterable[Reclaim] = (),
     *,
     policy: Policy | None = None,
+    queues: tuple[Queue, ...] = (),
     start_us: int = 0,
     until_us: int | None = None,
     late: bool = False,
@@ -54,6 +55,7 @@ def run(
         submissions: in the order of their arrival, if they are not a sequence.
         reclaims: in the order in which they begin, if they are not a sequence; then they may be without end.
         policy: by which rules; None: the default ones.
+        queues: the tree of queues; empty: all are equal.
         start_us: when the server comes up.
         until_us: when to cut.
         late: ranks tell late where no decision rests on what they tell; the ledger is the same.
@@ -66,6 +68,8 @@ def run(
     store = MemoryStore(tell)
     control = Control(clock=engine, store=store, executor=cluster, policy=policy)
     control.up()
+    if queues:
+        control.set_queues(queues)
     if isinstance(submissions, Sequence):
         submissions = sorted(submissions, key=lambda each: each.at_us)
     coming = iter(submissions)

@@ -16,6 +16,9 @@ from cordee.simulate.traces.job import Tally, TraceJob
 from cordee.simulate.work import Work
 from cordee.units import US_PER_S
 
+_STEP_US = 1_000
+"""A trace does not say how long steps are. They are short, and the one in progress at a notice counts to its save."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
@@ -69,7 +72,8 @@ def submissions(
 
 def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, *, estimates: bool) -> Submission:
     """One of them. Ids are made unique by their number: some traces repeat theirs."""
-    steps = max(1, each.duration_us // US_PER_S)
+    steps = max(1, each.duration_us // _STEP_US)
+    step_us = each.duration_us // steps
     job = Job(
         job_id=JobId(f"{each.job_id}-{number}"),
         name=each.job_id,
@@ -91,12 +95,12 @@ def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, 
     )
     work = Work(
         steps=steps,
-        step_us=each.duration_us // steps,
+        step_us=step_us,
         start_us=costs.restart_us,
         first_start_us=0,
         every_us=costs.every_us,
         stall_us=0,
-        drain_us=costs.save_us,
+        drain_us=max(0, costs.save_us - step_us),
         saves_at_end=False,
         gpus=each.gpus,
     )

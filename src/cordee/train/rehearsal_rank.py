@@ -20,12 +20,12 @@ class _Sleep(torch.autograd.Function):  # type: ignore[misc]
     """The tensor as it is; the way back takes so many seconds."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, seconds: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: Tensor, seconds: float) -> Tensor:
         ctx.seconds = seconds
-        return tensor.view_as(tensor)
+        return tensor.clone()  # torch detaches outputs in place, which a view forbids
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         time.sleep(ctx.seconds)
         return gradient, None
 

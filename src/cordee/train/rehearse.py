@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,18 +92,18 @@ def _start_and_wait(folder: Path, ranks: int) -> None:
         with (folder / f"rank{rank}.log").open("wb") as log:
             words = [sys.executable, "-m", "cordee.train.rehearse", str(folder)]
             running.append(subprocess.Popen(words, env=env | {"RANK": str(rank)}, stdout=log, stderr=log))
-    failed = None
+    failed, until_s = None, time.monotonic() + TIMEOUT_S
     try:
-        for rank, process in enumerate(running):
-            if process.wait(TIMEOUT_S) != 0 and failed is None:
-                failed = rank
-    except subprocess.TimeoutExpired:
-        failed = rank
+        # The first to fail is the one to be heard: the others fail because it is gone.
+        while failed is None and any(process.poll() is None for process in running):
+            if time.monotonic() > until_s:
+                failed = next(rank for rank, process in enumerate(running) if process.poll() is None)
+            time.sleep(0.02)
+            failed = next((rank for rank, process in enumerate(running) if process.poll()), failed)
     finally:
         for process in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
     if failed is not None:
         lines = (folder / f"rank{failed}.log").read_text(errors="replace").strip().splitlines()
         raise ScriptError(f"rank {failed} of the rehearsal failed: {' | '.join(lines[-3:]) or 'it wrote nothing'}")

@@ -11,7 +11,10 @@ from cordee.view.markup import num, palette_css, text
 
 WIDTH, HEIGHT = 1080, 400
 LEFT, RIGHT, TOP, BOTTOM = 92, 190, 24, 52
-INKS = ("var(--accent)", "var(--useful)", "var(--restart)", "var(--checkpoint)")
+INKS = (
+    *("var(--accent)", "var(--useful)", "var(--restart)", "var(--checkpoint)"),
+    *("var(--ink)", "var(--stall)", "var(--lost)", "var(--soft)"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Axis:
     name: str
     write: Callable[[float], str]
     log: bool = False
+    ticks: Sequence[float] = ()  # where it is named; empty: where round numbers are
 
 
 def chart_svg(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "") -> str:
@@ -78,7 +82,9 @@ class _Scale:
             share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
-    def ticks(self) -> list[float]:
+    def ticks(self, wanted: Sequence[float] = ()) -> list[float]:
+        if wanted:
+            return [tick for tick in wanted if self.low <= tick <= self.high]
         if self.log and not math.log2(self.high / self.low).is_integer():
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
@@ -96,13 +102,13 @@ class _Scale:
 
 def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
     drawn = []
-    for tick in up.ticks():
+    for tick in up.ticks(y.ticks):
         at = num(up.at(tick))
         drawn.append(f'<path class="rule" d="M{LEFT} {at}H{WIDTH - RIGHT}"/>')
         drawn.append(
             f'<text class="tick" x="{LEFT - 10}" y="{at}" dy="4" text-anchor="end">{text(y.write(tick))}</text>'
         )
-    for tick in across.ticks():
+    for tick in across.ticks(x.ticks):
         at = num(across.at(tick))
         drawn.append(
             f'<text class="tick" x="{at}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{text(x.write(tick))}</text>'

@@ -15,7 +15,7 @@ def least_max(loads: Floats, fleet: Fleet) -> Floats:
     """A proven lower bound on the load of each layer's fullest GPU."""
     mean = loads.sum(axis=1) / fleet.gpus
     hottest = (loads / replica_counts(loads, fleet.replicas)).max(axis=1)
-    least = np.maximum(mean, hottest)
+    least: Floats = np.maximum(mean, hottest)
     if fleet.domains > 1:
         least = np.maximum(least, lightest_worst_node(loads, fleet) / (fleet.gpus // fleet.nodes))
     return least
@@ -23,5 +23,5 @@ def least_max(loads: Floats, fleet: Fleet) -> Floats:
 
 def balance_bound(loads: Floats, fleet: Fleet) -> Floats:
     """The balance (mean over max) that no placement exceeds, for each layer."""
-    mean: Floats = loads.sum(axis=1) / fleet.gpus
-    return mean / least_max(loads, fleet)
+    bound: Floats = loads.sum(axis=1) / fleet.gpus / least_max(loads, fleet)
+    return bound

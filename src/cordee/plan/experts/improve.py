@@ -77,7 +77,9 @@ class Search:
             alive = alive[open_]
             if not len(alive):
                 break
-            change, alive = self._step(alive, trades=moved_max is not None and step % 3 == 0, near=moved_max is not None)
+            change, alive = self._step(
+                alive, trades=moved_max is not None and step % 3 == 0, near=moved_max is not None
+            )
             changes.append(change)
             maxima.append(self.load.max(axis=1))
             moves.append(self.moved.copy())
@@ -108,7 +110,7 @@ class Search:
         return gpus, self.slots[layers[:, None], gpus].reshape(len(layers), -1)
 
     def _best_swap(self, layers: Ints, hot: Ints, top: Floats, near: bool) -> tuple[Ints, Floats]:
-        """(own slot, GPU, its slot, fullest GPU) of each layer's best swap, and by how much the fuller of both falls."""
+        """(own slot, GPU, its slot, fullest GPU) of each layer's best swap, and how far the fuller of both falls."""
         each = self.slots.shape[2]
         gpus = (hot // self.width * self.width)[:, None] + np.arange(self.width)
         at = layers[:, None]

@@ -84,7 +84,7 @@ def group_loads(loads: Floats, fleet: Fleet) -> Floats:
 
 
 def node_orders(loads: Floats, fleet: Fleet) -> list[Ints]:
-    """Ways to put groups on nodes that are worth planning: the rule of thumb, and the one with the lightest worst node."""
+    """Ways to put groups on nodes to plan for: the rule of thumb, and the one whose worst node is lightest."""
     heavy = group_loads(loads, fleet)
     each = fleet.groups // fleet.nodes
     thumb = pack(heavy, np.ones_like(heavy, dtype=np.int64), fleet.nodes, each).reshape(len(loads), -1)
@@ -105,7 +105,8 @@ def lightest_worst_node(loads: Floats, fleet: Fleet) -> Floats:
     # The node of the heaviest group has some others, and no lighter ones than the lightest.
     rising = np.sort(heavy, axis=1)
     least: Floats = rising[:, -1] + rising[:, : fleet.groups // fleet.nodes - 1].sum(axis=1)
-    return np.maximum(least, heavy.sum(axis=1) / fleet.nodes)
+    weaker: Floats = np.maximum(least, heavy.sum(axis=1) / fleet.nodes)
+    return weaker
 
 
 def _worst_nodes(heavy: Floats, ways: Ints, nodes: int) -> Floats:

@@ -96,7 +96,7 @@ def checked_loads(rows: Sequence[Sequence[float]] | Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Which expert is in each slot: `slots[layer, gpu, slot]`. Slots of a GPU stand side by side, GPUs of a node too."""
+    """Which expert is in each slot: `slots[layer, gpu, slot]`, the GPUs of a node side by side."""
 
     fleet: Fleet
     slots: Ints
@@ -114,8 +114,8 @@ class Placement:
     def balance(self, loads: Floats) -> Floats:
         """Mean over max of the GPUs' loads, for each layer: 1 is perfect."""
         found = self.gpu_loads(loads)
-        mean: Floats = found.mean(axis=1)
-        return mean / found.max(axis=1)
+        share: Floats = found.mean(axis=1) / found.max(axis=1)
+        return share
 
 
 def checked_placement(rows: Any, fleet: Fleet, layers: int, experts: int) -> Placement:
@@ -158,6 +158,14 @@ def _check_groups(placement: Placement) -> None:
                     hint = "plan without --groups, or without --from"
                     both = f"nodes {seen[each]} and {node}"
                     raise InputError(f"group {each} of layer {layer} is on {both} at present", hint=hint)
+
+
+def trivial_placement(fleet: Fleet, layers: int, experts: int) -> Placement:
+    """One expert after the other, then the first ones again: how engines start. Groups stay on their nodes."""
+    each = experts // fleet.domains
+    local = np.arange(fleet.replicas // fleet.domains) % each
+    row = (local[None, :] + each * np.arange(fleet.domains)[:, None]).reshape(fleet.gpus, fleet.slots)
+    return Placement(fleet, np.repeat(row[None], layers, axis=0), experts)
 
 
 def counted(slots: Ints, experts: int) -> Ints:

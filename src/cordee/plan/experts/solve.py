@@ -1,4 +1,4 @@
-"""A placement from scratch: first placements of each way to pack the groups, then small moves; the best of each layer."""
+"""A placement from scratch: first placements of several kinds, each improved by small moves; the best of each layer."""
 
 import numpy as np
 
@@ -33,7 +33,10 @@ def plan_experts(loads: Floats, fleet: Fleet, *, effort: float = 1.0) -> Placeme
     least = least_max(loads, fleet)
     best = np.zeros((len(loads), fleet.gpus, fleet.slots), dtype=np.int64)
     reached = np.full(len(loads), np.inf)
-    for lean in LEANS if fleet.slots > 2 else LEANS[:1]:
+    # Where counts are searched for, several ways to start share the effort if it is large enough to share.
+    leans = LEANS if fleet.slots > 2 or effort >= len(LEANS) else LEANS[:1]
+    effort /= len(leans)
+    for lean in leans:
         rows = np.flatnonzero(reached > least * GOOD)
         for start in _starts(loads[rows], fleet, lean, effort) if len(rows) else ():
             search = Search(loads[rows], start, fleet.domains)

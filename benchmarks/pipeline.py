@@ -1,0 +1,173 @@
+"""Pipeline schedules: published figures, how far each is from the best, and how predicted bubbles compare with real ones.
+
+`python benchmarks/pipeline.py [--only figures,gradients,waits,products] [--unit SECONDS] [--steps N] [--json]`
+
+figures: bubbles and activations of the named schedules, the proven bound, the search. gradients: every schedule of torch
+and every table of ours on 2 and on 4 gloo ranks against the model without a pipeline. waits: 4 ranks whose passes are
+timed waits, bubble measured against predicted. products: the same with real products on 2 ranks, each on a core of its
+own. Predictions take the passes and the runtime's overheads from the first steps, and are compared with the later ones.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import replace
+from typing import Any
+
+from cordee.plan.layout import Schedule
+from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build, makespan_bound_s, timeline
+from cordee.plan.pipeline.compare import compare, overlap_break_even
+from cordee.plan.pipeline.measured import mean_passes, measure, overheads, predicted
+from cordee.train.rehearse import Block, Rehearsed, rehearse
+
+EQUAL = Costs(1.0, 1.0, 1.0)
+SIZES = ((8, 20), (16, 32))
+PARTS = ("figures", "gradients", "waits", "products")
+# The passes of a larger model are seldom equal: what the search is worth where no named schedule was made for them.
+UNEQUAL = Costs(1.0, 1.2, 0.8)
+
+
+def figures() -> dict[str, Any]:
+    """Every named schedule at two sizes with and without overlap, and orders that were searched."""
+    rows, found = [], []
+    for ranks, count in SIZES:
+        for both_s in (3.0, 2.6):
+            costs = replace(EQUAL, overlapped_s=both_s)
+            for schedule in NAMED:
+                if both_s != 3.0 and not schedule.startswith("dualpipe"):
+                    continue
+                run = timeline(build(schedule, ranks, count), costs)
+                bound_s = makespan_bound_s(run.table.placement, count, costs)
+                rows.append({"ranks": ranks, "micro_batches": count, "schedule": schedule, "overlapped": both_s,
+                             "bubble": run.bubble_s, "apart": run.bubble_apart_s, "peak": run.peak,
+                             "step": run.makespan_s, "bound": bound_s, "over": run.makespan_s / bound_s - 1})  # fmt: skip
+    for costs in (EQUAL, UNEQUAL, replace(EQUAL, latency_s=0.2)):
+        for place in (
+            Placement("line", 8),
+            Placement("loop", 8, 2),
+            Placement("vee", 8, 2),
+            Placement("two-way", 8, 2),
+        ):
+            for memory in (None, 12.0, 9.0, 8.0, 6.0):
+                known = [build(name, 8, 20) for name in NAMED if build(name, 8, 20).placement == place]
+                started = time.process_time()
+                best = best_order(place, 20, costs, memory, known=known)
+                cpu_s = time.process_time() - started
+                assert best is not None, "six activations are room for a step"
+                found.append({"shape": place.shape, "inner": costs.inner_s, "latency": costs.latency_s, "memory": memory,
+                              "step": best.timeline.makespan_s, "bound": best.bound_s, "over": best.gap,
+                              "peak": best.timeline.peak, "cpu_s": cpu_s})  # fmt: skip
+    even = {f"{ranks}x{count}": overlap_break_even(ranks, count, EQUAL)
+            for ranks, count in ((4, 16), (8, 20), (8, 32), (16, 64))}  # fmt: skip
+    started = time.process_time()
+    compare(8, 20, EQUAL, search=False)
+    return {"named": rows, "found": found, "break_even": even, "compare_cpu_s": time.process_time() - started}
+
+
+def gradients() -> list[dict[str, Any]]:
+    """Every schedule, torch's by its name and ours as tables, on 2 and on 4 ranks."""
+    said = []
+    for ranks in (2, 4):
+        count = 2 * ranks
+        line, loop, vee = Placement("line", ranks), Placement("loop", ranks, 2), Placement("vee", ranks, 2)
+        searched = best_order(vee, count, Costs(1, 1.3, 0.6), 1.25 * ranks)
+        assert searched is not None, "there is room"
+        tables = [*(build(schedule, ranks, count) for schedule in NAMED), searched.timeline.table]
+        names = [("GPipe", line, count), ("1F1B", line, count), ("LoopedBFS", loop, count),
+                 ("Interleaved1F1B", loop, count), ("InterleavedZeroBubble", loop, count),
+                 ("ZBVZeroBubble", vee, count), ("DualPipeV", vee, count)]  # fmt: skip
+        for index, one in enumerate(rehearse(tables, ranks=ranks, torch_names=names)):
+            said.append({"ranks": ranks, "schedule": one.name, "by": "table" if index < len(tables) else "torch",
+                         "gradient_error": one.gradient_error, "loss_error": one.loss_error})  # fmt: skip
+    return said
+
+
+def waits(unit_s: float, steps: int) -> list[dict[str, Any]]:
+    """Four ranks whose passes wait."""
+    names: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev")
+    tables = [build(name, 4, 8) for name in names]
+    block = Block("waits", unit_s, unit_s, unit_s)
+    return [
+        _against(table, one)
+        for table, one in zip(tables, rehearse(tables, ranks=4, block=block, steps=steps), strict=True)
+    ]
+
+
+def products(steps: int) -> list[dict[str, Any]]:
+    """Two ranks, each on its own core, with real products."""
+    names: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
+    tables = [build(name, 2, 6) for name in names]
+    block = Block("products", width=768, rows=512, layers=16)
+    ran = rehearse(tables, ranks=2, block=block, steps=steps, pin=True)
+    return [_against(table, one) for table, one in zip(tables, ran, strict=True)]
+
+
+def _against(table: Table, one: Rehearsed) -> dict[str, Any]:
+    """The first half of the steps predicts the second; the first step of all warms up."""
+    half = max(2, len(one.steps) // 2)
+    before, after = one.steps[1:half], one.steps[half:]
+    over = overheads(table.placement, before)
+    said = predicted(table, mean_passes(before), over)
+    bubbles = sorted(measure(step, over).bubble_s for step in after)
+    bubble_s, step_s = statistics.median(bubbles), statistics.median(measure(step, over).makespan_s for step in after)
+    return {
+        "schedule": table.name, "ranks": table.placement.ranks, "micro_batches": table.micro_batches,
+        "bubble_s_predicted": said.bubble_s, "bubble_s_measured": bubble_s, "off": bubble_s / said.bubble_s - 1,
+        "bubble_s_spread": [bubbles[0], bubbles[-1]], "step_s_predicted": said.makespan_s, "step_s_measured": step_s,
+        "before_s": over.before_s, "arrival_s": over.arrival_s, "gradient_error": one.gradient_error,
+    }  # fmt: skip
+
+
+def _print(report: dict[str, Any]) -> None:
+    if "figures" in report:
+        print("ranks  m  schedule     F&B   bubble  apart   peak   step  bound   over")
+        for row in report["figures"]["named"]:
+            print(f"{row['ranks']:>5} {row['micro_batches']:>3} {row['schedule']:<12} {row['overlapped']:.1f} {row['bubble']:8.2f} "
+                  f"{row['apart']:6.2f} {row['peak']:6.1f} {row['step']:6.1f} {row['bound']:6.1f} {row['over']:6.1%}")  # fmt: skip
+        print("\nsearched, 8 ranks, 20 micro-batches\nshape    I    latency memory   step  bound   over   peak  CPU-s")
+        for row in report["figures"]["found"]:
+            memory = "any" if row["memory"] is None else f"{row['memory']:g}"
+            print(f"{row['shape']:<8} {row['inner']:.1f} {row['latency']:6.1f} {memory:>6} {row['step']:8.2f} {row['bound']:6.2f} "
+                  f"{row['over']:6.2%} {row['peak']:6.1f} {row['cpu_s']:6.2f}")  # fmt: skip
+        print("break-even", {key: f"{value:.1%}" for key, value in report["figures"]["break_even"].items()})
+    for row in report.get("gradients", ()):
+        print(f"{row['ranks']} ranks {row['by']:<6} {row['schedule']:<22} gradients off by {row['gradient_error']:.1e}")
+    for part in ("waits", "products"):
+        for row in report.get(part, ()):
+            print(f"{part:<9} {row['ranks']} ranks {row['schedule']:<12} bubble {row['bubble_s_predicted'] * 1e3:7.1f} ms predicted, "
+                  f"{row['bubble_s_measured'] * 1e3:7.1f} measured ({row['off']:+.1%}), step {row['step_s_predicted']:.3f} and "
+                  f"{row['step_s_measured']:.3f} s")  # fmt: skip
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--unit", type=float, default=0.15, help="seconds of a pass that waits")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    parts = args.only.split(",")
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        parser.error(f"unknown {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    report: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    if "figures" in parts:
+        report["figures"] = figures()
+    if "gradients" in parts:
+        report["gradients"] = gradients()
+    if "waits" in parts:
+        report["waits"] = waits(args.unit, args.steps)
+    if "products" in parts:
+        report["products"] = products(args.steps)
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The comparison as one page: the policies side by side, who waited how long, what the cluster did, and who held
+which node."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import cordee
+from cordee.cli.simulate_text import Answer, PolicyAnswer, dollars, seconds
+from cordee.events import Outcome
+from cordee.simulate.compare import Result, Scenario
+from cordee.simulate.gantt import Held
+from cordee.units import US_PER_HOUR, US_PER_S, format_duration
+from cordee.view.chart import Axis, Line, chart_svg
+from cordee.view.gantt import Bar, gantt_svg
+from cordee.view.report import Report, Section, report_html
+from cordee.view.tables import Column, table_html
+
+_QUANTILES = 200
+_SAMPLES = 300
+_BARS = 2500  # in one drawing
+_HOURS = (24 * 7, 48, 24, 12, 6, 3, 1)  # of a drawing: the longest that is not too full
+_TICKS_S = (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
+_KIND = {Outcome.FINISHED: "finished", Outcome.CHECKPOINTED: "left", None: "runs"}
+
+
+def page(scenario: Scenario, answer: Answer, results: Sequence[Result]) -> str:
+    """The whole of it, self-contained."""
+    best = min(answer.policies, key=lambda each: each.summary.jct_s.mean)
+    facts = [
+        (f"{answer.jobs:,}", f"jobs of {answer.trace}"),
+        (f"{answer.gpus:,}", f"GPUs on {answer.nodes:,} nodes"),
+        (seconds(best.summary.jct_s.mean), f"shortest mean time to the end: {best.policy}"),
+        (dollars(min(each.lost_micro_usd for each in answer.policies)), "least money lost by a policy"),
+    ]
+    lead = (
+        "The same jobs arrived at the same cluster under each policy. The code that decided is the code that schedules "
+        "production jobs; the clock and the nodes were simulated."
+    )
+    sections = [_table(answer), _waits(results), _cluster(results), _losses(answer), *_gantts(scenario, results)]
+    footer = (
+        f"Written by cordee {cordee.__version__} with `cordee simulate`, seed {answer.seed}. "
+        "The same trace, cluster, policy and seed give the same page."
+    )
+    return report_html(Report("Policies on one trace", lead, [each for each in sections if each], facts, footer))
+
+
+def _table(answer: Answer) -> Section:
+    rows: list[tuple[str, Callable[[PolicyAnswer], str]]] = [
+        ("time to the end, mean", lambda each: seconds(each.summary.jct_s.mean)),
+        ("median", lambda each: seconds(each.summary.jct_s.p50)),
+        ("99th percentile", lambda each: seconds(each.summary.jct_s.p99)),
+        ("wait for the first start, mean", lambda each: seconds(each.summary.wait_s.mean)),
+        ("99th percentile", lambda each: seconds(each.summary.wait_s.p99)),
+        ("longest time without GPUs", lambda each: seconds(each.summary.away_s.max)),
+        ("goodput: useful of held GPU time", lambda each: f"{each.summary.goodput:.2%}"),
+        ("GPU time held", lambda each: f"{each.summary.held_share:.1%}"),
+        ("fragmented", lambda each: f"{each.summary.fragmented:.2%}"),
+        ("slowdown, largest", lambda each: f"{each.summary.slowdown_max:,.0f}"),
+        ("slowdown, Jain's index", lambda each: f"{each.summary.slowdown_jain:.3f}"),
+        ("preemptions", lambda each: f"{each.summary.preemptions:,}"),
+        ("GPU-hours lost", lambda each: f"{each.lost_gpu_hours:,.1f}"),
+        ("money lost", lambda each: dollars(each.lost_micro_usd)),
+        ("jobs that ended", lambda each: f"{each.summary.ended:,}"),
+    ]
+    columns = [Column(""), *(Column(each.policy) for each in answer.policies)]
+    table = table_html(columns, [[name, *(tell(each) for each in answer.policies)] for name, tell in rows])
+    notes = [
+        f"{each.policy}: {each.says}{', told the true run times' if each.knows_run_times else ''}"
+        for each in answer.policies
+    ]
+    notes += [f"{left.rows:,} rows of the trace are left out: {left.kind}" for left in answer.left_out]
+    notes += [f"price: {source}" for source in answer.price_sources]
+    return Section(
+        "Side by side",
+        "Lost is work that was done again and the time that saves on notice took; restarts are not in it. Fragmented is "
+        "GPU time that lay free while the smallest gang that waited would have fitted in it by number.",
+        (table,),
+        notes=notes,
+    )
+
+
+def _waits(results: Sequence[Result]) -> Section:
+    ended = [Line(each.named.name, _cdf(each.metrics.jct_us)) for each in results if each.metrics.jct_us]
+    waited = [Line(each.named.name, _cdf(each.metrics.wait_us)) for each in results if each.metrics.wait_us]
+    share = Axis("share of jobs", lambda value: f"{value:.0%}")
+    figures = []
+    if ended:
+        figures.append(chart_svg(ended, _time_axis("time from submission to the end"), share, label="times to the end"))
+    if waited:
+        figures.append(chart_svg(waited, _time_axis("wait for the first start"), share, label="waits"))
+    return Section("Who waited how long", "Distributions over all jobs; further left is better.", figures)
+
+
+def _time_axis(name: str) -> Axis:
+    return Axis(
+        name, format_duration, log=True, ticks=(1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
+    )
+
+
+def _cdf(values_us: Sequence[int]) -> list[tuple[float, float]]:
+    """Points of the distribution; less than a second is drawn as a second."""
+    ordered = sorted(values_us)
+    points = []
+    for step in range(_QUANTILES + 1):
+        index = min(len(ordered) - 1, step * len(ordered) // _QUANTILES)
+        points.append((max(1.0, ordered[index] / US_PER_S), (index + 1) / len(ordered)))
+    return points
+
+
+def _cluster(results: Sequence[Result]) -> Section:
+    held, waiting = [], []
+    for each in results:
+        points = _thinned(each.metrics.points)
+        if len(points) > 1:
+            zero_us = points[0][0]
+            days = [(at_us - zero_us) / (24 * US_PER_HOUR) for at_us, *_ in points]
+            held.append(Line(each.named.name, [(day, row[1] / 1000) for day, row in zip(days, points, strict=True)]))
+            waiting.append(Line(each.named.name, [(day, float(row[2])) for day, row in zip(days, points, strict=True)]))
+    if not held:
+        return Section("What the cluster did", "Nothing ran for long enough to be drawn.")
+    day = Axis("day", lambda value: f"{value:g}")
+    figures = (
+        chart_svg(held, day, Axis("GPUs held", lambda value: f"{value:,.0f}"), label="GPUs held over time"),
+        chart_svg(
+            waiting, day, Axis("jobs that wait", lambda value: f"{value:,.0f}"), label="jobs that wait over time"
+        ),
+    )
+    return Section("What the cluster did", "GPUs held and jobs that waited, over time.", figures)
+
+
+def _thinned(points: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    step = max(1, len(points) // _SAMPLES)
+    return list(points[::step])
+
+
+def _losses(answer: Answer) -> Section | None:
+    rows = [
+        [each.policy, lost.cause, _hours(lost.redone_gpu_us), _hours(lost.save_gpu_us), dollars(lost.micro_usd)]
+        for each in answer.policies
+        for lost in each.summary.lost
+    ]
+    if not rows:
+        return None
+    names = ("policy", "cause", "GPU-hours done again", "GPU-hours saving", "money")
+    return Section(
+        "What was lost, and to what", "By the ledger.", (table_html([Column(name) for name in names], rows),)
+    )
+
+
+def _hours(gpu_us: int) -> str:
+    return f"{gpu_us / US_PER_HOUR:,.1f}"
+
+
+def _gantts(scenario: Scenario, results: Sequence[Result]) -> list[Section]:
+    """The same stretch of time under each policy: where most jobs waited under the first."""
+    busiest = max(results[0].metrics.points, key=lambda point: (point[2], point[1]), default=None)
+    if busiest is None:
+        return []
+    names = results[0].gantt.nodes
+    lanes = {node.name: node.gpus for node in scenario.nodes if node.name in set(names)}
+    from_us, to_us = _stretch(results, busiest[0])
+    figures = []
+    for each in results:
+        bars = [_bar(held) for held in each.gantt.window(from_us, to_us)]
+        figures.append(
+            f"<figcaption><b>{each.named.name}</b></figcaption>"
+            + gantt_svg(lanes, bars, from_us, to_us, f"what held the nodes under {each.named.name}")
+        )
+    day = from_us / (24 * US_PER_HOUR)
+    lead = (
+        f"{format_duration((to_us - from_us) / US_PER_S)} from day {day:,.1f}, when most jobs waited; "
+        f"{'all' if len(lanes) == len(scenario.nodes) else f'the first {len(lanes)}'} nodes."
+    )
+    return [Section("Who held which node", lead, figures)]
+
+
+def _stretch(results: Sequence[Result], at_us: int) -> tuple[int, int]:
+    starts = [sorted(held.from_us for held in each.gantt.held) for each in results]
+    for hours in _HOURS:
+        half_us = hours * US_PER_HOUR // 2
+        from_us = max(0, at_us - half_us)
+        to_us = from_us + 2 * half_us
+        if max(bisect_left(each, to_us) - bisect_left(each, from_us) for each in starts) <= _BARS:
+            break
+    return from_us, to_us
+
+
+def _bar(held: Held) -> Bar:
+    kind = _KIND.get(held.outcome, "cut")
+    length = format_duration((held.to_us - held.from_us) / US_PER_S)
+    word = held.outcome.value if held.outcome else "runs on"
+    return Bar(held.node, held.gpus, held.from_us, held.to_us, kind, f"{held.job_id}: {word}, {length}")

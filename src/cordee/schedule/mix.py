@@ -1,0 +1,119 @@
+"""What is asked for: the shapes of the jobs seen so far, and how much of a node's free GPUs each of them could use.
+
+Fragmentation Gradient Descent (Weng et al., USENIX ATC'23, section 4.2): the fragmentation of a node is what of its
+free GPUs a job drawn from the workload could not use, because the node lacks CPU, memory or GPUs for it, or because
+what is left of a GPU is smaller than its part. The workload here is what was submitted; nothing is known beforehand.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cordee.events import Job
+from cordee.schedule.entry import host_share
+
+Ask = tuple[int, int, int, int]
+"""Milli-cores and bytes for each GPU (or in all, without one), GPUs, thousandths of each."""
+
+_SHAPES_MAX = 128
+_FIRST, _GROWTH = 16, 1.5
+
+Learnt = tuple[tuple[Ask, int], ...]
+"""Shapes and how many jobs asked for each, the most frequent first."""
+
+
+def ask_of(job: Job) -> Ask:
+    """The shape of a job."""
+    return (*host_share(job, 1), job.gpus, job.gpu_milli)
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    ask: Ask
+    total: int
+    at_us: int
+    learnt: Learnt
+    again: int
+
+
+class Mix:
+    """How often each shape was submitted.
+
+    `learnt` is renewed when half as many more are known, and then holds what was submitted before the present moment,
+    so that the order of reports within a moment does not matter.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[Ask, int] = {}
+        self.total = 0
+        self.learnt: Learnt = ()
+        self._at_us = 0
+        self._again = _FIRST  # the total at which it is renewed
+
+    def seen(self, job: Job, at_us: int) -> _Before:
+        """A job was submitted; the answer undoes it.
+
+        >>> from cordee.ids import JobId
+        >>> mix = Mix()
+        >>> for at_us in range(17): _ = mix.seen(Job(job_id=JobId("a"), name="a", owner="me", gpus=2), at_us)
+        >>> mix.learnt
+        (((0, 0, 2, 1000), 16),)
+        """
+        ask = ask_of(job)
+        before = _Before(ask, self.total, self._at_us, self.learnt, self._again)
+        if at_us > self._at_us:
+            if self.total >= self._again:
+                self._again = int(self.total * _GROWTH)
+                self.learnt = ranked(self.counts.items())
+            self._at_us = at_us
+        self.counts[ask] = self.counts.get(ask, 0) + 1
+        self.total += 1
+        return before
+
+    def unseen(self, before: _Before) -> None:
+        """Take the newest `seen` back."""
+        self.counts[before.ask] -= 1
+        if not self.counts[before.ask]:
+            del self.counts[before.ask]
+        self.total, self._at_us = before.total, before.at_us
+        self.learnt, self._again = before.learnt, before.again
+
+    def value(self) -> object:
+        """A copy, to compare."""
+        return dict(self.counts), self.total, self._at_us, self.learnt, self._again
+
+
+def ranked(counts: Iterable[tuple[Ask, int]]) -> Learnt:
+    """The most frequent shapes that want a GPU."""
+    return tuple(sorted((item for item in counts if item[0][2]), key=lambda item: (-item[1], item[0]))[:_SHAPES_MAX])
+
+
+class Table:
+    """For nodes by their free CPU and memory: the share of the mix that finds them enough, by what it asks of GPUs."""
+
+    def __init__(self, learnt: Learnt, node_gpus: int) -> None:
+        """`node_gpus`: a gang that is larger asks whole nodes."""
+        total = sum(jobs for _, jobs in learnt)
+        asks = [(cpu, memory, min(gpus, node_gpus), milli, jobs / total) for (cpu, memory, gpus, milli), jobs in learnt]
+        groups = sorted({(gpus, milli) for _, _, gpus, milli, _ in asks})
+        self.gpus = np.array([gpus for gpus, _ in groups])
+        self.milli = np.array([float(milli) for _, milli in groups])
+        self._cpu = np.array(sorted({cpu * gpus for cpu, _, gpus, _, _ in asks}))
+        self._memory = np.array(sorted({memory * gpus for _, memory, gpus, _, _ in asks}))
+        share = np.zeros((len(self._cpu) + 1, len(self._memory) + 1, len(groups)))
+        for cpu, memory, gpus, milli, part in asks:
+            row, column = np.searchsorted(self._cpu, cpu * gpus), np.searchsorted(self._memory, memory * gpus)
+            share[row + 1, column + 1, groups.index((gpus, milli))] += part
+        self._share = share.cumsum(axis=0).cumsum(axis=1)
+
+    def enough(self, cpu: Any, memory: Any) -> Any:
+        """The share of the mix, by group, that so much CPU and memory is enough for: (nodes, groups)."""
+        rows, columns = np.searchsorted(self._cpu, cpu, "right"), np.searchsorted(self._memory, memory, "right")
+        return self._share[rows, columns]
+
+    def usable(self, left: Any) -> tuple[Any, Any]:
+        """By group, of GPUs with so many thousandths left (nodes, GPUs): how many it could use, and their sum."""
+        large = left[:, None, :] >= self.milli[:, None]
+        return large.sum(axis=2), (large * left[:, None, :]).sum(axis=2)

@@ -1,0 +1,233 @@
+"""Which node of those that hold a job: the one whose free GPUs stay most useful for what is asked for.
+
+    tight   least free GPU left on the GPU that is shared, then on the node (best fit)
+    fgd     least growth of fragmentation (mix.py)
+    mix     the same, with a bent for full nodes: roomy nodes stay roomy
+
+For jobs that one node holds. Scores are kept for each shape and renewed for nodes that changed, so a place costs what
+changed since the last job of its shape, and a few passes over arrays as long as the cluster.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cordee.schedule.entry import Entry, Kind
+from cordee.schedule.mix import Ask, Learnt, Mix, Table
+from cordee.schedule.policy import Packing
+from cordee.schedule.view import Feed
+
+_BENT = 0.05  # of the square of a node's free GPUs; from 0.01 to 0.2 the benchmark gives the same within noise
+_SAME = 1e-6
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a shape would do to each node."""
+
+    seen: int  # changes
+    score: Any  # infinite: it does not fit
+    gpu: Any  # for a part of a GPU
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """All nodes, an element for each."""
+
+    cpu: Any = field(default_factory=lambda: np.zeros(0))
+    memory: Any = field(default_factory=lambda: np.zeros(0))
+    left: Any = field(default_factory=lambda: np.zeros((0, 1)))  # thousandths of each GPU
+    price: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    kind: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # -1: not there
+    island: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # GPUs
+    changed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class Packer:
+    """Follows the entries of an index and scores nodes for shapes."""
+
+    def __init__(self, feed: Feed, mix: Mix, packing: Packing) -> None:
+        self._feed, self._mix, self._packing = feed, mix, packing
+        self._seen, self._changes = -1, 0
+        self._slot: dict[str, int] = {}
+        self._names: list[str] = []
+        self._order: Any = np.zeros(0, np.int64)  # of the names
+        self._kind: dict[Kind, int] = {}
+        self._nodes = _Nodes()
+        self._rows: dict[Ask, _Row] = {}
+        self._learnt: Learnt | None = None
+        self._table: Table | None = None
+        self._before: Any = np.zeros(0)  # each node's potential as it is
+        self._count: Any = np.zeros((0, 0))  # GPUs that each group of the mix could use, by node
+        self._sum: Any = np.zeros((0, 0))  # thousandths of them
+
+    def pick(self, ask: Ask, kinds: Iterable[Kind]) -> tuple[str, int] | None:
+        """The node for a job of a shape and, if it takes a part of a GPU, which GPU; None if no node has room.
+
+        One island goes before several, then a lower price, then the score, then fewer free GPUs, then names.
+        """
+        self._follow()
+        row, nodes = self._row(ask), self._nodes
+        allowed = np.zeros(len(self._kind) + 1, bool)
+        allowed[[self._kind[kind] for kind in kinds if kind in self._kind]] = True
+        found = np.flatnonzero(np.isfinite(row.score) & allowed[nodes.kind])
+        if not len(found):
+            return None
+        if ask[2] > 1:
+            found = self._least(found, self._spread(found, ask[2]))
+        found = self._least(found, nodes.price[found])
+        found = self._least(found, row.score[found], _SAME)
+        found = self._least(found, nodes.left[found].sum(axis=1))
+        slot = int(found[np.argmin(self._order[found])])
+        return self._names[slot], int(row.gpu[slot])
+
+    @staticmethod
+    def _least(found: Any, by: Any, same: float = 0.0) -> Any:
+        return found[by <= by.min() + same] if len(found) > 1 else found
+
+    def _spread(self, slots: Any, gpus: int) -> Any:
+        """0 where one island has so many whole GPUs, else 1."""
+        nodes = self._nodes
+        split = (nodes.island[slots] > 0) & (nodes.island[slots] < nodes.left.shape[1])
+        spread = np.zeros(len(slots), np.int64)
+        for at in np.flatnonzero(split):
+            whole, size = nodes.left[slots[at]] >= 1000, int(nodes.island[slots[at]])
+            spread[at] = all(whole[first : first + size].sum() < gpus for first in range(0, len(whole), size))
+        return spread
+
+    # -- following the entries ---------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        changed, self._seen = self._feed.since(self._seen)
+        if changed is None:
+            changed = sorted(self._feed.entries.keys() | self._slot.keys())
+        names = sorted(set(changed))
+        new = [name for name in names if name not in self._slot and name in self._feed.entries]
+        if new:
+            self._add(new)
+        slots = [self._slot[name] for name in names if name in self._slot]
+        self._changes += bool(slots)
+        for slot in slots:
+            self._set(slot, self._feed.entries.get(self._names[slot]))
+        if self._learnt is not self._mix.learnt or new:
+            # A new mix, or nodes that may be larger than those before: all scores are of yesterday.
+            self._learnt = self._mix.learnt
+            asked = self._packing != "tight" and self._learnt
+            self._table = Table(self._learnt, self._nodes.left.shape[1]) if asked else None
+            self._rows.clear()
+            slots = list(range(len(self._names)))
+        if slots:
+            self._measure(np.array(slots))
+
+    def _add(self, names: list[str]) -> None:
+        old, nodes = len(self._names), self._nodes
+        more = len(names)
+        for name in names:
+            self._slot[name] = len(self._names)
+            self._names.append(name)
+        width = max([nodes.left.shape[1], *(self._feed.entries[name].node.gpus for name in names)])
+        nodes.left = np.pad(nodes.left, ((0, more), (0, width - nodes.left.shape[1])))
+        for column in ("cpu", "memory", "price", "kind", "island", "changed"):
+            setattr(nodes, column, np.pad(getattr(nodes, column), (0, more)))
+        nodes.kind[old:] = -1
+        self._order = np.empty(len(self._names), np.int64)
+        self._order[sorted(range(len(self._names)), key=self._names.__getitem__)] = np.arange(len(self._names))
+
+    def _set(self, slot: int, entry: Entry | None) -> None:
+        nodes = self._nodes
+        nodes.changed[slot] = self._changes
+        nodes.left[slot] = 0
+        if entry is None:
+            nodes.kind[slot] = -1
+            return
+        nodes.cpu[slot] = np.inf if entry.cpu_milli is None else entry.cpu_milli
+        nodes.memory[slot] = np.inf if entry.memory_bytes is None else entry.memory_bytes
+        nodes.price[slot], nodes.island[slot] = entry.node.micro_usd_per_gpu_hour, entry.node.island_gpus
+        nodes.kind[slot] = self._kind.setdefault(entry.kind, len(self._kind))
+        mask, gpu = entry.free, 0
+        while mask >> gpu:
+            if mask >> gpu & 1:
+                nodes.left[slot, gpu] = 1000
+            gpu += 1
+        for gpu, milli in entry.shared:
+            nodes.left[slot, gpu] = milli
+
+    def _measure(self, slots: Any) -> None:
+        """What these nodes are worth as they are."""
+        left, table, count = self._nodes.left[slots], self._table, len(self._names)
+        groups = 0 if table is None else len(table.milli)
+        if self._sum.shape != (count, groups):
+            self._sum, self._count, self._before = np.zeros((count, groups)), np.zeros((count, groups)), np.zeros(count)
+        if table is not None:
+            self._count[slots], self._sum[slots] = table.usable(left)
+        total = left.sum(axis=1)
+        host = self._nodes.cpu[slots], self._nodes.memory[slots]
+        self._before[slots] = self._potential(*host, total, self._count[slots], self._sum[slots])
+
+    def _potential(self, cpu: Any, memory: Any, total: Any, count: Any, usable: Any) -> Any:
+        """Thousandths of a GPU that the mix cannot use, and less of it for roomy nodes."""
+        value = total
+        if self._table is not None:
+            share = self._table.enough(cpu, memory)
+            value = total - (share * (count >= self._table.gpus) * usable).sum(axis=1)
+        if self._packing == "mix":
+            value = value - _BENT * total**2 / (1000 * self._nodes.left.shape[1])
+        return value
+
+    # -- scores ------------------------------------------------------------------------------------------------
+
+    def _row(self, ask: Ask) -> _Row:
+        row, count = self._rows.get(ask), len(self._names)
+        if row is None:
+            row = self._rows[ask] = _Row(-1, np.full(count, np.inf), np.full(count, -1))
+        slots = np.flatnonzero(self._nodes.changed > row.seen)
+        row.seen = self._changes
+        if len(slots):
+            row.score[slots] = np.inf
+            self._score(ask, row, slots)
+        return row
+
+    def _score(self, ask: Ask, row: _Row, slots: Any) -> None:
+        cpu_milli, memory_bytes, gpus, milli = ask
+        nodes, whole = self._nodes, milli >= 1000
+        cpu, memory = nodes.cpu[slots] - cpu_milli * max(1, gpus), nodes.memory[slots] - memory_bytes * max(1, gpus)
+        room = (cpu >= 0) & (memory >= 0) & (nodes.kind[slots] >= 0)
+        if whole and gpus:
+            room &= (nodes.left[slots] >= 1000).sum(axis=1) >= gpus
+        slots, cpu, memory = slots[room], cpu[room], memory[room]
+        total = nodes.left[slots].sum(axis=1)
+        count, usable = self._count[slots], self._sum[slots]
+        if whole:
+            after = self._potential(cpu, memory, total - 1000 * gpus, count - gpus, usable - 1000 * gpus)
+            tight = self._packing == "tight"
+            row.score[slots] = total if tight else after - self._before[slots]
+            return
+        for gpu in range(nodes.left.shape[1]):
+            left = nodes.left[slots, gpu]
+            fits = np.flatnonzero(left >= milli)
+            if not len(fits):
+                continue
+            here, left = slots[fits], left[fits]
+            if self._packing == "tight":
+                score = (left - milli) * 1e6 + total[fits]
+            else:
+                was, now = self._of(left), self._of(left - milli)
+                after = self._potential(
+                    cpu[fits],
+                    memory[fits],
+                    total[fits] - milli,
+                    count[fits] - (was > 0) + (now > 0),
+                    usable[fits] - was + now,
+                )
+                score = after - self._before[here]
+            better = score < row.score[here] - _SAME
+            better |= (score < row.score[here] + _SAME) & (left < nodes.left[here, row.gpu[here]])
+            row.score[here[better]], row.gpu[here[better]] = score[better], gpu
+
+    def _of(self, left: Any) -> Any:
+        """By group, what it could use of a GPU with so much left."""
+        if self._table is None:
+            return np.zeros((len(left), 0))
+        return np.where(left[:, None] >= self._table.milli, left[:, None], 0.0)

@@ -1,0 +1,99 @@
+"""`queues.yaml`: the tree of queues as people write it. Whether it can be is checked where the cluster is known."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cordee.errors import SpecError
+from cordee.events import Queue
+from cordee.units import US_PER_S, parse_duration_s, parse_micro_usd
+from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, quantity
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class QueueSpec(BaseModel):
+    """One queue. `quota` None: what the queues inside it come to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parent: str | None = None
+    quota: Count | None = None
+    limit: Count | None = None
+    lend: bool = True
+    weight: Annotated[int, Field(ge=1)] = 1
+    user_limit: Annotated[int, Field(ge=1)] | None = None
+    day_gpu_s: Annotated[float, Field(gt=0)] | None = None
+    day_micro_usd: Annotated[int, Field(gt=0)] | None = None
+
+
+_UNITS = {"day_gpu_time": ("day_gpu_s", parse_duration_s), "day_cost": ("day_micro_usd", parse_micro_usd)}
+_WRITTEN_AS = {field: key for key, (field, _) in _UNITS.items()}
+KEYS = tuple(_WRITTEN_AS.get(field, field) for field in QueueSpec.model_fields)
+_TOP = ("version", "queues")
+_SHORTEST = "the shortest is: queues: {research: {quota: 8}}"
+
+
+def parse_queues(text: str, *, source: str = "<queues>") -> tuple[Queue, ...]:
+    """The queues that this YAML describes, in its order.
+
+    Raises:
+        SpecError: what is wrong, with file, line and column, and what was probably meant.
+    """
+    document, positions = load_yaml(text, source)
+    where = Where(source, positions)
+    if not isinstance(document, dict):
+        raise where.error((), "queues are a mapping of keys to values", _SHORTEST)
+    check_keys(document, _TOP, (), where)
+    if document.get("version", 1) != 1:
+        raise where.error(("version",), f"unknown version {document['version']!r}", "use 1")
+    if "queues" not in document:
+        raise where.error((), "there are no queues", _SHORTEST)
+    named = mapping(document, "queues", where)
+    specs = {str(name): _read(name, written or {}, where) for name, written in named.items()}
+    quotas = dict[str, int]()
+    return tuple(_queue(name, spec, _quota(name, specs, quotas, ())) for name, spec in specs.items())
+
+
+def _read(name: Any, written: Any, where: Where) -> QueueSpec:
+    inside = ("queues", name)
+    if not isinstance(written, dict):
+        raise where.error(inside, f"{name} must be a mapping, not {written!r}", f"{name}: {{quota: 8}}")
+    check_keys(written, KEYS, inside, where)
+    values = {}
+    for key, value in written.items():
+        field, read = _UNITS.get(key, (key, None))
+        if value is not None:
+            values[field] = value if read is None else quantity(read, value, (*inside, key), where)
+    try:
+        return QueueSpec.model_validate(values)
+    except ValidationError as error:
+        raise _said(error, inside, where) from None
+
+
+def _said(error: ValidationError, inside: tuple[str | int, ...], where: Where) -> SpecError:
+    hints = {".".join(map(str, (*inside, key))): "write true or false" for key in ("lend",)}
+    return explained(error, inside, where, written_as=_WRITTEN_AS, hints=hints)
+
+
+def _quota(name: str, specs: dict[str, QueueSpec], known: dict[str, int], above: tuple[str, ...]) -> int:
+    """Its own, or what those inside it come to. A circle has none here; who checks the tree will say so."""
+    if name not in known:
+        own = specs[name].quota
+        inside = [each for each, spec in specs.items() if spec.parent == name and each not in (*above, name)]
+        known[name] = sum(_quota(each, specs, known, (*above, name)) for each in inside) if own is None else own
+    return known[name]
+
+
+def _queue(name: str, spec: QueueSpec, quota_gpus: int) -> Queue:
+    return Queue(
+        name=name,
+        parent=spec.parent,
+        quota_gpus=quota_gpus,
+        limit_gpus=spec.limit,
+        lend=spec.lend,
+        weight=spec.weight,
+        user_gpus=spec.user_limit,
+        gpu_us_per_day=None if spec.day_gpu_s is None else round(spec.day_gpu_s * US_PER_S),
+        micro_usd_per_day=spec.day_micro_usd,
+    )

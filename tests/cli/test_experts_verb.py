@@ -1,0 +1,150 @@
+"""`cordee experts` as people and scripts call it."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from cordee.cli.main import main
+
+NUMBER, TEXT, BOOL = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
+COUNT = {"type": "integer", "minimum": 0}
+
+
+def _object(**properties: object) -> dict[str, object]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _rows(items: dict[str, object], depth: int) -> dict[str, object]:
+    return {"type": "array", "items": _rows(items, depth - 1) if depth > 1 else items}
+
+
+BALANCE = _object(mean=NUMBER, worst=NUMBER, layers=_rows(NUMBER, 1))
+SLOT = {"type": "integer", "minimum": -1}
+SCHEMA = _object(
+    version={"const": 1}, layers=COUNT, experts=COUNT, tokens=NUMBER, gpus=COUNT, nodes=COUNT, replicas=COUNT,
+    groups=COUNT, slots_per_gpu=COUNT, policy={"enum": ["global", "hierarchical"]}, bound=BALANCE, before=BALANCE,
+    after=BALANCE, fresh=BALANCE,
+    rebalance={"anyOf": [{"type": "null"}, _object(
+        pays=BOOL, says=TEXT, balance_found=NUMBER, layers_beyond_noise=COUNT, moved_slots=COUNT, moved_share=NUMBER,
+        moved_bytes=COUNT, transfer_s=NUMBER, saved_s=NUMBER,
+    )]},
+    gpu_loads_before=_rows(NUMBER, 2), gpu_loads_after=_rows(NUMBER, 2),
+    placement=_object(phy2log=_rows(COUNT, 2), log2phy=_rows(SLOT, 3), logcnt=_rows(COUNT, 2)),
+)  # fmt: skip
+FLEET = ["--gpus", "8", "--nodes", "2", "--replicas", "40", "--groups", "4"]
+
+
+@pytest.fixture
+def loads(tmp_path: Path) -> Path:
+    """Six layers of 32 experts."""
+    rows = np.floor(400 * np.random.default_rng(2).lognormal(0, 0.8, (6, 32))) + 1
+    path = tmp_path / "loads.csv"
+    np.savetxt(path, rows, "%d", ",")
+    return path
+
+
+def _run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    code = 0
+    try:
+        main(["experts", *map(str, words)])
+    except SystemExit as left:
+        code = int(left.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_json_keeps_its_schema_and_is_what_from_takes(
+    capsys: pytest.CaptureFixture[str], loads: Path, tmp_path: Path
+) -> None:
+    code, out, err = _run(capsys, loads, *FLEET, "--json")
+    told = json.loads(out)
+    jsonschema.validate(told, SCHEMA)
+    assert code == 0 and not err and told["rebalance"] is None
+    assert told["before"]["mean"] < told["after"]["mean"] <= told["bound"]["mean"]
+    plan = tmp_path / "plan.json"
+    plan.write_text(out)
+    code, out, _ = _run(capsys, loads, *FLEET, "--from", plan, "--json")
+    again = json.loads(out)
+    jsonschema.validate(again, SCHEMA)
+    assert code == 0 and not again["rebalance"]["pays"]
+    assert again["placement"] == told["placement"]
+
+
+def test_other_loads_move_few_slots(capsys: pytest.CaptureFixture[str], loads: Path, tmp_path: Path) -> None:
+    plan, other = tmp_path / "plan.json", tmp_path / "other.csv"
+    _run(capsys, loads, *FLEET, "--out", plan, "--layout", "vllm")
+    rows = np.loadtxt(loads, delimiter=",")
+    np.savetxt(other, rows[:, ::-1], "%d", ",")
+    _, out, _ = _run(capsys, other, *FLEET, "--from", plan, "--moves", "10%", "--json")
+    told = json.loads(out)
+    assert told["rebalance"]["pays"] and 0 < told["rebalance"]["moved_share"] <= 0.1
+    assert told["before"]["mean"] < told["after"]["mean"]
+    before = json.loads(plan.read_text())["physical_to_logical_map"]
+    moved = int((np.array(before) != np.array(told["placement"]["phy2log"])).sum())
+    assert moved == told["rebalance"]["moved_slots"]
+    code, out, _ = _run(capsys, other, *FLEET, "--from", plan, "--link", "1Kbps", "--expert-bytes", "1TB")
+    assert code == 0 and "Do not rebalance" in out
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_people_see_balance_bound_and_a_drawing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, loads: Path, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, out, _ = _run(capsys, loads, *FLEET)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert code == 0 and "32 experts in 6 layers on 8 GPUs of 2 nodes" in plain
+    assert "no placement exceeds" in plain and "fullest" in plain and "█" in plain
+    assert max(len(line) for line in plain.splitlines()) <= columns and "…" not in plain
+
+
+def test_the_page_and_the_engines_files(capsys: pytest.CaptureFixture[str], loads: Path, tmp_path: Path) -> None:
+    page, maps = tmp_path / "page.html", tmp_path / "maps.json"
+    words = [loads, *FLEET, "--html", page, "--out", maps, "--layout", "sglang", "--dense-layers", 1]
+    code, _, err = _run(capsys, *words)
+    assert code == 0 and str(page) in err and str(maps) in err
+    assert page.read_text().count("<svg") >= 3
+    told = json.loads(maps.read_text())
+    assert list(told) == ["physical_to_logical_map"] and np.shape(told["physical_to_logical_map"]) == (7, 40)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "code", "says"),
+    [
+        ("1,2\n1\n", (), 10, "layer 1 has 1 loads, layer 0 has 2"),
+        ("1,2\n1,-4\n", (), 10, "layer 1, expert 1 has a load of -4: negative"),
+        ("a,b\n1,2\n", (), 10, "line 1: 'a' is not a number"),
+        ("", (), 10, "there are no loads"),
+        ('{"x": 1}', (), 10, "is JSON, but no list of rows"),
+        ("[[1, 2", (), 10, "is not valid JSON"),
+        ("1,2,3\n", (), 15, "2 replicas cannot hold 3 experts"),
+        ("1,2\n", ("--gpus", "3", "--replicas", "4"), 15, "4 replicas do not divide over 3 GPUs"),
+        ("1,2\n", ("--nodes", "2", "--groups", "3"), 15, "2 experts do not divide over 3 groups"),
+        ("1,2\n", ("--moves", "13"), 10, "--moves '13' is not a share"),
+        ("1,2\n", ("--layout", "tgi"), 10, "unknown layout 'tgi'"),
+        ("1,2\n", ("--link", "400"), 11, "'400' is not a bandwidth"),
+    ],
+)
+def test_what_cannot_be_used_is_said_with_its_numbers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: tuple[str, ...], code: int, says: str
+) -> None:
+    path = tmp_path / "loads.csv"
+    path.write_text(text)
+    left, out, err = _run(capsys, path, "--gpus", "2", "--replicas", "2", *words)
+    assert left == code and not out
+    assert says in err and "hint: " in err
+
+
+def test_a_present_placement_that_is_none(capsys: pytest.CaptureFixture[str], loads: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    for text, says in (("{}", "holds no placement"), ('{"phy2log": [[0]]}', "is 1 x 1, not 6 layers x 40 slots")):
+        path.write_text(text)
+        code, _, err = _run(capsys, loads, *FLEET, "--from", path)
+        assert code == 10 and says in err and "hint: " in err
+    code, _, err = _run(capsys, tmp_path / "none.csv", *FLEET)
+    assert code == 10 and "cannot be read: No such file" in err
