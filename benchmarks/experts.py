@@ -1,6 +1,6 @@
 """How well experts are placed, and how few of them have to move: against DeepSeek's EPLB as its README describes it.
 
-`python benchmarks/experts.py FOLDER [--json] [--effort N]`.
+`python benchmarks/experts.py FOLDER [--json] [--effort N] [--prove]`.
 
 FOLDER holds pairs `TASK_first_half.csv`, `TASK_second_half.csv`: tokens of each expert (columns) in each layer (rows).
 Balance is mean over max of the GPUs' loads, averaged over layers. A plan is made on the first half and judged on it,
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from cordee.errors import InputError
 from cordee.plan.experts import Costs, Fleet, Placement, balance_bound, checked_loads, plan_experts, rebalance
 from cordee.plan.experts.moves import aligned
+from cordee.plan.experts.prove import least_max_of_pairs
 
 Floats, Ints = NDArray[np.float64], NDArray[np.int64]
 
@@ -113,11 +114,14 @@ def pairs(folder: Path) -> list[tuple[str, Floats, Floats]]:
     return found
 
 
-def one_task(task: str, first: Floats, second: Floats, fleet: Fleet, effort: float) -> dict[str, Any]:
+def one_task(task: str, first: Floats, second: Floats, fleet: Fleet, effort: float, prove: bool) -> dict[str, Any]:
     """One task on one fleet: in sample, out of sample, and moved."""
     base, base_ms = cpu_ms(lambda: eplb(first, fleet))
     plan, plan_ms = cpu_ms(lambda: plan_experts(first, fleet, effort=effort))
     bound = balance_bound(first, fleet)
+    if prove:
+        least = least_max_of_pairs(first, fleet, plan.gpu_loads(first).max(axis=1))
+        bound = first.sum(axis=1) / fleet.gpus / least
     in_base, in_plan = base.balance(first), plan.balance(first)
     out_base, out_plan = base.balance(second), plan.balance(second)
     # Whether to move at all, by the noise test; then what few moves reach if the counts are taken as they are.
@@ -230,13 +234,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--effort", type=float, default=1.0, help="search for replica counts at two slots a GPU")
+    parser.add_argument("--prove", action="store_true", help="the tighter bound at two slots a GPU; needs scipy")
     args = parser.parse_args()
     try:
         tasks = pairs(args.folder)
     except InputError as error:
         raise SystemExit(f"error: {error}") from None
     real = [
-        one_task(task, first, second, Fleet(gpus, gpus * slots), args.effort)
+        one_task(task, first, second, Fleet(gpus, gpus * slots), args.effort, args.prove)
         for gpus, slots in SHAPES
         for task, first, second in tasks
     ]

@@ -30,6 +30,7 @@ from cordee.plan.experts import (
 from cordee.plan.experts.moves import aligned
 from cordee.plan.experts.pack import lightest_worst_node, node_orders, packings, replica_counts
 from cordee.plan.experts.pairs import pair_counts, pair_max
+from cordee.plan.experts.prove import least_max_of_pairs
 from cordee.plan.experts.shape import Floats, Placement
 
 PATIENT = Costs(horizon_s=1e9)
@@ -153,6 +154,18 @@ def test_two_slots_are_searched_for_better_counts() -> None:
     assert (after <= before).all() and after.sum() < before.sum()
     placement = plan_experts(loads, Fleet(12, 24), effort=4.0)
     assert (placement.gpu_loads(loads).max(axis=1) <= after + 1e-9).all()
+
+
+def test_the_proof_for_two_slots_holds_against_every_placement_and_is_tighter() -> None:
+    pytest.importorskip("scipy")
+    random = np.random.default_rng(17)
+    fleet = Fleet(3, 6)
+    loads = np.floor(1000 * random.lognormal(0, 0.8, (6, 4))) + 1
+    reached = plan_experts(loads, fleet).gpu_loads(loads).max(axis=1)
+    plain, proven = least_max(loads, fleet), least_max_of_pairs(loads, fleet, reached)
+    assert (proven >= plain).all() and (proven > plain * 1.01).any()
+    for layer, load in enumerate(loads):
+        assert proven[layer] <= _best_max(load, fleet) + 1e-9
 
 
 def test_slots_are_kept_where_an_expert_stays_on_its_gpu() -> None:

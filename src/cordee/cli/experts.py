@@ -24,6 +24,7 @@ from cordee.plan.experts import (
     rebalance,
     trivial_placement,
 )
+from cordee.plan.experts.prove import least_max_of_pairs
 from cordee.plan.experts.shape import Floats
 from cordee.units import parse_bytes, parse_bytes_per_s, parse_duration_s
 
@@ -42,6 +43,7 @@ Share = Annotated[str, typer.Option(help="Share of the time that is in the exper
 Horizon = Annotated[str, typer.Option(help="How long the loads are expected to stay like this.")]
 Trust = Annotated[bool, typer.Option("--trust-counts", help="Take the loads as exact: no test for noise.")]
 Effort = Annotated[float, typer.Option(min=0, help="Search for replica counts on GPUs of two slots; 1 is 0.2 s.")]
+Prove = Annotated[bool, typer.Option(help="A tighter bound for two slots a GPU; takes seconds, needs scipy.")]
 LayoutName = Annotated[str, typer.Option("--layout", help="Whose mappings --out writes: deepseek, vllm or sglang.")]
 Out = Annotated[Path | None, typer.Option(help="Write the mappings of the placement to serve with, as JSON.")]
 Dense = Annotated[int, typer.Option(min=0, help="Dense layers before the first: sglang's file has rows for them.")]
@@ -67,6 +69,7 @@ def experts(
     horizon: Horizon = "10m",
     trust_counts: Trust = False,
     effort: Effort = 1.0,
+    prove: Prove = False,
     layout: LayoutName = "deepseek",
     out: Out = None,
     dense_layers: Dense = 0,
@@ -84,6 +87,9 @@ def experts(
     )
     moved = _share("--moves", moves)
     bound, fresh = balance_bound(counted, fleet), plan_experts(counted, fleet, effort=effort)
+    if prove:
+        reached = fresh.gpu_loads(counted).max(axis=1)
+        bound = counted.sum(axis=1) / gpus / least_max_of_pairs(counted, fleet, reached)
     if present is None:
         now, found = trivial_placement(fleet, *counted.shape), None
     else:

@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "up": ("cordee.cli.operate", "Start a server that takes jobs; those of an earlier one go on."),
     "down": ("cordee.cli.operate", "Checkpoint and requeue every job, then end the server."),
     "simulate": ("cordee.cli.simulate", "Run a trace under several policies: who waits, what is lost, what it costs."),
+    "replay": ("cordee.cli.simulate", "Decide a live log again under another policy, and say what would have changed."),
     "version": ("cordee.cli.main", "Print the version."),
 }
 
@@ -56,6 +57,7 @@ EXAMPLES = {
     "up": "cordee up --slots 4 --price-as H100",
     "down": "cordee down --yes",
     "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy house,fifo,easy --html compare.html",
+    "replay": "cordee replay ~/.cordee --policy fifo",
 }
 
 

@@ -10,10 +10,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cordee.cli import terminal
-from cordee.cli.simulate_text import Answer, answer_of, print_answer
+from cordee.cli.simulate_text import (
+    Answer,
+    MovedJob,
+    PolicyAnswer,
+    ReplayAnswer,
+    ReplayedPolicy,
+    answer_of,
+    print_answer,
+    print_replay,
+)
 from cordee.control.prices import priced
 from cordee.errors import InputError
 from cordee.events import Node, Queue
@@ -21,14 +31,19 @@ from cordee.hardware.load import load_catalogue
 from cordee.simulate.cluster import Chance, cluster, spot_series, vc_clusters
 from cordee.simulate.compare import Kept, Result, Scenario, check
 from cordee.simulate.compare import simulate as simulate_one
-from cordee.simulate.policies import chosen
+from cordee.simulate.observed import Seen, observe
+from cordee.simulate.policies import Named, chosen
+from cordee.simulate.replay import Replayed, as_it_was, audit
+from cordee.simulate.replay import replay as replay_one
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
+from cordee.simulate.traces.log import is_log, read_log
 from cordee.units import US_PER_S, parse_duration_s
 from cordee.workload.queues import parse_queues
 
 SYNTHETIC = "synthetic"
-_DAY_S = 86_400
+MOVED = 5
+"""Jobs that are named where a policy would have moved many."""
 
 
 def simulate(
@@ -64,7 +79,7 @@ def simulate(
     as_json: terminal.Json = False,
 ) -> None:
     """Run a trace under several policies, by the very code that schedules, and say how each did."""
-    named = chosen([word.strip() for word in policy.split(",") if word.strip()])
+    named = chosen(_words(policy))
     nodes = _priced(cluster(cluster_), price_as)
     scenario = _scenario(
         trace,
@@ -96,14 +111,90 @@ def simulate(
 
         html.write_text(page(scenario, answer, results), encoding="utf-8")
     if as_json:
-        print(json.dumps(_plain(answer), indent=2))
+        print(json.dumps(_plain(Answer, answer), indent=2))
         return
     print_answer(answer)
     if html is not None:
         terminal.stderr().print(f"the page: {html.absolute()}", highlight=False, markup=False)
 
 
-def _run(scenario: Scenario, named: Any, total: int) -> Result:
+def replay(
+    log: Annotated[Path, typer.Argument(help="A Cordee home, its database, or JSON lines of its log.")],
+    *,
+    policy: Annotated[str, typer.Option(help="Names, with commas between.")] = "house,fifo",
+    baseline: Annotated[str, typer.Option(help="The policy that the log ran under.")] = "house",
+    as_json: terminal.Json = False,
+) -> None:
+    """Decide a live log again under another policy, and say what would have changed."""
+    named, (base,) = chosen(_words(policy)), chosen([baseline])
+    if not is_log(log):
+        raise InputError(f"{log} is no log of Cordee's", hint="give a home, its cordee.db or JSON lines of its log")
+    seen = observe(read_log(log))
+    if not seen.jobs:
+        raise InputError(f"{log} holds no job", hint="there is nothing to decide again")
+    checked, was = audit(seen.log, base.policy), as_it_was(seen)
+    answer = ReplayAnswer(
+        log=str(log),
+        jobs=len(seen.jobs),
+        moments=checked.moments,
+        decisions=checked.decisions,
+        differences=tuple(each.number for each in checked.differences),
+        was=_policy_answer("as it was", "the log itself", was),
+        replayed=tuple(_replayed(seen, each, was) for each in named),
+    )
+    if as_json:
+        print(json.dumps(_plain(ReplayAnswer, answer), indent=2))
+    else:
+        print_replay(answer)
+
+
+def _replayed(seen: Seen, named: Named, was: Replayed) -> ReplayedPolicy:
+    done = replay_one(seen, named.policy, estimates=named.estimates)
+    moved = []
+    for job_id in sorted(was.waits_us.keys() | done.waits_us.keys()):
+        before_us, after_us = was.waits_us.get(job_id), done.waits_us.get(job_id)
+        if before_us != after_us:
+            moved.append((_later_us(before_us, after_us), job_id, before_us, after_us))
+    most = sorted(moved, key=lambda each: (-abs(each[0]), each[1]))[:MOVED]
+    return ReplayedPolicy(
+        answer=_policy_answer(named.name, named.says, done, named.estimates),
+        sooner=sum(later_us < 0 for later_us, *_ in moved),
+        later=sum(later_us > 0 for later_us, *_ in moved),
+        moved=tuple(
+            MovedJob(job_id=job_id, was_s=_in_s(before_us), would_be_s=_in_s(after_us))
+            for _, job_id, before_us, after_us in most
+        ),
+    )
+
+
+def _later_us(before_us: int | None, after_us: int | None) -> int:
+    """How much later; who does not start at all starts after everybody."""
+    never_us = 1 << 62
+    return (never_us if after_us is None else after_us) - (never_us if before_us is None else before_us)
+
+
+def _in_s(value_us: int | None) -> float | None:
+    return None if value_us is None else value_us / US_PER_S
+
+
+def _policy_answer(name: str, says: str, done: Replayed, estimates: bool = False) -> PolicyAnswer:
+    return PolicyAnswer(
+        policy=name,
+        says=says,
+        knows_run_times=estimates,
+        summary=done.summary,
+        lost_gpu_hours=done.summary.lost_gpu_hours,
+        lost_micro_usd=done.summary.lost_micro_usd,
+        events=done.events,
+        errors=done.errors,
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _run(scenario: Scenario, named: Named, total: int) -> Result:
     with _bar(named.name, total) as progress:
         return simulate_one(scenario, named, progress)
 
@@ -205,7 +296,5 @@ def _left_out(tally: Tally) -> str:
     return "; ".join(f"{count:,} rows left out: {kind}" for kind, count in tally.kinds.items())
 
 
-def _plain(answer: Answer) -> Any:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(Answer).dump_python(answer, mode="json")
+def _plain(shape: Any, answer: Any) -> Any:
+    return TypeAdapter(shape).dump_python(answer, mode="json")

@@ -65,15 +65,15 @@ def _table(answer: Answer) -> Section:
     columns = [Column(""), *(Column(each.policy) for each in answer.policies)]
     table = table_html(columns, [[name, *(tell(each) for each in answer.policies)] for name, tell in rows])
     notes = [
-        f"{each.policy}: {each.says}{', told the true run times' if each.knows_run_times else ''}"
+        f"{each.policy}: {each.says}" + (", told the true run times" if each.knows_run_times else "")
         for each in answer.policies
     ]
     notes += [f"{left.rows:,} rows of the trace are left out: {left.kind}" for left in answer.left_out]
     notes += [f"price: {source}" for source in answer.price_sources]
     return Section(
         "Side by side",
-        "Lost is work that was done again and the time that saves on notice took; restarts are not in it. Fragmented is "
-        "GPU time that lay free while the smallest gang that waited would have fitted in it by number.",
+        "Lost is work that was done again and the time that saves on notice took; restarts are not in it. "
+        "Fragmented is GPU time that lay free while the smallest gang that waited would have fitted in it by number.",
         (table,),
         notes=notes,
     )

@@ -1,6 +1,7 @@
 """What `cordee simulate` answers, and how it reads on a terminal: who waited, what the GPUs did, what was lost to
 what."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -49,6 +50,74 @@ class Answer:
     policies: tuple[PolicyAnswer, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedJob:
+    """A job whose wait for its first start would have been another one; None: it would not have started."""
+
+    job_id: str
+    was_s: float | None
+    would_be_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedPolicy:
+    """A policy on the log's world, and the jobs that it would have moved most."""
+
+    answer: PolicyAnswer
+    sooner: int
+    later: int
+    moved: tuple[MovedJob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayAnswer:
+    """A log decided again.
+
+    Attributes:
+        moments: of the log that hold decisions; all were decided again from what the log says up to them.
+        differences: numbers of the records at which something else came out.
+        was: the log itself.
+    """
+
+    log: str
+    jobs: int
+    moments: int
+    decisions: int
+    differences: tuple[int, ...]
+    was: PolicyAnswer
+    replayed: tuple[ReplayedPolicy, ...]
+
+
+def print_replay(answer: ReplayAnswer) -> None:
+    """The check, the tables, and who would have moved."""
+    out = terminal.stdout()
+    same = answer.moments - len(answer.differences)
+    out.print(
+        f"{answer.log}: {answer.jobs:,} jobs; {same:,} of {answer.moments:,} moments "
+        f"({answer.decisions:,} decisions) come out as they are in the log",
+        highlight=False,
+        markup=False,
+    )
+    if answer.differences:
+        numbers = ", ".join(f"{number:,}" for number in answer.differences[:5])
+        out.print(f"others at records {numbers}: another version or policy decided them", highlight=False, markup=False)
+    rows = (answer.was, *(each.answer for each in answer.replayed))
+    out.print(_times(rows))
+    out.print(_gpus(rows))
+    for each in answer.replayed:
+        out.print(
+            f"under {each.answer.policy} {each.sooner:,} jobs start sooner and {each.later:,} later", highlight=False
+        )
+        for job in each.moved:
+            out.print(
+                f"  {job.job_id}: {_wait(job.was_s)} becomes {_wait(job.would_be_s)}", highlight=False, markup=False
+            )
+
+
+def _wait(value_s: float | None) -> str:
+    return "no start" if value_s is None else f"a wait of {seconds(value_s)}"
+
+
 def answer_of(scenario: Scenario, tally: Tally, jobs: int, results: list[Result]) -> Answer:
     """Everything but the drawings."""
     return Answer(
@@ -85,8 +154,8 @@ def print_answer(answer: Answer) -> None:
         highlight=False,
         markup=False,
     )
-    out.print(_times(answer))
-    out.print(_gpus(answer))
+    out.print(_times(answer.policies))
+    out.print(_gpus(answer.policies))
     for line in _remarks(answer):
         out.print(line, highlight=False, markup=False, soft_wrap=False)
 
@@ -95,9 +164,9 @@ TIMES = ("JCT", "P50", "P99", "WAIT", "P99 WAIT", "AWAY MAX", "JAIN")
 GPUS = ("GOODPUT", "HELD", "FRAG", "PUSHED", "LOST GPU-H", "LOST", "ENDED")
 
 
-def _times(answer: Answer) -> Table:
+def _times(policies: Sequence[PolicyAnswer]) -> Table:
     table = terminal.table("POLICY", *TIMES, right=TIMES)
-    for each in answer.policies:
+    for each in policies:
         summary = each.summary
         table.add_row(
             each.policy + ("*" if each.knows_run_times else ""),
@@ -112,9 +181,9 @@ def _times(answer: Answer) -> Table:
     return table
 
 
-def _gpus(answer: Answer) -> Table:
+def _gpus(policies: Sequence[PolicyAnswer]) -> Table:
     table = terminal.table("POLICY", *GPUS, right=GPUS)
-    for each in answer.policies:
+    for each in policies:
         summary = each.summary
         table.add_row(
             each.policy,

@@ -4,9 +4,10 @@ It is what a replay plays again under another policy. What the log does not show
 ended goes on, and nobody knows for how long.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from cordee.account.ledger import Ledger
 from cordee.events import (
@@ -22,6 +23,7 @@ from cordee.events import (
     NodeUp,
     Outcome,
     QueuesSet,
+    Restored,
     StopRequested,
 )
 from cordee.ids import JobId
@@ -73,75 +75,123 @@ class Seen:
     ledger: Ledger
     log: Sequence[Event]
 
-    def submissions(self) -> list[Submission]:
-        """The same arrivals with the same work."""
+    def submissions(self, *, estimates: bool = False) -> list[Submission]:
+        """The same arrivals with the same work; with `estimates` each says truly how long it works."""
         return [
-            Submission(at_us=seen.submitted_us, job=seen.job, work=_work(seen), stop_us=seen.stopped_us)
+            Submission(
+                at_us=seen.submitted_us,
+                job=replace(seen.job, estimate_us=seen.worked_us) if estimates else seen.job,
+                work=_work(seen),
+                stop_us=seen.stopped_us,
+            )
             for seen in self.jobs
         ]
 
 
 def observe(events: Iterable[Event]) -> Seen:
     """Fold the log."""
-    log = list(events)
-    ledger, jobs = Ledger(), dict[JobId, SeenJob]()
-    nodes: dict[str, tuple[int, Node]] = {}
-    gone: dict[str, tuple[int, str]] = {}
-    told: dict[str, int] = {}
-    outages: list[Reclaim] = []
-    queues: list[QueuesSet] = []
-    for event in log:
-        ledger.apply(event)
-        if isinstance(event, JobSubmitted):
-            jobs.setdefault(event.job.job_id, SeenJob(event.job, event.at_us))
-        elif isinstance(event, JobEnded):
-            jobs[event.job_id].state = event.state
-        elif isinstance(event, StopRequested) and event.job_id in jobs:
-            jobs[event.job_id].stopped_us = event.at_us
-        elif isinstance(event, CheckpointCommitted) and event.job_id in jobs:
-            seen = jobs[event.job_id]
-            seen.commits += 1
-            seen.stalls_us.append(event.stall_us)
-            seen.drains_us.append(event.drain_us)
-        elif isinstance(event, NodeUp):
-            name = event.node.name
-            if name in gone:
-                at_us, why = gone.pop(name)
-                notice_us = max(0, at_us - told.pop(name, at_us))
-                outages.append(
-                    Reclaim(at_us=at_us, nodes=(name,), notice_us=notice_us, back_us=event.at_us - at_us, why=why)
-                )
-            nodes.setdefault(name, (event.at_us, event.node))
-        elif isinstance(event, NodeReclaimed):
-            told[event.node] = event.at_us
-        elif isinstance(event, NodeDown) and event.node in nodes:
-            gone.setdefault(event.node, (event.at_us, event.why))
-        elif isinstance(event, QueuesSet):
-            queues.append(event)
-    for name, (at_us, why) in gone.items():
-        outages.append(Reclaim(at_us=at_us, nodes=(name,), notice_us=max(0, at_us - told.get(name, at_us)), why=why))
-    start_us = min((event.at_us for event in log), default=0)
-    end_us = max((event.at_us for event in log), default=0)
-    _measure(ledger, jobs, log, end_us)
-    return Seen(list(jobs.values()), list(nodes.values()), outages, queues, start_us, end_us, ledger, log)
+    observer = _Observer()
+    for event in events:
+        observer.apply(event)
+    return observer.seen()
 
 
-def _measure(ledger: Ledger, jobs: dict[JobId, SeenJob], log: Sequence[Event], end_us: int) -> None:
-    gpus = {
-        (event.job_id, event.epoch): sum(len(each.gpus) for each in event.leases)
-        for event in log
-        if isinstance(event, AttemptPlaced)
-    }
-    for row in ledger.rows(end_us):
-        seen, held = jobs[row.job_id], gpus[row.job_id, row.epoch]
-        useful_us, restart_us = row.gpu_us.useful // held, row.gpu_us.restart // held
-        if row.gpu_us.useful or row.gpu_us.restart:
-            seen.reports = True
-            seen.worked_us += useful_us
-            seen.starts_us.append(restart_us)
-        else:
-            seen.worked_us = max(seen.worked_us, row.gpu_us.held // held)
-        seen.handles_notice |= row.outcome is Outcome.CHECKPOINTED
+class _Observer:
+    """The fold."""
+
+    def __init__(self) -> None:
+        self._log: list[Event] = []
+        self._ledger = Ledger()
+        self._jobs: dict[JobId, SeenJob] = {}
+        self._nodes: dict[str, tuple[int, Node]] = {}
+        self._gone: dict[str, NodeDown] = {}
+        self._told_us: dict[str, int] = {}
+        self._outages: list[Reclaim] = []
+        self._queues: list[QueuesSet] = []
+        self._placed: dict[tuple[JobId, int], AttemptPlaced] = {}
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            JobSubmitted: self._submitted,
+            JobEnded: lambda event: setattr(self._jobs[event.job_id], "state", event.state),
+            StopRequested: lambda event: setattr(self._jobs[event.job_id], "stopped_us", event.at_us),
+            AttemptPlaced: lambda event: self._placed.__setitem__((event.job_id, event.epoch), event),
+            Restored: self._restored,
+            CheckpointCommitted: self._committed,
+            NodeUp: self._node_up,
+            NodeReclaimed: lambda event: self._told_us.__setitem__(event.node, event.at_us),
+            NodeDown: self._node_down,
+            QueuesSet: self._queues.append,
+        }
+
+    def apply(self, event: Event) -> None:
+        """Take note of one event; what is about a job that never came is passed over."""
+        self._log.append(event)
+        self._ledger.apply(event)
+        handler = self._handlers.get(type(event))
+        job_id = getattr(event, "job_id", None)
+        if handler is not None and (job_id is None or job_id in self._jobs):
+            handler(event)
+
+    def seen(self) -> Seen:
+        """All that the log shows."""
+        start_us = min((event.at_us for event in self._log), default=0)
+        end_us = max((event.at_us for event in self._log), default=0)
+        outages = list(self._outages)
+        for event in self._gone.values():
+            outages.append(self._outage(event, None))
+        for name, (up_us, _) in self._nodes.items():  # who came later was away until then
+            if up_us > start_us:
+                outages.append(Reclaim(at_us=start_us, nodes=(name,), back_us=up_us - start_us, why="not there yet"))
+        self._measure(end_us)
+        return Seen(
+            list(self._jobs.values()),
+            list(self._nodes.values()),
+            outages,
+            self._queues,
+            start_us,
+            end_us,
+            self._ledger,
+            self._log,
+        )
+
+    def _submitted(self, event: JobSubmitted) -> None:
+        self._jobs.setdefault(event.job.job_id, SeenJob(event.job, event.at_us))
+
+    def _node_down(self, event: NodeDown) -> None:
+        self._gone.setdefault(event.node, event)
+
+    def _restored(self, event: Restored) -> None:
+        placed = self._placed.get((event.job_id, event.epoch))
+        if placed is not None:
+            self._jobs[event.job_id].starts_us.append(event.at_us - placed.at_us)
+
+    def _committed(self, event: CheckpointCommitted) -> None:
+        seen = self._jobs[event.job_id]
+        seen.commits += 1
+        seen.stalls_us.append(event.stall_us)
+        seen.drains_us.append(event.drain_us)
+
+    def _node_up(self, event: NodeUp) -> None:
+        name = event.node.name
+        if name in self._gone:
+            gone = self._gone.pop(name)
+            self._outages.append(self._outage(gone, event.at_us - gone.at_us))
+        self._nodes.setdefault(name, (event.at_us, event.node))
+
+    def _outage(self, gone: NodeDown, back_us: int | None) -> Reclaim:
+        notice_us = max(0, gone.at_us - self._told_us.pop(gone.node, gone.at_us))
+        return Reclaim(at_us=gone.at_us, nodes=(gone.node,), notice_us=notice_us, back_us=back_us, why=gone.why)
+
+    def _measure(self, end_us: int) -> None:
+        """How long each worked, by the ledger."""
+        for row in self._ledger.rows(end_us):
+            seen = self._jobs[row.job_id]
+            held = sum(len(lease.gpus) for lease in self._placed[row.job_id, row.epoch].leases)
+            if row.gpu_us.useful or row.gpu_us.restart:
+                seen.reports = True
+                seen.worked_us += row.gpu_us.useful // held
+            else:
+                seen.worked_us = max(seen.worked_us, row.gpu_us.held // held)
+            seen.handles_notice |= row.outcome is Outcome.CHECKPOINTED
 
 
 def _work(seen: SeenJob) -> Work:

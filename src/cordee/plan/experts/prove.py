@@ -1,0 +1,88 @@
+"""A tighter bound for GPUs of two slots, proven with a linear program; it needs scipy.
+
+The conditions of `pairs.py` are linear in "expert e has c replicas". If their relaxation has no solution for a maximum
+of T, no placement reaches T. The program (HiGHS) only proposes a price for each condition and for a slot. That these
+prices refute T is then added up here, over every number of replicas, so nothing has to be believed of the solver.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cordee.errors import MissingExtraError
+from cordee.plan.experts.bound import least_max
+from cordee.plan.experts.shape import Fleet, Floats
+
+CONDITIONS = 160
+CHOICES = 12
+"""Replica counts in the program, from the fewest that T allows; the check looks at all."""
+HALVINGS = 7
+SURE = 1e-7
+
+
+def least_max_of_pairs(loads: Floats, fleet: Fleet, reached: Floats) -> Floats:
+    """A proven lower bound on the fullest GPU of each layer, between the plain bound and what a placement reached.
+
+    Raises:
+        MissingExtraError: scipy is not installed.
+    """
+    least = least_max(loads, fleet)
+    if fleet.slots != 2:
+        return least
+    found = least.copy()
+    for layer, load in enumerate(loads):
+        low, high = float(least[layer]), float(reached[layer])
+        for _ in range(HALVINGS if high > low * (1 + 1e-4) else 0):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _refuted(load, fleet, middle) else (low, middle)
+        found[layer] = low
+    return found
+
+
+def _refuted(load: Floats, fleet: Fleet, top: float) -> bool:
+    """Whether no replica counts meet the conditions of this maximum, by prices that are checked here."""
+    x = top * (0.5 + 0.5 * (np.arange(CONDITIONS) + 0.5) / CONDITIONS)
+    fewest = np.maximum(np.ceil(load / top * (1 - 1e-12)), 1.0)
+    prices = _prices(load, fleet, top, x, fewest)
+    if prices is None:
+        return False
+    condition, slot = prices
+    # Every number of replicas an expert can have: its cheapest one, at these prices.
+    counts = np.arange(1, fleet.replicas - len(load) + 2)
+    each = load[:, None] / counts
+    cost = counts * (_value(each, top, x) @ condition + slot)
+    cheapest = np.where(counts >= fewest[:, None], cost, np.inf).min(axis=1)
+    return bool(cheapest.sum() - slot * fleet.replicas > SURE)
+
+
+def _value(share: Floats, top: float, x: Floats) -> NDArray[np.float64]:
+    """What a replica of this load adds to each condition: 1 if it is above x, -1 if it is at or below T - x."""
+    above: Floats = (share[..., None] > x).astype(np.float64)
+    return above - (share[..., None] <= top - x)
+
+
+def _prices(load: Floats, fleet: Fleet, top: float, x: Floats, fewest: Floats) -> tuple[Floats, float] | None:
+    """Prices of the conditions and of a slot that may refute this maximum: the duals of its relaxation."""
+    try:
+        from scipy.optimize import linprog
+    except ImportError:
+        hint = "pip install 'cordee[exact]'"
+        raise MissingExtraError("the bound for two slots a GPU needs scipy", hint=hint) from None
+    experts = len(load)
+    counts = fewest[:, None] + np.arange(CHOICES)
+    terms = counts[..., None] * _value(load[:, None] / counts, top, x)
+    # Variables: one for each (expert, count), and the worst violation, which is minimised.
+    above = np.concatenate([terms.reshape(-1, CONDITIONS).T, -np.ones((CONDITIONS, 1))], axis=1)
+    one_each = np.repeat(np.eye(experts), CHOICES, axis=1)
+    equal = np.concatenate([np.vstack([one_each, counts.reshape(1, -1)]), np.zeros((experts + 1, 1))], axis=1)
+    done = linprog(
+        np.append(np.zeros(counts.size), 1.0),
+        A_ub=above,
+        b_ub=np.zeros(CONDITIONS),
+        A_eq=equal,
+        b_eq=np.append(np.ones(experts), float(fleet.replicas)),
+        bounds=[(0, None)] * counts.size + [(None, None)],
+        method="highs",
+    )
+    if done.status != 0 or done.fun <= SURE:
+        return None
+    return np.maximum(-done.ineqlin.marginals, 0), -float(done.eqlin.marginals[-1])

@@ -1,0 +1,121 @@
+"""A live cluster's log, decided again: first by the policy that it ran under, record for record, then by another one.
+
+`audit` holds the log against the scheduler: before each of its decisions the state is what the log says up to there,
+and `decide` is asked at that very time. Nothing in that is random, so every decision must come out as it is in the
+log, and a difference is one between two versions, or a fault. `replay` plays what the log shows of the world under a
+policy.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cordee.account.ledger import Ledger
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Event,
+    JobEnded,
+    KillOrdered,
+    NoticeGiven,
+)
+from cordee.schedule.cycle import decide
+from cordee.schedule.policy import Policy
+from cordee.schedule.state import State
+from cordee.simulate.metrics import Metrics, Summary
+from cordee.simulate.observed import Seen
+from cordee.simulate.run import run
+
+_DECISIONS = (AttemptPlaced, NoticeGiven, KillOrdered, AttemptEnded, JobEnded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A moment at which the log has something else than what is decided now."""
+
+    number: int  # of the log's first record there
+    logged: tuple[Event, ...]
+    decided: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """How many moments of the log hold decisions, and which of them come out otherwise."""
+
+    moments: int
+    decisions: int
+    differences: tuple[Difference, ...]
+
+
+def audit(log: Sequence[Event], policy: Policy) -> Audit:
+    """Decide every moment of the log again, each from what the log says up to it."""
+    state = State()
+    moments = decisions = 0
+    differences = []
+    for number, group in _groups(log):
+        if isinstance(group[0], _DECISIONS):
+            moments, decisions = moments + 1, decisions + len(group)
+            decided = decide(state, group[0].at_us, policy).events
+            if tuple(group) != decided:
+                differences.append(Difference(number=number, logged=tuple(group), decided=decided))
+        for event in group:
+            state.apply(event)
+    return Audit(moments=moments, decisions=decisions, differences=tuple(differences))
+
+
+def _groups(log: Sequence[Event]) -> Iterator[tuple[int, list[Event]]]:
+    """Runs of decisions of one moment, and everything else by itself."""
+    group: list[Event] = []
+    for number, event in enumerate(log, start=1):
+        if isinstance(event, _DECISIONS):
+            if group and group[0].at_us != event.at_us:
+                yield number - len(group), group
+                group = []
+            group.append(event)
+            continue
+        if group:
+            yield number - len(group), group
+            group = []
+        yield number, [event]
+    if group:
+        yield len(log) + 1 - len(group), group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """How a world went under a policy. `waits_us` is by job, of those that started."""
+
+    summary: Summary
+    waits_us: dict[str, int]
+    events: int
+    errors: int = 0
+
+
+def as_it_was(seen: Seen) -> Replayed:
+    """What the log itself says, measured as a simulated one is."""
+    return _measured(seen.log, (seen.ledger, seen.end_us), 0)
+
+
+def replay(seen: Seen, policy: Policy, *, estimates: bool = False) -> Replayed:
+    """The same arrivals, the same work and the same nodes, until the log's end."""
+    log: list[Event] = []
+    done = run(
+        [node for _, node in seen.nodes],
+        seen.submissions(estimates=estimates),
+        seen.outages,
+        policy=policy,
+        queues=seen.queues[-1].queues if seen.queues else (),
+        start_us=seen.start_us,
+        until_us=seen.end_us,
+        tell=log.append,
+    )
+    return _measured(log, (done.ledger, done.at_us), done.errors)
+
+
+def _measured(log: Sequence[Event], account: tuple[Ledger, int], errors: int) -> Replayed:
+    metrics, waits = Metrics(), dict[str, int]()
+    for event in log:
+        started = len(metrics.wait_us)
+        metrics.apply(event)
+        if isinstance(event, AttemptPlaced) and len(metrics.wait_us) > started:
+            waits[event.job_id] = metrics.wait_us[-1]
+    return Replayed(summary=metrics.summary(account), waits_us=waits, events=len(log), errors=errors)
