@@ -32,7 +32,7 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
-from cordee.schedule import State, decide
+from cordee.schedule import Policy, State, decide
 
 S = 1_000_000
 HOUR = 3600 * S
@@ -76,6 +76,7 @@ class World:
 
     `work` gives each job's seconds of work (100 by default); it steps once a second and a checkpoint keeps its steps.
     `deaf` names jobs that ignore their notice, `broken` jobs whose script fails after two seconds.
+    `policy` is Cordee's own if nothing is said.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class World:
         work: dict[str, int] | None = None,
         deaf: Iterable[str] = (),
         broken: Iterable[str] = (),
+        policy: Policy | None = None,
     ) -> None:
-        self.state, self.ledger, self.now_us = State(), Ledger(), 0
+        self.state, self.ledger, self.now_us = State(policy), Ledger(), 0
         self.log: list[Event] = []
         self.work, self.deaf, self.broken = dict(work or {}), set(deaf), set(broken)
         self.checks: list[Callable[[World], None]] = []

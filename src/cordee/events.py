@@ -41,6 +41,7 @@ class NoticeReason(StrEnum):
     SHARE = "share"  # its turn is over: a job of its own tier that has had less goes first
     QUOTA = "quota"  # what its queue borrowed is taken back for `for_job`, or its queue's day is used up
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
+    MOVE = "move"  # it starts again at once elsewhere, so that the shape of `for_job` becomes free
     DRAIN = "drain"  # an operator empties the node
 
 

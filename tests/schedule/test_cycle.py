@@ -5,8 +5,10 @@ import pytest
 from cordee.events import Capacity, NodeDown, ServerUp
 from cordee.ids import JobId
 from cordee.schedule import cycle as cycle_module
-from cordee.schedule import decide
+from cordee.schedule import Policy, decide
 from world import S, World, brief, job, node, share_ended
+
+FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
 
 
 def end(world: World, name: str, outcome: str, on: str | None = None) -> list[str]:
@@ -24,7 +26,7 @@ def test_the_order_is_tier_then_priority_then_submission_then_name():
 
 
 def test_a_preempted_job_keeps_its_turn():
-    world = World(node("n1"), job("a", 8), job("b", 8, at_us=5 * S))
+    world = World(node("n1"), job("a", 8), job("b", 8, at_us=5 * S), policy=FIRST_COME)
     world.play(until_s=6)
     world.tell(job("p", 8, "production", at_us=10 * S)).cycle()
     assert end(world, "a", "checkpointed") == ["attempt a.1 checkpointed", "place p n1:8"]
@@ -69,7 +71,7 @@ def test_a_higher_job_that_comes_later_takes_the_vacated_gpus_and_the_first_pree
 
 def big_gang_waits(*more, **limits) -> World:
     """Of two nodes one is taken by `a`; `gang` needs both."""
-    world = World(node("n1"), node("n2"), job("a", 8, "production", **limits))
+    world = World(node("n1"), node("n2"), job("a", 8, "production", **limits), policy=FIRST_COME)
     world.play(until_s=2)
     return world.tell(job("gang", 16, at_us=5 * S), *more)
 
@@ -100,14 +102,14 @@ def test_a_job_whose_limit_ends_it_before_the_gang_can_start_is_backfilled(limit
 
 
 def test_a_job_is_backfilled_on_gpus_that_the_gang_will_not_need():
-    world = World(node("n1"), node("n2"), job("a", 8, "production", time_limit_us=120 * S))
+    world = World(node("n1"), node("n2"), job("a", 8, "production", time_limit_us=120 * S), policy=FIRST_COME)
     world.play(until_s=2)
     world.tell(job("gang", 12, at_us=5 * S), job("b", 4, at_us=6 * S), job("c", 4, at_us=6 * S))
     assert brief(world.cycle()) == ["place b n2:4"]
 
 
 def test_nobody_is_pushed_for_a_job_behind_the_reservation():
-    world = World(node("n1"), node("n2"), job("a", 8, "production"), job("v", 4, "preemptible"))
+    world = World(node("n1"), node("n2"), job("a", 8, "production"), job("v", 4, "preemptible"), policy=FIRST_COME)
     world.play(until_s=2)
     world.tell(job("gang", 16, at_us=5 * S), job("s", 8, at_us=6 * S))
     assert brief(world.cycle()) == []
@@ -132,7 +134,7 @@ def test_gpus_of_a_node_that_is_down_are_not_waited_for():
 
 def test_a_gang_of_both_capacities_does_not_take_what_is_reserved_of_one():
     spot = node("n3", 4, capacity=Capacity.SPOT)
-    world = World(node("n1"), node("n2"), spot, job("a", 8, "production", capacity="on-demand"))
+    world = World(node("n1"), node("n2"), spot, job("a", 8, "production", capacity="on-demand"), policy=FIRST_COME)
     world.play(until_s=2)
     world.tell(job("gang", 16, capacity="on-demand", at_us=5 * S), job("both", 12, at_us=6 * S))
     assert brief(world.cycle()) == []
@@ -162,11 +164,11 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
     world = World(node("n1"), job("bad", 3), job("good", 2))
     place = cycle_module.place
 
-    def broken(index, asked, candidates, **more):
-        if asked.gpus == 3:
+    def broken(index, asking, candidates, **more):
+        if asking.job_id == "bad":
             world.state.apply(NodeDown(at_us=0, node="n1", epoch=1, why="a trace"))
             raise ZeroDivisionError
-        return place(index, asked, candidates, **more)
+        return place(index, asking, candidates, **more)
 
     monkeypatch.setattr(cycle_module, "place", broken)
     before = world.state.snapshot()

@@ -4,13 +4,13 @@ import pytest
 
 from cordee.events import NodeDown, RanksStarted, ServerDraining, StopRequested
 from cordee.ids import JobId
-from cordee.schedule import explain
+from cordee.schedule import Policy, explain
 from world import S, World, job, node, share_ended
 
 
 def world_of(*events) -> World:
     """Told in order; a cycle runs before the last one."""
-    world = World(*events[:-1])
+    world = World(*events[:-1], policy=Policy(order="fifo"))
     world.play(until_s=2)
     return world.tell(events[-1])
 

@@ -56,12 +56,12 @@ class Control:
     def __init__(self, *, clock: Clock, store: Store, executor: Executor, policy: Policy | None = None) -> None:
         """Rebuild everything from the store's log; decide by the default policy or by another."""
         self.changed = threading.Condition(threading.RLock())
-        self.state = State()
+        self._policy = policy or Policy()
+        self.state = State(self._policy)
         self.ledger = Ledger()
         self.number = 0
         self.errors: tuple[tuple[JobId, Exception], ...] = ()
         self._clock, self._store, self._executor = clock, store, executor
-        self._policy = policy or Policy()
         self._last_us = 0
         for number, event in store.events():
             self._apply(number, event)

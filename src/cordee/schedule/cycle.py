@@ -10,25 +10,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from cordee.events import AttemptPlaced, Event, KillOrdered, Lease, NoticeReason
+from cordee.events import AttemptPlaced, Event, Job, Lease, NoticeReason
 from cordee.ids import JobId
+from cordee.schedule.bounds import Refusal
 from cordee.schedule.entry import Kind
+from cordee.schedule.free import FreeIndex
+from cordee.schedule.grow import grown, worth_us
+from cordee.schedule.held import held_by
 from cordee.schedule.lifecycle import notice, settle, wake_us
-from cordee.schedule.place import fits, need_of, place, pools
+from cordee.schedule.place import need_of, place, pools
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
+from cordee.schedule.push import Pushing, Room
 from cordee.schedule.records import JobRecord
 from cordee.schedule.reserve import Reservation, reserve
 from cordee.schedule.running import NEVER
 from cordee.schedule.share import level
 from cordee.schedule.state import State
-from cordee.schedule.victims import Power, Victims
+from cordee.schedule.turns import next_turn_us
+from cordee.schedule.victims import Power
 from cordee.schedule.view import Pool
-from cordee.schedule.waiting import Line, Shape, shape_of
-from cordee.units import US_PER_S
-
-TURNS_EVERY_US = 60 * US_PER_S
-"""Turns within a tier change by time alone at whole multiples of this, so that they cost few cycles."""
+from cordee.schedule.waiting import Alike, Line, Shape, shape_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +76,8 @@ class Rest:
         return news == self.news and self.from_us <= now_us < (NEVER if self.wake_at_us is None else self.wake_at_us)
 
 
-Turn = tuple[int, int, int, int, int, int, str]
-"""Tier; 0 waited too long, 1 starts again resized, 2 all others; priority, share, standing, submission, job."""
+Turn = tuple[int, int, int, tuple[int, ...], int, int, JobId]
+"""Tier; 0 waited too long, 1 starts again at once, 2 all others; priority, share, standing, submission, job."""
 
 
 @dataclass(slots=True)
@@ -89,41 +91,60 @@ class Cycle:
     wake_at_us: int | None = None
     claims: dict[JobId, tuple[Lease, ...]] = field(default_factory=dict)  # of gangs whose GPUs are being vacated
     reserved: dict[Kind, Reservation] = field(default_factory=dict)
+    refusals: dict[JobId, Refusal] = field(default_factory=dict)  # of those whom their queue keeps from starting
+    pushing: Pushing = field(init=False)
     _kinds: tuple[Kind, ...] = ()
-    _victims: Victims = field(init=False)
     _pools: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
     _full: set[Shape] = field(default_factory=set)  # there is no place for these
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
     _in_vain: dict[Shape, list[Power]] = field(default_factory=dict)  # nor by pushing
     _passed: set[JobId] = field(default_factory=set)  # considered
+    _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
+    _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
 
     def run(self) -> None:
         """The whole cycle."""
-        self.state.release(self.now_us)
+        state = self.state
+        state.release(self.now_us)
         # 1. Settle: attempts whose shares ended, deadlines, limits, stops, the server going down.
         for job_id in sorted(self._due()):
             self._guarded(job_id, self._settle)
-        if not self.state.draining and self.state.waiting.count:
-            self._kinds = tuple(sorted(self.state.index.kinds))
-            self._victims = Victims(self.state, self.now_us)
-            # 2. Take the heads of the lines in the order of tiers, shares and standing.
-            # 3. For each: place the whole gang, or claim what is being vacated, or find the victims that make room, or
-            # 4. reserve for the first that waits; those after it are backfilled around it.
-            self._take_turns()
-            self._wake_for_turns()
-        # 5. Say when time alone will change the answer.
+        if not state.draining:
+            self.pushing = Pushing(state, self.now_us)
+            if state.waiting.count or state.returning:
+                # 2. Take the heads of the lines in the order of tiers, shares and standing.
+                # 3. For each: place the whole gang, or claim what is being vacated, or make room for it, or
+                # 4. reserve for the first that waits; those after it are backfilled around it.
+                self._kinds = tuple(sorted(state.index.kinds))
+                self._take_turns()
+                self._wake(next_turn_us(state, self.now_us))
+            # 5. Let elastic jobs grow into what nobody waits for.
+            if state.elastic and state.policy.resize and not state.waiting.count:
+                for job_id in sorted(state.elastic):
+                    self._guarded(job_id, self._grow)
+        # 6. Say when time alone will change the answer.
         failed = {job_id for job_id, _ in self.errors}  # what failed now fails again at once; it waits for news
-        for job_id in self.state.attention.keys() & self.state.attempts.keys() - failed:
-            self._wake(wake_us(self.state.attempts[job_id]))
-        seen = self.state.attention.keys() | failed
-        self._wake(next((at_us for at_us, job_id in self.state.limits if job_id not in seen), None))
-        self._wake(next((until_us for until_us, _ in self.state.quarantines), None))
+        for job_id in state.attention.keys() & state.attempts.keys() - failed:
+            self._wake(wake_us(state.attempts[job_id]))
+        seen = state.attention.keys() | failed
+        self._wake(next((at_us for at_us, job_id in state.limits if job_id not in seen), None))
+        self._wake(next((until_us for until_us, _ in state.quarantines), None))
+        if state.quotas.queues:
+            self._wake(state.quotas.wake_us(self.now_us))
 
     def _due(self) -> set[JobId]:
-        due = set(self.state.attempts) if self.state.draining else set()
-        over = bisect_right(self.state.limits, self.now_us, key=itemgetter(0))
-        due.update(job_id for _, job_id in self.state.limits[:over])
-        return due | self.state.attention.keys()
+        state = self.state
+        due = set(state.attempts) if state.draining else set()
+        over = bisect_right(state.limits, self.now_us, key=itemgetter(0))
+        due.update(job_id for _, job_id in state.limits[:over])
+        if state.quotas.queues:
+            spent = {(each.queue, each.grace_us): each for each in (one.job for one in state.attempts.values())}
+            spent = {key: each for key, each in spent.items() if state.quotas.spent(each, self.now_us)}
+            if spent:
+                due.update(
+                    job_id for job_id, one in state.attempts.items() if (one.job.queue, one.job.grace_us) in spent
+                )
+        return due | state.attention.keys()
 
     def _emit(self, event: Event) -> None:
         self.state.apply(event)
@@ -153,21 +174,31 @@ class Cycle:
 
     def _take_turns(self) -> None:
         """One line after the other by its head; a line whose head finds nothing is done, but for backfilling."""
-        heap = [(*turn, alike) for alike, line in self.state.waiting.lines.items() if (turn := self._head(line))]
+        lines = self.state.waiting.lines
+        heap: list[tuple[Turn, Alike | None]] = [
+            (turn, alike) for alike, line in lines.items() if (turn := self._head(line)) is not None
+        ]
+        for job_id in self.state.returning:
+            heap.append(((level(self.state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None))
         heapq.heapify(heap)
         while heap:
-            job_id, alike = JobId(heap[0][-2]), heap[0][-1]
-            line = self.state.waiting.lines[alike]
-            if self._guarded(job_id, self._consider):
-                line = self.state.waiting.lines.get(alike, line)
-                turn = self._head(line)
-            else:
-                self._backfill(line)
-                turn = None
-            if turn is None:
+            turn, alike = heap[0]
+            line = None if alike is None else lines.get(alike)
+            if alike is None:
+                self._guarded(turn[-1], self._return)
                 heapq.heappop(heap)
-            else:
-                heapq.heapreplace(heap, (*turn, alike))
+                continue
+            again = None if line is None else self._head(line)
+            if line is not None and again == turn:
+                goes_on = self._guarded(turn[-1], self._consider)
+                line = lines.get(alike)
+                again = self._head(line) if line is not None and goes_on else None
+            if again is not None:
+                heapq.heapreplace(heap, (again, alike))
+                continue
+            heapq.heappop(heap)
+            if line is not None:
+                self._backfill(line)
 
     def _head(self, line: Line) -> Turn | None:
         """The turn of the first of a line that was not considered: who has waited too long, then the others."""
@@ -175,133 +206,187 @@ class Cycle:
             if due_us > self.now_us:
                 break
             if job_id not in self._passed:
-                return (line.tier, 0, due_us, 0, 0, 0, job_id)
-        place = next((each for each in line.places if each[-1] not in self._passed), None)
-        return None if place is None else (line.tier, 2, -line.priority, 0, *place)
+                return (line.tier, 0, due_us, (), 0, 0, job_id)
+        for standing, submitted_us, job_id in line.places:
+            if job_id not in self._passed:
+                return (line.tier, 2, -line.priority, self._share(line.queue), standing, submitted_us, job_id)
+        return None
+
+    def _share(self, queue: str) -> tuple[int, ...]:
+        if not self.state.quotas.queues:
+            return ()
+        if queue not in self._shares:
+            self._shares[queue] = self.state.quotas.share(queue, self.now_us)
+        return self._shares[queue]
 
     def turn(self, record: JobRecord) -> Turn:
         """Where a waiting job stands in the order of all."""
         waiting, job_id = self.state.waiting, record.job.job_id
         line = waiting.line(job_id)
         if waiting.has_aged(job_id, self.now_us):
-            return (line.tier, 0, waiting.ages_us(job_id), 0, 0, 0, job_id)
-        return (line.tier, 2, -line.priority, 0, waiting.standing(job_id), record.submitted_us, job_id)
+            return (line.tier, 0, waiting.ages_us(job_id), (), 0, 0, job_id)
+        place_ = (waiting.standing(job_id), record.submitted_us, job_id)
+        return (line.tier, 2, -line.priority, self._share(line.queue), *place_)
 
     def turns(self) -> Iterator[Turn]:
         """Of everybody who waits, in no order."""
         return (self.turn(self.state.jobs[job_id]) for job_id in self.state.waiting.job_ids())
 
+    # -- one waiting job -------------------------------------------------------------------------------------
+
     def _consider(self, job_id: JobId) -> bool:
-        """Whether the job has, or will have, what it needs; if not, those behind it in its line do not either."""
+        """Whether those behind it in its line could still find something."""
         record = self.state.jobs[job_id]
         self._passed.add(job_id)
-        shape = shape_of(record.job)
-        candidates = self._candidates(record)
-        if self.state.policy.backfill == "none":  # nobody passes whoever waits first, wherever that may start
-            candidates = tuple(pool for pool in candidates if not any(kind in self.reserved for kind in pool))
+        candidates = self._candidates(record.job)
+        if self._shut:  # nobody passes whoever waits first, wherever that may start
+            candidates = tuple(pool for pool in candidates if self._shut.isdisjoint(pool))
         if not candidates:
             return False
+        refusal = self._refusal(record)
+        if refusal is None and self._find(record, candidates):
+            return True
+        made = self._make_room(record, candidates, refusal)
+        if made or (refusal is None and self._start_smaller(record, candidates)):
+            return True
+        if refusal is None:
+            self._reserve(record, candidates)
+        # Who has only just begun to wait has not tried everything yet; those behind it perhaps may.
+        return self.now_us < record.waits_since_us + self.state.policy.push_after_us
+
+    def _find(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
+        """Whether there is a place for it, or one that is being vacated."""
+        shape = shape_of(record.job)
         if shape not in self._full:
             if self._start(record, candidates):
                 return True
             self._full.add(shape)
         if self.state.vacating and shape not in self._no_room:
-            if self._claim(record, candidates):
+            leases = self._place(self.state.soon, record.job, candidates)
+            if leases is not None:
+                self._claim(record.job, leases)
                 return True
             self._no_room.add(shape)
-        if self._push(record, shape, candidates):
-            return True
-        self._reserve(record, candidates)
         return False
 
-    def _candidates(self, record: JobRecord) -> tuple[Pool, ...]:
-        key = (record.job.gpu_name, record.job.capacity)
+    def _candidates(self, job: Job) -> tuple[Pool, ...]:
+        key = (job.gpu_name, job.capacity)
         if key not in self._pools:
-            self._pools[key] = pools(record.job, self._kinds)
+            self._pools[key] = pools(job, self._kinds)
         return self._pools[key]
 
-    def _start(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
-        leases = place(self.state.index, record.job, candidates, packing=self.state.policy.packing)
+    def _refusal(self, record: JobRecord, gpus: int | None = None) -> Refusal | None:
+        """Why its queue keeps it from starting."""
+        if not self.state.quotas.queues:
+            return None
+        refusal = self.state.quotas.admits(record.job, self.now_us, gpus)
+        if refusal is not None and gpus is None:
+            self.refusals[record.job.job_id] = refusal
+            self._wake(refusal.until_us)
+        return refusal
+
+    def _place(
+        self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
+    ) -> tuple[Lease, ...] | None:
+        return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
+
+    def _start(self, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None = None) -> bool:
+        leases = self._place(self.state.index, record.job, candidates, gpus)
         if leases is None:
             return False
         job_id, epoch = record.job.job_id, record.epoch + 1
         self._emit(AttemptPlaced(at_us=self.now_us, job_id=job_id, epoch=epoch, leases=leases))
+        self._shares.clear()
         return True
 
-    def _claim(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
-        """Keep GPUs for it of which some are still being vacated."""
-        leases = place(self.state.soon, record.job, candidates, packing=self.state.policy.packing)
-        if leases is None:
-            return False
+    def _start_smaller(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
+        """An elastic job takes what there is; it grows later."""
+        sizes = record.job.sizes if self.state.policy.resize else ()
+        return any(
+            self._refusal(record, size) is None and self._start(record, candidates, size)
+            for size in sizes
+            if size < record.job.gpus
+        )
+
+    def _return(self, job_id: JobId) -> bool:
+        """Who was resized or moved starts again, or what it needs for that is kept while it leaves."""
+        record, attempt = self.state.jobs[job_id], self.state.attempts.get(job_id)
+        candidates = self._candidates(record.job)
+        if attempt is None:
+            if self._start(record, candidates, record.size):
+                return True
+            gpus = record.size
+        else:
+            gpus = attempt.notice.gpus if attempt.notice is not None and attempt.notice.gpus else attempt.gpus
+        leases = self._place(self.state.soon, record.job, candidates, gpus)
+        if leases is not None:
+            self._passed.add(job_id)
+            self._claim(record.job, leases)
+        return True
+
+    def _claim(self, job: Job, leases: tuple[Lease, ...]) -> None:
+        """Keep GPUs for it of which some are still being vacated; to its queue they count as held already."""
         self.state.claim(leases)
-        self.claims[record.job.job_id] = leases
-        return True
+        self.claims[job.job_id] = leases
+        if self.state.quotas.queues:
+            prices = [self.state.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
+            held = held_by(job, leases, prices)
+            self.state.quotas.put(job, held, self.now_us)
+            self.state.journal.note(self.state.quotas.take, job, held, self.now_us)
+            self._shares.clear()
 
-    # -- preemption ------------------------------------------------------------------------------------------
-
-    def power(self, record: JobRecord) -> Power:
-        """Whom a waiting job may push."""
-        job, waiting = record.job, self.state.waiting
-        standing = None
-        if self.state.policy.takes_turns:
-            standing = -1 if waiting.has_aged(job.job_id, self.now_us) else waiting.standing(job.job_id)
-        return Power(level(job.tier), job.priority, standing)
-
-    def _push(self, record: JobRecord, shape: Shape, candidates: tuple[Pool, ...]) -> bool:
-        """Give notice to those whose leaving makes room, and keep the room for the gang."""
+    def _make_room(self, record: JobRecord, candidates: tuple[Pool, ...], refusal: Refusal | None) -> bool:
+        """Push others aside, or move them, and keep the room for the gang."""
         if self.state.policy.victims == "none" or record.job.gpu_milli < 1000:
             return False
-        power = self.power(record)
-        if any(vain.reaches(power) for vain in self._in_vain.get(shape, ())):
+        shape, power = shape_of(record.job), self.pushing.power(record)
+        vain = self._in_vain.setdefault(shape, [])
+        if any(each.reaches(power) for each in vain):
             return False
-        for pool in candidates:
-            chosen = self._choose(record, power, pool)
-            if chosen is not None:
-                for victim in chosen:
-                    self._notify(victim, record)
-                self._no_room.clear()
-                claimed = self._claim(record, (pool,))
-                assert claimed, f"{record.job.job_id} does not fit where its victims leave"
-                return True
-        self._in_vain.setdefault(shape, []).append(power)
-        return False
+        room = self.pushing.push(record, power, candidates, refusal)
+        if room is None and refusal is None:
+            room = self.pushing.move(record, candidates)
+        if room is None:
+            vain.append(power)
+            return False
+        self._carry_out(record.job, room)
+        return True
 
-    def _choose(self, record: JobRecord, power: Power, pool: Pool) -> tuple[JobId, ...] | None:
-        """The victims in a pool; where leaving GPUs are not enough of a place (CPU, islands), the search goes on."""
-        need = need_of(self.state.index, record.job, pool)
-        if need is None:
-            return None
-        closed: set[str] = set()
-        for _ in range(8):
-            chosen = self._victims.find(need, pool, power, closed)
-            if chosen is None:
-                return None
-            mark, emitted = self.state.mark(), len(self.events)
-            for victim in chosen:
-                self._notify(victim, record)
-            enough = fits(self.state.soon, record.job, pool)
-            self.state.take_back(mark)
-            del self.events[emitted:]
-            if enough:
-                return chosen
-            closed.update(lease.node for victim in chosen for lease in self.state.attempts[victim].held)
-        return None
+    def _carry_out(self, job: Job, room: Room) -> None:
+        for event in room.events:
+            self._emit(event)
+        self._claim(job, room.leases)
+        for other, leases in room.others:
+            self._claim(other, leases)
+        self._no_room.clear()
 
-    def _notify(self, victim: JobId, record: JobRecord) -> None:
-        attempt, job = self.state.attempts[victim], record.job
-        same = attempt.job.tier is job.tier
-        reason = NoticeReason.SHARE if same else NoticeReason.PREEMPT
-        warned = self.state.policy.notice
-        self._emit(notice(attempt, reason, self.now_us, for_job=job.job_id, gone_us=None if warned else self.now_us))
-        if not warned:
-            why = f"preempted without notice for {job.job_id}"
-            self._emit(KillOrdered(at_us=self.now_us, job_id=victim, epoch=attempt.epoch, why=why))
+    def _grow(self, job_id: JobId) -> bool:
+        attempt = self.state.attempts[job_id]
+        if attempt.leaving or attempt.shares:
+            return True
+        worth = worth_us(attempt, self.state.jobs[job_id], self.state.policy)
+        if self.now_us < worth:
+            self._wake(worth)
+            return True
+        leases = grown(self.state, attempt, self._candidates_of(attempt.job), self.now_us)
+        if leases is not None:
+            gpus = sum(len(lease.gpus) for lease in leases)
+            self._emit(notice(attempt, NoticeReason.RESIZE, self.now_us, gpus=gpus))
+            self._claim(attempt.job, leases)
+        return True
+
+    def _candidates_of(self, job: Job) -> tuple[Pool, ...]:
+        self._kinds = self._kinds or tuple(sorted(self.state.index.kinds))
+        return self._candidates(job)
 
     # -- reservation and backfill ----------------------------------------------------------------------------
 
     def _reserve(self, record: JobRecord, candidates: tuple[Pool, ...]) -> None:
         """Keep what the gang will have first, if it is the first that waits there and can ever fit."""
-        if self.state.policy.backfill == "fit":
+        policy = self.state.policy
+        if policy.backfill == "none":
+            self._shut.update(kind for pool in candidates for kind in pool)
+        if policy.backfill != "easy" or (policy.guards and not self._waits_long(record)):
             return
         best: Reservation | None = None
         for pool in candidates:
@@ -331,14 +416,18 @@ class Cycle:
         while place_ is not None:
             record = self.state.jobs[place_[-1]]
             after = line.behind(place_)
-            if record.job.job_id not in self.claims and self._harmless(reservation, record):
-                if not self._guarded(record.job.job_id, lambda job_id: self._start_on_kept(reservation, job_id)):
+            job_id = record.job.job_id
+            if job_id not in self.claims and self._harmless(reservation, record):
+                started = self._guarded(job_id, lambda job_id: self._start_on_kept(reservation, job_id))
+                if not started:
                     return
             place_ = after
 
     def _start_on_kept(self, reservation: Reservation, job_id: JobId) -> bool:
         record = self.state.jobs[job_id]
-        candidates = tuple(pool for pool in self._candidates(record) if set(pool) <= set(reservation.pool))
+        candidates = tuple(pool for pool in self._candidates(record.job) if set(pool) <= set(reservation.pool))
+        if self._refusal(record) is not None:
+            return False
         self.state.disclaim(reservation.kept)
         started = bool(candidates) and self._start(record, candidates)
         kept = []
@@ -364,34 +453,11 @@ class Cycle:
         until_us = reservation.starts_by_us
         return until_us is not None and self.now_us + self.state.waiting.length_us(job.job_id) <= until_us
 
+    def _waits_long(self, record: JobRecord) -> bool:
+        return self.state.waiting.has_aged(record.job.job_id, self.now_us)
+
     def _is_spent(self, record: JobRecord) -> bool:
         return record.job.preemptions_max is not None and record.pushes >= record.job.preemptions_max
-
-    # -- time ------------------------------------------------------------------------------------------------
-
-    def _wake_for_turns(self) -> None:
-        """When somebody who waits may push somebody whom it may not push now."""
-        state, now_us = self.state, self.now_us
-        if not state.waiting.count or state.policy.victims == "none":
-            return
-        for line in state.waiting.lines.values():
-            later = bisect_right(line.ages, now_us, key=itemgetter(0))
-            if later < len(line.ages) and line.ages[later][0] < NEVER:
-                self._wake(line.ages[later][0])
-        rows = state.running.rows
-        rests = rows["rests_until_us"][rows["live"]]
-        rests = rests[(rests > now_us) & (rests < NEVER)]
-        if rests.size:
-            self._wake(int(rests.min()))
-        if state.policy.takes_turns:
-            shares = rows["shares_from_us"][rows["live"]]
-            shares = shares[(shares > now_us) & (shares < NEVER)]
-            times = [int(shares.min())] if shares.size else []
-            if state.policy.order in ("service", "las"):
-                crosses_us = state.running.crosses_us(now_us, state.policy.levels_gpu_us)
-                times += [] if crosses_us is None else [crosses_us]
-            if times:
-                self._wake(-(-min(times) // TURNS_EVERY_US) * TURNS_EVERY_US)
 
 
 def _sooner(one: Reservation, other: Reservation) -> bool:

@@ -18,7 +18,6 @@ from cordee.schedule.records import Attempt, JobRecord, Phase
 from cordee.schedule.running import NEVER
 from cordee.schedule.share import is_below
 from cordee.schedule.state import State
-from cordee.schedule.victims import Power
 from cordee.schedule.view import Pool
 from cordee.units import US_PER_S, format_duration
 
@@ -204,7 +203,7 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cyc
     if free < job.gpus <= everywhere:
         text = f"{numbers} of one kind, {everywhere} of all: a gang never mixes kinds"
         return _say(record, Reason.SPLIT, text, gpus_free=free)
-    resting = _resting(state, cycle.power(record), job, pool, now_us)
+    resting = _resting(state, job, pool, now_us)
     if resting:
         until_us, soonest = resting[0]
         left = format_duration((until_us - now_us) / US_PER_S)
@@ -227,7 +226,7 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cyc
     return _say(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
 
 
-def _resting(state: State, power: Power, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
+def _resting(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
     """Attempts that the job may push once they have run as long as they may insist on, and when that is."""
     found = []
     for job_id, row in state.running.row_of.items():

@@ -78,9 +78,13 @@ def notice(
     now_us: int,
     *,
     for_job: JobId | None = None,
+    gpus: int | None = None,
     gone_us: int | None = None,
 ) -> NoticeGiven:
-    """The attempt is to leave within its grace period, and before the cloud takes a node of it at `gone_us`."""
+    """The attempt is to leave within its grace period, and before the cloud takes a node of it at `gone_us`.
+
+    With `gpus` it starts again on so many at once.
+    """
     deadline_us = now_us + attempt.job.grace_us
     return NoticeGiven(
         at_us=now_us,
@@ -89,6 +93,7 @@ def notice(
         reason=reason,
         deadline_us=deadline_us if gone_us is None else min(deadline_us, max(now_us, gone_us)),
         for_job=for_job,
+        gpus=gpus,
         expected_loss_micro_usd=expected_loss(attempt, now_us).micro_usd,
     )
 
@@ -135,6 +140,8 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return NoticeReason.DOWN
     if _reclaimed_us(state, attempt) is not None:
         return NoticeReason.RECLAIM
+    if any(state.nodes[lease.node].evicts for lease in attempt.held):
+        return NoticeReason.DRAIN
     if attempt.limit_at_us is not None and now_us >= attempt.limit_at_us:
         return NoticeReason.LIMIT
     return NoticeReason.QUOTA if state.quotas.spent(record.job, now_us) else None

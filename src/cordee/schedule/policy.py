@@ -11,7 +11,7 @@ from typing import Any, Literal
 from cordee.units import US_PER_HOUR, US_PER_S
 
 Order = Literal["service", "fifo", "sjf", "srsf", "las"]
-"""Within a tier and a queue: least service first in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
+"""In a tier and a queue: least service first in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
 
 Backfill = Literal["easy", "fit", "none"]
 """Around a reservation for the first gang that waits; around nothing; never."""
@@ -32,11 +32,12 @@ class Policy:
         notice: False: victims are killed without warning.
         levels_gpu_us: GPU time received at which a job of the orders `service` and `las` goes down a level.
         push_after_us: so long a job waits before it pushes its own tier or moves others; ends often make room by then.
-        share_min_run_us: so long an attempt runs before a job of its own tier takes its turn, or it is moved.
+        share_min_run_us: so long an attempt that is not the first runs before its own tier pushes it, or it is moved.
         patience_us: who has not run for so long in all goes first in its tier, may push any level of it, and is not
             pushed by its own tier any more; the order `service` only.
+        favour: with each doubling of the GPU-hours that it had, a victim of its own tier counts for so much less.
         pushes_max: so often a job is pushed by its own tier; None: no such limit.
-        move_share: running jobs of so much of the size of a waiting one move elsewhere if that makes room for its shape.
+        move_share: running jobs of so much of the size of a waiting one move elsewhere to make room for its shape.
         resize: whether elastic jobs start smaller, shrink and grow.
 
     The numbers are those of a study on the Philly traces (docs/design/schedule.md).
@@ -47,12 +48,13 @@ class Policy:
     victims: Victims = "dollars"
     packing: Packing = "mix"
     notice: bool = True
-    levels_gpu_us: tuple[int, ...] = (US_PER_HOUR, 16 * US_PER_HOUR, 160 * US_PER_HOUR)
-    push_after_us: int = 60 * US_PER_S
+    levels_gpu_us: tuple[int, ...] = tuple(hours * US_PER_HOUR for hours in (1, 16, 64, 256))
+    push_after_us: int = 30 * US_PER_S
     share_min_run_us: int = 1800 * US_PER_S
-    patience_us: int | None = 120_000 * US_PER_S
+    patience_us: int | None = 150_000 * US_PER_S
+    favour: float = 0.05
     pushes_max: int | None = None
-    move_share: float = 0.5
+    move_share: float = 0.75
     resize: bool = True
 
     @property
@@ -67,7 +69,8 @@ class Policy:
 
 
 _PEER: dict[str, Any] = {
-    "push_after_us": 0, "share_min_run_us": 0, "patience_us": None, "move_share": 0.0, "resize": False,
+    "push_after_us": 0, "share_min_run_us": 0, "patience_us": None, "favour": 0.0, "move_share": 0.0,
+    "resize": False,
 }  # fmt: skip
 
 NAMED = MappingProxyType(
@@ -83,5 +86,5 @@ NAMED = MappingProxyType(
         "kill": Policy(notice=False),
     }
 )
-"""Known schedulers as combinations: strict FIFO, FIFO that lets pass what fits, EASY, SJF, SRSF and 2D-LAS as in Tiresias
-(Gu et al., NSDI 2019, section 3; its threshold of 3,250 GPU-seconds), and our own without any warning."""
+"""Known schedulers as combinations: strict FIFO, FIFO that lets pass what fits, EASY, SJF, SRSF and 2D-LAS as in
+Tiresias (Gu et al., NSDI 2019, section 3; its threshold of 3,250 GPU-seconds), and our own without any warning."""

@@ -1,7 +1,7 @@
-"""Columns over the attempts that could be pushed, and over nodes: the search for victims reads no record it does not choose.
+"""Columns over the attempts that could be pushed, and over nodes: the search for victims reads no other record.
 
-A row is an attempt from its placement until it has notice, is killed or a share of it has ended. Leases are rows of their
-own. Only `State` changes them, through the journal; freed rows are used again, and no answer depends on their numbers.
+A row is an attempt from its placement until it has notice, is killed or a share of it has ended. Leases are rows of
+their own. Only `State` changes them, through the journal; freed rows are used again, and no answer depends on numbers.
 """
 
 from typing import Any
@@ -169,8 +169,7 @@ class Running:
 
     def standings(self, now_us: int, levels: tuple[int, ...] | None) -> Any:
         """Where each row stands now; with levels, its level."""
-        rows = self.rows
-        values = rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
+        values = self.served(now_us)
         return values if levels is None else np.searchsorted(np.asarray(levels, np.int64), values, side="right")
 
     def crosses_us(self, now_us: int, levels: tuple[int, ...]) -> int | None:
@@ -178,14 +177,15 @@ class Running:
         rows = self.rows
         if not rows.size or not levels:
             return None
-        at = np.searchsorted(np.asarray(levels, np.int64), self._served(now_us), side="right")
+        at = np.searchsorted(np.asarray(levels, np.int64), self.served(now_us), side="right")
         nexts = np.append(np.asarray(levels, np.int64), NEVER)[at]
         pace = np.maximum(1, rows["pace"])
         due = rows["placed_us"] + -(-(nexts - rows["value"]) // pace)
         due = due[rows["live"] & (nexts < NEVER) & (due > now_us)]
         return int(due.min()) if due.size else None
 
-    def _served(self, now_us: int) -> Any:
+    def served(self, now_us: int) -> Any:
+        """What decides each row's standing, now; GPU time received in the orders that count it."""
         rows = self.rows
         return rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
 

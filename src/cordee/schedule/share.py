@@ -1,8 +1,8 @@
 """Whose turn it is: tiers, and where a job stands among those of its tier, priority and queue.
 
-The whole order is: tier; who has waited too long, then who starts again resized, then the others; priority; the share of
-the queue; standing; time of submission; job id. No two jobs are equal and the order of reports does not matter. A job that
-was preempted keeps its time of submission and so its turn.
+The whole order is: tier; who has waited too long, then who starts again at once, then the others; priority; the share
+of the queue; standing; time of submission; job id. No two jobs are equal and the order of reports does not matter. A
+job that was preempted keeps its time of submission and so its turn.
 """
 
 from bisect import bisect_right
@@ -15,6 +15,9 @@ TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.PREEMPTIBLE)
 """Highest first."""
 
 _LEVEL = {tier: level for level, tier in enumerate(TIERS)}
+
+LEVEL_BITS = 59
+"""A standing is a level and, below it, so many bits of GPU time: 160 million GPU-hours."""
 
 UNKNOWN = 2**60
 """The standing of a job of which nobody says how long it takes, where that decides."""
@@ -49,8 +52,15 @@ def pace(policy: Policy, job: Job, gpus: int, served_gpu_us: int, ran_us: int) -
 def standing(policy: Policy, record: JobRecord) -> int:
     """Where a waiting job stands; the smaller, the sooner.
 
-    With levels of GPU time received it is the level; by length, GPU time or time.
+    With levels of GPU time received it is the level, and inside a level (ours) the time; else by length or GPU time.
     """
     job = record.job
     value, _ = pace(policy, job, job.gpus, record.served_gpu_us, record.used_us)
-    return bisect_right(policy.levels_gpu_us, value) if policy.order in ("service", "las") else value
+    if policy.order not in ("service", "las"):
+        return value
+    return (bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS) + (value if policy.order == "service" else 0)
+
+
+def turn_of(policy: Policy, standing_: int) -> int:
+    """What of a standing counts against a running job: who is of a worse level can lose its turn, not an equal."""
+    return standing_ >> LEVEL_BITS if policy.order in ("service", "las") else standing_

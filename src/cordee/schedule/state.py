@@ -53,7 +53,9 @@ from cordee.schedule.waiting import Waiting
 from cordee.units import US_PER_HOUR
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
-_PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE)
+_PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA)
+_RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
+"""Who left for one of these lost its place by no turn of others, and starts again before the others of its tier."""
 
 FLAPS = 3
 """A node that went down so often within `FLAPS_WITHIN_US` is not placed on for `QUARANTINE_US`."""
@@ -82,6 +84,8 @@ class State:
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
         self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
+        self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
+        self.elastic: dict[JobId, None] = {}  # live attempts that run on fewer GPUs than their jobs asked for
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
         self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
         self.index = FreeIndex()  # what is free
@@ -165,6 +169,8 @@ class State:
             "vacating": dict(self.vacating),
             "claimed": {name: mask for name, mask in self.claimed.items() if mask},
             "attention": frozenset(self.attention),
+            "returning": frozenset(self.returning),
+            "elastic": frozenset(self.elastic),
             "limits": tuple(self.limits),
             "quarantines": tuple(self.quarantines),
             "index": self.index.value(),
@@ -196,9 +202,15 @@ class State:
 
     def _enqueue(self, record: JobRecord) -> None:
         patience_us = self.policy.patience_us if self.policy.guards else None
-        path = self.quotas.leaf(record.job.queue).path
-        by_owner = any(holder.queue.user_gpus is not None for holder in path)
-        self.waiting.add(record, standing=standing(self.policy, record), patience_us=patience_us, by_owner=by_owner)
+        leaf = self.quotas.leaf(record.job.queue)
+        by_owner = any(holder.queue.user_gpus is not None for holder in leaf.path)
+        self.waiting.add(
+            record,
+            standing=standing(self.policy, record),
+            patience_us=patience_us,
+            queue=leaf.queue.name,
+            owner=record.job.owner if by_owner else "",
+        )
         self._heard()
 
     def _stop_requested(self, event: StopRequested) -> None:
@@ -215,6 +227,7 @@ class State:
             return
         self.waiting.remove(record)
         self.journal.drop(self.attention, event.job_id)
+        self.journal.drop(self.returning, event.job_id)
         self.journal.put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
         self._heard()
 
@@ -352,6 +365,9 @@ class State:
         self.journal.note(self.quotas.take, record.job, held, event.at_us)
         self.waiting.remove(record)
         self.journal.put(self.attempts, event.job_id, attempt)
+        self.journal.drop(self.returning, event.job_id)
+        if attempt.gpus < record.job.gpus:
+            self.journal.put(self.elastic, event.job_id, None)
         record = replace(record, phase=Phase.RUNNING, epoch=event.epoch, size=None)
         self.journal.put(self.jobs, event.job_id, record)
         if limit_at_us is not None:
@@ -379,7 +395,9 @@ class State:
             "pace": rate,
             "placed_us": placed_us,
             "rests_until_us": NEVER if spent else _rests_until_us(attempt),
-            "shares_from_us": NEVER if spent or rested else placed_us + policy.share_min_run_us,
+            "shares_from_us": NEVER
+            if spent or rested
+            else placed_us + (policy.share_min_run_us if attempt.epoch > 1 else 0),
             "ends_us": _ends_us(record, attempt),
             "rate": attempt.micro_usd_per_hour,
             "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),
@@ -398,6 +416,8 @@ class State:
     def _noticed(self, event: NoticeGiven) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and not attempt.leaving:
+            if event.reason in _RETURNS:
+                self.journal.put(self.returning, event.job_id, None)
             self._stopping(attempt, replace(attempt, notice=event))
 
     def _kill_ordered(self, event: KillOrdered) -> None:
@@ -484,7 +504,7 @@ class State:
             return
         record, notice = self.jobs[event.job_id], attempt.notice
         counted = event.outcome in _COUNTED and notice is None
-        resized = notice is not None and notice.reason is NoticeReason.RESIZE
+        returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
         queued = replace(
             record,
             phase=Phase.QUEUED,
@@ -492,16 +512,19 @@ class State:
             barren=0 if attempt.captured_us is not None else record.barren + counted,
             pushes=record.pushes + (notice is not None and notice.reason in _PUSHED),
             used_us=record.used_us + max(share.at_us for share in attempt.shares) - attempt.placed_us,
-            size=notice.gpus if notice is not None and resized else None,
+            size=notice.gpus if notice is not None and returns else None,
             last=event,
         )
         self.journal.drop(self.attempts, event.job_id)
+        self.journal.drop(self.elastic, event.job_id)
         if not self.journal.keeps:
             self.quotas.forget(event.at_us)
         if attempt.limit_at_us is not None:
             self.journal.remove(self.limits, (attempt.limit_at_us, event.job_id))
         self.journal.drop(self.attention, event.job_id)
         self.journal.put(self.jobs, event.job_id, queued)
+        if returns:
+            self.journal.put(self.returning, event.job_id, None)
         self._enqueue(queued)
 
 

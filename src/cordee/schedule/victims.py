@@ -1,8 +1,8 @@
-"""Whom to push aside: the cheapest set of attempts whose GPUs, with those that are free, hold a whole gang in its shape.
+"""Whom to push aside: the cheapest attempts whose GPUs, with those that are free, hold a whole gang in its shape.
 
-One node is searched exactly; several are searched exactly while few could be pushed, else greedily by what a unit costs,
-and then nobody stays in the set who could be left out. Nothing here depends on the numbers of rows: ties go to the fewest
-jobs, lower tiers, worse standing, those placed last, and names.
+One node is searched exactly; several are searched exactly while few could be pushed, else greedily by what a unit
+costs, and then nobody stays in the set who could be left out. Nothing here depends on the numbers of rows: ties go to
+the fewest jobs, lower tiers, worse standing, those placed last, and names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,8 @@ import numpy as np
 
 from cordee.ids import JobId
 from cordee.schedule.fill import Need
-from cordee.schedule.preempt import Victim, charge, choose
+from cordee.schedule.preempt import Cost, Victim, choose
+from cordee.schedule.records import Attempt
 from cordee.schedule.state import State
 from cordee.schedule.view import Pool
 from cordee.units import US_PER_HOUR
@@ -33,12 +34,13 @@ class Power:
     priority: int
     standing: int | None  # in its own tier those who stand worse; None: nobody
     borrowers: frozenset[str] = frozenset()  # queues that hold what is its own by quota
+    moves: int | None = None  # not to push, but to move attempts of so many GPUs at most
 
     def reaches(self, other: "Power") -> bool:
         """Whether it may push everybody that the other may."""
-        if self.tier != other.tier or other.borrowers - self.borrowers:
-            return self.tier < other.tier and not other.borrowers - self.borrowers
-        if other.standing is None:
+        if self.tier > other.tier or other.borrowers - self.borrowers:
+            return False
+        if self.tier < other.tier or other.standing is None:
             return True
         return self.standing is not None and self.standing <= other.standing and self.priority >= other.priority
 
@@ -53,6 +55,7 @@ class _Field:
     gain: Any  # of each lease: GPUs, 0 if it may not be pushed
     row: Any  # of each lease
     node: Any
+    cost: Any  # of each attempt's row
 
 
 class Victims:
@@ -63,11 +66,21 @@ class Victims:
         self._seen = -1
         self._cost: Any = None
         self._standing: Any = None
-        self._fields: dict[tuple[Power, Pool], _Field] = {}
+        self._fields: dict[tuple[Power, Pool, frozenset[str]], _Field] = {}
 
-    def find(self, need: Need, pool: Pool, power: Power, closed: Iterable[str] = ()) -> tuple[JobId, ...] | None:
-        """The set to push; None if nobody's leaving would be enough. `closed` nodes are not looked at."""
-        field = self._field(power, pool)
+    def find(
+        self, need: Need, pool: Pool, power: Power, *, closed: Iterable[str] = (), shielded: Iterable[str] = ()
+    ) -> tuple[JobId, ...] | None:
+        """The set to push; None if nobody's leaving would be enough.
+
+        Args:
+            need: the shape that has to become free.
+            pool: where.
+            power: who asks.
+            closed: nodes that are not looked at.
+            shielded: queues whose attempts stay.
+        """
+        field = self._field(power, pool, frozenset(shielded))
         nodes = field.nodes
         numbers = self._state.running.nodes
         shut = [numbers[name] for name in closed]
@@ -83,15 +96,15 @@ class Victims:
         for group in groups:
             rows = self._in(group, need, field)
             if rows is not None:
-                key = self._weigh(rows)
+                key = self._weigh(rows, field)
                 if best is None or key < best[0]:
                     best = (key, rows)
         return None if best is None else tuple(sorted(self._state.running.jobs[row] for row in best[1]))
 
-    def could(self, power: Power, pool: Pool) -> int:
-        """The most GPUs of one node that would be free if everybody left who may be pushed: a quick look."""
-        field = self._field(power, pool)
-        return int(field.avail[field.nodes].max(initial=0))
+    def reached(self, power: Power) -> list[Attempt]:
+        """Everybody whom this power reaches, in no order."""
+        state = self._state
+        return [state.attempts[state.running.jobs[row]] for row in np.flatnonzero(self.may_push(power)).tolist()]
 
     # -- what it looks at ------------------------------------------------------------------------------------
 
@@ -111,43 +124,57 @@ class Victims:
 
     def may_push(self, power: Power) -> Any:
         """Of each row, whether this power reaches it now."""
-        rows = self._state.running.rows
-        rested = rows["rests_until_us"] <= self._now_us
+        rows, now_us = self._state.running.rows, self._now_us
+        if power.moves is not None:
+            allowed = (rows["tier"] >= power.tier) & (rows["gpus"] <= power.moves) & rows["saves"]
+            return allowed & (rows["shares_from_us"] <= now_us) & rows["live"]
+        rested = rows["rests_until_us"] <= now_us
         allowed = (rows["tier"] > power.tier) & rested
         if power.standing is not None:
-            turn = (rows["tier"] == power.tier) & (rows["shares_from_us"] <= self._now_us)
+            turn = (rows["tier"] == power.tier) & (rows["shares_from_us"] <= now_us)
             allowed |= turn & (rows["priority"] <= power.priority) & (self.standing() > power.standing)
         if power.borrowers:
-            numbers = [
-                self._state.running.queues[name] for name in power.borrowers if name in self._state.running.queues
-            ]
-            allowed |= np.isin(rows["queue"], numbers) & (rows["tier"] >= power.tier) & rested
+            allowed |= self._of_queues(power.borrowers) & rested
         return allowed & rows["live"]
 
-    def _field(self, power: Power, pool: Pool) -> _Field:
+    def _of_queues(self, names: frozenset[str]) -> Any:
+        """Of each row, whether its job waits in one of these queues."""
+        known = self._state.running.queues
+        return np.isin(self._state.running.rows["queue"], [known[name] for name in names if name in known])
+
+    def _field(self, power: Power, pool: Pool, shielded: frozenset[str] = frozenset()) -> _Field:
         self._refresh()
-        found = self._fields.get((power, pool))
+        key = (power, pool, shielded)
+        found = self._fields.get(key)
         if found is None:
             running = self._state.running
             count = len(running.node_names)
             row, node, gpus = running.leases["row"], running.leases["node"], running.leases["gpus"]
             allowed = self.may_push(power)
+            if shielded:
+                allowed &= ~self._of_queues(shielded)
             gain = np.where(allowed[row], gpus, 0) if len(row) else gpus
             free = running.node_free[:count]
             pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
             kinds = [running.kinds[kind] for kind in pool if kind in running.kinds]
             nodes = np.isin(running.node_kind[:count], kinds)
-            found = self._fields[power, pool] = _Field(nodes, free, free + pushed, gain, row, node)
+            found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node, self._cost_to(power))
         return found
+
+    def _cost_to(self, power: Power) -> Any:
+        """Of each row; of nearly equal ones of its own tier a job pushes who had more."""
+        policy, cost = self._state.policy, self.cost()
+        if power.standing is None or not policy.favour or policy.order != "service":
+            return cost
+        hours = self._state.running.served(self._now_us) / US_PER_HOUR
+        favoured = cost * np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
+        return np.where(self._state.running.rows["tier"] == power.tier, favoured, cost)
 
     def cost(self) -> Any:
         """What each row's push weighs: `preempt.charge` for all of them, as floats."""
         self._refresh()
         if self._cost is None:
             rows = self._state.running.rows
-            if self._state.policy.victims == "newest":
-                self._cost = -rows["placed_us"].astype(np.float64)
-                return self._cost
             work = np.maximum(0, self._now_us - rows["work_from_us"])
             every = rows["every_us"]
             work = np.where(rows["silent"], work % np.maximum(1, every), np.minimum(work, every))
@@ -172,16 +199,12 @@ class Victims:
                 mask[numbers] = True
                 yield mask
 
-    def _weigh(self, rows: Sequence[int]) -> Any:
-        """The order of sets: exact money, GPU time, how many, how low, names."""
-        state = self._state
-        attempts = sorted(state.running.jobs[row] for row in rows)
-        costs = [charge(state.attempts[job_id], self._now_us) for job_id in attempts]
-        tiers = state.running.rows["tier"]
-        return (
-            sum(cost.micro_usd for cost in costs), sum(cost.gpu_us for cost in costs), len(rows),
-            -sum(int(tiers[row]) for row in rows), attempts,
-        )  # fmt: skip
+    def _weigh(self, rows: Sequence[int], field: _Field) -> Any:
+        """The order of sets: what they cost, how many they are, how low, their names."""
+        jobs, tiers = self._state.running.jobs, self._state.running.rows["tier"]
+        named = sorted((jobs[row], row) for row in rows)
+        total = sum(round(float(field.cost[row])) for _, row in named)
+        return total, len(rows), -sum(int(tiers[row]) for row in rows), [job_id for job_id, _ in named]
 
     # -- the search ------------------------------------------------------------------------------------------
 
@@ -199,7 +222,7 @@ class Victims:
         lacks = gpus - field.free
         at = np.flatnonzero((field.gain > 0) & there[field.node])
         row, node, gain = field.row[at], field.node[at], field.gain[at]
-        cost = self.cost()[row]
+        cost = field.cost[row]
         alone = np.flatnonzero(gain >= lacks[node])
         best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
         bound = cost[alone].min() if len(alone) else np.inf
@@ -210,15 +233,15 @@ class Victims:
         promising = np.flatnonzero(there & (least < bound * (1 - 1e-9) if np.isfinite(bound) else there))
         names = self._state.running.name_ranks()
         order = promising[np.lexsort((names[promising], least[promising]))][:_NODES_MAX]
-        key = None if best is None else self._weigh(best)
+        key = None if best is None else self._weigh(best, field)
         for number in order:
             if key is not None and least[number] >= bound:
                 break
             on_it = np.flatnonzero(node == number)
-            chosen = self._cheapest(row[on_it], gain[on_it], int(lacks[number]))
-            found = self._weigh(chosen)
+            chosen = self._cheapest(field, row[on_it], gain[on_it], int(lacks[number]))
+            found = self._weigh(chosen, field)
             if key is None or found < key:
-                best, key, bound = chosen, found, float(self.cost()[chosen].sum())
+                best, key, bound = chosen, found, float(field.cost[chosen].sum())
         return best
 
     def _first(self, row: Any, cost: Any) -> int:
@@ -232,24 +255,21 @@ class Victims:
         jobs = self._state.running.jobs
         return int(min(left, key=lambda each: jobs[int(row[each])]))
 
-    def _cheapest(self, row: Any, gain: Any, lacks: int, free: frozenset[int] = frozenset()) -> list[int]:
+    def _cheapest(self, field: _Field, row: Any, gain: Any, lacks: int) -> list[int]:
         """The cheapest rows of one node that free so many of its GPUs."""
-        state = self._state
-        candidates = []
-        for each, gpus in zip(row.tolist(), gain.tolist(), strict=True):
-            job_id = state.running.jobs[each]
-            attempt = state.attempts[job_id]
-            candidates.append(
-                Victim(
-                    job_id=job_id,
-                    gpus=gpus,
-                    cost=charge(attempt, self._now_us),
-                    level=int(state.running.rows["tier"][each]),
-                )
+        running = self._state.running
+        candidates = [
+            Victim(
+                job_id=running.jobs[each],
+                gpus=gpus,
+                cost=Cost(round(float(field.cost[each])), 0),
+                level=int(running.rows["tier"][each]),
             )
+            for each, gpus in zip(row.tolist(), gain.tolist(), strict=True)
+        ]
         chosen = choose(candidates, lacks)
         assert chosen is not None, "who asks has counted"
-        return [state.running.row_of[victim.job_id] for victim in chosen]
+        return [running.row_of[victim.job_id] for victim in chosen]
 
     def _on_several(self, nodes: Any, need: Need, field: _Field) -> list[int] | None:
         smallest = min(need.unit, need.rest or need.unit)
@@ -266,29 +286,30 @@ class Victims:
 
     def _of_few(self, rows: list[int], count: "_Count", field: _Field, leases: Any) -> list[int] | None:
         """All combinations, cheapest first, cut off where they are dearer than the best."""
-        cost = self.cost()
+        cost = field.cost
         rows = sorted(rows, key=lambda row: (cost[row], self._state.running.jobs[row]))
-        best: list[Any] = [None, None]
+        best: list[tuple[Any, list[int]]] = []
+        bound = [0.0]
 
         def extend(start: int, taken: list[int], weight: float) -> None:
-            if best[0] is not None and weight > best[0][0] * (1 + 1e-12):
+            if best and weight > bound[0] * (1 + 1e-12):
                 return
             if taken and count.enough(count.with_rows(taken)):
-                key = self._weigh(taken)
-                if best[0] is None or key < best[0]:
-                    best[:] = [key, list(taken)]
+                key = self._weigh(taken, field)
+                if not best or key < best[0][0]:
+                    best[:], bound[0] = [(key, list(taken))], weight
                 return
             for number in range(start, len(rows)):
                 extend(number + 1, [*taken, rows[number]], weight + float(cost[rows[number]]))
 
         extend(0, [], 0.0)
-        return best[1]
+        return best[0][1] if best else None
 
     def _greedily(self, at: Any, count: "_Count", field: _Field, leases: Any) -> list[int]:
         """Node by node in the order of what a further unit costs there, the cost of a gang shared by all its GPUs."""
         need, running = count.need, self._state.running
         gpus = np.maximum(1, running.rows["gpus"])
-        price = self.cost() / gpus
+        price = field.cost / gpus
         row, node, gain = field.row[leases], field.node[leases], field.gain[leases]
         per_node = np.bincount(node, weights=gain * price[row], minlength=len(field.free))
         pushed = np.maximum(1, field.avail - field.free)
@@ -308,7 +329,7 @@ class Victims:
                     on_it = np.flatnonzero(node == number)
                     on_it = on_it[~np.isin(row[on_it], chosen)]
                     lack = int(size - free[number] % size)
-                    chosen += self._cheapest(row[on_it], gain[on_it], lack)
+                    chosen += self._cheapest(field, row[on_it], gain[on_it], lack)
                     free = count.with_rows(chosen)
         return chosen
 
@@ -316,7 +337,7 @@ class Victims:
         """Without those that could be left out, the dearest first."""
         if not count.enough(count.with_rows(chosen)):
             return None
-        cost, jobs = self.cost(), self._state.running.jobs
+        cost, jobs = field.cost, self._state.running.jobs
         for row in sorted(chosen, key=lambda each: (-cost[each], jobs[each])):
             rest = [each for each in chosen if each != row]
             if count.enough(count.with_rows(rest)):
@@ -333,9 +354,9 @@ class Victims:
         rows = self._state.running.rows
         order = np.unique(field.row[leases])
         if self._state.policy.victims == "lowest":
-            keys = (-rows["placed_us"][order], rows["priority"][order], -rows["tier"][order])
+            keys = [-rows["placed_us"][order], rows["priority"][order], -rows["tier"][order]]
         else:
-            keys = (-rows["tier"][order], -rows["placed_us"][order])
+            keys = [-rows["tier"][order], -rows["placed_us"][order]]
         ranked = order[np.lexsort(keys)].tolist()
         low, high = 0, len(ranked)
         while low < high:  # the fewest of them in that order that are enough
@@ -344,7 +365,7 @@ class Victims:
                 high = middle
             else:
                 low = middle + 1
-        chosen = ranked[:low]
+        chosen: list[int] = ranked[:low]
         for row in reversed(chosen[:-1]):
             rest = [each for each in chosen if each != row]
             if count.enough(count.with_rows(rest)):

@@ -1,7 +1,7 @@
-"""Who waits, in lines of jobs that are alike: what one of a line cannot get, those behind it in the line cannot either.
+"""Who waits, in lines of jobs that are alike: what one of a line cannot get, those behind it in the line cannot.
 
-A line is a tier, a priority, a queue and a shape, so that ten thousand jobs that wait are a few dozen lines. Within a line
-jobs stand by their standing (`share.standing`), then by the time of submission, then by id.
+A line is a tier, a priority, a queue and a shape, so that ten thousand jobs that wait are a few dozen lines. Within a
+line jobs stand by their standing (`share.standing`), then by the time of submission, then by id.
 """
 
 from bisect import bisect_right
@@ -64,9 +64,8 @@ class Waiting:
         self.lines: dict[Alike, Line] = {}
         self.count = 0
         self._journal = journal
-        self._known: dict[
-            JobId, tuple[Alike, int, int, int]
-        ] = {}  # line, standing, when it has waited too long, length
+        self.since: list[tuple[int, JobId]] = []  # when each was queued for the last time, ascending
+        self._known: dict[JobId, tuple[Alike, int, int, int]] = {}  # line, standing, its ages and its lengths
 
     def __len__(self) -> int:
         return self.count
@@ -95,20 +94,28 @@ class Waiting:
         """Whether a waiting job has waited too long."""
         return self._known[job_id][2] <= now_us
 
-    def add(self, record: JobRecord, *, standing: int, patience_us: int | None, by_owner: bool) -> None:
-        """Queue a job; `patience_us` is how long it may wait in all before it goes first."""
+    def add(self, record: JobRecord, *, standing: int, patience_us: int | None, queue: str, owner: str = "") -> None:
+        """Queue a job.
+
+        Args:
+            record: of the job.
+            standing: in its line.
+            patience_us: how long it may wait in all before it goes first.
+            queue: where it counts.
+            owner: if what one user may hold there is limited.
+        """
         job, journal = record.job, self._journal
-        owner = job.owner if by_owner else ""
-        alike = (level(job.tier), -job.priority, job.queue, owner, shape_of(job))
+        alike = (level(job.tier), -job.priority, queue, owner, shape_of(job))
         line = self.lines.get(alike)
         if line is None:
-            line = Line(level(job.tier), job.priority, job.queue, owner, alike[-1])
+            line = Line(level(job.tier), job.priority, queue, owner, alike[-1])
             journal.put(self.lines, alike, line)
         due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
         journal.insert(line.places, (standing, record.submitted_us, job.job_id))
         journal.insert(line.ages, (due_us, job.job_id))
         length_us = _length_us(record)
         journal.insert(line.lengths, (length_us, job.job_id))
+        journal.insert(self.since, (record.waits_since_us, job.job_id))
         journal.put(self._known, job.job_id, (alike, standing, due_us, length_us))
         self._count(+1)
 
@@ -120,6 +127,7 @@ class Waiting:
         journal.remove(line.places, (standing, record.submitted_us, job_id))
         journal.remove(line.ages, (due_us, job_id))
         journal.remove(line.lengths, (length_us, job_id))
+        journal.remove(self.since, (record.waits_since_us, job_id))
         journal.drop(self._known, job_id)
         if not line.places:
             journal.drop(self.lines, alike)

@@ -1,0 +1,50 @@
+"""When time alone lets somebody who waits push somebody whom it may not push now."""
+
+from bisect import bisect_right
+from operator import itemgetter
+
+from cordee.schedule.running import NEVER
+from cordee.schedule.state import State
+from cordee.units import US_PER_S
+
+EVERY_US = 60 * US_PER_S
+"""Turns within a tier change by time alone at whole multiples of this, so that they cost few cycles."""
+
+
+def next_turn_us(state: State, now_us: int) -> int | None:
+    """The next such time, if anybody waits; None if there is none."""
+    policy, waiting = state.policy, state.waiting
+    if not waiting.count or policy.victims == "none":
+        return None
+    times: list[int] = []
+    for line in waiting.lines.values():
+        later = bisect_right(line.ages, now_us, key=itemgetter(0))
+        if later < len(line.ages) and line.ages[later][0] < NEVER:
+            times.append(line.ages[later][0])
+    rows = state.running.rows
+    rests = rows["rests_until_us"][rows["live"]]
+    rests = rests[(rests > now_us) & (rests < NEVER)]
+    if rests.size:
+        times.append(int(rests.min()))
+    if policy.takes_turns or policy.move_share:
+        turn_us = _own_tier_us(state, now_us)
+        if turn_us is not None:
+            times.append(-(-turn_us // EVERY_US) * EVERY_US)
+    return min(times, default=None)
+
+
+def _own_tier_us(state: State, now_us: int) -> int | None:
+    """When somebody has waited long enough to push, or an attempt has run long enough, or goes down a level."""
+    policy, waiting, rows = state.policy, state.waiting, state.running.rows
+    times: list[int] = []
+    young = bisect_right(waiting.since, now_us - policy.push_after_us, key=itemgetter(0))
+    if young < len(waiting.since):
+        times.append(waiting.since[young][0] + policy.push_after_us)
+    shares = rows["shares_from_us"][rows["live"]]
+    shares = shares[(shares > now_us) & (shares < NEVER)]
+    if shares.size:
+        times.append(int(shares.min()))
+    if policy.order in ("service", "las"):
+        crosses_us = state.running.crosses_us(now_us, policy.levels_gpu_us)
+        times += [] if crosses_us is None else [crosses_us]
+    return min(times, default=None)
