@@ -297,15 +297,18 @@ class Quotas:
         )
 
     def wake_us(self, now_us: int) -> int | None:
-        """When the first running job is `spent`; None: none will be, if what is held stays as it is."""
+        """When the next running jobs are `spent`, if what is held stays as it is; None: none will be."""
         times = [
-            holder.day.crosses_us(rule.which, rule.most - left, now_us, falling=False)
+            holder.day.crosses_us(
+                rule.which, rule.most - bounds.pace(holder, rule.which) * grace_us, now_us, falling=False
+            )
             for holder in self._holders.values()
-            if holder.day is not None and holder.graces
+            if holder.day is not None
             for rule in bounds.day_limits(holder)
-            if (left := bounds.pace(holder, rule.which) * max(holder.graces)) is not None
+            for grace_us in holder.graces
         ]
-        return min((at_us for at_us in times if at_us is not None), default=None)
+        # Those that are spent now have their notice, and hold what they hold until they have left.
+        return min((at_us for at_us in times if at_us is not None and at_us > now_us), default=None)
 
     def standings(self, now_us: int) -> tuple[Standing, ...]:
         """Every queue, each before those inside it, else by name."""
