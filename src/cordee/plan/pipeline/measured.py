@@ -7,7 +7,7 @@ on both sides. What is left is waiting.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 
 from cordee.plan.pipeline.table import Costs, Kind, Placement, Table
 from cordee.plan.pipeline.timeline import Timeline, timeline
@@ -61,14 +61,14 @@ def measure(step: Step, over: Overheads) -> Measured:
     return Measured(max(row[-1][4] for row in step) - start_s, busy_s)
 
 
-def mean_passes(steps: Sequence[Step]) -> dict[tuple[int, Kind], float]:
-    """Seconds of each (stage, pass), on average."""
+def usual_passes(steps: Sequence[Step]) -> dict[tuple[int, Kind], float]:
+    """Seconds of each (stage, pass): the median."""
     found: dict[tuple[int, Kind], list[float]] = {}
     for step in steps:
         for row in step:
             for stage, kind, _, start_s, end_s in row:
                 found.setdefault((stage, kind), []).append(end_s - start_s)  # type: ignore[arg-type]
-    return {key: fmean(values) for key, values in found.items()}
+    return {key: median(values) for key, values in found.items()}
 
 
 def predicted(table: Table, passes: Mapping[tuple[int, Kind], float], over: Overheads) -> Timeline:
