@@ -278,7 +278,7 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "64xH100", "--optimizer", "adam"], 15, "unknown optimizer 'adam'", "adamw"),
         (["llama-3-70b", "--gpus", "64xH100", "--precision", "fp4"], 15, "unknown precision 'fp4'", "bf16"),
         (["llama-3-70b", "--gpus", "64xH100", "--loss", "chunky"], 15, "unknown loss 'chunky'", "compiled"),
-        (["llama-3-70b", "--gpus", "56xH100", "--layout", "pp=7"], 15, "does not divide the 80 layers", "split=10-12x5"),
+        (["llama-3-70b", "--gpus", "56xH100", "--layout", "pp=7"], 15, "does not divide the 80", "split=10-12x5"),
         (["llama-3-70b", "--gpus", "48xH100", "--layout", "tp=3"], 15, "tp=3 does not divide the 64", "1, 2, 4"),
         (["llama-3-70b", "--gpus", "64xH100", "--recompute", "some"], 15, "unknown recompute 'some'", "auto"),
         (["llama-3-70b", "--gpus", "64xH100", "--capacity", "cheap"], 14, "unknown capacity 'cheap'", "spot"),
