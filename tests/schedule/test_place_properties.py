@@ -157,8 +157,33 @@ def check(cluster, asked: Job, leases: tuple[Lease, ...]) -> None:
         assert entry.memory_bytes is None or entry.memory_bytes >= 0
 
 
+@st.composite
+def wide(draw):
+    """Nodes of four GPUs of which little is used, and a gang of several nodes."""
+    where = draw(st.sampled_from(sorted(DOMAINS)))
+    island = draw(st.sampled_from([0, 0, 2]))
+    found = []
+    for number in range(draw(st.integers(3, 6))):
+        spans = 16 if where == "islands" else island
+        each = node(f"n{number}", 4, domain=draw(DOMAINS[where]), island_gpus=spans).node
+        found.append((each, Used(draw(st.sampled_from([0, 0, 0, 1, 3, 5, 7, 15])))))
+    within = draw(st.sampled_from([None, None, None, "rack", "block", "island"]))
+    unit = draw(st.sampled_from([None, None, 2, 3, 4]))
+    return found, job("a", draw(st.integers(4, 18)), within=within, unit_gpus=unit).job
+
+
+@given(wide())
+def test_a_gang_of_several_nodes_is_whole_and_lies_as_near_as_any(drawn):
+    check_place(*drawn)
+
+
 @given(clusters(), asks())
 def test_a_place_is_whole_and_lies_as_near_as_any(cluster, asked):
+    check_place(cluster, asked)
+
+
+def check_place(cluster, asked: Job) -> None:
+    """The place is right by all rules, and brute force knows no better one."""
     index = index_of(cluster)
     pool = next(iter(index.kinds))
     before = index.value()
