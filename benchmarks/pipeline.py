@@ -148,10 +148,11 @@ def _print(report: dict[str, Any]) -> None:
     for part in ("waits", "products"):
         for row in report.get(part, ()):
             low, high = row["bubble_s_spread"]
+            said_ms, ran_ms = row["bubble_s_predicted"] * 1e3, row["bubble_s_measured"] * 1e3
             print(
-                f"{part:<9} {row['ranks']} ranks {row['schedule']:<12} bubble "
-                f"{row['bubble_s_predicted'] * 1e3:7.1f} ms predicted, {row['bubble_s_measured'] * 1e3:7.1f} measured "
-                f"({row['off']:+.1%}; {low * 1e3:.0f} to {high * 1e3:.0f}), step {row['step_s_predicted']:.3f} and {row['step_s_measured']:.3f} s"
+                f"{part:<9} {row['ranks']} ranks {row['schedule']:<12} bubble {said_ms:7.1f} ms predicted, "
+                f"{ran_ms:7.1f} measured ({row['off']:+.1%}; {low * 1e3:.0f} to {high * 1e3:.0f}), "
+                f"step {row['step_s_predicted']:.3f} and {row['step_s_measured']:.3f} s"
             )
 
 
