@@ -42,7 +42,7 @@ def _list(items: dict[str, object], **limits: int) -> dict[str, object]:
 
 
 STEP = _object(**{f"{part}_s": NUMBER for part in (
-    "compute", "recompute", "tensor", "context", "expert", "pipeline", "bubble", "data", "optimizer", "offload",
+    "compute", "recompute", "tensor", "context", "expert", "pipeline", "bubble", "data", "optimizer", "offload", "host",
 )})  # fmt: skip
 LAYOUT = _object(
     layout=TEXT, dp=COUNT, tp=COUNT, pp=COUNT, zero={"enum": [0, 1, 2, 3]}, sp=BOOL, micro_batch=COUNT,
