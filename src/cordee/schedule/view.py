@@ -222,12 +222,16 @@ class View:
         """A node of a class: the first by name in the domain with the fewest free GPUs, so that others stay whole."""
         column = self._column[cls]
         rows = self.leaves()
-        rows = rows[self.counts[rows, column] > 0]
-        for row in rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows:
+        for row in self.fullest_first(rows[self.counts[rows, column] > 0]):
             names = self.names.get((int(row), column))
             if names:
                 return names[0]
         raise AssertionError(f"a node of class {cls} is counted and is in no domain")
+
+    def fullest_first(self, rows: Any = None) -> Any:
+        """Rows (those with nodes right in their domain) by the GPUs that are free, ties in domain order."""
+        rows = self.leaves() if rows is None else rows
+        return rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows
 
     def column(self, cls: Class) -> int:
         """The column of a class that is there."""
