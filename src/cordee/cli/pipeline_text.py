@@ -201,7 +201,8 @@ def verdict(asked: Asked) -> list[str]:
             copies = "" if place.chains == 1 else " and 2 copies of the weights"
             lines.append(
                 f"A searched order {PLACED[place.shape]} is {faster:.1%} faster, with "
-                f"{best.timeline.peak:g} activations{copies}: --schedule best --csv FILE writes its table, and cordee.train.pipeline runs it on torch."
+                f"{best.timeline.peak:g} activations{copies}: --schedule best --csv FILE writes "
+                "its table, and cordee.train.pipeline runs it on torch."
             )
     else:
         lines.append(
