@@ -22,7 +22,7 @@ from cordee.schedule.place import need_of, place, pools
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
 from cordee.schedule.push import Pushing, Room
-from cordee.schedule.records import JobRecord
+from cordee.schedule.records import JobRecord, Phase
 from cordee.schedule.reserve import Reservation, reserve
 from cordee.schedule.running import NEVER
 from cordee.schedule.share import level
@@ -77,7 +77,8 @@ class Rest:
 
 
 Turn = tuple[int, int, int, tuple[int, ...], int, int, JobId]
-"""Tier; 0 waited too long, 1 starts again at once, 2 all others; priority, share, standing, submission, job."""
+"""Tier (-1: is given back what was borrowed); 0 waited too long, 1 starts again at once, 2 all others; priority, share,
+standing, submission, job."""
 
 
 @dataclass(slots=True)
@@ -180,12 +181,13 @@ class Cycle:
         ]
         for job_id in self.state.returning:
             heap.append(((level(self.state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None))
+        heap += [(turn, None) for job_id in self.state.owed if (turn := self._owed(job_id)) is not None]
         heapq.heapify(heap)
         while heap:
             turn, alike = heap[0]
             line = None if alike is None else lines.get(alike)
             if alike is None:
-                self._guarded(turn[-1], self._return)
+                self._guarded(turn[-1], self._consider if turn[0] < 0 else self._return)
                 heapq.heappop(heap)
                 continue
             again = None if line is None else self._head(line)
@@ -199,6 +201,13 @@ class Cycle:
             heapq.heappop(heap)
             if line is not None:
                 self._backfill(line)
+
+    def _owed(self, job_id: JobId) -> Turn | None:
+        """Before everybody, so that what was pushed for it is not borrowed again by a higher tier, and pushed again."""
+        record = self.state.jobs.get(job_id)
+        if record is None or record.phase is not Phase.QUEUED or not self.state.quotas.entitled(record.job):
+            return None
+        return (-1, 0, record.submitted_us, (), 0, 0, job_id)
 
     def _head(self, line: Line) -> Turn | None:
         """The turn of the first of a line that was not considered: who has waited too long, then the others."""
@@ -222,6 +231,9 @@ class Cycle:
     def turn(self, record: JobRecord) -> Turn:
         """Where a waiting job stands in the order of all."""
         waiting, job_id = self.state.waiting, record.job.job_id
+        owed = self._owed(job_id) if job_id in self.state.owed else None
+        if owed is not None:
+            return owed
         line = waiting.line(job_id)
         if waiting.has_aged(job_id, self.now_us):
             return (line.tier, 0, waiting.ages_us(job_id), (), 0, 0, job_id)

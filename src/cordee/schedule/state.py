@@ -84,6 +84,7 @@ class State:
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
         self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
+        self.owed: dict[JobId, None] = {}  # jobs that wait for what borrowers give back
         self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
         self.elastic: dict[JobId, None] = {}  # live attempts that run on fewer GPUs than their jobs asked for
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
@@ -169,6 +170,7 @@ class State:
             "vacating": dict(self.vacating),
             "claimed": {name: mask for name, mask in self.claimed.items() if mask},
             "attention": frozenset(self.attention),
+            "owed": frozenset(self.owed),
             "returning": frozenset(self.returning),
             "elastic": frozenset(self.elastic),
             "limits": tuple(self.limits),
@@ -228,6 +230,7 @@ class State:
         self.waiting.remove(record)
         self.journal.drop(self.attention, event.job_id)
         self.journal.drop(self.returning, event.job_id)
+        self.journal.drop(self.owed, event.job_id)
         self.journal.put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
         self._heard()
 
@@ -366,6 +369,7 @@ class State:
         self.waiting.remove(record)
         self.journal.put(self.attempts, event.job_id, attempt)
         self.journal.drop(self.returning, event.job_id)
+        self.journal.drop(self.owed, event.job_id)
         if attempt.gpus < record.job.gpus:
             self.journal.put(self.elastic, event.job_id, None)
         record = replace(record, phase=Phase.RUNNING, epoch=event.epoch, size=None)
@@ -418,6 +422,8 @@ class State:
         if attempt is not None and not attempt.leaving:
             if event.reason in _RETURNS:
                 self.journal.put(self.returning, event.job_id, None)
+            if event.reason is NoticeReason.QUOTA and event.for_job is not None:
+                self.journal.put(self.owed, event.for_job, None)
             self._stopping(attempt, replace(attempt, notice=event))
 
     def _kill_ordered(self, event: KillOrdered) -> None:
