@@ -91,6 +91,7 @@ class View:
         self._levels: dict[int, Any] = {}
         self._inside: dict[int, Any] = {}
         self._leaves: Any = None
+        self._own: set[int] = set()  # rows with nodes right in their domain
         self._weights: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
         self.needs: dict[object, Any] = {}  # what gangs are made of, as `place` works out; forgotten at a change
         self._rows((), 0)
@@ -158,7 +159,9 @@ class View:
         names = self.names.get((rows[-1], column))
         if names is None:
             names = self.names[rows[-1], column] = []
-            self._leaves = None
+            if rows[-1] not in self._own:
+                self._own.add(rows[-1])
+                self._leaves = None
         if sign > 0:
             insort(names, name)
         else:
@@ -256,7 +259,7 @@ class View:
     def leaves(self) -> Any:
         """Rows with nodes right in their domain, in domain order."""
         if self._leaves is None:
-            self._leaves = self._in_order({row for row, _ in self.names})
+            self._leaves = self._in_order(self._own)
         return self._leaves
 
     def weights(self, unit: int, rest: int, in_island: bool) -> tuple[Any, Any]:
