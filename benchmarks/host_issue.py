@@ -1,8 +1,8 @@
 """What the host has to issue for one layer: kernels as torch's dispatcher counts them, bytes of the small ones, and how
 long a forward pass takes with and without autograd, a backward pass, and going back into a layer to recompute it.
 
-Kernels and bytes are counted on tensors without data. Times are those of tiny tensors on this machine's CPU, where the
-work itself is nothing: only their ratios are used (`src/cordee/plan/host.py`). Fused kernels stand in as one operation.
+Kernels and bytes are counted on tensors without data. Times are CPU seconds with tiny tensors, where the work itself is
+nothing: only their ratios are used (`src/cordee/plan/host.py`). Fused kernels stand in as one operation.
 """
 
 import argparse
@@ -136,15 +136,15 @@ def least_us(kind: type[nn.Module]) -> dict[str, float]:
 
     def once(again: bool, grad: bool) -> tuple[float, float]:
         x = torch.randn(4, 1, 16, requires_grad=True)
-        start = time.perf_counter()
+        start = time.process_time()
         with torch.set_grad_enabled(grad):
             y = x * 1
             for layer in layers:
                 y = checkpoint(layer, y, use_reentrant=True) if again else layer(y)
-        middle = time.perf_counter()
+        middle = time.process_time()
         if grad:
             y.sum().backward()
-        return (middle - start) / LAYERS * 1e6, (time.perf_counter() - middle) / LAYERS * 1e6
+        return (middle - start) / LAYERS * 1e6, (time.process_time() - middle) / LAYERS * 1e6
 
     told = {"forward_without_autograd": min(once(False, False)[0] for _ in range(ROUNDS))}
     for name, again in (("", False), ("recomputing_", True)):
