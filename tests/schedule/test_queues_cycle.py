@@ -77,6 +77,14 @@ def test_the_limit_of_one_user_does_not_hold_another():
     assert world.phase("z") == "running" and world.phase("y") == "queued"
 
 
+def test_who_is_refused_spoils_nothing_for_others():
+    tree = queues(Queue(name="a", user_gpus=4), Queue(name="b"))
+    world = World(node("n1"), tree, job("x", 4, queue="a"), job("w", 4, "preemptible")).play(until_s=10)
+    # Alike in size and tier, but the first is at its user's limit and has nobody of its own to push.
+    world.tell(job("y", 4, queue="a", priority=1, at_us=10 * S), job("z", 4, queue="b", at_us=10 * S)).play(until_s=60)
+    assert reasons(world) == ["w preempt"] and world.phase("z") == "running" and world.phase("y") == "queued"
+
+
 def test_a_queue_that_does_not_lend_starts_at_once():
     world = World(node("n1"), node("n2"), queues(Queue(name="a", quota_gpus=8, lend=False), Queue(name="b")))
     world.tell(job("x", 8, queue="b"), job("y", 8, queue="b")).play(until_s=20)

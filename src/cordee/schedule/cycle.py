@@ -98,7 +98,7 @@ class Cycle:
     _pools: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
     _full: set[Shape] = field(default_factory=set)  # there is no place for these
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
-    _in_vain: dict[Shape, list[Power]] = field(default_factory=dict)  # nor by pushing
+    _in_vain: dict[tuple[Shape, tuple[str, str]], list[Power]] = field(default_factory=dict)  # nor by pushing
     _passed: set[JobId] = field(default_factory=set)  # considered
     _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
@@ -303,7 +303,10 @@ class Cycle:
         return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
 
     def _start(self, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None = None) -> bool:
-        leases = self._place(self.state.index, record.job, candidates, gpus)
+        # Whoever starts, in its turn, around a reservation or again after a loss: its queue has to admit it.
+        leases = None
+        if self._refusal(record, gpus) is None:
+            leases = self._place(self.state.index, record.job, candidates, gpus)
         if leases is None:
             return False
         job_id, epoch = record.job.job_id, record.epoch + 1
@@ -314,18 +317,14 @@ class Cycle:
     def _start_smaller(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
         """An elastic job takes what there is; it grows later."""
         sizes = record.job.sizes if self.state.policy.resize else ()
-        return any(
-            self._refusal(record, size) is None and self._start(record, candidates, size)
-            for size in sizes
-            if size < record.job.gpus
-        )
+        return any(self._start(record, candidates, size) for size in sizes if size < record.job.gpus)
 
     def _return(self, job_id: JobId) -> bool:
         """Who was resized or moved starts again, or what it needs for that is kept while it leaves."""
         record, attempt = self.state.jobs[job_id], self.state.attempts.get(job_id)
         candidates = self._candidates(record.job)
         if attempt is None:
-            if self._start(record, candidates, record.size):
+            if self._start(record, candidates, record.size) or self._refusal(record, record.size) is not None:
                 return True
             gpus = record.size
         else:
@@ -351,8 +350,10 @@ class Cycle:
         """Push others aside, or move them, and keep the room for the gang."""
         if self.state.policy.victims == "none" or record.job.gpu_milli < 1000:
             return False
-        shape, power = shape_of(record.job), self.pushing.power(record)
-        vain = self._in_vain.setdefault(shape, [])
+        job, power = record.job, self.pushing.power(record)
+        # Whom it may push depends on its queue as well, and on its owner where that one's limit holds it.
+        of_queue = (job.queue, "" if refusal is None else job.owner) if self.state.quotas.queues else ("", "")
+        vain = self._in_vain.setdefault((shape_of(job), of_queue), [])
         if any(each.reaches(power) for each in vain):
             return False
         room = self.pushing.push(record, power, candidates, refusal)
