@@ -300,7 +300,16 @@ class Cycle:
     def _place(
         self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
     ) -> tuple[Lease, ...] | None:
-        return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
+        policy = self.state.policy
+        return place(
+            index,
+            job,
+            candidates,
+            gpus=gpus,
+            avoid=self.state.went_down,
+            spares=0 if job.job_id in self.state.returning else policy.spares,
+            packing=policy.packing,
+        )
 
     def _start(self, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None = None) -> bool:
         # Whoever starts, in its turn, around a reservation or again after a loss: its queue has to admit it.

@@ -88,6 +88,7 @@ class State:
         self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
         self.elastic: dict[JobId, None] = {}  # live attempts that run on fewer GPUs than their jobs asked for
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
+        self.went_down: dict[str, int] = {}  # nodes that failed before the newest failure by less than the window, when
         self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
         self.index = FreeIndex()  # what is free
         self.soon = FreeIndex(self.index.mix)  # and what is being vacated
@@ -175,6 +176,7 @@ class State:
             "elastic": frozenset(self.elastic),
             "limits": tuple(self.limits),
             "quarantines": tuple(self.quarantines),
+            "went_down": dict(self.went_down),
             "index": self.index.value(),
             "soon": self.soon.value(),
             "waiting": self.waiting.value(),
@@ -260,6 +262,11 @@ class State:
                 self.journal.remove(self.quarantines, (until_us, event.node))
             until_us = event.at_us + QUARANTINE_US
             self.journal.insert(self.quarantines, (until_us, event.node))
+        if downs != known.downs:
+            for name, at_us in list(self.went_down.items()):
+                if at_us <= event.at_us - FLAPS_WITHIN_US:
+                    self.journal.drop(self.went_down, name)
+            self.journal.put(self.went_down, event.node, event.at_us)
         record = replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us)
         self._set_node(record, event.at_us)
 
