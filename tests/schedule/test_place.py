@@ -2,11 +2,13 @@
 
 import pytest
 
-from cordee.events import Capacity, Lease
+from cordee.events import Capacity, Lease, NodeDown
+from cordee.schedule import decide
 from cordee.schedule.entry import Entry, Used, entry_of
 from cordee.schedule.free import FreeIndex
 from cordee.schedule.place import fits, lacks, place, pools, spare_nodes
-from world import World, brief, job, node
+from cordee.schedule.policy import Policy
+from world import S, World, brief, job, node, share_ended
 
 
 def rack(name: str, *nodes: str, **more):
@@ -150,3 +152,21 @@ def test_a_job_without_gpus_does_not_strand_those_of_others(packing):
         index.mix.seen(job("b", 1, cpu_milli=1000).job, at_us)
     asked = job("a", 0, cpu_milli=4000).job
     assert place(index, asked, pools(asked, index.kinds), packing=packing) == (Lease(node="n1", gpus=()),)
+
+
+def test_a_node_that_failed_lately_is_used_last():
+    up = [node("n1"), node("n2")]
+    assert brief(World(*up, job("a", 8)).cycle()) == ["place a n1:8"]
+    back = [NodeDown(at_us=S, node="n1", epoch=1, why="silent"), node("n1", epoch=2, at_us=2 * S)]
+    assert brief(World(*up, *back, job("a", 8, at_us=2 * S)).cycle()) == ["place a n2:8"]
+    assert brief(World(*up, *back, job("a", 16, at_us=2 * S)).cycle()) == ["place a n1:8+n2:8"]
+
+
+def test_spare_nodes_wait_for_who_loses_its_place():
+    world = World(*[node(f"n{number}") for number in range(3)], job("a", 8), job("b", 8), job("c", 8))
+    world.state.use(Policy(spares=1))
+    first = decide(world.state, 0, Policy(spares=1))
+    assert brief(first.events) == ["place a n0:8", "place b n1:8"]
+    world.tell(*first.events, NodeDown(at_us=S, node="n0", epoch=1, why="silent"))
+    world.tell(*share_ended(world, "a", "lost"))
+    assert "place a n2:8" in brief(decide(world.state, S, Policy(spares=1)).events)
