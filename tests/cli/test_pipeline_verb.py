@@ -123,6 +123,20 @@ def test_what_it_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert all(event["ts"] <= ends[event["id"]] for event in flows if event["ph"] == "s")
 
 
+@pytest.mark.soak
+@pytest.mark.gang
+def test_a_rehearsal_lies_beside_its_prediction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    words = ["--ranks", "2", "--microbatches", "4", "--times", "f=5ms,b=5ms,w=5ms", "--schedule", "dualpipe", "--run"]
+    found = json.loads(_said(capsys, *words, "--json", "--html", str(page), "--trace", str(trace)))
+    jsonschema.validate(found, SCHEMA)
+    assert found["rehearsed"]["gradient_error"] <= 1e-14
+    assert found["rehearsed"]["step_s_measured"] > 4 * 0.015
+    assert page.read_text().count('class="pipeline"') >= 10
+    names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"}
+    assert {"rank 0, dualpipe", "rank 1, measured"} <= names
+
+
 def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(table_csv(build("zb-v", 4, 8)))
