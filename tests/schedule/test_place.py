@@ -1,5 +1,8 @@
 """Where a gang goes."""
 
+import doctest
+from importlib import import_module
+
 import pytest
 
 from cordee.events import Capacity, Lease, NodeDown
@@ -170,3 +173,8 @@ def test_spare_nodes_wait_for_who_loses_its_place():
     world.tell(*first.events, NodeDown(at_us=S, node="n0", epoch=1, why="silent"))
     world.tell(*share_ended(world, "a", "lost"))
     assert "place a n2:8" in brief(decide(world.state, S, Policy(spares=1)).events)
+
+
+@pytest.mark.parametrize("module", ["entry", "fill", "mix", "place", "view"])
+def test_examples(module):
+    assert doctest.testmod(import_module(f"cordee.schedule.{module}"), raise_on_error=True).attempted
