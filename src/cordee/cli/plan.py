@@ -138,9 +138,8 @@ def plan(
         training = training_for(shape, last, **about)  # type: ignore[arg-type]
         asked = parse_layout(layout) if layout else LayoutWanted()
         curve = scaling_curve(shape, gpu, sizes(first, last), training, price=price, wanted=asked)
-        _refuse_beside_a_range(
-            {"--why": why, "--max-seq": max_seq, "--tokens": tokens, "--buy": buy, "--launch": launcher}
-        )
+        beside = {"--why": why, "--max-seq": max_seq, "--tokens": tokens, "--buy": buy, "--launch": launcher}
+        _refuse_beside_a_range(beside)
         _tell_curve(curve, shape, gpu, html, as_json=as_json)
         return
     how = None if recompute == "auto" else _one_of("recompute", recompute, RECOMPUTES, also="auto")
