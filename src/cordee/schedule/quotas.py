@@ -282,7 +282,7 @@ class Quotas:
         At each level: first who is inside its quota, then by what it borrowed of the GPUs, CPU or memory of the cluster
         (whichever is most), by its weight, now and on average, decayed.
         """
-        clock, key = self._reading(now_us), list[int]()
+        clock, key = self._clock.at(now_us) if self._clock else 0, list[int]()
         for holder in reversed(self.leaf(queue).path[:-1]):
             key += (holder.net >= holder.quota, self._share(holder, clock))
         return tuple(key)
