@@ -153,7 +153,7 @@ def _replayed(seen: Seen, named: Named, was: Replayed) -> ReplayedPolicy:
     moved = []
     for job_id in sorted(was.waits_us.keys() | done.waits_us.keys()):
         before_us, after_us = was.waits_us.get(job_id), done.waits_us.get(job_id)
-        if before_us != after_us:
+        if abs(_later_us(before_us, after_us)) >= US_PER_S:
             moved.append((_later_us(before_us, after_us), job_id, before_us, after_us))
     most = sorted(moved, key=lambda each: (-abs(each[0]), each[1]))[:MOVED]
     return ReplayedPolicy(
