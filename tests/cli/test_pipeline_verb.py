@@ -134,7 +134,7 @@ def test_a_rehearsal_lies_beside_its_prediction(capsys: pytest.CaptureFixture[st
     assert found["rehearsed"]["step_s_measured"] > 4 * 0.015
     assert page.read_text().count('class="pipeline"') >= 10
     names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"}
-    assert {"rank 0, dualpipe", "rank 1, measured"} <= names
+    assert {"rank 0, dualpipe, predicted", "rank 1, measured"} <= names
 
 
 def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
