@@ -4,7 +4,7 @@ import pytest
 
 from cordee.errors import LayoutError, ScriptError
 from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build
-from cordee.plan.pipeline.measured import usual_passes, measure, overheads, predicted
+from cordee.plan.pipeline.measured import measure, overheads, predicted, usual_passes
 from cordee.train.rehearse import Block, Rehearsed, rehearse
 
 pytestmark = pytest.mark.gang
