@@ -8,6 +8,7 @@ from somebody. A queue that does not lend counts as holding its quota even while
 """
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -196,6 +197,10 @@ class Quotas:
         for name, gpu_milli in self._leaving.items():
             new._leave(name, gpu_milli)
         return new
+
+    def copied(self) -> "Quotas":
+        """For a second owner; what is frozen is shared."""
+        return deepcopy(self, {id(each): each.copy() for each in (self._held, self._leaving, self._moves)})
 
     def _leave(self, queue: str, gpu_milli: int) -> None:
         count(self._leaving, queue, gpu_milli)
