@@ -1,7 +1,7 @@
 """The store in memory keeps what the port promises."""
 
 from cordee.control.ports import Store
-from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, ServerUp
+from cordee.events import AttemptEnded, AttemptPlaced, Job, JobSubmitted, Lease, Outcome, ServerUp
 from cordee.ids import JobId
 from cordee.simulate.store import MemoryStore
 
@@ -22,3 +22,13 @@ def test_log_marks_and_commands() -> None:
     assert (pending.command, pending.spec) == (placed, "the spec")
     port.confirm(pending.number)
     assert port.pending() == []
+
+
+def test_what_was_not_delivered_when_its_attempt_ended_never_is() -> None:
+    store = MemoryStore()
+    submitted = JobSubmitted(at_us=1, job=Job(job_id=JOB, name="a", owner="o", gpus=1), spec="the spec")
+    placed = [AttemptPlaced(at_us=2, job_id=JOB, epoch=epoch, leases=()) for epoch in (1, 2)]
+    ended = AttemptEnded(at_us=3, job_id=JOB, epoch=1, outcome=Outcome.LOST, why="")
+    store.commit([submitted, placed[0], ended, placed[1]])
+    (pending,) = store.pending()
+    assert pending.command == placed[1]

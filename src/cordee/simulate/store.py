@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cordee.control.ports import Pending
-from cordee.events import AttemptPlaced, Event, JobEnded, JobSubmitted, KillOrdered, NoticeGiven
+from cordee.events import AttemptEnded, AttemptPlaced, Event, JobEnded, JobSubmitted, KillOrdered, NoticeGiven
 from cordee.ids import JobId
 
 _COMMANDS = frozenset((AttemptPlaced, NoticeGiven, KillOrdered))
@@ -35,6 +35,8 @@ class MemoryStore:
             if kind in _COMMANDS:
                 spec = self._specs[event.job_id]  # type: ignore[union-attr]
                 self._pending[self._number] = Pending(number=self._number, command=event, spec=spec)  # type: ignore[arg-type]
+            elif kind is AttemptEnded and self._pending:
+                self._forget(event)  # type: ignore[arg-type]
             elif kind is JobSubmitted:
                 self._specs[event.job.job_id] = event.spec  # type: ignore[union-attr]
             elif kind is JobEnded:
@@ -59,4 +61,12 @@ class MemoryStore:
 
     def confirm(self, number: int) -> None:
         """The command was delivered."""
-        del self._pending[number]
+        self._pending.pop(number, None)
+
+    def _forget(self, ended: AttemptEnded) -> None:
+        """What was not delivered has nobody left to reach, and a late start must never be."""
+        self._pending = {
+            number: pending
+            for number, pending in self._pending.items()
+            if (pending.command.job_id, pending.command.epoch) != (ended.job_id, ended.epoch)
+        }
