@@ -242,3 +242,17 @@ def test_an_error_on_one_job_is_told_and_stops_no_other(scene: Scene, monkeypatc
 def test_a_restarted_server_is_told_so_in_the_log(scene: Scene) -> None:
     scene.restart()
     assert len(scene.of(ServerUp)) == 2
+
+
+def test_a_report_that_comes_again_is_acknowledged_again(scene: Scene) -> None:
+    """The server died before it could say so, or nobody heard it."""
+    scene.control.submit(JOB, "{}")
+    scene.control.tick()
+    scene.ended(GPT, 1, Outcome.FINISHED)
+    told = list(scene.agents.waiting)
+    scene.control.tick()
+    number = scene.control.number
+    scene.agents.waiting = told
+    scene.control.tick()
+    assert scene.agents.waiting == []
+    assert scene.control.number == number

@@ -36,10 +36,11 @@ _TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft))
 
 @dataclass(slots=True)
 class _Fresh:
-    """Reports that the store has not seen, and how far each stream is with them."""
+    """Reports that the store has not seen; how far they bring their streams, and how far every reported stream is."""
 
     events: list[Event] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
 
 
 class Control:
@@ -117,9 +118,10 @@ class Control:
                 point("reports.before_commit")
                 self._commit(fresh.events, fresh.marks)
                 point("reports.after_commit")
-                for source, seq in fresh.marks.items():
-                    self._executor.acknowledge(source, seq)
-                    point("reports.acknowledged")
+            # Also what was committed before: that it comes again says that nobody heard of it.
+            for source, seq in fresh.seen.items():
+                self._executor.acknowledge(source, seq)
+                point("reports.acknowledged")
             # A decision rests on what is committed. Dying between the two commits costs nothing: it is made again.
             decision = decide(self.state, max(self._clock.now_us(), self._last_us), self._policy)
             self.errors = decision.errors
@@ -138,13 +140,14 @@ class Control:
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
         """Reports above their stream's mark. Those about jobs that this log never saw only move the mark."""
-        fresh, marks = _Fresh(), dict[str, int]()
+        fresh = _Fresh()
+        seen = fresh.seen
         for report in reports:
-            if report.source not in marks:
-                marks[report.source] = self._store.mark(report.source)
-            if report.seq <= marks[report.source]:
+            if report.source not in seen:
+                seen[report.source] = self._store.mark(report.source)
+            if report.seq <= seen[report.source]:
                 continue
-            marks[report.source] = fresh.marks[report.source] = report.seq
+            seen[report.source] = fresh.marks[report.source] = report.seq
             job_id = getattr(report.event, "job_id", None)
             if job_id is None or job_id in self.state.jobs:
                 fresh.events.append(report.event)
