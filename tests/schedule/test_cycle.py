@@ -4,8 +4,8 @@ import pytest
 
 from cordee.events import Capacity, NodeDown, ServerUp
 from cordee.ids import JobId
+from cordee.schedule import NAMED, Policy, decide
 from cordee.schedule import cycle as cycle_module
-from cordee.schedule import Policy, decide
 from world import S, World, brief, job, node, share_ended
 
 FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
@@ -207,3 +207,8 @@ def test_a_job_waits_for_gpus_that_are_being_vacated_rather_than_pushing_others(
     world.tell(job("q", 8, "production", at_us=6 * S))
     assert brief(world.cycle()) == ["notice b preempt for q"]
     assert JobId("q") in world.state.jobs
+
+
+def test_where_nobody_passes_a_gang_that_can_never_fit_holds_nobody_up():
+    world = World(node("n1"), job("huge", 16), job("a", 4), policy=NAMED["fifo"])
+    assert brief(world.cycle()) == ["place a n1:4"]

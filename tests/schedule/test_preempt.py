@@ -190,3 +190,18 @@ def test_the_notice_says_what_it_is_expected_to_lose_and_for_whom():
     (given,) = world.cycle()
     assert given.for_job == "p" and given.deadline_us == 1030 * S
     assert given.expected_loss_micro_usd == 4 * PRICE * (999 + 60) * S // HOUR
+
+
+def test_where_gpus_are_free_somebody_leaves_cpu():
+    world = World(node("n1", cpu_milli=8000), job("a", 2, "preemptible", cpu_milli=6000))
+    world.play(until_s=2)
+    world.tell(job("p", 2, "production", at_us=5 * S, cpu_milli=4000))
+    assert brief(world.cycle()) == ["notice a preempt for p"]
+
+
+def test_nobody_is_pushed_where_no_push_leaves_enough_cpu():
+    world = World(node("n1", cpu_milli=8000), node("n2"), job("a", 8, "preemptible", gpu_name="H100"))
+    world.play(until_s=2)
+    world.tell(job("p", 8, "production", at_us=5 * S, cpu_milli=9000), job("q", 8, "production", cpu_milli=9000))
+    decision = decide(world.state, world.now_us)
+    assert decision.errors == ()

@@ -407,7 +407,8 @@ class Cycle:
         """Keep what the gang will have first, if it is the first that waits there and can ever fit."""
         policy = self.state.policy
         if policy.backfill == "none":
-            self._shut.update(kind for pool in candidates for kind in pool)
+            ever = (pool for pool in candidates if need_of(self.state.index, record.job, pool) is not None)
+            self._shut.update(kind for pool in ever for kind in pool)
         if policy.backfill != "easy" or (policy.guards and not self._waits_long(record)):
             return
         best: Reservation | None = None

@@ -190,9 +190,13 @@ class Running:
         return rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
 
     def value(self) -> object:
-        """A deep copy, to compare; row numbers do not count."""
-        names = list(_ROW)
-        rows = {job_id: tuple(self.rows.columns[name][row] for name in names) for job_id, row in self.row_of.items()}
+        """A deep copy, to compare; numbers of rows and queues do not count."""
+        queues = list(self.queues)
+        rows = {
+            job_id: {name: self.rows.columns[name][row] for name in _ROW}
+            | {"queue": queues[self.rows.columns["queue"][row]]}
+            for job_id, row in self.row_of.items()
+        }
         leases = {
             job_id: sorted(
                 (self.node_names[self.leases.columns["node"][each]], self.leases.columns["gpus"][each])

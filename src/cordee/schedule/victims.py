@@ -219,7 +219,7 @@ class Victims:
         there = nodes & (field.avail >= gpus)
         if not there.any():
             return None
-        lacks = gpus - field.free
+        lacks = np.maximum(1, gpus - field.free)  # where GPUs are free, it is CPU or memory that somebody has to leave
         at = np.flatnonzero((field.gain > 0) & there[field.node])
         row, node, gain = field.row[at], field.node[at], field.gain[at]
         cost = field.cost[row]
@@ -230,7 +230,7 @@ class Victims:
         np.minimum.at(least, node, cost / gain)
         finite = np.isfinite(least)
         least[finite] *= lacks[finite]
-        promising = np.flatnonzero(there & (least < bound * (1 - 1e-9) if np.isfinite(bound) else there))
+        promising = np.flatnonzero(there & (least < bound * (1 - 1e-9)))
         names = self._state.running.name_ranks()
         order = promising[np.lexsort((names[promising], least[promising]))][:_NODES_MAX]
         key = None if best is None else self._weigh(best, field)
