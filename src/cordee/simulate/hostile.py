@@ -1,0 +1,380 @@
+"""An Executor over a network and machines that fail: messages are lost, delayed and doubled, agents and machines die.
+
+Agents keep what real ones keep on disk (orders, tombstones, streams) and obey as they do. `Membership` is what the
+executor knows of nodes for certain, and keeps: who is silent, gone, or has outlived its lease. Faults are done to it
+from outside (faults.py); it decides nothing.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cordee.control.ports import Command, Pending, Report
+from cordee.events import (
+    AttemptPlaced,
+    Event,
+    KillOrdered,
+    Node,
+    NodeDown,
+    NodeReclaimed,
+    NodeUp,
+    NoticeGiven,
+    Outcome,
+    RanksStarted,
+    ShareEnded,
+)
+from cordee.simulate.engine import Engine
+from cordee.simulate.ranks import Key, Ranks
+from cordee.units import US_PER_S
+
+LEASE_US = 40 * US_PER_S
+"""An agent that hears from nobody for so long ends its ranks."""
+
+SILENT_US = 10 * US_PER_S
+"""A node that is not heard for so long is reported down."""
+
+RETRY_US = 5 * US_PER_S
+
+
+@dataclass(slots=True, kw_only=True)
+class Network:
+    """How likely a message suffers, each of its own; all zero is a network that works."""
+
+    lost: float = 0.0
+    late: float = 0.0
+    doubled: float = 0.0
+    late_us_max: int = 20 * US_PER_S
+
+
+@dataclass(slots=True)
+class Machine:
+    """A node: its agent, and the agent's disk. `connection` grows with each new one: what was under way is lost."""
+
+    node: Node
+    agent: bool = False  # runs
+    power: bool = False
+    linked: bool = True
+    connection: int = 0
+    reclaim_us: int | None = None
+    orders: dict[Key, AttemptPlaced] = field(default_factory=dict)
+    tombstones: dict[Key, str] = field(default_factory=dict)
+    ended: set[Key] = field(default_factory=set)  # its end is in a stream, or was lost by membership
+    streams: dict[str, list[Event]] = field(default_factory=dict)  # of this disk; a rank's, or an agent's
+    acknowledged: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def reachable(self) -> bool:
+        """Messages come through."""
+        return self.agent and self.linked
+
+
+class HostileCluster:
+    """The Executor port over machines that fail."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        nodes: Iterable[Node],
+        dice: random.Random,
+        network: Network,
+        late_us: Mapping[str, int] | None = None,
+    ) -> None:
+        """All nodes come up now, or so much later."""
+        self._engine, self._dice, self.network = engine, dice, network
+        self.jitter_us = 2 * US_PER_S
+        self.ranks = Ranks(engine, self._told_by_rank, self._left, lambda: dice.randrange(1 + self.jitter_us))
+        self.machines = {node.name: Machine(replace(node, epoch=node.epoch - 1)) for node in nodes}
+        self._membership: dict[str, list[Event]] = {}  # streams that outlive machines
+        self._acknowledged: dict[str, int] = {}
+        self._given_up: set[tuple[Key, str]] = set()  # shares that membership has reported as ended
+        self._confirmed: set[tuple[int, str]] = set()  # known to this server's life only
+        self._nudged_us = 0  # there is an action at this time
+        self._placed: dict[Key, AttemptPlaced] = {}
+        for name in self.machines:
+            engine.at(engine.now_us() + (late_us or {}).get(name, 0), self.power_on, name)
+
+    # -- the port --------------------------------------------------------------------------------------------
+
+    def reports(self) -> Sequence[Report]:
+        """From each stream that comes through some records after what was acknowledged, some of them again."""
+        streams = [
+            (name, machine.streams[name], machine.acknowledged.get(name, 0))
+            for machine in self.machines.values()
+            if machine.reachable
+            for name in machine.streams
+        ]
+        streams += [(name, told, self._acknowledged.get(name, 0)) for name, told in self._membership.items()]
+        found: list[Report] = []
+        self._dice.shuffle(streams)
+        for name, told, seen in streams:
+            until = len(told)
+            if until > seen and self._happens(self.network.late):
+                until = self._dice.randint(seen, until - 1)
+                self._nudge(self._late_us())
+            begin = max(0, seen - 2) if self._happens(self.network.doubled) else seen
+            found += [Report(source=name, seq=seq, event=told[seq - 1]) for seq in range(begin + 1, until + 1)]
+        return found
+
+    def acknowledge(self, source: str, seq: int) -> None:
+        """It may get lost; then the records come again."""
+        if self._happens(self.network.lost):
+            self._nudge(RETRY_US)
+            return
+        if source in self._membership:
+            self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
+        for machine in self.machines.values():
+            if source in machine.streams and machine.reachable:
+                machine.acknowledged[source] = max(seq, machine.acknowledged.get(source, 0))
+
+    def carry_out(self, pending: Pending) -> bool:
+        """Send it to every machine concerned that has not confirmed it."""
+        command = pending.command
+        key = (command.job_id, command.epoch)
+        if isinstance(command, AttemptPlaced):
+            self._placed[key] = command
+        placed = self._placed.get(key)
+        names = sorted(lease.node for lease in placed.leases) if placed else sorted(self.machines)
+        for name in names:
+            if (pending.number, name) not in self._confirmed:
+                self._send(name, pending.number, command)
+        done = all((pending.number, name) in self._confirmed for name in names)
+        if not done:
+            self._nudge(RETRY_US)
+        return done
+
+    def server_restarts(self) -> None:
+        """What this server's connections and memory held is gone."""
+        self._confirmed.clear()
+        for machine in self.machines.values():
+            machine.connection += 1
+
+    @property
+    def told(self) -> bool:
+        """A stream that comes through has records that were not acknowledged."""
+        return any(len(told) > self._acknowledged.get(name, 0) for name, told in self._membership.items()) or any(
+            len(told) > machine.acknowledged.get(name, 0)
+            for machine in self.machines.values()
+            if machine.reachable
+            for name, told in machine.streams.items()
+        )
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def _happens(self, chance: float) -> bool:
+        return chance > 0 and self._dice.random() < chance
+
+    def _late_us(self) -> int:
+        return self._dice.randint(1, self.network.late_us_max)
+
+    def _nudge(self, wait_us: int) -> None:
+        """Whoever drives the engine turns the control plane after each action."""
+        if self._nudged_us <= self._now_us():
+            self._nudged_us = self._now_us() + wait_us
+            self._engine.at(self._nudged_us, lambda: None)
+
+    def _send(self, name: str, number: int, command: Command) -> None:
+        machine, key = self.machines[name], (command.job_id, command.epoch)
+        if (key, name) in self._given_up:
+            self._confirmed.add((number, name))  # there is nobody left whom it concerns
+            return
+        if not machine.power and isinstance(command, AttemptPlaced):
+            self._give_up(name, key, "the machine is gone")
+            self._confirmed.add((number, name))
+            return
+        if self._happens(self.network.late):
+            self._deliver_later(machine, number, command)
+        elif not self._happens(self.network.lost):
+            self._deliver(machine, machine.connection, number, command)
+        if self._happens(self.network.doubled):
+            self._deliver_later(machine, number, command)
+
+    def _deliver_later(self, machine: Machine, number: int, command: Command) -> None:
+        at_us = self._engine.now_us() + self._late_us()
+        self._engine.at(at_us, self._deliver, machine, machine.connection, number, command)
+
+    def _deliver(self, machine: Machine, connection: int, number: int, command: Command) -> None:
+        if not machine.reachable or machine.connection != connection:
+            return
+        self._obey(machine, command)
+        if not self._happens(self.network.lost):
+            self._confirmed.add((number, machine.node.name))
+
+    # -- agents ----------------------------------------------------------------------------------------------
+
+    def _obey(self, machine: Machine, command: Command) -> None:
+        """As agent/agent.py does: everything is idempotent by (job, epoch) and kind."""
+        key, name = (command.job_id, command.epoch), machine.node.name
+        if isinstance(command, AttemptPlaced):
+            if key in machine.orders:
+                return
+            machine.orders[key] = command
+            if key in machine.tombstones:
+                self._report_end(machine, key, Outcome.KILLED, "it was killed before it started")
+                return
+            self.ranks.start(name, command)
+            job_id, epoch = key
+            self._report(machine, RanksStarted(at_us=self._now_us(), job_id=job_id, epoch=epoch, node=name))
+        elif isinstance(command, NoticeGiven):
+            if key in machine.orders:
+                self.ranks.notify(key)
+        elif isinstance(command, KillOrdered):
+            if key not in machine.orders:
+                machine.tombstones.setdefault(key, command.why)
+            elif key not in machine.ended:
+                at_us = self._now_us() + self._dice.randrange(1 + self.jitter_us)
+                self._engine.at(at_us, self.ranks.end, name, key, Outcome.KILLED, command.why)
+
+    def _left(self, name: str, key: Key, outcome: Outcome, why: str) -> None:
+        """A share's ranks are gone; an agent that runs reports it, a later one reports it as lost."""
+        machine = self.machines[name]
+        if machine.agent:
+            self._report_end(machine, key, outcome, why)
+
+    def _report_end(self, machine: Machine, key: Key, outcome: Outcome, why: str) -> None:
+        machine.ended.add(key)
+        self._report(machine, self._share_ended(machine.node.name, key, outcome, why))
+
+    def _share_ended(self, name: str, key: Key, outcome: Outcome, why: str) -> ShareEnded:
+        return ShareEnded(at_us=self._now_us(), job_id=key[0], epoch=key[1], node=name, outcome=outcome, why=why)
+
+    def _report(self, machine: Machine, event: Event) -> None:
+        machine.streams.setdefault(f"node/{machine.node.name}/{machine.node.epoch}", []).append(event)
+
+    def _told_by_rank(self, name: str, stream: str, event: Event) -> None:
+        self.machines[name].streams.setdefault(stream, []).append(event)
+
+    def _now_us(self) -> int:
+        return self._engine.now_us()
+
+    # -- what is known for certain ---------------------------------------------------------------------------
+
+    def say(self, stream: str, event: Event) -> None:
+        """A record of a stream that no machine's end takes away."""
+        self._membership.setdefault(stream, []).append(event)
+
+    def _give_up(self, name: str, key: Key, why: str) -> None:
+        """The share is over, whatever its machine does later: it will not be told of it again."""
+        if (key, name) not in self._given_up:
+            self._given_up.add((key, name))
+            self.say(f"members/{name}", self._share_ended(name, key, Outcome.LOST, why))
+
+    def _is_down(self, name: str, why: str) -> None:
+        down = NodeDown(at_us=self._now_us(), node=name, epoch=self.machines[name].node.epoch, why=why)
+        self.say(f"members/{name}", down)
+
+    # -- faults ----------------------------------------------------------------------------------------------
+
+    def power_on(self, name: str) -> None:
+        """The machine comes up, with an agent that claims it."""
+        machine = self.machines[name]
+        if not machine.power:
+            machine.power = True
+            self.agent_up(name)
+
+    def agent_up(self, name: str) -> None:
+        """A new agent ends what the one before it left, and claims the node."""
+        machine = self.machines[name]
+        if machine.agent or not machine.power:
+            return
+        machine.agent = True
+        machine.connection += 1
+        machine.node = replace(machine.node, epoch=machine.node.epoch + 1)
+        for key in list(machine.orders):
+            if key not in machine.ended:
+                gang = self.ranks.gangs.get(key)
+                if gang is not None and name in gang.running:
+                    self.ranks.end(name, key, Outcome.LOST, "its agent died")
+                else:
+                    self._report_end(machine, key, Outcome.LOST, "its agent died")
+        self._report(machine, NodeUp(at_us=self._now_us(), node=machine.node))
+        if machine.reclaim_us is not None:
+            self.announce(name, machine.reclaim_us)
+
+    def agent_dies(self, name: str, back_us: int) -> bool:
+        """The agent is killed, its ranks go on; whether there was one."""
+        machine = self.machines[name]
+        if not machine.reachable:
+            return False
+        machine.agent = False
+        machine.connection += 1
+        self._is_down(name, "its agent is gone")
+        self._engine.at(self._now_us() + back_us, self.agent_up, name)
+        return True
+
+    def rank_dies(self, name: str, which: int) -> bool:
+        """A rank is killed from outside, and its share ends of it."""
+        keys = self.ranks.of_node(name)
+        if keys and self.machines[name].agent:
+            self.ranks.end(name, keys[which % len(keys)], Outcome.LOST, "a rank was killed")
+            return True
+        return False
+
+    def machine_dies(self, name: str, back_us: int | None, *, disk: bool = False) -> bool:
+        """The power is cut; what comes back has an empty disk, or with `disk` the one that it had."""
+        machine = self.machines[name]
+        if not machine.power or not machine.linked:
+            return False
+        machine.power = machine.agent = False
+        machine.connection += 1
+        machine.reclaim_us = None
+        for key in self.ranks.of_node(name):
+            self.ranks.end(name, key, Outcome.LOST, "")
+        self._is_down(name, "the machine is gone")
+        if not disk:
+            for key in machine.orders:
+                if key not in machine.ended or self._is_unheard(machine, key):
+                    self._give_up(name, key, "the machine is gone")
+            fresh = Machine(machine.node, connection=machine.connection)
+            self.machines[name] = fresh
+        if back_us is not None:
+            self._engine.at(self._now_us() + back_us, self.power_on, name)
+        return True
+
+    def _is_unheard(self, machine: Machine, key: Key) -> bool:
+        """Whether the end of the share may lie in a stream that goes with the disk."""
+        return any(
+            isinstance(event, ShareEnded) and (event.job_id, event.epoch) == key
+            for name, told in machine.streams.items()
+            for event in told[machine.acknowledged.get(name, 0) :]
+        )
+
+    def announce(self, name: str, deadline_us: int) -> None:
+        """The cloud tells the node that it takes it back."""
+        machine = self.machines[name]
+        machine.reclaim_us = deadline_us
+        epoch = machine.node.epoch
+        self._report(machine, NodeReclaimed(at_us=self._now_us(), node=name, epoch=epoch, deadline_us=deadline_us))
+
+    def cut(self, name: str, for_us: int) -> bool:
+        """Nothing comes through to a node; it is reported down, and after its lease its ranks are gone."""
+        machine = self.machines[name]
+        if not machine.reachable:
+            return False
+        machine.linked = False
+        machine.connection += 1
+        self._engine.at(self._now_us() + for_us, self._heal, machine)
+        steps = ((SILENT_US, self._silent), (LEASE_US, self._lease_ends), (LEASE_US + US_PER_S, self._gone))
+        for after_us, action in steps:
+            if after_us < for_us:
+                self._engine.at(self._now_us() + after_us, action, machine)
+        return True
+
+    def _heal(self, machine: Machine) -> None:
+        machine.linked = True
+        machine.connection += 1
+        # In the stream that said that it was down, and so after it.
+        self.say(f"members/{machine.node.name}", NodeUp(at_us=self._now_us(), node=machine.node))
+        if machine.reclaim_us is not None:
+            self.announce(machine.node.name, machine.reclaim_us)
+
+    def _silent(self, machine: Machine) -> None:
+        self._is_down(machine.node.name, "silent")
+
+    def _lease_ends(self, machine: Machine) -> None:
+        for key in self.ranks.of_node(machine.node.name):
+            self.ranks.end(machine.node.name, key, Outcome.LOST, "the lease of its node ran out")
+
+    def _gone(self, machine: Machine) -> None:
+        for key, placed in self._placed.items():
+            if any(lease.node == machine.node.name for lease in placed.leases) and key not in machine.ended:
+                self._give_up(machine.node.name, key, "the lease of its node ran out")

@@ -1,0 +1,365 @@
+"""What must hold of every log, whatever befell its cluster; counted anew, by none of the scheduler's own code.
+
+`Promises` takes each event as it is committed and asserts. It knows no policy and needs no state; `of_state` and
+`of_ledger` compare what the control plane holds with it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cordee.account.ledger import Ledger
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Capacity,
+    CheckpointCommitted,
+    Event,
+    Job,
+    JobEnded,
+    JobSubmitted,
+    KillOrdered,
+    Lease,
+    Node,
+    NodeDown,
+    NodeDraining,
+    NodeReclaimed,
+    NodeUp,
+    NoticeGiven,
+    NoticeReason,
+    Queue,
+    QueuesSet,
+    RankLeft,
+    RanksStarted,
+    Reported,
+    Restored,
+    ServerDraining,
+    ServerUp,
+    ShareEnded,
+    Tier,
+)
+from cordee.ids import JobId
+from cordee.schedule.state import State
+from cordee.simulate.ranks import Key, Ranks
+
+_TIERS = tuple(Tier)
+_TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
+_FOR_OTHERS = (NoticeReason.PREEMPT, NoticeReason.SHARE)
+
+
+@dataclass(slots=True)
+class _Node:
+    node: Node
+    up: bool = True
+    reclaimed: bool = False
+    drained: bool = False
+
+
+@dataclass(slots=True)
+class _Live:
+    """An attempt between AttemptPlaced and AttemptEnded."""
+
+    placed: AttemptPlaced
+    held: dict[str, Lease]
+    started_us: int | None = None
+    told: set[type[Any]] = field(default_factory=set)
+
+
+class Promises:
+    """A fold over the log that asserts.
+
+    Attributes:
+        jobs: submitted, in their order.
+        ended: of them.
+        at_us: the log's time; None before its first event.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.jobs: dict[JobId, Job] = {}
+        self.ended: dict[JobId, JobEnded] = {}
+        self.live: dict[JobId, _Live] = {}
+        self.nodes: dict[str, _Node] = {}
+        self.queues: dict[str, Queue] = {"default": Queue(name="default")}
+        self.noticed: dict[NoticeReason, int] = {}
+        self._ranks = ranks
+        self._epochs: dict[JobId, int] = {}
+        self._pushes: dict[JobId, int] = {}
+        self._leased: dict[tuple[str, int], int] = {}  # thousandths of each GPU
+        self._held: dict[Key, int] = {}  # thousandths of a GPU x time, of attempts that ended
+        self._draining = False
+        self.at_us: int | None = None
+        self._idle_milli_us = 0
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            ServerUp: lambda event: self._drain(False),
+            ServerDraining: lambda event: self._drain(True),
+            JobSubmitted: self._submitted,
+            JobEnded: self._job_ended,
+            NodeUp: self._node_up,
+            NodeDown: self._node_down,
+            NodeReclaimed: self._node_reclaimed,
+            NodeDraining: self._node_draining,
+            QueuesSet: self._queues_set,
+            AttemptPlaced: self._placed,
+            NoticeGiven: self._noticed,
+            KillOrdered: self._killed,
+            RanksStarted: self._ranks_started,
+            ShareEnded: self._share_ended,
+            AttemptEnded: self._attempt_ended,
+        }
+
+    def take(self, event: Event) -> None:
+        """One more event was committed."""
+        if isinstance(event, CheckpointCommitted):
+            live = self.live.get(event.job_id)
+            if live is not None and live.placed.epoch == event.epoch:
+                self._ranks.log_says_committed(event.job_id, event.step)
+        if isinstance(event, _TOLD_BY_RANKS):
+            return  # by their own clocks
+        since_us = event.at_us if self.at_us is None else self.at_us
+        assert event.at_us >= since_us, f"the log's time goes back to {event.at_us}"
+        self._idle_milli_us += self._idle_milli() * (event.at_us - since_us)
+        self.at_us = event.at_us
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    # -- jobs and nodes --------------------------------------------------------------------------------------
+
+    def _drain(self, draining: bool) -> None:
+        self._draining = draining
+
+    def _submitted(self, event: JobSubmitted) -> None:
+        assert event.job.job_id not in self.jobs, f"{event.job.job_id} was submitted twice"
+        self.jobs[event.job.job_id] = event.job
+
+    def _job_ended(self, event: JobEnded) -> None:
+        job_id = event.job_id
+        assert job_id in self.jobs and job_id not in self.ended, f"{job_id} ended twice, or never was"
+        assert job_id not in self.live, f"{job_id} ended while {self._epochs[job_id]} lives"
+        self.ended[job_id] = event
+
+    def _node_up(self, event: NodeUp) -> None:
+        known = self.nodes.get(event.node.name)
+        if known is None:
+            self.nodes[event.node.name] = _Node(event.node)
+        elif event.node.epoch >= known.node.epoch:
+            reclaimed = known.reclaimed and event.node.epoch == known.node.epoch
+            self.nodes[event.node.name] = _Node(event.node, True, reclaimed, known.drained)
+
+    def _node_down(self, event: NodeDown) -> None:
+        known = self.nodes.get(event.node)
+        if known is not None and event.epoch >= known.node.epoch:
+            known.up = False
+
+    def _node_reclaimed(self, event: NodeReclaimed) -> None:
+        known = self.nodes.get(event.node)
+        if known is not None and event.epoch == known.node.epoch:
+            known.reclaimed = True
+
+    def _node_draining(self, event: NodeDraining) -> None:
+        if event.node in self.nodes:
+            self.nodes[event.node].drained = not event.over
+
+    def _queues_set(self, event: QueuesSet) -> None:
+        self.queues = {"default": Queue(name="default")} | {queue.name: queue for queue in event.queues}
+
+    # -- attempts --------------------------------------------------------------------------------------------
+
+    def _placed(self, event: AttemptPlaced) -> None:
+        job_id, job = event.job_id, self.jobs[event.job_id]
+        name = f"{job_id}.{event.epoch}"
+        assert not self._draining, f"{name} was placed while the server drains"
+        assert job_id not in self.live, f"{name} was placed while {self._epochs[job_id]} lives"
+        assert job_id not in self.ended, f"{name} was placed, and the job has ended"
+        assert event.epoch == self._epochs.get(job_id, 0) + 1, f"{name} follows {self._epochs.get(job_id, 0)}"
+        self._whole(name, job, event.leases)
+        for lease in event.leases:
+            node = self.nodes[lease.node]
+            assert node.up and not node.reclaimed and not node.drained, f"{name} was placed on {node}"
+            assert len(set(lease.gpus)) == len(lease.gpus) and all(gpu < node.node.gpus for gpu in lease.gpus), lease
+            assert not set(lease.gpus) & set(node.node.unavailable), f"{name}: {lease} is in use by others"
+            for gpu in lease.gpus:
+                used = self._leased.get((lease.node, gpu), 0) + lease.milli
+                assert used <= 1000, f"{name}: {lease.node}:{gpu} is leased to {used}/1000"
+                self._leased[lease.node, gpu] = used
+        before = self._claims()
+        self.live[job_id] = _Live(event, {lease.node: lease for lease in event.leases})
+        self._epochs[job_id] = event.epoch
+        self._within_quota(name, job, before)
+
+    def _whole(self, name: str, job: Job, leases: tuple[Lease, ...]) -> None:
+        """The gang has all of its GPUs, in its shape, of what it asked for."""
+        gpus = sum(len(lease.gpus) for lease in leases)
+        assert gpus in (job.gpus, *job.sizes), f"{name} has {gpus} GPUs of {job.gpus}"
+        assert len({lease.node for lease in leases}) == len(leases), f"{name} has two leases of a node"
+        assert {lease.milli for lease in leases} == {job.gpu_milli}, f"{name} has {leases} of {job.gpu_milli}/1000"
+        nodes = [self.nodes[lease.node].node for lease in leases]
+        assert len({node.gpu_name for node in nodes}) == 1, f"{name} has GPUs of two kinds"
+        for node in nodes:
+            assert job.gpu_name in (None, node.gpu_name) and job.capacity in (Capacity.ANY, node.capacity), f"{name}"
+        if job.unit_gpus is not None:
+            whole = 0
+            for lease, node in zip(leases, nodes, strict=True):
+                island = node.island_gpus if node.island_gpus >= job.unit_gpus else node.gpus
+                counts: dict[int, int] = {}
+                for gpu in lease.gpus:
+                    counts[gpu // island] = counts.get(gpu // island, 0) + 1
+                whole += sum(count // job.unit_gpus for count in counts.values())
+            units = gpus // min(job.unit_gpus, gpus) if gpus >= job.unit_gpus else 0
+            assert whole >= units, f"{name}: {leases} is not made of units of {job.unit_gpus}"
+        elif len(leases) > 1:
+            sizes = [len(lease.gpus) for lease in leases]
+            shaped = any(sum(size % unit > 0 for size in sizes) <= 1 for unit in sizes)
+            assert shaped, f"{name}: {sizes} is not a row of units and one rest"
+        if job.within == "node":
+            assert len(leases) == 1, f"{name} is on {len(leases)} nodes"
+        elif job.within == "rack":
+            assert len({node.domain for node in nodes}) == 1, f"{name} is in several racks"
+
+    def _noticed(self, event: NoticeGiven) -> None:
+        live = self._told_once(event)
+        self.noticed[event.reason] = self.noticed.get(event.reason, 0) + 1
+        job = self.jobs[event.job_id]
+        if event.reason is NoticeReason.PREEMPT and event.for_job is not None:
+            upper = self.jobs[event.for_job]
+            name = f"{event.job_id} for {event.for_job}"
+            assert _TIERS.index(job.tier) > _TIERS.index(upper.tier), f"{name} is not of a lower tier"
+            ran_us = -1 if live.started_us is None else event.at_us - live.started_us
+            assert event.epoch == 1 or job.min_run_us <= max(0, ran_us), f"{name} ran {ran_us} us of {job.min_run_us}"
+        if event.reason in _FOR_OTHERS:
+            pushes = self._pushes.get(event.job_id, 0)
+            assert job.preemptions_max is None or pushes < job.preemptions_max, f"{event.job_id}: {pushes} pushes"
+        if event.reason in (*_FOR_OTHERS, NoticeReason.QUOTA):
+            self._pushes[event.job_id] = self._pushes.get(event.job_id, 0) + 1
+
+    def _killed(self, event: KillOrdered) -> None:
+        self._told_once(event)
+
+    def _told_once(self, event: NoticeGiven | KillOrdered) -> _Live:
+        live = self.live[event.job_id]
+        assert live.placed.epoch == event.epoch and type(event) not in live.told, f"again: {event}"
+        live.told.add(type(event))
+        return live
+
+    def _ranks_started(self, event: RanksStarted) -> None:
+        live = self.live.get(event.job_id)
+        if live is not None and live.placed.epoch == event.epoch and live.started_us is None:
+            live.started_us = event.at_us
+
+    def _share_ended(self, event: ShareEnded) -> None:
+        self._ranks.log_says_ended(event.job_id, event.epoch, event.node)
+        live = self.live.get(event.job_id)
+        lease = live.held.pop(event.node, None) if live is not None and live.placed.epoch == event.epoch else None
+        if live is None or lease is None:
+            return
+        for gpu in lease.gpus:
+            self._leased[event.node, gpu] -= lease.milli
+        key = (event.job_id, event.epoch)
+        self._held[key] = self._held.get(key, 0) + lease.gpu_milli * (event.at_us - live.placed.at_us)
+
+    def _attempt_ended(self, event: AttemptEnded) -> None:
+        live = self.live.pop(event.job_id)
+        assert live.placed.epoch == event.epoch and not live.held, f"{event} before {list(live.held)} ended"
+
+    # -- queues ----------------------------------------------------------------------------------------------
+
+    def _path(self, queue: str) -> list[Queue]:
+        found = [self.queues.get(queue, self.queues["default"])]
+        while found[-1].parent is not None:
+            found.append(self.queues[found[-1].parent])
+        return found
+
+    def _holds(self, name: str, owner: str | None = None) -> int:
+        """Thousandths of GPUs of all in and below a queue."""
+        return sum(
+            lease.gpu_milli
+            for job_id, live in self.live.items()
+            if owner in (None, self.jobs[job_id].owner)
+            and any(queue.name == name for queue in self._path(self.jobs[job_id].queue))
+            for lease in live.held.values()
+        )
+
+    def _claims(self) -> int:
+        """What is held, and what queues that do not lend keep beside it."""
+
+        def claim(name: str | None) -> int:
+            inside = [queue for queue in self.queues.values() if queue.parent == name]
+            own = sum(
+                lease.gpu_milli
+                for job_id, live in self.live.items()
+                if name is not None and self._path(self.jobs[job_id].queue)[0].name == name
+                for lease in live.held.values()
+            )
+            inner = own + sum(claim(queue.name) for queue in inside)
+            return inner if name is None or self.queues[name].lend else max(inner, 1000 * self.queues[name].quota_gpus)
+
+        return claim(None)
+
+    def _within_quota(self, name: str, job: Job, claimed_before: int) -> None:
+        """Nobody holds more than its limits, and what is beyond a quota is lent by somebody."""
+        for queue in self._path(job.queue):
+            for what, most, holds in (
+                ("limit", queue.limit_gpus, self._holds(queue.name)),
+                ("limit of a user", queue.user_gpus, self._holds(queue.name, job.owner)),
+            ):
+                assert most is None or holds <= 1000 * most, f"{name}: {queue.name} holds {holds}, its {what} is {most}"
+        held = sum(lease.gpu_milli for live in self.live.values() for lease in live.held.values())
+        offered = sum(1000 * _gives(each.node) for each in self.nodes.values() if each.up)
+        claims = self._claims()
+        if claims > claimed_before and claims > held:
+            assert claims <= offered, f"{name}: {claims - held} are kept by queues that do not lend, of {offered}"
+
+    # -- what the control plane holds ------------------------------------------------------------------------
+
+    def of_state(self, state: State) -> None:
+        """Every job is in one place, and what is leased is leased."""
+        waiting = set(state.waiting.job_ids())
+        assert state.jobs.keys() == self.jobs.keys(), "a job is lost"
+        for job_id, record in state.jobs.items():
+            places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended
+            assert places == 1, f"{job_id} ({record.phase}) is in {places} places"
+            assert record.phase.ended == (job_id in self.ended), f"{job_id} is {record.phase}"
+        held = {job_id: {lease.node: lease for lease in one.held} for job_id, one in state.attempts.items()}
+        assert held == {job_id: live.held for job_id, live in self.live.items()}, (
+            "the state holds what the log does not"
+        )
+
+    def of_ledger(self, ledger: Ledger, now_us: int) -> None:
+        """Every microsecond of every attempt is in one class, and the rest is idle."""
+        now_us = max(now_us, self.at_us or 0)
+        total = 0
+        for row in ledger.rows(now_us):
+            key = (row.job_id, row.epoch)
+            milli_us = self._held.get(key, 0)
+            live = self.live.get(row.job_id)
+            if live is not None and live.placed.epoch == row.epoch:
+                milli_us += sum(lease.gpu_milli for lease in live.held.values()) * (now_us - live.placed.at_us)
+            assert row.gpu_us.held == milli_us // 1000, (
+                f"{key} held {milli_us // 1000} us, the ledger says {row.gpu_us}"
+            )
+            assert all(amount >= 0 for amount in _amounts(row.gpu_us)), f"{key}: {row.gpu_us}"
+            total += row.gpu_us.held
+        assert len(ledger.rows(now_us)) == sum(self._epochs.values()), "an attempt is not in the ledger"
+        totals = ledger.totals(now_us)
+        idle = self._idle_milli_us + self._idle_milli() * (now_us - (self.at_us or now_us))
+        assert (totals.gpu_us.held, totals.idle_gpu_us) == (total, idle // 1000), (
+            f"{totals} of {total} and {idle // 1000}"
+        )
+
+    def _idle_milli(self) -> int:
+        """Thousandths of GPUs that nobody uses, on nodes that are up."""
+        return sum(
+            max(0, 1000 - self._leased.get((name, gpu), 0))
+            for name, each in self.nodes.items()
+            if each.up
+            for gpu in range(each.node.gpus)
+            if gpu not in each.node.unavailable
+        )
+
+
+def _gives(node: Node) -> int:
+    return node.gpus - len(node.unavailable)
+
+
+def _amounts(split: object) -> Iterable[int]:
+    return [getattr(split, name) for name in ("useful", "checkpoint", "restart", "stall", "lost", "unreported")]

@@ -1,0 +1,15 @@
+"""Worlds that fail, with as many seeds as the time allows: about 40 a second in memory, 2 on SQLite."""
+
+import pytest
+from soaking import Soak
+
+from cordee.simulate.faults import play
+
+
+@pytest.mark.parametrize("sql", [False, True], ids=["memory", "sqlite"])
+def test_every_promise_is_kept(soak: Soak, sql: bool) -> None:
+    def story(seed: int) -> str:
+        world = play(seed, sql=sql)
+        return f"{world.steps} steps, {world.events} events, {world.deaths} deaths of the server"
+
+    soak.play(story, say_every=200)
