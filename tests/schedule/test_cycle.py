@@ -4,8 +4,8 @@ import pytest
 
 from cordee.events import Capacity, NodeDown, ServerUp
 from cordee.ids import JobId
-from cordee.schedule import cycle as cycle_module
 from cordee.schedule import Policy, decide
+from cordee.schedule import cycle as cycle_module
 from world import S, World, brief, job, node, share_ended
 
 FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
