@@ -1,7 +1,9 @@
 """Fits the efficiency table of a chip to measured steps: a few physical shares, held near what is published of them.
 
-Least squares on log(predicted / measured), linearised a few times. What all rows of a source have in common (a slow
-network card, an old library) says less than how its rows differ, so a source's mean and its rows are weighed apart.
+Least squares on log(predicted / measured), linearised a few times. A source is a draw from a population: what all of
+its rows have in common (a slow network card, an old library) is its own, and says about the table only what sources
+that differ by `SOURCE_NOISE` can say. Sources, and rows of a source, far from the others count by their distance, not
+its square.
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from cordee.hardware.catalog import Efficiency
+from cordee.plan.step import INTERVAL_SIGMAS
 from step_cases import Stack
 
 # How far each may move from its uncalibrated value: the standard deviation of its logarithm.
@@ -23,35 +26,53 @@ FREEDOM = {
     "island_share": 0.12,
     "network_share": 0.2,
     "host_s": 0.5,
-    "exposed_share": 0.3,
+    "exposed_share": 0.5,
+    "portable_share": 0.1,
 }
-# What remains unexplained of a row against its source's mean, and of that mean: as logarithms.
-ROW_NOISE, SOURCE_NOISE = 0.10, 0.05
+# What remains unexplained of a source's middle, and of a row against it: as logarithms.
+SOURCE_NOISE, ROW_NOISE = 0.10, 0.08
 # A source with more rows than this counts as if it had so many: they repeat each other.
 ENOUGH_ROWS = 10
 ROUNDS = 6
-# Errors beyond this count by their distance, not its square: a mistake in a source must not bend the table.
-ROBUST = 0.08
+# Hosts differ however well one is known: processors of one year and software of another (assumed).
+HOSTS_DIFFER = 0.3
+NINE_OF_TEN = 0.9
 
 
 def fit_table(stack: Stack, start: Efficiency, rows: np.ndarray, names: Sequence[str] = tuple(FREEDOM)) -> Efficiency:
-    """The table that explains these rows of a stack best, without going far from `start`."""
+    """The table that explains these rows of a stack best, without going far from `start`.
+
+    Its `host_spread` is what is not known of `host_s` after the fit, and never less than hosts differ.
+    """
     first = np.log([getattr(start, name) for name in names])
     freedom = np.array([FREEDOM[name] for name in names])
-    weigh = _weighing(stack.sources[rows])
-    now = first
+    groups = [np.flatnonzero(stack.sources[rows] == name) for name in sorted(set(stack.sources[rows]))]
+    now, left = first, np.diag(1 / freedom)
     for _ in range(ROUNDS):
         error = _errors(stack, start, names, now)[rows]
         moved = [_errors(stack, start, names, now + 0.02 * unit)[rows] for unit in np.eye(len(names))]
         slopes = np.stack([(one - error) / 0.02 for one in moved], axis=1)
-        robust = 1 / np.sqrt(np.maximum(1.0, np.abs(error) / ROBUST))
-        left = np.vstack([weigh(slopes * robust[:, None]), np.diag(1 / freedom)])
-        right = np.concatenate([weigh((error * robust)[:, None])[:, 0], (now - first) / freedom])
+        parts = [_weighed(error[group], slopes[group]) for group in groups]
+        left = np.vstack([slope for slope, _ in parts] + [np.diag(1 / freedom)])
+        right = np.concatenate([one for _, one in parts] + [(now - first) / freedom])
         step = np.clip(np.linalg.lstsq(left, -right, rcond=None)[0], -0.3, 0.3)
         now = np.minimum(now + step, 0.0)
         if np.abs(step).max() < 0.005:
             break
-    return _table(start, names, now)
+    spread = np.sqrt(np.diag(np.linalg.inv(left.T @ left)))[list(names).index("host_s")]
+    return replace(_table(start, names, now), host_spread=float(max(spread, HOSTS_DIFFER)))
+
+
+def _weighed(error: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What the fit squares of one source: its middle, and its rows' distances from it."""
+    distance = np.abs(error - np.median(error))
+    trust = 1 / np.maximum(1.0, distance / (1.5 * ROW_NOISE))
+    middle, middle_slope = np.average(error, weights=trust), np.average(slopes, axis=0, weights=trust)
+    noise = np.hypot(SOURCE_NOISE, ROW_NOISE / np.sqrt(min(len(error), ENOUGH_ROWS)))
+    whole = 1 / np.sqrt(max(1.0, abs(middle) / SOURCE_NOISE)) / noise
+    each = np.sqrt(trust * min(1.0, ENOUGH_ROWS / len(error))) / ROW_NOISE
+    lines = np.vstack([middle_slope[None] * whole, (slopes - middle_slope) * each[:, None]])
+    return lines, np.concatenate([[middle * whole], (error - middle) * each])
 
 
 def _errors(stack: Stack, start: Efficiency, names: Sequence[str], logs: np.ndarray) -> np.ndarray:
@@ -62,28 +83,14 @@ def _table(start: Efficiency, names: Sequence[str], logs: np.ndarray) -> Efficie
     return replace(start, **{name: float(np.exp(value)) for name, value in zip(names, logs, strict=True)})
 
 
-def _weighing(sources: np.ndarray):  # type: ignore[no-untyped-def]
-    """Turns a column of errors into what the fit squares: each source's mean, and its rows' distances from it."""
-    groups = [np.flatnonzero(sources == name) for name in sorted(set(sources))]
+def spread_of(errors: np.ndarray, host: np.ndarray, sources: np.ndarray) -> float:
+    """The spread with which nine of ten of these errors are inside their intervals, each source counted as one.
 
-    def weigh(columns: np.ndarray) -> np.ndarray:
-        parts = []
-        for group in groups:
-            mean = columns[group].mean(axis=0, keepdims=True)
-            share = np.sqrt(min(1.0, ENOUGH_ROWS / len(group)))
-            parts += [mean / SOURCE_NOISE, (columns[group] - mean) / ROW_NOISE * share]
-        return np.vstack(parts)
-
-    return weigh
-
-
-def spread_of(errors: np.ndarray, sources: np.ndarray) -> float:
-    """The standard deviation of log errors around 0, each source counted once: bias and scatter together.
-
-    A source's worst tenth is left out of its mean square, so that a mistake in it does not widen every interval.
+    Errors are logarithms on sources that a fit did not see; `host` is the standard deviation that the host's time
+    already gives them.
     """
-    squares = []
-    for name in sorted(set(sources)):
-        own = np.sort(errors[sources == name] ** 2)
-        squares.append(own[: max(1, int(np.ceil(0.9 * len(own))))].mean())
-    return float(np.sqrt(np.mean(squares)))
+    weights = np.array([1 / (sources == name).sum() for name in sources])
+    needed = np.sqrt(np.maximum(0.0, (errors / INTERVAL_SIGMAS) ** 2 - host**2))
+    order = np.argsort(needed)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    return float(needed[order][np.searchsorted(reached, NINE_OF_TEN)])

@@ -114,7 +114,7 @@ def pairs(folder: Path) -> list[tuple[str, Floats, Floats]]:
     return found
 
 
-def one_task(task: str, first: Floats, second: Floats, fleet: Fleet, effort: float, prove: bool) -> dict[str, Any]:
+def one_task(task: str, first: Floats, second: Floats, fleet: Fleet, *, effort: float, prove: bool) -> dict[str, Any]:
     """One task on one fleet: in sample, out of sample, and moved."""
     base, base_ms = cpu_ms(lambda: eplb(first, fleet))
     plan, plan_ms = cpu_ms(lambda: plan_experts(first, fleet, effort=effort))
@@ -241,7 +241,7 @@ def main() -> None:
     except InputError as error:
         raise SystemExit(f"error: {error}") from None
     real = [
-        one_task(task, first, second, Fleet(gpus, gpus * slots), args.effort, args.prove)
+        one_task(task, first, second, Fleet(gpus, gpus * slots), effort=args.effort, prove=args.prove)
         for gpus, slots in SHAPES
         for task, first, second in tasks
     ]

@@ -24,12 +24,12 @@ def calibrated_block(chip: str, cases: list[Case], as_of: str) -> str:
     """The TOML table of one chip."""
     stack, plain = Stack(cases), cases[0].gpu.uncalibrated
     table = fit_table(stack, plain, everything(stack))
-    unseen, _ = predict_left_out(stack, plain)
-    spread = spread_of(np.log(stack.measured / unseen), stack.sources)
+    unseen, host, _ = predict_left_out(stack, plain)
+    spread = spread_of(np.log(stack.measured / unseen), host, stack.sources)
     names = ", ".join(f'"{name}"' for name in sorted(set(stack.sources)))
     lines = [f"[chips.{chip}.calibrated]"]
     lines += [f"{name} = {getattr(table, name):.4g}" for name in FREEDOM]
-    lines += [f"spread = {spread:.3g}", f"fitted_on = [{names}]"]
+    lines += [f"spread = {spread:.3g}", f"host_spread = {table.host_spread:.3g}", f"fitted_on = [{names}]"]
     lines += [f'source = "benchmarks/fit_efficiency.py on {len(cases)} published step times"', f'as_of = "{as_of}"']
     return "\n".join(lines) + "\n"
 

@@ -1,11 +1,12 @@
-"""Pipeline schedules: published figures, how far each is from the best, and how predicted bubbles compare with real ones.
+"""Pipeline schedules: published figures, how far each is from the best, and predicted bubbles beside real ones.
 
 `python benchmarks/pipeline.py [--only figures,gradients,waits,products] [--unit SECONDS] [--steps N] [--json]`
 
-figures: bubbles and activations of the named schedules, the proven bound, the search. gradients: every schedule of torch
-and every table of ours on 2 and on 4 gloo ranks against the model without a pipeline. waits: 4 ranks whose passes are
-timed waits, bubble measured against predicted. products: the same with real products on 2 ranks, each on a core of its
-own. Predictions take the passes and the runtime's overheads from the first steps, and are compared with the later ones.
+figures: bubbles and activations of the named schedules, the proven bound, the search. gradients: every schedule of
+torch and every table of ours on 2 and on 4 gloo ranks against the model without a pipeline. waits: 4 ranks whose passes
+are timed waits, bubble measured against predicted. products: the same with real products on 2 ranks, each on a core of
+its own. Predictions take the passes and the runtime's overheads from the first half of the steps, and are compared with
+the median of the second half. Products need a machine without other work.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any
 from cordee.plan.layout import Schedule
 from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build, makespan_bound_s, timeline
 from cordee.plan.pipeline.compare import compare, overlap_break_even
-from cordee.plan.pipeline.measured import mean_passes, measure, overheads, predicted
+from cordee.plan.pipeline.measured import measure, overheads, replayed
 from cordee.train.rehearse import Block, Rehearsed, rehearse
 
 EQUAL = Costs(1.0, 1.0, 1.0)
@@ -41,9 +42,11 @@ def figures() -> dict[str, Any]:
                     continue
                 run = timeline(build(schedule, ranks, count), costs)
                 bound_s = makespan_bound_s(run.table.placement, count, costs)
-                rows.append({"ranks": ranks, "micro_batches": count, "schedule": schedule, "overlapped": both_s,
-                             "bubble": run.bubble_s, "apart": run.bubble_apart_s, "peak": run.peak,
-                             "step": run.makespan_s, "bound": bound_s, "over": run.makespan_s / bound_s - 1})  # fmt: skip
+                rows.append({
+                    "ranks": ranks, "micro_batches": count, "schedule": schedule, "overlapped": both_s,
+                    "bubble": run.bubble_s, "apart": run.bubble_apart_s, "peak": run.peak, "step": run.makespan_s,
+                    "bound": bound_s, "over": run.makespan_s / bound_s - 1,
+                })  # fmt: skip
     for costs in (EQUAL, UNEQUAL, replace(EQUAL, latency_s=0.2)):
         for place in (
             Placement("line", 8),
@@ -57,9 +60,11 @@ def figures() -> dict[str, Any]:
                 best = best_order(place, 20, costs, memory, known=known)
                 cpu_s = time.process_time() - started
                 assert best is not None, "six activations are room for a step"
-                found.append({"shape": place.shape, "inner": costs.inner_s, "latency": costs.latency_s, "memory": memory,
-                              "step": best.timeline.makespan_s, "bound": best.bound_s, "over": best.gap,
-                              "peak": best.timeline.peak, "cpu_s": cpu_s})  # fmt: skip
+                found.append({
+                    "shape": place.shape, "inner": costs.inner_s, "latency": costs.latency_s, "memory": memory,
+                    "step": best.timeline.makespan_s, "bound": best.bound_s, "over": best.gap,
+                    "peak": best.timeline.peak, "cpu_s": cpu_s,
+                })  # fmt: skip
     even = {f"{ranks}x{count}": overlap_break_even(ranks, count, EQUAL)
             for ranks, count in ((4, 16), (8, 20), (8, 32), (16, 64))}  # fmt: skip
     started = time.process_time()
@@ -100,23 +105,29 @@ def products(steps: int) -> list[dict[str, Any]]:
     """Two ranks, each on its own core, with real products."""
     names: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
     tables = [build(name, 2, 6) for name in names]
-    block = Block("products", width=768, rows=512, layers=16)
+    block = Block("products", width=512, rows=1024, layers=8)
     ran = rehearse(tables, ranks=2, block=block, steps=steps, pin=True)
     return [_against(table, one) for table, one in zip(tables, ran, strict=True)]
 
 
 def _against(table: Table, one: Rehearsed) -> dict[str, Any]:
-    """The first half of the steps predicts the second; the first step of all warms up."""
+    """The passes of the first half of the steps predict the second half; the first step of all warms up."""
     half = max(2, len(one.steps) // 2)
     before, after = one.steps[1:half], one.steps[half:]
     over = overheads(table.placement, before)
-    said = predicted(table, mean_passes(before), over)
+    runs = [replayed(table, step, over) for step in before]
+    said_s, said_step_s = (
+        statistics.median(each) for each in zip(*((run.bubble_s, run.makespan_s) for run in runs), strict=True)
+    )
     bubbles = sorted(measure(step, over).bubble_s for step in after)
     bubble_s, step_s = statistics.median(bubbles), statistics.median(measure(step, over).makespan_s for step in after)
+    # What a step's own passes should have made it wait: the prediction without the machine's changes between steps.
+    own = statistics.median(measure(step, over).bubble_s / replayed(table, step, over).bubble_s - 1 for step in after)
     return {
+        "off_own_passes": own,
         "schedule": table.name, "ranks": table.placement.ranks, "micro_batches": table.micro_batches,
-        "bubble_s_predicted": said.bubble_s, "bubble_s_measured": bubble_s, "off": bubble_s / said.bubble_s - 1,
-        "bubble_s_spread": [bubbles[0], bubbles[-1]], "step_s_predicted": said.makespan_s, "step_s_measured": step_s,
+        "bubble_s_predicted": said_s, "bubble_s_measured": bubble_s, "off": bubble_s / said_s - 1,
+        "bubble_s_spread": [bubbles[0], bubbles[-1]], "step_s_predicted": said_step_s, "step_s_measured": step_s,
         "before_s": over.before_s, "arrival_s": over.arrival_s, "gradient_error": one.gradient_error,
     }  # fmt: skip
 
@@ -125,21 +136,31 @@ def _print(report: dict[str, Any]) -> None:
     if "figures" in report:
         print("ranks  m  schedule     F&B   bubble  apart   peak   step  bound   over")
         for row in report["figures"]["named"]:
-            print(f"{row['ranks']:>5} {row['micro_batches']:>3} {row['schedule']:<12} {row['overlapped']:.1f} {row['bubble']:8.2f} "
-                  f"{row['apart']:6.2f} {row['peak']:6.1f} {row['step']:6.1f} {row['bound']:6.1f} {row['over']:6.1%}")  # fmt: skip
+            print(
+                f"{row['ranks']:>5} {row['micro_batches']:>3} {row['schedule']:<12} {row['overlapped']:.1f} "
+                f"{row['bubble']:8.2f} {row['apart']:6.2f} {row['peak']:6.1f} {row['step']:6.1f} {row['bound']:6.1f} "
+                f"{row['over']:6.1%}"
+            )
         print("\nsearched, 8 ranks, 20 micro-batches\nshape    I    latency memory   step  bound   over   peak  CPU-s")
         for row in report["figures"]["found"]:
             memory = "any" if row["memory"] is None else f"{row['memory']:g}"
-            print(f"{row['shape']:<8} {row['inner']:.1f} {row['latency']:6.1f} {memory:>6} {row['step']:8.2f} {row['bound']:6.2f} "
-                  f"{row['over']:6.2%} {row['peak']:6.1f} {row['cpu_s']:6.2f}")  # fmt: skip
+            print(
+                f"{row['shape']:<8} {row['inner']:.1f} {row['latency']:6.1f} {memory:>6} {row['step']:8.2f} "
+                f"{row['bound']:6.2f} {row['over']:6.2%} {row['peak']:6.1f} {row['cpu_s']:6.2f}"
+            )
         print("break-even", {key: f"{value:.1%}" for key, value in report["figures"]["break_even"].items()})
     for row in report.get("gradients", ()):
         print(f"{row['ranks']} ranks {row['by']:<6} {row['schedule']:<22} gradients off by {row['gradient_error']:.1e}")
     for part in ("waits", "products"):
         for row in report.get(part, ()):
-            print(f"{part:<9} {row['ranks']} ranks {row['schedule']:<12} bubble {row['bubble_s_predicted'] * 1e3:7.1f} ms predicted, "
-                  f"{row['bubble_s_measured'] * 1e3:7.1f} measured ({row['off']:+.1%}), step {row['step_s_predicted']:.3f} and "
-                  f"{row['step_s_measured']:.3f} s")  # fmt: skip
+            low, high = row["bubble_s_spread"]
+            said_ms, ran_ms = row["bubble_s_predicted"] * 1e3, row["bubble_s_measured"] * 1e3
+            print(
+                f"{part:<9} {row['ranks']} ranks {row['schedule']:<12} bubble {said_ms:7.1f} ms predicted, "
+                f"{ran_ms:7.1f} measured "
+                f"({row['off']:+.1%}; own passes {row['off_own_passes']:+.1%}; {low * 1e3:.0f} to {high * 1e3:.0f}), "
+                f"step {row['step_s_predicted']:.3f} and {row['step_s_measured']:.3f} s"
+            )
 
 
 def main() -> None:

@@ -40,23 +40,26 @@ def _chip_report(cases: Sequence[Case]) -> dict[str, Any]:
     stack = Stack(cases)
     plain = cases[0].gpu.uncalibrated
     uncalibrated = stack.predict(plain)
-    calibrated, tables = predict_left_out(stack, plain)
+    calibrated, host, tables = predict_left_out(stack, plain)
+    plain_host = stack.predict_with_host(plain)[1] * plain.host_spread
     logs = np.log(stack.measured / calibrated)
     report: dict[str, Any] = {"sources": {}, "ranking": {}, "tables": {k: asdict(v) for k, v in tables.items()}}
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
         mine = [case for case, is_own in zip(cases, own, strict=True) if is_own]
         others = stack.sources != source
-        spread = spread_of(logs[others], stack.sources[others]) if others.any() else plain.spread
+        spread = spread_of(logs[others], host[others], stack.sources[others]) if others.any() else plain.spread
         row = {
             "n": int(own.sum()),
             "uncalibrated": _errors(uncalibrated[own], stack.measured[own]),
-            "uncalibrated_coverage": _coverage(uncalibrated[own], stack.measured[own], plain.spread),
+            "uncalibrated_coverage": _coverage(
+                uncalibrated[own], stack.measured[own], np.hypot(plain.spread, plain_host[own])
+            ),
             "fitted_on": sorted(set(stack.sources[others])),
             "calibrated": _errors(calibrated[own], stack.measured[own]) if others.any() else None,
             "one_constant": _one_constant(calibrated[own], stack.measured[own]),
             "spread": spread,
-            "coverage": _coverage(calibrated[own], stack.measured[own], spread),
+            "coverage": _coverage(calibrated[own], stack.measured[own], np.hypot(spread, host[own])),
             "constant_hfu": _constant_hfu(mine),
         }
         report["sources"][source] = row
@@ -80,14 +83,18 @@ def everything(stack: Stack) -> np.ndarray:
     return np.ones(len(stack.measured), dtype=bool)
 
 
-def predict_left_out(stack: Stack, plain: Efficiency) -> tuple[np.ndarray, dict[str, Efficiency]]:
-    """Each source predicted by a table that was fitted on the others of its GPU type; alone, by the uncalibrated."""
-    predicted, tables = np.empty(len(stack.measured)), {}
+def predict_left_out(stack: Stack, plain: Efficiency) -> tuple[np.ndarray, np.ndarray, dict[str, Efficiency]]:
+    """Each source predicted by a table that was fitted on the others of its GPU type; alone, by the uncalibrated.
+
+    With the standard deviation that what is not known of the host gives each.
+    """
+    predicted, host, tables = np.empty(len(stack.measured)), np.empty(len(stack.measured)), {}
     for source in sorted(set(stack.sources)):
         own = stack.sources == source
         tables[source] = fit_table(stack, plain, ~own, tuple(FREEDOM)) if (~own).any() else plain
-        predicted[own] = stack.predict(tables[source])[own]
-    return predicted, tables
+        seconds, shares = stack.predict_with_host(tables[source])
+        predicted[own], host[own] = seconds[own], (shares * tables[source].host_spread)[own]
+    return predicted, host, tables
 
 
 def _errors(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
@@ -102,7 +109,7 @@ def _one_constant(predicted: np.ndarray, measured: np.ndarray) -> float:
     return float(np.abs(predicted * constant / measured - 1).mean())
 
 
-def _coverage(predicted: np.ndarray, measured: np.ndarray, spread: float) -> float:
+def _coverage(predicted: np.ndarray, measured: np.ndarray, spread: np.ndarray) -> float:
     """The share of measurements inside the 90 % interval."""
     return float((np.abs(np.log(measured / predicted)) <= INTERVAL_SIGMAS * spread).mean())
 

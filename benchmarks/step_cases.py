@@ -10,12 +10,15 @@ import numpy as np
 
 from cordee.hardware.catalog import Efficiency, Gpu
 from cordee.plan.layout import Layout, Optimizer, Training
+from cordee.plan.memory import peak_bytes
 from cordee.plan.step import step_time
 from cordee.workload.model import ModelShape
 from published import Published
 
 # Metrics that a step time follows from without any convention, the most direct first.
 METRICS = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s", "samples_per_gpu_per_s", "tflops_per_gpu")
+# Memory that no mistake of the planner explains: a run that would need more of it recomputes, said or not.
+FAR_OVER = 2.0
 _SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "learned_positions")
 _LAYOUT = ("dp", "tp", "pp", "zero", "sp", "micro_batch", "cp", "ep", "vpp")
 _OPTIMIZER = ("weight_bytes", "gradient_bytes", "master_bytes", "moment_bytes")
@@ -54,6 +57,8 @@ def time_cases(runs: Iterable[Published]) -> tuple[list[Case], dict[str, int]]:
             left_out[f"GPU not in the catalogue: {run.gpu_type}"] += 1
         elif not timed & set(METRICS):
             left_out["only MFU or GPU-hours, whose convention is not stated"] += 1
+        elif "LoRA" in run.note:
+            left_out["adapters alone are trained"] += 1
         elif run.fp4:
             left_out["4-bit products, which the planner does not know"] += 1
         else:
@@ -88,16 +93,24 @@ def _network_bytes_per_s(run: Published, gpu: Gpu) -> float:
 def _filled(run: Published, gpu: Gpu, training: Training) -> Layout:
     """What a source leaves open is filled as the planner would choose: the fastest of a few usual values."""
     layout = run.layout
-    sizes = (1, 2, 4) if "microbatch" in run.unstated else (layout.micro_batch,)
+    sizes = (1, 2, 4, 8, 16) if "microbatch" in run.unstated else (layout.micro_batch,)
     chunks = (2, 3, 4) if "vpp" in run.unstated and layout.pp > 1 else (layout.vpp,)
+    if not run.recompute_said and peak_bytes(run.shape, layout, training) > FAR_OVER * gpu.memory_bytes:
+        layout = replace(layout, recompute="full")
     tried = [
         replace(layout, micro_batch=size, vpp=vpp, schedule="interleaved" if vpp > 1 else layout.schedule)
         for size in sizes
         for vpp in chunks
-        if training.global_batch % (layout.dp * size) == 0 and (vpp == 1 or run.shape.layers % (layout.pp * vpp) == 0)
-    ] or [layout]
+        if training.global_batch >= layout.dp * size and (vpp == 1 or divides(run.shape.layers, layout.pp * vpp))
+    ]
+    tried = [one for one in tried if peak_bytes(run.shape, one, training) < gpu.memory_bytes] or tried or [layout]
     plain = replace(gpu, efficiency=gpu.uncalibrated)
     return min(tried, key=lambda one: float(step_time(run.shape, plain, one, training).total_s))
+
+
+def divides(layers: int, stages: int) -> bool:
+    """Whether stages are even, or would be with the embedding and the head counted as a layer each."""
+    return layers % stages == 0 or (layers + 2) % stages == 0
 
 
 def _measured_s(run: Published, layout: Layout) -> float:
@@ -127,18 +140,25 @@ class Stack:
 
     def predict(self, table: Efficiency) -> np.ndarray:
         """Seconds of each case with this table."""
-        seconds = np.empty(len(self.measured))
+        return self.predict_with_host(table)[0]
+
+    def predict_with_host(self, table: Efficiency) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds of each case, and the share of them that waits for the host."""
+        seconds, shares = np.empty(len(self.measured)), np.empty(len(self.measured))
         for members, shape, gpu, layout, training in self.parts:
-            seconds[members] = step_time(shape, replace(gpu, efficiency=table), layout, training).total_s
-        return seconds
+            step = step_time(shape, replace(gpu, efficiency=table), layout, training)
+            seconds[members], shares[members] = step.total_s, step.host_share
+        return seconds, shares
 
 
 def _words(case: Case) -> Any:
     shape, layout, training = case.shape, case.layout, case.training
     same_shape = (shape.gated, shape.qkv_bias, shape.out_bias, shape.mlp_bias, shape.tied)
-    words = (layout.recompute, layout.schedule, layout.cp_kind, layout.split, layout.offload)
-    how = (training.precision, training.flash, training.framework, training.overlap)
-    return case.gpu.name, same_shape, shape if shape.experts or shape.latent else None, words, how
+    words = (layout.recompute, layout.schedule, layout.cp_kind, layout.offload)
+    how = (training.precision, training.flash, training.framework, training.overlap, training.attention, training.fused)
+    # Uneven stages are counted one by one, so their sizes are numbers and not arrays.
+    uneven = (layout.split, layout.pp, layout.vpp) if layout.split else None
+    return case.gpu.name, same_shape, shape if shape.experts or shape.latent or uneven else None, uneven, words, how
 
 
 def _stacked(cases: Sequence[Case]) -> tuple[ModelShape, Gpu, Layout, Training]:
@@ -147,10 +167,11 @@ def _stacked(cases: Sequence[Case]) -> tuple[ModelShape, Gpu, Layout, Training]:
     def column(values: Iterable[Any]) -> Any:
         return np.array(list(values), dtype=float)
 
-    shape = first.shape
-    if shape.experts is None and shape.latent is None:
+    shape, uneven = first.shape, first.layout.split is not None
+    if shape.experts is None and shape.latent is None and not uneven:
         shape = replace(shape, **{key: column(getattr(c.shape, key) for c in cases) for key in _SHAPE})
-    sizes = {key: np.array([getattr(c.layout, key) for c in cases]) for key in _LAYOUT}
+    keys = [key for key in _LAYOUT if not (uneven and key in ("pp", "vpp"))]
+    sizes = {key: np.array([getattr(c.layout, key) for c in cases]) for key in keys}
     sizes["etp"] = column(c.layout.expert_tp for c in cases)
     sizes["shard"] = column(c.layout.shard_ranks for c in cases)
     layout = replace(first.layout, **sizes)

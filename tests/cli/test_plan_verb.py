@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from cordee.cli.main import main
-from cordee.plan.layout import CONTEXT_KINDS, FRAMEWORKS, OFFLOADS, SCHEDULES
+from cordee.plan.layout import CONTEXT_KINDS, FRAMEWORKS, LOSSES, OFFLOADS, SCHEDULES
 from cordee.units import format_duration
 from cordee.workload.load import load_shape
 
@@ -42,7 +42,7 @@ def _list(items: dict[str, object], **limits: int) -> dict[str, object]:
 
 
 STEP = _object(**{f"{part}_s": NUMBER for part in (
-    "compute", "recompute", "tensor", "context", "expert", "pipeline", "bubble", "data", "optimizer", "offload",
+    "compute", "recompute", "tensor", "context", "expert", "pipeline", "bubble", "data", "optimizer", "offload", "host",
 )})  # fmt: skip
 LAYOUT = _object(
     layout=TEXT, dp=COUNT, tp=COUNT, pp=COUNT, zero={"enum": [0, 1, 2, 3]}, sp=BOOL, micro_batch=COUNT,
@@ -69,7 +69,7 @@ SCHEMA = _object(
     gpus=COUNT,
     training=_object(
         seq_tokens=COUNT, global_batch=COUNT, tokens_per_step=COUNT, optimizer=TEXT, precision=TEXT,
-        framework={"enum": list(FRAMEWORKS)},
+        framework={"enum": list(FRAMEWORKS)}, loss={"enum": list(LOSSES)},
     ),
     bill=_object(bytes_per_parameter=NUMBER, state_bytes=COUNT, fewest_gpus=COUNT, fewest_gpus_to_train=OR_NULL),
     price=_or_null(_object(capacity=TEXT, usd_per_gpu_hour=NUMBER, source=TEXT)),
@@ -277,6 +277,9 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "48xH100", "--layout", "tp=3"], 15, "does not divide the 64 attention", "tp of"),
         (["llama-3-70b", "--gpus", "64xH100", "--optimizer", "adam"], 15, "unknown optimizer 'adam'", "adamw"),
         (["llama-3-70b", "--gpus", "64xH100", "--precision", "fp4"], 15, "unknown precision 'fp4'", "bf16"),
+        (["llama-3-70b", "--gpus", "64xH100", "--loss", "chunky"], 15, "unknown loss 'chunky'", "compiled"),
+        (["llama-3-70b", "--gpus", "56xH100", "--layout", "pp=7"], 15, "does not divide the 80", "split=10-12x5"),
+        (["llama-3-70b", "--gpus", "48xH100", "--layout", "tp=3"], 15, "tp=3 does not divide the 64", "1, 2, 4"),
         (["llama-3-70b", "--gpus", "64xH100", "--recompute", "some"], 15, "unknown recompute 'some'", "auto"),
         (["llama-3-70b", "--gpus", "64xH100", "--capacity", "cheap"], 14, "unknown capacity 'cheap'", "spot"),
         (["llama-3-70b", "--gpus", "64xH100", "--storage", "2"], 11, "'2' is not a bandwidth", "GB/s"),

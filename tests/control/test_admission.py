@@ -225,7 +225,7 @@ def test_shape_size_and_host_are_passed_on(tmp_path: Path) -> None:
 def test_an_elastic_job_gets_the_sizes_that_its_model_fits(tmp_path: Path) -> None:
     big = Node(name="a", epoch=1, gpu_name="NVIDIA H100 80GB HBM3", gpus=64)
     job = admitted(spec(tmp_path, gpus=64, model={"name": "llama-3-70b"}, elastic={"at_least": 1}), big)
-    assert job.sizes == (32,)  # 1.13 TB of states and what a step needs: 16 GPUs hold 1.28 TB
+    assert job.sizes == (32, 16)  # 1.13 TB of states and what a step needs: 16 GPUs hold 1.28 TB
     # It waits for no more than it needs at least.
     assert admitted(spec(tmp_path, gpus=8, elastic={"at_least": 4}), SLOTS).gpus == 8
     with pytest.raises(TooLargeError, match="the job needs 5 GPUs at once"):

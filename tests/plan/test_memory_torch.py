@@ -39,3 +39,10 @@ def test_a_loss_over_divided_logits_keeps_four_tensors_in_fp32() -> None:
     for tp, each in ((1, 12), (8, 16)):
         (loss,) = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
         assert loss.loss_bytes == each * 8192 * 128_256 / tp
+
+
+def test_a_compiled_loss_keeps_the_logits_and_their_gradient_in_16_bits() -> None:
+    training = Training(8192, 8, loss="compiled")
+    for tp in (1, 8):
+        (loss,) = (m for m in timeline(L8, Layout(tp=tp, sp=tp > 1), training, 0) if m.event == "loss")
+        assert loss.loss_bytes == 4 * 8192 * 128_256 / tp

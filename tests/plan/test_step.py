@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from cordee.hardware.load import load_catalogue
 from cordee.plan.bubble import bubble_s
 from cordee.plan.comms import gradient_s, stage_send_s, tensor_layer_s
+from cordee.plan.host import layer_host_s
 from cordee.plan.kernels import fused_attention_s, product_s, row_share, unfused_attention_s, waves
-from cordee.plan.layer import layer_passes
-from cordee.plan.layout import SCHEDULES, Layout, Training
+from cordee.plan.layer import head_passes
+from cordee.plan.layout import SCHEDULES, Layout, Schedule, Training
 from cordee.plan.step import hidden_s, step_interval_s, step_time
 from cordee.workload.families import shape_from_config
 from cordee.workload.load import load_shape
@@ -199,9 +200,66 @@ def test_offload_takes_time() -> None:
 
 
 def test_small_layers_wait_for_the_host() -> None:
-    shape = gpt(256, 4, 4)
-    one, two = (layer_passes(shape, PLAIN, Layout(micro_batch=size), Training(128, 8)) for size in (1, 2))
-    assert float(one.forward_s) == float(two.forward_s) == pytest.approx(48 * PLAIN.efficiency.host_s)
+    shape, host_s = gpt(256, 4, 4), PLAIN.efficiency.host_s
+    # Forward 23 kernels; backward, in half of the time each, 1.7 * 23 and 12 sums of gradients.
+    issued = 23 + 0.5 * (1.7 * 23 + 12)
+    one, two = (step_time(shape, PLAIN, Layout(micro_batch=size), Training(128, 8)) for size in (1, 2))
+    for step, count in ((one, 8), (two, 4)):
+        head = head_passes(shape, PLAIN, Layout(micro_batch=8 // count), Training(128, 8))
+        body = step.compute_s + step.host_s - count * (head.forward_s + head.backward_s)
+        assert float(body) == pytest.approx(count * 4 * issued * host_s)
+    assert float(layer_host_s(shape, PLAIN, Layout(), Training(128, 8), 1.0)) == pytest.approx(
+        host_s * (issued + 23 + 16)
+    )
+    # Two collectives each way, each as long to issue as two kernels.
+    assert float(layer_host_s(shape, PLAIN, Layout(tp=2), Training(128, 8), 0.0)) == pytest.approx(
+        host_s * (issued + 8)
+    )
+    assert float(step_time(L70, PLAIN, Layout(dp=8, tp=8, zero=1, sp=True), Training(4096, 64)).host_s) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hidden=st.sampled_from([256, 1024, 4096]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 4]),
+    schedule=st.sampled_from(["1f1b", "zb-h1", "zb-h2", "zb-v"]),
+)
+def test_recomputing_never_saves_time_where_the_host_is_the_limit(
+    hidden: int, tp: int, pp: int, schedule: Schedule
+) -> None:
+    layout = Layout(tp=tp, pp=pp, schedule=schedule if pp > 1 else "1f1b")
+    none, full = (
+        float(step_time(gpt(hidden, 8, 4), A100, replace(layout, recompute=how), Training(512, 16)).total_s)  # type: ignore[arg-type]
+        for how in ("none", "full")
+    )
+    assert full >= none
+
+
+def test_attention_has_generations() -> None:
+    first, second, vendor = (
+        float(step_time(L70, PLAIN, Layout(tp=8), Training(32_768, 8, attention=kind)).total_s)
+        for kind in ("first", "second", "vendor")
+    )
+    assert first > 1.1 * second
+    assert vendor == pytest.approx(second)
+    assert Training(4096, 8, framework="megatron").attention_kind == "vendor"
+    assert Training(4096, 8).attention_kind == "second"
+
+
+def test_one_by_one_small_kernels_cost_more() -> None:
+    layout = Layout(dp=8, tp=8, zero=1, sp=True)
+    eager, fused = (step_time(L70, H100, layout, Training(4096, 64, fused=how)) for how in (None, True))
+    assert 1.01 < float(eager.compute_s / fused.compute_s) < 1.2
+    assert Training(4096, 64, framework="deepspeed").is_fused
+
+
+def test_heads_that_are_no_multiple_of_eight_leave_the_tensor_cores() -> None:
+    # BigScience measured 162.7 s with heads of 108 and 121.3 with 216, all else the same.
+    layout = Layout(dp=8, tp=8, pp=6, zero=1, micro_batch=4, recompute="full")
+    training = Training(2048, 2048, flash=False, framework="deepspeed", overlap=False)
+    odd, even = (float(step_time(gpt(13_824, 78, heads), A100, layout, training).total_s) for heads in (128, 64))
+    assert 1.25 < odd / even < 1.45
 
 
 def test_many_layouts_at_once_take_what_each_takes() -> None:
@@ -237,6 +295,15 @@ def test_an_interval_holds_the_prediction_and_says_how_sure_it_is() -> None:
     assert low * high == pytest.approx(100.0)
     sure = replace(A100, efficiency=replace(A100.efficiency, spread=0.01))
     assert high > step_interval_s(10.0, sure)[1] > 10.0
+    # Less is known of the host than of the chip.
+    assert step_interval_s(10.0, sure, 1.0)[1] > 2 * step_interval_s(10.0, sure, 0.0)[1] - 10.0
+
+
+def test_what_waits_for_the_host_is_as_sure_as_the_host() -> None:
+    small = step_time(gpt(256, 4, 4), PLAIN, Layout(), Training(128, 8))
+    large = step_time(L70, PLAIN, Layout(dp=8, tp=8, zero=1, sp=True), Training(4096, 64))
+    assert 0.5 < float(small.host_share) <= 1
+    assert float(large.host_share) == 0
 
 
 def test_every_chip_has_a_table_with_its_source() -> None:

@@ -1,11 +1,17 @@
 """Where a gang goes."""
 
+import doctest
+from importlib import import_module
+
 import pytest
 
-from cordee.events import Capacity
-from cordee.schedule.entry import Entry
+from cordee.events import Capacity, Lease, NodeDown
+from cordee.schedule import decide
+from cordee.schedule.entry import Entry, Used, entry_of
 from cordee.schedule.free import FreeIndex
-from world import World, brief, job, node
+from cordee.schedule.place import fits, lacks, place, pools, spare_nodes
+from cordee.schedule.policy import Policy
+from world import S, World, brief, job, node, share_ended
 
 
 def rack(name: str, *nodes: str, **more):
@@ -83,3 +89,92 @@ def test_the_index_forgets_a_node_that_goes():
     assert old is None and index.free(("H100", Capacity.ON_DEMAND)) == 8
     index.put("n1", None)
     assert index.kinds == {} and index.entries == {}
+
+
+def of(*nodes) -> FreeIndex:
+    index = FreeIndex()
+    for event, used in nodes:
+        index.put(event.node.name, entry_of(event.node, Used(used)))
+    return index
+
+
+def test_of_two_racks_the_one_that_needs_fewer_nodes():
+    scattered = [(node(f"a{number}", 4, domain=("r1",)), 3) for number in range(4)]
+    index = of(*scattered, *[(node(f"b{number}", 4, domain=("r2",)), 0) for number in range(3)])
+    asked = job("a", 8, unit_gpus=2).job
+    assert [lease.node for lease in place(index, asked, pools(asked, index.kinds))] == ["b0", "b1"]
+
+
+def test_of_two_racks_that_need_as_many_nodes_the_fuller_one():
+    index = of(*[(node(f"n{number}", domain=("r1" if number < 3 else "r2",)), 0) for number in range(5)])
+    asked = job("a", 16).job
+    assert [lease.node for lease in place(index, asked, pools(asked, index.kinds))] == ["n3", "n4"]
+
+
+def test_ranks_of_a_unit_share_an_island_and_the_rest_comes_last():
+    index = of((node("n0", island_gpus=4), 1), (node("n1", island_gpus=4), 0))
+    asked = job("a", 13, unit_gpus=4).job
+    leases = place(index, asked, pools(asked, index.kinds))
+    assert [(lease.node, lease.gpus) for lease in leases] == [("n1", (0, 1, 2, 3, 4, 5, 6, 7)), ("n0", (4, 5, 6, 7, 1))]
+
+
+def test_an_island_may_span_nodes():
+    nodes = [(node(f"n{number}", 4, domain=("r", f"i{number // 3}"), island_gpus=72), 0) for number in range(6)]
+    index = of(*nodes)
+    asked = job("a", 12, within="island").job
+    candidates = pools(asked, index.kinds)
+    assert [lease.node for lease in place(index, asked, candidates)] == ["n0", "n1", "n2"]
+    assert lacks(index, job("a", 16, within="island").job, candidates[0]) is None
+    assert place(index, job("a", 16, within="rack").job, candidates) is not None
+
+
+def test_spare_nodes_are_kept_in_the_roomiest_domain():
+    index = of(*[(node(f"n{number}", domain=("r1" if number < 2 else "r2",)), 0) for number in range(5)])
+    asked = job("a", 24).job
+    candidates = pools(asked, index.kinds)
+    assert spare_nodes(index, candidates[0], 2) == ("n4", "n3")
+    assert {lease.node for lease in place(index, asked, candidates, spares=2)} == {"n0", "n1", "n2"}
+    assert place(index, asked, candidates, spares=3) is None
+    assert fits(index, asked, candidates[0]), "they are back"
+
+
+def test_a_part_goes_where_it_leaves_the_least_and_whole_gpus_stay_whole():
+    index = FreeIndex()
+    for name, used in (("n0", Used()), ("n1", Used(parts=((3, 400),))), ("n2", Used(parts=((5, 600),)))):
+        index.put(name, entry_of(node(name).node, used))
+    asked = job("a", 1, gpu_milli=400).job
+    assert place(index, asked, pools(asked, index.kinds)) == (Lease(node="n2", gpus=(5,), milli=400),)
+
+
+@pytest.mark.parametrize("packing", ["mix", "fgd", "tight"])
+def test_a_job_without_gpus_does_not_strand_those_of_others(packing):
+    index = FreeIndex()
+    for name, used in (("n0", Used()), ("n1", Used(whole=255))):
+        index.put(name, entry_of(node(name, cpu_milli=8000).node, used))
+    for at_us in range(20):
+        index.mix.seen(job("b", 1, cpu_milli=1000).job, at_us)
+    asked = job("a", 0, cpu_milli=4000).job
+    assert place(index, asked, pools(asked, index.kinds), packing=packing) == (Lease(node="n1", gpus=()),)
+
+
+def test_a_node_that_failed_lately_is_used_last():
+    up = [node("n1"), node("n2")]
+    assert brief(World(*up, job("a", 8)).cycle()) == ["place a n1:8"]
+    back = [NodeDown(at_us=S, node="n1", epoch=1, why="silent"), node("n1", epoch=2, at_us=2 * S)]
+    assert brief(World(*up, *back, job("a", 8, at_us=2 * S)).cycle()) == ["place a n2:8"]
+    assert brief(World(*up, *back, job("a", 16, at_us=2 * S)).cycle()) == ["place a n1:8+n2:8"]
+
+
+def test_spare_nodes_wait_for_who_loses_its_place():
+    world = World(*[node(f"n{number}") for number in range(3)], job("a", 8), job("b", 8), job("c", 8))
+    world.state.use(Policy(spares=1))
+    first = decide(world.state, 0, Policy(spares=1))
+    assert brief(first.events) == ["place a n0:8", "place b n1:8"]
+    world.tell(*first.events, NodeDown(at_us=S, node="n0", epoch=1, why="silent"))
+    world.tell(*share_ended(world, "a", "lost"))
+    assert "place a n2:8" in brief(decide(world.state, S, Policy(spares=1)).events)
+
+
+@pytest.mark.parametrize("module", ["entry", "fill", "mix", "place", "view"])
+def test_examples(module):
+    assert doctest.testmod(import_module(f"cordee.schedule.{module}"), raise_on_error=True).attempted

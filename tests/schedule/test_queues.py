@@ -542,3 +542,9 @@ def test_queues_that_always_want_more_get_gpu_time_by_their_weights(half_life_us
     for seed in range(3):
         got = saturate({"a": 2, "b": 1}, 32, 24 * 10, seed, half_life_us)
         assert got["a"] / sum(got.values()) == pytest.approx(2 / 3, rel=0.005), f"seed {seed}"
+
+
+def test_before_there_is_a_node_nobody_has_borrowed():
+    tree = Quotas([Queue(name="a", quota_gpus=8), Queue(name="b")])
+    assert tree.share("a", HOUR) == (0, 0) and tree.share("b", HOUR) == (1, 0)
+    assert [each.queue.name for each in tree.standings(HOUR)] == ["a", "b", "default"]

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import sys
+from typing import Any
 
 from cordee.events import Capacity, Job, Node, Tier, encode
 from cordee.ids import job_id
@@ -15,7 +16,7 @@ S = 1_000_000
 TIERS = list(Tier)
 
 
-def crowded(seed: int) -> Run:
+def crowded(seed: int, **more: Any) -> Run:
     """40 jobs on 6 nodes, 6 reclaims."""
     dice = random.Random(seed)
     nodes = [
@@ -32,7 +33,7 @@ def crowded(seed: int) -> Run:
         )
         for number in range(6)
     ]
-    return run(nodes, jobs, reclaims)
+    return run(nodes, jobs, reclaims, **more)
 
 
 def _submission(dice: random.Random, number: int) -> Submission:

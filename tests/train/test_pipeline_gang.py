@@ -4,7 +4,7 @@ import pytest
 
 from cordee.errors import LayoutError, ScriptError
 from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build
-from cordee.plan.pipeline.measured import mean_passes, measure, overheads, predicted
+from cordee.plan.pipeline.measured import measure, overheads, predicted, usual_passes
 from cordee.train.rehearse import Block, Rehearsed, rehearse
 
 pytestmark = pytest.mark.gang
@@ -54,13 +54,13 @@ def test_a_step_is_laid_over_its_prediction_and_a_failing_rank_is_heard() -> Non
     table = build("zb-h1", 2, 4)
     one = rehearse([table], ranks=2, block=Block("waits", 0.002, 0.002, 0.002), steps=2)[0]
     over = overheads(table.placement, one.steps)
-    said, ran = predicted(table, mean_passes(one.steps), over), measure(one.steps[1], over)
+    said, ran = predicted(table, usual_passes(one.steps), over), measure(one.steps[1], over)
     assert one.gradient_error <= SAME
     assert said.table is table
     assert said.bubble_s > 0
     assert ran.makespan_s >= max(ran.busy_s)
     # Torch defers the whole backward of the first stage to its weights.
-    passes = mean_passes(one.steps)
+    passes = usual_passes(one.steps)
     assert passes[0, "I"] < passes[1, "I"]
     wrong = Table("cut", table.placement, 4, (table.cells[0][:-1], table.cells[1]))
     with pytest.raises(ScriptError, match="cut is no schedule: stage 0 runs micro-batch 3"):

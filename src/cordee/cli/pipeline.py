@@ -14,7 +14,7 @@ from cordee.cli.plan_more import write_page
 from cordee.errors import LayoutError, SpecError, UnitError
 from cordee.plan.pipeline import NAMED, Costs, Room, Timeline, compare, faults, table_csv, table_of, timeline
 from cordee.plan.pipeline.compare import Comparison
-from cordee.plan.pipeline.measured import mean_passes, measure, overheads, predicted
+from cordee.plan.pipeline.measured import measure, overheads, predicted, usual_passes
 from cordee.units import parse_bytes, parse_duration_s
 
 BEST = "best"
@@ -231,5 +231,5 @@ def _rehearse(chosen: Timeline, costs: Costs, in_seconds: bool) -> Ran:
     one = rehearse([table], ranks=table.placement.ranks, block=block, steps=RUN_STEPS)[0]
     half = RUN_STEPS // 2
     over = overheads(table.placement, one.steps[:half])
-    said = predicted(replace(table, name=f"{table.name}, predicted"), mean_passes(one.steps[:half]), over)
+    said = predicted(replace(table, name=f"{table.name}, predicted"), usual_passes(one.steps[:half]), over)
     return Ran(one.steps[-1], said, measure(one.steps[-1], over), one.gradient_error)

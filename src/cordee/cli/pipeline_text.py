@@ -133,12 +133,12 @@ def row_note(row: Row, in_seconds: bool) -> str:
     """What has to be said of a schedule beside its numbers."""
     assert row.timeline is not None, "it runs"
     if not row.fits and row.room is not None:
-        return f"needs {row.timeline.peak - row.room:.4g} activations more"
+        return f"{row.timeline.peak - row.room:.4g} too many"
     notes = []
     if row.timeline.table.placement.chains == 2:
         notes.append("2 copies of the weights")
     if row.timeline.bubble_apart_s < row.timeline.bubble_s - 1e-9:
-        notes.append(f"{said(row.timeline.bubble_apart_s, in_seconds)} without a barrier between steps")
+        notes.append(f"{said(row.timeline.bubble_apart_s, in_seconds)} without a barrier")
     return ", ".join(notes)
 
 
@@ -197,12 +197,17 @@ def verdict(asked: Asked) -> list[str]:
         )
         faster = _faster(best, run)
         if faster is not None and best is not None:
+            place = best.timeline.table.placement
+            copies = "" if place.chains == 1 else " and 2 copies of the weights"
             lines.append(
-                f"A searched order {PLACED[best.timeline.table.placement.shape]} is {faster:.1%} faster, with "
-                f"{best.timeline.peak:g} activations: --schedule best --csv FILE writes it for torch."
+                f"A searched order {PLACED[place.shape]} is {faster:.1%} faster, with "
+                f"{best.timeline.peak:g} activations{copies}: --schedule best --csv FILE writes "
+                "its table, and cordee.train.pipeline runs it on torch."
             )
     else:
-        lines.append("No named schedule fits this memory; a searched order does: --schedule best --csv FILE writes it.")
+        lines.append(
+            "No named schedule fits this memory; a searched order does: --schedule best --csv FILE writes its table."
+        )
     lines.append(overlap_text(compared))
     return lines
 

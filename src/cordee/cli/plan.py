@@ -21,7 +21,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.cost import TrainingRun, training_run
 from cordee.plan.curve import Curve, scaling_curve, sizes
 from cordee.plan.launch import Launch, first_to_launch
-from cordee.plan.layout import FRAMEWORKS, PRECISIONS, RECOMPUTES, LayoutWanted, parse_layout
+from cordee.plan.layout import FRAMEWORKS, LOSSES, PRECISIONS, RECOMPUTES, LayoutWanted, parse_layout
 from cordee.plan.longest import longest_contexts
 from cordee.plan.own import Comparison, compare, ownership_from
 from cordee.plan.search import Plan, fewest_gpus_to_train, plan_layouts, training_for
@@ -48,6 +48,7 @@ OptimizerName = Annotated[str, typer.Option(help="adamw, adamw-8bit, adamw-bf16-
 PrecisionName = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
 RecomputeName = Annotated[str, typer.Option(help="none, selective, full, or auto.")]
 FrameworkName = Annotated[str, typer.Option(help="Whose buffers there are: torch, megatron or deepspeed.")]
+LossName = Annotated[str, typer.Option(help="fused, parallel, compiled, eager, or auto: the framework's own.")]
 LayoutText = Annotated[str | None, typer.Option(help="Judge this one: tp=8,pp=2 (dp follows).")]
 WhyText = Annotated[str | None, typer.Option(help="Why not this layout, with the numbers: tp=8,pp=3.")]
 Exhaustive = Annotated[
@@ -98,6 +99,7 @@ def plan(
     precision: PrecisionName = "bf16",
     recompute: RecomputeName = "auto",
     framework: FrameworkName = "torch",
+    loss: LossName = "auto",
     layout: LayoutText = None,
     why: WhyText = None,
     exhaustive: Exhaustive = False,
@@ -129,15 +131,15 @@ def plan(
         "seq_tokens": seq, "global_batch": batch, "optimizer": optimizer,
         "precision": _one_of("precision", precision, PRECISIONS),
         "framework": _one_of("framework", framework, FRAMEWORKS),
+        "loss": None if loss == "auto" else _one_of("loss", loss, LOSSES, also="auto"),
     }  # fmt: skip
     price = catalogue.price(gpu, wanted)
     if first is not None:
         training = training_for(shape, last, **about)  # type: ignore[arg-type]
         asked = parse_layout(layout) if layout else LayoutWanted()
         curve = scaling_curve(shape, gpu, sizes(first, last), training, price=price, wanted=asked)
-        _refuse_beside_a_range(
-            {"--why": why, "--max-seq": max_seq, "--tokens": tokens, "--buy": buy, "--launch": launcher}
-        )
+        beside = {"--why": why, "--max-seq": max_seq, "--tokens": tokens, "--buy": buy, "--launch": launcher}
+        _refuse_beside_a_range(beside)
         _tell_curve(curve, shape, gpu, html, as_json=as_json)
         return
     how = None if recompute == "auto" else _one_of("recompute", recompute, RECOMPUTES, also="auto")

@@ -27,6 +27,7 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
             "optimizer": found.training.optimizer.name,
             "precision": found.training.precision,
             "framework": found.training.framework,
+            "loss": found.training.loss_kind,
         },
         "bill": {
             "bytes_per_parameter": found.training.optimizer.bytes_per_parameter,

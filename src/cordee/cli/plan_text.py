@@ -29,6 +29,7 @@ SHOWN = 8
 PIPED_WIDTH = 100
 NARROWEST = 20
 NARROWEST_BAR = 11
+WIDEST_FOLDED = 26
 COLOURS = {
     "weights": "blue",
     "gradients": "green",
@@ -135,7 +136,8 @@ def _bill(out: Console, plan: Plan, more: More) -> None:
     have = format_bytes(plan.gpus * plan.gpu.memory_bytes)
     hold = "1 GPU" if plan.fewest_gpus == 1 else f"{plan.fewest_gpus} GPUs"
     train = "" if more.smallest is None else f", {more.smallest[0]} to train it ({more.smallest[1]})"
-    out.print(f"  {hold} only to hold it{train}; {plan.gpus} {'has' if plan.gpus == 1 else 'have'} {have}")
+    has = "has" if plan.gpus == 1 else "have"
+    indented(out, f"{hold} only to hold it{train}; {plan.gpus} {has} {have}", style="")
 
 
 def _layouts(out: Console, plan: Plan, show_all: bool) -> None:
@@ -218,11 +220,11 @@ class _Scale:
             columns = max(sum(width + 1 for width in widths.values()), over + 1)
             return out.width - (names + 3) - (sizes + 1) - columns - 1
 
-        # Long names push out what the step already says, until a bar has room; then they go over two lines.
-        for name in ("tok/s", "MFU", "$/1B tok"):
-            if left() < NARROWEST_BAR and name in widths:
-                del widths[name]
-        names = max(NARROWEST, names + min(0, left() - NARROWEST_BAR))
+        # Long names push out tokens a second, then go over two lines, and only then push out what the step says too.
+        for name, narrowest in (("tok/s", names), ("", WIDEST_FOLDED), ("MFU", WIDEST_FOLDED), ("$/1B tok", NARROWEST)):
+            if left() < NARROWEST_BAR:
+                widths.pop(name, None)
+                names = min(names, max(narrowest, names + min(0, left() - NARROWEST_BAR)))
         full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.gpu.memory_bytes)
         ascii_only = not out.encoding.lower().startswith("utf")
         return cls(names, max(NARROWEST_BAR, min(60, left())), full_bytes, ascii_only, frozenset(widths))

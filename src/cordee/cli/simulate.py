@@ -57,7 +57,7 @@ def simulate(
     for_: Annotated[str | None, typer.Option("--for", help="For so long.", show_default="to the end")] = None,
     until: Annotated[str | None, typer.Option(help="Cut the runs then.", show_default="all jobs have ended")] = None,
     failures: Annotated[
-        str | None, typer.Option(help="Node failures a node-day, and how long: 0.0065 or 0.0065/4h.")
+        str | None, typer.Option(help="Node failures a node-day, and how long: 0.0038 or 0.0038/4h.")
     ] = None,
     spot: Annotated[
         str | None, typer.Option(help="A series ms,op,node; or reclaims a node-hour: 0.1 or 0.1/10m.")
@@ -153,7 +153,7 @@ def _replayed(seen: Seen, named: Named, was: Replayed) -> ReplayedPolicy:
     moved = []
     for job_id in sorted(was.waits_us.keys() | done.waits_us.keys()):
         before_us, after_us = was.waits_us.get(job_id), done.waits_us.get(job_id)
-        if before_us != after_us:
+        if abs(_later_us(before_us, after_us)) >= US_PER_S:
             moved.append((_later_us(before_us, after_us), job_id, before_us, after_us))
     most = sorted(moved, key=lambda each: (-abs(each[0]), each[1]))[:MOVED]
     return ReplayedPolicy(

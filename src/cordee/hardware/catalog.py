@@ -38,7 +38,9 @@ class Efficiency:
     peak in portable fused attention (FlashAttention-2), `vendor_attention_share` in the vendor's own (cuDNN).
     `memory_share`, `island_share` and `network_share` are of the bandwidths. `host_s` is what the host needs to issue
     one kernel, `launch_s` what the device loses between two. `exposed_share` is the part of overlapped traffic that
-    costs time all the same. `spread` is the standard deviation of log(measured / predicted).
+    costs time all the same. `portable_share` is what frameworks that are not the vendor's own reach of its speed.
+    `spread` is the standard deviation of log(measured / predicted),
+    `host_spread` that of log(host_s).
     """
 
     units: int
@@ -56,7 +58,9 @@ class Efficiency:
     launch_s: float
     host_s: float
     exposed_share: float
+    portable_share: float
     spread: float
+    host_spread: float
     source: Source
     fitted_on: tuple[str, ...] = ()
 

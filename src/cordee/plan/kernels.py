@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cordee.hardware.catalog import Gpu
+from cordee.plan.layout import Attention
 
 # Output tiles that one multiprocessor computes, and the part of its rate that each reaches: a smaller tile loads more
 # bytes for each product, 4/3, 2 and 8/3 times those of the largest (NVIDIA, Matrix Multiplication Background User's
@@ -23,6 +24,9 @@ ODD_SHARE = 0.5
 FILL_ELEMENTS = 64
 # Fused attention recomputes its scores in the backward pass: five products for two (arXiv:2205.14135, appendix B).
 FLASH_BACKWARD = 2.5
+# What the first FlashAttention reaches of the second's rate: 25 to 40 % of the peak for 50 to 73 % (arXiv:2307.08691,
+# abstract), the middles of both.
+FIRST_GENERATION = 0.53
 # Sequences as long as this reach half of the rate in fused attention.
 FLASH_HALF_TOKENS = 512
 # 16-bit words moved for each score of unfused attention: written, softmax, dropout and its mask, read; backwards the
@@ -74,12 +78,13 @@ def move_s(gpu: Gpu, n_bytes: Any) -> Any:
     return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)
 
 
-def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, vendor: bool = False) -> tuple[Any, Any]:
+def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, kind: Attention = "second") -> tuple[Any, Any]:
     """Forward and backward of fused attention that computes `flop` forward in sequences of so many tokens.
 
-    `vendor` says that the kernels are the vendor's own (cuDNN), which know the chip better than portable ones.
+    The vendor's own kernels (cuDNN) know the chip better than portable ones.
     """
-    share = gpu.efficiency.vendor_attention_share if vendor else gpu.efficiency.attention_share
+    share = gpu.efficiency.vendor_attention_share if kind == "vendor" else gpu.efficiency.attention_share
+    share *= FIRST_GENERATION if kind == "first" else 1.0
     rate = gpu.peak_flop_per_s("bf16") * share * tokens / (tokens + FLASH_HALF_TOKENS)
     return flop / rate + gpu.efficiency.launch_s, FLASH_BACKWARD * flop / rate + gpu.efficiency.launch_s
 
@@ -87,13 +92,9 @@ def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, vendor: bool = False)
 def unfused_attention_s(gpu: Gpu, batch_heads: Any, tokens: Any, head_dim: Any) -> tuple[Any, Any]:
     """Forward and backward of attention that writes its scores: the whole square, and memory decides."""
     scores = batch_heads * tokens * tokens
-    rate = (
-        gpu.peak_flop_per_s("bf16")
-        * gpu.efficiency.product_share
-        * row_share(head_dim)
-        * head_dim
-        / (head_dim + FILL_ELEMENTS)
-    )
+    # Batched products whose rows are no multiple of 16 bytes leave the tensor cores.
+    peak = np.where(head_dim * 2 % 16 == 0, gpu.peak_flop_per_s("bf16"), gpu.peak_flop_per_s("fp32"))
+    rate = peak * gpu.efficiency.product_share * head_dim / (head_dim + FILL_ELEMENTS)
     product = 2.0 * scores * head_dim / rate
     forward = 2 * product + move_s(gpu, 2 * SCORE_WORDS_FORWARD * scores)
     backward = 4 * product + move_s(gpu, 2 * SCORE_WORDS_BACKWARD * scores)

@@ -18,22 +18,14 @@ from cordee.workload.model import LatentAttention, ModelShape
 HIDDEN_WORDS = 11
 # Queries, keys and values are copied into their heads' order (and rotated) once: read and written.
 HEAD_WORDS = 2
-# The activation reads its input and writes its output; a gated one reads two inputs.
-INNER_WORDS = 1
+# One by one, as torch's dispatcher counts them: a rotation is two products, a negation, a joining and a sum.
+EAGER_HEAD_WORDS = 10
+# A gated activation is two kernels then: its inner value is written and read again, for each of its outputs.
+EAGER_GATE_WORDS = 2
 # A router's permutation reads and writes each token's copies on their way out and back.
 PERMUTE_WORDS = 4
 # 8-bit products cast their inputs: two bytes read, a byte and its transpose written.
 CAST_BYTES = 4
-# Megatron-LM's kernels are fused, and Megatron-DeepSpeed has the same. Without them each step of a norm, a rotation or
-# an activation reads and writes on its own (twice the bytes: assumed).
-FUSING = ("megatron", "deepspeed")
-EAGER_WORDS = 2.0
-# Kernels that the host issues for one layer.
-FORWARD_KERNELS = 24
-BACKWARD_KERNELS = 40
-# Frameworks that do not fuse issue about twice as many (assumed).
-EAGER_KERNELS = 2
-EXPERT_KERNELS = 24
 # Bytes that the loss moves for each logit over its passes, in 16 and 32 bits (Megatron-LM's vocabulary-parallel loss).
 LOGIT_MOVED_BYTES = 24
 # Rows of a grouped product are filled up to whole tiles, expert by expert.
@@ -76,9 +68,8 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
     """One layer; with `expert`, one whose MLP is a mixture of experts."""
     tokens, tp = rank_tokens(layout, training), layout.tp
     total = _products(gpu, training, tokens, _attention_sizes(shape, tp)) + _core(shape, gpu, layout, training)
-    mlp = (shape.gated + 1) * shape.ffn
     moe = shape.experts if expert else None
-    inner = mlp + shape.ffn
+    inner = shape.ffn
     words = HIDDEN_WORDS * shape.hidden / np.where(layout.sp, tp, 1)
     if moe is None:
         total += _products(gpu, training, tokens, _mlp_sizes(shape, shape.ffn, tp))
@@ -90,16 +81,25 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         total += _products(gpu, training, rows, sizes, share=gpu.efficiency.grouped_share)
         if moe.shared_ffn:
             total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
-        inner = (shape.gated + 2) * (moe.ffn * moe.per_token + moe.shared_ffn)
+        inner = moe.ffn * moe.per_token + moe.shared_ffn
         words = words + PERMUTE_WORDS * moe.per_token * shape.hidden / tp
-    heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    words = words + (HEAD_WORDS * heads + INNER_WORDS * inner) / tp
-    if training.framework not in FUSING:
-        words = words * EAGER_WORDS
+    words = words + _small_words(shape, training, inner) / tp
     moved = move_s(gpu, training.activation_bytes * words * tokens)
-    total += Passes(moved, 2 * moved, 0.0, 0.0)
-    kernels = EXPERT_KERNELS if moe is not None else 0
-    return _no_faster_than_host(total, gpu, kernels, 1 if training.framework == "megatron" else EAGER_KERNELS)
+    return (total + Passes(moved, 2 * moved, 0.0, 0.0)).times(_software(gpu, training))
+
+
+def _software(gpu: Gpu, training: Training) -> float:
+    """How much longer products and kernels of the same sizes take where they are not Megatron-LM's."""
+    return 1.0 if training.framework in ("megatron", "deepspeed") else 1 / gpu.efficiency.portable_share
+
+
+def _small_words(shape: ModelShape, training: Training, inner: Any) -> Any:
+    """16-bit words that rotations and activations move for a token; an activation reads its inputs and writes."""
+    rotated, copied = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
+    if training.is_fused:
+        return HEAD_WORDS * copied * shape.head_dim + (shape.gated + 2) * inner
+    turned = EAGER_HEAD_WORDS * rotated if shape.norm == "rms" else 0
+    return turned * shape.head_dim + (shape.gated * (1 + EAGER_GATE_WORDS) + 2) * inner
 
 
 def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
@@ -107,16 +107,7 @@ def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training)
     tokens, vocab = rank_tokens(layout, training), np.ceil(shape.vocab / layout.tp / 128) * 128
     moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab)
     product = _product_passes(gpu, training, tokens, (vocab, shape.hidden))
-    return product + Passes(moved / 2, moved / 2, 0.0, 0.0)
-
-
-def _no_faster_than_host(passes: Passes, gpu: Gpu, more_kernels: int, factor: int) -> Passes:
-    """Small layers wait for the host, which issues one kernel after the other."""
-    host_s = gpu.efficiency.host_s * factor
-    forward = np.maximum(passes.forward_s, (FORWARD_KERNELS + more_kernels) * host_s)
-    backward = passes.backward_s
-    stretch = np.maximum(1.0, (BACKWARD_KERNELS + 2 * more_kernels) * host_s / backward)
-    return Passes(forward, passes.inner_s * stretch, passes.weight_s * stretch, passes.core_s)
+    return (product + Passes(moved / 2, moved / 2, 0.0, 0.0)).times(_software(gpu, training))
 
 
 def _attention_sizes(shape: ModelShape, tp: Any) -> list[tuple[Any, Any]]:
@@ -168,9 +159,7 @@ def _core(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Pa
     tokens = rank_tokens(layout, training)
     if training.flash:
         flop = shape.attention_flop_per_token(training.seq_tokens) * tokens / layout.tp
-        forward, backward = fused_attention_s(
-            gpu, flop, training.seq_tokens / layout.cp, vendor=training.framework == "megatron"
-        )
+        forward, backward = fused_attention_s(gpu, flop, training.seq_tokens / layout.cp, kind=training.attention_kind)
     else:
         batch = layout.micro_batch * shape.heads / layout.tp
         forward, backward = unfused_attention_s(gpu, batch, training.seq_tokens, shape.head_dim)

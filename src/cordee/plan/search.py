@@ -12,6 +12,7 @@ from cordee.plan.layout import (
     Framework,
     Layout,
     LayoutWanted,
+    Loss,
     Precision,
     Recompute,
     Training,
@@ -57,6 +58,7 @@ def training_for(
     precision: Precision = "bf16",
     flash: bool = True,
     framework: Framework = "torch",
+    loss: Loss | None = None,
 ) -> Training:
     """What is trained with, where None takes the model's sequence (8,192 at most) and about 4 million tokens a step.
 
@@ -75,7 +77,7 @@ def training_for(
         raise LayoutError(f"a global batch of {batch} sequences is empty", hint="use at least 1")
     if framework not in FRAMEWORKS:
         raise LayoutError(f"unknown framework {framework!r}", hint="use " + ", ".join(FRAMEWORKS))
-    return Training(seq, batch, find_optimizer(optimizer, precision), precision, flash, framework=framework)
+    return Training(seq, batch, find_optimizer(optimizer, precision), precision, flash, framework=framework, loss=loss)
 
 
 def _default_batch(seq_tokens: int, gpus: int) -> int:
@@ -100,6 +102,7 @@ def plan_layouts(
     layout: str | None = None,
     price: Price | None = None,
     framework: Framework = "torch",
+    loss: Loss | None = None,
     exhaustive: bool = False,
 ) -> Plan:
     """Every layout of this model on these GPUs, judged.
@@ -118,6 +121,7 @@ def plan_layouts(
         layout: only layouts like this (`tp=8,pp=2`).
         price: what a GPU-hour costs; None leaves dollars out.
         framework: whose buffers there are: torch, megatron or deepspeed.
+        loss: fused, parallel, compiled or eager; None is what the framework does by itself.
         exhaustive: try every schedule, kind of context parallelism, sharding group, micro-batch and offload.
 
     Raises:
@@ -125,7 +129,7 @@ def plan_layouts(
     """
     training = training_for(
         shape, gpus, seq_tokens=seq_tokens, global_batch=global_batch,
-        optimizer=optimizer, precision=precision, flash=flash, framework=framework,
+        optimizer=optimizer, precision=precision, flash=flash, framework=framework, loss=loss,
     )  # fmt: skip
     gpu.peak_flop_per_s(precision)
     case = Case(shape, gpu, gpus, training)

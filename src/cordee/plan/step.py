@@ -19,7 +19,8 @@ from cordee.plan.comms import (
     stage_send_s,
     tensor_layer_s,
 )
-from cordee.plan.layer import BACKWARD_KERNELS, Passes, head_passes, layer_passes
+from cordee.plan.host import layer_host_s
+from cordee.plan.layer import Passes, head_passes, layer_passes
 from cordee.plan.layout import Layout, Training
 from cordee.plan.states import holding
 from cordee.units import GB
@@ -45,23 +46,33 @@ class StepTime:
     data_s: Any
     optimizer_s: Any
     offload_s: Any
+    host_s: Any
 
     @property
     def total_s(self) -> Any:
         """The whole step."""
         busy = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s
-        return busy + self.pipeline_s + self.bubble_s + self.data_s + self.optimizer_s + self.offload_s
+        return busy + self.pipeline_s + self.bubble_s + self.data_s + self.optimizer_s + self.offload_s + self.host_s
+
+    @property
+    def host_share(self) -> Any:
+        """The part of the step that would grow with the host's time for a kernel: where it waits for it, all passes."""
+        passes = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s + self.bubble_s
+        return np.where(self.host_s > 0, (passes + self.host_s) / self.total_s, 0.0)
 
 
-def step_interval_s(total_s: Any, gpu: Gpu) -> tuple[Any, Any]:
+def step_interval_s(total_s: Any, gpu: Gpu, host_share: Any = 0.0) -> tuple[Any, Any]:
     """Where nine of ten measured steps are expected, by the spread of the GPU's table.
+
+    `host_share` of the step grows with what the host needs for a kernel, of which less is known than of the rest.
 
     >>> from cordee.hardware.load import load_catalogue
     >>> low, high = step_interval_s(1.0, load_catalogue().find_gpu("A100"))
     >>> bool(low < 1.0 < high)
     True
     """
-    factor = np.exp(INTERVAL_SIGMAS * gpu.efficiency.spread)
+    table = gpu.efficiency
+    factor = np.exp(INTERVAL_SIGMAS * np.hypot(table.spread, host_share * table.host_spread))
     return total_s / factor, total_s * factor
 
 
@@ -79,7 +90,9 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     again, repeated = _recompute(layer, layout, training, layers)
     head = head_passes(shape, gpu, layout, training)
     tensor, context, expert = _layer_traffic(shape, gpu, layout, training, core_s=layer.core_s, repeated=repeated)
-    body = layer.forward_s + layer.backward_s + again + tensor + context + expert
+    issued = layer.forward_s + layer.backward_s + again + tensor + context + expert
+    body = np.maximum(issued, layer_host_s(shape, gpu, layout, training, repeated))
+    stretch = body / issued
     loss = head.forward_s + head.backward_s
     # The last stage has the head; where it has a layer less it may still not be the busiest.
     ends_busy = layers[1] * body + loss > layers[0] * body
@@ -87,8 +100,8 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     # A rank waits while a first micro-batch passes the other stages: on average their work, not that of the busiest.
     others = Passes(layer.forward_s + again + (tensor + context + expert) / 3, layer.inner_s, layer.weight_s, 0.0)
     # The head in layers, by what both do once: so that more recomputation never shortens the bubble.
-    mean = others.times((shape.layers + loss / (layer.forward_s + layer.backward_s)) / layout.pp)
-    rest = (tensor + context + expert) * 2 / 3 * shape.layers / layout.pp
+    mean = others.times((shape.layers * stretch + loss / (layer.forward_s + layer.backward_s)) / layout.pp)
+    rest = (tensor + context + expert) * 2 / 3 * stretch * shape.layers / layout.pp
     idle = bubble_s(
         layout.schedule, layout.pp, layout.chunks,
         forward_s=mean.forward_s, inner_s=mean.inner_s + rest, weight_s=mean.weight_s,
@@ -105,8 +118,9 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         pipeline_s=(count + layout.pp - 1) * send,
         bubble_s=idle,
         data_s=_data_s(gpu, layout, training, parameters, layers=layers[0], third_s=body * layers[1] / 3, count=count),
-        optimizer_s=_optimizer_s(gpu, layout, training, parameters, layers[0]),
+        optimizer_s=_optimizer_s(gpu, layout, training, parameters),
         offload_s=_offload_s(shape, layout, training, parameters, layers=layers[0], count=count),
+        host_s=count * busy * (body - issued),
     )
 
 
@@ -206,7 +220,7 @@ def _data_s(
     together = np.where(layout.data_ranks > 1, 1.0, 0.0)
     if not training.overlap:
         once = reduce + np.where(layout.zero > 0, gather, 0.0)
-        every = once if stays_whole(layout, training) else count * (2 * gather + reduce)
+        every = np.where(stays_whole(layout, training), once, count * (2 * gather + reduce))
         return together * np.where(layout.zero == 3, every, once)
     # The first bucket cannot start before the pass, and the last one ends after it.
     least = np.maximum(shown, 1 / layers)
@@ -218,20 +232,19 @@ def _data_s(
     twice = hidden_s(reduce, 2 * third_s, least) * count + gather * least
     # With a pipeline the gradients of all micro-batches are kept, so they are reduced once there.
     often = np.where((layout.zero == 2) & (layout.pp == 1), twice, once)
-    passing = once if stays_whole(layout, training) else count * sharded
+    passing = np.where(stays_whole(layout, training), once, count * sharded)
     return together * np.where(layout.zero == 3, passing, often)
 
 
-def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights, layers: Any) -> Any:
-    """The update reads and writes every kept byte once, and the host issues it tensor by tensor."""
+def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights) -> Any:
+    """The update reads and writes every kept byte once, for many tensors in one kernel."""
     optimizer = training.optimizer
     shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
     expert_shards = np.where(layout.zero > 0, layout.expert_shard_ranks, 1)
     elements = weights.shared / shards + weights.experts / np.maximum(1, expert_shards)
     states = optimizer.weight_bytes + optimizer.gradient_bytes + optimizer.master_bytes + optimizer.moment_bytes
     moved = 2 * elements * states
-    moving = moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)
-    return moving + layers * BACKWARD_KERNELS * gpu.efficiency.host_s
+    return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)
 
 
 def _offload_s(

@@ -81,12 +81,9 @@ class Rest:
         return self.from_us <= now_us < (NEVER if self.wake_at_us is None else self.wake_at_us)
 
 
-Turn = tuple[bool, int, int, int, tuple[int, ...], int, int, JobId]
-"""Whether it borrows; tier; 0 waited too long, 1 starts at once, 2 others; priority; share; standing; time; job.
-
-What a queue may have by its quota comes before what another one borrows, whatever the tiers: else a borrower of a
-higher tier would take what it had to give back, again and again.
-"""
+Turn = tuple[int, int, int, tuple[int, ...], int, int, JobId]
+"""Tier (-1: is given back what was borrowed); 0 waited too long, 1 starts again at once, 2 all others; priority; share
+of its queue; standing; submission; job."""
 
 
 @dataclass(slots=True)
@@ -190,14 +187,14 @@ class Cycle:
             (turn, alike) for alike, line in lines.items() if (turn := self._head(line)) is not None
         ]
         for job_id in self.state.returning:
-            job = self.state.jobs[job_id].job
-            heap.append(((self._borrows(job), level(job.tier), 1, 0, (), 0, 0, job_id), None))
+            heap.append(((level(self.state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None))
+        heap += [(turn, None) for job_id in self.state.owed if (turn := self._owed(job_id)) is not None]
         heapq.heapify(heap)
         while heap:
             turn, alike = heap[0]
             line = None if alike is None else lines.get(alike)
             if alike is None:
-                self._guarded(turn[-1], self._return)
+                self._guarded(turn[-1], self._consider if turn[0] < 0 else self._return)
                 heapq.heappop(heap)
                 continue
             again = None if line is None else self._head(line)
@@ -212,20 +209,24 @@ class Cycle:
             if line is not None:
                 self._backfill(line)
 
+    def _owed(self, job_id: JobId) -> Turn | None:
+        """Before everybody, so that what was pushed for it is not borrowed again by a higher tier, and pushed again."""
+        record = self.state.jobs.get(job_id)
+        if record is None or record.phase is not Phase.QUEUED or not self.state.quotas.entitled(record.job):
+            return None
+        return (-1, 0, record.submitted_us, (), 0, 0, job_id)
+
     def _head(self, line: Line) -> Turn | None:
         """The turn of the first of a line that was not considered: who has waited too long, then the others."""
         for due_us, job_id in line.ages:
             if due_us > self.now_us:
                 break
             if job_id not in self._passed:
-                return self.turn(self.state.jobs[job_id])
+                return self._turn_in_line(self.state.jobs[job_id])
         for *_, job_id in line.places:
             if job_id not in self._passed:
-                return self.turn(self.state.jobs[job_id])
+                return self._turn_in_line(self.state.jobs[job_id])
         return None
-
-    def _borrows(self, job: Job) -> bool:
-        return bool(self.state.quotas.queues) and not self.state.quotas.entitled(job)
 
     def _share(self, queue: str) -> tuple[int, ...]:
         if not self.state.quotas.queues:
@@ -236,12 +237,17 @@ class Cycle:
 
     def turn(self, record: JobRecord) -> Turn:
         """Where a waiting job stands in the order of all."""
+        job_id = record.job.job_id
+        owed = self._owed(job_id) if job_id in self.state.owed else None
+        return owed or self._turn_in_line(record)
+
+    def _turn_in_line(self, record: JobRecord) -> Turn:
         waiting, job_id = self.state.waiting, record.job.job_id
-        line, borrows = waiting.line(job_id), self._borrows(record.job)
+        line = waiting.line(job_id)
         if waiting.has_aged(job_id, self.now_us):
-            return (borrows, line.tier, 0, waiting.ages_us(job_id), (), 0, 0, job_id)
+            return (line.tier, 0, waiting.ages_us(job_id), (), 0, 0, job_id)
         place_ = (waiting.standing(job_id), record.submitted_us, job_id)
-        return (borrows, line.tier, 2, -line.priority, self._share(line.queue), *place_)
+        return (line.tier, 2, -line.priority, self._share(line.queue), *place_)
 
     def turns(self) -> Iterator[Turn]:
         """Of everybody who waits, in no order."""
@@ -326,10 +332,22 @@ class Cycle:
     def _place(
         self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
     ) -> tuple[Lease, ...] | None:
-        return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
+        policy = self.state.policy
+        return place(
+            index,
+            job,
+            candidates,
+            gpus=gpus,
+            avoid=self.state.went_down,
+            spares=0 if job.job_id in self.state.returning else policy.spares,
+            packing=policy.packing,
+        )
 
     def _start(self, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None = None) -> bool:
-        leases = self._place(self.state.index, record.job, candidates, gpus)
+        # Whoever starts, in its turn, around a reservation or again after a loss: its queue has to admit it.
+        leases = None
+        if self._refusal(record, gpus) is None:
+            leases = self._place(self.state.index, record.job, candidates, gpus)
         if leases is None:
             return False
         job_id, epoch = record.job.job_id, record.epoch + 1
@@ -340,18 +358,14 @@ class Cycle:
     def _start_smaller(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
         """An elastic job takes what there is; it grows later."""
         sizes = record.job.sizes if self.state.policy.resize else ()
-        return any(
-            self._refusal(record, size) is None and self._start(record, candidates, size)
-            for size in sizes
-            if size < record.job.gpus
-        )
+        return any(self._start(record, candidates, size) for size in sizes if size < record.job.gpus)
 
     def _return(self, job_id: JobId) -> bool:
         """Who was resized or moved starts again, or what it needs for that is kept while it leaves."""
         record, attempt = self.state.jobs[job_id], self.state.attempts.get(job_id)
         candidates = self._candidates(record.job)
         if attempt is None:
-            if self._start(record, candidates, record.size):
+            if self._start(record, candidates, record.size) or self._refusal(record, record.size) is not None:
                 return True
             gpus = record.size
         else:
@@ -377,15 +391,17 @@ class Cycle:
         """Push others aside, or move them, and keep the room for the gang."""
         if self.state.policy.victims == "none" or record.job.gpu_milli < 1000:
             return False
-        shape, power = shape_of(record.job), self.pushing.power(record)
-        if refusal is None and self.vain.reaches(shape, power):
+        job, power = record.job, self.pushing.power(record)
+        # Whom it may push depends on its queue as well, and on its owner where that one's limit holds it.
+        of_queue = (job.queue, "" if refusal is None else job.owner) if self.state.quotas.queues else ("", "")
+        shape = (shape_of(job), of_queue)
+        if self.vain.reaches(shape, power):
             return False
         room = self.pushing.push(record, power, candidates, refusal)
         if room is None and refusal is None:
             room = self.pushing.move(record, candidates)
         if room is None:
-            if refusal is None:
-                self.vain.add(shape, power)
+            self.vain.add(shape, power)
             return False
         self._carry_out(record.job, room)
         return True

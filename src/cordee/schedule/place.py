@@ -123,6 +123,7 @@ def place(
     *,
     gpus: int | None = None,
     avoid: Collection[str] = (),
+    spares: int = 0,
     packing: Packing = "mix",
 ) -> tuple[Lease, ...] | None:
     """The leases of a whole gang in the order of its ranks, or None if no candidate pool has room.
@@ -133,15 +134,32 @@ def place(
         candidates: `pools` of the job, or those of them that are open to it.
         gpus: a size of an elastic job, instead of `job.gpus`.
         avoid: nodes that are used only if there is no place without them.
+        spares: so many nodes of each pool of which nothing is leased are out of reach (`spare_nodes`).
         packing: how a job chooses among nodes that hold it (pack.py); whole gangs of several nodes do not.
     """
-    absent = {name: None for name in avoid if name in index.entries}
-    if absent:
+    kept = {name: None for pool in candidates if len(pool) == 1 for name in spare_nodes(index, pool, spares)}
+    avoided = {name: None for name in avoid if name in index.entries}
+    for absent in ([kept | avoided] if avoided else []) + [kept]:
         with index.as_if(absent):
             found = _place(index, job, candidates, gpus or job.gpus, packing)
         if found is not None:
             return found
-    return _place(index, job, candidates, gpus or job.gpus, packing)
+    return None
+
+
+def spare_nodes(index: FreeIndex, pool: Pool, count: int) -> tuple[str, ...]:
+    """So many nodes of which every GPU is free, in the roomiest domains; those that are kept for others' failures."""
+    if count <= 0:
+        return ()
+    view = index.view(pool)
+    columns = [view.column(cls) for cls in sorted(view.total) if all(free == cls[1] for free in cls[2])]
+    names: list[str] = []
+    for row in reversed(view.fullest_first().tolist()):
+        for column in columns:
+            names += reversed(view.names.get((row, column), ()))
+        if len(names) >= count:
+            break
+    return tuple(names[:count])
 
 
 def _place(

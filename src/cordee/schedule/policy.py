@@ -29,6 +29,7 @@ class Policy:
     """The rules of one scheduler.
 
     Attributes:
+        spares: so many nodes of each pool stay free for jobs that lost theirs.
         notice: False: victims are killed without warning.
         levels_gpu_us: GPU time received at which a job of the orders `service` and `las` goes down a level.
         push_after_us: so long a job waits before it pushes its own tier or moves others; ends often make room by then.
@@ -47,6 +48,7 @@ class Policy:
     backfill: Backfill = "easy"
     victims: Victims = "dollars"
     packing: Packing = "mix"
+    spares: int = 0
     notice: bool = True
     levels_gpu_us: tuple[int, ...] = tuple(hours * US_PER_HOUR for hours in (1, 16, 64, 256))
     push_after_us: int = 30 * US_PER_S

@@ -8,6 +8,7 @@ from somebody. A queue that does not lend counts as holding its quota even while
 """
 
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -197,6 +198,10 @@ class Quotas:
             new._leave(name, gpu_milli)
         return new
 
+    def copied(self) -> "Quotas":
+        """For a second owner; what is frozen is shared."""
+        return deepcopy(self, {id(each): each.copy() for each in (self._held, self._leaving, self._moves)})
+
     def _leave(self, queue: str, gpu_milli: int) -> None:
         count(self._leaving, queue, gpu_milli)
         for holder in self.leaf(queue).path:
@@ -282,7 +287,7 @@ class Quotas:
         At each level: first who is inside its quota, then by what it borrowed of the GPUs, CPU or memory of the cluster
         (whichever is most), by its weight, now and on average, decayed.
         """
-        clock, key = self._reading(now_us), list[int]()
+        clock, key = self._clock.at(now_us) if self._clock else 0, list[int]()
         for holder in reversed(self.leaf(queue).path[:-1]):
             key += (holder.net >= holder.quota, self._share(holder, clock))
         return tuple(key)
@@ -297,15 +302,18 @@ class Quotas:
         )
 
     def wake_us(self, now_us: int) -> int | None:
-        """When the first running job is `spent`; None: none will be, if what is held stays as it is."""
+        """When the next running jobs are `spent`, if what is held stays as it is; None: none will be."""
         times = [
-            holder.day.crosses_us(rule.which, rule.most - left, now_us, falling=False)
+            holder.day.crosses_us(
+                rule.which, rule.most - bounds.pace(holder, rule.which) * grace_us, now_us, falling=False
+            )
             for holder in self._holders.values()
-            if holder.day is not None and holder.graces
+            if holder.day is not None
             for rule in bounds.day_limits(holder)
-            if (left := bounds.pace(holder, rule.which) * max(holder.graces)) is not None
+            for grace_us in holder.graces
         ]
-        return min((at_us for at_us in times if at_us is not None), default=None)
+        # Those that are spent now have their notice, and hold what they hold until they have left.
+        return min((at_us for at_us in times if at_us is not None and at_us > now_us), default=None)
 
     def standings(self, now_us: int) -> tuple[Standing, ...]:
         """Every queue, each before those inside it, else by name."""

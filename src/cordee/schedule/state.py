@@ -48,8 +48,9 @@ from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
 from cordee.schedule.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase, micro_usd_per_hour
+from cordee.schedule.row import columns_of, is_spent, rests_until_us
 from cordee.schedule.running import NEVER, Running
-from cordee.schedule.share import level, pace, standing
+from cordee.schedule.share import standing
 from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
 from cordee.units import US_PER_HOUR
@@ -89,9 +90,11 @@ class State:
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
         self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
+        self.owed: dict[JobId, None] = {}  # jobs that wait for what borrowers give back
         self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
         self.elastic: dict[JobId, None] = {}  # live attempts that run on fewer GPUs than their jobs asked for
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
+        self.went_down: dict[str, int] = {}  # nodes that failed before the newest failure by less than the window, when
         self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
         self.index = FreeIndex()  # what is free
         self.soon = FreeIndex(self.index.mix)  # and what is being vacated
@@ -182,10 +185,12 @@ class State:
             "vacating": dict(self.vacating),
             "claimed": {name: mask for name, mask in self.claimed.items() if mask},
             "attention": frozenset(self.attention),
+            "owed": frozenset(self.owed),
             "returning": frozenset(self.returning),
             "elastic": frozenset(self.elastic),
             "limits": tuple(self.limits),
             "quarantines": tuple(self.quarantines),
+            "went_down": dict(self.went_down),
             "index": self.index.value(),
             "soon": self.soon.value(),
             "waiting": self.waiting.value(),
@@ -264,6 +269,7 @@ class State:
         self.journal.drop(self.returning, event.job_id)
         if event.state != Phase.STOPPED and record.used_us:
             self.journal.note(self.history.forget, self.history.add(record.job, record.used_us))
+        self.journal.drop(self.owed, event.job_id)
         self.journal.put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
         self._heard()
 
@@ -293,6 +299,11 @@ class State:
                 self.journal.remove(self.quarantines, (until_us, event.node))
             until_us = event.at_us + QUARANTINE_US
             self.journal.insert(self.quarantines, (until_us, event.node))
+        if downs != known.downs:
+            for name, at_us in list(self.went_down.items()):
+                if at_us <= event.at_us - FLAPS_WITHIN_US:
+                    self.journal.drop(self.went_down, name)
+            self.journal.put(self.went_down, event.node, event.at_us)
         record = replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us)
         self._set_node(record, event.at_us)
 
@@ -402,6 +413,7 @@ class State:
         self.waiting.remove(record)
         self.journal.put(self.attempts, event.job_id, attempt)
         self.journal.drop(self.returning, event.job_id)
+        self.journal.drop(self.owed, event.job_id)
         if attempt.gpus < record.job.gpus:
             self.journal.put(self.elastic, event.job_id, None)
         record = replace(record, phase=Phase.RUNNING, epoch=event.epoch, size=None)
@@ -415,36 +427,8 @@ class State:
         """Enter an attempt among those that could be pushed, unless it leaves already."""
         if attempt.leaving or attempt.shares:
             return
-        job, policy, placed_us = attempt.job, self.policy, attempt.placed_us
-        gpus = attempt.gpus
-        left_us = self.left_us(record)
-        value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
-        spent = job.preemptions_max is not None and record.pushes >= job.preemptions_max
-        rested = policy.pushes_max is not None and record.pushes >= policy.pushes_max
-        if policy.guards:
-            rested |= placed_us - record.submitted_us - record.used_us >= (policy.patience_us or 0)
-        values = {
-            "gpus": gpus,
-            "tier": level(job.tier),
-            "priority": job.priority,
-            "queue": self.running.queue(job.queue),
-            "value": value,
-            "pace": rate,
-            "placed_us": placed_us,
-            "rests_until_us": NEVER if spent else _rests_until_us(attempt),
-            "shares_from_us": NEVER
-            if spent or rested
-            else placed_us + (policy.share_min_run_us if attempt.epoch > 1 else 0),
-            "ends_us": _ends_us(attempt, left_us),
-            "rate": attempt.micro_usd_per_hour,
-            "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),
-            "silent": job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0,
-            "saves": job.protected and job.grace_us >= job.save_us,
-            "save_us": job.save_us,
-            "restart_us": job.restart_us,
-            "every_us": max(0, job.checkpoint_every_us),
-        }
-        self.running.add(job.job_id, attempt.leases, values)
+        values = columns_of(self.policy, record, attempt, self.left_us(record))
+        self.running.add(attempt.job.job_id, attempt.leases, values | {"queue": self.running.queue(attempt.job.queue)})
 
     def _live(self, job_id: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job_id)
@@ -455,6 +439,8 @@ class State:
         if attempt is not None and not attempt.leaving:
             if event.reason in _RETURNS:
                 self.journal.put(self.returning, event.job_id, None)
+            if event.reason is NoticeReason.QUOTA and event.for_job is not None:
+                self.journal.put(self.owed, event.for_job, None)
             self._stopping(attempt, replace(attempt, notice=event))
 
     def _kill_ordered(self, event: KillOrdered) -> None:
@@ -486,12 +472,9 @@ class State:
         self.journal.put(self.attempts, event.job_id, attempt)
         self.running.set(event.job_id, work_from_us=event.at_us)
         if insists_us(attempt.job, attempt.epoch) and event.job_id in self.running.row_of:
-            if not self._is_spent(attempt.job):
-                self.running.set(event.job_id, rests_until_us=_rests_until_us(attempt))
+            if not is_spent(self.jobs[event.job_id]):
+                self.running.set(event.job_id, rests_until_us=rests_until_us(attempt))
             self._heard()
-
-    def _is_spent(self, job: Job) -> bool:
-        return job.preemptions_max is not None and self.jobs[job.job_id].pushes >= job.preemptions_max
 
     def _committed(self, event: CheckpointCommitted) -> None:
         attempt = self._live(event.job_id, event.epoch)
@@ -566,17 +549,3 @@ class State:
 
 
 _UNUSED = Used()
-
-
-def _rests_until_us(attempt: Attempt) -> int:
-    """From when on another tier may push it."""
-    insists = insists_us(attempt.job, attempt.epoch)
-    if insists <= 0:
-        return 0
-    return NEVER if attempt.started_us is None else attempt.started_us + insists
-
-
-def _ends_us(attempt: Attempt, left_us: int | None) -> int:
-    """When its limit ends it at the latest, or its estimate; NEVER if nobody knows."""
-    ends = NEVER if attempt.limit_at_us is None else attempt.limit_at_us + attempt.job.grace_us
-    return ends if left_us is None else min(ends, attempt.placed_us + left_us)

@@ -91,6 +91,7 @@ class View:
         self._levels: dict[int, Any] = {}
         self._inside: dict[int, Any] = {}
         self._leaves: Any = None
+        self._own: set[int] = set()  # rows with nodes right in their domain
         self._weights: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
         self.needs: dict[object, Any] = {}  # what gangs are made of, as `place` works out; forgotten at a change
         self._rows((), 0)
@@ -158,7 +159,9 @@ class View:
         names = self.names.get((rows[-1], column))
         if names is None:
             names = self.names[rows[-1], column] = []
-            self._leaves = None
+            if rows[-1] not in self._own:
+                self._own.add(rows[-1])
+                self._leaves = None
         if sign > 0:
             insort(names, name)
         else:
@@ -222,12 +225,16 @@ class View:
         """A node of a class: the first by name in the domain with the fewest free GPUs, so that others stay whole."""
         column = self._column[cls]
         rows = self.leaves()
-        rows = rows[self.counts[rows, column] > 0]
-        for row in rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows:
+        for row in self.fullest_first(rows[self.counts[rows, column] > 0]):
             names = self.names.get((int(row), column))
             if names:
                 return names[0]
         raise AssertionError(f"a node of class {cls} is counted and is in no domain")
+
+    def fullest_first(self, rows: Any = None) -> Any:
+        """Rows (those with nodes right in their domain) by the GPUs that are free, ties in domain order."""
+        rows = self.leaves() if rows is None else rows
+        return rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows
 
     def column(self, cls: Class) -> int:
         """The column of a class that is there."""
@@ -252,7 +259,7 @@ class View:
     def leaves(self) -> Any:
         """Rows with nodes right in their domain, in domain order."""
         if self._leaves is None:
-            self._leaves = self._in_order({row for row, _ in self.names})
+            self._leaves = self._in_order(self._own)
         return self._leaves
 
     def weights(self, unit: int, rest: int, in_island: bool) -> tuple[Any, Any]:

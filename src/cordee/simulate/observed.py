@@ -32,6 +32,8 @@ from cordee.simulate.work import Work
 from cordee.simulate.world import Reclaim
 from cordee.units import US_PER_S
 
+_STEP_US = 1_000
+
 
 @dataclass(slots=True)
 class SeenJob:
@@ -195,13 +197,13 @@ class _Observer:
 
 
 def _work(seen: SeenJob) -> Work:
-    """Steps of a second: where a step ends matters to nobody but the rank that stops."""
+    """Short steps: where one ends matters to nobody but the rank that stops."""
     job, ended = seen.job, seen.state in ("done", "failed")
     worked_us = max(1, seen.worked_us)
-    steps = max(1, round(worked_us / US_PER_S))
+    steps = max(1, worked_us // _STEP_US)
     step_us = max(1, worked_us // steps)
     if not ended:
-        steps += 10 * 365 * 86_400  # nobody knows how much more: more than any replay is long
+        steps += 10 * 365 * 86_400 * US_PER_S // _STEP_US  # nobody knows how much more: more than any replay is long
     start_us = round(median(seen.starts_us)) if seen.starts_us else 0
     return Work(
         steps=steps,

@@ -29,6 +29,7 @@ _SAYS: dict[str, tuple[str, str, bool]] = {  # name: of the scheduler's, what it
     "sjf": ("sjf", "shortest first, whoever fits", True),
     "srsf": ("srsf", "shortest remaining service first, pushes", True),
     "2d-las": ("las", "least attained service first in two levels, pushes (Tiresias)", False),
+    "fgd": ("fgd", "as house, but packed by fragmentation gradient descent (FGD)", False),
     "no-notice": ("kill", "as house, but who is pushed is killed without warning", False),
 }
 

@@ -15,6 +15,8 @@ from cordee.simulate.store import MemoryStore
 from cordee.simulate.work import Work
 from cordee.simulate.world import Reclaim, SimCluster
 
+_TURNS_MAX = 10_000  # of the control plane without time passing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
@@ -74,9 +76,11 @@ def run(
         submissions = sorted(submissions, key=lambda each: each.at_us)
     coming = iter(submissions)
     following = next(coming, None)
-    errors = 0
+    errors = turns = 0
     while True:
         wake_us = control.tick()
+        turns += 1
+        assert turns < _TURNS_MAX, f"at {engine.now_us()} us decision follows upon decision without end"
         errors += len(control.errors)
         if cluster.told:  # a command was answered at once
             continue
@@ -86,6 +90,7 @@ def run(
         if at_us is None or (until_us is not None and at_us > until_us):
             break
         assert at_us > engine.now_us() or at_us != wake_us, "a wake-up in the past never ends"
+        turns = turns if at_us == engine.now_us() else 0
         engine.advance(at_us)
         while following is not None and following.at_us <= at_us:
             _submit(following, engine, cluster, control, late and tells_late(following.job, policy))

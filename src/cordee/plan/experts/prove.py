@@ -13,7 +13,7 @@ from cordee.plan.experts.bound import least_max
 from cordee.plan.experts.shape import Fleet, Floats
 
 CONDITIONS = 160
-CHOICES = 12
+CHOICES = 7
 """Replica counts in the program, from the fewest that T allows; the check looks at all."""
 HALVINGS = 7
 SURE = 1e-7

@@ -140,7 +140,8 @@ def _row(schedule: Schedule, ranks: int, micro_batches: int, *, chunks: int, cos
     most = None if room is None else room.of(place)
     if most is not None and most <= 0:
         return Row(schedule, None, f"its {place.chains} copies of the weights leave no room for activations")
-    bound_s = makespan_bound_s(place, micro_batches, costs, most)
+    # What does not fit is compared with the best in the memory that it takes.
+    bound_s = makespan_bound_s(place, micro_batches, costs, None if most is None else max(most, run.peak))
     return Row(schedule, run, None, bound_s if bound_s < float("inf") else None, most)
 
 

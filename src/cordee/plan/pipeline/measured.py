@@ -7,7 +7,7 @@ on both sides. What is left is waiting.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 
 from cordee.plan.pipeline.table import Costs, Kind, Placement, Table
 from cordee.plan.pipeline.timeline import Timeline, timeline
@@ -61,22 +61,33 @@ def measure(step: Step, over: Overheads) -> Measured:
     return Measured(max(row[-1][4] for row in step) - start_s, busy_s)
 
 
-def mean_passes(steps: Sequence[Step]) -> dict[tuple[int, Kind], float]:
-    """Seconds of each (stage, pass), on average."""
+def usual_passes(steps: Sequence[Step]) -> dict[tuple[int, Kind], float]:
+    """Seconds of each (stage, pass): the median."""
     found: dict[tuple[int, Kind], list[float]] = {}
     for step in steps:
         for row in step:
             for stage, kind, _, start_s, end_s in row:
                 found.setdefault((stage, kind), []).append(end_s - start_s)  # type: ignore[arg-type]
-    return {key: fmean(values) for key, values in found.items()}
+    return {key: median(values) for key, values in found.items()}
 
 
 def predicted(table: Table, passes: Mapping[tuple[int, Kind], float], over: Overheads) -> Timeline:
     """The table with these passes and what the runtime adds to them."""
-    lengths = {key: seconds + over.before_s for key, seconds in passes.items()}
-    # A pass that waits for its input has what lies before it behind the arrival.
-    latency_s = max(0.0, over.arrival_s - over.before_s)
-    return timeline(table, Costs(1.0, 1.0, 1.0, latency_s=latency_s), lengths)
+    return timeline(table, _between(over), lambda action: passes[action.stage, action.kind] + over.before_s)
+
+
+def replayed(table: Table, step: Step, over: Overheads) -> Timeline:
+    """The table with every pass as long as it was in a step that ran: what its waiting should have been.
+
+    Passes that vary make others wait, so a step of average passes idles less than steps do on average.
+    """
+    lengths = {(stage, kind, each): end_s - start_s for row in step for stage, kind, each, start_s, end_s in row}
+    return timeline(table, _between(over), lambda one: lengths[one.stage, one.kind, one.micro_batch] + over.before_s)
+
+
+def _between(over: Overheads) -> Costs:
+    """A pass that waits for its input has what lies before it behind the arrival."""
+    return Costs(1.0, 1.0, 1.0, latency_s=max(0.0, over.arrival_s - over.before_s))
 
 
 def _ends(step: Step) -> dict[tuple[str, int, int], float]:

@@ -101,11 +101,13 @@ def best_order(
         run = timeline(table, costs)
         if run.makespan_s < best_s - _EPSILON and (memory is None or run.peak <= memory + _EPSILON):
             best, best_s = table, run.makespan_s
-    for rule in rules(placement, costs):
+    # With a little less than it may hold a rank is sometimes less in the way of the others.
+    limits = (None,) if memory is None else (memory, memory - min(sizes_of(placement, costs)))
+    for limit, rule in product(limits, rules(placement, costs)):
         if best_s <= bound_s * (1 + _EPSILON):
             break
         tried += 1
-        went = _Run(placement, micro_batches, costs, memory, rule)
+        went = _Run(placement, micro_batches, costs, limit, rule)
         order = went.table()
         if order is None or went.end_s > best_s * NEAR:
             continue

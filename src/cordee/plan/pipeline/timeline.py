@@ -4,11 +4,11 @@ A cell starts when its rank is free and its inputs are there; what it makes is o
 Sending takes no time of a rank. Torch's runtime gives a rank its cells in this order and no other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
-from cordee.plan.pipeline.table import Action, Cell, Costs, Kind, Placement, Table, cell_text
+from cordee.plan.pipeline.table import Action, Cell, Costs, Placement, Table, cell_text
 
 STEPS_APART = 4
 
@@ -76,14 +76,14 @@ class Timeline:
         return max(self.peaks)
 
 
-def timeline(table: Table, costs: Costs, passes: Mapping[tuple[int, Kind], float] | None = None) -> Timeline:
+def timeline(table: Table, costs: Costs, passes: Callable[[Action], float] | None = None) -> Timeline:
     """Every cell as early as its rank, its order and its inputs allow.
 
     Args:
         table: the cells.
         costs: of the passes.
-        passes: seconds of (stage, pass) where they were measured; they stand in place of the costs, and nothing is
-            gained by overlapping.
+        passes: seconds of each pass where they were measured; they stand in place of the costs, and nothing is gained
+            by overlapping.
 
     Raises:
         LayoutError: the order cannot run: each rank that has cells left waits for another.
@@ -117,9 +117,9 @@ def sizes_of(placement: Placement, costs: Costs) -> list[float]:
     return [costs.size(placement, stage) for stage in range(placement.stages)]
 
 
-def _lengths(table: Table, costs: Costs, passes: Mapping[tuple[int, Kind], float] | None) -> Callable[[Cell], float]:
+def _lengths(table: Table, costs: Costs, passes: Callable[[Action], float] | None) -> Callable[[Cell], float]:
     if passes is not None:
-        return lambda cell: sum(passes[action.stage, action.kind] for action in cell)
+        return lambda cell: sum(passes(action) for action in cell)
     sizes = sizes_of(table.placement, costs)
     return lambda cell: cell_s(cell, sizes, costs)
 

@@ -4,6 +4,7 @@
 strict.
 """
 
+import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,17 @@ class Trace:
     form: str
 
     def jobs(self, tally: Tally) -> Iterator[TraceJob]:
-        """In the order of submission; what is left out is counted in `tally`."""
+        """In the order of submission; what is left out is counted in `tally`.
+
+        Raises:
+            TraceError: it cannot be read to its end, or a row is bad and it is to be strict.
+        """
+        try:
+            yield from self._jobs(tally)
+        except (OSError, EOFError, csv.Error) as error:
+            raise TraceError(f"{self.path} cannot be read: {error}", hint="is it cut off?") from error
+
+    def _jobs(self, tally: Tally) -> Iterator[TraceJob]:
         if self.form == "philly":
             return in_order(philly(self.path, tally), tally)
         if self.form == "pai":

@@ -1,7 +1,6 @@
 """A job as a trace tells it, and what becomes of rows that cannot be one: counted by kind, or refused."""
 
 import gzip
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -78,9 +77,9 @@ def open_text(path: Path) -> TextIO:
         TraceError: it cannot be read.
     """
     try:
-        raw = path.open("rb")
-        unpacked = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-        return io.TextIOWrapper(unpacked, encoding="utf-8-sig", errors="replace", newline="")
+        if path.suffix == ".gz":
+            return gzip.open(path, "rt", encoding="utf-8-sig", errors="replace", newline="")
+        return path.open(encoding="utf-8-sig", errors="replace", newline="")
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}", hint="check the path") from error
 

@@ -1,0 +1,154 @@
+"""When jobs will start and end, with a spread: several runs forward, each over run times and arrivals of its own.
+
+Run times come from what jobs of the same kind took so far, given how long each has run (schedule/lengths.py); arrivals
+are those of the last days, turned by a random offset. The same seed gives the same answer, unless the time budget cuts
+it short: then fewer draws stand behind it, or they saw less far, and the answer says so.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from cordee.events import Job, Lease
+from cordee.ids import JobId
+from cordee.schedule.forward import Ahead, Arrival, Draw, Fate, forward
+from cordee.schedule.lengths import Lengths
+from cordee.schedule.state import State
+from cordee.units import US_PER_HOUR
+
+DRAWS = 20
+HORIZON_US = 7 * 24 * US_PER_HOUR
+BUDGET_S = 2.0
+_GRAIN = 0.02
+
+_DAY_US = 24 * US_PER_HOUR
+_PAST_US = (_DAY_US, 7 * _DAY_US)  # so much of the past, at least and at most, comes again
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of a time: one draw in ten is earlier than p10, half are earlier than p50. None: not within what was seen."""
+
+    p10_us: int | None
+    p50_us: int | None
+    p90_us: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What becomes of a job.
+
+    Attributes:
+        at_us: when it was asked.
+        draws: how many stand behind it.
+        seen_us: until when every draw saw that did not see the job end.
+        start: when it is placed next.
+        end: when it ends for good.
+        leases: where it is placed in the draw whose start is the median one.
+        pushes: how often it is made to leave, on average.
+    """
+
+    at_us: int
+    draws: int
+    seen_us: int
+    start: Spread
+    end: Spread
+    leases: tuple[Lease, ...]
+    pushes: float
+
+
+def forecast(
+    state: State,
+    now_us: int,
+    watch: Sequence[JobId],
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+    horizon_us: int = HORIZON_US,
+    grain: float = _GRAIN,
+    arrivals: bool = True,
+    budget_s: float | None = BUDGET_S,
+    clock: Callable[[], float] = time.thread_time,
+) -> dict[JobId, Forecast]:
+    """Forecasts for jobs that have not ended, over as many draws as the budget allows, but at least one.
+
+    Args:
+        state: of which the caller is the only owner; left as it was.
+        now_us: when it is asked.
+        watch: the jobs.
+        seed: of the draws.
+        draws: how many at most.
+        horizon_us: how far ahead.
+        grain: see `forward`.
+        arrivals: whether as many jobs come as came in the last days; else none.
+        budget_s: seconds in all, of this thread's processor time; None: as many as it takes.
+        clock: measures them.
+    """
+    over_s = None if budget_s is None else clock() + budget_s
+
+    def go_on(decisions: int) -> bool:
+        return not decisions or over_s is None or clock() < over_s
+
+    lengths = Lengths(state, now_us)
+    runs: list[Ahead] = []
+    while len(runs) < draws and (not runs or go_on(1)):
+        dice = random.Random(f"{seed}/{len(runs)}")
+        left_us = lengths.all_left_us(state, dice.random)
+        coming = _arrivals(state, now_us, lengths, dice) if arrivals else ()
+        draw = Draw(left_us=left_us, arrivals=coming)
+        ahead = forward(state, now_us, draw, watch, until_us=now_us + horizon_us, grain=grain, go_on=go_on)
+        if runs and ahead.cut:
+            break  # it saw less than the others, and would only make them look late
+        runs.append(ahead)
+    return {job_id: _together(job_id, runs, now_us) for job_id in watch}
+
+
+def _together(job_id: JobId, runs: list[Ahead], now_us: int) -> Forecast:
+    fates = [run.fates[job_id] for run in runs]
+    blind = [run.until_us for run, fate in zip(runs, fates, strict=True) if fate.end_us is None]
+    started = sorted((fate for fate in fates if fate.start_us is not None), key=_start_us)
+    middle = started[min(len(started) - 1, _rank(len(fates), 0.5))] if started else Fate()
+    return Forecast(
+        at_us=now_us,
+        draws=len(runs),
+        seen_us=min(blind, default=max(run.until_us for run in runs)),
+        start=_spread([fate.start_us for fate in fates]),
+        end=_spread([fate.end_us for fate in fates]),
+        leases=middle.leases,
+        pushes=sum(fate.pushes for fate in fates) / len(fates),
+    )
+
+
+def _start_us(fate: Fate) -> int:
+    return fate.start_us or 0
+
+
+def _spread(times_us: list[int | None]) -> Spread:
+    """By nearest rank; what was not seen is later than all that was."""
+    seen = sorted(at_us for at_us in times_us if at_us is not None)
+    ranks = (_rank(len(times_us), share) for share in (0.1, 0.5, 0.9))
+    return Spread(*(seen[rank] if rank < len(seen) else None for rank in ranks))
+
+
+def _rank(count: int, share: float) -> int:
+    return max(0, ceil(share * count) - 1)
+
+
+def _arrivals(state: State, now_us: int, lengths: Lengths, dice: random.Random) -> Iterator[Arrival]:
+    """The jobs of the last days come again, from a random moment of them on, and round again after that."""
+    first_us = next((record.submitted_us for record in state.jobs.values()), now_us)
+    past_us = min(max(now_us - first_us, _PAST_US[0]), _PAST_US[1])
+    turn_us = int(dice.random() * past_us)
+    past: list[tuple[int, Job]] = []
+    for record in reversed(state.jobs.values()):
+        if record.submitted_us < now_us - past_us:
+            break
+        past.append(((record.submitted_us - now_us + turn_us) % past_us, record.job))
+    past.sort(key=lambda each: (each[0], each[1].job_id))
+    while past:
+        for at_us, job in past:
+            again = replace(job, job_id=JobId(f"{job.job_id}+{now_us + at_us}"))
+            yield Arrival(at_us=now_us + at_us, job=again, left_us=lengths.left_us(job, 0, dice.random()))
+        now_us += past_us

@@ -1,0 +1,37 @@
+"""Seconds that the host needs to issue the kernels of a layer: however small they are, a step is not faster than that.
+
+Kernels are counted as torch's dispatcher counts them in a layer that is written like the frameworks'.
+"""
+
+from typing import Any
+
+from cordee.hardware.catalog import Gpu
+from cordee.plan.layout import Layout, Training
+from cordee.workload.model import ModelShape
+
+# Kernels of a layer with fused norms, rotations and activations, and where torch runs rotations and activations one by
+# one (benchmarks/host_issue.py counts 16 and 23).
+FORWARD_KERNELS, EAGER_KERNELS = 16, 23
+# Backwards there are so many for each, and one more adds up the gradient of each of about 12 weights (27 and 12).
+BACKWARD_RATIO, GRADIENT_KERNELS = 1.7, 12
+# The engine of the backward pass is no Python: a kernel takes it less than half of the time (0.4, by the same script;
+# with the driver's own part of a launch, which stays, about a half).
+BACKWARD_SHARE = 0.5
+# Going back into a layer to recompute it saves and restores the state of random numbers and builds the graph again: as
+# long as so many kernels (the same script).
+REENTRY_KERNELS = 16
+# A router, its sort and its permutations, forward.
+EXPERT_KERNELS = 24
+# A collective is issued between two waits for streams.
+COLLECTIVE_KERNELS = 2
+
+
+def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, repeated: Any) -> Any:
+    """Host seconds of one layer and micro-batch, both passes; `repeated` is the share of layers recomputed whole."""
+    kernels: Any = FORWARD_KERNELS if training.is_fused else EAGER_KERNELS
+    if shape.experts is not None:
+        kernels = kernels + EXPERT_KERNELS * shape.expert_layers / shape.layers
+    backward = BACKWARD_SHARE * (BACKWARD_RATIO * kernels + GRADIENT_KERNELS)
+    calls = 2 * COLLECTIVE_KERNELS * (layout.tp > 1)
+    issued = (1 + repeated) * (kernels + calls) + repeated * REENTRY_KERNELS + backward + calls
+    return gpu.efficiency.host_s * issued

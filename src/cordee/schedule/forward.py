@@ -1,0 +1,286 @@
+"""How it goes on from here: the same `decide`, run forward over run times that the caller passes in.
+
+An event heap over `decide` under `what_if`; the state is left as it was found. It plays what agents and ranks do with
+the decisions: a job runs for its time, saves and leaves on notice, loses what no checkpoint holds. It invents no
+failures: nodes that are there stay, and those that are away stay away.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cordee.events import (
+    AttemptPlaced,
+    Event,
+    Job,
+    JobEnded,
+    JobSubmitted,
+    KillOrdered,
+    Lease,
+    NoticeGiven,
+    Outcome,
+    RanksStarted,
+    ShareEnded,
+)
+from cordee.ids import JobId
+from cordee.schedule.cycle import decide
+from cordee.schedule.records import Attempt
+from cordee.schedule.running import NEVER
+from cordee.schedule.state import State
+
+_AGAIN_MAX = 1_000
+"""So many decisions at one moment are a fault of the scheduler, not a forecast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A job that will be submitted, and how long it will run."""
+
+    at_us: int
+    job: Job
+    left_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One way in which the unknown may turn out.
+
+    Attributes:
+        left_us: how long each job that has not ended still runs, from now on, on all of its GPUs, restarts not counted.
+        arrivals: who comes, in the order of time; they are asked for one by one, and may go on for ever.
+    """
+
+    left_us: Mapping[JobId, int]
+    arrivals: Iterable[Arrival] = ()
+
+
+@dataclass(slots=True)
+class Fate:
+    """What becomes of one job, as far as a run forward went.
+
+    Attributes:
+        start_us: when it is placed next; of a job that runs, when it was placed.
+        leases: where.
+        end_us: when it ends for good.
+        pushes: how often it is made to leave until then.
+    """
+
+    start_us: int | None = None
+    leases: tuple[Lease, ...] = ()
+    end_us: int | None = None
+    pushes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """One run forward: fates of the jobs that were asked about, until when it went, and whether the caller cut it."""
+
+    fates: Mapping[JobId, Fate]
+    until_us: int
+    decisions: int
+    cut: bool = False
+
+
+def forward(
+    state: State,
+    now_us: int,
+    draw: Draw,
+    watch: Iterable[JobId],
+    *,
+    until_us: int,
+    grain: float = 0.0,
+    go_on: Callable[[int], bool] = lambda decisions: True,
+) -> Ahead:
+    """Run forward until all who are watched have ended, or until `until_us`, or until the caller wants no more.
+
+    Args:
+        state: left as it was.
+        now_us: from when.
+        draw: what is not known.
+        watch: jobs whose fates are wanted.
+        until_us: never farther.
+        grain: what happens within this part of the time ahead is decided together, so that a run takes few decisions
+            (their number grows with the logarithm of the time ahead): 0.02 is 36 s at 30 min. 0: each at its time.
+        go_on: asked before each decision, with their number so far.
+    """
+    rest = state.rest
+    try:
+        with state.what_if():
+            return _Run(state, now_us, draw, {job_id: Fate() for job_id in watch}, grain).go(until_us, go_on)
+    finally:
+        state.rest = rest
+
+
+@dataclass(slots=True)
+class _Gang:
+    """One attempt: it trains from `train_us` on and leaves at `leaves_us` with an outcome."""
+
+    epoch: int
+    placed_us: int
+    train_us: int
+    from_us: int  # `left_us` counts from here
+    left_us: int
+    leaves_us: int
+    outcome: Outcome = Outcome.FINISHED
+
+
+@dataclass(slots=True)
+class _Run:
+    state: State
+    now_us: int
+    draw: Draw
+    fates: dict[JobId, Fate]
+    grain: float
+    _left_us: dict[JobId, int] = field(default_factory=dict)  # of jobs, where it differs from the draw's
+    _gangs: dict[JobId, _Gang] = field(default_factory=dict)
+    _heap: list[tuple[int, int, JobId]] = field(default_factory=list)
+    _entries: int = 0
+    _coming: Iterator[Arrival] = field(init=False)
+    _next: Arrival | None = None
+    _open: set[JobId] = field(default_factory=set)  # those watched that have not ended
+    _told: bool = False  # something follows at the moment of a decision
+
+    def go(self, until_us: int, go_on: Callable[[int], bool]) -> Ahead:
+        state, begin_us, at_us = self.state, self.now_us, self.now_us
+        self._coming = iter(self.draw.arrivals)
+        self._next = next(self._coming, None)
+        for job_id in sorted(state.attempts):
+            self._take_over(state.attempts[job_id])
+        self._open = {job_id for job_id in self.fates if job_id in state.jobs and not state.jobs[job_id].phase.ended}
+        decisions = again = 0
+        while self._open and go_on(decisions):
+            self.now_us, self._told = at_us, False
+            self._happen(at_us)
+            decision = decide(state, at_us)
+            decisions += 1
+            for event in decision.events:
+                state.apply(event)
+                self._carry_out(event)
+            again = again + 1 if self._told else 0
+            assert again < _AGAIN_MAX, "decisions of one moment come to no end"
+            if self._told:
+                continue
+            times = [] if decision.wake_at_us is None else [decision.wake_at_us]
+            times += [self._heap[0][0]] if self._heap else []
+            times += [self._next.at_us] if self._next else []
+            if not times:
+                return Ahead(self.fates, until_us, decisions)  # nothing more happens by itself
+            next_us = max(at_us + 1, min(times))
+            if next_us > until_us:
+                return Ahead(self.fates, until_us, decisions)
+            at_us = min(until_us, next_us + int(self.grain * (next_us - begin_us)))
+        return Ahead(self.fates, at_us, decisions, bool(self._open))
+
+    def _at(self, at_us: int, job_id: JobId) -> None:
+        self._entries += 1
+        heapq.heappush(self._heap, (at_us, self._entries, job_id))
+        self._told |= at_us <= self.now_us
+
+    def _happen(self, until_us: int) -> None:
+        """Everything that is due by then, each at its time."""
+        while True:
+            at_us = self._heap[0][0] if self._heap else NEVER
+            coming = self._next
+            if coming is not None and coming.at_us <= min(at_us, until_us):
+                self._left_us[coming.job.job_id] = coming.left_us
+                self.state.apply(JobSubmitted(at_us=coming.at_us, job=coming.job, spec=""))
+                self._next = next(self._coming, None)
+                continue
+            if at_us > until_us:
+                return
+            job_id = heapq.heappop(self._heap)[2]
+            gang = self._gangs.get(job_id)
+            if gang is not None and gang.leaves_us == at_us:
+                self._leave(job_id, gang, at_us)
+
+    def _take_over(self, attempt: Attempt) -> None:
+        """An attempt that is live already, from now on."""
+        job, now_us = attempt.job, self.now_us
+        fate = self.fates.get(job.job_id)
+        if fate is not None and not attempt.leaving:
+            fate.start_us, fate.leases = attempt.placed_us, attempt.leases
+        train_us = attempt.placed_us + (job.restart_us if attempt.epoch > 1 else 0)
+        gang = self._run(attempt, train_us, max(now_us, train_us))
+        lost = any(not self.state.nodes[lease.node].up for lease in attempt.held)
+        if lost or attempt.kill is not None or attempt.shares:
+            outcome = Outcome.LOST if lost else Outcome.KILLED
+            finished = attempt.kill is None and not lost
+            self._end_at(job.job_id, gang, now_us, Outcome.FINISHED if finished else outcome)
+        elif attempt.notice is not None:
+            self._leave_on_notice(attempt, gang, attempt.notice)
+
+    def _run(self, attempt: Attempt, train_us: int, from_us: int) -> _Gang:
+        job = attempt.job
+        left_us = self._left_us.get(job.job_id)
+        if left_us is None:
+            left_us = self.draw.left_us[job.job_id]
+        gang = self._gangs[job.job_id] = _Gang(
+            attempt.epoch, attempt.placed_us, train_us, from_us, left_us,
+            from_us + left_us * job.gpus // max(1, attempt.gpus),
+        )  # fmt: skip
+        self._at(gang.leaves_us, job.job_id)
+        return gang
+
+    def _carry_out(self, event: Event) -> None:
+        """What agents and ranks do with a decision."""
+        if isinstance(event, AttemptPlaced):
+            self._start(event)
+        elif isinstance(event, NoticeGiven):
+            fate = self.fates.get(event.job_id)
+            if fate is not None:
+                fate.pushes += 1
+            self._leave_on_notice(self.state.attempts[event.job_id], self._gangs[event.job_id], event)
+        elif isinstance(event, KillOrdered):
+            gang = self._gangs[event.job_id]
+            if gang.outcome is Outcome.FINISHED:
+                self._keep(self.state.attempts[event.job_id], gang, event.at_us, saved=False)
+            self._end_at(event.job_id, gang, event.at_us, Outcome.KILLED)
+        elif isinstance(event, JobEnded):
+            self._open.discard(event.job_id)
+            if event.job_id in self.fates:
+                self.fates[event.job_id].end_us = event.at_us
+
+    def _start(self, event: AttemptPlaced) -> None:
+        attempt = self.state.attempts[event.job_id]
+        fate = self.fates.get(event.job_id)
+        if fate is not None and fate.start_us is None:
+            fate.start_us, fate.leases = event.at_us, event.leases
+        train_us = event.at_us + (attempt.job.restart_us if event.epoch > 1 else 0)
+        self._run(attempt, train_us, train_us)
+        for lease in event.leases:
+            started = RanksStarted(at_us=event.at_us, job_id=event.job_id, epoch=event.epoch, node=lease.node)
+            self.state.apply(started)
+        self._told = True
+
+    def _leave_on_notice(self, attempt: Attempt, gang: _Gang, notice: NoticeGiven) -> None:
+        """Who saves in time leaves then; all others work until they are killed at the deadline."""
+        job = attempt.job
+        saves = job.protected and job.grace_us >= job.save_us
+        leaves_us = gang.train_us if notice.at_us < gang.train_us else notice.at_us + job.save_us
+        if gang.leaves_us <= notice.at_us:
+            return
+        if saves and leaves_us <= notice.deadline_us:
+            if notice.at_us >= self.now_us:
+                self._keep(attempt, gang, notice.at_us, saved=True)
+            self._end_at(job.job_id, gang, max(self.now_us, leaves_us), Outcome.CHECKPOINTED)
+
+    def _keep(self, attempt: Attempt, gang: _Gang, at_us: int, *, saved: bool) -> None:
+        """What its job still has to do after this attempt, which stops working now: less by what is durable."""
+        job, done_us = attempt.job, max(0, at_us - gang.train_us)
+        durable_us = done_us
+        if not saved:
+            every_us = job.checkpoint_every_us if job.protected else 0
+            known_us = max(0, (attempt.captured_us or 0) - gang.train_us)
+            durable_us = max(done_us // every_us * every_us if every_us > 0 else 0, min(done_us, known_us))
+        gained_us = durable_us - max(0, gang.from_us - gang.train_us)
+        self._left_us[job.job_id] = max(1, gang.left_us - gained_us * attempt.gpus // max(1, job.gpus))
+
+    def _end_at(self, job_id: JobId, gang: _Gang, at_us: int, outcome: Outcome) -> None:
+        gang.leaves_us, gang.outcome = at_us, outcome
+        self._at(at_us, job_id)
+
+    def _leave(self, job_id: JobId, gang: _Gang, at_us: int) -> None:
+        del self._gangs[job_id]
+        for lease in self.state.attempts[job_id].held:
+            ended = ShareEnded(at_us=at_us, job_id=job_id, epoch=gang.epoch, node=lease.node, outcome=gang.outcome)
+            self.state.apply(ended)

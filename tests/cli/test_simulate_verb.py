@@ -1,0 +1,155 @@
+"""`cordee simulate` and `cordee replay`: the same bytes each time, a schema that is held, a page that stands alone,
+errors that help."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import TypeAdapter
+
+from cordee.cli.main import main
+from cordee.cli.simulate_text import Answer, ReplayAnswer
+from cordee.events import encode
+from cordee.simulate.cluster import cluster
+from cordee.simulate.run import run
+from cordee.simulate.synthetic import Synthetic
+from cordee.simulate.traces import Tally
+from cordee.simulate.workload import Costs, submissions
+
+SCHEMAS = Path(__file__).with_name("simulate_schemas.json")
+ANSWERS: dict[str, Any] = {"simulate": Answer, "replay": ReplayAnswer}
+TRACE = """job_id,user,vc,submit_s,gpus,duration_s,status
+a,ann,v1,0,8,3600,
+b,bob,v2,10,4,600,
+c,bob,v2,20,16,1200,
+d,eve,v1,30,64,60,
+e,eve,v1,-5,1,60,
+f,eve,v1,400,1,60,
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert not left.value.code
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    return int(left.value.code or 0), capsys.readouterr().err
+
+
+def test_tables_and_what_was_left_out(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    told = said(capsys, "simulate", str(trace), "--cluster", "2x8", "--policy", "fifo,easy")
+    assert "jobs.csv: 4 jobs on 2 nodes, 16 GPUs" in told
+    assert "left out: 1 rows, larger than the cluster's 16 GPUs (first: line 5)" in told
+    assert "left out: 1 rows, negative submission time (first: line 6)" in told
+    assert "* is told the true run times" in told and "easy*" in told
+    fifo = next(line for line in told.splitlines() if line.startswith("fifo"))
+    assert fifo.split()[1:3] == ["3,360", "s"], "(3600 + 600 + 4780 + 4460) / 4: f does not pass c"
+
+
+def test_json_follows_its_schema_and_the_schema_is_held(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    """Who reads our JSON relies on it: a change is made on purpose, with `REWRITE=1`, and told in the changelog."""
+    now = {name: TypeAdapter(shape).json_schema(mode="serialization") for name, shape in ANSWERS.items()}
+    if os.environ.get("REWRITE"):
+        SCHEMAS.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+    assert now == json.loads(SCHEMAS.read_text())
+    printed = json.loads(said(capsys, "simulate", str(trace), "--cluster", "2x8", "--json"))
+    jsonschema.validate(printed, now["simulate"])
+    assert [each["policy"] for each in printed["policies"]] == ["house", "fifo"]
+    assert printed["policies"][1]["summary"]["wait_s"]["mean"] == 1995
+
+
+def test_the_same_bytes_twice_and_under_two_hash_seeds(tmp_path: Path) -> None:
+    words = "synthetic --cluster 6x8 --jobs 120 --policy house,2d-las --seed 3 --failures 0.3/1h --spot 0.05"
+    words += " --tiers 20,50,30"
+    told = []
+    for seed in ("1", "2"):
+        page = tmp_path / f"{seed}.html"
+        done = subprocess.run(
+            [sys.executable, "-m", "cordee", "simulate", *words.split(), "--json", "--html", str(page)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )
+        told.append((done.stdout, page.read_text()))
+    assert told[0] == told[1]
+    answer = json.loads(told[0][0])
+    assert answer["policies"][0]["summary"]["preemptions"] > 0 and answer["policies"][0]["errors"] == 0
+
+
+def test_a_page_that_loads_nothing(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    said(capsys, "simulate", str(trace), "--cluster", "2x8", "--policy", "house,fifo", "--html", str(page))
+    text = page.read_text()
+    assert text.count('class="gantt"') == 2 and text.count('class="chart"') == 4
+    assert "src=" not in text and "<script" not in text and "prefers-color-scheme:dark" in text
+    assert "Side by side" in text and "ran to its end" in text
+
+
+def test_virtual_clusters_windows_tiers_and_queues(
+    capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path
+) -> None:
+    vcs, queues = tmp_path / "vcs.csv", tmp_path / "queues.yaml"
+    vcs.write_text("vc,nodes\nv1,1\nv2,2\n")
+    told = json.loads(said(capsys, "simulate", str(trace), "--cluster", "3x8", "--vc-clusters", str(vcs), "--json"))
+    assert told["jobs"] == 4 and told["policies"][1]["summary"]["queues"][1]["name"] == "v2"
+    cut = json.loads(said(capsys, "simulate", str(trace), "--cluster", "2x8", "--from", "15s", "--for", "2m", "--json"))
+    assert cut["jobs"] == 1 and cut["policies"][0]["summary"]["jct_s"]["mean"] == 1200
+    queues.write_text("queues:\n  v1: {quota: 8}\n  v2: {quota: 8}\n")
+    with_queues = said(capsys, "simulate", str(trace), "--cluster", "2x8", "--queues", str(queues), "--tiers", "1,1,1")
+    assert "house" in with_queues
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ("{trace} --cluster 2x8 --strict", 18, "line 6: negative submission time"),
+        ("{trace} --cluster 2", 10, "is not a cluster"),
+        ("{trace} --cluster 2x8 --policy best", 10, "no policy 'best'"),
+        ("{trace} --cluster 2x8 --failures often", 10, "is no rate"),
+        ("{trace} --cluster 2x8 --tiers 1,2", 10, "not three shares"),
+        ("{trace} --cluster 2x8 --from 2y", 11, "2y"),
+        ("{trace} --cluster 2x8 --from 9d", 10, "no job for this cluster"),
+        ("{trace}.gone --cluster 2x8", 18, "does not exist"),
+        ("{trace} --cluster 2x8 --vc-clusters {trace}.gone", 18, "cannot be read"),
+        ("{trace} --cluster 2x8 --queues {trace}.gone", 10, "cannot be read"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], trace: Path, words: str, code: int, says: str) -> None:
+    left, told = refused(capsys, "simulate", *words.format(trace=trace).split())
+    assert (left, says in told) == (code, True), told
+    assert "hint: " in told or code == 11
+
+
+def test_a_log_is_decided_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    nodes = cluster("4x8")
+    drawn = Synthetic(jobs=50, sizes=((1, 5), (4, 3), (8, 2))).at_load(32, 1.5)
+    log = run(nodes, submissions(drawn.draw(1), nodes, Tally("x"), costs=Costs()), late=True).log
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(encode(event)) + "\n" for event in log))
+    told = said(capsys, "replay", str(path), "--policy", "house,fifo")
+    assert "50 jobs;" in told and "come out as they are in the log" in told and "as it was" in told
+    printed = json.loads(said(capsys, "replay", str(path), "--policy", "fifo", "--json"))
+    jsonschema.validate(printed, json.loads(SCHEMAS.read_text())["replay"])
+    assert printed["differences"] == [] and printed["moments"] > 50
+    assert printed["replayed"][0]["later"] > 0
+    assert refused(capsys, "replay", str(tmp_path / "none.jsonl"))[0] == 18
+    (tmp_path / "x.csv").write_text("a,b\n")
+    assert refused(capsys, "replay", str(tmp_path / "x.csv"))[0] == 10

@@ -1,0 +1,212 @@
+"""Queues in the cycle: limits hold, quotas come back, shares converge, in worlds played to their end."""
+
+from dataclasses import replace
+
+import pytest
+import random_worlds
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cordee.events import AttemptPlaced, NoticeGiven, NoticeReason, Queue, QueuesSet
+from cordee.ids import JobId
+from cordee.schedule import Reason, State, explain
+from cordee.units import US_PER_HOUR
+from world import S, World, job, node
+
+TWO = (Queue(name="a", quota_gpus=8), Queue(name="b", quota_gpus=8))
+
+
+def queues(*tree: Queue, at_us: int = 0) -> QueuesSet:
+    return QueuesSet(at_us=at_us, queues=tree)
+
+
+def held(world: World, queue: str) -> int:
+    return world.state.quotas.leaf(queue).path[-2].held // 1000
+
+
+def reasons(world: World) -> list[str]:
+    return [f"{each.job_id} {each.reason.value}" for each in world.log if isinstance(each, NoticeGiven)]
+
+
+def test_what_was_lent_comes_back_and_nobody_is_charged():
+    world = World(node("n1"), node("n2"), queues(*TWO), work={"x": 1000, "y": 1000})
+    world.tell(job("x", 8, queue="a"), job("y", 8, queue="a")).play(until_s=200)
+    assert held(world, "a") == 16
+    world.tell(job("mine", 8, "preemptible", queue="b", at_us=200 * S)).play(until_s=250)
+    assert world.phase("mine") == "running" and (held(world, "a"), held(world, "b")) == (8, 8)
+    assert reasons(world) == ["x quota"]  # its tier does not shield it; and it does not borrow again what it gave back
+    world.play()
+    assert {world.phase(name) for name in ("x", "y", "mine")} == {"done"}
+    rows = {row.key: row for row in world.ledger.cost("queue", world.now_us)}
+    assert rows["b"].charged_gpu_us == 0
+    assert not rows["a"].lost_by_cause or [cause for cause, *_ in rows["a"].lost_by_cause] == ["quota"]
+
+
+def test_a_tier_does_not_reach_into_the_quota_of_others():
+    world = World(node("n1"), node("n2"), queues(*TWO))
+    world.tell(job("x", 8, "preemptible", queue="a"), job("y", 8, "preemptible", queue="b")).play(until_s=50)
+    world.tell(job("more", 8, "production", queue="b", at_us=50 * S)).play(until_s=60)
+    # Of its own queue it pushes who is below it; x is inside its quota.
+    assert reasons(world) == ["y preempt"]
+
+
+def test_a_limit_holds_and_the_reason_is_told():
+    world = World(node("n1"), node("n2"), queues(Queue(name="a", limit_gpus=8)))
+    world.tell(job("x", 6, queue="a"), job("y", 4, queue="a"), job("z", 2, queue="a")).play(until_s=20)
+    assert world.phase("x") == world.phase("z") == "running"
+    told = explain(world.state, JobId("y"), world.now_us)
+    assert told.reason.value == "queue-limit"
+    assert told.text == "it needs 4 GPUs; queue a holds 8 of the 8 that it may"
+    world.play()
+    assert world.phase("y") == "done"
+
+
+def test_a_higher_tier_makes_room_inside_its_queues_limit():
+    world = World(node("n1"), node("n2"), queues(Queue(name="a", limit_gpus=8)))
+    world.tell(job("x", 8, "preemptible", queue="a"), job("other", 4, "preemptible")).play(until_s=50)
+    world.tell(job("urgent", 4, "production", queue="a", at_us=50 * S)).play(until_s=100)
+    assert reasons(world) == ["x preempt"] and world.phase("urgent") == "running"
+
+
+def test_the_limit_of_one_user_does_not_hold_another():
+    world = World(node("n1"), queues(Queue(name="a", user_gpus=4)), job("x", 4, "preemptible", queue="a"))
+    world.tell(job("w", 4, "preemptible", queue="a", owner="bob")).play(until_s=10)
+    # ann's limit keeps her second out, and a push would have to be of her own; bob may push.
+    world.tell(job("y", 4, "preemptible", queue="a", at_us=10 * S)).play(until_s=11)
+    world.tell(job("z", 4, "standard", queue="a", owner="cyd", at_us=11 * S)).play(until_s=60)
+    assert world.phase("z") == "running" and world.phase("y") == "queued"
+
+
+def test_who_is_refused_spoils_nothing_for_others():
+    tree = queues(Queue(name="a", user_gpus=4), Queue(name="b"))
+    world = World(node("n1"), tree, job("x", 4, queue="a"), job("w", 4, "preemptible")).play(until_s=10)
+    # Alike in size and tier, but the first is at its user's limit and has nobody of its own to push.
+    world.tell(job("y", 4, queue="a", priority=1, at_us=10 * S), job("z", 4, queue="b", at_us=10 * S)).play(until_s=60)
+    assert reasons(world) == ["w preempt"] and world.phase("z") == "running" and world.phase("y") == "queued"
+
+
+def test_a_queue_that_does_not_lend_starts_at_once():
+    world = World(node("n1"), node("n2"), queues(Queue(name="a", quota_gpus=8, lend=False), Queue(name="b")))
+    world.tell(job("x", 8, queue="b"), job("y", 8, queue="b")).play(until_s=20)
+    assert world.phase("x") == "running" and world.phase("y") == "queued"
+    assert explain(world.state, JobId("y"), world.now_us).reason.value == "kept"
+    world.tell(job("mine", 8, queue="a", at_us=20 * S)).play(until_s=21)
+    assert world.phase("mine") == "running"
+
+
+def test_a_day_ends_by_notice_and_goes_on_when_it_may():
+    tree = queues(Queue(name="a", gpu_us_per_day=16 * US_PER_HOUR))
+    world = World(node("n1"), tree, work={"x": 4 * 3600}).tell(job("x", 8, queue="a")).play(until_s=3 * 3600)
+    assert reasons(world) == ["x quota"] and world.phase("x") == "queued"
+    told = explain(world.state, JobId("x"), world.now_us)
+    assert told.reason.value == "day-gpu-time" and told.until_us is not None
+    world.play()
+    assert world.phase("x") == "done"
+    used = [held_within_a_day(world, at_s * S) for at_s in range(0, 80 * 3600, 600)]
+    assert max(used) <= 16 * US_PER_HOUR
+
+
+def held_within_a_day(world: World, at_us: int) -> int:
+    """GPU time, counted anew from the log."""
+    rows = world.ledger.rows(world.now_us)
+    from_us = at_us - 24 * US_PER_HOUR
+    return sum(row.gpus * max(0, min(at_us, row.ended_us or at_us) - max(from_us, row.placed_us)) for row in rows)
+
+
+def test_shares_converge_to_the_weights():
+    """Two queues that always have more to run; each job runs for long compared to a restart."""
+    tree = queues(Queue(name="a", weight=2), Queue(name="b", weight=1))
+    jobs = [
+        job(f"{queue}{number:03}", 1 + number % 3, queue=queue, save_us=S, restart_us=S)
+        for number in range(420)
+        for queue in ("a", "b")
+    ]
+    work = {each.job.job_id: 3000 + 700 * (index % 7) for index, each in enumerate(jobs)}
+    world = World(*(node(f"n{number}") for number in range(4)), tree, *jobs, work=work)
+    until_s = 24 * 3600
+    world.play(until_s=until_s)
+    assert world.state.waiting.count > 50, "both queues are saturated to the end"
+    got = {row.key: row.gpu_us.held for row in world.ledger.cost("queue", world.now_us)}
+    assert got["a"] / (got["a"] + got["b"]) == pytest.approx(2 / 3, rel=0.02)
+
+
+# -- random worlds -------------------------------------------------------------------------------------------
+
+
+@st.composite
+def trees(draw):
+    """Two levels over 8 guaranteed GPUs; whether they are there depends on the nodes."""
+    left, tree = 8, []
+    for name in ("q", "r"):
+        quota = draw(st.integers(0, left))
+        left -= quota
+        inner = draw(st.integers(0, quota))
+        more = {"lend": draw(st.booleans()), "limit_gpus": draw(st.sampled_from([None, None, 8, 12]))}
+        tree += [
+            Queue(name=name, quota_gpus=quota, weight=draw(st.integers(1, 2)), **more),
+            Queue(name=f"{name}1", parent=name, quota_gpus=inner, user_gpus=draw(st.sampled_from([None, None, 4]))),
+        ]
+    return [
+        queue if queue.limit_gpus is None or queue.limit_gpus >= queue.quota_gpus else Queue(name=queue.name)
+        for queue in tree
+    ]
+
+
+NAMES = ("q", "q1", "r", "r1", "default")
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(**random_worlds.WORLDS, tree=trees(), which=st.lists(st.sampled_from(NAMES), min_size=7, max_size=7))
+def test_random_worlds_with_queues(up, submitted, broken, deaf, breaks, tree, which):
+    asked = [
+        replace(each, job=replace(each.job, queue=which[index], owner="ann" if index % 2 else "bob"))
+        for index, each in enumerate(submitted)
+    ]
+    world = World(*up, queues(*tree), broken=broken, deaf=deaf).later(*asked)
+    world.checks += [random_worlds.check_now, limits_hold]
+    for fault in breaks:
+        random_worlds.break_in(world, *fault)
+    world.play()
+    random_worlds.check_log(world.log)
+    the_log_keeps_the_rules(world)
+    assert not world.errors and not world.state.attempts
+    again = State()
+    for event in world.log:
+        again.apply(event)
+    assert again.snapshot() == world.state.snapshot(), "replaying the log gives the same state"
+    for job_id, record in world.state.jobs.items():
+        if not record.phase.ended and world.state.quotas.never(record.job) is None:
+            reason = explain(world.state, job_id, world.now_us).reason
+            assert reason in {*random_worlds.HOPELESS, Reason.KEPT}, f"{job_id} could run, and waits: {reason}"
+
+
+def limits_hold(world: World) -> None:
+    """Counted anew from the attempts."""
+    quotas = world.state.quotas
+    counted: dict[str, dict[str, int]] = {}
+    for attempt in world.state.attempts.values():
+        gpus = sum(len(lease.gpus) for lease in attempt.held)
+        for name in {holder.queue.name for holder in quotas.leaf(attempt.job.queue).path}:
+            users = counted.setdefault(name, {})
+            users[attempt.job.owner] = users.get(attempt.job.owner, 0) + gpus
+    for queue in quotas.queues:
+        users = counted.get(queue.name, {})
+        assert queue.limit_gpus is None or sum(users.values()) <= queue.limit_gpus
+        assert queue.user_gpus is None or max(users.values(), default=0) <= queue.user_gpus
+
+
+def the_log_keeps_the_rules(world: World) -> None:
+    """Told again: who was pushed had borrowed, or was below and not shielded; who started was not refused."""
+    state = State()
+    for event in world.log:
+        if isinstance(event, NoticeGiven) and event.reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA):
+            assert event.for_job is not None
+            attempt, push = state.attempts[event.job_id], state.quotas.push(state.jobs[event.for_job].job)
+            below = event.reason is NoticeReason.PREEMPT
+            gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
+            assert push.takes(attempt.job, gpu_milli, below=below), f"{event.job_id} is shielded: {event.reason}"
+        if isinstance(event, AttemptPlaced):
+            gpus = sum(len(lease.gpus) for lease in event.leases)
+            refusal = state.quotas.admits(state.jobs[event.job_id].job, event.at_us, gpus)
+            assert refusal is None, f"{event.job_id} was placed although {refusal.text}"
+        state.apply(event)

@@ -1,0 +1,121 @@
+"""What is said of a run is what its log holds, worked out by hand."""
+
+import pytest
+
+from cordee.account import Ledger
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Event,
+    Job,
+    JobEnded,
+    Node,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    Reported,
+    ShareEnded,
+    SpanClass,
+    Tier,
+)
+from cordee.ids import JobId
+from cordee.simulate.metrics import Metrics, Summary, spread
+from cordee.simulate.run import Run, Submission, run
+from cordee.simulate.work import Work
+
+S = 1_000_000
+HOUR = 3600 * S
+NODE = Node(name="n0", epoch=1, gpu_name="H100", gpus=8, micro_usd_per_gpu_hour=3_600_000)
+
+
+def given(name: str, gpus: int, at_s: int, run_s: int, **more: object) -> Submission:
+    job = Job(job_id=JobId(name), name=name, owner="o", gpus=gpus, protected=True, **more)  # type: ignore[arg-type]
+    work = Work(
+        steps=run_s, step_us=S, start_us=60 * S, first_start_us=0, stall_us=0, drain_us=30 * S, saves_at_end=False
+    )
+    return Submission(at_us=at_s * S, job=job, work=work)
+
+
+def measured(done: Run) -> tuple[Metrics, Summary]:
+    metrics, ledger = Metrics(), Ledger()
+    for event in done.log:
+        metrics.apply(event)
+        ledger.apply(event)
+    return metrics, metrics.summary((ledger, done.at_us))
+
+
+def test_times_of_two_jobs_one_after_the_other() -> None:
+    _, said = measured(run([NODE], [given("a", 8, 100, 1000), given("b", 8, 100, 500)]))
+    assert (said.jobs, said.ended, said.preemptions, said.lost) == (2, 2, 0, ())
+    assert (said.jct_s.mean, said.jct_s.p50, said.jct_s.max) == (1250, 1000, 1500)
+    assert (said.wait_s.mean, said.wait_s.max, said.away_s.max) == (500, 1000, 1000)
+    assert said.makespan_s == 1500
+    assert said.held_share == said.goodput == 1, "nothing counts before the first job came"
+    assert said.slowdown_max == 3
+    assert said.slowdown_jain == pytest.approx((1 + 3) ** 2 / (2 * (1 + 9)))
+
+
+def test_a_push_costs_a_save_a_restart_and_is_counted_by_cause() -> None:
+    big = given("big", 8, 1000, 600, tier=Tier.PRODUCTION)
+    metrics, said = measured(run([NODE], [given("small", 8, 0, 7200, tier=Tier.PREEMPTIBLE), big]))
+    assert said.preemptions == 1 and said.notices == {"preempt": 1}
+    (lost,) = said.lost
+    assert (lost.cause, lost.redone_gpu_us, lost.save_gpu_us) == ("preempt", 0, 30 * 8 * S)
+    assert lost.micro_usd == 30 * 8 * 1000 == said.lost_micro_usd
+    assert said.lost_gpu_hours == pytest.approx(30 * 8 / 3600)
+    assert said.restart_gpu_us == 60 * 8 * S
+    assert said.goodput == pytest.approx(7800 / (7800 + 30 + 60))
+    assert list(metrics.jct_us) == [630 * S, (7200 + 30 + 600 + 60) * S]
+
+
+def test_work_that_is_done_again_is_counted_once_in_slowdown() -> None:
+    unsaved = Work(steps=2000, step_us=S, start_us=0, every_us=None, handles_notice=False)
+    first = Submission(
+        at_us=0, job=Job(job_id=JobId("a"), name="a", owner="o", gpus=8, tier=Tier.PREEMPTIBLE), work=unsaved
+    )
+    _, said = measured(run([NODE], [first, given("b", 8, 970, 100, tier=Tier.PRODUCTION)]))
+    (lost,) = said.lost
+    assert (lost.cause, lost.redone_gpu_us) == ("preempt", 1000 * 8 * S)
+    assert said.kills == 1
+    assert said.slowdown_max == pytest.approx(3100 / 2000)
+
+
+def test_fragmented_is_what_lies_free_while_a_gang_of_that_size_waits() -> None:
+    nodes = [NODE, Node(name="n1", epoch=1, gpu_name="H100", gpus=8)]
+    jobs = [given("a", 4, 0, 1000), given("b", 4, 0, 1000, gpu_name="H100"), given("c", 8, 0, 400)]
+    _, fits = measured(run(nodes, jobs))
+    assert fits.fragmented == 0
+    _, whole = measured(run([NODE], [given("a", 6, 0, 1000), given("b", 4, 0, 1000)]))
+    assert whole.fragmented == 0, "two GPUs are free, and nobody of that size waits"
+
+
+def test_distributions() -> None:
+    assert spread([]).max == 0
+    said = spread([each * S for each in range(100, 0, -1)])
+    assert (said.mean, said.p50, said.p99, said.max) == (50.5, 50, 99, 100)
+
+
+def test_clusters_of_their_own_are_added() -> None:
+    parts = [run([NODE], [given(name, 8, at_s, run_s)]) for name, at_s, run_s in (("a", 0, 100), ("b", 50, 300))]
+    metrics, _ = measured(parts[0])
+    metrics.add(measured(parts[1])[0])
+    said = metrics.summary(*((part.ledger, part.at_us) for part in parts))
+    assert (said.jobs, said.ended, said.jct_s.mean, said.makespan_s) == (2, 2, 200, 350)
+    assert said.useful_gpu_us == 400 * 8 * S and said.held_share == 1
+
+
+def test_what_is_garbled_is_survived() -> None:
+    who = {"job_id": JobId("x"), "epoch": 1}
+    strange: list[Event] = [
+        ShareEnded(at_us=1, node="n", outcome=Outcome.LOST, **who),
+        AttemptEnded(at_us=2, outcome=Outcome.LOST, why="", **who),
+        NoticeGiven(at_us=3, reason=NoticeReason.DRAIN, deadline_us=9, **who),
+        Reported(at_us=4, span=SpanClass.USEFUL, from_us=1, **who),
+        AttemptPlaced(at_us=5, leases=(), **who),
+        JobEnded(at_us=6, job_id=JobId("x"), state="done", why=""),
+    ]
+    metrics = Metrics()
+    for event in strange:
+        metrics.apply(event)
+    said = metrics.summary((Ledger(), 10))
+    assert (said.jobs, said.ended, said.makespan_s) == (0, 0, 0)
