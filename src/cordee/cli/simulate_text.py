@@ -10,7 +10,7 @@ from cordee.cli import terminal
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.metrics import Summary
 from cordee.simulate.traces import Tally
-from cordee.units import US_PER_HOUR, format_micro_usd
+from cordee.units import MICRO_USD, US_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ def print_replay(answer: ReplayAnswer) -> None:
     same = answer.moments - len(answer.differences)
     out.print(
         f"{answer.log}: {answer.jobs:,} jobs; {same:,} of {answer.moments:,} moments "
-        f"({answer.decisions:,} decisions) come out as they are in the log",
+        f"({answer.decisions:,} decisions) come out as they are in the log; times in seconds",
         highlight=False,
         markup=False,
     )
@@ -150,7 +150,7 @@ def print_answer(answer: Answer) -> None:
     """Tables that fit 80 columns, and what has to be said besides."""
     out = terminal.stdout()
     out.print(
-        f"{answer.trace}: {answer.jobs:,} jobs on {answer.nodes:,} nodes, {answer.gpus:,} GPUs",
+        f"{answer.trace}: {answer.jobs:,} jobs on {answer.nodes:,} nodes, {answer.gpus:,} GPUs; times in seconds",
         highlight=False,
         markup=False,
     )
@@ -170,12 +170,12 @@ def _times(policies: Sequence[PolicyAnswer]) -> Table:
         summary = each.summary
         table.add_row(
             each.policy + ("*" if each.knows_run_times else ""),
-            seconds(summary.jct_s.mean),
-            seconds(summary.jct_s.p50),
-            seconds(summary.jct_s.p99),
-            seconds(summary.wait_s.mean),
-            seconds(summary.wait_s.p99),
-            seconds(summary.away_s.max),
+            plain(summary.jct_s.mean),
+            plain(summary.jct_s.p50),
+            plain(summary.jct_s.p99),
+            plain(summary.wait_s.mean),
+            plain(summary.wait_s.p99),
+            plain(summary.away_s.max),
             f"{summary.slowdown_jain:.3f}",
         )
     return table
@@ -198,6 +198,11 @@ def _gpus(policies: Sequence[PolicyAnswer]) -> Table:
     return table
 
 
+def plain(value: float) -> str:
+    """Seconds in a column of them."""
+    return f"{value:,.0f}"
+
+
 def seconds(value: float) -> str:
     """Whole seconds, of which people can take differences."""
     return f"{value:,.0f} s"
@@ -205,7 +210,7 @@ def seconds(value: float) -> str:
 
 def dollars(micro_usd: int) -> str:
     """Cents only where there are few dollars."""
-    return f"${micro_usd / 1e6:,.0f}" if abs(micro_usd) >= 100_000_000 else format_micro_usd(micro_usd)
+    return f"${micro_usd / MICRO_USD:,.0f}" if abs(micro_usd) >= 100 * MICRO_USD else f"${micro_usd / MICRO_USD:,.2f}"
 
 
 def _remarks(answer: Answer) -> list[str]:

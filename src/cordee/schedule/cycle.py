@@ -28,7 +28,7 @@ from cordee.schedule.running import NEVER
 from cordee.schedule.share import level
 from cordee.schedule.state import State
 from cordee.schedule.turns import next_turn_us
-from cordee.schedule.victims import Power
+from cordee.schedule.vain import Vain
 from cordee.schedule.view import Pool
 from cordee.schedule.waiting import Alike, Line, Shape, shape_of
 
@@ -52,33 +52,38 @@ def decide(state: State, now_us: int, policy: Policy | None = None) -> Decision:
     """Everything that follows now; the state is left as it was. Without a policy, by the rules the state has."""
     if policy is not None:
         state.use(policy)
-    if state.rest is not None and state.rest.holds(state.news, now_us):
+    if state.rest is not None and state.rest.holds(state, now_us):
         return Decision(events=(), wake_at_us=state.rest.wake_at_us)
+    imagined = state.journal.keeps
     with state.what_if():
         cycle = Cycle(state, now_us)
         cycle.run()
-        news = state.news
-    if not cycle.errors:
-        state.rest = Rest(news, now_us, cycle.wake_at_us)
+        rest = Rest(state.news, state.newest, now_us, cycle.wake_at_us)
+    if not imagined:  # what holds inside somebody's `what_if` says nothing of what is
+        state.rest = None if cycle.errors else rest
+        state.vain = cycle.vain
     return Decision(events=tuple(cycle.events), wake_at_us=cycle.wake_at_us, errors=tuple(cycle.errors))
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """There is nothing to decide at this count of news, from one time to another."""
+    """There is nothing to decide once this event was the newest, as the so-manieth, from one time to another."""
 
     news: int
+    newest: Event | None
     from_us: int
     wake_at_us: int | None
 
-    def holds(self, news: int, now_us: int) -> bool:
+    def holds(self, state: State, now_us: int) -> bool:
         """Whether nothing that matters has happened since."""
-        return news == self.news and self.from_us <= now_us < (NEVER if self.wake_at_us is None else self.wake_at_us)
+        if state.news != self.news or state.newest != self.newest:
+            return False
+        return self.from_us <= now_us < (NEVER if self.wake_at_us is None else self.wake_at_us)
 
 
 Turn = tuple[int, int, int, tuple[int, ...], int, int, JobId]
-"""Tier (-1: is given back what was borrowed); 0 waited too long, 1 starts again at once, 2 all others; priority, share,
-standing, submission, job."""
+"""Tier (-1: is given back what was borrowed); 0 waited too long, 1 starts again at once, 2 all others; priority; share
+of its queue; standing; submission; job."""
 
 
 @dataclass(slots=True)
@@ -98,7 +103,7 @@ class Cycle:
     _pools: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
     _full: set[Shape] = field(default_factory=set)  # there is no place for these
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
-    _in_vain: dict[tuple[Shape, tuple[str, str]], list[Power]] = field(default_factory=dict)  # nor by pushing
+    vain: Vain = field(default_factory=Vain)  # nor by making room
     _passed: set[JobId] = field(default_factory=set)  # considered
     _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
@@ -112,13 +117,15 @@ class Cycle:
             self._guarded(job_id, self._settle)
         if not state.draining:
             self.pushing = Pushing(state, self.now_us)
+            self.vain = state.vain.at(state.gains, self.now_us)
             if state.waiting.count or state.returning:
                 # 2. Take the heads of the lines in the order of tiers, shares and standing.
                 # 3. For each: place the whole gang, or claim what is being vacated, or make room for it, or
                 # 4. reserve for the first that waits; those after it are backfilled around it.
                 self._kinds = tuple(sorted(state.index.kinds))
                 self._take_turns()
-                self._wake(next_turn_us(state, self.now_us))
+                self.vain.until_us = next_turn_us(state, self.now_us)
+                self._wake(self.vain.until_us)
             # 5. Let elastic jobs grow into what nobody waits for.
             if state.elastic and state.policy.resize and not state.waiting.count:
                 for job_id in sorted(state.elastic):
@@ -215,10 +222,10 @@ class Cycle:
             if due_us > self.now_us:
                 break
             if job_id not in self._passed:
-                return (line.tier, 0, due_us, (), 0, 0, job_id)
-        for standing, submitted_us, job_id in line.places:
+                return self._turn_in_line(self.state.jobs[job_id])
+        for *_, job_id in line.places:
             if job_id not in self._passed:
-                return (line.tier, 2, -line.priority, self._share(line.queue), standing, submitted_us, job_id)
+                return self._turn_in_line(self.state.jobs[job_id])
         return None
 
     def _share(self, queue: str) -> tuple[int, ...]:
@@ -230,10 +237,12 @@ class Cycle:
 
     def turn(self, record: JobRecord) -> Turn:
         """Where a waiting job stands in the order of all."""
-        waiting, job_id = self.state.waiting, record.job.job_id
+        job_id = record.job.job_id
         owed = self._owed(job_id) if job_id in self.state.owed else None
-        if owed is not None:
-            return owed
+        return owed or self._turn_in_line(record)
+
+    def _turn_in_line(self, record: JobRecord) -> Turn:
+        waiting, job_id = self.state.waiting, record.job.job_id
         line = waiting.line(job_id)
         if waiting.has_aged(job_id, self.now_us):
             return (line.tier, 0, waiting.ages_us(job_id), (), 0, 0, job_id)
@@ -274,12 +283,35 @@ class Cycle:
                 return True
             self._full.add(shape)
         if self.state.vacating and shape not in self._no_room:
-            leases = self._place(self.state.soon, record.job, candidates)
+            # What leaves for somebody else only if nothing else will do: else that one would have to look anew.
+            leases = self._not_of_others(record, candidates)
+            leases = leases or self._place(self.state.soon, record.job, candidates)
             if leases is not None:
                 self._claim(record.job, leases)
                 return True
             self._no_room.add(shape)
         return False
+
+    def _not_of_others(self, record: JobRecord, candidates: tuple[Pool, ...]) -> tuple[Lease, ...] | None:
+        """Its place beside what leaves for others who wait."""
+        others = [
+            lease
+            for name, leaving in self.state.vacating.items()
+            if self.state.nodes[name].stays
+            for lease, job in leaving
+            if self._leaves_for(job.job_id) not in (None, record.job.job_id)
+        ]
+        mark = self.state.mark()
+        self.state.claim(others)
+        leases = self._place(self.state.soon, record.job, candidates)
+        self.state.take_back(mark)
+        return leases
+
+    def _leaves_for(self, victim: JobId) -> JobId | None:
+        """Who waits for a leaving attempt's GPUs."""
+        given = self.state.attempts[victim].notice
+        job_id = None if given is None else given.for_job
+        return job_id if job_id is not None and self.state.jobs[job_id].phase is Phase.QUEUED else None
 
     def _candidates(self, job: Job) -> tuple[Pool, ...]:
         key = (job.gpu_name, job.capacity)
@@ -362,14 +394,14 @@ class Cycle:
         job, power = record.job, self.pushing.power(record)
         # Whom it may push depends on its queue as well, and on its owner where that one's limit holds it.
         of_queue = (job.queue, "" if refusal is None else job.owner) if self.state.quotas.queues else ("", "")
-        vain = self._in_vain.setdefault((shape_of(job), of_queue), [])
-        if any(each.reaches(power) for each in vain):
+        shape = (shape_of(job), of_queue)
+        if self.vain.reaches(shape, power):
             return False
         room = self.pushing.push(record, power, candidates, refusal)
         if room is None and refusal is None:
             room = self.pushing.move(record, candidates)
         if room is None:
-            vain.append(power)
+            self.vain.add(shape, power)
             return False
         self._carry_out(record.job, room)
         return True

@@ -122,7 +122,7 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     job = record.job
     candidates = pools(job, state.index.kinds)
     if not candidates:
-        return _nowhere(state, record)
+        return _nowhere(state, record, now_us)
     usable = max(sum(state.index.usable(kind) for kind in pool) for pool in candidates)
     if all(need_of(state.index, job, pool) is None for pool in candidates):
         text = f"it needs {job.gpus} {_asked(job)}{_shape(job)}; the nodes that are up have {usable}"
@@ -157,11 +157,13 @@ def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
     return _say(record, Reason(refusal.bound.value), refusal.text, blocking=blocking, until_us=refusal.until_us)
 
 
-def _nowhere(state: State, record: JobRecord) -> Explanation:
+def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:
     asked = _asked(record.job)
     up = sum(node.up for node in state.nodes.values())
     if not up:
         return _say(record, Reason.NO_NODES, f"no node is up, {len(state.nodes)} are known")
+    if not state.index.kinds:
+        return _say(record, Reason.NO_NODES, f"of {up} nodes that are up none is in use{_out_of_use(state, now_us)}")
     kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.index.kinds))
     text = f"it needs {record.job.gpus} {asked}; no node that is up has them: there are {kinds}"
     return _say(record, Reason.NO_SUCH_GPU, text)
@@ -251,8 +253,8 @@ def _out_of_use(state: State, now_us: int) -> str:
     """Nodes that are kept out because they went down too often, or by an operator."""
     names = [name for name, node in sorted(state.nodes.items()) if node.quarantined_until_us > now_us]
     drained = [name for name, node in sorted(state.nodes.items()) if node.drained_by is not None]
-    text = f"; {_and(tuple(names))} went down too often and rest" if names else ""
-    return text + (f"; {_and(tuple(drained))} are drained" if drained else "")
+    text = f"; {_and(names)} went down too often and {'rests' if len(names) == 1 else 'rest'}" if names else ""
+    return text + (f"; {_and(drained)} {'is' if len(drained) == 1 else 'are'} drained" if drained else "")
 
 
 def _jobs(count: int, one: str, several: str) -> str:

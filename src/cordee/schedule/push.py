@@ -17,7 +17,8 @@ from cordee.schedule.preempt import Victim, charge, choose
 from cordee.schedule.records import Attempt, JobRecord
 from cordee.schedule.share import is_below, level, turn_of
 from cordee.schedule.state import State
-from cordee.schedule.victims import Power, Victims
+from cordee.schedule.vain import Power
+from cordee.schedule.victims import Victims
 from cordee.schedule.view import Pool
 
 _TRIES = 8

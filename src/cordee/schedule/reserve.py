@@ -34,9 +34,7 @@ class Reservation:
 def reserve(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Reservation | None:
     """The units that a gang will have first; None if the pool can never hold it."""
     running = state.running
-    count = len(running.node_names)
-    kinds = [running.kinds[kind] for kind in pool if kind in running.kinds]
-    nodes = np.isin(running.node_kind[:count], kinds)
+    nodes = running.of_pool(pool)
     best: tuple[tuple[int, int], list[tuple[int, int]]] | None = None
     for group in _groups(state, nodes, need):
         found = _soonest(state, group, need, now_us)

@@ -129,6 +129,14 @@ class Running:
             self._ranks[np.argsort(np.array(self.node_names))] = np.arange(len(self.node_names))
         return self._ranks
 
+    def of_pool(self, pool: tuple[Any, ...]) -> Any:
+        """A mask of the nodes of these kinds."""
+        kind, mask = self.node_kind[: len(self.node_names)], None
+        for each in pool:
+            of_kind = kind == self.kinds.get(each, -2)
+            mask = of_kind if mask is None else mask | of_kind
+        return mask
+
     def set_node(self, name: str, kind: Any, free: int, usable: int) -> None:
         """What a node has; kind None takes it out. Not journaled: `State` sets it anew when it takes something back."""
         number = self.node(name)

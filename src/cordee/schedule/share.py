@@ -7,7 +7,7 @@ job that was preempted keeps its time of submission and so its turn.
 
 from bisect import bisect_right
 
-from cordee.events import Job, Tier
+from cordee.events import Tier
 from cordee.schedule.policy import Policy
 from cordee.schedule.records import JobRecord
 
@@ -37,25 +37,23 @@ def level(tier: Tier) -> int:
     return _LEVEL[tier]
 
 
-def pace(policy: Policy, job: Job, gpus: int, served_gpu_us: int, ran_us: int) -> tuple[int, int]:
+def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> tuple[int, int]:
     """What decides a job's standing, and how fast it changes while the job runs on so many GPUs, each microsecond."""
     if policy.order in ("service", "las"):
         return served_gpu_us, gpus
     if policy.order == "fifo":
         return 0, 0
-    left_us = None if job.estimate_us is None else max(0, job.estimate_us - ran_us)
-    if policy.order == "sjf":
-        return (UNKNOWN if job.estimate_us is None else job.estimate_us), 0
-    return (UNKNOWN, 0) if left_us is None else (left_us * gpus, -gpus)
+    if left_us is None:
+        return UNKNOWN, 0
+    return (left_us, 0) if policy.order == "sjf" else (left_us * gpus, -gpus)
 
 
-def standing(policy: Policy, record: JobRecord) -> int:
+def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
     """Where a waiting job stands; the smaller, the sooner.
 
     With levels of GPU time received it is the level, and inside a level (ours) the time; else by length or GPU time.
     """
-    job = record.job
-    value, _ = pace(policy, job, job.gpus, record.served_gpu_us, record.used_us)
+    value, _ = pace(policy, record.job.gpus, record.served_gpu_us, left_us)
     if policy.order not in ("service", "las"):
         return value
     return (bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS) + (value if policy.order == "service" else 0)

@@ -39,6 +39,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.entry import Entry, Used, entry_of, mask_of
+from cordee.schedule.estimate import History
 from cordee.schedule.free import FreeIndex
 from cordee.schedule.held import NOTHING, held_by, offered_by
 from cordee.schedule.journal import Journal
@@ -47,8 +48,10 @@ from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
 from cordee.schedule.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase, micro_usd_per_hour
+from cordee.schedule.row import columns_of, is_spent, rests_until_us
 from cordee.schedule.running import NEVER, Running
-from cordee.schedule.share import level, pace, standing
+from cordee.schedule.share import standing
+from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
 from cordee.units import US_PER_HOUR
 
@@ -62,6 +65,9 @@ FLAPS = 3
 
 FLAPS_WITHIN_US = US_PER_HOUR
 QUARANTINE_US = US_PER_HOUR
+
+SAFE_PERCENT = 90
+"""So many in a hundred of those alike were shorter than what a job is taken to need that is backfilled."""
 
 
 class State:
@@ -95,8 +101,12 @@ class State:
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
+        self.history = History()  # of run times
         self.rest: Any = None  # what `decide` remembers of having found nothing more to do
-        self.news = 0  # events after which a cycle may decide something
+        self.news = 0  # how often something happened after which a cycle may decide something
+        self.newest: Event | None = None  # what that was the last time
+        self.gains = 0  # how often something became free, or somebody's turn changed by more than time
+        self.vain = Vain()  # what the last cycle tried in vain
         self.what_if, self.mark, self.take_back = self.journal.what_if, self.journal.mark, self.journal.take_back
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ServerUp: lambda event: self._drain(False),
@@ -123,7 +133,11 @@ class State:
         handler = self._handlers.get(type(event))
         if handler is not None:
             self.release(event.at_us)
+            before = self.news
             handler(event)
+            if self.news != before:
+                self.journal.note(setattr, self, "newest", self.newest)
+                self.newest = event
 
     def use(self, policy: Policy) -> None:
         """Index by the rules of another policy."""
@@ -182,12 +196,17 @@ class State:
             "waiting": self.waiting.value(),
             "running": self.running.value(),
             "quotas": self.quotas.value(),
+            "history": self.history.value(),
             "news": self.news,
         }
 
-    def _heard(self) -> None:
-        self.journal.note(setattr, self, "news", self.news)
+    def _heard(self, *, gain: bool = True) -> None:
+        self.journal.note(self._unheard, self.news, self.gains)
         self.news += 1
+        self.gains += gain
+
+    def _unheard(self, news: int, gains: int) -> None:
+        self.news, self.gains = news, gains
 
     def _drain(self, draining: bool) -> None:
         self.journal.note(setattr, self, "draining", self.draining)
@@ -210,12 +229,28 @@ class State:
         by_owner = any(holder.queue.user_gpus is not None for holder in leaf.path)
         self.waiting.add(
             record,
-            standing=standing(self.policy, record),
+            standing=standing(self.policy, record, self.left_us(record)),
+            length_us=self._length_us(record),
             patience_us=patience_us,
             queue=leaf.queue.name,
             owner=record.job.owner if by_owner else "",
         )
-        self._heard()
+        self._heard(gain=False)
+
+    def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
+        """How much longer a job runs in all: by what somebody said, or else by those that ended before it."""
+        job = record.job
+        if job.estimate_us is not None:
+            return max(0, job.estimate_us - record.used_us)
+        return self.history.left_us(job, record.used_us, percent)
+
+    def _length_us(self, record: JobRecord) -> int:
+        """How long its next attempt runs at most: by its limit, or by an estimate on the safe side."""
+        job, lengths = record.job, [NEVER]
+        if job.time_limit_us is not None:
+            lengths.append(max(job.time_limit_us, job.time_limit_us // 2 + job.grace_us) - record.used_us)
+        left_us = self.left_us(record, SAFE_PERCENT)
+        return min(lengths if left_us is None else (*lengths, left_us))
 
     def _stop_requested(self, event: StopRequested) -> None:
         record = self.jobs.get(event.job_id)
@@ -232,6 +267,8 @@ class State:
         self.waiting.remove(record)
         self.journal.drop(self.attention, event.job_id)
         self.journal.drop(self.returning, event.job_id)
+        if event.state != Phase.STOPPED and record.used_us:
+            self.journal.note(self.history.forget, self.history.add(record.job, record.used_us))
         self.journal.drop(self.owed, event.job_id)
         self.journal.put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
         self._heard()
@@ -384,41 +421,14 @@ class State:
         if limit_at_us is not None:
             self.journal.insert(self.limits, (limit_at_us, event.job_id))
         self._run(record, attempt)
-        self._heard()
+        self._heard(gain=False)
 
     def _run(self, record: JobRecord, attempt: Attempt) -> None:
         """Enter an attempt among those that could be pushed, unless it leaves already."""
         if attempt.leaving or attempt.shares:
             return
-        job, policy, placed_us = attempt.job, self.policy, attempt.placed_us
-        gpus = attempt.gpus
-        value, rate = pace(policy, job, gpus, record.served_gpu_us, record.used_us)
-        spent = job.preemptions_max is not None and record.pushes >= job.preemptions_max
-        rested = policy.pushes_max is not None and record.pushes >= policy.pushes_max
-        if policy.guards:
-            rested |= placed_us - record.submitted_us - record.used_us >= (policy.patience_us or 0)
-        values = {
-            "gpus": gpus,
-            "tier": level(job.tier),
-            "priority": job.priority,
-            "queue": self.running.queue(job.queue),
-            "value": value,
-            "pace": rate,
-            "placed_us": placed_us,
-            "rests_until_us": NEVER if spent else _rests_until_us(attempt),
-            "shares_from_us": NEVER
-            if spent or rested
-            else placed_us + (policy.share_min_run_us if attempt.epoch > 1 else 0),
-            "ends_us": _ends_us(record, attempt),
-            "rate": attempt.micro_usd_per_hour,
-            "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),
-            "silent": job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0,
-            "saves": job.protected and job.grace_us >= job.save_us,
-            "save_us": job.save_us,
-            "restart_us": job.restart_us,
-            "every_us": max(0, job.checkpoint_every_us),
-        }
-        self.running.add(job.job_id, attempt.leases, values)
+        values = columns_of(self.policy, record, attempt, self.left_us(record))
+        self.running.add(attempt.job.job_id, attempt.leases, values | {"queue": self.running.queue(attempt.job.queue)})
 
     def _live(self, job_id: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job_id)
@@ -462,12 +472,9 @@ class State:
         self.journal.put(self.attempts, event.job_id, attempt)
         self.running.set(event.job_id, work_from_us=event.at_us)
         if insists_us(attempt.job, attempt.epoch) and event.job_id in self.running.row_of:
-            if not self._is_spent(attempt.job):
-                self.running.set(event.job_id, rests_until_us=_rests_until_us(attempt))
+            if not is_spent(self.jobs[event.job_id]):
+                self.running.set(event.job_id, rests_until_us=rests_until_us(attempt))
             self._heard()
-
-    def _is_spent(self, job: Job) -> bool:
-        return job.preemptions_max is not None and self.jobs[job.job_id].pushes >= job.preemptions_max
 
     def _committed(self, event: CheckpointCommitted) -> None:
         attempt = self._live(event.job_id, event.epoch)
@@ -542,21 +549,3 @@ class State:
 
 
 _UNUSED = Used()
-
-
-def _rests_until_us(attempt: Attempt) -> int:
-    """From when on another tier may push it."""
-    insists = insists_us(attempt.job, attempt.epoch)
-    if insists <= 0:
-        return 0
-    return NEVER if attempt.started_us is None else attempt.started_us + insists
-
-
-def _ends_us(record: JobRecord, attempt: Attempt) -> int:
-    """When its limit ends it at the latest, or its estimate; NEVER if nobody knows."""
-    job, ends = record.job, NEVER
-    if attempt.limit_at_us is not None:
-        ends = attempt.limit_at_us + job.grace_us
-    if job.estimate_us is not None:
-        ends = min(ends, attempt.placed_us + max(0, job.estimate_us - record.used_us))
-    return ends

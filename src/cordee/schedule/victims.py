@@ -16,6 +16,7 @@ from cordee.schedule.fill import Need
 from cordee.schedule.preempt import Cost, Victim, choose
 from cordee.schedule.records import Attempt
 from cordee.schedule.state import State
+from cordee.schedule.vain import Power
 from cordee.schedule.view import Pool
 from cordee.units import US_PER_HOUR
 
@@ -24,25 +25,6 @@ _EXACT = 10
 
 _NODES_MAX = 64
 """So many nodes are searched for a set of several victims, those first that could be cheapest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    """Whom a waiting job may push."""
-
-    tier: int
-    priority: int
-    standing: int | None  # in its own tier those who stand worse; None: nobody
-    borrowers: frozenset[str] = frozenset()  # queues that hold what is its own by quota
-    moves: int | None = None  # not to push, but to move attempts of so many GPUs at most
-
-    def reaches(self, other: "Power") -> bool:
-        """Whether it may push everybody that the other may."""
-        if self.tier > other.tier or other.borrowers - self.borrowers:
-            return False
-        if self.tier < other.tier or other.standing is None:
-            return True
-        return self.standing is not None and self.standing <= other.standing and self.priority >= other.priority
 
 
 @dataclass(slots=True)
@@ -156,8 +138,7 @@ class Victims:
             gain = np.where(allowed[row], gpus, 0) if len(row) else gpus
             free = running.node_free[:count]
             pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
-            kinds = [running.kinds[kind] for kind in pool if kind in running.kinds]
-            nodes = np.isin(running.node_kind[:count], kinds)
+            nodes = running.of_pool(pool)
             found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node, self._cost_to(power))
         return found
 
@@ -226,11 +207,8 @@ class Victims:
         alone = np.flatnonzero(gain >= lacks[node])
         best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
         bound = cost[alone].min() if len(alone) else np.inf
-        least = np.full(len(nodes), np.inf)
-        np.minimum.at(least, node, cost / gain)
-        finite = np.isfinite(least)
-        least[finite] *= lacks[finite]
-        promising = np.flatnonzero(there & (least < bound * (1 - 1e-9)))
+        least = self._at_least(node, cost, gain, np.where(there, lacks, 0))
+        promising = np.flatnonzero(there & (field.avail > field.free) & (least < bound * (1 - 1e-9)))
         names = self._state.running.name_ranks()
         order = promising[np.lexsort((names[promising], least[promising]))][:_NODES_MAX]
         key = None if best is None else self._weigh(best, field)
@@ -243,6 +221,16 @@ class Victims:
             if key is None or found < key:
                 best, key, bound = chosen, found, float(field.cost[chosen].sum())
         return best
+
+    def _at_least(self, node: Any, cost: Any, gain: Any, lacks: Any) -> Any:
+        """Of each node what freeing so many GPUs costs at least: the cheapest per GPU first, the last in part."""
+        order = np.lexsort((cost / gain, node))
+        node, cost, gain = node[order], cost[order], gain[order]
+        total = np.cumsum(gain)
+        first = np.r_[True, node[1:] != node[:-1]] if len(node) else np.empty(0, bool)
+        before = total - gain - np.maximum.accumulate(np.where(first, total - gain, 0))
+        taken = np.clip(lacks[node] - before, 0, gain)
+        return np.bincount(node, weights=cost / gain * taken, minlength=len(lacks))
 
     def _first(self, row: Any, cost: Any) -> int:
         """Of equally cheap ones the one of the lowest tier, the worst standing, placed last, then by name."""

@@ -94,12 +94,22 @@ class Waiting:
         """Whether a waiting job has waited too long."""
         return self._known[job_id][2] <= now_us
 
-    def add(self, record: JobRecord, *, standing: int, patience_us: int | None, queue: str, owner: str = "") -> None:
+    def add(
+        self,
+        record: JobRecord,
+        *,
+        standing: int,
+        length_us: int,
+        patience_us: int | None,
+        queue: str,
+        owner: str = "",
+    ) -> None:
         """Queue a job.
 
         Args:
             record: of the job.
             standing: in its line.
+            length_us: how long it will run at most; NEVER if nobody knows.
             patience_us: how long it may wait in all before it goes first.
             queue: where it counts.
             owner: if what one user may hold there is limited.
@@ -113,7 +123,6 @@ class Waiting:
         due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
         journal.insert(line.places, (standing, record.submitted_us, job.job_id))
         journal.insert(line.ages, (due_us, job.job_id))
-        length_us = _length_us(record)
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
         journal.put(self._known, job.job_id, (alike, standing, due_us, length_us))
@@ -143,13 +152,3 @@ class Waiting:
 
     def _uncount(self, change: int) -> None:
         self.count -= change
-
-
-def _length_us(record: JobRecord) -> int:
-    """How long its next attempt runs at most: by its limit, or by its estimate."""
-    job, lengths = record.job, [NEVER]
-    if job.time_limit_us is not None:
-        lengths.append(max(job.time_limit_us, job.time_limit_us // 2 + job.grace_us) - record.used_us)
-    if job.estimate_us is not None:
-        lengths.append(max(0, job.estimate_us - record.used_us))
-    return min(lengths)

@@ -39,7 +39,9 @@ from cordee.ids import JobId
 from cordee.units import US_PER_HOUR, US_PER_S
 
 _AT_LEAST_US = 10 * US_PER_S
-CHOSEN = frozenset((NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.RESIZE))
+CHOSEN = frozenset(
+    (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA, NoticeReason.RESIZE, NoticeReason.MOVE)
+)
 """Notices that the scheduler gave by its own choice: preemptions."""
 POINTS = 1000
 

@@ -131,14 +131,18 @@ def _line(line: Line, index: int, across: _Scale, up: _Scale) -> str:
 def _names(lines: Sequence[Line], up: _Scale) -> str:
     """Names at the lines' ends, kept apart where the lines end close together."""
     ends = sorted((up.at(line.points[-1][1]), index, line.name) for index, line in enumerate(lines))
-    drawn, last = [], -math.inf
-    for at, index, name in ends:
-        last = max(at, last + 18)
-        ink = INKS[index % len(INKS)]
-        drawn.append(
-            f'<text class="name" style="fill:{ink}" x="{WIDTH - RIGHT + 10}" y="{num(last)}" dy="4">{text(name)}</text>'
-        )
-    return "".join(drawn)
+    places: list[float] = []
+    for at, *_ in ends:
+        places.append(max(at, places[-1] + 18 if places else -math.inf))
+    lowest = float(HEIGHT - BOTTOM)
+    for number in reversed(range(len(places))):  # and none below the axis
+        places[number] = min(places[number], lowest)
+        lowest = places[number] - 18
+    return "".join(
+        f'<text class="name" style="fill:{INKS[index % len(INKS)]}" x="{WIDTH - RIGHT + 10}" y="{num(at)}" dy="4">'
+        f"{text(name)}</text>"
+        for at, (_, index, name) in zip(places, ends, strict=True)
+    )
 
 
 def _mark(mark: Mark, across: _Scale, up: _Scale) -> str:

@@ -1,0 +1,57 @@
+"""What the search for victims must know of an attempt, as a row of `running.Running`."""
+
+from typing import Any
+
+from cordee.schedule.policy import Policy
+from cordee.schedule.preempt import insists_us
+from cordee.schedule.records import Attempt, JobRecord
+from cordee.schedule.running import NEVER
+from cordee.schedule.share import level, pace
+
+
+def columns_of(policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None) -> dict[str, Any]:
+    """The row of an attempt, but for its queue's number."""
+    job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
+    value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
+    spent = is_spent(record)
+    rested = policy.pushes_max is not None and record.pushes >= policy.pushes_max
+    if policy.guards:
+        rested |= placed_us - record.submitted_us - record.used_us >= (policy.patience_us or 0)
+    shares_from_us = placed_us + (policy.share_min_run_us if attempt.epoch > 1 else 0)
+    return {
+        "gpus": gpus,
+        "tier": level(job.tier),
+        "priority": job.priority,
+        "value": value,
+        "pace": rate,
+        "placed_us": placed_us,
+        "rests_until_us": NEVER if spent else rests_until_us(attempt),
+        "shares_from_us": NEVER if spent or rested else shares_from_us,
+        "ends_us": _ends_us(attempt, left_us),
+        "rate": attempt.micro_usd_per_hour,
+        "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),
+        "silent": job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0,
+        "saves": job.protected and job.grace_us >= job.save_us,
+        "save_us": job.save_us,
+        "restart_us": job.restart_us,
+        "every_us": max(0, job.checkpoint_every_us),
+    }
+
+
+def is_spent(record: JobRecord) -> bool:
+    """Whether it was pushed as often as it allows."""
+    return record.job.preemptions_max is not None and record.pushes >= record.job.preemptions_max
+
+
+def rests_until_us(attempt: Attempt) -> int:
+    """From when on another tier may push it."""
+    insists = insists_us(attempt.job, attempt.epoch)
+    if insists <= 0:
+        return 0
+    return NEVER if attempt.started_us is None else attempt.started_us + insists
+
+
+def _ends_us(attempt: Attempt, left_us: int | None) -> int:
+    """When its limit ends it at the latest, or its estimate; NEVER if nobody knows."""
+    ends = NEVER if attempt.limit_at_us is None else attempt.limit_at_us + attempt.job.grace_us
+    return ends if left_us is None else min(ends, attempt.placed_us + left_us)

@@ -1,0 +1,157 @@
+"""Whose turn it is inside a tier: levels of GPU time, minimum runs, patience, budgets; who moves, shrinks and grows."""
+
+from cordee.events import AttemptPlaced, NodeDown, NodeDraining, NoticeGiven, NoticeReason, Queue, QueuesSet
+from cordee.ids import JobId
+from cordee.schedule import NAMED, Policy, decide, explain
+from world import S, World, brief, job, node, share_ended
+
+HOUR_S = 3600
+
+
+def end(world: World, name: str, outcome: str = "checkpointed") -> list[str]:
+    world.tell(*share_ended(world, name, outcome))
+    return brief(world.cycle())
+
+
+def test_who_has_had_more_gives_way_to_who_waits_after_half_a_minute():
+    world = World(node("n1"), job("old", 8), work={"old": 10**6})
+    world.play(until_s=100)
+    world.at(HOUR_S)  # eight GPU-hours: one level down
+    world.tell(job("new", 4, at_us=world.now_us))
+    decision = decide(world.state, world.now_us)
+    assert decision.events == () and decision.wake_at_us == (HOUR_S + 60) * S  # turns change at whole minutes
+    assert brief(world.at(HOUR_S + 60).cycle()) == ["notice old share for new"]
+    assert end(world, "old") == ["attempt old.1 checkpointed", "place new n1:4"]
+
+
+def test_an_equal_is_not_pushed_and_a_job_of_a_worse_level_pushes_nobody():
+    world = World(node("n1"), job("a", 8), job("b", 8), work={"a": 10**6, "b": 10**6})
+    world.play(until_s=300)
+    assert brief(world.cycle()) == [] and set(world.state.attempts) == {"a"}
+
+
+def test_a_second_attempt_runs_half_an_hour_before_it_is_pushed_by_its_own_tier():
+    world = World(node("n1"), job("old", 8), work={"old": 10**6, "new": 60})
+    world.play(until_s=100)
+    world.at(HOUR_S).later(job("new", 8, at_us=HOUR_S * S)).play(until_s=HOUR_S + 400)
+    assert world.state.attempts[JobId("old")].epoch == 2
+    placed_us = world.state.attempts[JobId("old")].placed_us
+    world.tell(job("next", 8, at_us=world.now_us))
+    assert brief(world.at(placed_us / S + 1799).cycle()) == []
+    minute_s = -(-(placed_us // S + 1800) // 60) * 60
+    assert brief(world.at(minute_s).cycle()) == ["notice old share for next"]
+
+
+def test_who_did_not_run_for_too_long_goes_first_pushes_any_level_and_is_pushed_no_more():
+    policy = Policy(patience_us=1000 * S)
+    names = [f"j{each}" for each in range(40)]
+    world = World(node("n1"), job("big", 8, at_us=0), policy=policy, work=dict.fromkeys(names, 200) | {"big": 10**5})
+    world.later(*(job(name, 5, at_us=each * 90 * S) for each, name in enumerate(names)))
+    world.play(until_s=8000)
+    waited = [record.waits_since_us - record.submitted_us - record.used_us for record in world.state.jobs.values()]
+    assert max(waited) < 3000 * S
+
+
+def test_a_job_is_pushed_no_more_often_than_it_allows():
+    world = World(node("n1"), job("v", 8, "preemptible", preemptions_max=1), work={"v": 10**5, "p": 10, "q": 10})
+    world.play(until_s=100)
+    world.later(job("p", 8, "production", at_us=100 * S)).play(until_s=300)
+    assert world.state.jobs[JobId("v")].pushes == 1 and JobId("v") in world.state.attempts
+    assert brief(world.tell(job("q", 8, "production", at_us=world.now_us)).cycle()) == []
+
+
+def test_small_jobs_move_where_they_fit_to_make_a_shape():
+    """Twelve GPUs are free, six on each node: the gang of 8 lets a job of 2 move."""
+    world = World(node("n1"), node("n2"), job("a", 2), job("b", 6), job("c", 2), work=dict.fromkeys("abc", 10**6))
+    world.play(until_s=100)
+    world.tell(*share_ended(world, "b", "finished")).cycle()
+    world.tell(job("gang", 8, at_us=world.now_us)).cycle()
+    if JobId("gang") in world.state.attempts:
+        return  # they lay together
+    moved = world.at(200).cycle()
+    assert [event.reason for event in moved if isinstance(event, NoticeGiven)] == [NoticeReason.MOVE]
+    (given,) = [event for event in moved if isinstance(event, NoticeGiven)]
+    assert given.for_job == "gang" and given.gpus == 2
+    end(world, str(given.job_id))
+    assert {JobId("gang"), given.job_id} <= set(world.state.attempts)
+
+
+def test_an_elastic_victim_shrinks_and_starts_again_at_once_on_what_is_left():
+    world = World(node("n1"), job("e", 8, "preemptible", sizes=(4, 2)), work={"e": 10**6})
+    world.play(until_s=100)
+    (given,) = world.tell(job("p", 4, "production", at_us=world.now_us)).cycle()
+    assert (given.reason, given.gpus, given.for_job) == (NoticeReason.RESIZE, 4, "p")
+    assert end(world, "e") == ["attempt e.1 checkpointed", "place p n1:4", "place e n1:4"]
+
+
+def test_an_elastic_job_starts_smaller_and_grows_when_that_pays():
+    world = World(node("n1"), job("a", 4), job("e", 8, sizes=(4,)), work={"a": 1000, "e": 10**6})
+    assert brief(world.cycle()) == ["place a n1:4", "place e n1:4"]
+    world.play(until_s=2000)
+    placed = {each.epoch: each for each in world.log if isinstance(each, AttemptPlaced) and each.job_id == "e"}
+    notices = [event for event in world.log if isinstance(event, NoticeGiven)]
+    assert [(each.job_id, each.reason, each.gpus) for each in notices] == [("e", NoticeReason.RESIZE, 8)]
+    assert sum(len(lease.gpus) for lease in placed[2].leases) == 8
+
+
+def test_a_node_that_goes_down_again_and_again_rests_for_an_hour():
+    world = World(node("n1"), job("x", 1, at_us=400 * S))
+    for epoch in range(1, 4):
+        world.tell(NodeDown(at_us=epoch * 60 * S, node="n1", epoch=epoch, why="silent"))
+        world.tell(node("n1", epoch=epoch + 1, at_us=epoch * 60 * S + S))
+    decision = decide(world.at(400).state, world.now_us)
+    assert decision.events == ()
+    assert "n1 went down too often" in explain(world.state, JobId("x"), world.now_us).text
+    assert brief(world.at(180 + HOUR_S).cycle()) == ["place x n1:1"]
+
+
+def test_a_drained_node_takes_nobody_and_with_evict_gives_notice():
+    world = World(node("n1"), node("n2"), job("a", 8), work={"a": 10**6})
+    world.play(until_s=100)
+    world.tell(NodeDraining(at_us=100 * S, node="n1", by="ann"), job("b", 16))
+    assert brief(world.cycle()) == []
+    world.tell(NodeDraining(at_us=101 * S, node="n1", by="ann", evict=True))
+    assert brief(world.cycle()) == ["notice a drain"]
+    assert end(world, "a") == ["attempt a.1 checkpointed", "place a n2:8"]
+    world.tell(NodeDraining(at_us=200 * S, node="n1", by="ann", over=True), job("c", 8))
+    assert brief(world.cycle()) == ["place c n1:8"]
+
+
+def queues_of(**quotas: int) -> QueuesSet:
+    return QueuesSet(at_us=0, queues=tuple(Queue(name=name, quota_gpus=gpus) for name, gpus in quotas.items()))
+
+
+def test_what_was_lent_comes_back_whatever_the_tier_and_is_not_taken_again():
+    jobs = (job("b1", 8, "standard", queue="b"), job("b2", 8, "standard", queue="b"))
+    world = World(node("n1"), node("n2"), queues_of(a=8, b=8), *jobs, work={"b1": 10**6, "b2": 10**6})
+    world.play(until_s=100)
+    world.tell(job("mine", 8, "preemptible", queue="a", at_us=world.now_us))
+    (given,) = world.cycle()
+    assert (given.reason, given.for_job) == (NoticeReason.QUOTA, "mine")
+    assert brief(end_of(world, given.job_id))[-1].startswith("place mine")
+    assert brief(world.at(200).cycle()) == []
+
+
+def end_of(world: World, job_id: JobId):
+    world.tell(*share_ended(world, job_id, "checkpointed"))
+    return world.cycle()
+
+
+def test_a_quota_shields_from_higher_tiers_of_queues_that_borrow():
+    jobs = (job("low", 8, "preemptible", queue="b"), job("a1", 8, queue="a"))
+    world = World(node("n1"), node("n2"), queues_of(a=8, b=8), *jobs, work={"low": 10**6, "a1": 10**6})
+    world.play(until_s=100)
+    assert brief(world.tell(job("a2", 8, "production", queue="a")).cycle()) == ["notice a1 preempt for a2"]
+
+
+def test_without_notice_victims_are_killed_in_the_same_cycle():
+    world = World(node("n1"), job("v", 8, "preemptible"), policy=NAMED["kill"])
+    world.play(until_s=100)
+    assert brief(world.tell(job("p", 8, "production")).cycle()) == ["notice v preempt for p", "kill v"]
+
+
+def test_in_strict_order_nobody_passes_whoever_waits_first():
+    world = World(node("n1"), job("a", 4), job("b", 8, at_us=1), job("c", 4, at_us=2), policy=NAMED["fifo"])
+    assert brief(world.cycle()) == ["place a n1:4"]
+    world = World(node("n1"), job("a", 4), job("b", 8, at_us=1), job("c", 4, at_us=2), policy=NAMED["fit"])
+    assert brief(world.cycle()) == ["place a n1:4", "place c n1:4"]
