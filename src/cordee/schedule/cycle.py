@@ -13,7 +13,7 @@ from operator import itemgetter
 from cordee.events import AttemptPlaced, Event, Job, Lease, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule.bounds import Refusal
-from cordee.schedule.entry import Kind
+from cordee.schedule.entry import Kind, mask_of
 from cordee.schedule.free import FreeIndex
 from cordee.schedule.grow import grown, worth_us
 from cordee.schedule.held import held_by
@@ -105,6 +105,7 @@ class Cycle:
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
     vain: Vain = field(default_factory=Vain)  # nor by making room
     _passed: set[JobId] = field(default_factory=set)  # considered
+    _spoken: dict[JobId, list[Lease]] = field(default_factory=dict)  # what leaves for whom
     _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
 
@@ -123,6 +124,7 @@ class Cycle:
                 # 3. For each: place the whole gang, or claim what is being vacated, or make room for it, or
                 # 4. reserve for the first that waits; those after it are backfilled around it.
                 self._kinds = tuple(sorted(state.index.kinds))
+                self._speak()
                 self._take_turns()
                 self.vain.until_us = next_turn_us(state, self.now_us)
                 self._wake(self.vain.until_us)
@@ -267,6 +269,12 @@ class Cycle:
         refusal = self._refusal(record)
         if refusal is None and self._find(record, candidates):
             return True
+        if refusal is not None and refusal.short_milli is not None and refusal.short_milli <= 0:
+            # Enough has notice for its queue to admit it: meanwhile its place is kept.
+            leases = self._vacated(record, shape_of(record.job), candidates)
+            if leases is not None:
+                self._claim(record.job, leases)
+                return True
         made = self._make_room(record, candidates, refusal)
         if made or (refusal is None and self._start_smaller(record, candidates)):
             return True
@@ -282,36 +290,58 @@ class Cycle:
             if self._start(record, candidates):
                 return True
             self._full.add(shape)
-        if self.state.vacating and shape not in self._no_room:
-            # What leaves for somebody else only if nothing else will do: else that one would have to look anew.
-            leases = self._not_of_others(record, candidates)
-            leases = leases or self._place(self.state.soon, record.job, candidates)
-            if leases is not None:
-                self._claim(record.job, leases)
-                return True
-            self._no_room.add(shape)
-        return False
+        leases = self._vacated(record, shape, candidates) if self.state.vacating else None
+        if leases is not None:
+            self._claim(record.job, leases)
+        return leases is not None
 
-    def _not_of_others(self, record: JobRecord, candidates: tuple[Pool, ...]) -> tuple[Lease, ...] | None:
-        """Its place beside what leaves for others who wait."""
-        others = [
-            lease
-            for name, leaving in self.state.vacating.items()
-            if self.state.nodes[name].stays
-            for lease, job in leaving
-            if self._leaves_for(job.job_id) not in (None, record.job.job_id)
-        ]
-        mark = self.state.mark()
-        self.state.claim(others)
-        leases = self._place(self.state.soon, record.job, candidates)
-        self.state.take_back(mark)
-        return leases
+    def _speak(self) -> None:
+        """What leaves for somebody who waits is his, and others look at it only if nothing else will do.
+
+        Else one could choose what leaves for another, who would have to look anew.
+        """
+        state = self.state
+        for name, leaving in state.vacating.items():
+            mask = 0
+            for lease, job in leaving:
+                for_job = self._leaves_for(job.job_id)
+                if for_job is not None and state.nodes[name].stays:
+                    mask |= mask_of(lease.gpus)
+                    self._spoken.setdefault(for_job, []).append(lease)
+            if mask:
+                state.speak_for(name, mask)
 
     def _leaves_for(self, victim: JobId) -> JobId | None:
         """Who waits for a leaving attempt's GPUs."""
         given = self.state.attempts[victim].notice
         job_id = None if given is None else given.for_job
         return job_id if job_id is not None and self.state.jobs[job_id].phase is Phase.QUEUED else None
+
+    def _vacated(self, record: JobRecord, shape: Shape, candidates: tuple[Pool, ...]) -> tuple[Lease, ...] | None:
+        """Its place where GPUs are being vacated: for it, for nobody, or if need be for those behind it."""
+        state, own = self.state, self._spoken.pop(record.job.job_id, [])
+        for lease in own:
+            state.speak_for(lease.node, state.spoken[lease.node] & ~mask_of(lease.gpus))
+        if shape in self._no_room and not own:
+            return None
+        leases = self._place(state.soon, record.job, candidates)
+        if leases is None and self._spoken and self._could_hold(record.job, candidates):
+            with state.unspoken():
+                leases = self._place(state.soon, record.job, candidates)
+        if leases is None:
+            self._no_room.add(shape)
+        return leases
+
+    def _could_hold(self, job: Job, candidates: tuple[Pool, ...]) -> bool:
+        """Whether there are nodes enough if everything that is being vacated is counted: a quick look."""
+        running = self.state.running
+        for pool in candidates:
+            need = need_of(self.state.index, job, pool)
+            if need is not None:
+                free = running.node_free[: len(running.node_names)][running.of_pool(pool)]
+                if int((free // need.unit).sum()) >= need.units:
+                    return True
+        return False
 
     def _candidates(self, job: Job) -> tuple[Pool, ...]:
         key = (job.gpu_name, job.capacity)

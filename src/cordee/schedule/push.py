@@ -152,7 +152,7 @@ class Pushing:
         attempts = [self.state.attempts[each] for each in chosen]
         plain: list[Term] = [(attempt, self._reason(attempt, record), None) for attempt in attempts]
         self._try(plain, record)
-        leases = self._place(self.state.soon, record.job, (pool,))
+        leases = self._place_soon(record.job, (pool,))
         if leases is None:
             self.state.take_back(mark)
             return None
@@ -176,7 +176,7 @@ class Pushing:
         attempts = [self.state.attempts[each] for each in chosen]
         terms: list[Term] = [(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
         self._try(terms, record)
-        leases = self._place(self.state.soon, record.job, (pool,))
+        leases = self._place_soon(record.job, (pool,))
         others: list[tuple[Job, tuple[Lease, ...]]] = []
         if leases is not None:
             self.state.claim(leases)
@@ -207,6 +207,14 @@ class Pushing:
         self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
     ) -> tuple[Lease, ...] | None:
         return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
+
+    def _place_soon(self, job: Job, candidates: tuple[Pool, ...]) -> tuple[Lease, ...] | None:
+        """Where GPUs are being vacated; if need be those that leave for somebody behind it in the order."""
+        leases = self._place(self.state.soon, job, candidates)
+        if leases is None and any(self.state.spoken.values()):
+            with self.state.unspoken():
+                leases = self._place(self.state.soon, job, candidates)
+        return leases
 
     def _try(self, terms: list[Term], record: JobRecord) -> None:
         for term in terms:

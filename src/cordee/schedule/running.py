@@ -144,6 +144,17 @@ class Running:
         self.node_free[number], self.node_usable[number] = free, usable
         self.changes += 1
 
+    def node_now(self, name: str) -> tuple[int, int, int]:
+        """What `put_back` needs."""
+        number = self.node(name)
+        return int(self.node_kind[number]), int(self.node_free[number]), int(self.node_usable[number])
+
+    def put_back(self, name: str, node: tuple[int, int, int]) -> None:
+        """As it was."""
+        number = self.nodes[name]
+        self.node_kind[number], self.node_free[number], self.node_usable[number] = node
+        self.changes += 1
+
     def add(self, job_id: JobId, leases: tuple[Lease, ...], values: dict[str, Any]) -> None:
         """An attempt was placed."""
         row = self.rows.add(values | {"live": True})

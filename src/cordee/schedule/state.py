@@ -9,7 +9,8 @@ a second ShareEnded of a node; a NodeUp or NodeDown of an epoch below the node's
 RankLeft, which are the ledger's. A placement that leases a GPU twice is a programmer's error and is asserted.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +90,7 @@ class State:
         self.leased: dict[str, Used] = {}  # of nodes: what is leased
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
         self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
+        self.spoken: dict[str, int] = {}  # of nodes: GPUs being vacated for somebody, not in `soon`; alike empty
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
         self.owed: dict[JobId, None] = {}  # jobs that wait for what borrowers give back
         self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
@@ -168,6 +170,21 @@ class State:
             self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
             self._reindex(lease.node)
 
+    def speak_for(self, name: str, mask: int) -> None:
+        """These GPUs of a node, which are being vacated, are not open in `soon`: they leave for somebody."""
+        self.journal.put(self.spoken, name, mask)
+        self._reindex(name)
+
+    @contextmanager
+    def unspoken(self) -> Iterator[None]:
+        """Inside, all that is being vacated is open, whoever it leaves for."""
+        mark = self.mark()
+        for name, mask in list(self.spoken.items()):
+            if mask:
+                self.speak_for(name, 0)
+        yield
+        self.take_back(mark)
+
     def disclaim(self, leases: Iterable[Lease]) -> None:
         """They are open again."""
         for lease in leases:
@@ -184,6 +201,7 @@ class State:
             "leased": dict(self.leased),
             "vacating": dict(self.vacating),
             "claimed": {name: mask for name, mask in self.claimed.items() if mask},
+            "spoken": {name: mask for name, mask in self.spoken.items() if mask},
             "attention": frozenset(self.attention),
             "owed": frozenset(self.owed),
             "returning": frozenset(self.returning),
@@ -344,8 +362,9 @@ class State:
                 self.journal.put(self.attention, job_id, None)
 
     def _reindex(self, name: str) -> None:
-        record = self.nodes[name]
+        record, running = self.nodes[name], self.running
         entry = later = None
+        before = self.index.entries.get(name), self.soon.entries.get(name), running.node_now(name)
         if record.stays:
             entry = later = entry_of(record.node, self.leased.get(name, _UNUSED))
             leaving, kept = self.vacating.get(name), self.claimed.get(name, 0)
@@ -354,20 +373,20 @@ class State:
             if kept:
                 later = replace(later, free=later.free & ~kept)
                 entry = replace(entry, free=entry.free & ~kept)
-        old = self.index.put(name, entry), self.soon.put(name, later)
-        self._count_node(name, later)
-        self.journal.note(self._put_back, name, old)
-
-    def _put_back(self, name: str, old: tuple[Entry | None, Entry | None]) -> None:
-        self.index.put(name, old[0])
-        self.soon.put(name, old[1])
-        self._count_node(name, old[1])
-
-    def _count_node(self, name: str, entry: Entry | None) -> None:
-        if entry is None:
-            self.running.set_node(name, None, 0, 0)
+            running.set_node(name, later.kind, later.free.bit_count(), later.usable)
+            spoken = self.spoken.get(name, 0)
+            if spoken:
+                later = replace(later, free=later.free & ~spoken)
         else:
-            self.running.set_node(name, entry.kind, entry.free.bit_count(), entry.usable)
+            running.set_node(name, None, 0, 0)
+        self.index.put(name, entry)
+        self.soon.put(name, later)
+        self.journal.note(self._put_back, name, *before)
+
+    def _put_back(self, name: str, entry: Entry | None, later: Entry | None, node: tuple[int, int, int]) -> None:
+        self.index.put(name, entry)
+        self.soon.put(name, later)
+        self.running.put_back(name, node)
 
     # -- queues ----------------------------------------------------------------------------------------------
 
