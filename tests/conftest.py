@@ -3,6 +3,8 @@
 import pytest
 from hypothesis import settings
 
+from s3_world import s3, s3_server  # noqa: F401 - fixtures
+
 # Helpers that assert say what they compared, as tests do.
 pytest.register_assert_rewrite("gang_scene", "kill_story", "log_histories", "random_worlds")
 

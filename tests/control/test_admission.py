@@ -111,7 +111,7 @@ def test_what_the_scheduler_is_told(tmp_path: Path) -> None:
         ),
         ({"run": ["no-such-program"]}, [SLOTS], ScriptError, "'no-such-program' is not an executable"),
         ({"run": ["python", "-u", "no.py"]}, [SLOTS], ScriptError, "no.py does not exist"),
-        ({"checkpoint": {"to": "s3://bucket/run"}}, [SLOTS], DestinationError, "no store for s3://\nhint: use a path"),
+        ({"checkpoint": {"to": "ftp://host/run"}}, [SLOTS], DestinationError, "no store for ftp://\nhint: use a path"),
         ({"cwd": "/no/such/folder"}, [SLOTS], ScriptError, "folder /no/such/folder does not exist"),
     ],
 )

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from cordee.errors import DestinationError
-from cordee.storage.files import BLOCK_BYTES, DIRECT_MIN_BYTES, TMP, FileBlobs, open_blobs
+from cordee.storage.destination import open_blobs
+from cordee.storage.files import BLOCK_BYTES, DIRECT_MIN_BYTES, TMP, FileBlobs
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES, DIRECT_MIN_BYTES, DIRECT_MIN_BYTES + 17, 3 * DIRECT_MIN_BYTES - 1])
@@ -84,8 +85,14 @@ def test_leftovers_of_killed_writers_are_swept(tmp_path) -> None:
 def test_where_a_checkpoint_may_go(tmp_path) -> None:
     assert open_blobs(f"file://{tmp_path}/a%20b").root == tmp_path / "a b"
     assert open_blobs(f"{tmp_path}/c#1").root == tmp_path / "c#1"
-    with pytest.raises(DestinationError, match="no store for s3://"):
-        open_blobs("s3://bucket/run")
+    with pytest.raises(DestinationError, match="no store for ftp://"):
+        open_blobs("ftp://host/run")
+    with pytest.raises(DestinationError, match="names no bucket"):
+        open_blobs("s3:///run")
+    with pytest.raises(DestinationError, match="twice"):
+        open_blobs(f"{tmp_path}/a,{tmp_path}/a/")
+    with pytest.raises(DestinationError, match="empty destination"):
+        open_blobs(f"{tmp_path}/a,")
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot create the folder"):
         open_blobs(f"{tmp_path}/file/run")

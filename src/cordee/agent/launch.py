@@ -13,6 +13,7 @@ from typing import Any
 
 from cordee.agent.process import NODE, TAG
 from cordee.events import Lease
+from cordee.storage.destination import below, places
 
 DEFAULT_GRACE_S = 30.0
 
@@ -242,9 +243,11 @@ def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
     }
     checkpoint = order.spec.get("checkpoint") or {}
     if checkpoint.get("to"):
-        to = str(checkpoint["to"])
-        to = to if "://" in to else str(Path(cwd) / Path(to).expanduser())
-        env["CORDEE_CHECKPOINT_TO"] = f"{to.rstrip('/')}/{order.job_id}"
+        absolute = (
+            place if "://" in place else str(Path(cwd) / Path(place).expanduser())
+            for place in places(str(checkpoint["to"]))
+        )
+        env["CORDEE_CHECKPOINT_TO"] = below(",".join(absolute), order.job_id)
         every = checkpoint.get("every_s") or "auto"
         env["CORDEE_CHECKPOINT_EVERY"] = every if isinstance(every, str) else f"{every:g}"
         if checkpoint.get("keep") is not None:

@@ -24,6 +24,10 @@ VERBS: dict[str, tuple[str, str]] = {
         "Replicate and place a model's experts from their loads; say if moving them pays.",
     ),
     "pipeline": ("cordee.cli.pipeline", "Pipeline schedules on your times: bubbles, memory, which to use."),
+    "trace": (
+        "cordee.cli.trace",
+        "Where a GPU's time went, by its profiler's trace: exposed, waiting, idle; who is late.",
+    ),
     "run": ("cordee.cli.jobs", "Queue a job, and start a server if none runs."),
     "stop": ("cordee.cli.jobs", "Ask a job to end: it checkpoints first, unless --now."),
     "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
@@ -46,6 +50,7 @@ EXAMPLES = {
     "figures": "cordee figures --json",
     "experts": "cordee experts loads.csv --gpus 32 --nodes 4 --replicas 288 --groups 8 --json > plan.json",
     "pipeline": "cordee pipeline --ranks 8 --microbatches 20 --times f=1,b=1,w=1 --memory 9",
+    "trace": "cordee trace rank*.json.gz --html trace.html",
     "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
     "stop": "cordee stop my-job --wait",
     "jobs": "cordee jobs my-job",

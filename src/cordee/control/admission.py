@@ -17,7 +17,7 @@ from cordee.plan.search import Verdict, check_fit, training_for
 from cordee.plan.survive import ASSUMED_START_S, Survival, survival
 from cordee.schedule.queues import DEFAULT, near
 from cordee.schedule.quotas import Quotas
-from cordee.storage.files import folder_of
+from cordee.storage.destination import check_destination
 from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
@@ -49,11 +49,15 @@ _SHELL_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The job for the scheduler, what it costs on the dearest GPUs that it may get, and what was assumed about it."""
+    """The job for the scheduler, what it costs on the dearest GPUs that it may get, and what was assumed about it.
+
+    `fit` says how its model fits; None if it names none, or where there is no wall.
+    """
 
     job: Job
     micro_usd_per_hour: int
     notes: tuple[str, ...]
+    fit: str | None = None
 
 
 def admit(
@@ -89,20 +93,20 @@ def admit(
     quotas = quotas or Quotas()
     check_program(spec)
     if spec.checkpoint.to is not None:
-        folder_of(spec.checkpoint.to)
+        check_destination(spec.checkpoint.to)
     _check_queue(spec, quotas)
     kind = _kind(spec, nodes, catalogue)
     eligible = [node for node in nodes if _matches(node, kind, spec)]
     _check_size(spec, kind, eligible, nodes)
     notes: list[str] = []
-    expected, sizes = None, spec.sizes
+    expected, fit, sizes = None, None, spec.sizes
     if spec.model is not None:
         shape = load_shape(_model_path(spec.model, spec.cwd))
         gpu = _wall(kind, eligible, catalogue)
         if gpu is None:
             notes.append(f"{shape.name} is not checked against a wall: CPU slots have none")
         else:
-            _check_fit(spec, spec.model, shape, gpu)
+            fit = _check_fit(spec, spec.model, shape, gpu)
             sizes = tuple(size for size in sizes if _fits_smaller(spec.model, shape, gpu, size))
         expected = _survival(spec, spec.model, shape, max(node.gpus for node in eligible))
         notes.append(
@@ -125,7 +129,7 @@ def admit(
     never = quotas.never(job, min((job.gpus, *sizes)))
     if never is not None:
         raise TooLargeError(never, hint="ask for less, or for another queue: `cordee queues` shows them")
-    return Admitted(job, _hourly(spec, eligible), tuple(notes))
+    return Admitted(job, _hourly(spec, eligible), tuple(notes), fit)
 
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
@@ -281,12 +285,17 @@ def _wall(kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> G
     return max((catalogue.find_gpu(each) for each in kinds if each), key=lambda gpu: (gpu.memory_bytes, gpu.name))
 
 
-def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu) -> None:
-    """It fits all that it was asked to run on: `gpus`, and the sizes that the job names itself."""
-    for gpus in (spec.gpus, *spec.elastic.sizes):
-        verdict = _verdict(model, shape, gpu, gpus)
+def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu) -> str:
+    """It fits all that it was asked to run on: `gpus`, and the sizes that the job names itself. How, in words."""
+    verdicts = [_verdict(model, shape, gpu, gpus) for gpus in (spec.gpus, *spec.elastic.sizes)]
+    for verdict in verdicts:
         if not verdict.fits:
             raise verdict.error()
+    best = verdicts[0].candidate
+    peak, wall = format_bytes(best.peak_bytes), format_bytes(best.wall_bytes)
+    return (
+        f"{verdicts[0].model} fits {spec.gpus} x {verdicts[0].gpu}: {best.layout}, {peak} of {wall} on its fullest GPU"
+    )
 
 
 def _fits_smaller(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> bool:

@@ -40,7 +40,7 @@ def cluster(text: str, *, micro_usd_per_gpu_hour: int = 0, price_source: str = "
     return tuple(node if node.micro_usd_per_gpu_hour else replace(node, **price) for node in nodes)  # type: ignore[arg-type]
 
 
-def vc_clusters(path: Path, gpus: int = 8) -> dict[str, int]:
+def vc_clusters(path: Path) -> dict[str, int]:
     """Nodes of each virtual cluster, from a table whose rows are a name and a number.
 
     Raises:

@@ -349,7 +349,7 @@ class SimCluster:
         if attempt.work.stall_us:
             while attempt.told_cycles < cycles:
                 self._tell_cycle(attempt, attempt.told_cycles)
-        elif cycles > attempt.told_cycles:
+        elif cycles > attempt.told_cycles and now_us < course.last_us:  # else it is all told as one, below
             attempt.told_cycles = cycles
             self._tell_steps(attempt, course.train_us + cycles * course.cycle_us, course.first_step + cycles * course.k)
         if cycles < course.cycles or now_us < course.last_us:

@@ -11,7 +11,7 @@ import xxhash
 from blake3 import blake3
 
 from cordee.storage.files import BLOCK_BYTES, Blobs, Data
-from cordee.storage.sealed import Damaged
+from cordee.storage.tiers import read_intact
 from cordee.units import MiB
 
 FOLDER = "chunks"
@@ -82,26 +82,33 @@ def write_chunk(blobs: Blobs, data: Data, *, save: int, epoch: int, known: dict[
     check = xxhash.xxh3_128_hexdigest(data)
     length_bytes = memoryview(data).nbytes
     old = known.get(digest)
-    if old and (old.length_bytes, old.xxh3) == (length_bytes, check) and blobs.size(old.key) == length_bytes:
-        return old, False
+    if old and (old.length_bytes, old.xxh3) == (length_bytes, check):
+        lacking = [tier for tier in blobs.tiers if tier.size(old.key) != length_bytes]
+        if len(lacking) < len(blobs.tiers):
+            for tier in lacking:  # A node that is new to the job has an empty disk.
+                tier.put(old.key, data)
+            return old, False
     chunk = Chunk(chunk_key(digest, save, epoch), length_bytes, check)
     return chunk, blobs.put_if_absent(chunk.key, data)
 
 
 def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:
-    """The verified content.
+    """The verified content, from the nearest tier where it is intact; nearer ones are repaired.
 
     Raises:
         Damaged: missing, of another length, or with another checksum.
     """
-    data = blobs.get(chunk.key)
-    if data is None:
-        raise Damaged(f"{chunk.key} is missing")
-    if len(data) != chunk.length_bytes:
-        raise Damaged(f"{chunk.key} has {len(data)} bytes and should have {chunk.length_bytes}")
-    if xxhash.xxh3_128_hexdigest(data) != chunk.xxh3:
-        raise Damaged(f"{chunk.key} does not match its checksum over {len(data)} bytes")
-    return data
+
+    def problem(data: bytes | None) -> str | None:
+        if data is None:
+            return f"{chunk.key} is missing"
+        if len(data) != chunk.length_bytes:
+            return f"{chunk.key} has {len(data)} bytes and should have {chunk.length_bytes}"
+        if xxhash.xxh3_128_hexdigest(data) != chunk.xxh3:
+            return f"{chunk.key} does not match its checksum over {len(data)} bytes"
+        return None
+
+    return read_intact(blobs, chunk.key, problem)
 
 
 def lay_out(lengths_bytes: Iterable[int]) -> Layout:

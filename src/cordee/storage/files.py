@@ -27,6 +27,10 @@ Data = bytes | bytearray | memoryview
 class Blobs(Protocol):
     """What the log, the chunks and the manifests need from a store. Keys are relative POSIX paths."""
 
+    @property
+    def tiers(self) -> "tuple[Blobs, ...]":
+        """The stores behind it, the nearest first; of a plain one, itself."""
+
     def put_if_absent(self, key: str, data: Data) -> bool:
         """Create the blob whole and durable; False if the key exists. An error leaves the outcome unknown."""
 
@@ -57,8 +61,12 @@ class FileBlobs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.tiers: tuple[Blobs, ...] = (self,)
         with self._reporting("create the folder"):
             (root / TMP).mkdir(parents=True, exist_ok=True)
+
+    def __str__(self) -> str:
+        return str(self.root)
 
     def put_if_absent(self, key: str, data: Data) -> bool:
         """Create the blob whole and durable; False if the key exists."""
@@ -168,15 +176,6 @@ class FileBlobs:
             raise DestinationError(f"cannot {doing} in {self.root}: {error.strerror}", hint=hint) from error
 
 
-def open_blobs(to: str) -> FileBlobs:
-    """The store behind a path or a `file://` URL.
-
-    Raises:
-        DestinationError: another scheme, or a folder that cannot be made.
-    """
-    return FileBlobs(folder_of(to))
-
-
 def folder_of(to: str) -> Path:
     """The absolute folder that a path or a `file://` URL names; touches nothing.
 
@@ -185,7 +184,10 @@ def folder_of(to: str) -> Path:
     """
     url = urlsplit(to)
     if url.scheme not in ("", "file"):
-        raise DestinationError(f"{to!r}: no store for {url.scheme}://", hint="use a path or file:///path")
+        raise DestinationError(
+            f"{to!r}: no store for {url.scheme}://",
+            hint="use a path, file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
+        )
     return Path(unquote(url.path) if url.scheme else to).expanduser().absolute()
 
 

@@ -15,7 +15,8 @@ from blake3 import blake3
 from cordee.errors import CheckpointError
 from cordee.storage.chunks import Chunk, Piece, join_pieces, read_chunk
 from cordee.storage.files import Blobs
-from cordee.storage.sealed import FORMAT, Damaged, canonical, seal, unseal
+from cordee.storage.sealed import FORMAT, canonical, seal, unseal
+from cordee.storage.tiers import read_intact
 
 FOLDER = "manifests"
 
@@ -140,12 +141,15 @@ def read_manifest(blobs: Blobs, name: str) -> Manifest:
     Raises:
         Damaged: missing, or its bytes have another hash.
     """
-    data = blobs.get(f"{FOLDER}/{name}")
-    if data is None:
-        raise Damaged(f"manifest {name} is missing")
-    if blake3(data).hexdigest() != name.split(".", maxsplit=1)[0]:
-        raise Damaged(f"manifest {name} does not match its hash over {len(data)} bytes")
-    return Manifest.from_bytes(data)
+
+    def problem(data: bytes | None) -> str | None:
+        if data is None:
+            return f"manifest {name} is missing"
+        if blake3(data).hexdigest() != name.split(".", maxsplit=1)[0]:
+            return f"manifest {name} does not match its hash over {len(data)} bytes"
+        return None
+
+    return Manifest.from_bytes(read_intact(blobs, f"{FOLDER}/{name}", problem))
 
 
 def read_extras(blobs: Blobs, manifest: Manifest, rank: int) -> Any:

@@ -17,7 +17,7 @@ import torch
 
 from cordee.errors import CheckpointError, CorruptError, FencedError
 from cordee.storage.chunks import lay_out
-from cordee.storage.files import TMP, open_blobs
+from cordee.storage.destination import open_blobs
 from cordee.storage.generations import Commit, check_generation, commit_of
 from cordee.storage.log import Log
 from cordee.storage.manifest import parts_prefix, read_extras, read_manifest, write_failed
@@ -92,7 +92,7 @@ class Checkpointer:
         self._on_failure = on_failure
         self._blobs = open_blobs(to)
         self._together = Together(rank, world_size, grace_s)
-        self._staging = Staging(str(self._blobs.root / TMP))
+        self._staging = Staging()
         self._writer = CaptureWriter(self._staging)
         self._nonce = ""
         self._link: DrainLink | None = None

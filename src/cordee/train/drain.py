@@ -21,7 +21,8 @@ from typing import Any
 from cordee.errors import CheckpointError, CordeeError, FencedError
 from cordee.points import point
 from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
-from cordee.storage.files import Blobs, open_blobs
+from cordee.storage.destination import open_blobs
+from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, collect, commit_of, known_chunks
 from cordee.storage.log import Log
 from cordee.storage.manifest import (
@@ -218,9 +219,10 @@ class Drain:
 
     def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk]) -> None:
         """Verify what this save wrote from the disk, not from the page cache; then say so."""
-        for chunk in written:
-            self.blobs.drop_cache(chunk.key)
-            read_chunk(self.blobs, chunk)
+        for tier in self.blobs.tiers:  # Each by itself: one intact copy says nothing of the others.
+            for chunk in written:
+                tier.drop_cache(chunk.key)
+                read_chunk(tier, chunk)
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
 
     def _collect(self, prefix: str, save: int) -> None:

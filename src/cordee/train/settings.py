@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cordee.errors import InputError
 from cordee.ids import JobId
+from cordee.storage.destination import below
 from cordee.units import parse_duration_s
 
 KEEP_MIN = 2
@@ -56,7 +57,7 @@ def settings(
     own = str(to) if to else None
     if own and env.get("CORDEE_JOB"):
         # A job's epochs count its own attempts: in a folder that others have written to it would be fenced off.
-        own = f"{own.rstrip('/')}/{env['CORDEE_JOB']}"
+        own = below(own, env["CORDEE_JOB"])
     return Settings(
         to=env.get("CORDEE_CHECKPOINT_TO") or own,
         every=parse_every(every) if told is None else Every(seconds=told),

@@ -17,11 +17,11 @@ from cordee.units import MiB
 class Staging:
     """Anonymous shared memory behind a descriptor."""
 
-    def __init__(self, fallback_folder: str) -> None:
+    def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
             self.fd = os.memfd_create("cordee-staging", os.MFD_CLOEXEC)
         else:
-            with tempfile.TemporaryFile(dir=fallback_folder) as file:
+            with tempfile.TemporaryFile() as file:
                 self.fd = os.dup(file.fileno())
         self.bytes = torch.empty(0, dtype=torch.uint8)
         self._pinned = False

@@ -26,7 +26,7 @@ GIB = 1 << 30
 class _Asked:
     """What the tasks of one job ask for and when they ran."""
 
-    __slots__ = ("cpu_milli", "end_us", "fraction", "gpu_milli", "instances", "kinds", "memory_bytes", "start_us")
+    __slots__ = ("cpu_milli", "end_us", "gpu_milli", "instances", "kinds", "memory_bytes", "start_us")
 
     def __init__(self) -> None:
         self.gpu_milli = self.cpu_milli = self.memory_bytes = self.instances = 0

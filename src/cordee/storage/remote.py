@@ -1,0 +1,182 @@
+"""A blob store in an object store (S3, Google Cloud Storage, Azure), with the same face and promises as `files`.
+
+Whole or not at all is what object stores do anyway; one winner is their conditional create. Networks add one thing: a
+request whose answer was lost. Each is tried again here, and a create that then finds its own bytes there has won.
+Credentials come from the environment, as the provider's own tools read them.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from cordee.errors import DestinationError, MissingExtraError
+from cordee.storage.files import Blobs, Data
+from cordee.units import MiB
+
+T = TypeVar("T")
+
+SCHEMES = ("s3", "gs", "az")
+# Answers after which the next request would fare no better.
+REFUSALS = (400, 401, 403)
+TRIES = 7
+# The first wait is up to this, and each later one up to twice the one before: 12.6 s in all.
+WAIT_S = 0.2
+REQUEST_S = 120
+CONNECT_S = 10
+# From this size on a blob goes in parts, several at a time. Creating it is then not conditional, as the library cannot
+# do both: blobs of this size are chunks, whose keys say what is in them and who wrote it.
+MULTIPART_BYTES = 16 * MiB
+PART_BYTES = 8 * MiB
+
+
+class RemoteBlobs:
+    """`Blobs` below a URL: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`."""
+
+    def __init__(self, url: str, *, wait_s: float = WAIT_S, request_s: float = REQUEST_S) -> None:
+        self.url = url.rstrip("/")
+        self.tiers: tuple[Blobs, ...] = (self,)
+        self._wait_s = wait_s
+        self._obstore, self._store = _connect(self.url, request_s)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def put_if_absent(self, key: str, data: Data) -> bool:
+        """Create the blob whole; False if the key exists. After a lost answer its own bytes there mean True."""
+        if memoryview(data).nbytes >= MULTIPART_BYTES:
+            if self.size(key) is not None:
+                return False
+            self.put(key, data)
+            return True
+        tried = False
+
+        def create() -> bool:
+            nonlocal tried
+            again, tried = tried, True
+            try:
+                self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except (self._obstore.exceptions.AlreadyExistsError, self._obstore.exceptions.PreconditionError):
+                return again and self.get(key) == data
+            return True
+
+        return self._trying(f"create {key}", create)
+
+    def put(self, key: str, data: Data) -> None:
+        """Create or replace the blob, atomically."""
+        size_bytes = memoryview(data).nbytes
+        parts = size_bytes >= MULTIPART_BYTES
+        self._trying(
+            f"write {key}",
+            lambda: self._obstore.put(
+                self._store, key, data, use_multipart=parts, chunk_size=PART_BYTES, max_concurrency=4
+            ),
+        )
+
+    def get(self, key: str) -> bytes | None:
+        """The blob, or None if there is none."""
+
+        def read() -> bytes | None:
+            try:
+                found = self._obstore.get(self._store, key)
+                data = bytes(found.bytes())
+            except FileNotFoundError:
+                return None
+            size_bytes = found.meta["size"]
+            if len(data) != size_bytes:
+                raise self._obstore.exceptions.GenericError(f"{len(data)} of {size_bytes} bytes arrived")
+            return data
+
+        return self._trying(f"read {key}", read)
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the blob, or None if there is none."""
+
+        def look() -> int | None:
+            try:
+                return int(self._obstore.head(self._store, key)["size"])
+            except FileNotFoundError:
+                return None
+
+        return self._trying(f"look at {key}", look)
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """All keys below the folder `prefix`, sorted, in whatever order and however often the store names them."""
+
+        def walk() -> set[str]:
+            pages = self._obstore.list(self._store, prefix=f"{prefix}/")
+            return {str(entry["path"]) for page in pages for entry in page}
+
+        return iter(sorted(self._trying(f"list {prefix}", walk)))
+
+    def delete(self, key: str) -> None:
+        """Remove the blob; no error if there is none."""
+
+        def remove() -> None:
+            try:
+                self._obstore.delete(self._store, key)
+            except FileNotFoundError:
+                pass
+
+        self._trying(f"delete {key}", remove)
+
+    def drop_cache(self, key: str) -> None:
+        """There is nothing nearer than the store."""
+
+    def sweep_tmp(self) -> None:
+        """A blob that is half there is not there; unfinished parts end by the bucket's own lifecycle rule."""
+
+    def _trying(self, doing: str, call: Callable[[], T]) -> T:
+        errors = self._obstore.exceptions
+        problem: Exception | None = None
+        for turn in range(TRIES):
+            if turn:
+                # Spread by chance: all ranks were refused together, and must not come back together.
+                time.sleep(self._wait_s * 2 ** (turn - 1) * random.uniform(0.5, 1))
+            try:
+                return call()
+            except FileNotFoundError as error:
+                raise self._failed(doing, error, "does the bucket exist, in this region?") from error
+            except (errors.BaseError, OSError) as error:
+                if any(f"status code: {code}" in str(error) for code in REFUSALS):
+                    raise self._failed(doing, error, "look at the credentials in the environment") from error
+                problem = error
+        assert problem is not None, "at least one try was made"
+        raise self._failed(doing, problem, f"it was tried {TRIES} times; is the store reachable?") from problem
+
+    def _failed(self, doing: str, error: Exception, hint: str | None) -> DestinationError:
+        return DestinationError(f"cannot {doing} in {self.url}: {_short(str(error))}", hint=hint)
+
+
+def _short(text: str) -> str:
+    """What the store answered, in one line, without the library's account of the request."""
+    line = " ".join(text.partition("\n\nDebug source")[0].split())
+    answer = re.split(r" in [\d.]+[nµm]?s - ", line, maxsplit=1)[-1]
+    return answer if len(answer) <= 300 else f"{answer[:297]}..."
+
+
+def _connect(url: str, request_s: float) -> tuple[Any, Any]:
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{url} needs the library obstore, which is not installed", hint="pip install 'cordee[remote]'"
+        ) from error
+    scheme = urlsplit(url).scheme
+    kinds = {"s3": obstore.store.S3Store, "gs": obstore.store.GCSStore, "az": obstore.store.AzureStore}
+    # Without TLS only where the environment names an endpoint that has none.
+    options = {
+        "timeout": timedelta(seconds=request_s),
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "allow_http": True,
+    }
+    try:
+        # Its own retries are off: they would hide a lost answer from `put_if_absent`.
+        store = kinds[scheme].from_url(url, client_options=options, retry_config={"max_retries": 0})
+    except (obstore.exceptions.BaseError, ValueError) as error:
+        raise DestinationError(f"{url!r} cannot be used: {_short(str(error))}") from error
+    return obstore, store

@@ -1,0 +1,179 @@
+"""The host beside the device: who launched what and when, why a device stood idle, and a host without a device.
+
+A gap is the host's when its next operation was launched only after the device had fallen idle; otherwise that one was
+in the queue and waited for something else: an event of another stream, or the launch's own latency.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cordee.telemetry.trace.faults import Faults
+from cordee.telemetry.trace.read import Longs, Ops, Trace
+from cordee.telemetry.trace.sweep import US, Sweep
+
+Cause = Literal["host", "queued", "unknown"]
+NOT_LAUNCHED = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Time in which nothing ran on a device; `host` is what the host did most of it, if that is known."""
+
+    start_us: float
+    length_us: float
+    cause: Cause
+    before: str
+    host: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Operations in a row of which each was launched only after the one before it had begun: nothing was queued."""
+
+    start_us: float
+    length_us: float
+    operations: int
+    idle_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """All of a device's gaps: how many, whose, the longest, and the stretches in which launches set the pace."""
+
+    gaps: int
+    host_us: float
+    queued_us: float
+    unknown_us: float
+    longest: tuple[Gap, ...]
+    stretches: tuple[Stretch, ...]
+    launch_bound_us: float
+    launched: int
+    queue_us_median: float | None
+    """From the end of the launch to the start of the operation: how far the host is ahead."""
+
+
+def launches_of(ops: Ops, launches: Ops) -> tuple[Longs, Longs]:
+    """When each operation's launch began and ended, `NOT_LAUNCHED` where the trace does not tell."""
+    begin = np.full(len(ops), NOT_LAUNCHED)
+    end = begin.copy()
+    known = np.flatnonzero(launches.correlation > 0)
+    if not len(known) or not len(ops):
+        return begin, end
+    # Of several calls with one number, the first: `known` is in the order of start.
+    number, first = np.unique(launches.correlation[known], return_index=True)
+    at = np.minimum(np.searchsorted(number, ops.correlation), len(number) - 1)
+    found = number[at] == ops.correlation
+    call = known[first[at[found]]]
+    begin[found], end[found] = launches.start_ns[call], launches.end_ns[call]
+    return begin, end
+
+
+def idle(trace: Trace, ops: Ops, swept: Sweep, most: int) -> Idle:
+    """The gaps of one device."""
+    origin = int(swept.edge_ns[0])
+    begin, end = launches_of(ops, trace.launches)
+    empty = np.flatnonzero(swept.state == 0)
+    start, length = swept.edge_ns[empty], swept.length_ns[empty]
+    # After the last of a span that reaches beyond the operations nothing follows.
+    following = np.minimum(np.searchsorted(ops.start_ns, start + length), len(ops) - 1)
+    launched = begin[following]
+    unknown = launched == NOT_LAUNCHED
+    late = ~unknown & (launched >= start)
+    longest = [
+        Gap(
+            float(start[at] - origin) / US, float(length[at]) / US,
+            "unknown" if unknown[at] else "host" if late[at] else "queued",
+            trace.names[ops.name[following[at]]].text, _host_in(trace, int(start[at]), int(start[at] + length[at])),
+        )
+        for at in np.lexsort((start, -length))[:most]
+    ]  # fmt: skip
+    stretches = _stretches(ops, begin, swept)
+    known = begin != NOT_LAUNCHED
+    ahead = float(np.median(ops.start_ns[known] - end[known])) / US if known.any() else None
+    return Idle(
+        gaps=len(empty),
+        host_us=float(length[late].sum()) / US,
+        queued_us=float(length[~late & ~unknown].sum()) / US,
+        unknown_us=float(length[unknown].sum()) / US,
+        longest=tuple(longest),
+        stretches=tuple(sorted(stretches, key=lambda each: (-each.idle_us, each.start_us))[:most]),
+        launch_bound_us=sum(each.idle_us for each in stretches) if stretches else 0.0,
+        launched=int(known.sum()),
+        queue_us_median=ahead,
+    )
+
+
+def _stretches(ops: Ops, begin: Longs, swept: Sweep) -> list[Stretch]:
+    """Runs of operations that were launched into an empty queue, and in which the device was idle at times."""
+    if len(ops) < 2:
+        return []
+    late = np.concatenate([[False], (begin[1:] != NOT_LAUNCHED) & (begin[1:] >= ops.start_ns[:-1])])
+    turns = np.flatnonzero(np.diff(np.concatenate([[False], late, [False]]).astype(np.int8)))
+    first, last = turns[::2], turns[1::2] - 1
+    start = ops.start_ns[first - 1]
+    reach = np.maximum.accumulate(ops.end_ns)[last]
+    empty = swept.within(swept.state == 0, start, reach)
+    return [
+        Stretch(
+            float(start[at] - swept.edge_ns[0]) / US,
+            float(reach[at] - start[at]) / US,
+            int(last[at] - first[at] + 1),
+            float(empty[at]) / US,
+        )
+        for at in np.flatnonzero(empty > 0)
+    ]
+
+
+def _host_in(trace: Trace, start_ns: int, end_ns: int) -> str | None:
+    """What the host spent most of a while in: a call of the runtime before an operator around it."""
+    for table, least in ((trace.launches, 0.5), (trace.host, 0.0)):
+        upto = int(np.searchsorted(table.start_ns, end_ns))
+        within = np.minimum(table.end_ns[:upto], end_ns) - np.maximum(table.start_ns[:upto], start_ns)
+        if not len(within) or within.max() <= least * (end_ns - start_ns):
+            continue
+        most = np.flatnonzero(within == within.max())
+        inner = most[np.argmin(table.length_ns[most])]
+        return str(trace.names[table.name[inner]].text)
+    return None
+
+
+def self_times(host: Ops, names: NDArray[np.object_], faults: Faults) -> Ops:
+    """Nested operations of threads as pieces that do not overlap: each moment belongs to the innermost."""
+    pieces: list[tuple[int, int, int]] = []
+    order = np.lexsort((-host.length_ns, host.start_ns, host.lane))
+    start, end, lane = (column[order].tolist() for column in (host.start_ns, host.end_ns, host.lane))
+    open_: list[tuple[int, int]] = []  # Of each that is open: its row and its end.
+    cursor = 0
+
+    def close(until: float) -> None:
+        nonlocal cursor
+        while open_ and open_[-1][1] <= until:
+            row, ends = open_.pop()
+            if ends > cursor:
+                pieces.append((row, cursor, ends))
+                cursor = ends
+
+    for at, row in enumerate(order.tolist()):
+        if at and lane[at] != lane[at - 1]:
+            close(np.inf)
+        close(start[at])
+        ends = end[at]
+        if open_:
+            outer, outer_end = open_[-1]
+            if start[at] > cursor:
+                pieces.append((outer, cursor, start[at]))
+            if ends > outer_end:
+                name = names[host.name[row]]
+                faults.note("overlapping durations", f"{name!r} outlasts what it is in by {(ends - outer_end) / US} us")
+                ends = outer_end
+        cursor = start[at]
+        open_.append((row, ends))
+    close(np.inf)
+    rows, begins, stops = (np.array(column, np.int64) for column in zip(*pieces, strict=True)) if pieces else (
+        np.zeros(0, np.int64),) * 3  # fmt: skip
+    chosen = host.where(rows)
+    cut = Ops(begins, stops - begins, chosen.name, chosen.lane, chosen.correlation, chosen.group)
+    return cut.where(np.lexsort((cut.lane, cut.start_ns)))

@@ -1,0 +1,145 @@
+"""The object store: the same promises as the file store, on a network that loses, tears, delays and refuses."""
+
+import os
+import threading
+
+import pytest
+
+from cordee.errors import DestinationError, FencedError
+from cordee.storage.log import Log, read_entries
+from cordee.storage.remote import MULTIPART_BYTES, TRIES, RemoteBlobs
+from s3_world import PAGE
+
+URL = "s3://bucket/run"
+
+
+@pytest.fixture
+def blobs(s3) -> RemoteBlobs:
+    return RemoteBlobs(URL, wait_s=0.0)
+
+
+def once(fault: str, method: str):
+    """This fault, at the first request of this method only."""
+    left = [fault]
+    return lambda found, path: left.pop() if left and found == method else None
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, MULTIPART_BYTES + 17])
+def test_what_is_put_is_what_is_read(blobs, s3, size) -> None:
+    data = memoryview(os.urandom(size + 1))[1:]
+    assert blobs.put_if_absent("a/b/c", data)
+    assert blobs.get("a/b/c") == data
+    assert blobs.size("a/b/c") == size
+    parts = [path for method, path in s3.seen if "partNumber" in path]
+    assert len(parts) == (3 if size > MULTIPART_BYTES else 0)
+    assert not blobs.put_if_absent("a/b/c", data)
+
+
+def test_the_first_wins_and_the_second_changes_nothing(blobs) -> None:
+    assert blobs.put_if_absent("k", b"first")
+    assert not blobs.put_if_absent("k", b"second")
+    assert not blobs.put_if_absent("k", b"first"), "the same bytes, but no answer of ours was lost"
+    assert blobs.get("k") == b"first"
+    blobs.put("k", b"third")
+    assert blobs.get("k") == b"third"
+    blobs.delete("k")
+    blobs.delete("k")
+    assert blobs.get("k") is None and blobs.size("k") is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_of_eight_writers_wins_whatever_the_network_does(blobs, s3, seed) -> None:
+    ready = threading.Barrier(8)
+    won: list[int] = []
+
+    def write(me: int) -> None:
+        ready.wait()
+        try:
+            if blobs.put_if_absent("log/1", str(me).encode()):
+                won.append(me)
+        except DestinationError:
+            pass
+
+    threads = [threading.Thread(target=write, args=(me,)) for me in range(8)]
+    with s3.failing(s3.by_chance(seed, 0.4)):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(won) == 1 and blobs.get("log/1") == str(won[0]).encode(), f"replay: -k eight_writers, seed {seed}"
+
+
+def test_a_create_whose_answer_was_lost_finds_its_own_bytes_and_has_won(blobs, s3) -> None:
+    with s3.failing(once("lost answer", "PUT")):
+        assert blobs.put_if_absent("log/1", b"nonce 1")
+    assert [method for method, _ in s3.seen] == ["PUT", "PUT", "GET"]
+    with s3.failing(once("lost request", "PUT")):
+        assert blobs.put_if_absent("log/2", b"nonce 1")
+    with s3.failing(once("lost answer", "PUT")):
+        assert not blobs.put_if_absent("log/1", b"nonce 2"), "somebody else's bytes are there"
+
+
+def test_an_answer_that_never_comes_is_given_up_and_asked_for_again(s3) -> None:
+    blobs = RemoteBlobs(URL, wait_s=0.0, request_s=0.5)
+    with s3.failing(once("hangs", "PUT")):
+        assert blobs.put_if_absent("log/1", b"nonce 1")
+    with s3.failing(once("hangs", "GET")):
+        assert blobs.get("log/1") == b"nonce 1"
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "torn", "lost answer"])
+def test_reads_get_the_whole_blob_or_an_error(blobs, s3, fault) -> None:
+    data = os.urandom(300_000)
+    blobs.put("chunk", data)
+    blobs.put("log/b", b"")
+    blobs.put("log/a", b"")
+    with s3.failing(once(fault, "GET")):
+        assert blobs.get("chunk") == data
+    with s3.failing(once(fault, "GET")):
+        assert list(blobs.list("log")) == ["log/a", "log/b"]
+    with (
+        s3.failing(lambda method, path: fault),
+        pytest.raises(DestinationError, match="cannot read chunk in s3://") as e,
+    ):
+        blobs.get("chunk")
+    assert f"tried {TRIES} times" in e.value.hint
+
+
+def test_a_store_that_refuses_is_not_asked_again(s3, blobs) -> None:
+    with pytest.raises(DestinationError, match="cannot create k") as error:
+        RemoteBlobs("s3://no-such-bucket/x", wait_s=0.0).put_if_absent("k", b"")
+    assert "does the bucket exist" in error.value.hint and len(s3.seen) == 1
+    with s3.failing(lambda method, path: "403"), pytest.raises(DestinationError, match="AccessDenied") as error:
+        blobs.get("k")
+    assert "credentials" in error.value.hint and len(s3.seen) == 2
+
+
+def test_list_keeps_to_its_folder_over_pages(blobs, s3) -> None:
+    keys = [f"log/{n:04d}" for n in range(3 * PAGE + 1)]
+    for key in keys:
+        blobs.put(key, b"")
+    blobs.put("logs/x", b"")
+    s3.seen.clear()
+    assert list(blobs.list("log")) == keys
+    assert len(s3.seen) == 4, "pages"
+    assert list(blobs.list("nothing")) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_attempts_on_a_bad_network_leave_one_history(blobs, s3, seed) -> None:
+    """Every append that was reported is in the log once, in order, and the old attempt is fenced."""
+    told: dict[str, list[int]] = {"a": [], "b": []}
+    with s3.failing(s3.by_chance(seed, 0.25)):
+        old = Log.open(blobs, nonce="a")
+        for save in range(4):
+            told["a"].append(old.append("commit", save=save, step=save))
+        new = Log.open(blobs, nonce="b")
+        for save in range(4):
+            told["b"].append(new.append("commit", save=save, step=save))
+            with pytest.raises(FencedError):
+                old.append("commit", save=9, step=9)
+    found = read_entries(blobs)
+    assert [(entry.record.nonce, entry.record.kind) for entry in found] == [("a", "open")] + [("a", "commit")] * 4 + [
+        ("b", "open")
+    ] + [("b", "commit")] * 4, f"replay: -k bad_network, seed {seed}"
+    assert told == {"a": [1, 2, 3, 4], "b": [6, 7, 8, 9]}

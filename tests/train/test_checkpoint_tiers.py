@@ -1,0 +1,135 @@
+"""A checkpoint in several places: each has it whole, any intact copy serves, a bad one is repaired, and S3 is one."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from cordee.errors import CheckpointError, DestinationError
+from cordee.storage.chunks import write_chunk
+from cordee.storage.destination import open_blobs
+from cordee.storage.files import FileBlobs
+from cordee.storage.generations import check_generation
+from cordee.storage.log import live_commits, read_entries
+from cordee.storage.manifest import read_manifest
+from cordee.storage.tiers import Tiers
+from cordee.train.checkpoint import Checkpointer
+
+WAIT_S = 60
+
+
+def saved(to: str, steps: int) -> list[torch.Tensor]:
+    """The weights at each step of a run that saves at each."""
+    checkpointer = Checkpointer(to, rank=0, world_size=1)
+    checkpointer.open()
+    weights = []
+    for step in range(1, steps + 1):
+        weights.append(torch.full((300_000,), float(step)))
+        checkpointer.save({"w": weights[-1], "v": weights[-1] + 100, "step": step}, step=step, extras={})
+        checkpointer.wait(WAIT_S)
+    checkpointer.close()
+    return weights
+
+
+def loaded(to: str) -> tuple[torch.Tensor, Checkpointer]:
+    checkpointer = Checkpointer(to, rank=0, world_size=1)
+    commit = checkpointer.open()
+    state = {"w": torch.zeros(300_000), "v": torch.zeros(300_000), "step": 0}
+    checkpointer.load(state, commit)
+    checkpointer.close()
+    return state["w"], checkpointer
+
+
+def own_chunks(to: str) -> list[list[str]]:
+    """Keys of the chunks of each generation that no other one has."""
+    blobs = open_blobs(to)
+    names = [entry.record.fields["manifest"] for entry in live_commits(read_entries(blobs))]
+    keys = [{chunk.key for chunk in read_manifest(blobs, name).chunks} for name in names]
+    return [sorted(k - set().union(*(other for other in keys if other is not k))) for k in keys]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_run_goes_on_from_s3_over_a_network_that_fails_a_tenth_of_all_requests(s3, monkeypatch) -> None:
+    monkeypatch.setattr("cordee.storage.remote.WAIT_S", 0.0)
+    with s3.failing(s3.by_chance(7, 0.1)):  # The drain's own waits are real.
+        weights = saved("s3://bucket/run", 2)
+    with s3.failing(s3.by_chance(8, 0.1)):
+        found, checkpointer = loaded("s3://bucket/run")
+    assert torch.equal(found, weights[-1]) and checkpointer.skipped == []
+
+
+def test_a_store_that_is_away_fails_the_save_and_not_the_run(s3) -> None:
+    checkpointer = Checkpointer("s3://bucket/run", rank=0, world_size=1)
+    checkpointer.open()
+    with s3.failing(lambda method, path: "403" if method == "PUT" and "chunks" in path else None):
+        checkpointer.save({"step": 1}, step=1, extras={})
+        with pytest.raises(CheckpointError, match="AccessDenied"):
+            checkpointer.wait(WAIT_S)
+    checkpointer.save({"step": 2}, step=2, extras={})
+    assert checkpointer.wait(WAIT_S).step == 2
+    checkpointer.close()
+
+
+def test_bad_copies_are_repaired_from_the_other_tier(tmp_path, s3, caplog) -> None:
+    to = f"{tmp_path}/near,s3://bucket/run"
+    weights = saved(to, 2)
+    near, home = open_blobs(to).tiers
+    assert list(near.list("chunks")) == list(home.list("chunks")) and list(near.list("log")) == []
+    flipped, gone = own_chunks(to)[1][:2]
+    flip(tmp_path / "near" / flipped)
+    near.delete(gone)
+    home.delete(f"manifests/{live_commits(read_entries(home))[-1].record.fields['manifest']}")
+    with caplog.at_level(logging.WARNING, "cordee.storage"):
+        found, checkpointer = loaded(to)
+    assert torch.equal(found, weights[-1]) and checkpointer.skipped == []
+    assert "does not match its checksum" in caplog.text and "repaired from s3://bucket/run" in caplog.text
+    name = live_commits(read_entries(home))[-1].record.fields["manifest"]
+    assert check_generation(Tiers([near, near]), name) is None, "whole in the near tier again"
+
+
+def test_where_no_tier_has_it_intact_the_load_steps_back_and_names_both(tmp_path) -> None:
+    to = f"{tmp_path}/near,{tmp_path}/home"
+    weights = saved(to, 2)
+    for tier in ("near", "home"):
+        flip(tmp_path / tier / own_chunks(to)[1][0])
+    found, checkpointer = loaded(to)
+    assert torch.equal(found, weights[0])
+    (skipped,) = checkpointer.skipped
+    assert skipped.step == 2 and "/near" in skipped.reason and "/home" in skipped.reason
+
+
+def test_a_new_node_with_an_empty_disk_reads_from_home_and_fills_its_own(tmp_path) -> None:
+    weights = saved(f"{tmp_path}/a,{tmp_path}/home", 1)
+    to = f"{tmp_path}/b,{tmp_path}/home"
+    found, _ = loaded(to)
+    assert torch.equal(found, weights[-1])
+    assert list(FileBlobs(tmp_path / "b").list("chunks")) == list(FileBlobs(tmp_path / "home").list("chunks"))
+
+
+def test_a_chunk_that_is_used_again_is_brought_to_the_tiers_that_lack_it(tmp_path) -> None:
+    tiers = Tiers([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
+    first, _ = write_chunk(tiers.tiers[1], b"frozen", save=1, epoch=1, known={})
+    again, new = write_chunk(tiers, b"frozen", save=2, epoch=1, known={first.blake3: first})
+    assert again == first and not new and tiers.tiers[0].get(first.key) == b"frozen"
+
+
+def test_a_tier_that_cannot_be_read_is_no_damage(tmp_path) -> None:
+    tiers = Tiers([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
+    saved(str(tiers), 1)
+    name = live_commits(read_entries(tiers))[-1].record.fields["manifest"]
+
+    def away(key: str) -> bytes:
+        raise DestinationError(f"cannot read {key}")
+
+    tiers.tiers[0].get = away
+    assert check_generation(tiers, name) is None
+    (chunk, *_) = own_chunks(str(tiers))[0]
+    flip(tmp_path / "home" / chunk)
+    with pytest.raises(DestinationError, match="cannot read chunks"):
+        check_generation(tiers, name)
