@@ -87,7 +87,7 @@ class Bench:
         self.now_us += 7200 * S
         for _ in range(target - self.state.waiting.count):
             self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS[1:]))
-        for _ in range(400):  # until everybody who could be pushed by those who waited has been
+        for _ in range(60):  # until everybody who could be pushed by those who waited has been
             if not self.cycle("fill") and not self.noticed:
                 break
             self.now_us += 40 * S
