@@ -18,6 +18,7 @@ from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
 from cordee.storage.manifest import read_manifest
 from cordee.storage.sealed import seal
 from cordee.train.drain import Drain, Setup
+from cordee.workload.keep import Keep
 
 FROZEN = b"F" * 2**20
 
@@ -245,9 +246,9 @@ def test_gc_beside_a_running_save_takes_nothing_from_it(tmp_path) -> None:
 
     def collecting(key, data):
         beside.drain.log.refresh()
-        collect(beside.drain.log, FileBlobs(tmp_path), keep=2, save=2, verified=set())
+        collect(beside.drain.log, FileBlobs(tmp_path), keep=Keep(), save=2)
         done = put(key, data)
-        collect(beside.drain.log, FileBlobs(tmp_path), keep=2, save=2, verified=set())
+        collect(beside.drain.log, FileBlobs(tmp_path), keep=Keep(), save=2)
         return done
 
     bench.drain.blobs = blobs

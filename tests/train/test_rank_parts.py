@@ -16,11 +16,12 @@ from cordee.train import own
 from cordee.train.notice import Notices
 from cordee.train.settings import Every, settings
 from cordee.train.state import decode, encode, gather, names_in
+from cordee.workload.keep import Keep
 
 
 def test_the_agent_wins_over_arguments_and_arguments_over_defaults() -> None:
     alone = settings({}, to="here", every="10m", keep=5, grace="1m")
-    assert (alone.to, alone.every, alone.keep, alone.grace_s) == ("here", Every(seconds=600.0), 5, 60.0)
+    assert (alone.to, alone.every, alone.keep, alone.grace_s) == ("here", Every(seconds=600.0), Keep(5), 60.0)
     assert (alone.job_id, alone.epoch, alone.spool) == (None, None, None)
     told = {
         "CORDEE_JOB": "a-bcdefg",
@@ -32,7 +33,7 @@ def test_the_agent_wins_over_arguments_and_arguments_over_defaults() -> None:
         "CORDEE_GRACE_S": "12.5",
     }
     under = settings(told, to="here", every="10m", keep=5, grace="1m")
-    assert (under.to, under.keep, under.grace_s, under.epoch) == ("/there", 4, 12.5, 3)
+    assert (under.to, under.keep, under.grace_s, under.epoch) == ("/there", Keep(4), 12.5, 3)
     assert under.every == Every(seconds=30.0)
     unsaid = settings({**told, "CORDEE_CHECKPOINT_EVERY": "auto"}, every=500)
     assert unsaid.every == Every(steps=500), "auto says nothing, so the script's own word counts"
@@ -61,7 +62,7 @@ def test_fewer_than_two_generations_are_refused() -> None:
             settings({}, keep=keep)
 
 
-@pytest.mark.parametrize("name", ["CORDEE_CHECKPOINT_EVERY", "CORDEE_CHECKPOINT_KEEP", "CORDEE_GRACE_S"])
+@pytest.mark.parametrize("name", ["CORDEE_CHECKPOINT_EVERY", "CORDEE_GRACE_S"])
 def test_the_environment_has_plain_numbers_and_an_error_names_the_variable(name: str) -> None:
     with pytest.raises(InputError, match=rf"{name}=10m is not a plain number\nhint: times are in seconds"):
         settings({name: "10m"})

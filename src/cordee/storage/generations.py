@@ -4,9 +4,10 @@ A generation is the index of its commit record. Nothing is removed before a gc r
 generations that verify are never named.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from blake3 import blake3
 
@@ -14,11 +15,12 @@ from cordee.points import point
 from cordee.storage import chunks, manifest
 from cordee.storage.chunks import Chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
-from cordee.storage.log import Entry, Log, live_commits, unfinished_gcs
+from cordee.storage.log import Entry, Log, live_commits, pins, unfinished_gcs
 from cordee.storage.manifest import Manifest, parts_prefix, read_manifest, verified_key
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
+from cordee.units import US_PER_S
+from cordee.workload.keep import Keep
 
-KEEP_MIN = 2
 GC_FOLDER = "gc"
 _THREADS = 4
 
@@ -34,6 +36,20 @@ class Commit:
     bytes: int
     stall_us: int
     drained_us: int
+
+
+def commit_fields(name: str, whole: Manifest, *, at_us: int) -> dict[str, Any]:
+    """What a commit record says of a manifest."""
+    return {
+        "save": whole.save,
+        "step": whole.step,
+        "world_size": whole.world_size,
+        "manifest": name,
+        "bytes": sum(rank.captured_bytes for rank in whole.ranks),
+        "stall_us": max(rank.stall_us for rank in whole.ranks),
+        "drained_us": max(rank.drained_us for rank in whole.ranks),
+        "at_us": at_us,
+    }
 
 
 def commit_of(entry: Entry) -> Commit:
@@ -87,45 +103,131 @@ def is_verified(blobs: Blobs, entry: Entry) -> bool:
     return all(blobs.size(verified_key(prefix, rank)) is not None for rank in range(record.fields["world_size"]))
 
 
-def collect(
-    log: Log, blobs: Blobs, *, keep: int, save: int, verified: set[int], damaged: frozenset[int] = frozenset()
-) -> list[int]:
-    """Retire all but the newest `keep` verified generations, and remove what no live one needs; the retired ones.
+class _Nothing(Exception):
+    """There is nothing to collect."""
 
-    Only what older attempts and this one's saves up to `save` have written is touched: a save that runs beside it is
-    safe. `verified` are generations known to verify besides those whose ranks say so, and `damaged` those that did when
-    they were written and do not any more.
+
+class _TooFew(Exception):
+    """Too few generations verify for any to go."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection took: generations by index, and how many blobs."""
+
+    retired: list[int]
+    deleted: int
+
+
+def collect(
+    log: Log,
+    blobs: Blobs,
+    *,
+    keep: Keep,
+    save: int | None = None,
+    verified: Set[int] = frozenset(),
+    damaged: frozenset[int] = frozenset(),
+) -> Collected:
+    """Retire the generations that `keep` does not name and nobody has pinned, and remove what no live one needs.
+
+    Only what older attempts and the saves up to `save` of this one have written is touched (a visitor, without `save`:
+    up to the newest commit): a save that runs beside it is safe. `verified` are generations known to verify besides
+    those whose ranks say so, and `damaged` those that did when they were written and do not any more.
     """
+    made: list[tuple[list[int], list[str], str]] = []
+
+    def fields() -> dict[str, Any]:
+        retired, doomed = _plan(log, blobs, keep, save, verified, damaged)
+        if not (retired or doomed):
+            raise _Nothing
+        data = seal({"format": FORMAT, "keys": doomed})
+        digest = str(blake3(data).hexdigest())
+        blobs.put_if_absent(f"{GC_FOLDER}/{digest}", data)
+        made.append((retired, doomed, digest))
+        point("gc.before")
+        return {"retired": retired, "doomed": digest}
+
+    try:
+        log.append("gc", fields)
+        point("gc.begun")
+    except (Damaged, _TooFew):
+        return Collected([], 0)  # Damaged: what a kept manifest needs is not known.
+    except _Nothing:
+        made.append(([], [], ""))
+    retired, doomed, digest = made[-1]
+    for key in doomed:
+        blobs.delete(key)
+        point("gc.deleting")
+    # What a killed collection had doomed was needed by nobody, so it was doomed again just now: its record ends too.
+    for entry in unfinished_gcs(log.entries):
+        assert entry.record is not None, "a gc entry has a record"
+        log.append("gc", ends=entry.index)
+        blobs.delete(f"{GC_FOLDER}/{entry.record.fields['doomed']}")
+    for _, _, unused in made[:-1]:
+        if unused != digest:
+            blobs.delete(f"{GC_FOLDER}/{unused}")
+    return Collected(retired, len(doomed))
+
+
+def kept_of(entries: list[Entry], good: list[Entry], keep: Keep) -> list[Entry]:
+    """The live generations that stay, given those that verify, oldest first."""
+    live = live_commits(entries)
+    if len(good) < keep.last:
+        return live
+    oldest = good[-keep.last].index
+    verifies = {entry.index for entry in good}
+    commits = [entry for entry in entries if entry.record and entry.record.kind == "commit"]
+    nth = {entry.index: number for number, entry in enumerate(commits)}
+    pinned = pins(entries)
+    newest_us = _at_us(good[-1])
+
+    def stays(entry: Entry) -> bool:
+        if entry.index >= oldest or entry.index in pinned:
+            return True
+        if entry.index not in verifies:
+            return False
+        young = keep.within_s is not None and newest_us - _at_us(entry) <= keep.within_s * US_PER_S
+        return young or (keep.every is not None and nth[entry.index] % keep.every == 0)
+
+    return [entry for entry in live if stays(entry)]
+
+
+def _at_us(entry: Entry) -> int:
+    """When its committer says it was. Files have times too, but those of whoever copied them last."""
+    assert entry.record is not None, "a commit has a record"
+    return int(entry.record.fields.get("at_us", 0))
+
+
+def _plan(  # noqa: PLR0917 - what `collect` was asked
+    log: Log, blobs: Blobs, keep: Keep, save: int | None, verified: Set[int], damaged: frozenset[int]
+) -> tuple[list[int], list[str]]:
+    """(generations to retire, keys to remove)."""
     live = live_commits(log.entries)
     good = [
         entry for entry in live if entry.index not in damaged and (entry.index in verified or is_verified(blobs, entry))
     ]
-    if len(good) < max(keep, KEEP_MIN):
-        return []
-    oldest_kept = good[-max(keep, KEEP_MIN)].index
-    kept = [entry for entry in live if entry.index >= oldest_kept]
-    retired = [entry.index for entry in live if entry.index < oldest_kept]
-    try:
-        doomed = _unneeded(log, blobs, kept, save)
-    except Damaged:
-        return []  # What a kept manifest needs is not known, so nothing may go.
-    if not (retired or doomed):
-        return []
-    data = seal({"format": FORMAT, "keys": doomed})
-    digest = str(blake3(data).hexdigest())
-    blobs.put_if_absent(f"{GC_FOLDER}/{digest}", data)
-    point("gc.before")
-    begun = log.append("gc", retired=retired, doomed=digest)
-    point("gc.begun")
-    for key in doomed:
-        blobs.delete(key)
-        point("gc.deleting")
-    log.append("gc", ends=begun)
-    blobs.delete(f"{GC_FOLDER}/{digest}")
-    return retired
+    if len(good) < keep.last:
+        raise _TooFew
+    kept = kept_of(log.entries, good, keep)
+    staying = {entry.index for entry in kept}
+    return [entry.index for entry in live if entry.index not in staying], _unneeded(blobs, kept, _front(log, save))
 
 
-def _unneeded(log: Log, blobs: Blobs, kept: list[Entry], save: int) -> list[str]:
+def _front(log: Log, save: int | None) -> tuple[int, str, int]:
+    """(epoch, nonce, save) of the newest save that cannot be running any more."""
+    if save is not None:
+        return log.epoch, log.nonce, save
+    epoch, nonce, newest = 0, "", 0
+    for entry in log.entries:
+        if entry.record and entry.record.kind == "open":
+            epoch, nonce, newest = entry.record.epoch, entry.record.nonce, 0
+        elif entry.record and entry.record.kind == "commit" and entry.record.nonce == nonce:
+            newest = entry.record.fields["save"]
+    return epoch, nonce, newest
+
+
+def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int]) -> list[str]:
+    epoch, nonce, save = front
     needed: set[str] = set()
     prefixes = []
     for entry in kept:
@@ -138,9 +240,9 @@ def _unneeded(log: Log, blobs: Blobs, kept: list[Entry], save: int) -> list[str]
         key
         for folder in (chunks.FOLDER, manifest.FOLDER)
         for key in blobs.list(folder)
-        if key not in needed and (by := written_by(key)) is not None and by <= (log.epoch, save)
+        if key not in needed and (by := written_by(key)) is not None and by <= (epoch, save)
     ]
-    running = parts_prefix(log.epoch, log.nonce, save)
+    running = parts_prefix(epoch, nonce, save)
     mine = running.rsplit("/", 1)[0] + "/"
     for key in blobs.list("parts"):
         later = key.startswith(mine) and key.split(".")[0] > running

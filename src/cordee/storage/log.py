@@ -1,10 +1,10 @@
 """The commit log of one job: dense records `log/<n>`, each created only if absent; the one truth about its checkpoints.
 
-Three kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some go).
+Kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some go), `pin`.
 A writer tries only the index after the last record it has read, so whoever appends has seen everything before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 FOLDER = "log"
 DIGITS = 12
 PUT_TRIES = 4
+# The epoch of records by nobody's attempt: those of a visitor.
+VISITOR = 0
 
 
 def log_key(index: int) -> str:
@@ -98,22 +100,28 @@ class Log:
         return log
 
     @classmethod
+    def visit(cls, blobs: Blobs, *, nonce: str) -> "Log":
+        """For who only looks, pins or collects beside a running attempt: fences nobody, and may not commit."""
+        return cls(blobs, epoch=VISITOR, nonce=nonce, entries=read_entries(blobs))
+
+    @classmethod
     def join(cls, blobs: Blobs, *, epoch: int, nonce: str) -> "Log":
         """Go on in an attempt that another process of it has opened."""
         log = cls(blobs, epoch=epoch, nonce=nonce, entries=[])
         log.refresh()
         return log
 
-    def append(self, kind: str, **fields: Any) -> int:
+    def append(self, kind: str, make: Callable[[], dict[str, Any]] | None = None, **fields: Any) -> int:
         """Append one record; its index.
+
+        `make` gives the fields, and is asked again whenever somebody else's record came first: so what it found in the
+        entries is still true where the record stands. What it raises ends the attempt, and nothing is appended.
 
         Raises:
             FencedError: a newer attempt owns the log.
             DestinationError: the store failed, and the record was not seen to arrive.
         """
-        record = Record(kind, self.epoch, self.nonce, fields)
-        data = record.to_bytes()
-        record = Record.from_bytes(data)
+        record, data = self._record(kind, make() if make else fields)
         failures = 0
         while True:
             index = len(self.entries)
@@ -134,6 +142,8 @@ class Log:
             self.entries.append(entry)
             if entry.record == record:
                 return index
+            if make:
+                record, data = self._record(kind, make())
 
     def refresh(self) -> list[Entry]:
         """Read what was appended since; the new entries.
@@ -151,7 +161,13 @@ class Log:
         """Entries of live generations, oldest first."""
         return live_commits(self.entries)
 
+    def _record(self, kind: str, fields: dict[str, Any]) -> tuple[Record, bytes]:
+        data = Record(kind, self.epoch, self.nonce, fields).to_bytes()
+        return Record.from_bytes(data), data
+
     def _check(self, entry: Entry) -> None:
+        if self.epoch == VISITOR:
+            return  # It commits nothing, so nobody fences it.
         record = entry.record
         if record is None:
             if self._opening or not self._has_opened():
@@ -189,6 +205,17 @@ def live_commits(entries: list[Entry]) -> list[Entry]:
         for index in entry.record.fields.get("retired", [])
     }
     return [entry for entry in entries if entry.record and entry.record.kind == "commit" and entry.index not in retired]
+
+
+def pins(entries: list[Entry]) -> dict[int, str]:
+    """Names of the generations that are pinned: no gc retires them."""
+    found: dict[int, str] = {}
+    for entry in entries:
+        if entry.record and entry.record.kind == "pin":
+            found.pop(entry.record.fields["generation"], None)
+            if entry.record.fields["name"] is not None:
+                found[entry.record.fields["generation"]] = entry.record.fields["name"]
+    return found
 
 
 def unfinished_gcs(entries: list[Entry]) -> list[Entry]:

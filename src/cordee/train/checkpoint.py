@@ -28,6 +28,7 @@ from cordee.train.link import DrainLink
 from cordee.train.staging import Staging
 from cordee.train.state import decode, dtype_of, encode, gather, names_in, scatter
 from cordee.train.together import Together
+from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 
 logger = logging.getLogger("cordee.train")
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class Checkpointer:
         rank: int,
         world_size: int,
         epoch: int | None = None,
-        keep: int = 2,
+        keep: str | int | Keep = KEEP_MIN,
         grace_s: float = 30.0,
         on_commit: Callable[[Commit], None] | None = None,
         on_failure: Callable[[CheckpointError], None] | None = None,
@@ -84,7 +85,7 @@ class Checkpointer:
         self.to = to
         self.rank = rank
         self.world_size = world_size
-        self.keep = keep
+        self.keep = parse_keep(keep)
         self.grace_s = grace_s
         self.skipped: list[Skipped] = []
         self._epoch = epoch
@@ -297,7 +298,7 @@ class Checkpointer:
             self.world_size,
             self.epoch,
             self._nonce,
-            self.keep,
+            str(self.keep),
             self.grace_s,
             self._staging.fd,
             self._opened.generation if self._opened else None,

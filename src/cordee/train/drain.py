@@ -23,7 +23,7 @@ from cordee.points import point
 from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import Blobs
-from cordee.storage.generations import Commit, collect, commit_of, known_chunks
+from cordee.storage.generations import Commit, collect, commit_fields, commit_of, known_chunks
 from cordee.storage.log import Log
 from cordee.storage.manifest import (
     join_parts,
@@ -37,6 +37,7 @@ from cordee.storage.manifest import (
     write_part,
 )
 from cordee.storage.sealed import Damaged, seal
+from cordee.workload.keep import parse_keep
 
 THREADS = 4
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
@@ -51,7 +52,7 @@ class Setup:
     world_size: int
     epoch: int
     nonce: str
-    keep: int
+    keep: str | int
     grace_s: float
     fd: int
     verified: int | None  # the generation that this attempt has loaded, which is known to verify
@@ -171,24 +172,22 @@ class Drain:
                 f"no part of ranks {missing} after {patience_s:.1f} s, so save {save} is not committed",
                 hint="the previous generation is intact; look at the logs of these ranks",
             )
-        live = {entry.index for entry in self.log.commits()}
-        for rank, part in parts.items():
-            if part["since"] is not None and part["since"] not in live:
-                raise CheckpointError(f"rank {rank} used chunks of generation {part['since']}, which is retired")
         whole = join_parts([parts[rank] for rank in sorted(parts)], epoch=self.setup.epoch, save=save)
         point("manifest.before")
         name = write_manifest(self.blobs, whole)
         point("commit.before")
-        index = self.log.append(
-            "commit",
-            save=save,
-            step=whole.step,
-            world_size=whole.world_size,
-            manifest=name,
-            bytes=sum(rank.captured_bytes for rank in whole.ranks),
-            stall_us=max(rank.stall_us for rank in whole.ranks),
-            drained_us=max(_us_since(started_s), *(rank.drained_us for rank in whole.ranks)),
-        )
+
+        def fields() -> dict[str, Any]:
+            live = {entry.index for entry in self.log.commits()}
+            for rank, part in parts.items():
+                if part["since"] is not None and part["since"] not in live:
+                    raise CheckpointError(f"rank {rank} used chunks of generation {part['since']}, which is retired")
+            return {
+                **commit_fields(name, whole, at_us=time.time_ns() // 1000),
+                "drained_us": max(_us_since(started_s), *(rank.drained_us for rank in whole.ranks)),
+            }
+
+        index = self.log.append("commit", fields)
         point("commit.after")
         return commit_of(self.log.entries[index])
 
@@ -234,15 +233,15 @@ class Drain:
             return there or self.busy()
 
         _poll(settled, self.setup.grace_s)
-        retired = collect(
+        collected = collect(
             self.log,
             self.blobs,
-            keep=self.setup.keep,
+            keep=parse_keep(self.setup.keep),
             save=save,
             verified=self.verified,
             damaged=frozenset(self.setup.damaged),
         )
-        self.emit({"event": "collected", "save": save, "retired": retired})
+        self.emit({"event": "collected", "save": save, "retired": collected.retired})
 
 
 def _poll(done: Callable[[], bool], patience_s: float) -> bool:

@@ -53,7 +53,7 @@ def job(
     *,
     to: str | Path | None = None,
     every: str | int | None = None,
-    keep: int | None = None,
+    keep: str | int | None = None,
     grace: str | None = None,
 ) -> "Job":
     """A training job over this state.
@@ -64,7 +64,7 @@ def job(
         to: the folder of the checkpoints. Without one the job runs unprotected.
         every: how often to save: a time ("10m"), a number of steps, or "auto" (the default): the interval that costs
             the least time, from how long a save holds training up.
-        keep: how many generations stay, at least 2.
+        keep: how many generations stay, at least 2; or `"3, every 10, 7d"`: each 10th and those of a week besides.
         grace: from a notice (SIGTERM, or SIGUSR1 under Slurm) to the end; 30s by default.
 
     Under a Cordee agent its settings win over these arguments.

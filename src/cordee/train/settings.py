@@ -9,8 +9,7 @@ from cordee.errors import InputError
 from cordee.ids import JobId
 from cordee.storage.destination import below
 from cordee.units import parse_duration_s
-
-KEEP_MIN = 2
+from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,7 @@ class Settings:
 
     to: str | None
     every: Every
-    keep: int
+    keep: Keep
     grace_s: float
     job_id: JobId | None
     epoch: int | None
@@ -42,7 +41,7 @@ def settings(
     *,
     to: str | Path | None = None,
     every: str | int | None = None,
-    keep: int | None = None,
+    keep: str | int | None = None,
     grace: str | None = None,
 ) -> Settings:
     """Merge them; what the agent says wins, since it is what the job's owner submitted; its `auto` says nothing.
@@ -61,7 +60,7 @@ def settings(
     return Settings(
         to=env.get("CORDEE_CHECKPOINT_TO") or own,
         every=parse_every(every) if told is None else Every(seconds=told),
-        keep=_keep(_number(env, "CORDEE_CHECKPOINT_KEEP"), keep),
+        keep=parse_keep(env.get("CORDEE_CHECKPOINT_KEEP") or (KEEP_MIN if keep is None else keep)),
         grace_s=parse_duration_s(str(grace or "30s")) if grace_s is None else grace_s,
         job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
         epoch=int(epoch) if epoch else None,
@@ -70,16 +69,6 @@ def settings(
         torchelastic="TORCHELASTIC_RUN_ID" in env,
         quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
     )
-
-
-def _keep(told: float | None, keep: int | None) -> int:
-    generations = KEEP_MIN if told is None and keep is None else int(told if told is not None else keep or 0)
-    if generations < KEEP_MIN:
-        raise InputError(
-            f"keep={generations} generations is not possible: at least {KEEP_MIN} stay",
-            hint="the newest one may turn out to be damaged, and then the one before it is needed",
-        )
-    return generations
 
 
 def _number(env: Mapping[str, str], name: str) -> float | None:

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from cordee.errors import SpecError
+from cordee.errors import InputError, SpecError
 from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
 from cordee.workload.gpus import parse_wanted
+from cordee.workload.keep import parse_keep
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
@@ -63,12 +64,19 @@ class Place(_Section):
     within: Literal["island", "node", "rack", "block"] | None = None
 
 
+def _keep(text: str) -> str:
+    try:
+        return str(parse_keep(text))
+    except InputError as error:
+        raise ValueError(error.message) from None
+
+
 class Checkpoint(_Section):
     """Where checkpoints go (None: nowhere), how often (auto: the plan's period), and how many are kept."""
 
     to: str | None = None
     every_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    keep: Annotated[int, Field(ge=2)] = 2
+    keep: Annotated[int, Field(ge=2)] | Annotated[str, AfterValidator(_keep)] = 2
 
 
 class OnPreempt(_Section):
