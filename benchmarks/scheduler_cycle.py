@@ -1,8 +1,8 @@
 """What one scheduling cycle costs: CPU time of `decide` on a full cluster, each cycle with something to decide.
 
-A cluster of nodes with 8 GPUs is full of jobs of all tiers, 0.8 a node; as many wait in 12 queues with quotas. Then things
-happen, one after the other, each followed by a cycle until nothing more follows: a job arrives and starts; a job arrives
-and pushes others; a job ends; a node is lost with all that runs on it, and comes back later; victims leave.
+A cluster of nodes with 8 GPUs is full of jobs of all tiers, 0.8 a node; as many wait in 12 queues with quotas. Then
+things happen, one after the other, each followed by a cycle: a job arrives and starts or pushes one; a gang arrives and
+pushes others; a job ends; a node is lost with all that runs on it, and comes back later; each victim leaves.
 
 python benchmarks/scheduler_cycle.py [--nodes 100,1000,12500] [--steps 400] [--json]
 """
@@ -244,13 +244,12 @@ def main() -> None:
         json.dump({"python": platform.python_version(), "rows": rows}, sys.stdout, indent=1)
         return
     print(f"Python {platform.python_version()}, CPU time of one cycle, {args.steps} happenings")
-    print(
-        f"{'nodes':>6} {'running':>8} {'waiting':>8} {'cycles':>7} {'empty':>6} {'p50 ms':>8} {'p99 ms':>8} {'max ms':>8} {'MB':>6}"
-    )
+    heads = ("running", "waiting", "cycles", "empty", "p50 ms", "p99 ms", "max ms", "MB")
+    print(f"{'nodes':>6}{''.join(f'{head:>9}' for head in heads)}")
     for row in rows:
         print(
-            f"{row['nodes']:>6} {row['running']:>8} {row['waiting']:>8} {row['cycles']:>7} {row['empty']:>6}"
-            f" {row['p50_ms']:>8} {row['p99_ms']:>8} {row['max_ms']:>8} {row['rss_mb']:>6}"
+            f"{row['nodes']:>6}{row['running']:>9}{row['waiting']:>9}{row['cycles']:>9}{row['empty']:>9}"
+            f"{row['p50_ms']:>9}{row['p99_ms']:>9}{row['max_ms']:>9}{row['rss_mb']:>9}"
         )
     for kind, times in rows[-1]["by_kind"].items():  # type: ignore[attr-defined]
         print(f"  {kind:<16} {times['cycles']:>5} cycles, p50 {times['p50_ms']} ms, max {times['max_ms']} ms")

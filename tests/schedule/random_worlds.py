@@ -61,6 +61,10 @@ def jobs(draw):
             grace_us=draw(st.sampled_from([0, 10, 40])) * S,
             min_run_us=draw(st.sampled_from([0, 0, 30])) * S,
             time_limit_us=draw(st.sampled_from([None, None, 120 * S, 400 * S])),
+            unit_gpus=draw(st.sampled_from([None, None, None, 1, 2])),
+            within=draw(st.sampled_from([None, None, None, "node", "rack"])),
+            sizes=draw(st.sampled_from([(), (), (2,), (1,)])),
+            preemptions_max=draw(st.sampled_from([None, None, 1])),
         )
         for name in names
     ]
@@ -132,6 +136,7 @@ def check_log(log: list[Event]) -> None:
     held: dict[str, dict[str, tuple[int, ...]]] = {}
     submitted: dict[str, JobSubmitted] = {}
     kinds: dict[str, tuple[str, Capacity]] = {}
+    racks: dict[str, tuple[str, ...]] = {}
     up: set[str] = set()
     told: dict[tuple[str, str, int], int] = {}
     for event in log:
@@ -143,7 +148,13 @@ def check_log(log: list[Event]) -> None:
             case AttemptPlaced():
                 asked = submitted[event.job_id].job
                 assert event.job_id not in held, "at most one live attempt a job"
-                assert sum(len(lease.gpus) for lease in event.leases) == asked.gpus, "a gang is whole"
+                gpus = sum(len(lease.gpus) for lease in event.leases)
+                smaller = {size for size in asked.sizes if size < asked.gpus}
+                assert gpus in {asked.gpus, *smaller}, "a gang is whole, or of a size that it can have"
+                units = [len(lease.gpus) // asked.unit_gpus for lease in event.leases] if asked.unit_gpus else []
+                assert not units or sum(units) == gpus // asked.unit_gpus, "units are not divided"
+                assert asked.within != "node" or len(event.leases) == 1, "within one node"
+                assert asked.within != "rack" or len({racks[lease.node] for lease in event.leases}) == 1, "one rack"
                 assert len({kinds[lease.node][0] for lease in event.leases}) == 1, "a gang has one kind of GPU"
                 for lease in event.leases:
                     gpu_name, capacity = kinds[lease.node]
@@ -168,6 +179,7 @@ def check_log(log: list[Event]) -> None:
             case _ if type(event).__name__ == "NodeUp":
                 up.add(event.node.name)
                 kinds[event.node.name] = (event.node.gpu_name, event.node.capacity)
+                racks[event.node.name] = event.node.domain
 
 
 def check_now(world: World) -> None:
