@@ -225,6 +225,6 @@ def _deltas(heading: str, names: tuple[str, str, str], deltas: Sequence[Delta]) 
     rows = []
     for delta in deltas:
         change = f"{'+' if delta.change_us > 0 else ''}{said_us(delta.change_us)}"
-        share = f"{delta.change_us / delta.before_us:+.1%}" if delta.before_us else "new"
+        share = f"{delta.change_us / delta.before_us:+.1%}" if delta.before_us else "new" if delta.change_us else ""
         rows.append([fitted(delta.name, 64), said_us(delta.before_us), said_us(delta.after_us), change, share])
     return table_html([Column(name) for name in (heading, *names, "")], rows)

@@ -382,7 +382,7 @@ def skew_words(waits: Skew) -> list[str]:
 
 def _delta_row(delta: Delta, name: str) -> list[str | Text]:
     change = delta.change_us
-    share = f"{change / delta.before_us:+.1%}" if delta.before_us else "new"
+    share = f"{change / delta.before_us:+.1%}" if delta.before_us else "new" if change else ""
     sign = "+" if change > 0 else ""
     style = "red" if change > 0 else "green" if change < 0 else ""
     return [
