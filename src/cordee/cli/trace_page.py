@@ -192,7 +192,9 @@ def _ranks(answer: Answer) -> list[Section]:
     figures = [table_html([Column(name) for name in names], rows[:RANKS_DRAWN])]
     if drawn:
         figures.insert(0, drawn)
-    sections = [Section(f"{len(answer.reports)} ranks", " ".join(skew_words(answer.skew)), figures)]
+    lanes = answer.reports[0].side == "lanes"
+    lead = "On one axis." if lanes and not answer.skew.matched else " ".join(skew_words(answer.skew))
+    sections = [Section(f"{len(answer.reports)} {'groups of lines' if lanes else 'ranks'}", lead, figures)]
     if answer.skew.worst:
         heads = ("collective", "n-th", "step", "last", "waited longest", "together")
         rows = [
