@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from rich.text import Text
@@ -21,6 +21,7 @@ from cordee.workload.spec import JobSpec
 
 DRAWS = 20
 VARIANTS_MAX = 24
+NARROW_COLUMNS = 100
 
 SpecOf = Callable[[str | None, str | None, str | None], JobSpec]
 """The job with this many GPUs, of this tier, in this queue; None: as it says itself."""
@@ -200,43 +201,55 @@ def _costs(answer: RehearsalView) -> str:
 
 
 def _compare(variants: Sequence[VariantView]) -> None:
+    """Where there is no room for all, spreads and losses give way: a dry run of one variant has them."""
     console = terminal.stdout()
-    rows = terminal.table(
-        "GPUS",
-        "TIER",
-        "QUEUE",
-        "STARTS IN",
-        "ENDS IN",
-        "PUSHES",
-        "LOSS",
-        "$/H",
-        right=("GPUS", "PUSHES", "LOSS", "$/H"),
-    )
+    narrow = console.width < NARROW_COLUMNS
+    cells: dict[str, list[str | Text]] = {
+        "GPUS": [str(each.gpus) for each in variants],
+        "TIER": [each.tier for each in variants],
+        "QUEUE": [each.queue for each in variants],
+        "STARTS IN": [_starts(each.answer, narrow) for each in variants],
+        "ENDS IN": [_told(each.answer, lambda told: _short(told.forecast, "end", narrow)) for each in variants],
+        "PUSHES": [_told(each.answer, lambda told: str(len(told.pushes) or "–")) for each in variants],
+        "LOSS": [_told(each.answer, _loss) for each in variants],
+        "$/H": [_told(each.answer, lambda told: format_micro_usd(told.micro_usd_per_hour)) for each in variants],
+    }
+    if narrow:
+        del cells["LOSS"]
+    if len({each.queue for each in variants}) == 1:
+        del cells["QUEUE"]
+    rows = terminal.table(*cells, right=("GPUS", "PUSHES", "LOSS", "$/H"))
+    for row in zip(*cells.values(), strict=True):
+        rows.add_row(*row)
+    console.print(rows)
     refused: dict[str, list[str]] = {}
     for each in variants:
-        head = [str(each.gpus), each.tier, each.queue]
-        answer = each.answer
-        if answer is None:
-            refused.setdefault(each.refused or "", []).append(f"{each.gpus} {each.tier}")
-            rows.add_row(*head, Text("refused", "bold red"), "–", "–", "–", "–")
-            continue
-        ahead = answer.forecast
-        start, end = ("–", "–") if ahead is None else (_short(ahead.start, ahead), _short(ahead.end, ahead))
-        rows.add_row(
-            *head,
-            Text("now", "green") if answer.starts_now else start,
-            end,
-            str(len(answer.pushes) or "–"),
-            format_micro_usd(sum(push.expected_loss_micro_usd for push in answer.pushes)) if answer.pushes else "–",
-            format_micro_usd(answer.micro_usd_per_hour),
-        )
-    console.print(rows)
+        if each.refused is not None:
+            refused.setdefault(each.refused, []).append(f"{each.gpus} {each.tier}")
     for why, whom in refused.items():
         console.print(f"{', '.join(whom)}: {why}", highlight=False, markup=False)
     console.print("nothing was submitted", highlight=False)
 
 
-def _short(spread: SpreadView, ahead: ForecastView) -> str:
+def _told(answer: RehearsalView | None, words: Callable[[RehearsalView], str]) -> str:
+    return "–" if answer is None else words(answer)
+
+
+def _starts(answer: RehearsalView | None, narrow: bool) -> Text:
+    if answer is None:
+        return Text("refused", "bold red")
+    return Text("now", "green") if answer.starts_now else Text(_short(answer.forecast, "start", narrow))
+
+
+def _loss(answer: RehearsalView) -> str:
+    losses = [push.expected_loss_micro_usd for push in answer.pushes]
+    return format_micro_usd(sum(losses)) if losses else "–"
+
+
+def _short(ahead: ForecastView | None, which: Literal["start", "end"], narrow: bool) -> str:
+    if ahead is None:
+        return "–"
+    spread = ahead.start if which == "start" else ahead.end
     p10, p50, p90 = (_in(at_us, ahead.at_us) for at_us in (spread.p10_us, spread.p50_us, spread.p90_us))
     seen = ">" + format_duration((ahead.seen_us - ahead.at_us) / US_PER_S)
-    return p50 or seen if p10 == p90 else f"{p50 or seen} ({p10} to {p90 or seen})"
+    return p50 or seen if narrow or p10 == p90 else f"{p50 or seen} ({p10} to {p90 or seen})"
