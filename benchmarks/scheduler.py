@@ -4,7 +4,7 @@ python benchmarks/scheduler.py TRACES_FOLDER [--anchors A,B] [--policies cordee,
 
 TRACES_FOLDER holds philly_oct_10k.csv.gz (anchor A) and philly_oct_60k.csv.gz (anchor B): jobs of Microsoft's Philly
 trace on 80 nodes of 8 GPUs. Costs: a checkpoint every 30 minutes, 60 s to restart, 30 s of grace, and a save of 30 s
-for each notice that counts as lost. Only sjf, srsf and easy are told how long jobs run. Times are CPU seconds of a core.
+for each notice that counts as lost. Only sjf, srsf and easy are told how long jobs run. Times are CPU seconds.
 """
 
 import argparse
