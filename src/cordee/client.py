@@ -91,8 +91,35 @@ class JobDetailView(JobView):
     spec: dict[str, Any]
 
 
+class SpreadView(View):
+    """Of a time: one draw in ten is earlier than p10, half are earlier than p50. null: later than `seen_us`."""
+
+    p10_us: int | None
+    p50_us: int | None
+    p90_us: int | None
+
+
+class ForecastView(View):
+    """When a job is placed next and when it ends, over so many runs of the scheduler forward from `at_us`.
+
+    Every run saw as far as `seen_us` or until the job's end; `learnt_from` is how many jobs that ended, and so told how
+    long jobs run, are known; `pushes` is how often it is made to leave, on average.
+    """
+
+    at_us: int
+    draws: int
+    seen_us: int
+    learnt_from: int
+    start: SpreadView
+    end: SpreadView
+    pushes: float
+
+
 class WhyView(View):
-    """Why a job is where it is: one dominant reason, said in `text`; `until_us` is when it ends at the latest."""
+    """Why a job is where it is: one dominant reason, said in `text`; `until_us` is when it ends at the latest.
+
+    `forecast` is there if it was asked for, and the job has not ended.
+    """
 
     job_id: str
     state: str
@@ -102,6 +129,7 @@ class WhyView(View):
     gpus_free: int
     blocking: list[str]
     until_us: int | None
+    forecast: ForecastView | None = None
 
 
 class NodeView(View):
@@ -224,18 +252,48 @@ class Submission(View):
 
 
 class PushView(View):
-    """A job that would be pushed aside, and what it is expected to lose."""
+    """A job that would be pushed aside, why, and what it is expected to lose."""
 
     job_id: str
     owner: str
+    reason: str
     expected_loss_micro_usd: int
 
 
-class PreviewView(View):
-    """What would follow at once if a job were submitted now. The price is that of the dearest GPUs it may get."""
+class RehearsalView(View):
+    """What would follow if a job were submitted now; nothing was.
 
-    micro_usd_per_hour: int
+    Attributes:
+        starts_now: it would be placed at once.
+        reason, text, blocking, until_us: as of `WhyView`.
+        nodes: where it would be placed: surely if it starts now, else as in the median draw; empty: nobody knows.
+        racks: how many domains these nodes lie in; null where nodes name none.
+        pushes: whom it would push at once.
+        micro_usd_per_hour: on those nodes, else on the dearest GPUs that it may get.
+        micro_usd_to_limit: if it runs until its limits of time or cost; null without any.
+        micro_usd_to_estimate: if it runs as long as its owner expects; null if that was not said.
+        fit: how its model fits; null if it names none, or where there is no wall.
+        notes: what was assumed.
+    """
+
+    gpus: int
+    gpu_name: str | None
+    tier: str
+    queue: str
+    starts_now: bool
+    reason: str
+    text: str
+    blocking: list[str]
+    until_us: int | None
+    nodes: dict[str, list[int]]
+    racks: int | None
     pushes: list[PushView]
+    micro_usd_per_hour: int
+    micro_usd_to_limit: int | None
+    micro_usd_to_estimate: int | None
+    fit: str | None
+    notes: list[str]
+    forecast: ForecastView | None
 
 
 class Submitted(View):
@@ -330,15 +388,16 @@ class Client:
         with _secrets_kept(self.home / "secrets", spec.get("secrets") or (), environ):
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
 
-    def preview(self, spec: Mapping[str, Any], *, unprotected: bool = False) -> PreviewView:
-        """What submitting a job would cost an hour, and whom it would push aside; nothing is queued.
+    def rehearse(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> RehearsalView:
+        """What submitting a job would do now; nothing is queued. With draws, also when it would start and end.
 
         Raises:
             AdmissionError: it would be refused.
         """
         job_id = new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
-        return self._ask(PreviewView, "POST", "/v1/preview", json=sent.model_dump(mode="json"))
+        body = sent.model_dump(mode="json")
+        return self._ask(RehearsalView, "POST", "/v1/rehearse", json=body, params={"draws": draws})
 
     @staticmethod
     def check_secrets(names: Iterable[str], environ: Mapping[str, str]) -> None:
@@ -362,9 +421,9 @@ class Client:
         """Ask a job to end after a checkpoint, or `now`."""
         return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/stop", params={"now": now})
 
-    def why(self, job_id: str) -> WhyView:
-        """Why a job is where it is."""
-        return self._ask(WhyView, "GET", f"/v1/jobs/{job_id}/why")
+    def why(self, job_id: str, *, draws: int = 0) -> WhyView:
+        """Why a job is where it is; with draws, also when it starts and ends."""
+        return self._ask(WhyView, "GET", f"/v1/jobs/{job_id}/why", params={"draws": draws})
 
     def logs(
         self,

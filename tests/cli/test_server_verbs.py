@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from cordee import __version__, errors
 from cordee import client as views
 from cordee.cli.main import main
+from cordee.cli.rehearse import VariantView
 from cordee.client import Client
 from cordee.errors import CordeeError
 from cordee.events import AttemptPlaced, Event, NodeDown, RanksStarted
@@ -30,6 +31,8 @@ Verb = Callable[..., str]
 ANSWERS: dict[str, Any] = {
     "up": views.HealthView,
     "run": views.Submitted,
+    "run --dry-run": views.RehearsalView,
+    "run --dry-run, compared": list[VariantView],
     "jobs": list[views.JobView],
     "jobs JOB": views.JobDetailView,
     "why": views.WhyView,
@@ -157,6 +160,38 @@ def test_what_keeps_the_server_from_working_is_said(
     assert "the disk is full" in said.err and "the disk is full" not in said.out
 
 
+def test_a_dry_run_says_what_would_follow_and_submits_nothing(
+    verb: Verb, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: dry\nrun: 'true'\ngpus: 2\nestimate: 30m\nlimit: {time: 2h}\n")
+    with Client(home) as client:
+        before = client.jobs()
+        told = verb("run", "--dry-run", str(file))
+        assert re.search(r"starts now +yes", told) and re.search(r"on +local:0-1 \(1 node\)", told)
+        assert re.search(r"ends +in 30m *\n", told) and re.search(r"pushes +nobody", told)
+        assert re.search(r"costs +\$5.98 an hour, \$2.99 to its estimate, \$11.96 to its limit", told)
+        assert "nothing was submitted; the forecast: 20 runs ahead" in told
+        told = verb("run", "--dry-run", str(file), "--gpus", "1,2,3", "--tier", "standard,production")
+        assert len(re.findall(r" now +30m ", told)) == 4
+        assert "3 standard, 3 production: the job needs 3 GPUs at once, but the whole cluster has 2" in told
+        assert client.jobs() == before
+    many = ",".join(map(str, range(1, 30)))
+    assert code_of("run", "--dry-run", "--gpus", many, "--home", str(home), "--", "true") == errors.InputError.exit_code
+    assert "29 variants are too many" in capsys.readouterr().err
+
+
+def test_why_tells_when_a_job_that_waits_will_start(verb: Verb) -> None:
+    long = verb("run", "--gpus", "2", "--name", "holds", "--", "sleep", "600").split()[0]
+    waits = verb("run", "--gpus", "2", "--name", "waits", "--", "true").split()[0]
+    assert re.search(
+        r"\nstarts in .* \(.* to .*\), ends in .* \(20 runs ahead, run times of \d+ jobs\)", verb("why", waits)
+    )
+    assert re.search(r"\nends in .*runs ahead", verb("why", long))
+    for name in (waits, long):
+        verb("stop", name, "--now", "--wait")
+
+
 def test_nodes_and_their_price(verb: Verb) -> None:
     out = verb("nodes")
     assert re.search(r"local +up +2 x slot +2 +– +\$2.99/GPU-h", out)
@@ -215,6 +250,8 @@ def test_what_is_printed_follows_the_schemas(verb: Verb, tmp_path: Path) -> None
         "jobs": verb("jobs", "--json"),
         "jobs JOB": verb("jobs", job_id, "--json"),
         "why": verb("why", job_id, "--json"),
+        "run --dry-run": verb("run", "--dry-run", "--gpus", "2", "--json", "--", "true"),
+        "run --dry-run, compared": verb("run", "--dry-run", "--gpus", "1,3", "--json", "--", "true"),
         "nodes": verb("nodes", "--json"),
         "queues": verb("queues", "--json"),
         "cost": verb("cost", "--json"),
@@ -257,6 +294,9 @@ BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
     (("run", "good.yaml", "--tier", "standard"), errors.InputError, "--tier is for a job without a file"),
     (("run", "good.yaml", "--every", "5m"), errors.InputError, "--every is for a job without a file"),
     (("run", "--", "true"), errors.SpecError, "a command needs --gpus"),
+    (("run", "--dry-run", "good.yaml", "--every", "5m"), errors.InputError, "--every is for a job without a file"),
+    (("run", "--dry-run", "good.yaml", "--tier", "sport"), errors.SpecError, "tier: Input should be 'production'"),
+    (("run", "--dry-run", "large.yaml"), errors.TooLargeError, "the job needs 3 GPUs at once"),
     (("run", "--gpus", "two", "--", "true"), errors.SpecError, "'two' is not a number of GPUs"),
     (("run", "--gpus", "1", "--tier", "sport", "--", "true"), errors.SpecError, "unknown tier 'sport'"),
     (("run", "--gpus", "1", "--every", "5", "--", "true"), errors.SpecError, "'5' is not a duration"),
@@ -319,7 +359,18 @@ def test_a_wrong_token(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    "words", [("jobs",), ("down",), ("nodes",), ("queues",), ("cost",), ("stop", "x"), ("why", "x"), ("logs", "x")]
+    "words",
+    [
+        ("jobs",),
+        ("down",),
+        ("nodes",),
+        ("queues",),
+        ("cost",),
+        ("stop", "x"),
+        ("why", "x"),
+        ("logs", "x"),
+        ("run", "--dry-run", "--gpus", "1", "true"),
+    ],
 )
 def test_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     assert code_of(*words, "--home", str(tmp_path / "home")) == errors.NoServerError.exit_code

@@ -94,7 +94,7 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
     assert answers == {
         "get /health": "HealthView",
         "post /jobs": "Submitted",
-        "post /preview": "PreviewView",
+        "post /rehearse": "RehearsalView",
         "get /jobs": "JobView",
         "get /jobs/{ref}": "JobDetailView",
         "post /jobs/{ref}/stop": "JobView",
@@ -159,18 +159,49 @@ def test_a_job_belongs_to_whom_its_token_belongs(api: Api, monkeypatch: pytest.M
     assert api.client.submit(SPEC | {"name": "other"}).job.owner == "ada"
 
 
-def test_a_preview_says_the_price_and_who_is_pushed_and_queues_nothing(api: Api) -> None:
+def test_a_rehearsal_says_what_submitting_would_do_and_queues_nothing(api: Api) -> None:
     low = api.client.submit(SPEC | {"tier": "preemptible"}, unprotected=True).job
     api.scene.control.tick()
     number, before = api.scene.control.number, api.scene.control.state.snapshot()
-    seen = api.client.preview(SPEC | {"tier": "production"})
+    seen = api.client.rehearse(SPEC | {"tier": "production", "estimate_s": 7200, "limit": {"time_s": 36_000}}, draws=5)
+    assert (seen.gpus, seen.tier, seen.queue, seen.racks) == (4, "production", "default", None)
     assert seen.micro_usd_per_hour == 4 * 2_000_000
-    assert [(push.job_id, push.owner) for push in seen.pushes] == [(low.job_id, "ada")]
+    assert (seen.micro_usd_to_estimate, seen.micro_usd_to_limit) == (2 * 8_000_000, 10 * 8_000_000)
+    assert [(push.job_id, push.owner, push.reason) for push in seen.pushes] == [(low.job_id, "ada", "preempt")]
     assert seen.pushes[0].expected_loss_micro_usd > 0
-    assert api.client.preview(SPEC | {"gpus": 1, "tier": "preemptible", "checkpoint": {"to": "/c"}}).pushes == []
+    assert not seen.starts_now and seen.reason == "waits-for-victims" and seen.blocking == [low.job_id]
+    assert seen.nodes == {"local": [0, 1, 2, 3]}, "where the forecast has it"
+    assert seen.forecast is not None and seen.forecast.draws == 5 and seen.forecast.learnt_from == 0
+    start_us, end_us = seen.forecast.start.p50_us, seen.forecast.end.p50_us
+    assert start_us == seen.until_us == seen.forecast.at_us + 30_000_000, "the victim cannot save, and has 30 s"
+    assert end_us == start_us + 7200 * 1_000_000
+    small = api.client.rehearse(SPEC | {"gpus": 1, "tier": "preemptible", "checkpoint": {"to": "/c"}})
+    assert (small.pushes, small.nodes, small.forecast, small.starts_now) == ([], {}, None, False)
     with pytest.raises(TooLargeError):
-        api.client.preview(SPEC | {"gpus": 5})
+        api.client.rehearse(SPEC | {"gpus": 5})
     assert (api.scene.control.number, api.scene.control.state.snapshot()) == (number, before)
+
+
+def test_a_rehearsal_of_who_starts_now_names_its_place(api: Api) -> None:
+    seen = api.client.rehearse(SPEC | {"gpus": 3})
+    assert seen.starts_now and seen.reason == "starts-now" and seen.nodes == {"local": [0, 1, 2]}
+    assert seen.micro_usd_per_hour == 3 * 2_000_000 and seen.fit is None
+
+
+def test_why_with_draws_says_when(api: Api) -> None:
+    first = api.client.submit(SPEC | {"estimate_s": 600}).job
+    api.scene.control.tick()
+    second = api.client.submit(SPEC | {"name": "next", "estimate_s": 60}).job
+    before = api.scene.control.state.snapshot()
+    assert api.client.why(second.job_id).forecast is None
+    runs, waits = (api.client.why(job.job_id, draws=3).forecast for job in (first, second))
+    assert runs is not None and waits is not None and runs.draws == waits.draws == 3
+    assert runs.start.p50_us is not None and runs.start.p50_us < runs.at_us
+    assert runs.end.p10_us == runs.end.p90_us == runs.start.p50_us + 600 * 1_000_000
+    assert waits.start.p50_us is not None and waits.start.p50_us <= runs.end.p90_us
+    assert api.scene.control.state.snapshot() == before
+    with pytest.raises(InputError, match="draws"):
+        api.client.why(second.job_id, draws=-1)
 
 
 def test_the_same_submission_again_changes_nothing(api: Api) -> None:

@@ -84,6 +84,20 @@ def test_an_elastic_victim_shrinks_and_starts_again_at_once_on_what_is_left():
     assert end(world, "e") == ["attempt e.1 checkpointed", "place p n1:4", "place e n1:4"]
 
 
+def test_who_shrank_starts_again_on_what_is_left_also_when_it_has_waited_so_long_that_it_goes_first():
+    red = QueuesSet(at_us=0, queues=(Queue(name="red", quota_gpus=4),))
+    elastic = job("e", 8, sizes=(4, 2), grace_us=0)
+    world = World(
+        red, node("n1"), job("a", 8, "production"), elastic,
+        work={"a": 200, "e": 10**6}, deaf=["e"], policy=Policy(patience_us=50 * S),
+    )  # fmt: skip
+    world.play(until_s=1000)
+    (given,) = world.tell(job("p", 4, queue="red", at_us=world.now_us)).cycle()
+    assert (given.reason, given.gpus, given.for_job) == (NoticeReason.RESIZE, 4, "p")
+    world.play(until_s=world.now_us / S + 1)
+    assert {name: world.state.attempts[JobId(name)].gpus for name in ("e", "p")} == {"e": 4, "p": 4}
+
+
 def test_an_elastic_job_starts_smaller_and_grows_when_that_pays():
     world = World(node("n1"), job("a", 4), job("e", 8, sizes=(4,)), work={"a": 1000, "e": 10**6})
     assert brief(world.cycle()) == ["place a n1:4", "place e n1:4"]

@@ -1,4 +1,4 @@
-"""Retention: by count, each Nth, time and pins; collections that are killed, and by visitors beside a running attempt."""
+"""Retention by count, each Nth, time and pins; collections that are killed, and those of a visitor."""
 
 import random
 

@@ -133,3 +133,33 @@ def test_a_tier_that_cannot_be_read_is_no_damage(tmp_path) -> None:
     flip(tmp_path / "home" / chunk)
     with pytest.raises(DestinationError, match="cannot read chunks"):
         check_generation(tiers, name)
+
+
+def test_frozen_weights_cost_nothing_the_second_time(tmp_path) -> None:
+    """As with LoRA: a frozen base of 16 MB, an adapter of 64 kB with its optimizer. Also after a restart."""
+    torch.manual_seed(1)
+    base = torch.nn.Linear(2000, 2000)
+    base.requires_grad_(False)
+    adapter = torch.nn.Sequential(torch.nn.Linear(2000, 4, bias=False), torch.nn.Linear(4, 2000, bias=False))
+    model = torch.nn.ModuleDict({"base": base, "adapter": adapter})
+    opt = torch.optim.AdamW(adapter.parameters())
+    blobs = FileBlobs(tmp_path)
+    sizes: list[int] = []
+    for _ in range(2):
+        checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+        commit = checkpointer.open()
+        state = {"model": model, "opt": opt}
+        if commit:
+            checkpointer.load(state, commit)
+        for step in range(2):
+            x = torch.randn(2, 2000)
+            (base(x) + adapter(x)).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+            saved = checkpointer.save(state, step=len(sizes) + step, extras={})
+            made = checkpointer.wait(WAIT_S)
+            assert saved.bytes > 16_000_000
+            sizes.append(read_manifest(blobs, made.manifest).ranks[0].written_bytes)
+        checkpointer.close()
+    assert sizes[0] > 16_000_000
+    assert all(size < 0.05 * sizes[0] for size in sizes[1:]), sizes

@@ -5,16 +5,16 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.cli import terminal
+from cordee.cli import rehearse, terminal
 from cordee.cli.terminal import Home, Json
-from cordee.client import AttemptView, Client, JobDetailView, JobView, PreviewView
+from cordee.client import AttemptView, Client, JobDetailView, JobView, RehearsalView
 from cordee.errors import InputError, SpecError
 from cordee.units import format_micro_usd
 from cordee.workload.spec import JobSpec, parse_spec
@@ -24,6 +24,8 @@ NARROW_COLUMNS = 100
 LONG_ID_CHARS = 24
 FOUND_BY = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
+
+_VARIED = ("tier", "queue")  # with the GPUs: what a dry run compares
 
 JobRef = Annotated[str, typer.Argument(help="A job's id, or its name if only one job has it.")]
 
@@ -61,6 +63,13 @@ def run(
             "--follow/--detach", "-f", help="Print its lines until it ends; the exit code is 0 if it is done, else 1."
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Submit nothing; say when and where it would start, whom it pushes, its cost. Lists are compared.",
+        ),
+    ] = False,
     slots: Annotated[
         str | None, typer.Option(help="So many CPU slots in place of GPUs, if a server has to be started.")
     ] = None,
@@ -83,18 +92,34 @@ def run(
         "limit_cost": limit_cost,
         "model": model,
     }
-    if _is_file(what, gpus):
-        given = [flag for flag, value in {**flags, "env": env, "secret": secret}.items() if value is not None]
+    spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
+    if dry_run:
+        given = rehearse.Given(gpus, tier, queue, unprotected)
+        rehearse.dry_run(spec_of, given, home=terminal.folder(home), as_json=as_json)
+        return
+    spec = spec_of(gpus, tier, queue)
+    ask = terminal.may_ask() and not yes and not as_json
+    submit(spec, terminal.folder(home), unprotected=unprotected, follow=follow, slots=slots, ask=ask, as_json=as_json)
+
+
+def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> rehearse.SpecOf:
+    """The job by its GPUs, tier and queue: from the flags, or from its file, where only a dry run may change them."""
+    if _is_file(what, None if dry_run else gpus):
+        given = [each for each, value in flags.items() if value is not None and not (dry_run and each in _VARIED)]
         if given:
             flag = "--" + given[0].removeprefix("checkpoint_e").replace("_", "-").replace("very", "every")
             raise InputError(f"{flag} is for a job without a file", hint=f"write it into {what[0]}")
         spec = _from_file(Path(what[0]))
-    else:
-        if gpus is None:
-            raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
-        spec = JobSpec.from_flags(run=what, gpus=gpus, env=_pairs(env or ()), secrets=tuple(secret or ()), **flags)
-    ask = terminal.may_ask() and not yes and not as_json
-    submit(spec, terminal.folder(home), unprotected=unprotected, follow=follow, slots=slots, ask=ask, as_json=as_json)
+        return lambda *changes: rehearse.with_flags(spec, *changes) if dry_run else spec
+    if gpus is None:
+        raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
+    env, secrets = _pairs(flags.pop("env") or ()), tuple(flags.pop("secret") or ())
+
+    def from_flags(gpus: str | None, tier: str | None, queue: str | None) -> JobSpec:
+        more = flags | {"tier": tier, "queue": queue}
+        return JobSpec.from_flags(run=what, gpus=gpus or "", env=env, secrets=secrets, **more)
+
+    return from_flags
 
 
 def submit(
@@ -116,7 +141,7 @@ def submit(
             ensure_server(home, slots=slots)
     with Client(home) as client:
         if ask:
-            _consent(client.preview(here.model_dump(mode="json"), unprotected=unprotected))
+            _consent(client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
         made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
         if as_json:
             terminal.print_json(made)
@@ -133,7 +158,7 @@ def submit(
                 raise SystemExit(128 + signal.SIGINT) from None
 
 
-def _consent(seen: PreviewView) -> None:
+def _consent(seen: RehearsalView) -> None:
     """Ask whoever starts something dear, or something that pushes others aside."""
     facts = []
     if seen.micro_usd_per_hour > ASK_ABOVE_MICRO_USD_PER_HOUR:
@@ -288,29 +313,14 @@ def _show(job: JobDetailView, as_json: bool) -> None:
 
 
 def _where(attempt: AttemptView) -> str:
-    return ", ".join(f"{node}:{_ranges(gpus)}" for node, gpus in attempt.leases.items())
-
-
-def _ranges(gpus: list[int]) -> str:
-    """GPU indices as people write them.
-
-    >>> _ranges([0, 1, 2, 3, 6])
-    '0-3,6'
-    """
-    runs: list[list[int]] = []
-    for gpu in sorted(gpus):
-        if runs and gpu == runs[-1][-1] + 1:
-            runs[-1].append(gpu)
-        else:
-            runs.append([gpu])
-    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in runs)
+    return ", ".join(f"{node}:{terminal.ranges(gpus)}" for node, gpus in attempt.leases.items())
 
 
 def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     """Say why a job is where it is."""
     with terminal.connect(home) as client:
         terminal.warn(client)
-        told = client.why(job)
+        told = client.why(job, draws=rehearse.DRAWS)
     if as_json:
         terminal.print_json(told)
         return
@@ -318,6 +328,8 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     print(f"{told.job_id} is {said}")
     if told.blocking:
         print(f"blocked by: {', '.join(told.blocking)}")
+    if told.forecast is not None:
+        print(rehearse.forecast_line(told.forecast))
     if told.until_us is not None:
         left = terminal.since(0, max(0, told.until_us - time.time_ns() // 1000))
         print(f"at the latest in: {left}")

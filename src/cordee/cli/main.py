@@ -5,7 +5,7 @@ A verb's module is imported only when the verb is called, so that `cordee --help
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -40,6 +40,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "down": ("cordee.cli.operate", "Checkpoint and requeue every job, then end the server."),
     "simulate": ("cordee.cli.simulate", "Run a trace under several policies: who waits, what is lost, what it costs."),
     "replay": ("cordee.cli.simulate", "Decide a live log again under another policy, and say what would have changed."),
+    "checkpoint": (
+        "cordee.cli.checkpoint",
+        "List, verify, compare, pin, collect, export or import the checkpoints at a destination.",
+    ),
     "version": ("cordee.cli.main", "Print the version."),
 }
 
@@ -63,6 +67,7 @@ EXAMPLES = {
     "down": "cordee down --yes",
     "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy house,fifo,easy --html compare.html",
     "replay": "cordee replay ~/.cordee --policy fifo",
+    "checkpoint": "cordee checkpoint export s3://bucket/run/my-job 400 --to hf --out my-model",
 }
 
 
@@ -93,8 +98,11 @@ def _app(words: Sequence[str]) -> typer.Typer:
     )
     called = next((word for word in words if not word.startswith("-")), None)
     for verb, (module, line) in VERBS.items():
-        function: Callable[..., Any] = getattr(import_module(module), verb) if verb == called else _not_called
+        function: Any = getattr(import_module(module), verb) if verb == called else _not_called
         example = f"Example: {EXAMPLES[verb]}" if verb in EXAMPLES else None
+        if isinstance(function, typer.Typer):
+            app.add_typer(function, name=verb, help=line, epilog=example)
+            continue
         app.command(verb, short_help=line, epilog=example)(function)
     app.callback(invoke_without_command=True)(_common)
     return app

@@ -1,6 +1,7 @@
 """The verbs about the server and its nodes: up, down, nodes, cost."""
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -143,6 +144,9 @@ def _price(node: NodeView) -> str:
 def cost(
     *,
     by: Annotated[str, typer.Option(help="job, user, queue or epoch (each attempt).")] = "job",
+    trace: Annotated[
+        Path | None, typer.Option(help="Write it over time as a Chrome trace, for Perfetto and `cordee trace`.")
+    ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -151,6 +155,13 @@ def cost(
         raise InputError(f"cost cannot be told by {by!r}", hint=f"use --by {', '.join(BY)}")
     with terminal.connect(home) as client:
         bill = client.cost(by)
+        told = [event for _, event in client.events()] if trace is not None else []
+    if trace is not None:
+        from cordee.cli.plan_more import write_page
+        from cordee.view.chrome import chrome_trace
+        from cordee.view.chrome_log import log_slices
+
+        write_page(trace, chrome_trace(*log_slices(told), {"traceName": trace.name}))
     if as_json:
         terminal.print_json(bill)
         return

@@ -76,6 +76,9 @@ def simulate(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="A bad row is an error.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the comparison as one page.")] = None,
+    chrome: Annotated[
+        Path | None, typer.Option("--trace", help="Write who held the first nodes when, as a Chrome trace.")
+    ] = None,
     as_json: terminal.Json = False,
 ) -> None:
     """Run a trace under several policies, by the very code that schedules, and say how each did."""
@@ -110,6 +113,11 @@ def simulate(
         from cordee.cli.simulate_page import page
 
         html.write_text(page(scenario, answer, results), encoding="utf-8")
+    if chrome is not None:
+        from cordee.cli.plan_more import write_page
+        from cordee.cli.simulate_trace import trace_text
+
+        write_page(chrome, trace_text(results))
     if as_json:
         print(json.dumps(_plain(Answer, answer), indent=2))
         return

@@ -115,6 +115,21 @@ def since(from_us: int, to_us: int | None = None) -> str:
     return format_duration(seconds) if seconds else "0 s"
 
 
+def ranges(gpus: list[int]) -> str:
+    """GPU indices as people write them.
+
+    >>> ranges([0, 1, 2, 3, 6])
+    '0-3,6'
+    """
+    runs: list[list[int]] = []
+    for gpu in sorted(gpus):
+        if runs and gpu == runs[-1][-1] + 1:
+            runs[-1].append(gpu)
+        else:
+            runs.append([gpu])
+    return ",".join(str(each[0]) if len(each) == 1 else f"{each[0]}-{each[-1]}" for each in runs)
+
+
 @contextmanager
 def waiting(text: str) -> Iterator["Waiting"]:
     """A spinner with words that change, on a terminal; elsewhere each new text is one line."""

@@ -192,7 +192,9 @@ def _ranks(answer: Answer) -> list[Section]:
     figures = [table_html([Column(name) for name in names], rows[:RANKS_DRAWN])]
     if drawn:
         figures.insert(0, drawn)
-    sections = [Section(f"{len(answer.reports)} ranks", " ".join(skew_words(answer.skew)), figures)]
+    lanes = answer.reports[0].side == "lanes"
+    lead = "On one axis." if lanes and not answer.skew.matched else " ".join(skew_words(answer.skew))
+    sections = [Section(f"{len(answer.reports)} {'groups of lines' if lanes else 'ranks'}", lead, figures)]
     if answer.skew.worst:
         heads = ("collective", "n-th", "step", "last", "waited longest", "together")
         rows = [
@@ -225,6 +227,6 @@ def _deltas(heading: str, names: tuple[str, str, str], deltas: Sequence[Delta]) 
     rows = []
     for delta in deltas:
         change = f"{'+' if delta.change_us > 0 else ''}{said_us(delta.change_us)}"
-        share = f"{delta.change_us / delta.before_us:+.1%}" if delta.before_us else "new"
+        share = f"{delta.change_us / delta.before_us:+.1%}" if delta.before_us else "new" if delta.change_us else ""
         rows.append([fitted(delta.name, 64), said_us(delta.before_us), said_us(delta.after_us), change, share])
     return table_html([Column(name) for name in (heading, *names, "")], rows)

@@ -13,6 +13,7 @@ from cordee.telemetry.trace import AgainstPlan, Comparison, Efficiency, RankRepo
 from cordee.telemetry.trace.account import short_name
 from cordee.telemetry.trace.compare import Delta
 from cordee.telemetry.trace.sweep import Time
+from cordee.units import format_duration
 
 # Where the time went, in the order of the bar: name, words, style, and a shade for where there is no colour.
 PARTS = {
@@ -62,10 +63,12 @@ class Answer:
 def said_us(value_us: float) -> str:
     """Microseconds for people.
 
-    >>> said_us(129_012), said_us(42), said_us(0.25), said_us(2_500_000), said_us(0)
-    ('129 ms', '42 us', '0.25 us', '2.5 s', '0')
+    >>> said_us(129_012), said_us(42), said_us(0.25), said_us(2_500_000), said_us(7.2e9), said_us(0)
+    ('129 ms', '42 us', '0.25 us', '2.5 s', '2h', '0')
     """
     size = abs(value_us)
+    if size >= 60e6:
+        return format_duration(value_us / 1e6)
     for unit, least, per in (("s", 1e6, 1e6), ("ms", 1e3, 1e3), ("us", 0, 1)):
         if size >= least and size:
             shown = value_us / per
@@ -143,12 +146,10 @@ def _print_time(out: Console, report: RankReport) -> None:
 def verdict(report: RankReport) -> str:
     """The figures that are quoted, in a sentence or two."""
     time = report.time
-    told = (
-        f"Computing {time.share(time.compute_us):.2%} of the time, communicating "
-        f"{time.share(time.communication_us):.2%}, idle {time.share(time.idle_us):.2%}."
-    )
+    told = f"Computing {time.share(time.compute_us):.2%} of the time, "
     if time.hidden_share is None:
-        return told
+        return f"{told}idle {time.share(time.idle_us):.2%}; nothing communicates."
+    told += f"communicating {time.share(time.communication_us):.2%}, idle {time.share(time.idle_us):.2%}."
     told += (
         f" {time.hidden_share:.2%} of the communication is hidden behind compute, {said_us(time.exposed_us)} is exposed"
         f" ({time.share(time.exposed_us):.2%} of the time)."
@@ -200,7 +201,8 @@ def efficiency_words(efficient: Efficiency) -> tuple[str, str]:
 
 
 def _print_classes(out: Console, report: RankReport) -> None:
-    title(out, "Kernels by class", "sums; side by side on two streams counts twice")
+    noun = {"device": "Kernels", "host": "Operators", "lanes": "Slices"}[report.side]
+    title(out, f"{noun} by class", "sums; side by side on two streams counts twice")
     table = grid("class", "count", "sum", "of all", "exposed")
     for row in report.classes:
         exposed = said_us(row.exposed_us) if row.belongs.communicates else ""
@@ -321,7 +323,8 @@ def _more(out: Console, left: int, noun: str) -> None:
 
 def _print_ranks(out: Console, answer: Answer) -> None:
     assert answer.skew is not None, "there are several"
-    out.print(Text(f"{len(answer.reports)} ranks", "bold"))
+    noun = "groups of lines" if answer.reports[answer.shown].side == "lanes" else "ranks"
+    out.print(Text(f"{len(answer.reports)} {noun}", "bold"))
     table = grid("", "span", "compute", "hidden", "exposed", "idle", "waited", "was waited for", "last in")
     for report, waits in list(zip(answer.reports, answer.skew.ranks, strict=True))[:RANKS_SHOWN]:
         waited = [said_us(waits.waited_us), said_us(waits.caused_us), f"{waits.last:,}"] if answer.skew.matched else []
@@ -333,8 +336,9 @@ def _print_ranks(out: Console, answer: Answer) -> None:
 
 
 def _print_skew(out: Console, waits: Skew, reports: Sequence[RankReport]) -> None:
-    for sentence in skew_words(waits):
-        indented(out, sentence, style="")
+    if waits.matched or reports[0].side != "lanes":
+        for sentence in skew_words(waits):
+            indented(out, sentence, style="")
     if waits.worst:
         title(out, "Waited for", "collectives in which ranks waited longest")
         table = grid(
@@ -382,7 +386,7 @@ def skew_words(waits: Skew) -> list[str]:
 
 def _delta_row(delta: Delta, name: str) -> list[str | Text]:
     change = delta.change_us
-    share = f"{change / delta.before_us:+.1%}" if delta.before_us else "new"
+    share = f"{change / delta.before_us:+.1%}" if delta.before_us else "new" if change else ""
     sign = "+" if change > 0 else ""
     style = "red" if change > 0 else "green" if change < 0 else ""
     return [

@@ -23,9 +23,9 @@ from cordee.client import (
     JobDetailView,
     JobView,
     NodeView,
-    PreviewView,
     QueuesSubmission,
     QueuesView,
+    RehearsalView,
     Submission,
     Submitted,
     WhyView,
@@ -37,6 +37,7 @@ from cordee.errors import CordeeError, InputError, NotFoundError, TokenError
 from cordee.events import Event, encode
 
 EVENTS_AT_ONCE = 500
+DRAWS_MAX = 1_000
 
 # The most special branch of the tree decides; what is not listed is the server's own failure.
 _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
@@ -72,6 +73,7 @@ async def _owner(request: Request, service: Asked) -> str:
 
 
 Owner = Annotated[str, Depends(_owner)]
+Draws = Annotated[int, Query(ge=0, le=DRAWS_MAX)]
 router = APIRouter(prefix="/v1", dependencies=[Depends(_owner)])
 
 
@@ -87,10 +89,10 @@ def submit(submission: Submission, service: Asked, owner: Owner) -> Submitted:
     return service.submit(submission, owner)
 
 
-@router.post("/preview")
-def preview(submission: Submission, service: Asked, owner: Owner) -> PreviewView:
-    """What submitting a job would cost, and whom it would push aside; nothing is queued."""
-    return service.preview(submission, owner)
+@router.post("/rehearse")
+def rehearse(submission: Submission, service: Asked, owner: Owner, draws: Draws = 0) -> RehearsalView:
+    """What submitting a job would do: where and when it starts, whom it pushes, what it costs; nothing is queued."""
+    return service.rehearse(submission, owner, draws)
 
 
 @router.get("/jobs")
@@ -112,9 +114,9 @@ def stop(ref: str, service: Asked, owner: Owner, now: bool = False) -> JobView:
 
 
 @router.get("/jobs/{ref}/why")
-def why(ref: str, service: Asked) -> WhyView:
-    """Why a job is where it is."""
-    return service.why(ref)
+def why(ref: str, service: Asked, draws: Draws = 0) -> WhyView:
+    """Why a job is where it is; with draws, also when it starts and ends."""
+    return service.why(ref, draws)
 
 
 @router.get("/jobs/{ref}/logs", response_class=StreamingResponse)

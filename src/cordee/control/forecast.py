@@ -14,15 +14,15 @@ from math import ceil
 from cordee.events import Job, Lease
 from cordee.ids import JobId
 from cordee.schedule.forward import Ahead, Arrival, Draw, Fate, forward
-from cordee.schedule.lengths import Lengths
-from cordee.schedule.state import State
+from cordee.schedule.lengths import drawn_us, left_us
+from cordee.schedule.present import Present
 from cordee.units import US_PER_HOUR
 
 DRAWS = 20
 HORIZON_US = 7 * 24 * US_PER_HOUR
 BUDGET_S = 2.0
 _GRAIN = 0.02
-
+_TURN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly however many there are
 _DAY_US = 24 * US_PER_HOUR
 _PAST_US = (_DAY_US, 7 * _DAY_US)  # so much of the past, at least and at most, comes again
 
@@ -44,6 +44,7 @@ class Forecast:
         at_us: when it was asked.
         draws: how many stand behind it.
         seen_us: until when every draw saw that did not see the job end.
+        learnt_from: how many jobs have ended, and so told how long jobs run.
         start: when it is placed next.
         end: when it ends for good.
         leases: where it is placed in the draw whose start is the median one.
@@ -53,6 +54,7 @@ class Forecast:
     at_us: int
     draws: int
     seen_us: int
+    learnt_from: int
     start: Spread
     end: Spread
     leases: tuple[Lease, ...]
@@ -60,7 +62,7 @@ class Forecast:
 
 
 def forecast(
-    state: State,
+    present: Present,
     now_us: int,
     watch: Sequence[JobId],
     *,
@@ -75,7 +77,7 @@ def forecast(
     """Forecasts for jobs that have not ended, over as many draws as the budget allows, but at least one.
 
     Args:
-        state: of which the caller is the only owner; left as it was.
+        present: how it stands.
         now_us: when it is asked.
         watch: the jobs.
         seed: of the draws.
@@ -91,21 +93,25 @@ def forecast(
     def go_on(decisions: int) -> bool:
         return not decisions or over_s is None or clock() < over_s
 
-    lengths = Lengths(state, now_us)
+    live = sorted(job_id for job_id, record in present.jobs.items() if not record.phase.ended)
+    dice = random.Random(str(seed))
+    offsets = {job_id: dice.random() for job_id in watch}
     runs: list[Ahead] = []
     while len(runs) < draws and (not runs or go_on(1)):
         dice = random.Random(f"{seed}/{len(runs)}")
-        left_us = lengths.all_left_us(state, dice.random)
-        coming = _arrivals(state, now_us, lengths, dice) if arrivals else ()
-        draw = Draw(left_us=left_us, arrivals=coming)
-        ahead = forward(state, now_us, draw, watch, until_us=now_us + horizon_us, grain=grain, go_on=go_on)
+        # Of those who are watched, run times are spread evenly over the draws, however few these are.
+        us = {job_id: dice.random() for job_id in live}
+        us |= {job_id: (offsets[job_id] + len(runs) * _TURN) % 1 for job_id in watch if job_id in us}
+        lengths_us = {job_id: left_us(present, job_id, now_us, u) for job_id, u in us.items()}
+        draw = Draw(left_us=lengths_us, arrivals=_arrivals(present, now_us, dice) if arrivals else ())
+        ahead = forward(present, now_us, draw, watch, until_us=now_us + horizon_us, grain=grain, go_on=go_on)
         if runs and ahead.cut:
             break  # it saw less than the others, and would only make them look late
         runs.append(ahead)
-    return {job_id: _together(job_id, runs, now_us) for job_id in watch}
+    return {job_id: _together(job_id, runs, now_us, len(present.jobs) - len(live)) for job_id in watch}
 
 
-def _together(job_id: JobId, runs: list[Ahead], now_us: int) -> Forecast:
+def _together(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int) -> Forecast:
     fates = [run.fates[job_id] for run in runs]
     blind = [run.until_us for run, fate in zip(runs, fates, strict=True) if fate.end_us is None]
     started = sorted((fate for fate in fates if fate.start_us is not None), key=_start_us)
@@ -114,6 +120,7 @@ def _together(job_id: JobId, runs: list[Ahead], now_us: int) -> Forecast:
         at_us=now_us,
         draws=len(runs),
         seen_us=min(blind, default=max(run.until_us for run in runs)),
+        learnt_from=learnt_from,
         start=_spread([fate.start_us for fate in fates]),
         end=_spread([fate.end_us for fate in fates]),
         leases=middle.leases,
@@ -136,13 +143,13 @@ def _rank(count: int, share: float) -> int:
     return max(0, ceil(share * count) - 1)
 
 
-def _arrivals(state: State, now_us: int, lengths: Lengths, dice: random.Random) -> Iterator[Arrival]:
+def _arrivals(present: Present, now_us: int, dice: random.Random) -> Iterator[Arrival]:
     """The jobs of the last days come again, from a random moment of them on, and round again after that."""
-    first_us = next((record.submitted_us for record in state.jobs.values()), now_us)
+    first_us = next((record.submitted_us for record in present.jobs.values()), now_us)
     past_us = min(max(now_us - first_us, _PAST_US[0]), _PAST_US[1])
     turn_us = int(dice.random() * past_us)
     past: list[tuple[int, Job]] = []
-    for record in reversed(state.jobs.values()):
+    for record in reversed(present.jobs.values()):
         if record.submitted_us < now_us - past_us:
             break
         past.append(((record.submitted_us - now_us + turn_us) % past_us, record.job))
@@ -150,5 +157,5 @@ def _arrivals(state: State, now_us: int, lengths: Lengths, dice: random.Random) 
     while past:
         for at_us, job in past:
             again = replace(job, job_id=JobId(f"{job.job_id}+{now_us + at_us}"))
-            yield Arrival(at_us=now_us + at_us, job=again, left_us=lengths.left_us(job, 0, dice.random()))
+            yield Arrival(at_us=now_us + at_us, job=again, left_us=drawn_us(present, job, 0, dice.random()))
         now_us += past_us

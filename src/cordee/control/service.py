@@ -4,6 +4,7 @@ import difflib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,11 +25,10 @@ from cordee.client import (
     JobView,
     LostView,
     NodeView,
-    PreviewView,
-    PushView,
     QueuesSubmission,
     QueuesView,
     QueueView,
+    RehearsalView,
     SplitView,
     Submission,
     Submitted,
@@ -36,16 +36,19 @@ from cordee.client import (
 )
 from cordee.control.admission import Admitted, admit
 from cordee.control.ports import Clock
+from cordee.control.rehearse import forecast_view, foretell, rehearse
 from cordee.control.store import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError
-from cordee.events import Lease, NoticeGiven, Queue
+from cordee.events import Lease, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId
 from cordee.schedule.explain import explain
+from cordee.schedule.present import Present
 from cordee.schedule.queues import DEFAULT
 from cordee.schedule.quotas import Standing
 from cordee.schedule.records import NodeRecord, Phase
+from cordee.schedule.state import State
 from cordee.workload.spec import JobSpec
 
 
@@ -63,6 +66,7 @@ class Service:
         owners: who each token belongs to.
         problem: what keeps the control loop from working now.
         closing: the server is about to exit; whoever follows something is let go.
+        forecasting: forecasts are made one after the other, so that they never take more than one processor.
     """
 
     control: Control
@@ -74,6 +78,7 @@ class Service:
     owners: Mapping[str, str]
     problem: str | None = None
     closing: bool = field(default=False)
+    forecasting: threading.Lock = field(default_factory=threading.Lock)
 
     def health(self) -> HealthView:
         """The server itself."""
@@ -98,35 +103,33 @@ class Service:
         with self.control.changed:
             notes: tuple[str, ...] = ()
             if job_id not in self.control.state.jobs:
-                admitted = self._admitted(spec, submission, owner)
+                admitted = self._admitted(spec, submission, owner, self.control.state)
                 notes = admitted.notes
                 self.control.submit(admitted.job, spec.model_dump_json())
         self.wake()
         return Submitted(job=self.job(job_id), notes=list(notes))
 
-    def preview(self, submission: Submission, owner: str) -> PreviewView:
-        """What `submit` would cost and whom it would push; it refuses what `submit` refuses, and queues nothing."""
-        with self.control.changed:
-            admitted = self._admitted(_spec(submission), submission, owner)
-            pushes = [
-                PushView(
-                    job_id=event.job_id,
-                    owner=self.control.state.jobs[event.job_id].job.owner,
-                    expected_loss_micro_usd=event.expected_loss_micro_usd,
-                )
-                for event in self.control.rehearse(admitted.job)
-                if isinstance(event, NoticeGiven) and event.for_job == admitted.job.job_id
-            ]
-        return PreviewView(micro_usd_per_hour=admitted.micro_usd_per_hour, pushes=pushes)
+    def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
+        """What `submit` would do now; it refuses what `submit` refuses, and queues nothing."""
+        state, now_us = self._copy()
+        admitted = self._admitted(_spec(submission), submission, owner, state)
+        with self.forecasting:
+            return rehearse(state, now_us, admitted, draws)
 
-    def _admitted(self, spec: JobSpec, submission: Submission, owner: str) -> Admitted:
+    def _copy(self) -> tuple[State, int]:
+        """The state as it is, for questions that take longer than the lock may be held; and when it was so."""
+        with self.control.changed:
+            present, now_us = Present(self.control.state), self.clock.now_us()
+        return present.state(), now_us
+
+    def _admitted(self, spec: JobSpec, submission: Submission, owner: str, state: State) -> Admitted:
         return admit(
             spec,
             job_id=JobId(submission.job_id),
             owner=owner,
-            nodes=[record.node for record in self.control.state.nodes.values()],
+            nodes=[record.node for record in state.nodes.values()],
             catalogue=self.catalogue,
-            quotas=self.control.state.quotas,
+            quotas=state.quotas,
             unprotected=submission.unprotected,
         )
 
@@ -166,11 +169,14 @@ class Service:
         view = _job_view(row).model_dump()
         return JobDetailView(**view, attempts=attempts, spec=json.loads(row["spec"]))
 
-    def why(self, ref: str) -> WhyView:
-        """Why a job is where it is."""
+    def why(self, ref: str, draws: int = 0) -> WhyView:
+        """Why a job is where it is; with draws, also when it starts and ends."""
         job = self.job(ref)
-        with self.control.changed:
-            told = explain(self.control.state, JobId(job.job_id), self.clock.now_us())
+        job_id = JobId(job.job_id)
+        state, now_us = (self.control.state, self.clock.now_us()) if not draws else self._copy()
+        with self.control.changed if not draws else self.forecasting:
+            told = explain(state, job_id, now_us)
+            ahead = foretell(state, now_us, job_id, draws)
         return WhyView(
             job_id=job.job_id,
             state=job.state,
@@ -180,6 +186,7 @@ class Service:
             gpus_free=told.gpus_free,
             blocking=list(told.blocking),
             until_us=told.until_us,
+            forecast=None if ahead is None else forecast_view(ahead),
         )
 
     def nodes(self) -> list[NodeView]:

@@ -92,13 +92,6 @@ class Control:
             check(queues, sum(node.gpus for node in nodes) if nodes else None)
             self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)))
 
-    def rehearse(self, job: Job) -> tuple[Event, ...]:
-        """What would be decided now if the job were submitted; nothing changes."""
-        with self.changed, self.state.what_if():
-            now_us = max(self._clock.now_us(), self._last_us)
-            self.state.apply(JobSubmitted(at_us=now_us, job=job, spec=""))
-            return decide(self.state, now_us, self._policy).events
-
     def stop(self, job_id: JobId, *, by: str, now: bool = False) -> None:
         """Somebody wants the job to end; with `now` it does not wait for a checkpoint."""
         self._append(StopRequested(at_us=self._clock.now_us(), job_id=job_id, by=by, now=now))

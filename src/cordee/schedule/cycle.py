@@ -266,6 +266,10 @@ class Cycle:
             candidates = tuple(pool for pool in candidates if self._shut.isdisjoint(pool))
         if not candidates:
             return False
+        if record.size is not None and job_id in self.state.returning:  # at its size, also if it waited too long
+            self._return(job_id)
+            if job_id in self.state.attempts or job_id in self.claims:
+                return True
         refusal = self._refusal(record)
         if refusal is None and self._find(record, candidates):
             return True

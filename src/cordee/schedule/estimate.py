@@ -66,6 +66,13 @@ class History:
                 return longer[min(len(longer) - 1, len(longer) * percent // 100)] - ran_us
         return None
 
+    def copied(self) -> "History":
+        """For a second owner."""
+        new = History()
+        new._newest = {key: list(times) for key, times in self._newest.items()}
+        new._sorted = {key: list(times) for key, times in self._sorted.items()}
+        return new
+
     def value(self) -> object:
         """A deep copy, to compare."""
         return {key: tuple(newest) for key, newest in self._newest.items()}

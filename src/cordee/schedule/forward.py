@@ -1,8 +1,8 @@
 """How it goes on from here: the same `decide`, run forward over run times that the caller passes in.
 
-An event heap over `decide` under `what_if`; the state is left as it was found. It plays what agents and ranks do with
-the decisions: a job runs for its time, saves and leaves on notice, loses what no checkpoint holds. It invents no
-failures: nodes that are there stay, and those that are away stay away.
+An event heap over `decide`, on a state of its own made of the `Present` that it is given. It plays what agents and
+ranks do with the decisions: a job runs for its time, saves and leaves on notice, loses what no checkpoint holds. It
+invents no failures: nodes that are there stay, and those that are away stay away.
 """
 
 import heapq
@@ -24,6 +24,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.cycle import decide
+from cordee.schedule.present import Present
 from cordee.schedule.records import Attempt
 from cordee.schedule.running import NEVER
 from cordee.schedule.state import State
@@ -82,7 +83,7 @@ class Ahead:
 
 
 def forward(
-    state: State,
+    present: Present,
     now_us: int,
     draw: Draw,
     watch: Iterable[JobId],
@@ -94,21 +95,16 @@ def forward(
     """Run forward until all who are watched have ended, or until `until_us`, or until the caller wants no more.
 
     Args:
-        state: left as it was.
+        present: how it stands.
         now_us: from when.
         draw: what is not known.
-        watch: jobs whose fates are wanted.
+        watch: jobs whose fates are wanted, also such as are only to come.
         until_us: never farther.
-        grain: what happens within this part of the time ahead is decided together, so that a run takes few decisions
-            (their number grows with the logarithm of the time ahead): 0.02 is 36 s at 30 min. 0: each at its time.
+        grain: what happens within this part of the time ahead is decided together, so that a run takes few decisions;
+            but GPUs never stay free longer than this part of the time that they were held before. 0: each at its time.
         go_on: asked before each decision, with their number so far.
     """
-    rest = state.rest
-    try:
-        with state.what_if():
-            return _Run(state, now_us, draw, {job_id: Fate() for job_id in watch}, grain).go(until_us, go_on)
-    finally:
-        state.rest = rest
+    return _Run(present.state(), now_us, draw, {job_id: Fate() for job_id in watch}, grain).go(until_us, go_on)
 
 
 @dataclass(slots=True)
@@ -132,6 +128,7 @@ class _Run:
     fates: dict[JobId, Fate]
     grain: float
     _left_us: dict[JobId, int] = field(default_factory=dict)  # of jobs, where it differs from the draw's
+    _left_at_us: dict[JobId, int] = field(default_factory=dict)
     _gangs: dict[JobId, _Gang] = field(default_factory=dict)
     _heap: list[tuple[int, int, JobId]] = field(default_factory=list)
     _entries: int = 0
@@ -141,57 +138,63 @@ class _Run:
     _told: bool = False  # something follows at the moment of a decision
 
     def go(self, until_us: int, go_on: Callable[[int], bool]) -> Ahead:
-        state, begin_us, at_us = self.state, self.now_us, self.now_us
+        state, begin_us, next_us, decisions = self.state, self.now_us, self.now_us, 0
         self._coming = iter(self.draw.arrivals)
         self._next = next(self._coming, None)
         for job_id in sorted(state.attempts):
             self._take_over(state.attempts[job_id])
-        self._open = {job_id for job_id in self.fates if job_id in state.jobs and not state.jobs[job_id].phase.ended}
-        decisions = again = 0
+        self._open = {each for each in self.fates if each not in state.jobs or not state.jobs[each].phase.ended}
+        again = 0
         while self._open and go_on(decisions):
-            self.now_us, self._told = at_us, False
-            self._happen(at_us)
-            decision = decide(state, at_us)
+            by_us = min(until_us, next_us + int(self.grain * (next_us - begin_us)))
+            self.now_us, self._told = self._happen(next_us, by_us), False
+            decision = decide(state, self.now_us)
             decisions += 1
             for event in decision.events:
                 state.apply(event)
+            for event in decision.events:
                 self._carry_out(event)
             again = again + 1 if self._told else 0
             assert again < _AGAIN_MAX, "decisions of one moment come to no end"
             if self._told:
+                next_us = self.now_us
                 continue
-            times = [] if decision.wake_at_us is None else [decision.wake_at_us]
-            times += [self._heap[0][0]] if self._heap else []
-            times += [self._next.at_us] if self._next else []
-            if not times:
-                return Ahead(self.fates, until_us, decisions)  # nothing more happens by itself
-            next_us = max(at_us + 1, min(times))
+            next_us = min(self._due_us(), self._next.at_us if self._next else NEVER, decision.wake_at_us or NEVER)
             if next_us > until_us:
                 return Ahead(self.fates, until_us, decisions)
-            at_us = min(until_us, next_us + int(self.grain * (next_us - begin_us)))
-        return Ahead(self.fates, at_us, decisions, bool(self._open))
+            next_us = max(self.now_us + 1, next_us)
+        return Ahead(self.fates, self.now_us, decisions, bool(self._open))
+
+    def _due_us(self) -> int:
+        """When the next attempt leaves."""
+        while self._heap and not self._leaves(*self._heap[0]):
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else NEVER
+
+    def _leaves(self, at_us: int, _: int, job_id: JobId) -> bool:
+        """Whether what was planned still holds."""
+        gang = self._gangs.get(job_id)
+        return gang is not None and gang.leaves_us == at_us
 
     def _at(self, at_us: int, job_id: JobId) -> None:
         self._entries += 1
         heapq.heappush(self._heap, (at_us, self._entries, job_id))
         self._told |= at_us <= self.now_us
 
-    def _happen(self, until_us: int) -> None:
-        """Everything that is due by then, each at its time."""
+    def _happen(self, from_us: int, by_us: int) -> int:
+        """Everything that is due by then, each at its time; when the last of it was, which is `from_us` at least."""
         while True:
-            at_us = self._heap[0][0] if self._heap else NEVER
-            coming = self._next
-            if coming is not None and coming.at_us <= min(at_us, until_us):
+            at_us, coming = self._due_us(), self._next
+            if coming is not None and coming.at_us <= min(at_us, by_us):
                 self._left_us[coming.job.job_id] = coming.left_us
                 self.state.apply(JobSubmitted(at_us=coming.at_us, job=coming.job, spec=""))
                 self._next = next(self._coming, None)
+                from_us = max(from_us, coming.at_us)
                 continue
-            if at_us > until_us:
-                return
-            job_id = heapq.heappop(self._heap)[2]
-            gang = self._gangs.get(job_id)
-            if gang is not None and gang.leaves_us == at_us:
-                self._leave(job_id, gang, at_us)
+            if at_us > by_us:
+                return from_us
+            held_us = at_us - self._leave(heapq.heappop(self._heap)[2], at_us)
+            from_us, by_us = max(from_us, at_us), min(by_us, at_us + int(self.grain * held_us))
 
     def _take_over(self, attempt: Attempt) -> None:
         """An attempt that is live already, from now on."""
@@ -238,7 +241,7 @@ class _Run:
         elif isinstance(event, JobEnded):
             self._open.discard(event.job_id)
             if event.job_id in self.fates:
-                self.fates[event.job_id].end_us = event.at_us
+                self.fates[event.job_id].end_us = self._left_at_us.get(event.job_id, event.at_us)
 
     def _start(self, event: AttemptPlaced) -> None:
         attempt = self.state.attempts[event.job_id]
@@ -279,8 +282,11 @@ class _Run:
         gang.leaves_us, gang.outcome = at_us, outcome
         self._at(at_us, job_id)
 
-    def _leave(self, job_id: JobId, gang: _Gang, at_us: int) -> None:
-        del self._gangs[job_id]
+    def _leave(self, job_id: JobId, at_us: int) -> int:
+        """Its GPUs are free; since when it held them."""
+        gang = self._gangs.pop(job_id)
+        self._left_at_us[job_id] = at_us
         for lease in self.state.attempts[job_id].held:
             ended = ShareEnded(at_us=at_us, job_id=job_id, epoch=gang.epoch, node=lease.node, outcome=gang.outcome)
             self.state.apply(ended)
+        return gang.placed_us

@@ -64,3 +64,19 @@ def open_blobs(to: str) -> Blobs:
         RemoteBlobs(place) if is_remote(place) else FileBlobs(folder_of(place)) for place in places(to)
     ]
     return opened[0] if len(opened) == 1 else Tiers(opened)
+
+
+def open_existing(to: str) -> Blobs:
+    """The same, of a destination that is there: a folder that does not exist is not made.
+
+    Raises:
+        DestinationError: there is no such folder; and as `open_blobs`.
+    """
+    check_destination(to)
+    for place in places(to):
+        if not is_remote(place) and not folder_of(place).is_dir():
+            raise DestinationError(
+                f"there is no folder {folder_of(place)}",
+                hint="a job's own folder is <to>/<job id>, or <to> without a server",
+            )
+    return open_blobs(to)

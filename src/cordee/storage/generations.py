@@ -4,13 +4,14 @@ A generation is the index of its commit record. Nothing is removed before a gc r
 generations that verify are never named.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from blake3 import blake3
 
+from cordee.errors import CheckpointError
 from cordee.points import point
 from cordee.storage import chunks, manifest
 from cordee.storage.chunks import Chunk, read_chunk, written_by
@@ -46,8 +47,8 @@ def commit_fields(name: str, whole: Manifest, *, at_us: int) -> dict[str, Any]:
         "world_size": whole.world_size,
         "manifest": name,
         "bytes": sum(rank.captured_bytes for rank in whole.ranks),
-        "stall_us": max(rank.stall_us for rank in whole.ranks),
-        "drained_us": max(rank.drained_us for rank in whole.ranks),
+        "stall_us": max((rank.stall_us for rank in whole.ranks), default=0),
+        "drained_us": max((rank.drained_us for rank in whole.ranks), default=0),
         "at_us": at_us,
     }
 
@@ -123,12 +124,14 @@ def collect(
     log: Log,
     blobs: Blobs,
     *,
-    keep: Keep,
+    keep: Keep | None,
     save: int | None = None,
     verified: Set[int] = frozenset(),
     damaged: frozenset[int] = frozenset(),
 ) -> Collected:
     """Retire the generations that `keep` does not name and nobody has pinned, and remove what no live one needs.
+
+    Without `keep` no generation is retired.
 
     Only what older attempts and the saves up to `save` of this one have written is touched (a visitor, without `save`:
     up to the newest commit): a save that runs beside it is safe. `verified` are generations known to verify besides
@@ -137,7 +140,7 @@ def collect(
     made: list[tuple[list[int], list[str], str]] = []
 
     def fields() -> dict[str, Any]:
-        retired, doomed = _plan(log, blobs, keep, save, verified, damaged)
+        retired, doomed = _plan(log, blobs, keep, save, lambda entry: _verifies(blobs, entry, verified, damaged))
         if not (retired or doomed):
             raise _Nothing
         data = seal({"format": FORMAT, "keys": doomed})
@@ -198,19 +201,52 @@ def _at_us(entry: Entry) -> int:
     return int(entry.record.fields.get("at_us", 0))
 
 
-def _plan(  # noqa: PLR0917 - what `collect` was asked
-    log: Log, blobs: Blobs, keep: Keep, save: int | None, verified: Set[int], damaged: frozenset[int]
+def would_collect(log: Log, blobs: Blobs, *, keep: Keep | None) -> tuple[list[int], list[str]]:
+    """What `collect` by a visitor would take now: generations, and keys.
+
+    Raises:
+        Damaged: the manifest of a generation that stays cannot be read, so nothing would go.
+    """
+    try:
+        return _plan(log, blobs, keep, None, lambda entry: is_verified(blobs, entry))
+    except _TooFew:
+        return [], []
+
+
+def _verifies(blobs: Blobs, entry: Entry, verified: Set[int], damaged: Set[int]) -> bool:
+    return entry.index not in damaged and (entry.index in verified or is_verified(blobs, entry))
+
+
+def _plan(
+    log: Log, blobs: Blobs, keep: Keep | None, save: int | None, verifies: Callable[[Entry], bool]
 ) -> tuple[list[int], list[str]]:
     """(generations to retire, keys to remove)."""
     live = live_commits(log.entries)
-    good = [
-        entry for entry in live if entry.index not in damaged and (entry.index in verified or is_verified(blobs, entry))
-    ]
-    if len(good) < keep.last:
-        raise _TooFew
-    kept = kept_of(log.entries, good, keep)
+    kept = live
+    if keep is not None:
+        good = [entry for entry in live if verifies(entry)]
+        if len(good) < keep.last:
+            raise _TooFew
+        kept = kept_of(log.entries, good, keep)
     staying = {entry.index for entry in kept}
     return [entry.index for entry in live if entry.index not in staying], _unneeded(blobs, kept, _front(log, save))
+
+
+def pin(log: Log, generation: int, name: str | None) -> None:
+    """Keep a generation from ever being retired, under this name; None: let it go again.
+
+    Raises:
+        CheckpointError: there is no such generation any more.
+    """
+
+    def fields() -> dict[str, Any]:
+        if generation not in {entry.index for entry in live_commits(log.entries)}:
+            raise CheckpointError(
+                f"generation {generation} is retired", hint="cordee checkpoint ls shows which are not"
+            )
+        return {"generation": generation, "name": name}
+
+    log.append("pin", fields)
 
 
 def _front(log: Log, save: int | None) -> tuple[int, str, int]:

@@ -223,6 +223,8 @@ def _windows(trace: Trace, ops: Ops, swept: Sweep) -> list[tuple[int, int, int]]
         own = ops.start_ns[(by >= start) & (by < end)]
         if len(own):
             firsts.append((int(own[0]), number))
+    if not firsts:
+        return []
     firsts.sort()
     ends = [*(start for start, _ in firsts[1:]), int(swept.edge_ns[-1])]
     return [(number, start, end) for (start, number), end in zip(firsts, ends, strict=True)]

@@ -223,9 +223,7 @@ class Batches:
             if whole is not None:
                 batch, rest = whole, b""
             else:
-                batch, rest = self._whole_events(buffer)
-                if not batch:
-                    batch, rest, closed = self._rescued(buffer, last=True)
+                batch, rest, closed = self._rescued(buffer, last=True)
         if batch:
             yield batch
         if closed:

@@ -77,7 +77,7 @@ def skew(reports: Sequence[RankReport]) -> Skew | None:
             in_step[0][rank] += over
         caused[shortest] += total
         in_step[1][shortest] += total
-        last[shortest] += 1
+        last[shortest] += total > 0
         over = taken[longest] - taken[shortest]
         waits.append(Wait(what, number, step, reports[shortest].label, reports[longest].label, over, total))
     waits.sort(key=lambda wait: (-wait.total_us, wait.what, wait.number))

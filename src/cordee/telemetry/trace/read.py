@@ -5,7 +5,6 @@ a few numbers are kept. What cannot be read is named, counted and left out; the 
 not said here.
 """
 
-import gzip
 import re
 import zlib
 from array import array
@@ -25,7 +24,7 @@ from cordee.telemetry.trace.kernels import Categories
 Longs = NDArray[np.int64]
 Indices = NDArray[np.int32]
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES, PACKED_BYTES = 4 << 20, 16 << 10
 # Phases that hold no durations, or whose work other events tell: metadata, flows, instants, counters, objects, marks.
 QUIET_PHASES = frozenset("MstfiICPNODR(),v")
 NONE = -1
@@ -125,18 +124,30 @@ def _blocks(file: BinaryIO, faults: Faults, progress: Callable[[int], None] | No
     """The text in blocks; a packed file that breaks off gives what comes before."""
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
-    source = gzip.GzipFile(fileobj=file) if packed else file
-    while True:
-        try:
-            block = source.read(BLOCK_BYTES)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            faults.note("truncated", f"the packed file breaks off at byte {file.tell():,}: {error}")
-            return
+    for block in _unpacked(file, faults) if packed else iter(lambda: file.read(BLOCK_BYTES), b""):
         if progress is not None:
             progress(file.tell())
-        if not block:
-            return
         yield block
+
+
+def _unpacked(file: BinaryIO, faults: Faults) -> Iterator[bytes]:
+    """One packed stream after the other. The pieces are small: where one is damaged, all of it is lost."""
+    inflate = None
+    raw = b""
+    while raw := raw or file.read(PACKED_BYTES):
+        inflate = inflate or zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        try:
+            block = inflate.decompress(raw, BLOCK_BYTES)
+        except zlib.error as error:
+            faults.note("truncated", f"the packed file is damaged before byte {file.tell():,}: {error}")
+            return
+        if block:
+            yield block
+        raw = inflate.unconsumed_tail or inflate.unused_data
+        if inflate.eof:
+            inflate = None
+    if inflate is not None:
+        faults.note("truncated", f"the packed file breaks off at byte {file.tell():,}")
 
 
 @dataclass(slots=True)

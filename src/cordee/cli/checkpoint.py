@@ -1,0 +1,309 @@
+"""The verbs about checkpoints at a destination: a folder, a URL of an object store, or several with commas between.
+
+Nothing here talks to a server or fences a job that is running: looking, pinning and collecting are a visitor's.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from cordee.cli import terminal
+from cordee.cli.terminal import Json
+from cordee.errors import CorruptError, InputError, MissingExtraError
+from cordee.units import US_PER_S, format_bytes
+from cordee.workload.keep import parse_keep
+
+try:
+    from cordee.storage import audit, generations, transfer
+    from cordee.storage.destination import open_blobs, open_existing
+    from cordee.storage.files import Blobs
+    from cordee.storage.log import Log, live_commits, read_entries
+    from cordee.storage.manifest import Manifest, read_manifest
+    from cordee.storage.sealed import Damaged
+except ImportError as error:
+    raise MissingExtraError(
+        f"checkpoints need the library {error.name}, which is not installed", hint="pip install 'cordee[train]'"
+    ) from error
+
+checkpoint = typer.Typer(no_args_is_help=True, add_completion=False)
+
+To = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder or URL, as in `to`, with the job's id.")]
+Which = Annotated[
+    str | None, typer.Argument(metavar="[WHICH]", help="A step, a generation (g7) or a pin's name; else the newest.")
+]
+
+
+class Format(StrEnum):
+    """What to export to."""
+
+    SAFETENSORS = "safetensors"
+    HF = "hf"
+
+
+@checkpoint.command()
+def ls(to: To, *, as_json: Json = False) -> None:
+    """List the generations: step, size, what each added to the store, whether it was read back, pins."""
+    blobs = open_existing(to)
+    found = audit.generations(blobs, read_entries(blobs))
+    if as_json:
+        print(json.dumps([_listed(each) for each in found], indent=2))
+        return
+    if not found:
+        print(f"no checkpoints in {to}")
+        return
+    heads = ["GEN", "STEP", "AGE", "SIZE", "ADDED", "RANKS"]
+    table = terminal.table(*heads, "VERIFIED", "PIN", right=heads, folds=("PIN",))
+    for each in found:
+        table.add_row(
+            f"g{each.commit.generation}",
+            str(each.commit.step),
+            terminal.since(each.at_us) if each.at_us else "–",
+            format_bytes(each.commit.bytes),
+            "unreadable" if each.stored_bytes is None else format_bytes(each.stored_bytes),
+            str(each.world_size or "any"),
+            "yes" if each.verified else "no",
+            each.pin or "",
+        )
+    terminal.stdout().print(table)
+
+
+@checkpoint.command()
+def verify(
+    to: To,
+    which: Which = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All generations, not only the newest.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Write a bad copy again from an intact one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Read every copy of every byte and check it; leaves with 52 if something has no intact copy."""
+    blobs = open_existing(to)
+    entries = read_entries(blobs)
+    chosen = live_commits(entries) if every and which is None else [audit.find(entries, which)]
+    total_bytes = sum(generations.commit_of(entry).bytes for entry in chosen) * len(blobs.tiers)
+    with _bar("verifying", total_bytes, quiet=as_json) as told:
+        checked = [
+            audit.verify(blobs, entry, repair=repair, told=lambda n: told(n * len(blobs.tiers))) for entry in chosen
+        ]
+    if as_json:
+        print(json.dumps([_checked(each) for each in checked], indent=2))
+    for each in [] if as_json else checked:
+        said = f"lost: {each.lost}" if each.lost else "intact"
+        if each.bad and not each.lost:
+            said += f", and {len(each.bad)} bad {'copy' if len(each.bad) == 1 else 'copies'}"
+            said += " repaired" if repair else " beside intact ones: --repair"
+        name = f"step {each.commit.step} (g{each.commit.generation})"
+        print(f"{name}: {said}; {each.chunks} chunks, {format_bytes(each.bytes)}")
+        for tier, why in each.bad:
+            print(f"  {why} in {tier}")
+    lost = [each for each in checked if each.lost]
+    if lost:
+        raise CorruptError(
+            f"{len(lost)} of {len(checked)} generations have no intact copy of everything; newest: {lost[-1].lost}",
+            hint="a job that starts here steps back to the newest generation that verifies",
+        )
+
+
+@checkpoint.command()
+def diff(to: To, first: str, second: Which = None, *, as_json: Json = False) -> None:
+    """Say which tensors differ between two generations, and how many bytes they share."""
+    blobs = open_existing(to)
+    one, two = _read(blobs, first), _read(blobs, second)
+    try:
+        found = audit.diff(blobs, one, two)
+    except Damaged as damage:
+        raise CorruptError(str(damage), hint="cordee checkpoint verify says what is intact") from None
+    if as_json:
+        print(json.dumps({"first": one.step, "second": two.step, **asdict(found)}, indent=2))
+        return
+    share = found.shared_bytes / found.second_bytes if found.second_bytes else 1
+    print(f"step {one.step} and step {two.step}: {found.same} tensors alike, {len(found.changed)} changed")
+    print(f"{format_bytes(found.shared_bytes)} of {format_bytes(found.second_bytes)} are stored once ({share:.1%})")
+    for sign, names in (("-", found.only_first), ("+", found.only_second), ("~", found.changed)):
+        for name in names:
+            print(f"{sign} {name}")
+
+
+@checkpoint.command()
+def pin(
+    to: To,
+    which: Which = None,
+    *,
+    name: Annotated[str, typer.Option(help="What it is called from now on.")] = "pinned",
+    remove: Annotated[bool, typer.Option("--remove", help="Take the pin away.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Keep a generation for good, whatever retention says; a job may run meanwhile."""
+    blobs = open_existing(to)
+    log = Log.visit(blobs, nonce=secrets.token_hex(8))
+    if name.isdigit() or not name.replace("-", "").replace("_", "").isalnum():
+        raise InputError(f"{name!r} is no name for a pin", hint="use letters, digits and dashes, and not digits alone")
+    commit = generations.commit_of(audit.find(log.entries, which))
+    generations.pin(log, commit.generation, None if remove else name)
+    if as_json:
+        told = {"generation": commit.generation, "step": commit.step, "pin": None if remove else name}
+        print(json.dumps(told, indent=2))
+        return
+    print(f"step {commit.step} (g{commit.generation}) is " + ("no longer pinned" if remove else f"pinned as {name}"))
+
+
+@checkpoint.command()
+def gc(
+    to: To,
+    *,
+    keep: Annotated[str | None, typer.Option(help='Retire the rest: "3", "3, every 10" or "3, every 10, 7d".')] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove what no generation needs; with --keep, retire generations too. Safe beside a running job."""
+    wanted = None if keep is None else parse_keep(keep)
+    blobs = open_existing(to)
+    log = Log.visit(blobs, nonce=secrets.token_hex(8))
+    if dry_run:
+        try:
+            retired, keys = generations.would_collect(log, blobs, keep=wanted)
+        except Damaged as damage:
+            raise CorruptError(f"{damage}: what it needs is not known, so nothing would go") from None
+        done = generations.Collected(retired, len(keys))
+    else:
+        done = generations.collect(log, blobs, keep=wanted)
+    if as_json:
+        print(json.dumps({"dry_run": dry_run, "retired": done.retired, "deleted": done.deleted}, indent=2))
+        return
+    verb = "would be " if dry_run else ""
+    named = f" ({', '.join(f'g{index}' for index in done.retired)})" if done.retired else ""
+    print(f"{len(done.retired)} generations{named} {verb}retired, {done.deleted} blobs {verb}removed")
+
+
+@checkpoint.command()
+def export(
+    to: To,
+    which: Which = None,
+    *,
+    form: Annotated[
+        Format, typer.Option("--to", help="One file, or a folder for from_pretrained.")
+    ] = Format.SAFETENSORS,
+    out: Annotated[Path, typer.Option(help="The file or folder to make.")],
+    of: Annotated[
+        str | None, typer.Option("--object", help="Only this object of the state.", show_default="all; hf: model")
+    ] = None,
+    like: Annotated[Path | None, typer.Option(help="Copy config and tokenizer from this folder (hf).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a generation's tensors as safetensors; every byte is verified on the way."""
+    if like is not None and form is not Format.HF:
+        raise InputError("--like goes with --to hf")
+    blobs = open_existing(to)
+    whole = _read(blobs, which)
+    of = of or ("model" if form is Format.HF else None)
+    size_bytes = transfer.exported_bytes(whole, of)
+    try:
+        with _bar("writing", size_bytes, quiet=as_json) as told:
+            if form is Format.HF:
+                paths = transfer.export_hf(blobs, whole, out, of=of, like=like, told=told)
+            else:
+                paths = transfer.export_safetensors(blobs, whole, out, of=of, told=told)
+    except Damaged as damage:
+        raise CorruptError(
+            f"step {whole.step}: {damage}", hint="cordee checkpoint verify says what is intact"
+        ) from None
+    if as_json:
+        print(json.dumps({"step": whole.step, "bytes": size_bytes, "files": [str(path) for path in paths]}, indent=2))
+        return
+    print(f"step {whole.step}: {format_bytes(size_bytes)} in {len(paths)} {'file' if len(paths) == 1 else 'files'}")
+    for path in paths:
+        print(f"  {path}")
+
+
+@checkpoint.command("import")
+def import_(
+    to: To,
+    source: Annotated[Path, typer.Argument(help="A .safetensors file, or a folder with some.")],
+    *,
+    of: Annotated[str, typer.Option("--object", help="Which object of the state they are.")] = "model",
+    step: Annotated[int, typer.Option(help="The step to give it.")] = 0,
+    name: Annotated[str | None, typer.Option("--pin", help="Pin it under this name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a first generation of safetensors files, in a destination without checkpoints."""
+    blobs = open_blobs(to)
+    size_bytes = sum(path.stat().st_size for path in ([source] if source.is_file() else source.glob("*.safetensors")))
+    with _bar("reading", size_bytes, quiet=as_json) as told:
+        made = transfer.import_safetensors(blobs, source, nonce=secrets.token_hex(8), of=of, step=step, told=told)
+    if name is not None:
+        generations.pin(Log.visit(blobs, nonce=secrets.token_hex(8)), made.generation, name)
+    if as_json:
+        told_of = {"generation": made.generation, "step": made.step, "bytes": made.bytes, "pin": name}
+        print(json.dumps(told_of, indent=2))
+        return
+    print(
+        f"step {made.step} (g{made.generation}): {format_bytes(made.bytes)}" + (f", pinned as {name}" if name else "")
+    )
+
+
+def _read(blobs: Blobs, which: str | None) -> Manifest:
+    commit = generations.commit_of(audit.find(read_entries(blobs), which))
+    try:
+        return read_manifest(blobs, commit.manifest)
+    except Damaged as damage:
+        raise CorruptError(f"step {commit.step}: {damage}", hint="cordee checkpoint ls lists the others") from None
+
+
+def _listed(each: audit.Generation) -> dict[str, Any]:
+    commit = each.commit
+    return {
+        "generation": commit.generation,
+        "step": commit.step,
+        "epoch": commit.epoch,
+        "at": _when(each.at_us),
+        "bytes": commit.bytes,
+        "stored_bytes": each.stored_bytes,
+        "world_size": each.world_size or None,
+        "verified": each.verified,
+        "pin": each.pin,
+        "stall_us": commit.stall_us,
+        "drained_us": commit.drained_us,
+    }
+
+
+def _checked(each: audit.Checked) -> dict[str, Any]:
+    return {
+        "generation": each.commit.generation,
+        "step": each.commit.step,
+        "intact": each.lost is None,
+        "chunks": each.chunks,
+        "bytes": each.bytes,
+        "bad": [{"tier": tier, "why": why} for tier, why in each.bad],
+    }
+
+
+def _when(at_us: int | None) -> str | None:
+    return datetime.fromtimestamp(at_us / US_PER_S, UTC).isoformat(timespec="seconds") if at_us else None
+
+
+@contextmanager
+def _bar(what: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; elsewhere nothing, since the answer says it."""
+    console = terminal.stderr()
+    if quiet or not console.is_terminal:
+        yield lambda n: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(what, total=total_bytes or None)
+        yield lambda n: progress.advance(bar, n)

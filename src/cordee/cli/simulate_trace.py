@@ -1,0 +1,31 @@
+"""Simulated runs as a Chrome trace: a group for each policy's node, a line for each of its GPUs."""
+
+from collections.abc import Sequence
+
+from cordee.simulate.compare import Result
+from cordee.simulate.gantt import Held
+from cordee.view.chrome import Lane, Slice, chrome_trace
+
+
+def trace_text(results: Sequence[Result]) -> str:
+    """Of the nodes that a run keeps for drawing, one policy after the other."""
+    slices: list[Slice] = []
+    for order, result in enumerate(results):
+        number = {node: order * len(result.gantt.nodes) + at for at, node in enumerate(result.gantt.nodes)}
+        end_us = max((held.to_us for held in result.gantt.held), default=0)
+        for held in result.gantt.window(0, end_us):
+            slices += _slices(held, number[held.node], result.named.name)
+    policies = ", ".join(result.named.name for result in results)
+    return chrome_trace(slices, about={"traceName": policies})
+
+
+def _slices(held: Held, group: int, policy: str) -> list[Slice]:
+    """One for each GPU: that is what a line is."""
+    end = "runs on" if held.outcome is None else str(held.outcome)
+    return [
+        Slice(
+            Lane(group, gpu, f"{policy}: {held.node}", f"GPU {gpu}"), held.job_id, "held", held.from_us,
+            held.to_us - held.from_us, {"ended": end},
+        )
+        for gpu in held.gpus
+    ]  # fmt: skip

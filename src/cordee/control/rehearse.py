@@ -1,0 +1,99 @@
+"""What submitting a job would do, asked of a copy of the state: would it start, where, when, at whose cost.
+
+Nothing here touches the live state; whoever calls has made the copy and is its only owner.
+"""
+
+from collections.abc import Iterable
+
+from cordee.client import ForecastView, PushView, RehearsalView, SpreadView
+from cordee.control.admission import Admitted
+from cordee.control.forecast import Forecast, Spread, forecast
+from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven
+from cordee.ids import JobId
+from cordee.schedule.cycle import decide
+from cordee.schedule.explain import Reason, explain
+from cordee.schedule.present import Present
+from cordee.schedule.records import micro_usd_per_hour
+from cordee.schedule.state import State
+from cordee.units import US_PER_HOUR
+
+
+def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> RehearsalView:
+    """The answer; with draws, also when it would start and end."""
+    job = admitted.job
+    state.apply(JobSubmitted(at_us=now_us, job=job, spec=""))
+    events = decide(state, now_us).events
+    told = explain(state, job.job_id, now_us)
+    ahead = foretell(state, now_us, job.job_id, draws)
+    placed = next((each for each in events if isinstance(each, AttemptPlaced) and each.job_id == job.job_id), None)
+    leases = placed.leases if placed is not None else ahead.leases if ahead is not None else ()
+    rate = _rate(state, leases) if leases else admitted.micro_usd_per_hour
+    return RehearsalView(
+        gpus=job.gpus,
+        gpu_name=job.gpu_name,
+        tier=job.tier.value,
+        queue=job.queue,
+        starts_now=told.reason is Reason.STARTS_NOW,
+        reason=told.reason.value,
+        text=told.text,
+        blocking=list(told.blocking),
+        until_us=told.until_us,
+        nodes={lease.node: list(lease.gpus) for lease in leases},
+        racks=_racks(state, leases),
+        pushes=[
+            PushView(
+                job_id=event.job_id,
+                owner=state.jobs[event.job_id].job.owner,
+                reason=event.reason.value,
+                expected_loss_micro_usd=event.expected_loss_micro_usd,
+            )
+            for event in events
+            if isinstance(event, NoticeGiven) and event.for_job == job.job_id
+        ],
+        micro_usd_per_hour=rate,
+        micro_usd_to_limit=_to_limit(job, rate),
+        micro_usd_to_estimate=None if job.estimate_us is None else rate * job.estimate_us // US_PER_HOUR,
+        fit=admitted.fit,
+        notes=list(admitted.notes),
+        forecast=None if ahead is None else forecast_view(ahead),
+    )
+
+
+def foretell(state: State, now_us: int, job_id: JobId, draws: int) -> Forecast | None:
+    """When a job starts and ends; None without draws, of a job that has ended, and while the server goes down."""
+    record = state.jobs.get(job_id)
+    if not draws or record is None or record.phase.ended or state.draining:
+        return None
+    return forecast(Present(state), now_us, [job_id], draws=draws)[job_id]
+
+
+def forecast_view(ahead: Forecast) -> ForecastView:
+    """For clients."""
+    return ForecastView(
+        at_us=ahead.at_us,
+        draws=ahead.draws,
+        seen_us=ahead.seen_us,
+        learnt_from=ahead.learnt_from,
+        start=_spread(ahead.start),
+        end=_spread(ahead.end),
+        pushes=ahead.pushes,
+    )
+
+
+def _spread(spread: Spread) -> SpreadView:
+    return SpreadView(p10_us=spread.p10_us, p50_us=spread.p50_us, p90_us=spread.p90_us)
+
+
+def _rate(state: State, leases: tuple[Lease, ...]) -> int:
+    return micro_usd_per_hour(leases, tuple(state.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases))
+
+
+def _racks(state: State, leases: Iterable[Lease]) -> int | None:
+    domains = {state.nodes[lease.node].node.domain for lease in leases}
+    return len(domains) if domains and () not in domains else None
+
+
+def _to_limit(job: Job, rate: int) -> int | None:
+    limits = [] if job.cost_limit_micro_usd is None else [job.cost_limit_micro_usd]
+    limits += [] if job.time_limit_us is None else [rate * job.time_limit_us // US_PER_HOUR]
+    return min(limits, default=None)

@@ -1,0 +1,170 @@
+"""Looking at a destination from outside: its generations, whether every copy is intact, what two of them differ in."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from cordee.errors import InputError
+from cordee.storage.chunks import Chunk, read_chunk
+from cordee.storage.files import Blobs
+from cordee.storage.generations import Commit, commit_of, is_verified
+from cordee.storage.log import Entry, live_commits, pins
+from cordee.storage.manifest import Manifest, Tensor, read_manifest
+from cordee.storage.sealed import Damaged
+from cordee.storage.transfer import read_tensor
+
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One line of the list. `stored_bytes` is what it added to the store; None: its manifest cannot be read."""
+
+    commit: Commit
+    world_size: int
+    at_us: int | None
+    verified: bool
+    pin: str | None
+    stored_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What became of one generation: `bad` copies are (tier, what is wrong); it is `lost` if no tier has some chunk."""
+
+    commit: Commit
+    chunks: int
+    bytes: int
+    bad: tuple[tuple[str, str], ...]
+    lost: str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two generations: tensors by name, and bytes of the second that the first has too."""
+
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+    changed: tuple[str, ...]
+    same: int
+    shared_bytes: int
+    second_bytes: int
+
+
+def generations(blobs: Blobs, entries: list[Entry]) -> list[Generation]:
+    """All live ones, oldest first."""
+    pinned = pins(entries)
+    found = []
+    for entry in live_commits(entries):
+        assert entry.record is not None, "a commit has a record"
+        commit = commit_of(entry)
+        try:
+            whole = read_manifest(blobs, commit.manifest)
+            own = {chunk.key for chunk in whole.chunks if _written_in(chunk, whole)}
+            stored = sum(chunk.length_bytes for chunk in whole.chunks if chunk.key in own)
+        except Damaged:
+            stored = None
+        fields = entry.record.fields
+        at_us, name = fields.get("at_us"), pinned.get(entry.index)
+        found.append(Generation(commit, fields["world_size"], at_us, is_verified(blobs, entry), name, stored))
+    return found
+
+
+def _written_in(chunk: Chunk, whole: Manifest) -> bool:
+    return chunk.key.endswith(f".{whole.save}.{whole.epoch}")
+
+
+def find(entries: list[Entry], which: str | None) -> Entry:
+    """The newest generation of a step (`40`), a generation by number (`g7`), by the name of its pin, or the newest.
+
+    Raises:
+        InputError: there is none.
+    """
+    live = live_commits(entries)
+    if not live:
+        raise InputError("there is no checkpoint", hint="a destination is what was given as `to`, with the job's id")
+    if which is None:
+        return live[-1]
+    names = pins(entries)
+    for entry in reversed(live):
+        assert entry.record is not None, "a commit has a record"
+        if which in (str(entry.record.fields["step"]), f"g{entry.index}", names.get(entry.index)):
+            return entry
+    steps = [str(entry.record.fields["step"]) for entry in live if entry.record]
+    raise InputError(
+        f"there is no checkpoint {which!r}",
+        hint=f"steps: {', '.join(steps[-8:])}; g{live[-1].index} is the newest generation; or the name of a pin",
+    )
+
+
+def verify(
+    blobs: Blobs, entry: Entry, *, repair: bool = False, told: Callable[[int], None] = lambda n: None
+) -> Checked:
+    """Read every copy of every chunk of a generation, and repair what another tier has; `told` hears of the bytes."""
+    commit = commit_of(entry)
+    bad: list[tuple[str, str]] = []
+    lost: str | None = None
+    whole: Manifest | None = None
+    for tier in blobs.tiers:
+        try:
+            whole = read_manifest(tier, commit.manifest)
+        except Damaged as damage:
+            bad.append((str(tier), str(damage)))
+    if whole is None:
+        return Checked(commit, 0, 0, tuple(bad), bad[0][1])
+    if bad and repair:
+        read_manifest(blobs, commit.manifest)
+
+    def check(chunk: Chunk) -> list[tuple[str, str]]:
+        found = []
+        for tier in blobs.tiers:
+            try:
+                read_chunk(tier, chunk)
+            except Damaged as damage:
+                found.append((str(tier), str(damage)))
+        if found and repair and len(found) < len(blobs.tiers):
+            read_chunk(blobs, chunk)
+        told(chunk.length_bytes)
+        return found
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for found in pool.map(check, whole.chunks):
+            bad += found
+            if len(found) == len(blobs.tiers):
+                lost = lost or found[0][1]
+    return Checked(commit, len(whole.chunks), sum(chunk.length_bytes for chunk in whole.chunks), tuple(bad), lost)
+
+
+def diff(blobs: Blobs, first: Manifest, second: Manifest) -> Difference:
+    """Compare by content: by addresses where both are cut alike, else by reading both."""
+    one, two = first.tensors, second.tensors
+    both = sorted(one.keys() & two.keys())
+    changed = tuple(name for name in both if not _alike(blobs, first, one[name], second, two[name]))
+    known = {chunk.blake3 for chunk in first.chunks}
+    return Difference(
+        tuple(sorted(one.keys() - two.keys())),
+        tuple(sorted(two.keys() - one.keys())),
+        changed,
+        len(both) - len(changed),
+        sum(chunk.length_bytes for chunk in second.chunks if chunk.blake3 in known),
+        sum(chunk.length_bytes for chunk in second.chunks),
+    )
+
+
+def _alike(blobs: Blobs, first: Manifest, a: Tensor, second: Manifest, b: Tensor) -> bool:
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    if _addresses(first, a) == _addresses(second, b):
+        return True
+    return bool(read_tensor(blobs, first, a) == read_tensor(blobs, second, b))
+
+
+def _addresses(whole: Manifest, tensor: Tensor) -> set[object]:
+    return {
+        (
+            shard.offsets,
+            shard.sizes,
+            tuple((whole.chunks[p.chunk].blake3, p.offset, p.length_bytes) for p in shard.pieces),
+        )
+        for shard in tensor.shards
+    }
