@@ -123,10 +123,11 @@ def main() -> None:
                 print(f"  {name:<40}{jct_s:>9,} s   {source}")
     if args.victims_jobs:
         mixed = list(tiered(jobs(args.traces, "B", told=False)[: args.victims_jobs]))
-        rows = [one(rule, Policy(victims=rule), mixed) for rule in ("dollars", "newest", "lowest")]  # type: ignore[arg-type]
+        rules = [replace(NAMED["fit"], victims=rule) for rule in ("dollars", "newest", "lowest")]
+        rows = [one(rules_.victims, rules_, mixed) for rules_ in rules]
         found["victims"] = rows
         if not args.json:
-            show(f"three tiers, the first {len(mixed):,} jobs of B: whom to push", rows)
+            show(f"three tiers, pushes by tier alone, the first {len(mixed):,} jobs of B: whom to push", rows)
     if args.json:
         json.dump(found, sys.stdout, indent=1)
 
