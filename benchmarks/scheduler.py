@@ -4,7 +4,7 @@ python benchmarks/scheduler.py TRACES_FOLDER [--anchors A,B] [--policies cordee,
 
 TRACES_FOLDER holds philly_oct_10k.csv.gz (anchor A) and philly_oct_60k.csv.gz (anchor B): jobs of Microsoft's Philly
 trace on 80 nodes of 8 GPUs. Costs: a checkpoint every 30 minutes, 60 s to restart, 30 s of grace, and a save of 30 s
-for each notice that counts as lost. Only sjf, srsf and easy are told how long jobs run. Times are CPU seconds of a core.
+for each notice that counts as lost. Only sjf, srsf and easy are told how long jobs run. Times are CPU seconds.
 """
 
 import argparse
@@ -123,10 +123,11 @@ def main() -> None:
                 print(f"  {name:<40}{jct_s:>9,} s   {source}")
     if args.victims_jobs:
         mixed = list(tiered(jobs(args.traces, "B", told=False)[: args.victims_jobs]))
-        rows = [one(rule, Policy(victims=rule), mixed) for rule in ("dollars", "newest", "lowest")]  # type: ignore[arg-type]
+        rules = [replace(NAMED["fit"], victims=rule) for rule in ("dollars", "newest", "lowest")]
+        rows = [one(rules_.victims, rules_, mixed) for rules_ in rules]
         found["victims"] = rows
         if not args.json:
-            show(f"three tiers, the first {len(mixed):,} jobs of B: whom to push", rows)
+            show(f"three tiers, pushes by tier alone, the first {len(mixed):,} jobs of B: whom to push", rows)
     if args.json:
         json.dump(found, sys.stdout, indent=1)
 

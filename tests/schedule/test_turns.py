@@ -13,7 +13,7 @@ def end(world: World, name: str, outcome: str = "checkpointed") -> list[str]:
     return brief(world.cycle())
 
 
-def test_who_has_had_more_gives_way_to_who_waits_after_half_a_minute():
+def test_who_has_had_more_gives_way_to_who_has_waited_a_minute():
     world = World(node("n1"), job("old", 8), work={"old": 10**6})
     world.play(until_s=100)
     world.at(HOUR_S)  # eight GPU-hours: one level down

@@ -11,6 +11,7 @@ from cordee.ids import JobId
 from cordee.schedule import Policy
 from cordee.schedule.place import fits, need_of
 from cordee.schedule.preempt import charge
+from cordee.schedule.share import level
 from cordee.schedule.vain import Power
 from cordee.schedule.victims import Victims
 from world import S, World, brief, job, node
@@ -72,7 +73,8 @@ def test_the_cheapest_set_that_frees_the_shape_is_found_and_nobody_in_it_is_need
         return
 
     def cost(which):
-        return sum(charge(world.state.attempts[each], world.now_us).micro_usd for each in which)
+        attempts = [world.state.attempts[each] for each in which]
+        return sum(charge(each, world.now_us).micro_usd * (3 - level(each.job.tier)) for each in attempts)
 
     assert frees(world, chosen, asking)
     assert cost(chosen) == min(map(cost, enough))

@@ -15,6 +15,7 @@ from cordee.ids import JobId
 from cordee.schedule.fill import Need
 from cordee.schedule.preempt import Cost, Victim, choose
 from cordee.schedule.records import Attempt
+from cordee.schedule.share import TIERS
 from cordee.schedule.state import State
 from cordee.schedule.vain import Power
 from cordee.schedule.view import Pool
@@ -143,13 +144,17 @@ class Victims:
         return found
 
     def _cost_to(self, power: Power) -> Any:
-        """Of each row; of nearly equal ones of its own tier a job pushes who had more."""
-        policy, cost = self._state.policy, self.cost()
+        """Of each row. Who is pushed pushes in its turn who is below it, so a higher tier counts for those as well.
+
+        Of nearly equal ones of its own tier a job pushes who had more.
+        """
+        policy, tier = self._state.policy, self._state.running.rows["tier"]
+        cost = self.cost() * (1 + policy.cascade * (len(TIERS) - 1 - tier))
         if power.standing is None or not policy.favour or policy.order != "service":
             return cost
         hours = self._state.running.served(self._now_us) / US_PER_HOUR
         favoured = cost * np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
-        return np.where(self._state.running.rows["tier"] == power.tier, favoured, cost)
+        return np.where(tier == power.tier, favoured, cost)
 
     def cost(self) -> Any:
         """What each row's push weighs: `preempt.charge` for all of them, as floats."""
