@@ -95,6 +95,8 @@ def test_a_job_from_flags_runs_and_its_lines_are_followed(
     assert f"{job_id} is done: finished" in verb("why", "hello")
     assert re.search(rf"{job_id} .*GPU-s.*\$", verb("cost"))
     assert re.search(rf"{job_id}\.1 ", verb("cost", "--by", "epoch"))
+    verb("cost", "--trace", "spent.json")
+    assert '"name":"attempt 1, 2 GPUs"' in (tmp_path / "spent.json").read_text()
 
 
 def test_a_job_finds_what_its_shell_finds(verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
