@@ -274,6 +274,11 @@ class FaultWorld:
             self.deaths += 1
             return self.engine.now_us() + RETRY_US
         self._check()
+        for attempt in self.control.state.attempts.values():
+            due_us = attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
+            if due_us is not None and attempt.kill is None and attempt.held:
+                late = f"{attempt.job.job_id} is due at {due_us}, and the server sleeps until {wake_us}"
+                assert wake_us is not None and wake_us <= due_us, late
         return wake_us
 
     def _start(self) -> None:
