@@ -95,6 +95,8 @@ def test_a_job_from_flags_runs_and_its_lines_are_followed(
     assert f"{job_id} is done: finished" in verb("why", "hello")
     assert re.search(rf"{job_id} .*GPU-s.*\$", verb("cost"))
     assert re.search(rf"{job_id}\.1 ", verb("cost", "--by", "epoch"))
+    verb("cost", "--trace", "spent.json")
+    assert '"name":"attempt 1, 2 GPUs"' in (tmp_path / "spent.json").read_text()
 
 
 def test_a_job_finds_what_its_shell_finds(verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,14 +184,14 @@ def test_a_dry_run_says_what_would_follow_and_submits_nothing(
 
 
 def test_why_tells_when_a_job_that_waits_will_start(verb: Verb) -> None:
-    long = verb("run", "--gpus", "2", "--name", "holds", "--", "sleep", "600").split()[0]
+    holds = verb("run", "--gpus", "2", "--name", "holds", "--", "sleep", "600").split()[0]
     waits = verb("run", "--gpus", "2", "--name", "waits", "--", "true").split()[0]
-    assert re.search(
-        r"\nstarts in .* \(.* to .*\), ends in .* \(20 runs ahead, run times of \d+ jobs\)", verb("why", waits)
-    )
-    assert re.search(r"\nends in .*runs ahead", verb("why", long))
-    for name in (waits, long):
-        verb("stop", name, "--now", "--wait")
+    try:
+        assert re.search(r"\nstarts in .+ \(.+ to .+\), ends in .+ \(20 runs ahead, ", verb("why", waits))
+        assert re.search(r"\nends in .+ \(20 runs ahead, ", verb("why", holds))
+    finally:
+        for job_id in (waits, holds):
+            verb("stop", job_id, "--now", "--wait")
 
 
 def test_nodes_and_their_price(verb: Verb) -> None:

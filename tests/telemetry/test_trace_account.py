@@ -1,5 +1,7 @@
 """What became of the time: by hand, against a count of every microsecond, and on traces that torch itself writes."""
 
+import doctest
+import importlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,3 +206,12 @@ def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
     for row in report.kernels:
         assert row.count >= counts[row.name], "an operator is at least one piece"
         assert row.total_us == pytest.approx(totals[row.name], abs=1.0 + 0.01 * counts[row.name])
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["telemetry.trace.kernels", "telemetry.trace.sweep", "telemetry.trace.account", "cli.trace_text", "cli.trace_page"],
+)
+def test_examples_in_docstrings_hold(module: str) -> None:
+    failed, tried = doctest.testmod(importlib.import_module(f"cordee.{module}"))
+    assert (failed, tried > 0) == (0, True)

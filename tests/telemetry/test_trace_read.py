@@ -128,13 +128,17 @@ def test_damage_costs_only_the_events_that_it_hit(tmp_path: Path, monkeypatch: p
     assert read.events >= 600 - 3 * 8, f"seed {seed}: {read.events}, {_faults(read)}"
 
 
-def test_numbers_and_bytes_that_json_has_not_cost_nothing(tmp_path: Path) -> None:
-    made = expert_step().text(None)
-    broken = made.replace('"device": 0', '"device": 0, "est. achieved occupancy %": nan, "memory bandwidth": -inf')
+@pytest.mark.parametrize("block", [50, 4 << 20])
+def test_numbers_and_bytes_that_json_has_not_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(reading, "BLOCK_BYTES", block)
+    text = expert_step().text(None)
+    broken = text.replace('"device": 0', '"device": 0, "est. achieved occupancy %": nan, "memory bandwidth": -inf')
     latin = broken.encode().replace(b"cudaLaunchKernel", b"cudaLaunch\xe9Kernel", 1)
     read = _read(_written(tmp_path / "t.json", latin))
     assert read.events == len(expert_step().events)
-    assert list(_faults(read)) == ["nan or inf, or bytes that are no UTF-8, read as nothing"]
+    assert _faults(read) == {"nan or inf, read as nothing": 16, "bytes that are no UTF-8, replaced": 1}
 
 
 def test_each_kind_of_fault_is_named_counted_and_left_out(tmp_path: Path) -> None:

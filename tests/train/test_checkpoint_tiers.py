@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from cordee.errors import CheckpointError, DestinationError
+from cordee.storage.audit import generations
 from cordee.storage.chunks import write_chunk
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
-from cordee.storage.generations import check_generation
-from cordee.storage.log import live_commits, read_entries
-from cordee.storage.manifest import read_manifest
+from cordee.storage.generations import check_generation, pin, sweep_near
+from cordee.storage.log import Log, live_commits, read_entries
+from cordee.storage.manifest import Manifest, read_manifest, write_manifest
 from cordee.storage.tiers import Tiers
 from cordee.train.checkpoint import Checkpointer
 
@@ -163,3 +164,54 @@ def test_frozen_weights_cost_nothing_the_second_time(tmp_path) -> None:
         checkpointer.close()
     assert sizes[0] > 16_000_000
     assert all(size < 0.05 * sizes[0] for size in sizes[1:]), sizes
+
+
+def test_two_jobs_rest_on_one_pinned_base_and_neither_writes_it(tmp_path) -> None:
+    torch.manual_seed(1)
+    frozen = torch.randn(1_000_000)
+    first = Checkpointer(str(tmp_path / "base"), rank=0, world_size=1)
+    first.open()
+    first.save({"frozen": frozen}, step=1, extras={})
+    generation = first.wait(WAIT_S).generation
+    first.close()
+    rested = Checkpointer(str(tmp_path / "a"), rank=0, world_size=1, base=str(tmp_path / "base"))
+    with pytest.raises(CheckpointError, match="nothing is pinned"):
+        rested.open()
+    base = FileBlobs(tmp_path / "base")
+    pin(Log.visit(base, nonce="v"), generation, "base")
+    before = {key: base.get(key) for folder in ("chunks", "log", "manifests") for key in base.list(folder)}
+    for name in ("a", "b"):
+        blobs = FileBlobs(tmp_path / name)
+        job = Checkpointer(str(blobs), rank=0, world_size=1, base=str(base))
+        job.open()
+        for step in (1, 2, 3):
+            job.save({"frozen": frozen, "head": torch.full((9,), float(step))}, step=step, extras={})
+            commit = job.wait(WAIT_S)
+        job.close()
+        assert sum(blobs.size(key) for key in blobs.list("chunks")) < 1000, "4 MB lie in the base only"
+        again = Checkpointer(str(blobs), rank=0, world_size=1)  # It need not be told of the base.
+        state = {"frozen": torch.zeros(1_000_000), "head": torch.zeros(9)}
+        again.load(state, again.open())
+        again.close()
+        assert torch.equal(state["frozen"], frozen) and state["head"][0] == 3
+        assert generations(blobs, read_entries(blobs))[-1].stored_bytes < 1000
+    assert {key: base.get(key) for folder in ("chunks", "log", "manifests") for key in base.list(folder)} == before
+    flip(tmp_path / "base" / max(base.list("chunks"), key=base.size))
+    assert "does not match its checksum" in check_generation(blobs, commit.manifest), (
+        "also the base's bytes are verified"
+    )
+
+
+def test_each_node_removes_from_its_own_disk_what_nobody_needs(tmp_path) -> None:
+    """Rank 0 cannot: it does not see the disks of other nodes."""
+    home = FileBlobs(tmp_path / "home")
+    log = Log.open(home, nonce="a")
+    tiers = Tiers([FileBlobs(tmp_path / "node1"), home])
+    kept, _ = write_chunk(tiers, b"kept", save=1, epoch=1, known={})
+    name = write_manifest(tiers, Manifest(1, 1, 1, 0, (kept,), {}, {}, ()))
+    log.append("commit", save=1, step=1, world_size=0, manifest=name, bytes=4, stall_us=0, drained_us=0)
+    write_chunk(tiers, b"of a save that failed", save=1, epoch=1, known={})
+    running, _ = write_chunk(tiers, b"of the next save", save=2, epoch=1, known={})
+    sweep_near(log, tiers, save=1)
+    assert sorted(tiers.tiers[0].list("chunks")) == sorted([kept.key, running.key])
+    assert len(list(home.list("chunks"))) == 3, "the home is rank 0's"

@@ -243,16 +243,19 @@ def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
     }
     checkpoint = order.spec.get("checkpoint") or {}
     if checkpoint.get("to"):
-        absolute = (
-            place if "://" in place else str(Path(cwd) / Path(place).expanduser())
-            for place in places(str(checkpoint["to"]))
-        )
-        env["CORDEE_CHECKPOINT_TO"] = below(",".join(absolute), order.job_id)
+        env["CORDEE_CHECKPOINT_TO"] = below(_absolute(str(checkpoint["to"]), cwd), order.job_id)
         every = checkpoint.get("every_s") or "auto"
         env["CORDEE_CHECKPOINT_EVERY"] = every if isinstance(every, str) else f"{every:g}"
+        if checkpoint.get("base"):
+            env["CORDEE_CHECKPOINT_BASE"] = _absolute(str(checkpoint["base"]), cwd)
         if checkpoint.get("keep") is not None:
             env["CORDEE_CHECKPOINT_KEEP"] = str(checkpoint["keep"])
     return env
+
+
+def _absolute(to: str, cwd: str) -> str:
+    """A destination that means the same in every folder."""
+    return ",".join(place if "://" in place else str(Path(cwd) / Path(place).expanduser()) for place in places(to))
 
 
 def _rank(order: Assignment, argv: tuple[str, ...], env: Mapping[str, str], local: int) -> RankLaunch:

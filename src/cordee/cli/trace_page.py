@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cordee.cli.trace_text import (
+    CAUSES,
     PLAN_NOTE,
     SIDES,
     Answer,
@@ -152,9 +153,8 @@ def _kernels(report: RankReport) -> Section:
 def _idle(report: RankReport) -> Section:
     told = report.idle
     names = ("at", "gap", "because of", "next", "the host was in")
-    because = {"host": "the host", "queued": "dependency", "unknown": "not known"}
     rows = [
-        [said_us(gap.start_us), said_us(gap.length_us), because[gap.cause], fitted(gap.before, 64), gap.host or ""]
+        [said_us(gap.start_us), said_us(gap.length_us), CAUSES[gap.cause], fitted(gap.before, 64), gap.host or ""]
         for gap in told.longest
     ]
     return Section(
@@ -180,7 +180,7 @@ def _ranks(answer: Answer) -> list[Section]:
     span = max(report.time.span_us for report in answer.reports)
     strips = [_strip(report, report.label, report.swept) for report in answer.reports[:RANKS_DRAWN]]
     drawn = strips_svg(strips, span, ticks(span), "what ran on each rank") if _one_length(answer.reports) else ""
-    names = ("rank", "span", "compute", "hidden", "exposed", "idle", "waited", "was waited for", "last in")
+    names = ("rank", "span", "compute", "hidden", "exposed", "idle", "waited", "caused", "last in")
     rows = []
     for report, waits in zip(answer.reports, answer.skew.ranks, strict=True):
         time = report.time

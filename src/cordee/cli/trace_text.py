@@ -258,6 +258,7 @@ def _print_streams(out: Console, report: RankReport) -> None:
     out.print(table)
 
 
+CAUSES = {"host": "the host", "queued": "dependency", "unknown": "not known"}
 KINDS_ORDER = ("compute", "transfer", "waiting", "memory")
 
 
@@ -268,11 +269,12 @@ def _print_idle(out: Console, report: RankReport, top: int) -> None:
     title(out, "Idle", f"{told.gaps:,} gaps, {said_us(report.time.idle_us)} together")
     for sentence in idle_words(report):
         indented(out, sentence, style="")
-    table = grid("at", "gap", "because of", "next", words=("because of", "next"))
+    why = ["because of"] if report.side == "device" else []
+    table = grid("at", "gap", *why, "next", words=("because of", "next"))
     room = max(16, out.width - 44)
     for gap in told.longest[:top]:
-        because = {"host": "the host", "queued": "dependency", "unknown": ""}[gap.cause]
-        table.add_row(f"  {said_us(gap.start_us)}", said_us(gap.length_us), because, fitted(gap.before, room))
+        because = [CAUSES[gap.cause]] if why else []
+        table.add_row(f"  {said_us(gap.start_us)}", said_us(gap.length_us), *because, fitted(gap.before, room))
     out.print(table)
 
 
@@ -325,7 +327,7 @@ def _print_ranks(out: Console, answer: Answer) -> None:
     assert answer.skew is not None, "there are several"
     noun = "groups of lines" if answer.reports[answer.shown].side == "lanes" else "ranks"
     out.print(Text(f"{len(answer.reports)} {noun}", "bold"))
-    table = grid("", "span", "compute", "hidden", "exposed", "idle", "waited", "was waited for", "last in")
+    table = grid("", "span", "compute", "hidden", "exposed", "idle", "waited", "caused", "last in")
     for report, waits in list(zip(answer.reports, answer.skew.ranks, strict=True))[:RANKS_SHOWN]:
         waited = [said_us(waits.waited_us), said_us(waits.caused_us), f"{waits.last:,}"] if answer.skew.matched else []
         table.add_row(

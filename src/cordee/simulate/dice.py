@@ -10,9 +10,9 @@ from cordee.simulate.work import Work
 from cordee.units import US_PER_S
 
 QUICK = Policy(
-    levels_gpu_us=(120 * US_PER_S, 900 * US_PER_S),
+    levels_gpu_us=(40 * US_PER_S, 300 * US_PER_S),
     push_after_us=5 * US_PER_S,
-    share_min_run_us=20 * US_PER_S,
+    share_min_run_us=10 * US_PER_S,
     patience_us=900 * US_PER_S,
 )
 """Cordee's own rules on the scale of minutes: in worlds this small, turns change within a job's run."""
@@ -25,9 +25,9 @@ def policy(dice: random.Random) -> tuple[str, Policy]:
 
 
 def nodes(dice: random.Random) -> list[Node]:
-    """One to five."""
+    """One to four."""
     counted = dice.random() < 0.5  # CPU and memory
-    return [_node(dice, number, counted) for number in range(dice.randint(1, 5))]
+    return [_node(dice, number, counted) for number in range(dice.randint(1, 4))]
 
 
 def _node(dice: random.Random, number: int, counted: bool) -> Node:
@@ -51,7 +51,7 @@ def queues(dice: random.Random, gpus: int) -> tuple[Queue, ...]:
     """Two siblings, one of them with two inside; none in a third of the worlds. Not all of them can be."""
     if dice.random() < 0.33:
         return ()
-    quotas = {name: dice.randint(0, gpus // 3) for name in ("red", "blue")}
+    quotas = {name: dice.randint(0, gpus // 2) for name in ("red", "blue")}
     found = [_queue(dice, name, None, quota) for name, quota in quotas.items()]
     if dice.random() < 0.6:
         inner = dice.randint(0, quotas["red"])
@@ -74,8 +74,8 @@ def _queue(dice: random.Random, name: str, parent: str | None, quota: int) -> Qu
 
 
 def jobs(dice: random.Random) -> list[tuple[Job, Script]]:
-    """Three to thirteen."""
-    return [_job(dice, f"j{number}") for number in range(dice.randint(3, 13))]
+    """Four to twelve."""
+    return [_job(dice, f"j{number}") for number in range(dice.randint(4, 12))]
 
 
 def _job(dice: random.Random, name: str) -> tuple[Job, Script]:

@@ -82,6 +82,7 @@ class Promises:
         self.queues: dict[str, Queue] = {"default": Queue(name="default")}
         self.noticed: dict[NoticeReason, int] = {}
         self._ranks = ranks
+        self._heard: set[Event] = set()  # of what can happen only once
         self._epochs: dict[JobId, int] = {}
         self._pushes: dict[JobId, int] = {}
         self._leased: dict[tuple[str, int], int] = {}  # thousandths of each GPU
@@ -109,6 +110,9 @@ class Promises:
 
     def take(self, event: Event) -> None:
         """One more event was committed."""
+        if isinstance(event, RanksStarted | CheckpointCommitted | RankLeft):
+            assert event not in self._heard, f"the log has it twice: {event}"
+            self._heard.add(event)
         if isinstance(event, CheckpointCommitted):
             live = self.live.get(event.job_id)
             if live is not None and live.placed.epoch == event.epoch:

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cordee.errors import InputError
-from cordee.storage.chunks import Chunk, read_chunk
+from cordee.storage.base import is_of_base
+from cordee.storage.chunks import Chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, commit_of, is_verified
 from cordee.storage.log import Entry, live_commits, pins
@@ -71,7 +72,7 @@ def generations(blobs: Blobs, entries: list[Entry]) -> list[Generation]:
 
 
 def _written_in(chunk: Chunk, whole: Manifest) -> bool:
-    return chunk.key.endswith(f".{whole.save}.{whole.epoch}")
+    return written_by(chunk.key) == (whole.epoch, whole.save) and not is_of_base(chunk.key)
 
 
 def find(entries: list[Entry], which: str | None) -> Entry:

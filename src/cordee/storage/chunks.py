@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import xxhash
 from blake3 import blake3
 
+from cordee.storage.base import owner_of
 from cordee.storage.files import BLOCK_BYTES, Blobs, Data
 from cordee.storage.tiers import read_intact
 from cordee.units import MiB
@@ -83,10 +84,11 @@ def write_chunk(blobs: Blobs, data: Data, *, save: int, epoch: int, known: dict[
     length_bytes = memoryview(data).nbytes
     old = known.get(digest)
     if old and (old.length_bytes, old.xxh3) == (length_bytes, check):
-        lacking = [tier for tier in blobs.tiers if tier.size(old.key) != length_bytes]
-        if len(lacking) < len(blobs.tiers):
-            for tier in lacking:  # A node that is new to the job has an empty disk.
-                tier.put(old.key, data)
+        owner, key = owner_of(blobs, old.key)
+        lacking = [tier for tier in owner.tiers if tier.size(key) != length_bytes]
+        if len(lacking) < len(owner.tiers):
+            for tier in lacking if owner is blobs else ():  # A node that is new to the job has an empty disk.
+                tier.put(key, data)
             return old, False
     chunk = Chunk(chunk_key(digest, save, epoch), length_bytes, check)
     return chunk, blobs.put_if_absent(chunk.key, data)
@@ -108,7 +110,7 @@ def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:
             return f"{chunk.key} does not match its checksum over {len(data)} bytes"
         return None
 
-    return read_intact(blobs, chunk.key, problem)
+    return read_intact(*owner_of(blobs, chunk.key), problem)
 
 
 def lay_out(lengths_bytes: Iterable[int]) -> Layout:

@@ -4,9 +4,10 @@ A generation is the index of its commit record. Nothing is removed before a gc r
 generations that verify are never named.
 """
 
-from collections.abc import Callable, Iterable, Set
+import contextlib
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blake3 import blake3
@@ -14,9 +15,11 @@ from blake3 import blake3
 from cordee.errors import CheckpointError
 from cordee.points import point
 from cordee.storage import chunks, manifest
+from cordee.storage.base import remember
 from cordee.storage.chunks import Chunk, read_chunk, written_by
+from cordee.storage.destination import open_existing
 from cordee.storage.files import Blobs
-from cordee.storage.log import Entry, Log, live_commits, pins, unfinished_gcs
+from cordee.storage.log import Entry, Log, live_commits, pins, read_entries, unfinished_gcs
 from cordee.storage.manifest import Manifest, parts_prefix, read_manifest, verified_key
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 from cordee.units import US_PER_S
@@ -94,6 +97,35 @@ def known_chunks(blobs: Blobs, entries: list[Entry], whole: Manifest) -> dict[st
     """
     going = {key for entry in unfinished_gcs(entries) for key in _doomed_by(blobs, entry)}
     return {chunk.blake3: chunk for chunk in whole.chunks if chunk.key not in going}
+
+
+def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
+    """Chunks of the newest pinned generation of another destination, by blake3, under the keys that they have here.
+
+    Raises:
+        CheckpointError: nothing is pinned there, or it cannot be read.
+    """
+    base = open_existing(to)
+    entries = read_entries(base)
+    pinned = [entry for entry in live_commits(entries) if entry.index in pins(entries)]
+    if not pinned or pinned[-1].record is None:
+        raise CheckpointError(f"nothing is pinned in {to}", hint=f"cordee checkpoint pin {to}: else it may be retired")
+    try:
+        whole = read_manifest(base, pinned[-1].record.fields["manifest"])
+    except Damaged as damage:
+        raise CheckpointError(f"the base in {to} cannot be read: {damage}") from damage
+    prefix = remember(blobs, to)
+    return {chunk.blake3: replace(chunk, key=prefix + chunk.key) for chunk in whole.chunks}
+
+
+def sweep_near(log: Log, blobs: Blobs, save: int) -> None:
+    """Remove from this node's own tiers what no live generation needs: only the node itself can."""
+    near = blobs.tiers[:-1]
+    if near:
+        with contextlib.suppress(Damaged):  # Then what is needed is not known.
+            for key in _unneeded(blobs, live_commits(log.entries), _front(log, save), near):
+                for tier in near:
+                    tier.delete(key)
 
 
 def is_verified(blobs: Blobs, entry: Entry) -> bool:
@@ -262,7 +294,8 @@ def _front(log: Log, save: int | None) -> tuple[int, str, int]:
     return epoch, nonce, newest
 
 
-def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int]) -> list[str]:
+def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int], within: Sequence[Blobs] = ()) -> list[str]:
+    """Keys in the store, or in these tiers of it."""
     epoch, nonce, save = front
     needed: set[str] = set()
     prefixes = []
@@ -275,12 +308,13 @@ def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int]) -> l
     doomed = [
         key
         for folder in (chunks.FOLDER, manifest.FOLDER)
-        for key in blobs.list(folder)
+        for tier in within or (blobs,)
+        for key in tier.list(folder)
         if key not in needed and (by := written_by(key)) is not None and by <= (epoch, save)
     ]
     running = parts_prefix(epoch, nonce, save)
     mine = running.rsplit("/", 1)[0] + "/"
-    for key in blobs.list("parts"):
+    for key in () if within else blobs.list("parts"):
         later = key.startswith(mine) and key.split(".")[0] > running
         if not later and not key.startswith(tuple(prefixes)):
             doomed.append(key)

@@ -13,7 +13,7 @@ from cordee.storage.sealed import Damaged
 
 logger = logging.getLogger("cordee.storage")
 # What has a copy in each tier.
-COPIED = ("chunks", "manifests")
+COPIED = ("chunks", "manifests", "bases")
 
 
 class Tiers:

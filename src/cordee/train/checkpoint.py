@@ -18,7 +18,7 @@ import torch
 from cordee.errors import CheckpointError, CorruptError, FencedError
 from cordee.storage.chunks import lay_out
 from cordee.storage.destination import open_blobs
-from cordee.storage.generations import Commit, check_generation, commit_of
+from cordee.storage.generations import Commit, base_chunks, check_generation, commit_of
 from cordee.storage.log import Log
 from cordee.storage.manifest import parts_prefix, read_extras, read_manifest, write_failed
 from cordee.storage.sealed import Damaged, canonical
@@ -78,6 +78,7 @@ class Checkpointer:
         world_size: int,
         epoch: int | None = None,
         keep: str | int | Keep = KEEP_MIN,
+        base: str | None = None,
         grace_s: float = 30.0,
         on_commit: Callable[[Commit], None] | None = None,
         on_failure: Callable[[CheckpointError], None] | None = None,
@@ -86,6 +87,7 @@ class Checkpointer:
         self.rank = rank
         self.world_size = world_size
         self.keep = parse_keep(keep)
+        self.base = base
         self.grace_s = grace_s
         self.skipped: list[Skipped] = []
         self._epoch = epoch
@@ -246,6 +248,8 @@ class Checkpointer:
         nonce = secrets.token_hex(8)
         log = Log.open(self._blobs, nonce=nonce, epoch=self._epoch)
         self._blobs.sweep_tmp()
+        if self.base is not None:
+            base_chunks(self._blobs, self.base)  # Said now, and not when the first save is under way.
         commits = [commit_of(entry) for entry in reversed(log.commits())]
         damaged = [(entry.index, entry.damage) for entry in log.entries if entry.record is None]
         return log.epoch, nonce, commits, damaged
@@ -304,6 +308,7 @@ class Checkpointer:
             self._opened.generation if self._opened else None,
             saves_before,
             [skipped.generation for skipped in self.skipped],
+            self.base,
         )
         self._link = DrainLink(setup, self._committed, self._failed)
 

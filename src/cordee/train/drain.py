@@ -23,7 +23,7 @@ from cordee.points import point
 from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import Blobs
-from cordee.storage.generations import Commit, collect, commit_fields, commit_of, known_chunks
+from cordee.storage.generations import Commit, base_chunks, collect, commit_fields, commit_of, known_chunks, sweep_near
 from cordee.storage.log import Log
 from cordee.storage.manifest import (
     join_parts,
@@ -58,6 +58,7 @@ class Setup:
     verified: int | None  # the generation that this attempt has loaded, which is known to verify
     saves_before: int  # saves that an earlier drain of this rank was given
     damaged: list[int]  # generations that this attempt has stepped over
+    base: str | None = None  # a destination whose pinned generation may be rested on
 
 
 class Drain:
@@ -78,13 +79,14 @@ class Drain:
         self.busy = busy  # Does the next save wait already?
         self.log = Log.join(blobs, epoch=setup.epoch, nonce=setup.nonce)
         self.verified: set[int] = set() if setup.verified is None else {setup.verified}
-        self.known: dict[str, Chunk] = {}
+        self.base = {} if setup.base is None else base_chunks(blobs, setup.base)
+        self.known: dict[str, Chunk] = dict(self.base)
         self.known_since = setup.verified
         for entry in self.log.commits():
             if entry.index == setup.verified and entry.record:
                 with contextlib.suppress(Damaged):  # Since then something happened to it: then it is no base.
                     whole = read_manifest(blobs, entry.record.fields["manifest"])
-                    self.known = known_chunks(blobs, self.log.entries, whole)
+                    self.known |= known_chunks(blobs, self.log.entries, whole)
 
     def save(self, command: dict[str, Any]) -> None:
         """Bring one capture to the store and see it committed; every outcome is one event."""
@@ -98,13 +100,15 @@ class Drain:
             self.emit({**_plain(error), "save": number})
             return
         self.emit({"event": "committed", "save": number, **asdict(commit)})
-        self.known = {}
+        self.known = dict(self.base)
         try:
             self._read_back(prefix, chunks, written)
-            self.known = {chunk.blake3: chunk for chunk in chunks}
+            self.known |= {chunk.blake3: chunk for chunk in chunks}
             self.known_since = commit.generation
             if self.setup.rank == 0:
                 self._collect(prefix, number)
+            elif os.environ.get("LOCAL_RANK", "0") == "0":
+                sweep_near(self.log, self.blobs, number)
         except (CordeeError, Damaged) as error:
             self.emit({**_plain(error), "save": number})
 

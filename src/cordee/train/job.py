@@ -55,21 +55,24 @@ def job(
     every: str | int | None = None,
     keep: str | int | None = None,
     grace: str | None = None,
+    base: str | Path | None = None,
 ) -> "Job":
     """A training job over this state.
 
     Args:
         state: what makes the training: modules, optimizers, objects with state_dict() and load_state_dict(), and plain
             values, which are replaced in this dict when a checkpoint is loaded.
-        to: the folder of the checkpoints. Without one the job runs unprotected.
+        to: where checkpoints go: a folder, s3://, gs:// or az://, or several with commas between, the nearest first and
+            the one that lasts at the end. Without one the job runs unprotected.
         every: how often to save: a time ("10m"), a number of steps, or "auto" (the default): the interval that costs
             the least time, from how long a save holds training up.
         keep: how many generations stay, at least 2; or `"3, every 10, 7d"`: each 10th and those of a week besides.
         grace: from a notice (SIGTERM, or SIGUSR1 under Slurm) to the end; 30s by default.
+        base: another destination; what its pinned checkpoint has too is not stored again.
 
     Under a Cordee agent its settings win over these arguments.
     """
-    return Job(state, settings(to=to, every=every, keep=keep, grace=grace))
+    return Job(state, settings(to=to, every=every, keep=keep, grace=grace, base=base))
 
 
 class Job:
@@ -311,6 +314,7 @@ class Job:
             world_size=self.world_size,
             epoch=self._told.epoch,
             keep=self._told.keep,
+            base=self._told.base,
             grace_s=self._told.grace_s,
             on_commit=self._on_commit,
             on_failure=lambda error: self._drained(),

@@ -27,6 +27,7 @@ class Settings:
     to: str | None
     every: Every
     keep: Keep
+    base: str | None
     grace_s: float
     job_id: JobId | None
     epoch: int | None
@@ -43,6 +44,7 @@ def settings(
     every: str | int | None = None,
     keep: str | int | None = None,
     grace: str | None = None,
+    base: str | Path | None = None,
 ) -> Settings:
     """Merge them; what the agent says wins, since it is what the job's owner submitted; its `auto` says nothing.
 
@@ -61,6 +63,7 @@ def settings(
         to=env.get("CORDEE_CHECKPOINT_TO") or own,
         every=parse_every(every) if told is None else Every(seconds=told),
         keep=parse_keep(env.get("CORDEE_CHECKPOINT_KEEP") or (KEEP_MIN if keep is None else keep)),
+        base=env.get("CORDEE_CHECKPOINT_BASE") or (str(base) if base else None),
         grace_s=parse_duration_s(str(grace or "30s")) if grace_s is None else grace_s,
         job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
         epoch=int(epoch) if epoch else None,

@@ -77,6 +77,7 @@ class Checkpoint(_Section):
     to: str | None = None
     every_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     keep: Annotated[int, Field(ge=2)] | Annotated[str, AfterValidator(_keep)] = 2
+    base: str | None = None  # a destination whose pinned generation is shared, and not stored again
 
 
 class OnPreempt(_Section):

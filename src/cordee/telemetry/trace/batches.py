@@ -29,7 +29,7 @@ _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _CLOSE = re.compile(rb"(\}\s*),?\s*\]")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 # What C++ prints of numbers that JSON does not have, and old profilers left in.
-_NO_NUMBER = re.compile(rb"(?<=[:\[,])\s*-?(?:nan|inf(?:inity)?)(?=\s*[,\]}])", re.IGNORECASE)
+_NO_NUMBER = re.compile(rb":\s*-?(?:[nN]a[nN]|[iI]nf(?:inity)?)(?=\s*[,}])")
 
 
 class Arg(msgspec.Struct, gc=False):
@@ -99,6 +99,11 @@ class Batches:
             if len(buffer) < wait:
                 continue
             batch, buffer = self._whole_events(buffer)
+            if not batch:
+                buffer, count = _NO_NUMBER.subn(b":null", buffer)
+                if count:
+                    self.faults.note("nan or inf, read as nothing", "JSON has no such numbers", count)
+                    batch, buffer = self._whole_events(buffer)
             if batch:
                 yield batch
             elif len(buffer) > RESCUE_BYTES:
@@ -273,13 +278,13 @@ class Batches:
         batch = self._decoded(text)
         if batch is not None:
             return batch
-        fixed = _NO_NUMBER.sub(b"null", text)
+        fixed, count = _NO_NUMBER.subn(b":null", text)
         plain = fixed.decode("utf-8", "replace").encode()
-        if plain == text:
-            return None
-        batch = self._decoded(plain)
-        if batch is not None:
-            self.faults.note("nan or inf, or bytes that are no UTF-8, read as nothing", _quoted(text))
+        batch = None if plain == text else self._decoded(plain)
+        if batch is not None and count:
+            self.faults.note("nan or inf, read as nothing", _quoted(text), count)
+        if batch is not None and plain != fixed:
+            self.faults.note("bytes that are no UTF-8, replaced", _quoted(text))
         return batch
 
 

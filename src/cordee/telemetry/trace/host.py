@@ -77,19 +77,20 @@ def idle(trace: Trace, ops: Ops, swept: Sweep, most: int) -> Idle:
     begin, end = launches_of(ops, trace.launches)
     empty = np.flatnonzero(swept.state == 0)
     start, length = swept.edge_ns[empty], swept.length_ns[empty]
-    # After the last of a span that reaches beyond the operations nothing follows.
-    following = np.minimum(np.searchsorted(ops.start_ns, start + length), len(ops) - 1)
-    launched = begin[following]
+    # In a span that reaches beyond the operations, nothing comes after the last of them.
+    following = np.searchsorted(ops.start_ns, start + length)
+    last = following == len(ops)
+    following[last] = 0
+    launched = np.where(last, NOT_LAUNCHED, begin[following])
     unknown = launched == NOT_LAUNCHED
     late = ~unknown & (launched >= start)
-    longest = [
-        Gap(
-            float(start[at] - origin) / US, float(length[at]) / US,
-            "unknown" if unknown[at] else "host" if late[at] else "queued",
-            trace.names[ops.name[following[at]]].text, _host_in(trace, int(start[at]), int(start[at] + length[at])),
-        )
-        for at in np.lexsort((start, -length))[:most]
-    ]  # fmt: skip
+    longest = []
+    for at in np.lexsort((start, -length))[:most].tolist():
+        begins, lasts = int(start[at]), int(length[at])
+        cause: Cause = "unknown" if unknown[at] else "host" if late[at] else "queued"
+        before = "" if last[at] else trace.names[ops.name[following[at]]].text
+        during = _host_in(trace, begins, begins + lasts)
+        longest.append(Gap((begins - origin) / US, lasts / US, cause, before, during))
     stretches = _stretches(ops, begin, swept)
     known = begin != NOT_LAUNCHED
     ahead = float(np.median(ops.start_ns[known] - end[known])) / US if known.any() else None

@@ -1,0 +1,51 @@
+"""A base that many jobs share and none of them writes: chunks of another destination, by keys `base/<id>/<their key>`.
+
+`bases/<id>` in the job's own destination says where it is. The base keeps what is pinned there: the pin is what keeps
+those jobs readable.
+"""
+
+from functools import lru_cache
+
+from blake3 import blake3
+
+from cordee.storage.destination import is_remote, open_existing, places
+from cordee.storage.files import Blobs, folder_of
+from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
+
+FOLDER = "bases"
+_PREFIX = "base/"
+_ID_DIGITS = 16
+
+
+def remember(blobs: Blobs, to: str) -> str:
+    """Note in the job's destination where the base is; the prefix of its keys from now on."""
+    absolute = ",".join(place if is_remote(place) else str(folder_of(place)) for place in places(to))
+    name = blake3(absolute.encode()).hexdigest()[:_ID_DIGITS]
+    blobs.put_if_absent(f"{FOLDER}/{name}", seal({"format": FORMAT, "to": absolute}))
+    return f"{_PREFIX}{name}/"
+
+
+def is_of_base(key: str) -> bool:
+    """Whether a chunk is a base's."""
+    return key.startswith(_PREFIX)
+
+
+def owner_of(blobs: Blobs, key: str) -> tuple[Blobs, str]:
+    """The store that has this chunk, and its key there.
+
+    Raises:
+        Damaged: the note of where the base is cannot be read.
+        DestinationError: the base is not there.
+    """
+    if not is_of_base(key):
+        return blobs, key
+    _, name, theirs = key.split("/", 2)
+    data = blobs.get(f"{FOLDER}/{name}")
+    if data is None:
+        raise Damaged(f"{FOLDER}/{name} is missing")
+    return _open(unseal(data)["to"]), theirs
+
+
+@lru_cache(maxsize=16)
+def _open(to: str) -> Blobs:
+    return open_existing(to)

@@ -1,0 +1,257 @@
+"""`cordee trace` as people and scripts call it; and what writes traces is read again."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from cordee.cli.main import main
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Lease,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    Reported,
+    SpanClass,
+)
+from cordee.ids import JobId
+from cordee.view.chrome import chrome_trace
+from cordee.view.chrome_log import log_slices
+from kineto import ADD, GEMM, REDUCE, Kineto, expert_step
+from world import S, job
+
+NUMBER, TEXT = {"type": "number"}, {"type": "string"}
+COUNT = {"type": "integer", "minimum": 0}
+SHARE = {"type": "number", "minimum": 0, "maximum": 1.0000001}
+KIND = {"enum": ["compute", "transfer", "waiting", "memory"]}
+
+
+def _object(**properties: object) -> dict[str, object]:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _or_null(schema: object) -> dict[str, object]:
+    return {"anyOf": [{"type": "null"}, schema]}
+
+
+def _list(items: object, **limits: int) -> dict[str, object]:
+    return {"type": "array", "items": items, **limits}
+
+
+TIME = _object(
+    span_us=NUMBER, busy_us=NUMBER, memory_us=NUMBER, transfer_us=NUMBER, waiting_us=NUMBER, communication_us=NUMBER,
+    hidden_us=NUMBER, exposed_transfer_us=NUMBER, exposed_waiting_us=NUMBER, compute_us=NUMBER, idle_us=NUMBER,
+    exposed_us=NUMBER, alone_us=NUMBER, hidden_share=_or_null(SHARE), busy_share=SHARE, idle_share=SHARE,
+    compute_share=SHARE, communication_share=SHARE, exposed_share=SHARE,
+)  # fmt: skip
+IDLE = _object(
+    gaps=COUNT, host_us=NUMBER, queued_us=NUMBER, unknown_us=NUMBER, launch_bound_us=NUMBER, launched=COUNT,
+    queue_us_median=_or_null(NUMBER),
+    longest=_list(_object(
+        start_us=NUMBER, length_us=NUMBER, cause={"enum": ["host", "queued", "unknown"]}, before=TEXT,
+        host=_or_null(TEXT),
+    )),
+    stretches=_list(_object(start_us=NUMBER, length_us=NUMBER, operations=COUNT, idle_us=NUMBER)),
+)  # fmt: skip
+RANK = _object(
+    rank={"type": "integer"}, label=TEXT, file=TEXT, side={"enum": ["device", "host", "lanes"]}, gpu=_or_null(TEXT),
+    time=TIME, kernels_us=NUMBER, communication_kernels_us=NUMBER, waiting_kernels_us=NUMBER,
+    classes=_list(_object(name=TEXT, kind=KIND, count=COUNT, total_us=NUMBER, exposed_us=NUMBER), minItems=1),
+    kernels=_list(_object(**{
+        "name": TEXT, "class": TEXT, "kind": KIND, "count": COUNT, "total_us": NUMBER, "longest_us": NUMBER,
+        "exposed_us": NUMBER,
+    }), minItems=1),
+    streams=_list(_object(name=TEXT, count=COUNT, busy_us=NUMBER, kinds_us=_object(
+        compute=NUMBER, transfer=NUMBER, waiting=NUMBER, memory=NUMBER,
+    )), minItems=1),
+    idle=IDLE, steps=_list(_object(number=COUNT, start_us=NUMBER, time=TIME)),
+    efficiency=_object(
+        busy_share=SHARE, compute_share=SHARE, mfu=_or_null(NUMBER), flop_per_step=_or_null(NUMBER),
+        peak_flop_per_s=_or_null(NUMBER), steps=COUNT,
+    ),
+    faults=_list(_object(kind=TEXT, count=COUNT, example=TEXT)),
+)  # fmt: skip
+DELTAS = _list(_object(name=TEXT, before_us=NUMBER, after_us=NUMBER, change_us=NUMBER))
+SCHEMA = _object(
+    version={"const": 1}, ranks=_list(RANK, minItems=1),
+    skew=_or_null(_object(
+        matched=COUNT, unmatched=_list(TEXT),
+        ranks=_list(_object(label=TEXT, waited_us=NUMBER, caused_us=NUMBER, last=COUNT), minItems=2),
+        worst=_list(_object(
+            what=TEXT, number=COUNT, step=_or_null(COUNT), last=TEXT, longest=TEXT, longest_us=NUMBER, total_us=NUMBER,
+        )),
+        steps=_list(_object(
+            number=COUNT, span_us=_list(NUMBER), compute_us=_list(NUMBER), waited_us=_list(NUMBER),
+            straggler=_or_null(TEXT),
+        )),
+    )),
+    base=_or_null(_object(
+        files=_list(TEXT, minItems=1), per={"enum": ["step", "trace"]}, times=DELTAS, classes=DELTAS, kernels=DELTAS,
+    )),
+    plan=_or_null(_object(
+        model=TEXT, gpus=COUNT, gpu=TEXT, layout=TEXT, mfu=_or_null(NUMBER), steps=COUNT, times=DELTAS,
+    )),
+)  # fmt: skip
+
+
+def _run(*words: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code in (0, None)
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
+    _run(*words, "--json")
+    told: dict[str, object] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(told, SCHEMA)
+    return told
+
+
+def _rank(number: int, compute: int) -> Kineto:
+    made = Kineto(rank=number)
+    for step in range(2):
+        made.step(step, 1000 * step - 40, 990).kernel(GEMM, 1000 * step, compute, ahead=20)
+        made.kernel(REDUCE, 1000 * step + compute, 900 - compute, stream=20, **{"Collective name": "allreduce"})
+    return made
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> list[str]:
+    return [str(_rank(at, 300 + 200 * at).write(tmp_path / f"r{at}.json")) for at in range(2)]
+
+
+def test_json_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = _json(capsys, "trace", str(expert_step().write(tmp_path / "t.json")))
+    (rank,) = told["ranks"]  # type: ignore[misc]
+    assert (rank["time"]["exposed_us"], rank["time"]["hidden_share"]) == (30, 0.925)
+    assert (told["skew"], told["base"], told["plan"]) == (None, None, None)
+
+
+def test_json_of_ranks_with_a_base_and_a_plan(ranks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["--plan", "llama-3-8b", "--gpus", "8xH100", "--layout", "tp=2", "--batch", "8"]
+    told = _json(capsys, "trace", *ranks, "--base", ranks[0], *plan)
+    assert [rank["caused_us"] for rank in told["skew"]["ranks"]] == [0, 400]  # type: ignore[index]
+    assert told["plan"]["steps"] == 2  # type: ignore[index]
+    step = told["plan"]["times"][0]  # type: ignore[index]
+    assert (step["name"], step["after_us"]) == ("step", 950)
+    mfu = told["ranks"][0]["efficiency"]["mfu"]  # type: ignore[index]
+    assert mfu * 950 == pytest.approx(told["plan"]["mfu"] * step["before_us"]), "the same FLOPs, another time"  # type: ignore[index]
+
+
+def test_text_says_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(expert_step().write(tmp_path / "t.json"))
+    _run("trace", path, "--flop-per-step", "1e11")
+    out = capsys.readouterr().out
+    assert "92.50% of the communication is hidden behind compute, 30 us is exposed (3.31% of the time)" in " ".join(
+        out.split()
+    )
+    assert re.search(r"DeepEP notify +1 +100 us +\S+ +10 us", out)
+    assert "Utilisation as nvidia-smi shows it: 100.0%" in out
+    # 1e11 FLOP in 905 us on an H100 of 989.4 TFLOP/s.
+    assert f"MFU: {1e11 / (905e-6 * 989.4e12):.1%}" in out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_lines_fit_the_terminal(
+    ranks: list[str], width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    _run("trace", *ranks, "--base", ranks[1], "--flop-per-step", "1e12")
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= width
+
+
+def test_the_page_holds_every_stream_and_stands_alone(ranks: list[str], tmp_path: Path) -> None:
+    page = tmp_path / "t.html"
+    _run("trace", *ranks, "--html", str(page))
+    text = page.read_text()
+    assert "stream 20" in text
+    assert "rank 1 on NVIDIA H100" in text, "the rank that was waited for is told in full"
+    assert not re.search(r"<script|https?://(?!www\.w3\.org)", text)
+    small = len(text)
+    big = Kineto()
+    for at in range(5000):
+        big.kernel(ADD, at * 10, 1 + at % 9)
+    _run("trace", str(big.write(tmp_path / "big.json", None)), "--html", str(page))
+    assert len(page.read_text()) < 2 * small, "a picture does not grow with the kernels"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "why"),
+    [
+        (["none.json"], 18, "No such file"),
+        (["{t}", "--rank", "7"], 12, "no such rank"),
+        (["{t}", "--layout", "tp=2"], 12, "add --plan MODEL"),
+        (["{t}", "--plan", "llama-3-8b"], 12, "on which GPUs"),
+        (["{t}", "--plan", "llama-3-8b", "--gpus", "8"], 12, "names no GPU"),
+        (["{t}", "--plan", "llama-3-70b", "--gpus", "1xH100"], 21, "no layout"),
+        (["{t}", "--kernels", "none.toml"], 14, "does not exist"),
+        (["{t}", "--gpu", "H9000"], 14, "unknown GPU"),
+        (["{empty}"], 12, "nothing ran in empty.json"),
+    ],
+)
+def test_what_cannot_be_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, why: str
+) -> None:
+    paths = {"t": expert_step().write(tmp_path / "t.json"), "empty": Kineto().write(tmp_path / "empty.json")}
+    with pytest.raises(SystemExit) as left:
+        main(["trace", *(word.format(**paths) for word in words)])
+    said = capsys.readouterr().err
+    assert left.value.code == code
+    assert why in said
+    assert "hint:" in said
+
+
+def test_faults_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = expert_step().text()
+    (tmp_path / "cut.json").write_text(text[: len(text) // 2])
+    _run("trace", str(tmp_path / "cut.json"))
+    assert "cut.json: 1 truncated" in capsys.readouterr().out
+
+
+def test_what_pipelines_and_simulations_write_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe, sim = str(tmp_path / "pipe.json"), str(tmp_path / "sim.json")
+    _run("pipeline", "--ranks", "4", "--microbatches", "8", "--schedule", "1f1b", "--no-search", "--trace", pipe)
+    _run("simulate", "synthetic", "--cluster", "2x8", "--jobs", "20", "--policy", "fifo", "--trace", sim)
+    capsys.readouterr()
+    ranks = _json(capsys, "trace", pipe)["ranks"]
+    # 1F1B: a bubble of (ranks - 1) of 8 + 3 turns.
+    assert [rank["time"]["idle_share"] for rank in ranks] == [pytest.approx(3 / 11)] * 4  # type: ignore[attr-defined]
+    assert {row["name"] for rank in ranks for row in rank["classes"]} == {"forward pass", "backward pass"}  # type: ignore[attr-defined]
+    nodes = _json(capsys, "trace", sim)["ranks"]
+    assert [rank["label"] for rank in nodes] == ["fifo: node-0000", "fifo: node-0001"]  # type: ignore[attr-defined]
+    assert {row["name"] for rank in nodes for row in rank["classes"]} == {"held"}  # type: ignore[attr-defined]
+
+
+def test_a_log_is_a_trace_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = JobId("one"), JobId("two")
+    leases = (Lease(node="n1", gpus=(0, 1, 2, 3)),)
+    events = [
+        job("one", gpus=4), job("two", gpus=4),
+        AttemptPlaced(at_us=0, job_id=one, epoch=1, leases=leases),
+        Reported(at_us=60 * S, job_id=one, epoch=1, from_us=10 * S, span=SpanClass.USEFUL, first_step=0,
+                 steps=5),
+        NoticeGiven(at_us=60 * S, job_id=one, epoch=1, reason=NoticeReason.PREEMPT, deadline_us=70 * S,
+                    for_job=two),
+        AttemptEnded(at_us=70 * S, job_id=one, epoch=1, outcome=Outcome.FINISHED, why=""),
+        AttemptPlaced(at_us=70 * S, job_id=two, epoch=1, leases=leases),
+        Reported(at_us=90 * S, job_id=two, epoch=1, from_us=70 * S, span=SpanClass.USEFUL, first_step=0,
+                 steps=2),
+        AttemptEnded(at_us=90 * S, job_id=two, epoch=1, outcome=Outcome.FINISHED, why=""),
+    ]  # fmt: skip
+    slices, flows = log_slices(events)
+    assert [(each.kind, each.start_us, each.length_us) for each in slices] == [
+        ("restart", 0, 10 * S), ("useful", 10 * S, 50 * S), ("restart", 60 * S, 10 * S), ("useful", 70 * S, 20 * S),
+    ]  # fmt: skip
+    assert [(flow.source.start_us, flow.target.start_us) for flow in flows] == [(60 * S, 70 * S)]
+    path = tmp_path / "log.json"
+    path.write_text(chrome_trace(slices, flows))
+    first, second = _json(capsys, "trace", str(path))["ranks"]  # type: ignore[misc]
+    assert (first["time"]["compute_us"], first["time"]["waiting_us"], second["time"]["idle_us"]) == (
+        50 * S,
+        20 * S,
+        70 * S,
+    )
