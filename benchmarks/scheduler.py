@@ -41,7 +41,8 @@ PEERS = (
 )
 USD_MICRO = 2_990_000
 HEADS = (
-    ("mean JCT s", 11), ("p99", 9), ("away max", 10), ("lost GPU-h", 11), ("lost $", 10), ("pushes", 8),
+    ("mean JCT s", 11), ("p99", 9), ("away max", 10), ("lost GPU-h", 11), ("lost $", 10), ("+ restart", 11),
+    ("pushes", 8),
     ("jobs/CPU-s", 11),
 )  # fmt: skip
 
@@ -75,6 +76,7 @@ def one(name: str, policy: Policy, submitted: Iterable[Submission]) -> dict[str,
         "away_s_max": round(summary.away_s.max),
         "lost_gpu_hours": round(summary.lost_gpu_hours, 1),
         "lost_usd": round(summary.lost_micro_usd / 1e6, 2),
+        "pushed_usd": round(summary.lost_micro_usd / 1e6 + summary.restart_gpu_us / 3.6e9 * USD_MICRO / 1e6, 2),
         "preemptions": summary.preemptions,
         "cpu_s": round(cpu_s, 1),
         "jobs_per_cpu_s": round(len(submitted) / cpu_s),
@@ -99,7 +101,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(
             f"{row['policy']:<14}{row['jct_s']:>11,}{row['jct_s_p99']:>9,}{row['away_s_max']:>10,}"
-            f"{row['lost_gpu_hours']:>11,}{row['lost_usd']:>10,}{row['preemptions']:>8,}{row['jobs_per_cpu_s']:>11,}"
+            f"{row['lost_gpu_hours']:>11,}{row['lost_usd']:>10,}{row['pushed_usd']:>11,}{row['preemptions']:>8,}{row['jobs_per_cpu_s']:>11,}"
         )
 
 
