@@ -215,9 +215,10 @@ def ended(count: int, length_s: int, gpus: int = 8, **more) -> World:
 
 def test_what_is_left_is_learnt_from_those_that_ran_longer():
     present, one = Present(ended(20, 100).state), job("x", 8).job
-    lefts = [drawn_us(present, one, 0, (u + 0.5) / 20) for u in range(20)]
-    assert lefts == [(100 + number) * S for number in range(20)]
-    assert drawn_us(present, one, 110 * S, 0.5) == 5 * S, "of those beyond 110 s, half are within 115"
+    lefts = [drawn_us(present, one, 0, (u + 0.5) / 21) for u in range(21)]
+    assert lefts[:20] == [(100 + number) * S for number in range(20)]
+    assert lefts[20] == 2 * 119 * S, "one in 21 is longer than the longest: twice that, by the median"
+    assert drawn_us(present, one, 109 * S, 0.5) == 6 * S, "of those beyond 109 s, half are within 115"
     assert drawn_us(present, one, 500 * S, 0.5) == 500 * S, "beyond all that is known: as long again"
 
 

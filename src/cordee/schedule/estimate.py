@@ -59,12 +59,16 @@ class History:
         >>> history.left_us(job, 0, 50), history.left_us(job, 25, 50), history.left_us(job, 0, 90)
         (30, 15, 1000)
         """
+        longer = self.longer(job, ran_us)
+        return longer[min(len(longer) - 1, len(longer) * percent // 100)] - ran_us if longer else None
+
+    def longer(self, job: Job, ran_us: int) -> list[int]:
+        """Run times of the most alike jobs that ran longer, ascending; empty if too few are known."""
         for key in _keys(job):
             known = self._sorted.get(key, [])
-            longer = known[bisect_right(known, ran_us) :]
-            if len(known) >= ENOUGH and longer:
-                return longer[min(len(longer) - 1, len(longer) * percent // 100)] - ran_us
-        return None
+            if len(known) >= ENOUGH and known[-1] > ran_us:
+                return known[bisect_right(known, ran_us) :]
+        return []
 
     def copied(self) -> "History":
         """For a second owner."""

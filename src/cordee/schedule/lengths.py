@@ -16,11 +16,13 @@ def drawn_us(present: Present, job: Job, ran_us: int, u: float) -> int:
     """How long a job runs on that has run for so long, for a uniform u in [0, 1)."""
     if job.estimate_us is not None and ran_us < job.estimate_us:
         return job.estimate_us - ran_us
-    left_us = present.history.left_us(job, ran_us, int(100 * u))
-    if left_us is not None:
-        return max(1, left_us)
-    since_us = max(ran_us, _SHORTEST_US)
-    return max(1, int(since_us / (1 - u)) - ran_us)
+    # Of m that ran longer, the next is as likely in each of the m gaps before them as beyond the longest.
+    longer = present.history.longer(job, ran_us)
+    gap = int(u * (len(longer) + 1))
+    if gap < len(longer):
+        return max(1, longer[gap] - ran_us)
+    since_us = longer[-1] if longer else max(ran_us, _SHORTEST_US)
+    return max(1, int(since_us / (1 - (u * (len(longer) + 1) - gap))) - ran_us)
 
 
 def left_us(present: Present, job_id: JobId, now_us: int, u: float) -> int:
