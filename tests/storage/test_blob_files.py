@@ -96,3 +96,20 @@ def test_where_a_checkpoint_may_go(tmp_path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot create the folder"):
         open_blobs(f"{tmp_path}/file/run")
+
+
+def test_a_read_only_folder_is_read_and_a_write_says_why(tmp_path, monkeypatch) -> None:
+    FileBlobs(tmp_path / "base").put("k", b"v")
+    (tmp_path / "base" / TMP).rmdir()
+
+    def fail(self, *args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("pathlib.Path.mkdir", fail)
+    monkeypatch.setattr(os, "open", fail)
+    blobs = FileBlobs(tmp_path / "base")
+    assert blobs.get("k") == b"v"
+    with pytest.raises(DestinationError, match="Read-only"):
+        blobs.put("k", b"w")
+    with pytest.raises(DestinationError, match="cannot create the folder"):
+        FileBlobs(tmp_path / "none")

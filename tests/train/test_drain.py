@@ -12,6 +12,7 @@ import pytest
 from cordee.errors import DestinationError
 from cordee.storage.chunks import FOLDER as CHUNKS
 from cordee.storage.chunks import lay_out
+from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
 from cordee.storage.generations import check_generation, collect, commit_of
 from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
@@ -93,13 +94,13 @@ class Bench:
 
 def generations(folder) -> list[tuple[int, str | None]]:
     """(step, what is wrong with it) of each live generation."""
-    blobs = FileBlobs(folder)
+    blobs = open_blobs(str(folder))
     commits = [commit_of(entry) for entry in live_commits(read_entries(blobs))]
     return [(commit.step, check_generation(blobs, commit.manifest)) for commit in commits]
 
 
 def open_log(folder, nonce: str = "n1") -> Log:
-    return Log.open(FileBlobs(folder), nonce=nonce)
+    return Log.open(open_blobs(str(folder)), nonce=nonce)
 
 
 def test_saves_commit_and_retention_keeps_two_verified(tmp_path) -> None:
@@ -333,24 +334,36 @@ POINTS = [
 ]
 
 
-@pytest.mark.parametrize(("at", "newest"), POINTS)
-def test_killed_at_a_point_the_newest_committed_generation_verifies(tmp_path, at, newest) -> None:
-    process = Process(open_log(tmp_path), tmp_path, {"CORDEE_TEST_KILL_AT": at})
+def killed_at(to, at: str, newest: int) -> None:
+    process = Process(open_log(to), to, {"CORDEE_TEST_KILL_AT": at})
     for save in (1, 2, 3):
         process.save(save, save * 10)
         if not process.events_until("collected"):
             break
     assert process.end() == -signal.SIGKILL
-    left = generations(tmp_path)
+    left = generations(to)
     assert left[-1] == (newest, None)
     assert all(problem is None for _, problem in left), "gc took from a live generation"
     # The next attempt goes on, and cleans up what the dead one left.
-    newest_index = live_commits(read_entries(FileBlobs(tmp_path)))[-1].index
-    bench = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest_index)
+    blobs = open_blobs(str(to))
+    newest_index = live_commits(read_entries(blobs))[-1].index
+    bench = Bench(open_log(to, "n2"), to, blobs, verified=newest_index)
     for save in (1, 2):
         assert bench.save(save, 100 + save) == ["written", "committed", "collected"]
-    assert generations(tmp_path) == [(101, None), (102, None)]
-    assert len(list(FileBlobs(tmp_path).list("manifests"))) == 2
+    assert generations(to) == [(101, None), (102, None)]
+    assert len(list(blobs.list("manifests"))) == 2
+    assert unfinished_gcs(read_entries(blobs)) == []
+
+
+@pytest.mark.parametrize(("at", "newest"), POINTS)
+def test_killed_at_a_point_the_newest_committed_generation_verifies(tmp_path, at, newest) -> None:
+    killed_at(tmp_path, at, newest)
+
+
+@pytest.mark.parametrize(("at", "newest"), [POINTS[1], POINTS[4], POINTS[9]])
+def test_the_same_in_an_object_store_on_a_bad_network(s3, at, newest) -> None:
+    with s3.failing(s3.by_chance(int(newest), 0.03)):
+        killed_at("s3://bucket/run", at, newest)
 
 
 def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) -> None:

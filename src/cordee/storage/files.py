@@ -63,7 +63,12 @@ class FileBlobs:
         self.root = root
         self.tiers: tuple[Blobs, ...] = (self,)
         with self._reporting("create the folder"):
-            (root / TMP).mkdir(parents=True, exist_ok=True)
+            try:
+                (root / TMP).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                # What is there can be read all the same, and a write says why it cannot be.
+                if error.errno not in (errno.EROFS, errno.EACCES) or not root.is_dir():
+                    raise
 
     def __str__(self) -> str:
         return str(self.root)
