@@ -332,9 +332,9 @@ class FaultWorld:
     def _could_run(self, state: State, job_id: JobId) -> bool:
         """Whether it would be placed if it were alone on the nodes as they are."""
         alone, at_us = State(self.policy), self.engine.now_us()
-        for record in state.nodes.values():
-            if record.up and record.reclaimed_us is None and record.drained_by is None:
-                alone.apply(NodeUp(at_us=at_us, node=record.node))
+        for each in self.promises.nodes.values():
+            if each.up and not each.reclaimed and not each.drained:
+                alone.apply(NodeUp(at_us=at_us, node=each.node))
         if state.quotas.queues:
             alone.apply(QueuesSet(at_us=at_us, queues=state.quotas.queues))
         alone.apply(JobSubmitted(at_us=at_us, job=state.jobs[job_id].job, spec="{}"))
