@@ -75,13 +75,10 @@ def test_a_seed_gives_the_same_story_whatever_the_hash_seed() -> None:
 def test_a_failing_seed_prints_its_trace_and_the_line_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here a control plane that tells the agents first and never takes a report of theirs."""
-    monkeypatch.setattr(
-        "cordee.control.tick.Control._fresh",
-        lambda self, reports: __import__("types").SimpleNamespace(events=[], marks={}, seen={}),
-    )
+    """Here a control plane that forgets to apply what it has committed."""
+    monkeypatch.setattr("cordee.control.tick.Control._apply", lambda self, number, event: None)
     assert main(["--seed", "7"]) == 1
     said = capsys.readouterr().out
     assert "-m cordee.simulate.faults --seed 7\n" in said
-    assert "JobSubmitted" in said
+    assert "ServerUp" in said
     assert "0 of 1 seeds kept every promise" in said
