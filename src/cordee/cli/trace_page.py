@@ -56,14 +56,14 @@ def trace_page(answer: Answer) -> str:
               for each in answer.reports for fault in each.faults]  # fmt: skip
     if faults:
         sections.append(Section("Wrong in the traces", "Left out; everything above is of the rest.", notes=faults))
-    efficient = answer.efficiency[answer.shown]
-    hidden = "none" if time.hidden_share is None else f"{time.hidden_share:.2%}"
-    facts = [
-        (f"{time.share(time.compute_us):.1%}", "of the time computing"),
-        (said_us(time.exposed_us), "communication that nothing hides"),
-        (hidden, "of the communication hidden"),
-        ("not known" if efficient.mfu is None else f"{efficient.mfu:.1%}", "MFU, the model's FLOPs over the peak's"),
-    ]
+    facts = [(f"{time.share(time.compute_us):.1%}", "of the time computing"),
+             (f"{time.share(time.idle_us):.1%}", "of the time idle")]  # fmt: skip
+    if time.hidden_share is not None:
+        facts.append((f"{time.hidden_share:.2%}", "of the communication hidden"))
+        facts.append((said_us(time.exposed_us), "communication that nothing hides"))
+    mfu = answer.efficiency[answer.shown].mfu
+    if mfu is not None:
+        facts.append((f"{mfu:.1%}", "MFU, the model's FLOPs over the peak's"))
     on = f" on {report.gpu}" if report.gpu else ""
     return report_html(
         Report(
@@ -109,6 +109,10 @@ def _strip(report: RankReport, name: str, strip: Sweep) -> Strip:
     return Strip(name, f"{name}: busy {said_us(strip.time().busy_us)}", shares)
 
 
+# From a minute on, round is what clocks and calendars call round.
+_LONG_US = [seconds * 1e6 for seconds in (60, 300, 900, 1800, 3600, 7200, 18_000, 43_200, 86_400, 172_800, 604_800)]
+
+
 def ticks(span_us: float) -> list[tuple[float, str]]:
     """Round marks on an axis, ten at most.
 
@@ -118,7 +122,8 @@ def ticks(span_us: float) -> list[tuple[float, str]]:
     if span_us <= 0:
         return [(0.0, "0")]
     size = 10.0 ** math.floor(math.log10(span_us))
-    step = next(part * size for part in (0.1, 0.2, 0.5, 1.0) if span_us / (part * size) <= 10)
+    steps = _LONG_US if span_us >= _LONG_US[0] * 4 else [part * size for part in (0.1, 0.2, 0.5, 1.0)]
+    step = next((each for each in steps if span_us / each <= 10), steps[-1])
     return [(at * step, said_us(at * step)) for at in range(int(span_us // step) + 1)]
 
 
@@ -180,14 +185,16 @@ def _ranks(answer: Answer) -> list[Section]:
     span = max(report.time.span_us for report in answer.reports)
     strips = [_strip(report, report.label, report.swept) for report in answer.reports[:RANKS_DRAWN]]
     drawn = strips_svg(strips, span, ticks(span), "what ran on each rank") if _one_length(answer.reports) else ""
-    names = ("rank", "span", "compute", "hidden", "exposed", "idle", "waited", "caused", "last in")
+    matched = answer.skew.matched > 0
+    names = ("", "span", "compute", "hidden", "exposed", "idle", *(("waited", "caused", "last in") if matched else ()))
     rows = []
     for report, waits in zip(answer.reports, answer.skew.ranks, strict=True):
         time = report.time
         rows.append([
             report.label, said_us(time.span_us), f"{time.share(time.compute_us):.1%}",
             "" if time.hidden_share is None else f"{time.hidden_share:.1%}", said_us(time.exposed_us),
-            f"{time.share(time.idle_us):.1%}", said_us(waits.waited_us), said_us(waits.caused_us), f"{waits.last:,}",
+            f"{time.share(time.idle_us):.1%}",
+            *((said_us(waits.waited_us), said_us(waits.caused_us), f"{waits.last:,}") if matched else ()),
         ])  # fmt: skip
     figures = [table_html([Column(name) for name in names], rows[:RANKS_DRAWN])]
     if drawn:

@@ -110,7 +110,7 @@ def breakdown_svg(parts: Mapping[str, tuple[float, str]], label: str) -> str:
                 f"<title>{text(PARTS[name][0])}: {text(said)}</title></rect>"
             )
             if width > 90:
-                drawn.append(f'<text class="in" x="{num(x + 10)}" y="22">{length / total:.1%}</text>')
+                drawn.append(f'<text class="in in-{name}" x="{num(x + 10)}" y="22">{length / total:.1%}</text>')
         x += width
     x = 0.0
     for name, (length, said) in parts.items():
@@ -138,4 +138,5 @@ _CSS = (
     ".strips .tick{text-anchor:middle;font-variant-numeric:tabular-nums}"
     ".strips .ground{fill:var(--idle);fill-opacity:.55}"
     ".strips .grid{stroke:var(--rule);stroke-dasharray:1 4}.strips .in{fill:#fff;font-weight:650;font-size:13px}"
+    ".strips .in-nothing{fill:var(--ink)}.strips .in-exposed-transfer{fill:#2d2200}"
 )
