@@ -3,7 +3,7 @@ one)."""
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -104,11 +104,23 @@ def simulate(
         scenario = replace(scenario, queues=_queues(queues))
     tally, total = check(scenario)
     if total == 0:
-        raise InputError(
-            f"{scenario.name} has no job for this cluster", hint=_left_out(tally) or "look at --from, --for"
-        )
+        hint = _left_out(tally) or "look at --from, --for"
+        raise InputError(f"{scenario.name} has no job for this cluster", hint=hint)
     results = [_run(scenario, each, total) for each in named]
     answer = answer_of(scenario, tally, total, results)
+    _write(html, chrome, scenario, answer, results)
+    if as_json:
+        print(json.dumps(_plain(Answer, answer), indent=2))
+        return
+    print_answer(answer)
+    if html is not None:
+        terminal.stderr().print(f"the page: {html.absolute()}", highlight=False, markup=False)
+
+
+def _write(
+    html: Path | None, chrome: Path | None, scenario: Scenario, answer: Answer, results: Sequence[Result]
+) -> None:
+    """The page and the trace, where they are asked for."""
     if html is not None:
         from cordee.cli.simulate_page import page
 
@@ -118,12 +130,6 @@ def simulate(
         from cordee.cli.simulate_trace import trace_text
 
         write_page(chrome, trace_text(results))
-    if as_json:
-        print(json.dumps(_plain(Answer, answer), indent=2))
-        return
-    print_answer(answer)
-    if html is not None:
-        terminal.stderr().print(f"the page: {html.absolute()}", highlight=False, markup=False)
 
 
 def replay(
