@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -255,3 +257,19 @@ def test_a_log_is_a_trace_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         20 * S,
         70 * S,
     )
+
+
+def test_two_files_of_one_rank_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(_rank(0, 300 + at).write(tmp_path / f"run{at}.json")) for at in range(2)]
+    told = _json(capsys, "trace", *paths)
+    labels = [rank["label"] for rank in told["ranks"]]  # type: ignore[attr-defined]
+    assert labels == ["rank 0 of run0.json", "rank 0 of run1.json"]
+
+
+def test_without_msgspec_it_says_what_to_install(tmp_path: Path) -> None:
+    path = expert_step().write(tmp_path / "t.json")
+    code = (
+        f"import sys; sys.modules['msgspec'] = None; from cordee.cli.main import main; main(['trace', {str(path)!r}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "cordee[trace]" in done.stderr) == (70, True), done.stderr

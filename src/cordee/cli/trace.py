@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +122,13 @@ def _reports(paths: Sequence[Path], table: KernelTable) -> list[RankReport]:
         if not found:
             raise SpecError(told, hint="was the profiler running? torch.profiler exports what its last cycle saw")
         terminal.stderr().print(f"warning: {told}", highlight=False, markup=False)
-    return sorted(found, key=lambda report: report.rank)
+    found.sort(key=lambda report: report.rank)
+    labels = [report.label for report in found]
+    # Two files of one rank, say of two runs, are told apart by their names.
+    return [
+        replace(report, label=f"{report.label} of {report.source}") if labels.count(report.label) > 1 else report
+        for report in found
+    ]
 
 
 @contextmanager
