@@ -181,7 +181,8 @@ def test_a_pin_outlives_retention_and_can_be_named(run, capsys) -> None:
     assert len(after["retired"]) == 1 and after == {**before, "dry_run": False}
     assert told(capsys, "gc", run)["deleted"] == 0
     assert all(each["intact"] for each in told(capsys, "verify", run, "--all"))
-    assert "is no name for a pin" in refused(capsys, "pin", run, "--name", "12")[1]
+    for bad in ("12", "g7", "a/b"):
+        assert "is no name for a pin" in refused(capsys, "pin", run, "--name", bad)[1]
 
 
 def test_export_holds_the_weights_bit_by_bit(written, tmp_path, capsys) -> None:

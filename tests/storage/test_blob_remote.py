@@ -143,3 +143,13 @@ def test_two_attempts_on_a_bad_network_leave_one_history(blobs, s3, seed) -> Non
         ("b", "open")
     ] + [("b", "commit")] * 4, f"replay: -k bad_network, seed {seed}"
     assert told == {"a": [1, 2, 3, 4], "b": [6, 7, 8, 9]}
+
+
+def test_other_clouds_are_opened_by_their_scheme_and_what_the_environment_lacks_is_said(monkeypatch) -> None:
+    assert str(RemoteBlobs("gs://bucket/run/")) == "gs://bucket/run"
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(DestinationError, match="Account must be specified"):
+        RemoteBlobs("az://container/run")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    assert str(RemoteBlobs("az://container/run")) == "az://container/run"

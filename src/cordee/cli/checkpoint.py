@@ -4,6 +4,7 @@ Nothing here talks to a server or fences a job that is running: looking, pinning
 """
 
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -145,8 +146,8 @@ def pin(
     """Keep a generation for good, whatever retention says; a job may run meanwhile."""
     blobs = open_existing(to)
     log = Log.visit(blobs, nonce=secrets.token_hex(8))
-    if name.isdigit() or not name.replace("-", "").replace("_", "").isalnum():
-        raise InputError(f"{name!r} is no name for a pin", hint="use letters, digits and dashes, and not digits alone")
+    if re.fullmatch(r"g?\d+", name) or not re.fullmatch(r"[\w-]+", name):
+        raise InputError(f"{name!r} is no name for a pin", hint="use letters, digits and dashes, but not 7 or g7")
     commit = generations.commit_of(audit.find(log.entries, which))
     generations.pin(log, commit.generation, None if remove else name)
     if as_json:

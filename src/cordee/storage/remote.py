@@ -178,5 +178,7 @@ def _connect(url: str, request_s: float) -> tuple[Any, Any]:
         # Its own retries are off: they would hide a lost answer from `put_if_absent`.
         store = kinds[scheme].from_url(url, client_options=options, retry_config={"max_retries": 0})
     except (obstore.exceptions.BaseError, ValueError) as error:
-        raise DestinationError(f"{url!r} cannot be used: {_short(str(error))}") from error
+        raise DestinationError(
+            f"{url!r} cannot be used: {_short(str(error))}", hint="look at what the environment says of that store"
+        ) from error
     return obstore, store
