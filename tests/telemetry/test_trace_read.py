@@ -147,6 +147,8 @@ def test_each_kind_of_fault_is_named_counted_and_left_out(tmp_path: Path) -> Non
     made.add(ph="X", cat="kernel", name="backwards", pid=0, tid=7, ts=10, dur=-5)
     made.add(ph="X", cat="kernel", name="backwards", pid=0, tid=7, ts=20, dur=-5)
     made.add(ph="X", cat="kernel", name="endless", pid=0, tid=7, ts=10)
+    made.add(ph="X", cat="kernel", name="eternal", pid=0, tid=7, ts=10, dur=1e300)
+    made.add(ph="X", cat="kernel", name="remote", pid=0, tid=7, ts=-1e18, dur=1)
     made.add(ph="X", cat="kernel", name="timeless", pid=0, tid=7, dur=3)
     made.add(ph="X", cat="kernel", name="worded", pid=0, tid=7, ts="soon", dur=3)
     made.add(ph="X", cat="quantum_kernel", name="strange", pid=0, tid=7, ts=10, dur=3)
@@ -155,12 +157,13 @@ def test_each_kind_of_fault_is_named_counted_and_left_out(tmp_path: Path) -> Non
     made.add(ph="C", name="a counter", pid=0, tid=7, ts=10, args={"name": 7})
     read = _read(made.write(tmp_path / "t.json"))
     assert _faults(read) == {
-        "negative duration": 2, "without a duration": 1, "without a start": 1, "fields of another kind": 1,
+        "negative duration": 2, "times beyond a century": 2, "without a duration": 1,
+        "without a start": 1, "fields of another kind": 1,
         "category 'quantum_kernel', which is not in the table": 1, "phase 'B', which is not read": 1,
         "unknown phase '@'": 1,
     }  # fmt: skip
     assert "'backwards' at 10 us lasts -5 us" in [fault.example for fault in read.faults]
-    assert read.events == good + 8
+    assert read.events == good + 10
     (report,) = account(read, TABLE)
     (alone,) = account(_read(expert_step().write(tmp_path / "u.json")), TABLE)
     assert report.time == alone.time

@@ -28,6 +28,8 @@ BLOCK_BYTES, PACKED_BYTES = 4 << 20, 16 << 10
 # Phases that hold no durations, or whose work other events tell: metadata, flows, instants, counters, objects, marks.
 QUIET_PHASES = frozenset("MstfiICPNODR(),v")
 NONE = -1
+# Microseconds; more since 1970, or of one operation, is an error of whoever wrote it, and 64 bits would not hold it.
+MOST_US = 4e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,7 @@ class _Columns:
             if table is None:
                 continue
             start_us, length_us = event.ts, event.dur
-            if start_us is None or length_us is None or length_us < 0:
+            if start_us is None or length_us is None or not 0 <= length_us < MOST_US or abs(start_us) > MOST_US:
                 self._unusable(event)
                 continue
             if self._base_us is None:
@@ -234,6 +236,8 @@ class _Columns:
             self._faults.note("without a start", f"{event.name!r}")
         elif event.dur is None:
             self._faults.note("without a duration", f"{event.name!r} at {event.ts:.0f} us")
+        elif event.dur >= MOST_US or abs(event.ts) > MOST_US:
+            self._faults.note("times beyond a century", f"{event.name!r} at {event.ts:g} us lasts {event.dur:g} us")
         else:
             self._faults.note("negative duration", f"{event.name!r} at {event.ts:.0f} us lasts {event.dur:g} us")
 
