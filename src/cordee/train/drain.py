@@ -21,7 +21,7 @@ from typing import Any
 from cordee.errors import CheckpointError, CordeeError, FencedError
 from cordee.points import point
 from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
-from cordee.storage.destination import open_blobs
+from cordee.storage.destination import is_remote, open_blobs, places
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, base_chunks, collect, commit_fields, commit_of, known_chunks, sweep_near
 from cordee.storage.log import Log
@@ -41,6 +41,8 @@ from cordee.workload.keep import parse_keep
 
 THREADS = 4
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
+# An object store bills each look, and all ranks look at once.
+POLL_REMOTE_S_MAX = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Drain:
         self.emit = emit
         self.memory = memory
         self.busy = busy  # Does the next save wait already?
+        self.poll_s_max = POLL_REMOTE_S_MAX if is_remote(places(setup.to)[-1]) else POLL_S_MAX
         self.log = Log.join(blobs, epoch=setup.epoch, nonce=setup.nonce)
         self.verified: set[int] = set() if setup.verified is None else {setup.verified}
         self.base = {} if setup.base is None else base_chunks(blobs, setup.base)
@@ -106,7 +109,7 @@ class Drain:
             self.known |= {chunk.blake3: chunk for chunk in chunks}
             self.known_since = commit.generation
             if self.setup.rank == 0:
-                self._collect(prefix, number)
+                self._collect(prefix, number, commit.generation)
             elif os.environ.get("LOCAL_RANK", "0") == "0":
                 sweep_near(self.log, self.blobs, number)
         except (CordeeError, Damaged) as error:
@@ -170,7 +173,7 @@ class Drain:
                     parts[rank] = part
             return len(parts) == self.setup.world_size
 
-        if not _poll(all_there, patience_s):
+        if not _poll(all_there, patience_s, self.poll_s_max):
             missing = [rank for rank in range(self.setup.world_size) if rank not in parts]
             raise CheckpointError(
                 f"no part of ranks {missing} after {patience_s:.1f} s, so save {save} is not committed",
@@ -208,7 +211,7 @@ class Drain:
                 self._raise_if_failed(prefix)
             return bool(found)
 
-        if not _poll(committed, patience_s):
+        if not _poll(committed, patience_s, self.poll_s_max):
             raise CheckpointError(
                 f"rank 0 has not committed save {save} after {patience_s:.1f} s",
                 hint="the previous generation is intact; look at the log of rank 0",
@@ -228,15 +231,17 @@ class Drain:
                 read_chunk(tier, chunk)
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
 
-    def _collect(self, prefix: str, save: int) -> None:
+    def _collect(self, prefix: str, save: int, generation: int) -> None:
         """Retention, once all ranks have read back; at the latest when the next save waits."""
 
         def settled() -> bool:
             ranks = range(self.setup.world_size)
             there = all(self.blobs.size(verified_key(prefix, rank)) is not None for rank in ranks)
+            if there:
+                self.verified.add(generation)  # Known from now on: it is not looked up again at each save.
             return there or self.busy()
 
-        _poll(settled, self.setup.grace_s)
+        _poll(settled, self.setup.grace_s, self.poll_s_max)
         collected = collect(
             self.log,
             self.blobs,
@@ -248,14 +253,14 @@ class Drain:
         self.emit({"event": "collected", "save": save, "retired": collected.retired})
 
 
-def _poll(done: Callable[[], bool], patience_s: float) -> bool:
+def _poll(done: Callable[[], bool], patience_s: float, wait_s_max: float) -> bool:
     deadline_s = time.monotonic() + patience_s
     wait_s = POLL_S_MIN
     while not done():
         if time.monotonic() >= deadline_s:
             return False
         time.sleep(wait_s)
-        wait_s = min(2 * wait_s, POLL_S_MAX)
+        wait_s = min(2 * wait_s, wait_s_max)
     return True
 
 
