@@ -12,6 +12,7 @@ from cordee.plan.step import StepTime
 from cordee.telemetry.trace import AgainstPlan, Comparison, Efficiency, RankReport, Skew
 from cordee.telemetry.trace.account import short_name
 from cordee.telemetry.trace.compare import Delta
+from cordee.telemetry.trace.kernels import Kind
 from cordee.telemetry.trace.sweep import Time
 from cordee.units import format_duration
 
@@ -259,7 +260,7 @@ def _print_streams(out: Console, report: RankReport) -> None:
 
 
 CAUSES = {"host": "the host", "queued": "dependency", "unknown": "not known"}
-KINDS_ORDER = ("compute", "transfer", "waiting", "memory")
+KINDS_ORDER: tuple[Kind, ...] = ("compute", "transfer", "waiting", "memory")
 
 
 def _print_idle(out: Console, report: RankReport, top: int) -> None:
