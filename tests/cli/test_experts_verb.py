@@ -90,6 +90,40 @@ def test_other_loads_move_few_slots(capsys: pytest.CaptureFixture[str], loads: P
     assert code == 0 and "Do not rebalance" in out
 
 
+STREAM = _object(
+    version={"const": 1},
+    windows=_rows(_object(
+        name=TEXT, balance=NUMBER, lost=NUMBER, drift=NUMBER, action={"enum": ["hold", "watch", "rest", "move"]},
+        says={"type": ["string", "null"]}, moved_slots=COUNT, moved_bytes=COUNT,
+    ), 1),
+    placement=SCHEMA["properties"]["placement"],  # type: ignore[index]
+)  # fmt: skip
+
+
+def test_several_windows_show_the_controller(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, loads: Path, tmp_path: Path
+) -> None:
+    other, maps = tmp_path / "other.csv", tmp_path / "maps.json"
+    np.savetxt(other, np.loadtxt(loads, delimiter=",")[:, ::-1], "%d", ",")
+    windows = [loads, loads, other, other, other]
+    _, out, _ = _run(capsys, *windows, *FLEET, "--json", "--out", maps)
+    told = json.loads(out)
+    jsonschema.validate(told, STREAM)
+    assert [one["action"] for one in told["windows"]] == ["hold", "hold", "watch", "move", "rest"]
+    assert told["windows"][4]["balance"] > told["windows"][3]["balance"]
+    assert json.loads(maps.read_text()) == told["placement"]
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = _run(capsys, *windows, *FLEET)
+    assert code == 0 and "5 windows" in out and "waits: will it last?" in out and "rests" in out
+    assert max(map(len, out.splitlines())) <= 80
+    small = tmp_path / "small.csv"
+    small.write_text("1,2,3,4\n")
+    code, out, err = _run(capsys, loads, small, *FLEET)
+    assert code == 10 and not out and "small.csv has 1 layers x 4 experts" in err and "hint: " in err
+    code, _, err = _run(capsys, loads, other, *FLEET, "--html", tmp_path / "page.html")
+    assert code == 10 and "of one window" in err
+
+
 @pytest.mark.parametrize("columns", [80, 120])
 def test_people_see_balance_bound_and_a_drawing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, loads: Path, columns: int
@@ -111,6 +145,9 @@ def test_the_page_and_the_engines_files(capsys: pytest.CaptureFixture[str], load
     assert page.read_text().count("<svg") >= 3
     told = json.loads(maps.read_text())
     assert list(told) == ["physical_to_logical_map"] and np.shape(told["physical_to_logical_map"]) == (7, 40)
+    code, out, _ = _run(capsys, loads, *FLEET, "--from", maps, "--dense-layers", 1, "--json")
+    again = json.loads(out)
+    assert code == 0 and again["placement"]["phy2log"] == told["physical_to_logical_map"][1:]
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,15 @@ def test_what_cannot_be_says_why(
     assert "hint:" in said
 
 
+def test_work_that_no_gpu_can_do_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(expert_step().write(tmp_path / "t.json"))
+    _run("trace", trace, "--flop-per-step", "1e18")
+    assert "More than 100%" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit) as left:
+        main(["trace", trace, "--flop-per-step", "-1"])
+    assert left.value.code == 2
+
+
 def test_faults_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = expert_step().text()
     (tmp_path / "cut.json").write_text(text[: len(text) // 2])

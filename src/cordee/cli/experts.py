@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cordee.cli.experts_stream import follow, print_stream, stream_json
 from cordee.cli.experts_text import Outcome, experts_page, print_outcome
 from cordee.cli.plan_more import write_page
 from cordee.errors import InputError
@@ -15,6 +16,7 @@ from cordee.plan.experts import (
     Costs,
     Fleet,
     Placement,
+    Policy,
     Rebalance,
     balance_bound,
     checked_loads,
@@ -28,7 +30,13 @@ from cordee.plan.experts.prove import least_max_of_pairs
 from cordee.plan.experts.shape import Floats
 from cordee.units import parse_bytes, parse_bytes_per_s, parse_duration_s
 
-Loads = Annotated[Path, typer.Argument(help="Tokens of each expert (columns) in each layer (rows): CSV, or JSON rows.")]
+Loads = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Tokens of each expert (columns) in each layer (rows): CSV, or JSON rows. Several: windows in order, "
+        "and what the controller does after each."
+    ),
+]
 Gpus = Annotated[int, typer.Option(help="GPUs that share the experts.")]
 Replicas = Annotated[int, typer.Option(help="Slots for experts in each layer, over all GPUs.")]
 Nodes = Annotated[int, typer.Option(help="Nodes that the GPUs are in.")]
@@ -77,7 +85,8 @@ def experts(
     as_json: AsJson = False,
 ) -> None:
     """Replicate and place a model's experts from their loads, or say that it does not pay to move them."""
-    counted = checked_loads(read_rows(loads))
+    windows = [checked_loads(read_rows(path)) for path in loads]
+    counted = windows[0]
     fleet = Fleet(gpus, replicas, nodes, groups)
     fleet.check(counted.shape[1])
     if layout not in LAYOUTS:
@@ -86,25 +95,41 @@ def experts(
         parse_bytes(expert_bytes), parse_bytes_per_s(link), _share("--share", share), parse_duration_s(horizon)
     )
     moved = _share("--moves", moves)
+    now = trivial_placement(fleet, *counted.shape)
+    if present is not None:
+        now = checked_placement(read_slots(present, len(counted), dense_layers), fleet, *counted.shape)
+    if len(windows) > 1:
+        if html is not None or prove or trust_counts:
+            raise InputError("--html, --prove and --trust-counts are of one window", hint="give one file of loads")
+        start = now if present is not None else plan_experts(counted, fleet, effort=effort)
+        policy = Policy(moved_share_max=moved, costs=costs)
+        seen, serving = follow(loads, windows, start, policy)
+        _write(out, serving, layout, dense_layers)
+        if as_json:
+            print(json.dumps(stream_json(seen, serving), indent=2))
+        else:
+            print_stream(seen, policy, serving.slots.size)
+        return
     bound, fresh = balance_bound(counted, fleet), plan_experts(counted, fleet, effort=effort)
     if prove:
         reached = fresh.gpu_loads(counted).max(axis=1)
         bound = counted.sum(axis=1) / gpus / least_max_of_pairs(counted, fleet, reached)
-    if present is None:
-        now, found = trivial_placement(fleet, *counted.shape), None
-    else:
-        now = checked_placement(read_slots(present), fleet, *counted.shape)
-        found = rebalance(counted, now, costs, moved_share_max=moved, trust=trust_counts)
-    outcome = Outcome(loads.name, counted, fleet, now, found.after if found else fresh, fresh, bound, found)
-    if out is not None:
-        maps = mapping(outcome.placement, layout, dense_layers=dense_layers)  # type: ignore[arg-type]
-        write_page(out, json.dumps(maps) + "\n")
+    found = rebalance(counted, now, costs, moved_share_max=moved, trust=trust_counts) if present is not None else None
+    outcome = Outcome(loads[0].name, counted, fleet, now, found.after if found else fresh, fresh, bound, found)
+    _write(out, outcome.placement, layout, dense_layers)
     if html is not None:
         write_page(html, experts_page(outcome))
     if as_json:
         print(json.dumps(experts_json(outcome), indent=2))
     else:
         print_outcome(outcome)
+
+
+def _write(out: Path | None, placement: Placement, layout: str, dense_layers: int) -> None:
+    """The mappings of an engine, if they were asked for."""
+    if out is not None:
+        maps = mapping(placement, layout, dense_layers=dense_layers)  # type: ignore[arg-type]
+        write_page(out, json.dumps(maps) + "\n")
 
 
 def read_rows(path: Path) -> list[list[float]]:
@@ -132,8 +157,10 @@ def read_rows(path: Path) -> list[list[float]]:
     return found
 
 
-def read_slots(path: Path) -> Any:
+def read_slots(path: Path, layers: int, dense_layers: int = 0) -> Any:
     """The expert in each slot from a file of this command, of DeepSeek's, vLLM's or SGLang's names.
+
+    SGLang's file may have a row for each dense layer before the first: those are left out.
 
     Raises:
         InputError: it cannot be read, or has none of these names.
@@ -145,7 +172,7 @@ def read_slots(path: Path) -> Any:
         told = next((told[name] for name in SLOT_NAMES if name in told), None)
     if not isinstance(told, list):
         raise InputError(f"{path} holds no placement", hint=f"JSON with one of: {', '.join(SLOT_NAMES)}")
-    return told
+    return told[dense_layers:] if len(told) == layers + dense_layers else told
 
 
 def _text(path: Path) -> str:

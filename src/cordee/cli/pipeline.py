@@ -1,7 +1,6 @@
 """`cordee pipeline`: every pipeline schedule on given times, how far from the best; drawn, written for torch, run."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -134,7 +133,10 @@ def parse_times(times: str, latency: str, stages: str | None) -> tuple[Costs, bo
 
 
 def _bare(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"-?\d+(\.\d+)?", text.strip()) else None
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _number(text: str, flag: str) -> float:
@@ -169,6 +171,10 @@ def parse_room(memory: str | None, activation: str | None, weights: str | None) 
     if one <= 0:
         raise UnitError(
             f"--activation {activation} is nothing", hint="give the bytes of one micro-batch on a rank: 2GB"
+        )
+    if copy >= size:
+        raise UnitError(
+            f"--weights {weights} leave nothing of --memory {memory} for activations", hint="give more memory"
         )
     return Room((size - copy) / one, copy / one)
 

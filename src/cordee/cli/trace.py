@@ -38,7 +38,7 @@ Base = Annotated[list[Path] | None, typer.Option(help="Compare with this trace; 
 RankNumber = Annotated[
     int | None, typer.Option("--rank", help="The rank that is told in full.", show_default="the one waited for most")
 ]
-Flop = Annotated[float | None, typer.Option(help="The model's FLOPs in a step on one GPU, for MFU: 2.1e15.")]
+Flop = Annotated[float | None, typer.Option(min=0, help="The model's FLOPs in a step on one GPU, for MFU: 2.1e15.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Steps in the trace.", show_default="by the profiler's marks")]
 GpuName = Annotated[str | None, typer.Option("--gpu", help="Whose peak counts.", show_default="what the trace says")]
 Precision = Annotated[str, typer.Option(help="bf16, fp16, fp8, ...: which peak.")]
@@ -150,7 +150,7 @@ def _shown(reports: Sequence[RankReport], rank: int | None, straggler: int) -> i
     places = [at for at, report in enumerate(reports) if report.rank == rank]
     if not places:
         there = ", ".join(str(report.rank) for report in reports)
-        raise SpecError(f"--rank {rank}: no such rank", hint=f"there are {there}")
+        raise SpecError(f"--rank {rank}: no such rank", hint=f"the traces are of rank {there}")
     return places[0]
 
 

@@ -67,7 +67,7 @@ def trace_page(answer: Answer) -> str:
     on = f" on {report.gpu}" if report.gpu else ""
     return report_html(
         Report(
-            title=f"{report.label}{on}", lead=f"{report.source}: {said_us(time.span_us)} {SIDES[report.side]}.",
+            title=f"{report.label}{on}", lead=f"{report.source}: {said_us(time.span_us)}{SIDES[report.side]}.",
             sections=sections, facts=facts,
             footer="cordee trace: times are unions over the streams where they are shares of the span, sums elsewhere.",
         )

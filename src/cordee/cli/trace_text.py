@@ -27,9 +27,9 @@ PARTS = {
 KIND_STYLES = {"compute": "blue", "memory": "magenta", "transfer": "yellow", "waiting": "red"}
 RANKS_SHOWN, STEPS_SHOWN = 16, 8
 SIDES = {
-    "device": "from its first kernel to the end of its last",
-    "host": "no GPU in this trace: this is what the host's threads did themselves",
-    "lanes": "from the first slice in the file to the last",
+    "device": " from its first kernel to the end of its last",
+    "host": "; no GPU in this trace: this is what the host's threads did themselves",
+    "lanes": " from the first slice in the file to the last",
 }
 
 
@@ -128,7 +128,7 @@ def _print_head(out: Console, report: RankReport) -> None:
     lanes = {"device": "stream", "host": "thread", "lanes": "line"}[report.side]
     many = f"{len(report.streams)} {lanes}{'s' if len(report.streams) != 1 else ''}"
     steps = f", {len(report.steps)} step{'s' if len(report.steps) != 1 else ''}" if report.steps else ""
-    out.print(f"{count:,} {what} on {many}{steps}, {said_us(report.time.span_us)} {SIDES[report.side]}", style="dim")
+    out.print(f"{count:,} {what} on {many}{steps}, {said_us(report.time.span_us)}{SIDES[report.side]}", style="dim")
 
 
 def _print_time(out: Console, report: RankReport) -> None:
@@ -192,9 +192,10 @@ def efficiency_words(efficient: Efficiency) -> tuple[str, str]:
     if efficient.mfu is not None:
         assert efficient.peak_flop_per_s is not None and efficient.flop_per_step is not None, "the MFU is of both"
         steps = f"{efficient.steps} step{'s' if efficient.steps != 1 else ''}"
+        doubt = " More than 100%: the model, its layout or the steps are not the trace's." if efficient.mfu > 1 else ""
         return busy, (
             f"MFU: {efficient.mfu:.1%}, {efficient.flop_per_step / 1e12:,.4g} TFLOP a step, {steps}, of a peak of "
-            f"{efficient.peak_flop_per_s / 1e12:,.4g} TFLOP/s."
+            f"{efficient.peak_flop_per_s / 1e12:,.4g} TFLOP/s.{doubt}"
         )
     if efficient.flop_per_step is not None:
         return busy, "MFU: the GPU's peak is not known; name one that is, with --gpu H100."

@@ -122,7 +122,7 @@ def _refuse_sizes(ranks: int, micro_batches: int, costs: Costs, room: Room | Non
     if ranks * micro_batches > CELLS_MAX:
         hint = "bubbles do not depend on the micro-batches once there are a few times as many as ranks: ask with fewer"
         raise LayoutError(f"{ranks} ranks x {micro_batches} micro-batches are over {CELLS_MAX:,}", hint=hint)
-    if room is not None and room.activations <= 0:
+    if room is not None and not 0 < room.activations < float("inf"):
         raise LayoutError(
             f"the memory holds {room.activations:g} activations of a micro-batch: none fits",
             hint="give more memory, smaller micro-batches or more ranks",
