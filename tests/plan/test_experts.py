@@ -148,12 +148,52 @@ def test_two_slots_are_searched_for_better_counts() -> None:
     random = np.random.default_rng(3)
     loads = np.floor(1000 * random.lognormal(0, 0.8, (4, 16))) + 1
     first = replica_counts(loads, 24)
-    better = pair_counts(loads, first, 12, 4.0)
+    better = pair_counts(loads, first, 12, 1.0)
     assert (better.sum(axis=1) == 24).all() and (better >= 1).all()
     before, after = pair_max(loads, first), pair_max(loads, better)
     assert (after <= before).all() and after.sum() < before.sum()
     placement = plan_experts(loads, Fleet(12, 24), effort=4.0)
     assert (placement.gpu_loads(loads).max(axis=1) <= after + 1e-9).all()
+
+
+def _pairings(items: tuple[int, ...]) -> list[list[tuple[int, int]]]:
+    """Every way to put items in pairs."""
+    if not items:
+        return [[]]
+    first, *others = items
+    return [
+        [(first, other), *rest]
+        for other in others
+        for rest in _pairings(tuple(each for each in others if each != other))
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 3)), min_size=2, max_size=5))
+@settings(max_examples=80, deadline=None)
+def test_heaviest_with_lightest_is_the_best_pairing_and_sizes_decide_it(experts: list[tuple[int, int]]) -> None:
+    if sum(count for _, count in experts) % 2:
+        experts[0] = (experts[0][0], experts[0][1] + 1)
+    loads, counts = (np.array([[float(one[at]) for one in experts]]) for at in (0, 1))
+    share = np.repeat(loads / counts, counts[0].astype(int), axis=1)[0]
+    if len(share) > 10:
+        share, loads, counts = share[:10], share[None, :10], np.ones((1, 10))
+    best = min(max(share[a] + share[b] for a, b in pairs) for pairs in _pairings(tuple(range(len(share)))))
+    assert pair_max(loads, counts.astype(np.int64))[0] == pytest.approx(best)
+    for top in (0.9 * best, best * (1 + 1e-9), 1.1 * best):
+        sizes = np.unique(share[share > top / 2])
+        conditions = all((share >= x).sum() <= (share <= top - x).sum() for x in sizes)
+        assert conditions == (top >= best)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_proof_never_refutes_what_can_be_reached(seed: int) -> None:
+    pytest.importorskip("scipy")
+    random = np.random.default_rng(seed)
+    experts = int(random.integers(3, 6))
+    loads, fleet = np.floor(1000 * random.lognormal(0, 1.2, (1, experts))) + 1, Fleet(3, 6)
+    best = _best_max(loads[0], fleet)
+    proven = least_max_of_pairs(loads, fleet, np.array([2 * best]))[0]
+    assert least_max(loads, fleet)[0] <= proven <= best * (1 + 1e-9)
 
 
 def test_the_proof_for_two_slots_holds_against_every_placement_and_is_tighter() -> None:

@@ -1,9 +1,10 @@
 """Replica counts for GPUs of two slots, where they decide everything.
 
 For given counts the best pairing is known: the heaviest replica with the lightest, and so on. A maximum of T can be
-reached if and only if, for every x between T/2 and T, no more replicas are above x than are at or below T - x. So the
-search is over counts alone: one more replica of an expert, one fewer of another, to lessen the sum of what those
-conditions are violated by; a condition that stays violated weighs more, and what was just changed rests (tabu).
+reached if and only if, for every size x above T/2 that a replica can have, no more replicas are of x or above than are
+at or below T - x. So the search is over counts alone: one more replica of an expert, one fewer of another, to lessen
+the sum of what those conditions are violated by; a condition that stays violated weighs more, and what was just
+changed rests (tabu).
 """
 
 import numpy as np
@@ -11,22 +12,23 @@ from numpy.typing import NDArray
 
 from cordee.plan.experts.shape import Floats, Ints
 
-CONDITIONS = (256, 64)
-"""Values of x that are looked at: where problems are small, and where they are large."""
+CONDITIONS = (128, 64)
+"""Conditions at most: where problems are small, and where they are large. The first is nearly always all there are."""
 CHOICES = 6
 """Replica counts of an expert that are looked at, around the first one."""
-FIRST = (6, 2)
-"""Experts that are looked at to get one more, likewise."""
-STEPS = 150
-"""Steps at most; on real loads, 100 found what 600 did to 0.1 points."""
+SHORT = (16, 6)
+"""Experts that are looked at to get one more, and one fewer, likewise: those that alone lessen violations most."""
+STEPS = 1000
+"""Steps at most."""
 SMALL = 5_000
 """Experts of all layers together up to which problems are small."""
-REST = 6
-"""Steps for which an expert that changed is left alone; up to two more, by its layer, so that layers do not cycle."""
-AIMS = (0.998, 0.995, 0.992)
-"""What is aimed at, as a share of the best maximum so far, in turn."""
-TURN = 20
-"""Steps for each aim."""
+REST = 2
+"""Steps for which an expert that changed is left alone; up to `UNEVEN` more, by step and layer: no walk in circles."""
+UNEVEN = 7
+AIM = (0.998, 0.99)
+"""What is aimed at, as a share of the best maximum so far, likewise: fewer steps are longer ones."""
+FADES, GROWS = np.float32(0.98), np.float32(2.0)
+"""What a step keeps of a condition's weight, and what a violation of one replica adds to it."""
 WORK = 50e6
 """Numbers that effort 1 looks at: about 0.2 s of CPU."""
 
@@ -45,18 +47,18 @@ def pair_counts(loads: Floats, counts: Ints, gpus: int, effort: float) -> Ints:
     """Better replica counts than those given, or the same."""
     problems, experts = loads.shape
     large = int(problems * experts > SMALL)
-    conditions, first = CONDITIONS[large], min(FIRST[large], experts - 1)
-    steps = min(STEPS, int(effort * WORK / (problems * experts * conditions * (first + 1))))
+    conditions, short = min(CONDITIONS[large], experts * CHOICES), min(SHORT[large], experts)
+    steps = min(STEPS, int(effort * WORK / (problems * conditions * (2 * experts + short**2))))
     if steps == 0 or experts < 3 or (counts == 1).all():
         return counts
-    return _Tabu(loads / (loads.sum(axis=1, keepdims=True) / gpus), counts, conditions, first).run(steps)
+    return _Tabu(loads / (loads.sum(axis=1, keepdims=True) / gpus), counts, conditions, short, AIM[large]).run(steps)
 
 
 class _Tabu:
     """Counts, the conditions' values under them, and weights."""
 
-    def __init__(self, loads: Floats, counts: Ints, conditions: int, first: int) -> None:
-        self.first = first
+    def __init__(self, loads: Floats, counts: Ints, conditions: int, short: int, aim: float) -> None:
+        self.short, self.aim = short, aim
         self.loads, self.counts, self.best = loads, counts.copy(), counts.copy()
         self.best_max = pair_max(loads, counts)
         self.base = np.maximum(counts - CHOICES // 2, 0)
@@ -69,17 +71,16 @@ class _Tabu:
         self.value = np.empty_like(self.weights)
         self.more = np.empty((*loads.shape, conditions), dtype=np.float32)
         self.fewer = np.empty_like(self.more)
-        self._aim(self.rows, AIMS[0])
+        self._aim(self.rows)
 
-    def _aim(self, rows: Ints, share: float) -> None:
-        """Aim at a share of the best maximum: what follows from it."""
-        conditions = self.weights.shape[1]
-        aim = self.aims[rows] = self.best_max[rows] * share
-        x = aim[:, None] * (0.5 + 0.5 * (np.arange(conditions) + 0.5) / conditions)
+    def _aim(self, rows: Ints) -> None:
+        """Aim at a little less than the best maximum: what follows from it."""
+        aim = self.aims[rows] = self.best_max[rows] * self.aim
         options = self.base[rows][:, :, None] + np.arange(CHOICES)
-        each = (self.loads[rows][:, :, None] / np.maximum(options, 1))[..., None]
-        above = (each > x[:, None, None, :]).astype(np.float32)
-        above -= each <= (aim[:, None] - x)[:, None, None, :]
+        each = self.loads[rows][:, :, None] / np.maximum(options, 1)
+        x = _sizes(each.reshape(len(rows), -1), aim, self.weights.shape[1])[:, None, None, :]
+        above = (each[..., None] >= x).astype(np.float32)
+        above -= each[..., None] <= aim[:, None, None, None] - x
         above *= options[..., None]
         self.terms[rows] = above
         self.weights[rows] = 1
@@ -91,45 +92,40 @@ class _Tabu:
 
     def run(self, steps: int) -> Ints:
         """So many steps; the best counts seen."""
-        share = AIMS[0]
         for step in range(steps):
             self._step(step)
             found = pair_max(self.loads, self.counts)
             better = found < self.best_max * (1 - 1e-9)
             self.best_max[better], self.best[better] = found[better], self.counts[better]
-            if step % TURN == TURN - 1:
-                share = AIMS[(step // TURN + 1) % len(AIMS)]
-                self._aim(self.rows, share)
-            elif (reached := np.flatnonzero(self.best_max <= self.aims)).size:
-                self._aim(reached, share)
+            if (reached := np.flatnonzero(self.best_max <= self.aims)).size:
+                self._aim(reached)
         return self.best
 
     def _step(self, step: int) -> None:
-        rows, first = self.rows, self.first
-        at = self.counts - self.base
-        resting = self.rests_until > step
-        alone = _violated(self.value[:, None] + self.more, self.weights)
-        alone[resting | (at == CHOICES - 1)] = np.inf
-        up = np.argpartition(alone, first - 1, axis=1)[:, :first]
-        risen = self.value[:, None] + self.more[rows[:, None], up]
-        cannot = np.where(resting | (at == 0) | (self.counts <= 1), np.inf, 0)
-        both = np.stack(
-            [_violated(risen[:, i, None] + self.fewer, self.weights) + cannot for i in range(first)], axis=1
-        )
-        both += np.where(np.isinf(alone[rows[:, None], up]), np.inf, 0)[:, :, None]
-        both[rows[:, None], np.arange(first), up] = np.inf
-        chosen = both.reshape(len(rows), -1).argmin(axis=1)
-        which, down = np.divmod(chosen, self.loads.shape[1])
-        rows = rows[np.isfinite(both[rows, which, down])]
-        which, down = which[rows], down[rows]
-        rose = up[rows, which]
-        self.value[rows] = risen[rows, which] + self.fewer[rows, down]
+        rows, at, resting = self.rows, self.counts - self.base, self.rests_until > step
+        up, up_cannot = self._shortlist(self.more, resting | (at == CHOICES - 1))
+        down, down_cannot = self._shortlist(self.fewer, resting | (at == 0) | (self.counts <= 1))
+        after = self.value[:, None] + self.more[rows[:, None], up]
+        both = after[:, :, None] + self.fewer[rows[:, None], down][:, None]
+        left = _violated(both.reshape(len(rows), -1, both.shape[-1]), self.weights).reshape(both.shape[:-1])
+        left[up_cannot[:, :, None] | down_cannot[:, None] | (up[:, :, None] == down[:, None])] = np.inf
+        rose, fell = np.divmod(left.reshape(len(rows), -1).argmin(axis=1), self.short)
+        rows = rows[np.isfinite(left[rows, rose, fell])]
+        rose, fell = up[rows, rose[rows]], down[rows, fell[rows]]
+        self.value[rows] += self.more[rows, rose] + self.fewer[rows, fell]
         self._change(rows, rose, 1)
-        self._change(rows, down, -1)
-        self.rests_until[rows, rose] = step + REST + (rows + step) % 3
-        self.rests_until[rows, down] = step + REST + (7 * rows + step) % 3
-        self.weights *= np.float32(0.98)
-        self.weights += np.float32(0.02) + np.float32(0.1) * np.maximum(self.value, 0)
+        self._change(rows, fell, -1)
+        self.rests_until[rows, rose] = step + REST + (rows + step**2) % UNEVEN
+        self.rests_until[rows, fell] = step + REST + (7 * rows + step**2 // 3) % UNEVEN
+        self.weights *= FADES
+        self.weights += (1 - FADES) + GROWS * np.maximum(self.value, 0)
+
+    def _shortlist(self, change: NDArray[np.float32], cannot: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
+        """The experts whose change alone leaves the least violated, and which of them cannot change."""
+        left = _violated(self.value[:, None] + change, self.weights)
+        left[cannot] = np.inf
+        short: Ints = np.argpartition(left, self.short - 1, axis=1)[:, : self.short]
+        return short, np.take_along_axis(cannot, short, axis=1)
 
     def _change(self, rows: Ints, expert: Ints, by: int) -> None:
         self.counts[rows, expert] += by
@@ -139,9 +135,22 @@ class _Tabu:
         self.fewer[rows, expert] = self.terms[rows, expert, np.maximum(at - 1, 0)] - now
 
 
-def _violated(values: NDArray[np.float32], weights: NDArray[np.float32]) -> Floats:
+def _sizes(each: Floats, aim: Floats, conditions: int) -> Floats:
+    """The sizes above half of the aim that replicas can have, evenly thinned to so many; what is above the aim is one.
+
+    Where there are fewer, the last one is repeated: no replica above the aim.
+    """
+    over = aim[:, None] * (1 + 1e-9)
+    sizes = np.sort(np.where(each > aim[:, None] / 2, np.minimum(each, over), over), axis=1)
+    kept = np.maximum((sizes < over).sum(axis=1, keepdims=True), conditions - 1)
+    at = np.minimum(np.arange(conditions) * kept // (conditions - 1), sizes.shape[1] - 1)
+    found: Floats = np.take_along_axis(sizes, at, axis=1)
+    return found
+
+
+def _violated(values: NDArray[np.float32], weights: NDArray[np.float32]) -> NDArray[np.float32]:
     np.maximum(values, 0, out=values)
-    found: Floats = np.einsum("pek,pk->pe", values, weights)
+    found: NDArray[np.float32] = (values @ weights[:, :, None])[..., 0]
     return found
 
 

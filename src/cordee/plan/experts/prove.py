@@ -6,16 +6,14 @@ prices refute T is then added up here, over every number of replicas, so nothing
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cordee.errors import MissingExtraError
 from cordee.plan.experts.bound import least_max
 from cordee.plan.experts.shape import Fleet, Floats
 
-CONDITIONS = 160
-CHOICES = 7
-"""Replica counts in the program, from the fewest that T allows; the check looks at all."""
-HALVINGS = 7
+CHOICES = 24
+"""Replica counts in the program at most, from the fewest that T allows; the check looks at all."""
+HALVINGS = 8
 SURE = 1e-7
 
 
@@ -40,44 +38,48 @@ def least_max_of_pairs(loads: Floats, fleet: Fleet, reached: Floats) -> Floats:
 
 def _refuted(load: Floats, fleet: Fleet, top: float) -> bool:
     """Whether no replica counts meet the conditions of this maximum, by prices that are checked here."""
-    x = top * (0.5 + 0.5 * (np.arange(CONDITIONS) + 0.5) / CONDITIONS)
     fewest = np.maximum(np.ceil(load / top * (1 - 1e-12)), 1.0)
-    prices = _prices(load, fleet, top, x, fewest)
+    # What the fewest replicas of all leave is the most that one expert can have on top.
+    spare = fleet.replicas - int(fewest.sum())
+    if spare < 0:
+        return True
+    counts: Floats = fewest[:, None] + np.arange(spare + 1)
+    each = load[:, None] / counts
+    # Between two sizes that a replica can have, the condition of the larger one says more.
+    x = np.append(np.unique(each[each > top / 2]), top)
+    prices = _prices(counts[:, :CHOICES], each[:, :CHOICES], fleet, top, x)
     if prices is None:
         return False
     condition, slot = prices
-    # Every number of replicas an expert can have: its cheapest one, at these prices.
-    counts = np.arange(1, fleet.replicas - len(load) + 2)
-    each = load[:, None] / counts
-    cost = counts * (_value(each, top, x) @ condition + slot)
-    cheapest = np.where(counts >= fewest[:, None], cost, np.inf).min(axis=1)
+    # Every number of replicas that an expert can have: its cheapest one, at these prices.
+    cheapest = (counts * (_value(each, top, x) @ condition + slot)).min(axis=1)
     return bool(cheapest.sum() - slot * fleet.replicas > SURE)
 
 
-def _value(share: Floats, top: float, x: Floats) -> NDArray[np.float64]:
-    """What a replica of this load adds to each condition: 1 if it is above x, -1 if it is at or below T - x."""
-    above: Floats = (share[..., None] > x).astype(np.float64)
-    return above - (share[..., None] <= top - x)
+def _value(share: Floats, top: float, x: Floats) -> Floats:
+    """What a replica of this load adds to each condition: 1 if it is x or more, -1 if it fits beside x."""
+    found: Floats = (share[..., None] >= x).astype(np.float64)
+    found -= share[..., None] <= top * (1 + 1e-12) - x
+    return found
 
 
-def _prices(load: Floats, fleet: Fleet, top: float, x: Floats, fewest: Floats) -> tuple[Floats, float] | None:
+def _prices(counts: Floats, each: Floats, fleet: Fleet, top: float, x: Floats) -> tuple[Floats, float] | None:
     """Prices of the conditions and of a slot that may refute this maximum: the duals of its relaxation."""
     try:
         from scipy.optimize import linprog
     except ImportError:
         hint = "pip install 'cordee[exact]'"
         raise MissingExtraError("the bound for two slots a GPU needs scipy", hint=hint) from None
-    experts = len(load)
-    counts = fewest[:, None] + np.arange(CHOICES)
-    terms = counts[..., None] * _value(load[:, None] / counts, top, x)
+    experts, choices = counts.shape
+    terms = counts[..., None] * _value(each, top, x)
     # Variables: one for each (expert, count), and the worst violation, which is minimised.
-    above = np.concatenate([terms.reshape(-1, CONDITIONS).T, -np.ones((CONDITIONS, 1))], axis=1)
-    one_each = np.repeat(np.eye(experts), CHOICES, axis=1)
+    above = np.concatenate([terms.reshape(-1, len(x)).T, -np.ones((len(x), 1))], axis=1)
+    one_each = np.repeat(np.eye(experts), choices, axis=1)
     equal = np.concatenate([np.vstack([one_each, counts.reshape(1, -1)]), np.zeros((experts + 1, 1))], axis=1)
     done = linprog(
         np.append(np.zeros(counts.size), 1.0),
         A_ub=above,
-        b_ub=np.zeros(CONDITIONS),
+        b_ub=np.zeros(len(x)),
         A_eq=equal,
         b_eq=np.append(np.ones(experts), float(fleet.replicas)),
         bounds=[(0, None)] * counts.size + [(None, None)],
