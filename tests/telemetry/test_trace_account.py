@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cordee.errors import CatalogueError
 from cordee.telemetry.trace import RankReport, account, compare, efficiency, load_kernels, read_trace, skew
 from kineto import ADD, GEMM, HOST, NOTIFY, REDUCE, Kineto, expert_step
 
@@ -215,3 +216,12 @@ def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
 def test_examples_in_docstrings_hold(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"cordee.{module}"))
     assert (failed, tried > 0) == (0, True)
+
+
+def test_the_example_in_the_hint_is_a_table_that_can_be_read(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text("{")
+    with pytest.raises(CatalogueError) as refused:
+        load_kernels(own)
+    own.write_text(str(refused.value.hint).removeprefix("write TOML such as "))
+    assert load_kernels(own).of("acme::my_a2a_v2").name == "my all-to-all"

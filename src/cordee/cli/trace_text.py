@@ -235,16 +235,23 @@ def _print_kernels(out: Console, report: RankReport, top: int) -> None:
 
 
 def fitted(name: str, width: int) -> str:
-    """A kernel's name without parameters, its end kept: that is where names differ.
+    """A kernel's name without parameters, its end kept: that is where names differ, but for NCCL's.
 
     >>> fitted("void at::native::reduce_kernel<512, 1>(int)", 20)
     '...ve::reduce_kernel'
+    >>> fitted("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20)
+    'AllReduce_Sum_bf1...'
     """
     bare = short_name(name)
     if bare in ("cutlass::device_kernel", "cutlass::Kernel", "cutlass::Kernel2"):
         inside = name.partition("<")[2].partition("<")[0].partition(">")[0]
         bare = f"{inside.strip()} (cutlass)"
-    return bare if len(bare) <= width else "..." + bare[3 - width :]
+    if len(bare) <= width:
+        return bare
+    collective = bare.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
+    if len(collective) < len(bare):
+        return collective if len(collective) <= width else collective[: width - 3] + "..."
+    return "..." + bare[3 - width :]
 
 
 def _print_streams(out: Console, report: RankReport) -> None:

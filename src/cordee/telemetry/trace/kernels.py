@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 COMMUNICATION = ("transfer", "waiting")
 OTHER = "other"
 _SHIPPED = Path(__file__).parent / "kernels.toml"
-_EXAMPLE = '[[class]] name = "my all-to-all", kind = "transfer", pattern = \'my_a2a\''
+_EXAMPLE = 'class = [{name = "my all-to-all", kind = "transfer", pattern = "my_a2a"}]'
 
 
 @dataclass(frozen=True, slots=True)
