@@ -164,6 +164,7 @@ def test_the_page_and_the_engines_files(capsys: pytest.CaptureFixture[str], load
         ("1,2\n", ("--nodes", "2", "--groups", "3"), 15, "2 experts do not divide over 3 groups"),
         ("1,2\n", ("--moves", "13"), 10, "--moves '13' is not a share"),
         ("1,2\n", ("--layout", "tgi"), 10, "unknown layout 'tgi'"),
+        ("1,2\n", ("--layout", "vllm"), 10, "of the file that --out writes"),
         ("1,2\n", ("--link", "400"), 11, "'400' is not a bandwidth"),
     ],
 )

@@ -142,6 +142,9 @@ def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[
     path.write_text(table_csv(build("zb-v", 4, 8)))
     assert "valid: 25.5 a step, bubble 1.5, 4 activations" in _said(capsys, "--table", str(path))
     jsonschema.validate(json.loads(_said(capsys, "--table", str(path), "--json")), OWN)
+    _said(capsys, "--table", str(path), "--svg", str(tmp_path / "mine.svg"))
+    assert "mine.csv" in (tmp_path / "mine.svg").read_text()
+    assert "only --svg is written" in _refused(capsys, "--table", str(path), "--run")
     path.write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     with pytest.raises(SystemExit) as left:
         main(["pipeline", "--table", str(path)])

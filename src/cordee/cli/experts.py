@@ -91,6 +91,8 @@ def experts(
     fleet.check(counted.shape[1])
     if layout not in LAYOUTS:
         raise InputError(f"unknown layout {layout!r}", hint=f"one of: {', '.join(LAYOUTS)}")
+    if out is None and layout != "deepseek":
+        raise InputError(f"--layout {layout} is of the file that --out writes", hint="add --out maps.json")
     costs = Costs(
         parse_bytes(expert_bytes), parse_bytes_per_s(link), _share("--share", share), parse_duration_s(horizon)
     )

@@ -81,7 +81,11 @@ def pipeline(
     if schedule is not None and schedule not in (*NAMED, BEST):
         raise LayoutError(f"unknown schedule {schedule!r}", hint=f"known are {', '.join(NAMED)}, and {BEST}")
     if table is not None:
-        _own(table, costs, room, in_seconds, as_json=as_json)
+        if schedule or html or trace or csv or run:
+            raise SpecError(
+                f"--table {table}: of a table of your own only --svg is written", hint="leave the others out"
+            )
+        _own(table, costs, room, in_seconds, svg, as_json=as_json)
         return
     compared = compare(ranks, microbatches, costs, room=room, chunks=chunks, search=not no_search)
     chosen = _chosen(compared, schedule)
@@ -206,7 +210,7 @@ def _chosen(compared: Comparison, schedule: str | None) -> Timeline:
     )
 
 
-def _own(path: Path, costs: Costs, room: Room | None, in_seconds: bool, *, as_json: bool) -> None:
+def _own(path: Path, costs: Costs, room: Room | None, in_seconds: bool, svg: Path | None, *, as_json: bool) -> None:
     """A table of the user's: what is wrong with it, or how long it takes."""
     try:
         rows = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -215,6 +219,8 @@ def _own(path: Path, costs: Costs, room: Room | None, in_seconds: bool, *, as_js
     own = table_of(path.name, rows)
     wrong = faults(own, costs, None if room is None else room.of(own.placement))
     run = None if wrong else timeline(own, costs)
+    if svg is not None and run is not None:
+        write_page(svg, picture(run, in_seconds))
     if as_json:
         print(json.dumps(own_json(own, wrong, run, costs), indent=2))
     else:
