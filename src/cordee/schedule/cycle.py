@@ -225,9 +225,9 @@ class Cycle:
                 break
             if job_id not in self._passed:
                 return self._turn_in_line(self.state.jobs[job_id])
-        for *_, job_id in line.places:
-            if job_id not in self._passed:
-                return self._turn_in_line(self.state.jobs[job_id])
+        for place_ in line.places:
+            if place_[-1] not in self._passed:
+                return self._turn_in_line(self.state.jobs[place_[-1]])
         return None
 
     def _share(self, queue: str) -> tuple[int, ...]:
@@ -330,8 +330,7 @@ class Cycle:
             return None
         leases = self._place(state.soon, record.job, candidates)
         if leases is None and self._spoken and self._could_hold(record.job, candidates):
-            with state.unspoken():
-                leases = self._place(state.soon, record.job, candidates)
+            leases = self._place(state.vacated, record.job, candidates)
         if leases is None:
             self._no_room.add(shape)
         return leases

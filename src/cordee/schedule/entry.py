@@ -4,7 +4,7 @@ GPUs are bits of a mask; a GPU that is shared has so many thousandths left. CPU 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cordee.events import Capacity, Job, Lease, Node
 
@@ -116,10 +116,27 @@ class Entry:
 
     def plus(self, leases: Iterable[tuple[Lease, Job]]) -> "Entry":
         """As it would be if these leases on it ended."""
-        entry = self
+        free, shared, cpu_milli, memory_bytes = self.free, dict(self.shared), self.cpu_milli, self.memory_bytes
         for lease, job in leases:
-            entry = _given_back(entry, lease, job)
-        return entry
+            if lease.milli >= 1000:
+                free |= mask_of(lease.gpus)
+            else:
+                for gpu in lease.gpus:
+                    left = shared.pop(gpu, 0) + lease.milli
+                    if left >= 1000:
+                        free |= 1 << gpu
+                    else:
+                        shared[gpu] = left
+            if cpu_milli is not None or memory_bytes is not None:
+                cpu, memory = host_share(job, len(lease.gpus))
+                cpu_milli = None if cpu_milli is None else cpu_milli + cpu
+                memory_bytes = None if memory_bytes is None else memory_bytes + memory
+        free &= ~mask_of(self.node.unavailable)
+        return Entry(self.node, free, self.usable, tuple(sorted(shared.items())), cpu_milli, memory_bytes)
+
+    def without(self, mask: int) -> "Entry":
+        """With these GPUs kept from it."""
+        return Entry(self.node, self.free & ~mask, self.usable, self.shared, self.cpu_milli, self.memory_bytes)
 
 
 def entry_of(node: Node, used: Used) -> Entry:
@@ -139,24 +156,4 @@ def entry_of(node: Node, used: Used) -> Entry:
         tuple((gpu, 1000 - milli) for gpu, milli in used.parts if milli < 1000),
         None if node.cpu_milli is None else node.cpu_milli - used.cpu_milli,
         None if node.memory_bytes is None else node.memory_bytes - used.memory_bytes,
-    )
-
-
-def _given_back(entry: Entry, lease: Lease, job: Job) -> Entry:
-    cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
-    shared = dict(entry.shared)
-    free = entry.free
-    for gpu in lease.gpus:
-        left = shared.get(gpu, 0) + lease.milli
-        if left >= 1000:
-            shared.pop(gpu, None)
-            free |= 1 << gpu
-        else:
-            shared[gpu] = left
-    return replace(
-        entry,
-        free=free & ~mask_of(entry.node.unavailable),
-        shared=tuple(sorted(shared.items())),
-        cpu_milli=None if entry.cpu_milli is None else entry.cpu_milli + cpu_milli,
-        memory_bytes=None if entry.memory_bytes is None else entry.memory_bytes + memory_bytes,
     )

@@ -43,12 +43,21 @@ class FreeIndex:
 
     def put(self, name: str, entry: Entry | None) -> Entry | None:
         """Set a node's entry, or take it out; returns the entry that was there."""
-        old = self.entries.pop(name, None)
-        if old is not None:
-            self._count(name, old, -1)
-        if entry is not None:
+        old = self.entries.get(name)
+        if old == entry:
+            return old
+        if old is not None and entry is not None and old.node is entry.node and old.shared == entry.shared:
+            tally = self.kinds[entry.kind]
+            tally.free += entry.free.bit_count() - old.free.bit_count()
+            tally.usable += entry.usable - old.usable
             self.entries[name] = entry
-            self._count(name, entry, +1)
+        else:
+            if old is not None:
+                del self.entries[name]
+                self._count(name, old, -1)
+            if entry is not None:
+                self.entries[name] = entry
+                self._count(name, entry, +1)
         self._now.put(name, entry)
         if old is None or entry is None or old.node is not entry.node or old.usable != entry.usable:
             self._empty.put(name, None if entry is None else entry_of(entry.node, Used()))

@@ -37,7 +37,7 @@ class Present:
         for name, value in self._collections.items():
             setattr(made, name, value.copy())
         made.index = FreeIndex(deepcopy(self._mix))
-        made.soon = FreeIndex(made.index.mix)
+        made.soon, made.vacated = FreeIndex(made.index.mix), FreeIndex(made.index.mix)
         made.use(self.policy)
         for name, value in self._remembered.items():
             setattr(made, name, value)

@@ -212,8 +212,7 @@ class Pushing:
         """Where GPUs are being vacated; if need be those that leave for somebody behind it in the order."""
         leases = self._place(self.state.soon, job, candidates)
         if leases is None and any(self.state.spoken.values()):
-            with self.state.unspoken():
-                leases = self._place(self.state.soon, job, candidates)
+            leases = self._place(self.state.vacated, job, candidates)
         return leases
 
     def _try(self, terms: list[Term], record: JobRecord) -> None:

@@ -9,8 +9,7 @@ a second ShareEnded of a node; a NodeUp or NodeDown of an epoch below the node's
 RankLeft, which are the ledger's. A placement that leases a GPU twice is a programmer's error and is asserted.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -99,7 +98,8 @@ class State:
         self.went_down: dict[str, int] = {}  # nodes that failed before the newest failure by less than the window, when
         self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
         self.index = FreeIndex()  # what is free
-        self.soon = FreeIndex(self.index.mix)  # and what is being vacated
+        self.soon = FreeIndex(self.index.mix)  # and what is being vacated for nobody
+        self.vacated = FreeIndex(self.index.mix)  # and what is being vacated, for whomever
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
@@ -175,16 +175,6 @@ class State:
         self.journal.put(self.spoken, name, mask)
         self._reindex(name)
 
-    @contextmanager
-    def unspoken(self) -> Iterator[None]:
-        """Inside, all that is being vacated is open, whoever it leaves for."""
-        mark = self.mark()
-        for name, mask in list(self.spoken.items()):
-            if mask:
-                self.speak_for(name, 0)
-        yield
-        self.take_back(mark)
-
     def disclaim(self, leases: Iterable[Lease]) -> None:
         """They are open again."""
         for lease in leases:
@@ -211,6 +201,7 @@ class State:
             "went_down": dict(self.went_down),
             "index": self.index.value(),
             "soon": self.soon.value(),
+            "vacated": self.vacated.value(),
             "waiting": self.waiting.value(),
             "running": self.running.value(),
             "quotas": self.quotas.value(),
@@ -363,30 +354,30 @@ class State:
 
     def _reindex(self, name: str) -> None:
         record, running = self.nodes[name], self.running
-        entry = later = None
-        before = self.index.entries.get(name), self.soon.entries.get(name), running.node_now(name)
+        now: tuple[Entry | None, ...] = (None, None, None)
+        node = running.node_now(name)
         if record.stays:
-            entry = later = entry_of(record.node, self.leased.get(name, _UNUSED))
-            leaving, kept = self.vacating.get(name), self.claimed.get(name, 0)
+            entry = all_ = entry_of(record.node, self.leased.get(name, _UNUSED))
+            leaving, kept, spoken = self.vacating.get(name), self.claimed.get(name, 0), self.spoken.get(name, 0)
             if leaving:
-                later = entry.plus(leaving)
+                all_ = entry.plus(leaving)
             if kept:
-                later = replace(later, free=later.free & ~kept)
-                entry = replace(entry, free=entry.free & ~kept)
-            running.set_node(name, later.kind, later.free.bit_count(), later.usable)
-            spoken = self.spoken.get(name, 0)
-            if spoken:
-                later = replace(later, free=later.free & ~spoken)
+                entry, all_ = entry.without(kept), all_.without(kept)
+            running.set_node(name, all_.kind, all_.free.bit_count(), all_.usable)
+            now = (entry, all_.without(spoken) if spoken else all_, all_)
         else:
             running.set_node(name, None, 0, 0)
-        self.index.put(name, entry)
-        self.soon.put(name, later)
-        self.journal.note(self._put_back, name, *before)
+        before = tuple(index.put(name, one) for index, one in zip(self._indexes, now, strict=True))
+        self.journal.note(self._put_back, name, before, node)
 
-    def _put_back(self, name: str, entry: Entry | None, later: Entry | None, node: tuple[int, int, int]) -> None:
-        self.index.put(name, entry)
-        self.soon.put(name, later)
+    def _put_back(self, name: str, entries: tuple[Entry | None, ...], node: tuple[int, int, int]) -> None:
+        for index, entry in zip(self._indexes, entries, strict=True):
+            index.put(name, entry)
         self.running.put_back(name, node)
+
+    @property
+    def _indexes(self) -> tuple[FreeIndex, FreeIndex, FreeIndex]:
+        return (self.index, self.soon, self.vacated)
 
     # -- queues ----------------------------------------------------------------------------------------------
 
