@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/cordee demo
 
 test: .venv/ready check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: .venv/ready
 	$(BIN)/ruff check .
