@@ -79,6 +79,8 @@ def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[s
             "partition_activations": layout.sp,
             "cpu_checkpointing": layout.offload in ("activations", "both"),
         }
+    elif layout.offload in ("activations", "both"):
+        cannot.append("DeepSpeed keeps on the host only activations that it recomputes from (cpu_checkpointing)")
     if layout.tp > 1:
         settings["tensor_parallel"] = {"autotp_size": layout.tp}
     if layout.pp > 1:
