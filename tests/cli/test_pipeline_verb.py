@@ -72,7 +72,10 @@ def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().err
 
 
-def test_the_table_says_which_to_use_and_when_overlap_pays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_which_to_use_and_when_overlap_pays(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # the picture takes the width there is
     said = _said(capsys)
     row = {line.split()[0]: line.split() for line in said.splitlines() if line.startswith("  ") and line.split()}
     assert row["1f1b"][1:6] == ["81", "21", "25.9%", "8", "20.9%"]
