@@ -26,7 +26,6 @@ CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "all-gather", "ulysses")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
 LOSSES: tuple[Loss, ...] = ("fused", "parallel", "compiled", "eager")
-ATTENTIONS: tuple[Attention, ...] = ("first", "second", "vendor")
 # Each rank holds this many chunks of layers, whatever `vpp` says: ZB-V and DualPipeV fold the pipeline, DualPipe
 # runs it from both ends (arXiv:2401.10241 section 6; deepseek-ai/DualPipe README).
 TWO_CHUNKS: frozenset[str] = frozenset({"zb-v", "dualpipe", "dualpipev"})

@@ -46,14 +46,6 @@ def insists_us(job: Job, epoch: int) -> int:
     return job.min_run_us if epoch > 1 else 0
 
 
-def can_be_pushed(attempt: Attempt, now_us: int) -> bool:
-    """Whether it runs, and has run as long as it may insist on."""
-    if attempt.leaving or attempt.shares:
-        return False
-    ran_us = 0 if attempt.started_us is None else now_us - attempt.started_us
-    return ran_us >= insists_us(attempt.job, attempt.epoch)
-
-
 def expected_loss(attempt: Attempt, now_us: int) -> Cost:
     """What a notice given now is expected to lose."""
     return _loss(attempt, _since_durable_us(attempt, now_us))

@@ -18,7 +18,6 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from cordee.errors import LayoutError, MissingExtraError
 from cordee.plan.pipeline import Costs, Placement, Table, cell_text, faults, timeline
-from cordee.plan.pipeline.table import Kind
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -211,17 +210,3 @@ def with_sends(table: Table) -> tuple[tuple[str, ...], ...]:
                     if not left[action.stage]:
                         rows[rank].append((span.start_s, 1, f"{action.stage}REDUCE_GRAD"))
     return tuple(tuple(text for _, _, text in sorted(row, key=lambda each: each[:2])) for row in rows)
-
-
-def torch_passes(table: Table, costs: Costs) -> dict[tuple[int, Kind], float]:
-    """Seconds of each (stage, pass) as torch runs them: a first stage's whole backward is in its W."""
-    place = table.placement
-    kinds: tuple[Kind, ...] = ("F", "I", "W", "B")
-    passes = {
-        (stage, kind): costs.of(kind) * costs.size(place, stage) for stage in range(place.stages) for kind in kinds
-    }
-    for stage in range(place.stages):
-        if place.before(stage) is None:
-            passes[stage, "W"] = passes[stage, "B"]
-            passes[stage, "I"] = 0.0
-    return passes
