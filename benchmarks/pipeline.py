@@ -5,8 +5,8 @@
 figures: bubbles and activations of the named schedules, the proven bound, the search. gradients: every schedule of
 torch and every table of ours on 2 and on 4 gloo ranks against the model without a pipeline. waits: 4 ranks whose passes
 are timed waits, bubble measured against predicted. products: the same with real products on 2 ranks, each on a core of
-its own. Predictions take the passes and the runtime's overheads from the first half of the steps, and are compared with
-the median of the second half. Products need a machine without other work.
+its own. Predictions take the passes and the runtime's overheads from every other step, and are compared with the median
+of the steps between them. Products need a machine without other work.
 """
 
 import argparse
@@ -111,9 +111,8 @@ def products(steps: int) -> list[dict[str, Any]]:
 
 
 def _against(table: Table, one: Rehearsed) -> dict[str, Any]:
-    """The passes of the first half of the steps predict the second half; the first step of all warms up."""
-    half = max(2, len(one.steps) // 2)
-    before, after = one.steps[1:half], one.steps[half:]
+    """The passes of every other step predict the steps between them; the first step of all warms up."""
+    before, after = one.steps[1::2], one.steps[2::2]
     over = overheads(table.placement, before)
     runs = [replayed(table, step, over) for step in before]
     said_s, said_step_s = (
