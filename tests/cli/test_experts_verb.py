@@ -105,16 +105,18 @@ def test_several_windows_show_the_controller(
 ) -> None:
     other, maps = tmp_path / "other.csv", tmp_path / "maps.json"
     np.savetxt(other, np.loadtxt(loads, delimiter=",")[:, ::-1], "%d", ",")
-    windows = [loads, loads, other, other, other]
+    windows = [loads, loads, *[other] * 7]
     _, out, _ = _run(capsys, *windows, *FLEET, "--json", "--out", maps)
     told = json.loads(out)
     jsonschema.validate(told, STREAM)
-    assert [one["action"] for one in told["windows"]] == ["hold", "hold", "watch", "move", "rest"]
-    assert told["windows"][4]["balance"] > told["windows"][3]["balance"]
+    actions = [one["action"] for one in told["windows"]]
+    assert actions[:5] == ["hold", "hold", "watch", "move", "move"]  # so far a jump that one window cannot follow
+    assert actions[-1] in ("rest", "hold")
+    assert told["windows"][-1]["balance"] > told["windows"][4]["balance"] > told["windows"][3]["balance"]
     assert json.loads(maps.read_text()) == told["placement"]
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = _run(capsys, *windows, *FLEET)
-    assert code == 0 and "5 windows" in out and "waits: will it last?" in out and "rests" in out
+    assert code == 0 and "9 windows" in out and "waits: will it last?" in out and "rests" in out
     assert max(map(len, out.splitlines())) <= 80
     small = tmp_path / "small.csv"
     small.write_text("1,2,3,4\n")

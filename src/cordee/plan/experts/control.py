@@ -1,8 +1,9 @@
 """When to rebalance, window by window: hysteresis over a stream of loads.
 
 What is lost is counted against the bound and only on layers whose imbalance is more than noise. It has to stay above
-`start` for `patience` windows before anything is moved, falls back to rest only below `stop`, and after a move the
-next `rest` windows only watch. Between, what is believed of the loads follows `drift.updated`.
+`start` for `patience` windows before anything is moved, falls back to rest only below `stop`, and after moves that
+brought it below `start` the next `rest` windows only watch. Between, what is believed of the loads follows
+`drift.updated`.
 """
 
 from dataclasses import dataclass, field
@@ -70,7 +71,10 @@ def observe(watch: Watch, loads: Floats, policy: Policy | None = None) -> tuple[
     )  # fmt: skip
     if not found.pays:
         return Watch(watch.placement, mean, variance, streak, 0), Seen("watch", lost, drift, found)
-    return Watch(found.after, mean, variance, 0, policy.rest), Seen("move", lost, drift, found)
+    # A jump of the loads takes more than one window may move: it goes on at the next one.
+    unfinished = _lost(mean, variance, found.after) > policy.start
+    streak, resting = (policy.patience, 0) if unfinished else (0, policy.rest)
+    return Watch(found.after, mean, variance, streak, resting), Seen("move", lost, drift, found)
 
 
 def _lost(mean: Floats, variance: Floats, placement: Placement) -> float:
