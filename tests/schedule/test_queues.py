@@ -483,11 +483,8 @@ def test_counts_are_those_of_a_recount_and_undo_leaves_no_trace(queues, seed):
 @settings(max_examples=60)
 @given(trees(), st.integers(0, 2**32), st.integers(0, 20), st.sampled_from([1, 2, 4]))
 def test_who_is_inside_its_quota_can_always_take_back_enough(queues, seed, which, size):
-    """In any world that came about by the rules: an entitled job starts at once, or pushing makes room for it.
-
-    Where all lend: what a queue keeps to itself may today be out of reach of who is entitled (docs/design/queues.md).
-    """
-    unlimited = [Queue(name=q.name, parent=q.parent, quota_gpus=q.quota_gpus) for q in queues]
+    """In any world that came about by the rules: an entitled job starts at once, or pushing makes room for it."""
+    unlimited = [Queue(name=q.name, parent=q.parent, quota_gpus=q.quota_gpus, lend=q.lend) for q in queues]
     crowd = Crowd(unlimited, seed)
     for number in range(60):
         crowd.step(number)
@@ -551,3 +548,25 @@ def test_before_there_is_a_node_nobody_has_borrowed():
     tree = Quotas([Queue(name="a", quota_gpus=8), Queue(name="b")])
     assert tree.share("a", HOUR) == (0, 0) and tree.share("b", HOUR) == (1, 0)
     assert [each.queue.name for each in tree.standings(HOUR)] == ["a", "b", "default"]
+
+
+def test_beside_a_queue_that_keeps_its_quota_the_rest_is_borrowed_from_outside():
+    tree = quotas(
+        Queue(name="team", quota_gpus=10),
+        Queue(name="kept", parent="team", quota_gpus=6, lend=False),
+        Queue(name="rest", parent="team", quota_gpus=4),
+        Queue(name="other", quota_gpus=22),
+    )
+    rest, other = a_job("rest", 10, name="rest"), a_job("other", 8, name="other")
+    tree.put(rest, gpus(10), 0)  # team holds its 10, and 6 more are kept inside it
+    tree.put(a_job("other", 16), gpus(16), 0)
+    wanted = a_job("other", 6, name="wanted")
+    refusal = tree.admits(wanted, 0)
+    assert refusal is not None and refusal.bound is Bound.KEPT and refusal.short_milli == 6000
+    assert tree.entitled(wanted) and [each.queue for each in tree.borrowers(wanted)] == ["rest"]
+    assert tree.push(wanted, refusal).takes(rest, 6000, below=False)
+    assert not tree.push(wanted, refusal).takes(other, 6000, below=False)
+    push = tree.push(wanted)
+    assert [push.takes(rest, 2000, below=False) for _ in range(4)] == [True, True, True, False]
+    tree.leave(rest, 6000)
+    assert not tree.push(wanted).takes(rest, 1000, below=False)  # what has notice is not borrowed any more

@@ -62,7 +62,7 @@ def limit(holder: Holder, more: int) -> Refusal | None:
         return None
     text = f"it needs {show_gpus(more)} GPUs; queue {holder.queue.name} holds {show_gpus(holder.held)}"
     text += f" of the {most} that it may"
-    short = holder.net + more - most * MILLI
+    short = holder.staying + more - most * MILLI
     return _refusal(Bound.QUEUE_LIMIT, holder, text, short if more <= most * MILLI else None)
 
 

@@ -78,6 +78,8 @@ class Holder:
         "leaving",
         "memory",
         "nano",
+        "net",
+        "net_claim",
         "path",
         "queue",
         "quota",
@@ -93,6 +95,8 @@ class Holder:
         self.leaving = 0  # of held: has notice
         self.inner = 0  # held, and what those inside keep to themselves
         self.claim = 0  # that, or its quota if it does not lend
+        self.net = 0  # inner, and
+        self.net_claim = 0  # claim, once those with notice have left
         self.users: dict[str, int] = {}
         self.graces: dict[int, int] = {}  # thousandths of GPUs held by jobs with that grace period
         self.base, self.rate = (0, 0, 0), (0, 0, 0)  # borrowed GPUs, CPU, memory: used is base + rate x clock
@@ -102,7 +106,7 @@ class Holder:
             parent.inside.append(self)
 
     @property
-    def net(self) -> int:
+    def staying(self) -> int:
         """What it holds once those with notice have left."""
         return self.held - self.leaving
 
@@ -140,13 +144,13 @@ class Holder:
 
     def value(self) -> object:
         """A deep copy as plain values, to compare."""
-        held = (self.held, self.cpu, self.memory, self.nano, self.leaving, self.inner, self.claim)
+        held = (self.held, self.cpu, self.memory, self.nano, self.leaving, self.inner, self.claim, self.net)
         day = None if self.day is None else self.day.value()
         return (held, dict(self.users), dict(self.graces), self.base, self.rate, day)
 
-    def claim_with(self, more: int) -> int:
-        """Its claim if it held more."""
-        return self.inner + more if self.queue.lend else max(self.inner + more, self.quota)
+    def claim_of(self, inner: int) -> int:
+        """Its claim if it and those inside held and kept so much."""
+        return inner if self.queue.lend else max(inner, self.quota)
 
 
 def count(amounts: dict[Any, int], key: Any, more: int) -> None:

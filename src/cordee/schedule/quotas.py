@@ -7,7 +7,7 @@ Above the outermost queues stands the cluster, whose quota is all there is: whoe
 from somebody. A queue that does not lend counts as holding its quota even while it does not. docs/design/queues.md.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -90,13 +90,12 @@ class Push:
         if meets == 0:
             allowed = below
         else:
-            gone = self._gone
-            over = all(holder.net - gone.get(holder, 0) > holder.quota for holder in path[:meets])
+            over = all(holder.net - self._gone.get(holder, 0) > holder.quota for holder in path[:meets])
             inside = self._inside[self._path[self._path.index(path[meets]) - 1]]
             allowed = (inside and over) or (below and (inside or over))
         if allowed and self._helps(victim, path):
-            for holder in path:
-                self._gone[holder] = self._gone.get(holder, 0) + gpu_milli
+            for holder, less in _upward(path, -gpu_milli, self._gone):
+                self._gone[holder] = self._gone.get(holder, 0) - less
             return True
         return False
 
@@ -204,8 +203,10 @@ class Quotas:
 
     def _leave(self, queue: str, gpu_milli: int) -> None:
         count(self._leaving, queue, gpu_milli)
-        for holder in self.leaf(queue).path:
+        path = self.leaf(queue).path
+        for holder in path:
             holder.leaving += gpu_milli
+        _net(path, -gpu_milli)
 
     def _move(self, key: _Key, held: Held, at_us: int) -> None:
         self._count(key, held, at_us, self._reading(at_us))
@@ -222,12 +223,13 @@ class Quotas:
             self._held[key] = now
         else:
             self._held.pop(key, None)
-        more = held.gpu_milli
-        for holder in self.leaf(queue).path:
+        path, more = self.leaf(queue).path, held.gpu_milli
+        for holder in path:
             holder.move(owner, grace_us, held, clock, at_us)
-            claim = holder.claim_with(more)
-            holder.inner, more = holder.inner + more, claim - holder.claim
-            holder.claim = claim
+            holder.inner += more
+            before, holder.claim = holder.claim, holder.claim_of(holder.inner)
+            more = holder.claim - before
+        _net(path, held.gpu_milli)
 
     def _reading(self, at_us: int) -> int:
         assert self._clock is not None, "a cluster without nodes holds nothing"
@@ -260,21 +262,20 @@ class Quotas:
 
     def entitled(self, job: Job, gpus: int | None = None) -> bool:
         """Whether its queue, or one above it, stays inside its quota if the job starts: then it may take back."""
-        more = milli(job, gpus)
-        return any(holder.net + more <= holder.quota for holder in self.leaf(job.queue).path[:-1])
+        added = _upward(self.leaf(job.queue).path[:-1], milli(job, gpus))
+        return any(holder.net + more <= holder.quota for holder, more in added)
 
     def push(self, job: Job, refusal: Refusal | None = None, gpus: int | None = None) -> Push:
         """Whom the job may push; with a refusal, whom it may push to have that one lifted."""
-        more = milli(job, gpus)
         path = self.leaf(job.queue).path
-        inside = {holder: holder.net + more <= holder.quota for holder in path}
+        inside = {holder: holder.net + more <= holder.quota for holder, more in _upward(path, milli(job, gpus))}
         return Push(path, inside, refusal, job.owner, self)
 
     def borrowers(self, job: Job, gpus: int | None = None) -> tuple[Borrower, ...]:
         """The queues it may take back from: nearest first, then who is over by most, then by name."""
-        more, found = milli(job, gpus), []
-        path = self.leaf(job.queue).path
-        for distance, (holder, parent) in enumerate(pairwise(path), start=1):
+        found = list[Borrower]()
+        added = _upward(self.leaf(job.queue).path, milli(job, gpus))
+        for distance, ((holder, more), (parent, _)) in enumerate(pairwise(added), start=1):
             if holder.net + more <= holder.quota:
                 others = [each for each in parent.inside if each is not holder]
                 over = sorted((-each.net + each.quota, each.queue.name) for each in _over(others))
@@ -289,7 +290,7 @@ class Quotas:
         """
         clock, key = self._clock.at(now_us) if self._clock else 0, list[int]()
         for holder in reversed(self.leaf(queue).path[:-1]):
-            key += (holder.net >= holder.quota, self._share(holder, clock))
+            key += (holder.staying >= holder.quota, self._share(holder, clock))
         return tuple(key)
 
     def spent(self, job: Job, now_us: int) -> bool:
@@ -351,7 +352,7 @@ class Quotas:
         """Whether it would need GPUs that queues keep for themselves which do not lend."""
         added = more
         for holder in path:
-            added = holder.claim_with(added) - holder.claim
+            added = holder.claim_of(holder.inner + added) - holder.claim
         claimed, held = self._cluster.claim + added, self._cluster.held + more
         if claimed <= held or claimed <= self.offered.gpu_milli:
             return None
@@ -391,9 +392,25 @@ def _has_rules(queue: Queue) -> bool:
 
 
 def _first_claim(holder: Holder) -> int:
-    holder.inner = sum(_first_claim(each) for each in holder.inside)
-    holder.claim = holder.claim_with(0)
+    holder.inner = holder.net = sum(_first_claim(each) for each in holder.inside)
+    holder.claim = holder.net_claim = holder.claim_of(holder.inner)
     return holder.claim
+
+
+def _net(path: Sequence[Holder], more: int) -> None:
+    """Those that have no notice hold more, in the innermost."""
+    for holder in path:
+        holder.net += more
+        before, holder.net_claim = holder.net_claim, holder.claim_of(holder.net)
+        more = holder.net_claim - before
+
+
+def _upward(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}) -> Iterator[tuple[Holder, int]]:
+    """What more in the innermost adds to what each holds and keeps, where so much is gone: what is kept hides it."""
+    for holder in path:
+        net, here = holder.net - gone.get(holder, 0), more
+        more = holder.claim_of(net + here) - holder.claim_of(net)
+        yield holder, here
 
 
 def _over(holders: Iterable[Holder]) -> Iterator[Holder]:
