@@ -1,41 +1,33 @@
 """Two lines in the user's own loop: `with cordee.job(state) as job: for step in job.steps(n): ...`
 
 A job restores before its first step, saves as it goes, and on a notice leaves with all its ranks at one agreed step.
-The loop stays the user's; nothing here runs a collective for a step. How ranks agree is in `stop.py`, what a checkpoint
-is in `checkpoint.py`.
+The loop stays the user's; nothing here runs a collective for a step. Saves are made in `saving.py`, notices and the
+deadline are met in `leaving.py`, how ranks agree is in `stop.py`, what a checkpoint is in `checkpoint.py`.
 """
 
 import itertools
 import logging
 import os
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from cordee.errors import EXIT_CHECKPOINTED, CheckpointError, FencedError, StopError
+from cordee.errors import EXIT_CHECKPOINTED, CheckpointError, StopError
 from cordee.events import SpanClass
 from cordee.storage.generations import Commit
 from cordee.train import own
-from cordee.train.checkpoint import Checkpointer
-from cordee.train.notice import Notices
-from cordee.train.report import Reporter, process_start_us, speak
+from cordee.train.leaving import Leaving, beside, name
+from cordee.train.report import Reporter, speak
+from cordee.train.saving import Saving
 from cordee.train.settings import Settings, settings
 from cordee.train.stop import Agreement, Verdict
-from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
 
-AUTO_FIRST_S = 5.0  # the first save tells what a save costs, and that the destination works
-AUTO_MAX_S = 1800.0
 _NO_LIMIT_S = 86_400.0  # A drain bounds itself; this only keeps a lost one from being waited for without end.
 _numbers = itertools.count()
 
@@ -86,47 +78,67 @@ class Job:
         self._step = 0  # the next to begin
         self._finished = False
         self._final_failed = False
-        self._saved_step: int | None = None  # the newest capture's
-        self._draining = False
-        self._period_s = told.every.seconds or AUTO_FIRST_S
-        self._leave_by_s: float | None = None  # on time.monotonic()
-        self._exit_code: int | None = None  # once this rank has said how it leaves
+        self._found: Commit | None = None
         self._extras: dict[str, Any] | None = None
-        self._lock = threading.Lock()
-        self._checkpointer: Checkpointer | None = None
+        self._saving: Saving | None = None
+        self._leaving: Leaving | None = None
         self._agreement: Agreement | None = None
-        self._notices: Notices | None = None
         self._reporter = Reporter(told, self.rank)
 
     # -- the user's side -----------------------------------------------------------------------------------
 
     def __enter__(self) -> "Job":
+        self.open()
+        self.load()
+        return self
+
+    def open(self) -> None:
+        """Find what to start from, so that `start_step` is known; the state is not touched before `load`."""
         speak(quiet=self._told.quiet or self.rank != 0)
         if self._told.to is None:
             if self.rank == 0:
                 log.warning("no checkpoint destination: this job is unprotected (cordee.job(state, to=...) names one)")
-            self._reporter.restored(0, None)
-            return self
-        caught = [signal.SIGTERM, signal.SIGUSR1] if self._told.slurm else [signal.SIGTERM]
-        self._notices = Notices(caught, self._on_signal)
+            return
+        self._leaving = leaving = Leaving(self._told, self.rank, self._reporter, lambda: self._step)
         try:
-            self._restore(self._told.to)
-            self._agreement = Agreement(
+            self._saving = leaving.saving = Saving(
+                self.state,
+                self._told,
+                self._told.to,
+                rank=self.rank,
+                world_size=self.world_size,
+                reporter=self._reporter,
+            )
+            self._found = self._saving.open()
+        except BaseException:
+            self._close()
+            raise
+        if self._found is not None:
+            self.start_step = self._step = self._found.step
+
+    def load(self) -> None:
+        """Put what was found into the state; from here on a notice can be agreed on."""
+        if self._saving is None or self._leaving is None:
+            self._reporter.restored(0, None)
+            return
+        leaving = self._leaving
+        try:
+            self._extras = self._saving.load(self._found)
+            self._agreement = leaving.agreement = Agreement(
                 first_step=self.start_step,
                 rank=self.rank,
                 world_size=self.world_size,
                 store=dist.distributed_c10d._get_default_store() if self.world_size > 1 else None,
                 prefix=f"stop/{self._told.epoch or 0}.{next(_numbers)}",
-                on_leave=self._leave_within,
-                on_abort=self._abort,
+                on_leave=leaving.within,
+                on_abort=leaving.abort,
             )
         except BaseException:
             self._close()
             raise
-        if self._leave_by_s is not None:
-            self._request_leave()  # a notice came while the checkpoint was read
+        if leaving.by_s is not None:
+            leaving.request()  # a notice came while the checkpoint was read
         self._plan_save()
-        return self
 
     def steps(self, n: int) -> Iterator[int]:
         """The steps from the restored one to n - 1. After the last one a final checkpoint is made.
@@ -137,18 +149,40 @@ class Job:
         Raises:
             Preempted: out of the loop, at the agreed step.
         """
+        self.begin()
+        while self._step < n:
+            self.boundary()
+            yield self._step
+            self.stepped()
+        self.finish()
+
+    # What `steps` is made of, for a loop that is not ours: begin, then boundary and stepped around each step, finish.
+
+    def begin(self) -> None:
+        """Just before the first step: the generators are put back, since what came before may have drawn numbers."""
         if self._extras is not None:
-            own.restore_rng(self._extras["rng"])  # here, since what comes before the loop may draw numbers too
+            own.restore_rng(self._extras["rng"])
             self._extras = None
         self._finished = False
         self._reporter.switch(SpanClass.USEFUL, self._step)
-        while self._step < n:
-            if self._agreement is not None:
-                self._boundary(self._agreement, self._step)
-            yield self._step
-            self._reporter.stepped(self._step)
-            self._step += 1
-        self._final_failed = self._checkpointer is not None and not self._make_durable(_NO_LIMIT_S)
+
+    def boundary(self) -> None:
+        """Before a step: save if it is time, and leave if that was agreed.
+
+        Raises:
+            Preempted: the rank leaves at this step.
+        """
+        if self._agreement is not None:
+            self._boundary(self._agreement, self._step)
+
+    def stepped(self) -> None:
+        """After a step."""
+        self._reporter.stepped(self._step)
+        self._step += 1
+
+    def finish(self) -> None:
+        """After the last step: the final checkpoint. If it fails, the end of the `with` block says so."""
+        self._final_failed = self._saving is not None and not self._make_durable(_NO_LIMIT_S)
         self._finished = True
         self._reporter.switch(SpanClass.RESTART, self._step)
 
@@ -166,191 +200,79 @@ class Job:
             self._count_out(_NO_LIMIT_S)
         self._close()
         if kind is None and self._final_failed:
-            newest = self._checkpointer.newest() if self._checkpointer else None
             raise CheckpointError(
-                f"the final checkpoint, of step {self._step}, failed; durable is {_name(newest)}",
+                f"the final checkpoint, of step {self._step}, failed; durable is {name(self._saving)}",
                 hint="the lines above say why; the same job, started again, goes on from what is durable",
             )
 
     # -- at a boundary, on the main thread -----------------------------------------------------------------
 
     def _boundary(self, agreement: Agreement, step: int) -> None:
+        saving = self._saving
+        assert saving is not None, "an unprotected job has no agreement"
         every = self._told.every.steps
-        if every and step % every == 0 and step not in (self.start_step, self._saved_step):
-            self._save()  # the same steps on every rank, so there is nothing to agree on
+        if every and step % every == 0 and step not in (self.start_step, saving.saved_step):
+            saving.save(step)  # the same steps on every rank, so there is nothing to agree on
         while (verdict := agreement.at(step)) is Verdict.SAVE:
-            if step != self._saved_step:
-                self._save()
+            if step != saving.saved_step:
+                saving.save(step)
             agreement.conclude()
             self._plan_save()
         if verdict is Verdict.LEAVE:
             self._leave(step)
 
-    def _save(self) -> bool:
-        """Capture the state; a failure is told and training goes on."""
-        assert self._checkpointer is not None, "an unprotected job never saves"
-        self._reporter.switch(SpanClass.CHECKPOINT, self._step)
-        _synchronize()
-        try:
-            self._draining = True
-            save = self._checkpointer.save(self.state, step=self._step, extras=own.capture(self.state))
-        except FencedError:
-            raise
-        except CheckpointError as error:
-            self._draining = False
-            log.error("no checkpoint of step %d: %s", self._step, error)
-            return False
-        finally:
-            self._reporter.switch(SpanClass.USEFUL, self._step)
-        self._saved_step = self._step
-        if self._told.every.steps is None and self._told.every.seconds is None:
-            self._period_s = self._best_period_s(save.stall_us / 1e6)
-        return True
-
-    def _best_period_s(self, stall_s: float) -> float:
-        """The plan's optimum for what a save costs the loop, with the restart this attempt has measured."""
-        from cordee.plan.survive import LLAMA3_MTBI_GPU_HOURS, best_period_s
-
-        mtbi_s = LLAMA3_MTBI_GPU_HOURS / self.world_size * 3600
-        return min(AUTO_MAX_S, best_period_s(mtbi_s, self._restart_s, stall_s))
-
     def _make_durable(self, limit_s: float) -> bool:
-        """A committed checkpoint of the current step, within the time there is."""
-        checkpointer = self._checkpointer
-        assert checkpointer is not None, "an unprotected job never saves"
-        newest = checkpointer.newest()
-        if self._step == (newest.step if newest else 0) or (newest is None and self._step == self.start_step):
-            return True
-        if self._saved_step != self._step and not self._save():
-            return False
-        self._reporter.switch(SpanClass.CHECKPOINT, self._step)
-        try:
-            checkpointer.wait(self._left_s(limit_s))
-        except FencedError:
-            raise
-        except CheckpointError as error:
-            log.error("step %d is not durable: %s", self._step, error)
-            return False
-        return True
+        assert self._saving is not None and self._leaving is not None, "an unprotected job never saves"
+        leaving = self._leaving
+        return self._saving.make_durable(self._step, lambda: leaving.left_s(limit_s))
 
     def _leave(self, step: int) -> None:
+        assert self._leaving is not None, "an unprotected job is never asked to leave"
         durable = self._make_durable(self._told.grace_s)
         done = 0 if self._told.torchelastic else EXIT_CHECKPOINTED
         self._say_left(*(("checkpointed", done) if durable else ("aborted", StopError.exit_code)))
         if self.rank == 0 and durable:
             log.info("left at step %d: its checkpoint is durable", step)
         self._count_out(self._told.grace_s)
-        raise Preempted(self._exit_code)
+        raise Preempted(self._leaving.exit_code)
 
     def _count_out(self, limit_s: float) -> None:
-        if self._agreement is None:
+        if self._agreement is None or self._leaving is None:
             return
         try:
-            self._agreement.count_out(self._left_s(limit_s))
+            self._agreement.count_out(self._leaving.left_s(limit_s))
         except (RuntimeError, StopError) as error:  # This rank has said how it leaves; a peer that has not is its own.
             log.warning("rank %d leaves before the others: %s", self.rank, error)
 
     def _say_left(self, how: str, exit_code: int) -> None:
-        with self._lock:
-            if self._exit_code is None:
-                self._exit_code = exit_code
-                self._reporter.left(how, self._step)
+        if self._leaving is not None:
+            self._leaving.say(how, exit_code)
+        else:
+            self._reporter.left(how, self._step)
 
-    # -- notices, on other threads -------------------------------------------------------------------------
-
-    def _on_signal(self, number: int) -> None:
-        if self._leave_by_s is not None:
-            return  # the first deadline stands
-        grace_s = self._told.grace_s
-        log.info("rank %d: %s, %s to leave", self.rank, signal.Signals(number).name, format_duration(grace_s))
-        self._leave_within(grace_s - min(2.0, grace_s / 10))  # this process has to be gone before the SIGKILL
-        self._request_leave()
-
-    def _leave_within(self, left_s: float) -> None:
-        with self._lock:
-            if self._leave_by_s is None and self._notices is not None:
-                self._leave_by_s = time.monotonic() + left_s
-                self._notices.at("deadline", self._leave_by_s, self._abort)
-
-    def _left_s(self, otherwise_s: float) -> float:
-        return otherwise_s if self._leave_by_s is None else max(0.0, self._leave_by_s - time.monotonic())
-
-    def _request_leave(self) -> None:
-        if self._agreement is not None:
-            left_s = self._left_s(self._told.grace_s)
-            _beside(partial(self._agreement.request, leave_in_s=left_s))
+    # -- periodic saves: rank 0's timer --------------------------------------------------------------------
 
     def _plan_save(self) -> None:
-        """Set the timer of the next save that the ranks have to agree on: rank 0's."""
-        if self.rank == 0 and self._told.every.steps is None and self._notices is not None:
-            self._notices.at("save", time.monotonic() + self._period_s, self._request_save)
+        """Set the timer of the next save that the ranks have to agree on."""
+        if self.rank == 0 and self._told.every.steps is None and self._leaving is not None and self._saving is not None:
+            self._leaving.notices.at("save", time.monotonic() + self._saving.period_s, self._request_save)
 
     def _request_save(self) -> None:
-        if self._draining and self._notices is not None:  # a store slower than the interval decides the interval
-            self._notices.at("save", time.monotonic() + 0.1, self._request_save)
+        assert self._saving is not None and self._leaving is not None, "an unprotected job never saves"
+        if self._saving.draining:  # a store slower than the interval decides the interval
+            self._leaving.notices.at("save", time.monotonic() + 0.1, self._request_save)
         elif self._agreement is not None:
-            _beside(self._agreement.request)
+            beside(self._agreement.request)
 
-    def _abort(self) -> None:
-        """The time is up: leave on the newest generation that is durable. Does not return."""
-        with self._lock:
-            said = self._exit_code
-        if said is None:
-            newest = self._checkpointer.newest() if self._checkpointer else None
-            log.error("rank %d: not done by the deadline at step %d; durable: %s", self.rank, self._step, _name(newest))
-            self._say_left("aborted", StopError.exit_code)
-            if self._agreement is not None:
-                _beside(self._agreement.abort).join(timeout=0.5)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(self._exit_code or 0)
-
-    # -- the beginning and the end -------------------------------------------------------------------------
-
-    def _restore(self, to: str) -> None:
-        self._checkpointer = checkpointer = Checkpointer(
-            to,
-            rank=self.rank,
-            world_size=self.world_size,
-            epoch=self._told.epoch,
-            keep=self._told.keep,
-            base=self._told.base,
-            grace_s=self._told.grace_s,
-            on_commit=self._on_commit,
-            on_failure=lambda error: self._drained(),
-        )
-        commit = checkpointer.open()
-        if commit is not None:
-            loaded = checkpointer.load(self.state, commit)
-            self.start_step = self._step = loaded.step
-            self._extras = loaded.extras
-            if loaded.extras is not None:
-                own.restore(self.state, loaded.extras)
-            elif self.rank == 0:
-                log.warning(
-                    "restored from %d ranks to %d: random numbers and per-rank values start anew",
-                    loaded.world_size,
-                    self.world_size,
-                )
-        self._restart_s = time.time() - process_start_us() / 1e6
-        if self.rank == 0:
-            log.info("step %d %s", self.start_step, f"restored from {to}" if commit else f"of a new job in {to}")
-        self._reporter.restored(self.start_step, commit.generation if commit else None)
-
-    def _on_commit(self, commit: Commit) -> None:
-        self._reporter.committed(commit)
-        self._drained()
-
-    def _drained(self) -> None:
-        self._draining = False
+    # -- the end -------------------------------------------------------------------------------------------
 
     def _close(self) -> None:
         if self._agreement is not None:
             self._agreement.close()
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-        if self._notices is not None:
-            self._notices.close()
+        if self._saving is not None:
+            self._saving.checkpointer.close()
+        if self._leaving is not None:
+            self._leaving.notices.close()
         self._reporter.close()
 
 
@@ -364,26 +286,3 @@ def _rank_and_world_size() -> tuple[int, int]:
             hint="call torch.distributed.init_process_group() before cordee.job()",
         )
     return 0, 1
-
-
-def _name(newest: Commit | None) -> str:
-    return f"step {newest.step}" if newest else "nothing"
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
-def _beside(call: Callable[[], Any]) -> threading.Thread:
-    """On a thread of its own: a store that hangs must not hold the deadline up."""
-
-    def run() -> None:
-        try:
-            call()
-        except (RuntimeError, StopError) as error:
-            log.warning("the ranks' store does not answer: %s", error)
-
-    thread = threading.Thread(target=run, name="cordee-request", daemon=True)
-    thread.start()
-    return thread
