@@ -1,0 +1,305 @@
+"""What the cloud announces about this machine, asked of its metadata service: AWS, Google Cloud and Azure.
+
+One process a machine asks, from a thread of its own: the agent, or the first rank of a node that has none. What is to
+be done about an announcement is theirs.
+
+Sources, read in November 2026:
+- AWS: docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html (404 until an interruption is
+  announced, 2 minutes before; ask every 5 s), rebalance-recommendations.html, instance-metadata-v2-how-it-works.html.
+- Google: cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption, .../compute/docs/instances/spot
+  (30 s), .../docs/metadata/querying-metadata#waitforchange, .../docs/metadata/getting-live-migration-notice.
+- Azure: learn.microsoft.com/azure/virtual-machines/linux/scheduled-events (version 2020-07-01, ask every second, a
+  preemption at least 30 s before, the first answer after up to 2 minutes).
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cordee.errors import InputError
+from cordee.units import US_PER_S
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger("cordee")
+
+METADATA_URL = "http://169.254.169.254"
+DMI = Path("/sys/class/dmi/id")
+_AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
+_CONNECT_S, _READ_S = 1.0, 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """The cloud takes this machine at `deadline_us`, since the Unix epoch."""
+
+    why: str
+    deadline_us: int
+
+    def left_s(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self.deadline_us / US_PER_S - time.time())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """The machine may go soon, or will go later: a reason to save now, and none to leave."""
+
+    why: str
+
+
+Announcement = Reclaim | Hint
+
+
+class Cloud:
+    """One cloud's metadata service.
+
+    Attributes:
+        every_s: between two looks.
+        patience_s: for the first answer.
+    """
+
+    name = ""
+    every_s = 5.0
+    patience_s = _READ_S
+
+    def look(self, http: "httpx.Client") -> list[Announcement]:
+        """All that is announced now.
+
+        Raises:
+            httpx.HTTPError: no answer, or not what was asked for.
+            ValueError: an answer that cannot be read.
+            LookupError: alike.
+        """
+        raise NotImplementedError
+
+
+class Aws(Cloud):
+    """Instance metadata service, version 2: each request carries a token that a PUT has given."""
+
+    name = "aws"
+    _TOKEN_S = 21_600
+
+    def __init__(self) -> None:
+        self._token = ""
+
+    def look(self, http: "httpx.Client") -> list[Announcement]:
+        """A spot interruption, or the advice to rebalance."""
+        found: list[Announcement] = []
+        if answer := self._get(http, "/latest/meta-data/spot/instance-action"):
+            at = datetime.fromisoformat(answer["time"])
+            found.append(Reclaim(why=f"spot interruption ({answer['action']})", deadline_us=_us(at)))
+        if answer := self._get(http, "/latest/meta-data/events/recommendations/rebalance"):
+            found.append(Hint(why=f"rebalance recommendation of {answer['noticeTime']}"))
+        return found
+
+    def _get(self, http: "httpx.Client", path: str) -> dict[str, str] | None:
+        answer = http.get(path, headers={"X-aws-ec2-metadata-token": self._token}) if self._token else None
+        if answer is None or answer.status_code == 401:  # none yet, or too old
+            ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_S)}
+            self._token = http.put("/latest/api/token", headers=ttl).raise_for_status().text
+            answer = http.get(path, headers={"X-aws-ec2-metadata-token": self._token})
+        if answer.status_code == 404:
+            return None
+        body = answer.raise_for_status().json()
+        if not isinstance(body, dict):
+            raise ValueError(f"{path} is {body!r}")
+        return body
+
+
+class Gcp(Cloud):
+    """Each request waits at the server until the value changes, so the news comes at once."""
+
+    name = "gcp"
+    every_s = 1.0  # and the time that the server waits
+
+    def __init__(self, notice_s: float = 30.0, wait_s: int = 10) -> None:
+        self._notice_s, self._wait_s = notice_s, wait_s
+        self._etag = ""
+        self._deadline_us: int | None = None
+
+    def look(self, http: "httpx.Client") -> list[Announcement]:
+        """A preemption, or maintenance that ends the machine. When, Google does not say."""
+        wait = (
+            {"wait_for_change": "true", "timeout_sec": str(self._wait_s), "last_etag": self._etag} if self._etag else {}
+        )
+        if self._get(http, "preempted", wait) == "TRUE":
+            if self._deadline_us is None:
+                self._deadline_us = time.time_ns() // 1000 + round(self._notice_s * US_PER_S)
+            return [Reclaim(why="preempted", deadline_us=self._deadline_us)]
+        self._deadline_us = None
+        # Asking is also what makes Google announce maintenance beforehand.
+        event = self._get(http, "maintenance-event", {})
+        return [Hint(why="maintenance will end this machine")] if event == "TERMINATE_ON_HOST_MAINTENANCE" else []
+
+    def _get(self, http: "httpx.Client", key: str, params: Mapping[str, str]) -> str:
+        import httpx
+
+        answer = http.get(
+            f"/computeMetadata/v1/instance/{key}",
+            headers={"Metadata-Flavor": "Google"},
+            params=params,
+            timeout=httpx.Timeout(_READ_S + (self._wait_s if params else 0), connect=_CONNECT_S),
+        ).raise_for_status()
+        if key == "preempted":
+            self._etag = answer.headers.get("ETag", "")
+        return answer.text.strip().upper()
+
+
+class Azure(Cloud):
+    """Scheduled Events, of this machine and of others in its set: `Resources` tells which."""
+
+    name = "azure"
+    every_s = 1.0
+    patience_s = 130.0
+
+    def __init__(self) -> None:
+        self._me = ""
+
+    def look(self, http: "httpx.Client") -> list[Announcement]:
+        """Preemption and deletion end the work; a reboot or a redeployment is announced 10 minutes before."""
+        mine = {"Metadata": "true"}
+        if not self._me:
+            name = {"api-version": "2021-02-01", "format": "text"}
+            answer = http.get("/metadata/instance/compute/name", headers=mine, params=name).raise_for_status()
+            self._me = answer.text.strip().lower()
+        found: list[Announcement] = []
+        answer = http.get("/metadata/scheduledevents", headers=mine, params={"api-version": "2020-07-01"})
+        for event in answer.raise_for_status().json()["Events"]:
+            if self._me not in [resource.lower() for resource in event["Resources"]]:
+                continue
+            kind, text = event["EventType"], event.get("NotBefore")
+            at = parsedate_to_datetime(text) if text else datetime.now(UTC)  # blank once it has started
+            if kind in ("Preempt", "Terminate"):
+                found.append(Reclaim(why=kind.lower(), deadline_us=_us(at)))
+            elif kind in ("Reboot", "Redeploy"):
+                found.append(Hint(why=f"{kind.lower()} not before {text or 'now'}"))
+        return found
+
+
+CLOUDS: dict[str, type[Cloud]] = {cloud.name: cloud for cloud in (Aws, Gcp, Azure)}
+
+
+def detect(dmi: Path = DMI) -> str | None:
+    """The cloud that this machine's firmware names; nothing is asked over the network."""
+
+    def said(what: str) -> str:
+        try:
+            return (dmi / what).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    if said("sys_vendor") == "Amazon EC2" or said("bios_version").endswith(".amazon"):
+        return Aws.name
+    if said("product_name") == "Google Compute Engine":
+        return Gcp.name
+    return Azure.name if said("chassis_asset_tag") == _AZURE_TAG else None
+
+
+def cloud_here(env: Mapping[str, str] | None = None, dmi: Path = DMI) -> Cloud | None:
+    """The cloud to ask: CORDEE_CLOUD says which, or `none`; else where this machine finds itself.
+
+    Raises:
+        InputError: there is no such cloud.
+    """
+    env = os.environ if env is None else env
+    told = env.get("CORDEE_CLOUD") or detect(dmi)
+    if told is None or told == "none":
+        return None
+    if told not in CLOUDS:
+        raise InputError(f"CORDEE_CLOUD={told} is not known", hint=f"it may be {', '.join(CLOUDS)} or none")
+    if told == Gcp.name and env.get("CORDEE_CLOUD_NOTICE_S"):
+        return Gcp(float(env["CORDEE_CLOUD_NOTICE_S"]))
+    return CLOUDS[told]()
+
+
+class CloudWatch:
+    """Looks until closed, on a daemon thread, and tells each announcement once.
+
+    Args:
+        on_reclaim: called on that thread; again if the deadline changes.
+        on_withdrawn: the service does not speak of it any more.
+    """
+
+    def __init__(
+        self,
+        cloud: Cloud,
+        *,
+        on_reclaim: Callable[[Reclaim], None],
+        on_hint: Callable[[Hint], None] = lambda hint: None,
+        on_withdrawn: Callable[[Reclaim], None] = lambda reclaim: None,
+        url: str | None = None,
+    ) -> None:
+        self._cloud = cloud
+        self._url = url or os.environ.get("CORDEE_CLOUD_URL") or METADATA_URL
+        self._on_reclaim, self._on_hint, self._on_withdrawn = on_reclaim, on_hint, on_withdrawn
+        self._ended = threading.Event()
+        self._reclaim: Reclaim | None = None
+        self._hinted: set[Hint] = set()
+        self._answered: bool | None = None
+        self._thread = threading.Thread(target=self._run, name="cordee-cloud", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Look no more; a request that is under way is not waited for, unless so asked."""
+        self._ended.set()
+        if timeout_s:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        import httpx
+
+        # No proxy: the service is this machine's own, and a proxy would tell of its own machine.
+        timeout = httpx.Timeout(self._cloud.patience_s, connect=_CONNECT_S)
+        with httpx.Client(base_url=self._url, trust_env=False, timeout=timeout) as http:
+            while not self._ended.is_set():
+                try:
+                    found = self._cloud.look(http)
+                except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+                    self._note(error)
+                else:
+                    self._note(None)
+                    self._tell(found)
+                    http.timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
+                self._ended.wait(self._cloud.every_s)
+
+    def _note(self, error: Exception | None) -> None:
+        answered = error is None
+        if answered == self._answered or self._ended.is_set():
+            return
+        self._answered = answered
+        if answered:
+            log.info("%s will tell at %s if it takes this machine", self._cloud.name, self._url)
+        else:
+            hint = " (in a container? give it the host's network, or AWS a hop limit of 2)" if self._hops(error) else ""
+            log.warning("%s does not say whether it takes this machine: %s%s", self._cloud.name, error, hint)
+
+    def _hops(self, error: Exception | None) -> bool:
+        import httpx
+
+        return self._cloud.name == Aws.name and isinstance(error, httpx.TimeoutException)
+
+    def _tell(self, found: list[Announcement]) -> None:
+        reclaims = [each for each in found if isinstance(each, Reclaim)]
+        soonest = min(reclaims, key=lambda each: (each.deadline_us, each.why), default=None)
+        before, self._reclaim = self._reclaim, soonest
+        if soonest is not None and soonest != before:
+            self._on_reclaim(soonest)
+        elif soonest is None and before is not None:
+            self._on_withdrawn(before)
+        for hint in found:
+            if isinstance(hint, Hint) and hint not in self._hinted:
+                self._hinted.add(hint)
+                self._on_hint(hint)
+
+
+def _us(at: datetime) -> int:
+    return round(at.timestamp() * US_PER_S)
