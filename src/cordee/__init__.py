@@ -3,20 +3,22 @@
 Importing this package is light: no torch, no server, no GPU library. What is heavy is imported where it is used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from cordee.train.data import ElasticBatchSampler
     from cordee.train.job import Job, job
 
-__all__ = ["Job", "__version__", "job"]
+__all__ = ["ElasticBatchSampler", "Job", "__version__", "job"]
+
+_SDK = {"job": "cordee.train.job", "Job": "cordee.train.job", "ElasticBatchSampler": "cordee.train.data"}
 
 
 def __getattr__(name: str) -> Any:
     """Import the SDK on first use, so that `import cordee` needs no torch."""
-    if name in ("job", "Job"):
-        from cordee.train import job as module
-
-        return getattr(module, name)
+    if name in _SDK:
+        return getattr(import_module(_SDK[name]), name)
     raise AttributeError(f"module 'cordee' has no attribute {name!r}")

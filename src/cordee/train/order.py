@@ -1,0 +1,103 @@
+"""The order of samples: a function of the data's length, the global batch and a seed, and of nothing else.
+
+It knows no ranks, keeps no array of the data's length, and any place in it costs the same. Who reads which part of it
+is in data.py.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cordee.errors import InputError
+
+_ROUNDS = 16  # With 8, orders of 5 or 6 samples were not equally likely (chi-square over 40,000 keys); 16 pass.
+# Of SplitMix64's last steps: Steele, Lea, Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+Numbers = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """An endless line of samples, epoch after epoch; a position is a number of samples from its beginning.
+
+    With `drop_last` an epoch has whole global batches only, and leaves out what is over: other samples each time.
+    Without it nothing is left out, and a global batch may begin in one epoch and end in the next.
+    """
+
+    length: int
+    global_batch: int
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.global_batch < 1 or self.seed < 0:
+            raise InputError(
+                f"no order has {self.length} samples, global batches of {self.global_batch} and the seed {self.seed}",
+                hint="samples and global batch are 1 or more, a seed 0 or more",
+            )
+        if self.drop_last and self.length < self.global_batch:
+            raise InputError(
+                f"{self.length} samples do not fill one global batch of {self.global_batch}",
+                hint="drop_last=False takes the rest of a batch from the next epoch",
+            )
+
+    @property
+    def epoch_samples(self) -> int:
+        """How many samples one epoch has."""
+        return self.length - self.length % self.global_batch if self.drop_last else self.length
+
+    def steps_before(self, epoch: int) -> int:
+        """How many global batches begin before this epoch does.
+
+        >>> [Order(length=10, global_batch=4, drop_last=drop).steps_before(2) for drop in (True, False)]
+        [4, 5]
+        """
+        return -(-epoch * self.epoch_samples // self.global_batch)
+
+    def samples(self, position: int, count: int) -> NDArray[np.int64]:
+        """The indices of so many samples from this position on."""
+        found = []
+        while count > 0:
+            epoch, at = divmod(position, self.epoch_samples)
+            here = min(count, self.epoch_samples - at)
+            indices = np.arange(at, at + here, dtype=np.uint64)
+            found.append(permute(indices, self.length, _keys(self.seed, epoch)) if self.shuffle else indices)
+            position, count = position + here, count - here
+        return np.concatenate(found).astype(np.int64)
+
+
+def permute(numbers: Numbers, length: int, keys: Numbers) -> Numbers:
+    """Where a permutation of 0 .. length - 1 that the keys choose sends each of these numbers.
+
+    A Feistel network on a grid of about sqrt(length) by sqrt(length) cells, which is a permutation whatever its rounds
+    mix in; whoever lands on one of the few cells past the length goes through it again (cycle walking: Black and
+    Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002).
+    """
+    width = np.uint64(math.isqrt(length - 1) + 1)
+    height = np.uint64(-(-length // int(width)))
+    moved = numbers.astype(np.uint64)
+    going = np.arange(len(moved))
+    while len(going):
+        row, column = np.divmod(moved[going], width)
+        for even, odd in keys.reshape(-1, 2):
+            row = (row + _mix(column ^ even) % height) % height
+            column = (column + _mix(row ^ odd) % width) % width
+        moved[going] = row * width + column
+        going = going[moved[going] >= length]
+    return moved
+
+
+def _mix(numbers: Numbers) -> Numbers:
+    mixed: Numbers = (numbers ^ (numbers >> np.uint64(30))) * _MIX_1
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@lru_cache(maxsize=4)
+def _keys(seed: int, epoch: int) -> Numbers:
+    return np.random.SeedSequence((seed, epoch)).generate_state(_ROUNDS, np.uint64).astype(np.uint64)
