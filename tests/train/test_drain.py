@@ -1,6 +1,7 @@
 """The drain and retention: commits, deaths at every named point, full disks, zombies, gc beside a running save."""
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def capture(save: int, step: int, rank: int = 0, world: int = 1) -> tuple[bytes,
         rows.append(["frozen", "uint8", [len(FROZEN)], [0], [len(FROZEN)], pieces[1]])
     command = {
         "do": "save",
+        "slot": 0,
         "save": save,
         "step": step,
         "plan": "p",
@@ -66,7 +68,8 @@ def setup(log: Log, folder, rank: int = 0, world: int = 1, **changes) -> Setup:
             "nonce": log.nonce,
             "keep": 2,
             "grace_s": 10.0,
-            "fd": -1,
+            "fds": [-1, -1],
+            "seals_fd": -1,
             "verified": None,
             "saves_before": 0,
             "damaged": [],
@@ -83,7 +86,7 @@ class Bench:
         self.memory = b""
         self.setup = setup(log, folder, **changes)
         self.blobs = blobs or FileBlobs(folder)
-        self.drain = Drain(self.setup, self.blobs, self.events.append, lambda size: memoryview(self.memory))
+        self.drain = Drain(self.setup, self.blobs, self.events.append, lambda slot, size: memoryview(self.memory))
 
     def save(self, save: int, step: int) -> list[str]:
         before = len(self.events)
@@ -173,7 +176,7 @@ def test_generations_that_were_stepped_over_do_not_count_as_verified(tmp_path) -
 def test_fewer_than_two_verified_generations_retire_nothing(tmp_path) -> None:
     log = open_log(tmp_path)
     bench = Bench(log, tmp_path, grace_s=0.01)
-    bench.drain._read_back = lambda prefix, chunks, written: None  # Nobody ever says "verified".
+    bench.drain._read_back = lambda *args: None  # Nobody ever says "verified".
     for step in (1, 2, 3, 4):
         bench.save(step, step)
     assert [step for step, _ in generations(tmp_path)] == [1, 2, 3, 4]
@@ -276,15 +279,16 @@ class Process:
     """A drain as the trainer starts it."""
 
     def __init__(self, log: Log, folder, env: dict[str, str] | None = None) -> None:
-        self.fd = os.memfd_create("test")
+        self.fd, self.second, self.seals_fd = (os.memfd_create("test") for _ in range(3))
+        os.ftruncate(self.seals_fd, mmap.PAGESIZE)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cordee.train.drain"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(self.fd,),
+            pass_fds=(self.fd, self.second, self.seals_fd),
             env=os.environ | (env or {}),
         )
-        self.tell(vars(setup(log, folder, fd=self.fd)))
+        self.tell(vars(setup(log, folder, fds=[self.fd, self.second], seals_fd=self.seals_fd)))
 
     def tell(self, message: dict) -> None:
         try:
@@ -316,8 +320,12 @@ class Process:
             pass
         code = self.process.wait(30)
         self.process.stdout.close()
-        os.close(self.fd)
+        self.close()
         return code
+
+    def close(self) -> None:
+        for fd in (self.fd, self.second, self.seals_fd):
+            os.close(fd)
 
 
 POINTS = [
@@ -377,7 +385,7 @@ def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) 
     process.process.stdout.close()
     process.process.stdin.close()
     assert process.process.wait(30) == 0
-    os.close(process.fd)
+    process.close()
     assert generations(tmp_path) == [(10, None), (20, None)]
     assert "its process ended" in (tmp_path / "parts/1-n1/000003.failed").read_text()
 

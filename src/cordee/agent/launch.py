@@ -13,7 +13,7 @@ from typing import Any
 
 from cordee.agent.process import NODE, TAG
 from cordee.events import Lease
-from cordee.storage.destination import below, places
+from cordee.storage.destination import below, moved
 
 DEFAULT_GRACE_S = 30.0
 
@@ -255,7 +255,7 @@ def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
 
 def _absolute(to: str, cwd: str) -> str:
     """A destination that means the same in every folder."""
-    return ",".join(place if "://" in place else str(Path(cwd) / Path(place).expanduser()) for place in places(to))
+    return moved(to, lambda place: place if "://" in place else str(Path(cwd) / Path(place).expanduser()))
 
 
 def _rank(order: Assignment, argv: tuple[str, ...], env: Mapping[str, str], local: int) -> RankLaunch:

@@ -1,23 +1,96 @@
-"""Where checkpoints may go: a path, a URL of an object store, or several of them with commas between, nearest first."""
+"""Where checkpoints may go: a path, a URL of an object store, or several of them with commas between, nearest first.
 
-from cordee.errors import DestinationError
+A farther one may be given checkpoints more rarely: `/local/run, s3://bucket/run every 10` or `... every 30m`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cordee.errors import DestinationError, InputError
 from cordee.storage.files import Blobs, FileBlobs, folder_of
 from cordee.storage.remote import SCHEMES, RemoteBlobs
 from cordee.storage.tiers import Tiers
+from cordee.units import format_duration, parse_duration_s
+
+
+@dataclass(frozen=True)
+class Place:
+    """One destination. It gets each `every`th checkpoint, or one in `every_s` seconds; without either, each."""
+
+    at: str
+    every: int | None = None
+    every_s: float | None = None
+
+    def __str__(self) -> str:
+        """What `parse_places` reads."""
+        often = f"{self.every}" if self.every else f"{self.every_s:.17g}s" if self.every_s else ""
+        return f"{self.at} every {often}" if often else self.at
+
+    def told(self) -> str:
+        """How often, for people.
+
+        >>> Place("/a", every=10).told(), Place("/a", every_s=1800).told(), Place("/a").told()
+        ('each 10th', 'every 30m', 'each')
+        """
+        if self.every_s:
+            return f"every {format_duration(self.every_s)}"
+        return f"each {self.every}th" if self.every else "each"
+
+
+def parse_places(to: str) -> tuple[Place, ...]:
+    """The destinations that a text names, and how often each gets a checkpoint.
+
+    Raises:
+        DestinationError: an empty one, or a time that cannot be read.
+
+    >>> parse_places("/local/run, s3://bucket/run every 10")[1]
+    Place(at='s3://bucket/run', every=10, every_s=None)
+    """
+    found = []
+    for text in (place.strip() for place in to.split(",")):
+        if not text:
+            raise DestinationError(
+                f"{to!r} names an empty destination", hint="a comma inside a path is written file:///a%2Cb"
+            )
+        at, often = text, ""
+        if split := re.fullmatch(r"(\S.*?)\s+every\s+(\S+)", text):
+            at, often = split[1], split[2]
+        found.append(_place(at, often))
+    if found[0].every or found[0].every_s:
+        raise DestinationError(
+            f"{found[0].at} is the nearest destination, which gets each checkpoint",
+            hint="how often a checkpoint is made is said by `every`, apart from `to`",
+        )
+    return tuple(found)
+
+
+def _place(at: str, often: str) -> Place:
+    if not often:
+        return Place(at)
+    if often.isdecimal() and int(often) > 0:
+        return Place(at, every=int(often) if int(often) > 1 else None)
+    try:
+        return Place(at, every_s=parse_duration_s(often))
+    except InputError as error:
+        raise DestinationError(
+            f"{at} every {often} cannot be read",
+            hint='write "every 10" or "every 30m"; a space inside a path is file:///a%20b',
+        ) from error
 
 
 def places(to: str) -> tuple[str, ...]:
     """The destinations that a text names.
 
-    >>> places("/local/run, s3://bucket/run")
+    >>> places("/local/run, s3://bucket/run every 10")
     ('/local/run', 's3://bucket/run')
     """
-    found = tuple(place.strip() for place in to.split(","))
-    if not all(found):
-        raise DestinationError(
-            f"{to!r} names an empty destination", hint="a comma inside a path is written file:///a%2Cb"
-        )
-    return found
+    return tuple(place.at for place in parse_places(to))
+
+
+def moved(to: str, where: Callable[[str], str]) -> str:
+    """The same text with each destination put elsewhere."""
+    return ",".join(str(replace(place, at=where(place.at))) for place in parse_places(to))
 
 
 def is_remote(place: str) -> bool:
@@ -49,7 +122,7 @@ def below(to: str, name: str) -> str:
     >>> below("/a/,s3://b/c", "job-1")
     '/a/job-1,s3://b/c/job-1'
     """
-    return ",".join(f"{place.rstrip('/')}/{name}" for place in places(to))
+    return moved(to, lambda place: f"{place.rstrip('/')}/{name}")
 
 
 def open_blobs(to: str) -> Blobs:

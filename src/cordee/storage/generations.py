@@ -31,7 +31,10 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class Commit:
-    """One committed generation. `stall_us` and `drained_us` are those of the slowest rank."""
+    """One committed generation. `stall_us` and `drained_us` are those of the slowest rank.
+
+    `lacks` of the farthest tiers do not have its chunks.
+    """
 
     step: int
     epoch: int
@@ -40,11 +43,16 @@ class Commit:
     bytes: int
     stall_us: int
     drained_us: int
+    lacks: int = 0
 
 
-def commit_fields(name: str, whole: Manifest, *, at_us: int) -> dict[str, Any]:
-    """What a commit record says of a manifest."""
+def commit_fields(
+    name: str, whole: Manifest, *, at_us: int, lacks: int = 0, ending: str | None = None
+) -> dict[str, Any]:
+    """What a commit record says of a manifest; `ending`: how the attempt ended, if this was its last word."""
+    more: dict[str, Any] = {**({"lacks": lacks} if lacks else {}), **({"ending": ending} if ending else {})}
     return {
+        **more,
         "save": whole.save,
         "step": whole.step,
         "world_size": whole.world_size,
@@ -61,7 +69,14 @@ def commit_of(entry: Entry) -> Commit:
     record = entry.record
     assert record is not None and record.kind == "commit", "only a commit record makes a commit"
     names = ("manifest", "bytes", "stall_us", "drained_us")
-    return Commit(record.fields["step"], record.epoch, entry.index, *(record.fields[name] for name in names))
+    numbers = (record.fields[name] for name in names)
+    return Commit(record.fields["step"], record.epoch, entry.index, *numbers, lacks=lacks_of(entry))
+
+
+def lacks_of(entry: Entry) -> int:
+    """How many of the farthest tiers do not have the chunks of this generation."""
+    assert entry.record is not None, "a commit has a record"
+    return int(entry.record.fields.get("lacks", 0))
 
 
 def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> str | None:
@@ -205,21 +220,26 @@ def collect(
 
 
 def kept_of(entries: list[Entry], good: list[Entry], keep: Keep) -> list[Entry]:
-    """The live generations that stay, given those that verify, oldest first."""
+    """The live generations that stay, given those that verify, oldest first.
+
+    Each tier keeps its own: the newest of all may be on disks that are gone when they are needed.
+    """
     live = live_commits(entries)
-    if len(good) < keep.last:
-        return live
-    oldest = good[-keep.last].index
     verifies = {entry.index for entry in good}
-    commits = [entry for entry in entries if entry.record and entry.record.kind == "commit"]
+    commits = [entry for entry in entries if entry.record and entry.record.kind == "commit" and not lacks_of(entry)]
     nth = {entry.index: number for number, entry in enumerate(commits)}
-    pinned = pins(entries)
-    newest_us = _at_us(good[-1])
+    staying = set(pins(entries))
+    for lacks in {lacks_of(entry) for entry in live} | {0}:
+        reach = [entry for entry in good if lacks_of(entry) <= lacks]
+        oldest = reach[-keep.last].index if len(reach) >= keep.last else -1
+        staying |= {entry.index for entry in live if lacks_of(entry) <= lacks and entry.index >= oldest}
+    home = [entry for entry in good if not lacks_of(entry)]
+    newest_us = _at_us(home[-1]) if home else 0
 
     def stays(entry: Entry) -> bool:
-        if entry.index >= oldest or entry.index in pinned:
+        if entry.index in staying:
             return True
-        if entry.index not in verifies:
+        if entry.index not in verifies or lacks_of(entry):
             return False
         young = keep.within_s is not None and newest_us - _at_us(entry) <= keep.within_s * US_PER_S
         return young or (keep.every is not None and nth[entry.index] % keep.every == 0)

@@ -83,8 +83,10 @@ class Log:
         self._opening = False
 
     @classmethod
-    def open(cls, blobs: Blobs, *, nonce: str, epoch: int | None = None) -> "Log":
+    def open(cls, blobs: Blobs, *, nonce: str, epoch: int | None = None, **fields: Any) -> "Log":
         """Begin an attempt: append `open(epoch)`. Without a server the epoch is the last one seen plus one.
+
+        `fields` are what the record says besides: when, and of how many ranks.
 
         Raises:
             FencedError: the log has a newer epoch, or this epoch with another nonce.
@@ -95,7 +97,7 @@ class Log:
         log._opening = True
         for entry in entries:
             log._check(entry)
-        log.append("open")
+        log.append("open", **fields)
         log._opening = False
         return log
 

@@ -1,7 +1,8 @@
 """Several stores as one: the nearest first, and last the home, which alone holds the log and is the truth.
 
 Chunks and manifests say by their key what is in them, so each tier has a copy, any intact one serves, and a bad one is
-repaired from it. Everything else lives in the home only: there must not be two truths.
+repaired from it. Everything else lives in the home only: there must not be two truths. A generation may lack the
+farthest tiers: then its chunks are in the nearer ones only, while all that is small is in the home too.
 """
 
 import logging
@@ -71,6 +72,11 @@ class Tiers:
 
 def _is_copied(key: str) -> bool:
     return key.partition("/")[0] in COPIED
+
+
+def without_farthest(blobs: Blobs, lacks: int) -> Blobs:
+    """The same store without its `lacks` farthest tiers, but never without the nearest."""
+    return Tiers(blobs.tiers[: max(1, len(blobs.tiers) - lacks)]) if lacks else blobs
 
 
 def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str | None]) -> bytes:

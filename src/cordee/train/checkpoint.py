@@ -16,16 +16,18 @@ from typing import Any, TypeVar
 import torch
 
 from cordee.errors import CheckpointError, CorruptError, FencedError
+from cordee.storage import rescue
 from cordee.storage.chunks import lay_out
-from cordee.storage.destination import open_blobs
+from cordee.storage.destination import open_blobs, parse_places
 from cordee.storage.generations import Commit, base_chunks, check_generation, commit_of
-from cordee.storage.log import Log
+from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import parts_prefix, read_extras, read_manifest, write_failed
 from cordee.storage.sealed import Damaged, canonical
+from cordee.train.cadence import MEMORY, Outward, Standing
 from cordee.train.dcp import CaptureWriter, GenerationReader, Plan, fingerprint, load_tensors, make_plan, planner_for
 from cordee.train.drain import Setup
 from cordee.train.link import DrainLink
-from cordee.train.staging import Staging
+from cordee.train.staging import Buffers, local_bytes
 from cordee.train.state import decode, dtype_of, encode, gather, names_in, scatter
 from cordee.train.together import Together
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
@@ -36,12 +38,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Save:
-    """A capture that is complete. `previous_failure` is a save before it that failed and was not reported yet."""
+    """A capture that is complete. `previous_failure` is a save before it that failed and was not reported yet.
+
+    `reach`: to how many places it goes, the nearest first; 0: it is held in memory.
+    """
 
     number: int
     step: int
     bytes: int
     stall_us: int
+    reach: int
     previous_failure: CheckpointError | None
 
 
@@ -67,7 +73,8 @@ class Checkpointer:
     """One rank's access to its job's checkpoints.
 
     All ranks make one, and call `open`, `load` and `save` in the same order; a world of one needs no group. What
-    `save` has captured is committed even if the trainer dies; `wait` tells when, `close` waits for the drain to end.
+    `save` has captured is committed even if the trainer dies, also what is held in memory; `wait` tells when, `close`
+    waits for the drain to end.
     """
 
     def __init__(
@@ -91,17 +98,23 @@ class Checkpointer:
         self.grace_s = grace_s
         self.skipped: list[Skipped] = []
         self._epoch = epoch
+        self._told_epoch = epoch is not None  # by a server, which runs one attempt at a time
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._blobs = open_blobs(to)
         self._together = Together(rank, world_size, grace_s)
-        self._staging = Staging()
-        self._writer = CaptureWriter(self._staging)
+        self._buffers = Buffers()
+        self._writers = [CaptureWriter(staging) for staging in self._buffers.stagings]
+        self._laid_out: list[Plan | None] = [None] * len(self._writers)
+        self._outward = Outward(parse_places(to))
         self._nonce = ""
         self._link: DrainLink | None = None
         self._plan: Plan | None = None
         self._sent_plan: tuple[DrainLink, Plan] | None = None
-        self._number = 0
+        self._number = 0  # of captures
+        self._awaited = 0  # the newest of them that is on its way to the store, or was
+        self._way: dict[int, tuple[int, int, float]] = {}  # of those on their way: step, reach, captured at
+        self._drain_s: list[float | None] = [None] * len(self._blobs.tiers)
         self._changed = threading.Condition()
         self._outcomes: dict[int, Commit | CheckpointError] = {}
         self._unreported: CheckpointError | None = None
@@ -122,6 +135,7 @@ class Checkpointer:
             FencedError: a newer attempt owns the log.
             CorruptError: there are generations, and none verifies.
         """
+        self._await_rescue()
         self._epoch, self._nonce, candidates, damaged = self._together.from_rank0(self._begin)
         self.skipped = []
         for commit in candidates:
@@ -130,6 +144,9 @@ class Checkpointer:
             )
             if problem is None:
                 self._opened = self._newest = commit
+                self._drain_s[len(self._drain_s) - 1 - min(commit.lacks, len(self._drain_s) - 1)] = (
+                    commit.drained_us / 1e6
+                )
                 break
             self.skipped.append(Skipped(commit.generation, commit.step, problem))
         oldest = self._opened.generation if self._opened else -1
@@ -171,8 +188,26 @@ class Checkpointer:
             )
         return loaded
 
-    def save(self, state: dict[str, Any], *, step: int, extras: dict[str, Any]) -> Save:
+    def prepare(self, state: dict[str, Any], *, hold: bool = False) -> None:
+        """Make the memory for the captures beside the training; `hold`: also for those that are held.
+
+        Best called once the optimizer has its state, a while before the first save. No rank waits for another one.
+        """
+        with contextlib.suppress(CheckpointError):  # What is wrong with the state the first save tells.
+            tensors, _ = gather(state)
+            on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+            self._buffers.warm(local_bytes(tensors.values(), self.world_size), both=hold, pin=on_gpu)
+
+    def save(self, state: dict[str, Any], *, step: int, extras: dict[str, Any], reach: int | None = None) -> Save:
         """Capture the state; when this returns the trainer may change it. The drain does the rest.
+
+        Args:
+            state: as in `load`.
+            step: the same on all ranks.
+            extras: what is this rank's own.
+            reach: to how many places it goes, the nearest first; 0 holds it in memory, where it is committed only if
+                the trainer dies before a newer one is. None: rank 0 says, by what `to` says of each place. The
+                farthest that a rank asks for counts.
 
         Raises:
             FencedError: a newer attempt owns the log: stop writing.
@@ -188,36 +223,40 @@ class Checkpointer:
         try:
             tensors, values = gather(state)
             encoded = canonical(encode(extras, "extras"))
-            link = self._ready_link()
+            link = self._ready_link(hold=reach == MEMORY)
         except CheckpointError as error:
             problem = problem or error
         mark = fingerprint(tensors)
         changed = self._plan is None or self._plan.fingerprint != mark
-        if self._together.any_changed(step, problem, changed):
+        asked = self._outward.reach(started_s) if reach is None and self.rank == 0 else reach or MEMORY
+        changed, reach = self._together.agree(step, problem, changed=changed, reach=asked)
+        if changed:
             self._plan = None  # Until there is a new one: a save that fails on the way must plan again.
-            plan = self._together.call(lambda: make_plan(tensors, mark, self.rank, self._together.group))
-        else:
-            assert self._plan is not None, "the first save always plans"
-            plan = self._plan
+            self._plan = self._together.call(lambda: make_plan(tensors, mark, self.rank, self._together.group))
+        assert self._plan is not None, "the first save always plans"
+        slot = self._buffers.pick(link.reading, hold=reach == MEMORY)
+        assert slot is not None, "the link was ready"
         try:
-            self._capture(plan, tensors, encoded)
+            self._capture(slot, self._plan, tensors, encoded)
         except (OSError, RuntimeError) as error:  # No memory to stage in, or a device error.
+            self._laid_out[slot] = None
             raise self._give_up(step, error) from error
-        self._plan = plan
+        self._buffers.filled(slot, self._number, step, hold=reach == MEMORY)
         stall_us = round((time.monotonic() - started_s) * 1_000_000)
-        self._hand_over(link, plan, step, values if self.rank == 0 else None, encoded, stall_us)
+        command = self._command(slot, step, values if self.rank == 0 else None, encoded, stall_us)
+        self._hand_over(link, self._plan, command, reach, started_s)
         with self._changed:
             previous, self._unreported = self._unreported, None
-        size_bytes = sum(length for _, length in self._writer.layout.cuts) + len(encoded)
-        return Save(self._number, step, size_bytes, stall_us, previous)
+        size_bytes = sum(length for _, length in command["cuts"])
+        return Save(self._number, step, size_bytes, stall_us, reach, previous)
 
     def wait(self, timeout_s: float) -> Commit:
-        """Wait until the newest save is durable and committed.
+        """Wait until the newest save is durable and committed; captures that are held are none.
 
         Raises:
             CheckpointError: it failed, or there was not enough time.
         """
-        number = self._number
+        number = self._awaited
         with self._changed:
             if not self._changed.wait_for(lambda: number in self._outcomes, timeout_s):
                 raise CheckpointError(
@@ -235,18 +274,57 @@ class Checkpointer:
         with self._changed:
             return self._newest
 
-    def close(self) -> None:
-        """Let the drain finish, for at most the grace period; after that it goes on alone."""
-        if self._link is not None and not self._link.close(self.grace_s):
-            logger.warning("the drain still works after %.0f s and goes on alone", self.grace_s)
+    def standing(self) -> Standing:
+        """What a save costs, and which captures there are."""
+        with self._changed:
+            newest = self._newest
+            return Standing(
+                newest.bytes if newest else None,
+                newest.stall_us / 1e6 if newest else None,
+                tuple(self._drain_s),
+                self._buffers.held_step,
+                max((step for step, _, _ in self._way.values()), default=None),
+                newest.step if newest else None,
+            )
+
+    def close(self, *, failed: bool = False) -> None:
+        """Let the drain finish, for at most the grace period; after that it goes on alone.
+
+        After a failure the drains may have to wait for those of ranks that still hang. Who runs under an agent does
+        not wait for that: the agent has to see this rank's end before it can end the others, and spares the drains.
+        """
+        patience_s = 0.0 if failed and self._told_epoch and self.world_size > 1 else self.grace_s
+        if self._link is not None and not self._link.close(patience_s) and patience_s:
+            logger.warning("the drain still works after %.0f s and goes on alone", patience_s)
         self._link = None
-        self._staging.close()
+        self._buffers.close()
 
     # What `open` and `load` are made of.
 
+    def _await_rescue(self) -> None:
+        """Without a server: drains of the attempt before may still bring what they hold, and opening fences them."""
+        deadline_s = time.monotonic() + rescue.RESCUE_S_MAX
+        told = False
+        while not self._told_epoch and time.monotonic() < deadline_s:
+            if not self._together.from_rank0(lambda: self._look_for_rescue(deadline_s)):
+                return
+            if not told and self.rank == 0:
+                logger.info("waiting for the drains of the attempt before, which bring its newest capture")
+            told = True
+
+    def _look_for_rescue(self, deadline_s: float) -> bool:
+        """Whether one still runs; asks for a second, which is shorter than what the other ranks wait for an answer."""
+        until_s = min(deadline_s, time.monotonic() + 1.0)
+        while running := rescue.is_running(self._blobs, read_entries(self._blobs)):
+            if time.monotonic() >= until_s:
+                break
+            time.sleep(0.05)
+        return running
+
     def _begin(self) -> tuple[int, str, list[Commit], list[tuple[int, str]]]:
         nonce = secrets.token_hex(8)
-        log = Log.open(self._blobs, nonce=nonce, epoch=self._epoch)
+        at_us = time.time_ns() // 1000
+        log = Log.open(self._blobs, nonce=nonce, epoch=self._epoch, at_us=at_us, world_size=self.world_size)
         self._blobs.sweep_tmp()
         if self.base is not None:
             base_chunks(self._blobs, self.base)  # Said now, and not when the first save is under way.
@@ -283,10 +361,11 @@ class Checkpointer:
 
     # What `save` is made of.
 
-    def _ready_link(self) -> DrainLink:
-        """A living drain that has read the capture before this one."""
+    def _ready_link(self, *, hold: bool) -> DrainLink:
+        """A living drain that leaves a buffer to write to."""
         assert self._link is not None, "open() starts the drain"
-        if not self._link.wait_until_read(self.grace_s):
+        self._buffers.settle()
+        if not self._link.wait_until_read(self.grace_s, self._buffers.slots(hold=hold)):
             raise CheckpointError(
                 f"the drain still reads the save before this one after {self.grace_s:.1f} s",
                 hint="the store is slower than the interval between saves: save less often",
@@ -304,7 +383,8 @@ class Checkpointer:
             self._nonce,
             str(self.keep),
             self.grace_s,
-            self._staging.fd,
+            self._buffers.fds,
+            self._buffers.seals_fd,
             self._opened.generation if self._opened else None,
             saves_before,
             [skipped.generation for skipped in self.skipped],
@@ -312,13 +392,16 @@ class Checkpointer:
         )
         self._link = DrainLink(setup, self._committed, self._failed)
 
-    def _capture(self, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
-        if self._plan is None:
-            self._writer.prepare(plan.items)
-        self._writer.make_room(plan.items, len(encoded))
-        self._writer.write_data(plan.items, planner_for(tensors, self.rank))
-        at = self._writer.layout.total_bytes
-        self._staging.bytes[at : at + len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    def _capture(self, slot: int, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
+        writer = self._writers[slot]
+        self._buffers.filling(slot)
+        if self._laid_out[slot] is not plan:
+            writer.prepare(plan.items)
+            self._laid_out[slot] = plan
+        writer.make_room(plan.items, len(encoded))
+        writer.write_data(plan.items, planner_for(tensors, self.rank))
+        at = writer.layout.total_bytes
+        writer.staging.bytes[at : at + len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
 
     def _give_up(self, step: int, error: Exception) -> CheckpointError:
         """Tell the other ranks that this one has no capture; the error to raise."""
@@ -329,18 +412,33 @@ class Checkpointer:
     def _prefix(self, number: int) -> str:
         return parts_prefix(self.epoch, self._nonce, number)
 
-    def _hand_over(  # noqa: PLR0917 - one save, whole
-        self, link: DrainLink, plan: Plan, step: int, values: Any, encoded: bytes, stall_us: int
-    ) -> None:
-        layout = self._writer.layout
+    def _command(self, slot: int, step: int, values: Any, encoded: bytes, stall_us: int) -> dict[str, Any]:
+        """What the drain has to know of this capture."""
+        layout = self._writers[slot].layout
         behind = lay_out([len(encoded)])
-        cuts = [*layout.cuts, *((layout.total_bytes + at, length) for at, length in behind.cuts)]
-        extras = [[len(layout.cuts) + p.chunk, p.offset, p.length_bytes] for p in behind.pieces[0]]
+        return {
+            "slot": slot,
+            "step": step,
+            "values": values,
+            "cuts": [*layout.cuts, *((layout.total_bytes + at, length) for at, length in behind.cuts)],
+            "extras": [[len(layout.cuts) + p.chunk, p.offset, p.length_bytes] for p in behind.pieces[0]],
+            "total_bytes": layout.total_bytes + behind.total_bytes,
+            "stall_us": stall_us,
+            "captured_us": time.time_ns() // 1000,
+        }
+
+    def _hand_over(self, link: DrainLink, plan: Plan, command: dict[str, Any], reach: int, started_s: float) -> None:
         if self._sent_plan != (link, plan):
-            link.send_layout({"plan": plan.name, "shards": plan.shards(layout)})
+            link.send_layout({"plan": plan.name, "shards": plan.shards(self._writers[command["slot"]].layout)})
             self._sent_plan = (link, plan)
-        command = {"step": step, "values": values, "cuts": cuts, "extras": extras, "stall_us": stall_us}
-        link.send_save(self._number, {**command, "total_bytes": layout.total_bytes + behind.total_bytes})
+        if reach == MEMORY:
+            link.send_hold(self._number, command)
+            return
+        self._awaited = self._number
+        with self._changed:
+            self._outward.captured()
+            self._way[self._number] = (command["step"], reach, started_s)
+        link.send_save(self._number, {**command, "lacks": len(self._blobs.tiers) - reach})
 
     # What the drain tells; called from its listener.
 
@@ -348,6 +446,10 @@ class Checkpointer:
         _tell(self._on_commit, commit)  # First, so that a commit is reported before anyone who waits for it may exit.
         with self._changed:
             self._newest = commit
+            if number in self._way:
+                _, reach, captured_s = self._way[number]
+                self._drain_s[reach - 1] = commit.drained_us / 1e6
+                self._outward.arrived(reach, captured_s)
             self._settle(number, commit)
 
     def _failed(self, number: int | None, error: CheckpointError) -> None:
@@ -366,6 +468,7 @@ class Checkpointer:
 
     def _settle(self, number: int, outcome: Commit | CheckpointError) -> None:
         self._outcomes = {number: outcome}
+        self._way.pop(number, None)
         self._changed.notify_all()
 
 

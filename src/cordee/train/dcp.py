@@ -75,7 +75,7 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
     def prepare(self, plan: SavePlan) -> None:
         """Lay a new plan out."""
         self.layout = lay_out(_shard_bytes(item) for item in plan.items)
-        self.staging.bytes.zero_()  # Gaps are hashed too: old bytes there would make equal chunks differ.
+        self.staging.clear()  # Gaps are hashed too: old bytes there would make equal chunks differ.
         self._targets = []
 
     def make_room(self, plan: SavePlan, room_bytes: int) -> None:

@@ -2,6 +2,7 @@
 
 Started as `python -m cordee.train.drain` with the staging memory's descriptor. It imports no torch, takes part in no
 collective, ignores the signals that end the trainer, and ends when its standard input closes and its work is done.
+It is also what outlives the trainer: captures that are held in memory are its own to bring, once the trainer is gone.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from typing import Any
 
 from cordee.errors import CheckpointError, CordeeError, FencedError
 from cordee.points import point
+from cordee.storage import rescue
 from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
 from cordee.storage.destination import is_remote, open_blobs, places
 from cordee.storage.files import Blobs
@@ -37,6 +39,8 @@ from cordee.storage.manifest import (
     write_part,
 )
 from cordee.storage.sealed import Damaged, seal
+from cordee.storage.tiers import without_farthest
+from cordee.train.seals import Seals
 from cordee.workload.keep import parse_keep
 
 THREADS = 4
@@ -56,7 +60,8 @@ class Setup:
     nonce: str
     keep: str | int
     grace_s: float
-    fd: int
+    fds: list[int]  # of the staging buffers
+    seals_fd: int
     verified: int | None  # the generation that this attempt has loaded, which is known to verify
     saves_before: int  # saves that an earlier drain of this rank was given
     damaged: list[int]  # generations that this attempt has stepped over
@@ -71,13 +76,13 @@ class Drain:
         setup: Setup,
         blobs: Blobs,
         emit: Callable[[dict[str, Any]], None],
-        memory: Callable[[int], memoryview],
+        memory: Callable[[int, int], memoryview],
         busy: Callable[[], bool] = lambda: False,
     ) -> None:
         self.setup = setup
         self.blobs = blobs
         self.emit = emit
-        self.memory = memory
+        self.memory = memory  # (buffer, bytes)
         self.busy = busy  # Does the next save wait already?
         self.poll_s_max = POLL_REMOTE_S_MAX if is_remote(places(setup.to)[-1]) else POLL_S_MAX
         self.log = Log.join(blobs, epoch=setup.epoch, nonce=setup.nonce)
@@ -105,7 +110,7 @@ class Drain:
         self.emit({"event": "committed", "save": number, **asdict(commit)})
         self.known = dict(self.base)
         try:
-            self._read_back(prefix, chunks, written)
+            self._read_back(prefix, chunks, written, commit.lacks)
             self.known |= {chunk.blake3: chunk for chunk in chunks}
             self.known_since = commit.generation
             if self.setup.rank == 0:
@@ -121,14 +126,46 @@ class Drain:
         with contextlib.suppress(CordeeError):  # Then their deadline tells them.
             write_failed(self.blobs, prefix, f"rank {self.setup.rank}: its process ended before it captured this save")
 
+    def rescue(self, held: dict[int, dict[str, Any]], *, died: bool) -> None:
+        """The trainer has gone: commit the newest capture that all ranks hold, if nothing newer is durable.
+
+        `held` are the captures that are whole in this rank's memory, by save. Of a trainer that went in order and left
+        nothing behind no other rank needs to hear.
+        """
+        setup = self.setup
+        try:
+            self.log.refresh()
+            own = [entry.record for entry in self.log.commits() if entry.record]
+            durable = max((each.fields["save"] for each in own if each.nonce == setup.nonce), default=0)
+            mine = {save: command for save, command in held.items() if save > durable}
+            if mine or (died and setup.world_size > 1):
+                rescue.write_held(self.blobs, setup.epoch, setup.nonce, setup.rank, mine)
+            if not mine:
+                return
+            point("rescue.held")
+            save = rescue.newest_of_all(
+                self.blobs,
+                setup.epoch,
+                setup.nonce,
+                setup.world_size,
+                lambda done: _poll(done, setup.grace_s, self.poll_s_max),
+            )
+            if save is not None:
+                self.save({**mine[save], "ending": "rescued"})
+            rescue.write_rescued(self.blobs, setup.epoch, setup.nonce, save)
+        except (CordeeError, Damaged) as error:  # The store is away, or a newer attempt runs: what is durable stands.
+            self.emit({**_plain(error), "save": None})
+
     def _save(self, command: dict[str, Any], prefix: str) -> tuple[Commit, list[Chunk], list[Chunk]]:
         started_s = time.monotonic()
-        memory = self.memory(command["total_bytes"])
+        memory = self.memory(command["slot"], command["total_bytes"])
+        lacks = min(command.get("lacks", 0), len(self.blobs.tiers) - 1)
+        blobs = without_farthest(self.blobs, lacks)
         point("chunks.before")
 
         def write(cut: list[int]) -> tuple[Chunk, bool]:
             done = write_chunk(
-                self.blobs,
+                blobs,
                 memory[cut[0] : cut[0] + cut[1]],
                 save=command["save"],
                 epoch=self.setup.epoch,
@@ -158,12 +195,13 @@ class Drain:
         self.emit({"event": "written", "save": command["save"]})
         patience_s = max(self.setup.grace_s, 2 * (time.monotonic() - started_s))
         if self.setup.rank == 0:
-            commit = self._commit(prefix, command["save"], started_s, patience_s)
+            says = {"lacks": lacks, "ending": command.get("ending")}
+            commit = self._commit(prefix, command["save"], started_s, patience_s, says)
         else:
             commit = self._await_commit(prefix, command["save"], 2 * patience_s)
         return commit, chunks, written
 
-    def _commit(self, prefix: str, save: int, started_s: float, patience_s: float) -> Commit:
+    def _commit(self, prefix: str, save: int, started_s: float, patience_s: float, says: dict[str, Any]) -> Commit:
         parts: dict[int, dict[str, Any]] = {}
 
         def all_there() -> bool:
@@ -190,7 +228,7 @@ class Drain:
                 if part["since"] is not None and part["since"] not in live:
                     raise CheckpointError(f"rank {rank} used chunks of generation {part['since']}, which is retired")
             return {
-                **commit_fields(name, whole, at_us=time.time_ns() // 1000),
+                **commit_fields(name, whole, at_us=time.time_ns() // 1000, **says),
                 "drained_us": max(_us_since(started_s), *(rank.drained_us for rank in whole.ranks)),
             }
 
@@ -223,9 +261,11 @@ class Drain:
         if reason is not None:
             raise CheckpointError(reason, hint="the previous generation is intact, and the next save may succeed")
 
-    def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk]) -> None:
+    def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk], lacks: int) -> None:
         """Verify what this save wrote from the disk, not from the page cache; then say so."""
-        for tier in self.blobs.tiers:  # Each by itself: one intact copy says nothing of the others.
+        for tier in without_farthest(
+            self.blobs, lacks
+        ).tiers:  # Each by itself: one intact copy says nothing of the others.
             for chunk in written:
                 tier.drop_cache(chunk.key)
                 read_chunk(tier, chunk)
@@ -300,12 +340,12 @@ def main() -> None:
         return
     setup = Setup(**first)
 
-    mapped: list[mmap.mmap] = []
+    mapped: dict[int, mmap.mmap] = {}
 
-    def memory(total_bytes: int) -> memoryview:
-        if not mapped or len(mapped[0]) < total_bytes:  # Kept: each new mapping costs a fault per page.
-            mapped[:] = [mmap.mmap(setup.fd, 0, prot=mmap.PROT_READ)]
-        return memoryview(mapped[0])
+    def memory(slot: int, total_bytes: int) -> memoryview:
+        if slot not in mapped or len(mapped[slot]) < total_bytes:  # Kept: each new mapping costs a fault per page.
+            mapped[slot] = mmap.mmap(setup.fds[slot], 0, prot=mmap.PROT_READ)
+        return memoryview(mapped[slot])
 
     def busy() -> bool:
         return trainer_left.is_set() or not commands.empty()
@@ -316,17 +356,23 @@ def main() -> None:
         emit({**_plain(error), "save": None})
         return
     layout: dict[str, Any] = {}
+    held: dict[int, dict[str, Any]] = {}  # by buffer
     newest, closed = first["saves_before"], False
     while (command := commands.get()) is not None:
         if command["do"] == "layout":
             layout = command
-        elif command["do"] == "save":
-            newest = command["save"]
-            drain.save({**layout, **command})
-        else:
+        elif command["do"] == "close":
             closed = True
+        else:
+            newest = command["save"]
+            held[command["slot"]] = {**layout, **command}
+            if command["do"] == "save":
+                drain.save(held.pop(command["slot"]))
     if not closed:
         drain.abandon(newest + 1)
+    seals = Seals(setup.seals_fd)
+    whole = [each for slot, each in held.items() if seals.read(slot) == each["save"]]
+    drain.rescue({each["save"]: each for each in whole}, died=not closed)
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     os._exit(0)  # The reader thread may hold standard input; nothing is left to do.

@@ -3,16 +3,18 @@
 import contextlib
 import json
 import logging
+import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
+from cordee.storage.rescue import DRAIN
 from cordee.train.drain import Setup
 
 HAND_OVER_S_MAX = 2.0
@@ -33,14 +35,16 @@ class DrainLink:
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._outbox: queue.SimpleQueue[dict[str, Any] | threading.Event | None] = queue.SimpleQueue()
-        self._reading: int | None = None  # the save whose capture the drain still reads
+        self._reading: dict[int, int] = {}  # saves whose captures the drain still reads, by buffer
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cordee.train.drain"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(setup.fd,),
+            pass_fds=(*setup.fds, setup.seals_fd),
+            # Whoever ends what a trainer has left behind can tell it from the rest, and give it the time it needs.
+            env=os.environ | {DRAIN: "1"},
         )
         self._outbox.put(asdict(setup))
         self._thread = threading.Thread(target=self._listen, name="cordee-drain", daemon=True)
@@ -58,10 +62,16 @@ class DrainLink:
         with self._changed:
             return not self._ended
 
-    def wait_until_read(self, timeout_s: float) -> bool:
-        """Wait until the staging memory may be written again; False if it may not yet."""
+    @property
+    def reading(self) -> set[int]:
+        """The buffers that the drain still reads."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._reading is None or self._ended, timeout_s)
+            return set() if self._ended else set(self._reading)
+
+    def wait_until_read(self, timeout_s: float, slots: Collection[int] = (0,)) -> bool:
+        """Wait until one of these buffers may be written again; False if none may yet."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ended or any(s not in self._reading for s in slots), timeout_s)
 
     def send_layout(self, layout: dict[str, Any]) -> None:
         """What stays the same from save to save."""
@@ -72,12 +82,17 @@ class DrainLink:
         with self._changed:
             ended = self._ended
             if not ended:
-                self._reading = number
+                self._reading[command["slot"]] = number
                 self._open.add(number)
         if ended:
             self._on_failure(number, CheckpointError(f"the drain ended before save {number} was handed over"))
             return
         self._outbox.put({"do": "save", "save": number, **command})
+        self._flush(HAND_OVER_S_MAX)
+
+    def send_hold(self, number: int, command: dict[str, Any]) -> None:
+        """Tell of a capture that stays in memory: committed only if the trainer dies, and all ranks have it."""
+        self._outbox.put({"do": "hold", "save": number, **command})
         self._flush(HAND_OVER_S_MAX)
 
     def _flush(self, timeout_s: float) -> None:
@@ -126,8 +141,7 @@ class DrainLink:
         kind, number = event.pop("event"), event.pop("save")
         known = number in self._open
         with self._changed:
-            if self._reading == number or number is None:
-                self._reading = None
+            self._reading = {slot: save for slot, save in self._reading.items() if number not in (save, None)}
             if kind != "written":
                 self._open.discard(number)
             self._changed.notify_all()

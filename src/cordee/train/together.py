@@ -53,16 +53,18 @@ class Together:
         self.call(lambda: dist.all_gather_object(found, mine, group=self.group))
         return next((problem for problem in found if problem), None)
 
-    def any_changed(self, step: int, problem: CheckpointError | None, changed: bool) -> bool:
-        """Is there a rank that needs a new plan? The one collective of a save whose plan is kept.
+    def agree(self, step: int, problem: CheckpointError | None, *, changed: bool, reach: int) -> tuple[bool, int]:
+        """(is there a rank that needs a new plan, the farthest reach that a rank asks for).
+
+        The one collective of a save whose plan is kept.
 
         Raises:
             CheckpointError: a rank has a problem, or the ranks are at different steps.
         """
-        flags = torch.tensor([int(problem is not None), int(changed), step, -step])
+        flags = torch.tensor([int(problem is not None), int(changed), step, -step, reach])
         if self.group is not None:
             self.call(lambda: dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group))
-        failed, replan, last, first = flags.tolist()
+        failed, replan, last, first, reach = flags.tolist()
         if problem:
             raise problem
         if failed:
@@ -71,7 +73,7 @@ class Together:
             raise CheckpointError(
                 f"ranks save different steps: {-first} to {last}", hint="run the same steps on every rank"
             )
-        return bool(replan)
+        return bool(replan), reach
 
     def call(self, collective: Callable[[], T]) -> T:
         """Run a collective; a rank that does not come is an error and not a crash."""
