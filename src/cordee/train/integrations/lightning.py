@@ -1,0 +1,220 @@
+"""Lightning: two lines, and it survives.
+
+    from cordee.train.integrations.lightning import Protect
+    trainer = Trainer(..., callbacks=[Protect(to="checkpoints")])
+
+The boundary between two steps is before a batch is fetched: the step before has been validated and scheduled by then.
+Lightning has no hook there, so the callback puts itself around two methods of the epoch's loop. Signals are Cordee's
+while the model is fitted: Lightning's own handler broadcasts, and waits for ranks that were given no signal.
+"""
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from cordee.errors import InputError, MissingExtraError
+from cordee.train import own
+from cordee.train.job import Job
+from cordee.train.settings import settings
+from cordee.train.state import is_stateful
+
+try:
+    from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+except ImportError as error:
+    raise MissingExtraError(f"Lightning is not there: {error}", hint='pip install "cordee[train,lightning]"') from None
+
+log = logging.getLogger("cordee")
+
+
+class Protect(Callback):  # type: ignore[misc]
+    """Makes `trainer.fit()` a job: it goes on from the newest checkpoint, saves as it goes, and leaves on notice.
+
+    The arguments are those of `cordee.job`. A step is an optimizer step, or a batch if the optimization is manual.
+    """
+
+    def __init__(
+        self,
+        *,
+        to: str | Path | None = None,
+        every: str | int | None = None,
+        keep: str | int | None = None,
+        grace: str | None = None,
+        base: str | Path | None = None,
+    ) -> None:
+        self._told = settings(to=to, every=every, keep=keep, grace=grace, base=base)
+        self._fitting: _Fitting | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._fitting = _Fitting(trainer, Job({}, self._told), protected=self._told.to is not None)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """The model is wrapped and its optimizers made: load them."""
+        if self._fitting is not None:
+            self._fitting.start()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._fitting is not None:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            self._fitting.job.log(loss=loss)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if self._fitting is not None:
+            self._fitting.job.finish()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._end(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        fitting, self._fitting = self._fitting, None
+        if fitting is not None:
+            fitting.end(error)
+
+
+class _Fitting:
+    """One `fit`: its job, and the loop around which it steps."""
+
+    def __init__(self, trainer: Any, job: Job, *, protected: bool) -> None:
+        _check(trainer)
+        self.job = job
+        self._trainer = trainer
+        self._loop = trainer.fit_loop.epoch_loop
+        self._progress = _Progress(trainer)
+        self._began = self._between = False
+        self._cleanup = ExitStack()
+        if protected:
+            self._put(trainer._signal_connector, "register_signal_handlers", lambda: None)
+
+    def start(self) -> None:
+        job, trainer = self.job, self._trainer
+        job.open()
+        self._cleanup.push(job)
+        job.state["model"] = trainer.strategy.model
+        job.state |= {f"optimizer{i}": optimizer for i, optimizer in enumerate(trainer.optimizers)}
+        job.state["lightning"] = self._progress
+        job.load()
+        if job.start_step:
+            trainer._checkpoint_connector._loaded_checkpoint = {}  # fit(ckpt_path=...) is where a new job starts
+        if job.start_step and trainer.current_epoch == 0:
+            own.restore_rng(self._progress.epoch_rng)  # The first epoch's data is shuffled next.
+        elif not job.start_step:
+            self._progress.epoch_rng = own.capture_rng()
+        self._advance, self._run_start = self._loop.advance, self._loop.on_run_start
+        self._put(self._loop, "advance", self._one_batch)
+        self._put(self._loop, "on_run_start", self._before_epoch)
+
+    def end(self, error: BaseException | None) -> None:
+        """Of a fit that had nothing left to do too; then its last checkpoint is there already."""
+        if error is None and not self._began:
+            self.job.finish()
+        self._cleanup.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
+
+    def _put(self, owner: Any, name: str, replacement: Any) -> None:
+        setattr(owner, name, replacement)
+        self._cleanup.callback(delattr, owner, name)  # Then the class's own method is seen again.
+
+    def _before_epoch(self, fetcher: Any) -> None:
+        """Lightning makes the data's iterator here, but the first epoch's, which is there since the loaders are."""
+        if self._began or not self.job.start_step:
+            if self._trainer.current_epoch > 0:
+                self._progress.epoch_rng = own.capture_rng()
+            self._run_start(fetcher)
+            return
+        self._run_start(fetcher)
+        self._find_position(fetcher)
+
+    def _find_position(self, fetcher: Any) -> None:
+        """To the batch after the last one trained on: the loader knows it, or the epoch is drawn again up to there."""
+        batches = self._loop.batch_progress.current.ready
+        loaders = self._trainer.fit_loop._combined_loader
+        states = self._progress.loader_states
+        fetcher.fetched -= batches  # Lightning has counted them already.
+        if self._trainer.current_epoch > 0:
+            # The iterator was made before the sampler knew its epoch, and with other generators.
+            own.restore_rng(self._progress.epoch_rng)
+            loaders._load_state_dicts(states)
+            iter(fetcher)
+        if states:
+            fetcher.fetched += batches
+            return
+        if batches and self.job.rank == 0:
+            log.info(
+                "drawing %d batches again to find the place in the epoch; a StatefulDataLoader would know it", batches
+            )
+        for _ in range(batches):
+            next(fetcher)
+
+    def _one_batch(self, fetcher: Any) -> None:
+        if not self._began:
+            self._began = self._between = True
+            self.job.begin()
+        if self._between:
+            self.job.boundary()
+        self._between = False
+        self._advance(fetcher)
+        if not self._loop._should_accumulate():
+            self.job.stepped()
+            self._between = True
+
+
+class _Progress:
+    """What Lightning and its callbacks count, as an object with a state: each rank's own."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.epoch_rng: dict[str, Any] = own.capture_rng()
+        self.loader_states: list[Any] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        module: dict[str, Any] = {"state_dict": {}, "epoch": trainer.current_epoch, "global_step": trainer.global_step}
+        trainer.lightning_module.on_save_checkpoint(module)
+        del module["state_dict"]  # The weights are kept as weights.
+        loops = trainer.fit_loop.state_dict()
+        loaders = trainer.fit_loop._combined_loader
+        if loaders is not None and not all(is_stateful(loader) for loader in loaders.flattened):
+            loops["state_dict"].pop("combined_loader", None)  # One that must be drawn again draws all of them again.
+        return {
+            "loops": loops,
+            "callbacks": {each.state_key: each.state_dict() for each in trainer.callbacks},
+            "schedulers": [each.scheduler.state_dict() for each in trainer.lr_scheduler_configs],
+            "precision": trainer.precision_plugin.state_dict(),
+            "datamodule": trainer.datamodule.state_dict() if trainer.datamodule else {},
+            "module": module,
+            "epoch_rng": self.epoch_rng,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        trainer = self._trainer
+        trainer.lightning_module.on_load_checkpoint({"state_dict": {}, **saved["module"]})
+        self.loader_states = saved["loops"]["state_dict"].get("combined_loader", [])
+        trainer.fit_loop.load_state_dict(saved["loops"])
+        for each in trainer.callbacks:
+            if saved["callbacks"].get(each.state_key):
+                each.load_state_dict(saved["callbacks"][each.state_key])
+        for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+        if saved["precision"]:
+            trainer.precision_plugin.load_state_dict(saved["precision"])
+        if trainer.datamodule and saved["datamodule"]:
+            trainer.datamodule.load_state_dict(saved["datamodule"])
+        self.epoch_rng = saved["epoch_rng"]
+
+
+def _check(trainer: Any) -> None:
+    if "DeepSpeed" in type(trainer.strategy).__name__:
+        raise InputError("DeepSpeed keeps its own state", hint='use strategy="ddp" or ModelParallelStrategy (FSDP2)')
+    for each in trainer.callbacks:
+        if type(each).on_save_checkpoint is not Callback.on_save_checkpoint:
+            raise InputError(
+                f"{type(each).__name__} keeps its state in Lightning's own checkpoint (on_save_checkpoint)",
+                hint="a callback that keeps it in state_dict() and load_state_dict() comes back",
+            )
+        if isinstance(each, ModelCheckpoint) and each.monitor is None and trainer.is_global_zero:
+            log.info(
+                "ModelCheckpoint saves everything a second time; Trainer(enable_checkpointing=False) saves it once"
+            )
