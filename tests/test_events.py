@@ -7,6 +7,7 @@ import pytest
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
+    Behind,
     Capacity,
     Event,
     Failure,
@@ -18,6 +19,7 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    RankBehind,
     Reported,
     ServerUp,
     SpanClass,
@@ -35,8 +37,11 @@ EVENTS: list[Event] = [
     AttemptPlaced(at_us=4, job_id=A, epoch=1, leases=(Lease(node="n", gpus=(0, 1)), Lease(node="m", gpus=(3,)))),
     NoticeGiven(at_us=5, job_id=A, epoch=1, reason=NoticeReason.PREEMPT, deadline_us=9, for_job=JobId("b-abcdef")),
     Reported(at_us=6, job_id=A, epoch=1, span=SpanClass.USEFUL, from_us=5, first_step=0, steps=3, loss=1.5),
+    RankBehind(
+        at_us=7, job_id=A, epoch=1, rank=3, how=Behind.STUCK, step=2, since_us=6, where="train.py:8", stack=("a", "b")
+    ),
     AttemptEnded(
-        at_us=7,
+        at_us=8,
         job_id=A,
         epoch=1,
         outcome=Outcome.FAILED,

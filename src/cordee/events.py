@@ -64,6 +64,15 @@ class SpanClass(StrEnum):
     STALL = "stall"
 
 
+class Behind(StrEnum):
+    """How a rank holds the others up."""
+
+    STUCK = "stuck"  # it stands still in a step, and answers
+    SILENT = "silent"  # its watcher does not answer either: the process is frozen, or its node gone
+    SLOW = "slow"  # the others wait for it in every step
+    OVER = "over"  # it no longer does
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A machine with GPUs (or CPU slots, then `gpu_name` is `slot`) under one agent."""
@@ -388,6 +397,22 @@ class RankLeft:
     step: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBehind:
+    """A rank holds the others up, or no longer does; told by the lowest rank that answers."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    rank: int
+    how: Behind
+    step: int  # that it is in
+    since_us: int
+    waited: float = 0.0  # of a slow one: the part of the time that the others wait for it
+    where: str = ""  # what is known of the place: the innermost line of its script, or the state of its process
+    stack: tuple[str, ...] = ()  # of its main thread, the outermost call first
+
+
 # -- attempts: conclusions -------------------------------------------------------------------------------
 
 
@@ -423,6 +448,7 @@ Event = (
     | Reported
     | CheckpointCommitted
     | RankLeft
+    | RankBehind
     | AttemptEnded
 )
 

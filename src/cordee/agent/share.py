@@ -6,7 +6,7 @@ The agent's loop calls it: when children were reaped, when a command came, when 
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,25 @@ from cordee.agent.launch import Assignment, LaunchError, RankLaunch, ShareLaunch
 from cordee.agent.logs import LogPump, tail, torchrun_root_cause
 from cordee.agent.process import Process
 from cordee.errors import EXIT_CHECKPOINTED
-from cordee.events import CheckpointCommitted, Event, Failure, Outcome, RankLeft, Reported, Restored, decode
+from cordee.events import (
+    Behind,
+    CheckpointCommitted,
+    Event,
+    Failure,
+    Outcome,
+    RankBehind,
+    RankLeft,
+    Reported,
+    Restored,
+    decode,
+)
 from cordee.telemetry.stream import StreamRecord, last_records
 
-_NUMBERS = ("at_us", "from_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us", "drain_us")
+_NUMBERS = (
+    "at_us", "from_us", "since_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us",
+    "drain_us",
+)  # fmt: skip
+_STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
 
 
@@ -156,6 +171,8 @@ class Share:
             return ShareResult(Outcome.CHECKPOINTED, "every rank left with a checkpoint")
         if self._killed_why:
             return ShareResult(Outcome.KILLED, self._killed_why)
+        if "hung" in left.values():
+            return ShareResult(Outcome.LOST, self._why_hung(left))
         if all(code == 0 for code in codes):
             return ShareResult(Outcome.FINISHED, "every process exited with 0")
         if self._first_bad is None:
@@ -184,13 +201,23 @@ class Share:
         return self._noticed and exit_code in answers
 
     def _how_ranks_left(self) -> dict[int, str]:
-        left: dict[int, str] = {}
-        for path in (self.folder / "spool").glob("rank*.jsonl"):
+        return {event.rank: event.how for event in self._last_events() if isinstance(event, RankLeft)}
+
+    def _last_events(self) -> Iterator[Event]:
+        for path in sorted((self.folder / "spool").glob("rank*.jsonl")):
             for record in last_records(path):
                 event = rank_event(record, self.order)
-                if isinstance(event, RankLeft):
-                    left[event.rank] = event.how
-        return left
+                if event is not None:
+                    yield event
+
+    def _why_hung(self, left: Mapping[int, str]) -> str:
+        behind = [event for event in self._last_events() if isinstance(event, RankBehind) and event.how in _STANDING]
+        ended = sum(how == "hung" for how in left.values())
+        why = f"{ended} ranks ended themselves, since no step had gone on for the job's on_hang.restart_after"
+        if not behind:
+            return why
+        last = behind[-1]
+        return f"rank {last.rank} stood still in step {last.step}{f', {last.where}' if last.where else ''}; {why}"
 
     def _all_checkpointed(self, left: Mapping[int, str]) -> bool:
         if self._per_rank:
@@ -228,7 +255,7 @@ def rank_event(record: StreamRecord, order: Assignment) -> Event | None:
         event = decode(record.event)
     except ValueError:
         return None
-    if not isinstance(event, Restored | Reported | CheckpointCommitted | RankLeft):
+    if not isinstance(event, Restored | Reported | CheckpointCommitted | RankLeft | RankBehind):
         return None
     if (event.job_id, event.epoch) != (order.job_id, order.epoch):
         return None

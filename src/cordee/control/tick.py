@@ -17,6 +17,7 @@ from cordee.events import (
     JobSubmitted,
     Queue,
     QueuesSet,
+    RankBehind,
     RankLeft,
     Reported,
     Restored,
@@ -31,7 +32,7 @@ from cordee.schedule.policy import Policy
 from cordee.schedule.queues import check
 from cordee.schedule.state import State
 
-_TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft))
+_TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft, RankBehind))
 
 
 @dataclass(slots=True)

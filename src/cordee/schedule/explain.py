@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cordee.events import AttemptPlaced, Capacity, Job, Lease, NoticeGiven
+from cordee.events import AttemptPlaced, Behind, Capacity, Job, Lease, NoticeGiven, RankBehind
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.bounds import Bound, Refusal
 from cordee.schedule.cycle import Cycle
@@ -28,6 +28,7 @@ class Reason(StrEnum):
     UNKNOWN_JOB = "unknown-job"
     ENDED = "ended"
     RUNNING = "running"
+    HELD_UP = "held-up"  # it runs, and one of its ranks stands still or is slower than the others
     STARTING = "starting"  # placed; its ranks have not started
     LEAVING = "leaving"  # has notice, or is being killed
     SERVER_DRAINING = "server-draining"
@@ -107,7 +108,18 @@ def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
     if attempt.started_us is None:
         return _say(record, Reason.STARTING, f"{name} was placed on {where}; its ranks have not started yet")
     ran = format_duration(max(0, now_us - attempt.started_us) / US_PER_S)
+    if attempt.behind is not None:
+        return _say(record, Reason.HELD_UP, f"{name} runs on {where} since {ran}; {_behind(attempt.behind, now_us)}")
     return _say(record, Reason.RUNNING, f"{name} runs on {where} since {ran}")
+
+
+def _behind(event: RankBehind, now_us: int) -> str:
+    since = format_duration(max(0, now_us - event.since_us) / US_PER_S)
+    where = f", {event.where}" if event.where else ""
+    if event.how is Behind.SLOW:
+        return f"rank {event.rank} is slow since {since}: the others wait for it {event.waited:.0%} of the time"
+    does = "does not answer" if event.how is Behind.SILENT else "has stood still"
+    return f"rank {event.rank} {does} since {since}, in step {event.step}{where}"
 
 
 def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation:

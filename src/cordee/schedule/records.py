@@ -11,6 +11,7 @@ from cordee.events import (
     Lease,
     Node,
     NoticeGiven,
+    RankBehind,
     ShareEnded,
     StopRequested,
 )
@@ -72,6 +73,7 @@ class Attempt:
     started_us: int | None = None  # first RanksStarted
     captured_us: int | None = None  # work before this is durable
     committed_step: int | None = None
+    behind: RankBehind | None = None  # the rank that holds the others up
     shares: tuple[ShareEnded, ...] = ()
     notice: NoticeGiven | None = None
     kill: KillOrdered | None = None

@@ -16,6 +16,7 @@ from typing import Any
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
+    Behind,
     CheckpointCommitted,
     Event,
     Job,
@@ -31,6 +32,7 @@ from cordee.events import (
     NoticeReason,
     Outcome,
     QueuesSet,
+    RankBehind,
     RanksStarted,
     ServerDraining,
     ServerUp,
@@ -127,6 +129,7 @@ class State:
             RanksStarted: self._ranks_started,
             ShareEnded: self._share_ended,
             CheckpointCommitted: self._committed,
+            RankBehind: self._behind,
             AttemptEnded: self._attempt_ended,
         }
 
@@ -495,6 +498,13 @@ class State:
             self.journal.put(self.attempts, event.job_id, committed)
             if attempt.started_us is not None:
                 self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
+
+    def _behind(self, event: RankBehind) -> None:
+        attempt = self._live(event.job_id, event.epoch)
+        if attempt is not None:
+            over = event.how is Behind.OVER
+            if not over or (attempt.behind is not None and attempt.behind.rank == event.rank):
+                self.journal.put(self.attempts, event.job_id, replace(attempt, behind=None if over else event))
 
     def _share_ended(self, event: ShareEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
