@@ -24,11 +24,16 @@ class Choice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """A capture is durable in the stores up to this one, the nearest first, so long after its drain has begun."""
+class Store:
+    """One of the places of the job's checkpoints.
+
+    Attributes:
+        name: as the job calls it.
+        drain_s: from a capture until it is durable in this one and all nearer ones; None: not measured.
+    """
 
     name: str
-    drain_s: float
+    drain_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,27 +46,34 @@ class Situation:
         boundary_s: until they do, as far as can be told: what is left of the step that runs.
         step_s: what a step takes; None: none was measured.
         stall_s: what a capture takes.
-        size_bytes: of a capture.
-        reaches: nearest first, the one that lasts at the end; empty: no save was measured.
+        size_bytes: of a capture, all ranks together.
+        stores: nearest first, the one that lasts at the end.
         busy_s: until the drain is done with what it has.
-        captured_step: of the newest capture in memory that is not durable; None: there is none.
-        held: it lies in memory and waits; else it is what the drain has.
-        durable_step: what a new attempt would start with now.
-        machine_stays: what lies on its own disks will still be there.
+        draining_step: of the capture that the drain has; None: it has none.
+        held_step: of the newest capture that only lies in memory.
+        durable_step: of the newest checkpoint in all stores.
+        near_step: of the newest checkpoint in some of them.
+        machine_stays: what lies on the machine's own disks is there afterwards.
     """
 
     left_s: float
     step: int
+    stores: tuple[Store, ...]
     boundary_s: float = 0.0
     step_s: float | None = None
     stall_s: float = 0.0
     size_bytes: int = 0
-    reaches: tuple[Reach, ...] = ()
     busy_s: float = 0.0
-    captured_step: int | None = None
-    held: bool = False
+    draining_step: int | None = None
+    held_step: int | None = None
     durable_step: int = 0
+    near_step: int = 0
     machine_stays: bool = True
+
+    @property
+    def kept_step(self) -> int:
+        """What a new attempt would start with."""
+        return max(self.durable_step, self.near_step) if self.machine_stays else self.durable_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +81,14 @@ class Plan:
     """What to do.
 
     Attributes:
-        lacks: so many of the farthest stores are left out.
+        reach: to how many stores, the nearest first.
         needs_s: what it takes, from now on, by the figures.
-        turn_s: with less than this left the boundary is not waited for any longer: what is held has to go now.
+        turn_s: with less than this left the boundary is waited for no longer: what is held has to go now.
         says: the decision with its numbers.
     """
 
     choice: Choice
-    lacks: int
+    reach: int
     needs_s: float
     turn_s: float
     says: str
@@ -85,67 +97,76 @@ class Plan:
 def plan(now: Situation) -> Plan:
     """Choose what loses the fewest steps; of what loses the same, what reaches farthest."""
     if now.durable_step == now.step:
-        return _plan(now, Choice.DURABLE, 0, 0.0)
-    useful = _useful(now)
-    for lacks in useful:
-        if _room(now, _save_s(now, lacks)) <= now.left_s:
-            return _plan(now, Choice.SAVE, lacks, _save_s(now, lacks))
-    if now.captured_step is not None and now.captured_step > now.durable_step:
-        for lacks in useful:
-            if _finish_s(now, lacks) <= now.left_s:
-                return _plan(now, Choice.FINISH, lacks, _finish_s(now, lacks))
-    return _plan(now, Choice.TRY, useful[-1], _save_s(now, useful[-1]))
+        return _plan(now, Choice.DURABLE, len(now.stores), 0.0)
+    if reach := next((each for each in reaches(now) if fits(now, each)), 0):
+        return _plan(now, Choice.SAVE, reach, save_s(now, reach))
+    if now.kept_step == now.step:
+        return _plan(now, Choice.DURABLE, len(now.stores) - 1, 0.0)
+    if (needs_s := finish_s(now)) is not None:
+        return _plan(now, Choice.FINISH, len(now.stores), needs_s)
+    nearest = reaches(now)[-1]
+    return _plan(now, Choice.TRY, nearest, save_s(now, nearest))
 
 
-def _useful(now: Situation) -> range:
-    """How many of the farthest stores may be left out, none first."""
-    return range(len(now.reaches) if now.machine_stays and now.reaches else 1)
+def reaches(now: Situation) -> list[int]:
+    """To how many stores a save may go and be worth something, all of them first."""
+    nearest = 1 if now.machine_stays else len(now.stores)
+    farther = range(len(now.stores), nearest - 1, -1)
+    return [reach for reach in farther if reach == len(now.stores) or now.kept_step < now.step]
 
 
-def _drain_s(now: Situation, lacks: int) -> float:
-    return now.reaches[-1 - lacks].drain_s if now.reaches else 0.0
-
-
-def _save_s(now: Situation, lacks: int) -> float:
-    """A new capture begins at the boundary, and when the drain has done what it has."""
-    return max(now.boundary_s, now.busy_s) + now.stall_s + _drain_s(now, lacks)
-
-
-def _room(now: Situation, needs_s: float) -> float:
+def fits(now: Situation, reach: int) -> bool:
+    """Whether a new capture can be brought so far. Without any measure nothing speaks against it."""
+    if now.stores[reach - 1].drain_s is None and any(store.drain_s is not None for store in now.stores):
+        return False
     waits_s = max(now.boundary_s, now.busy_s)
-    return waits_s + ROOM * (needs_s - waits_s)
+    return waits_s + ROOM * (save_s(now, reach) - waits_s) <= now.left_s
 
 
-def _finish_s(now: Situation, lacks: int) -> float:
-    return now.busy_s + (_drain_s(now, lacks) if now.held else 0.0)
+def save_s(now: Situation, reach: int) -> float:
+    """A new capture begins at the boundary, and when the drain has done what it has."""
+    return max(now.boundary_s, now.busy_s) + now.stall_s + (now.stores[reach - 1].drain_s or 0.0)
 
 
-def _plan(now: Situation, choice: Choice, lacks: int, needs_s: float) -> Plan:
-    held = now.held and now.captured_step is not None and now.captured_step > now.durable_step
-    turn_s = now.busy_s + ROOM * _drain_s(now, _useful(now)[-1]) if held else 0.0
-    return Plan(choice=choice, lacks=lacks, needs_s=needs_s, turn_s=turn_s, says=_says(now, choice, lacks, needs_s))
+def finish_s(now: Situation) -> float | None:
+    """Until the newest capture in memory that can make it has made it; None: there is none."""
+    held = now.held_step is not None and now.held_step > max(now.kept_step, now.draining_step or 0)
+    if held and (needs_s := now.busy_s + _held_s(now)) <= now.left_s:
+        return needs_s
+    if now.draining_step is not None and now.draining_step > now.kept_step and now.busy_s <= now.left_s:
+        return now.busy_s
+    return None
 
 
-def _says(now: Situation, choice: Choice, lacks: int, needs_s: float) -> str:
+def _held_s(now: Situation) -> float:
+    """What is held goes to all stores."""
+    return now.stores[-1].drain_s or 0.0
+
+
+def _plan(now: Situation, choice: Choice, reach: int, needs_s: float) -> Plan:
+    held = now.held_step is not None and now.held_step > max(now.kept_step, now.draining_step or 0)
+    turn_s = now.busy_s + ROOM * _held_s(now) if held else 0.0
+    return Plan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, says=_says(now, choice, reach, needs_s))
+
+
+def _says(now: Situation, choice: Choice, reach: int, needs_s: float) -> str:
     figures = [f"{now.left_s:.1f} s left"]
+    where = f", to {now.stores[reach - 1].name} only" if 0 < reach < len(now.stores) else ""
     if choice is Choice.DURABLE:
-        return f"{figures[0]}: step {now.step} is durable already"
+        return f"{figures[0]}: step {now.step} is durable already" + (" in the nearer stores" if where else "")
     if now.step_s is not None:
         figures.append(f"step {now.step_s:.1f} s")
     if now.busy_s:
         figures.append(f"the drain is busy for {now.busy_s:.1f} s")
-    if now.reaches:
-        reach = now.reaches[-1 - lacks]
-        rate = f" at {format_bytes(now.size_bytes / reach.drain_s)}/s" if reach.drain_s > 0 else ""
-        figures.append(
-            f"capture {now.stall_s:.1f} s, drain {format_bytes(now.size_bytes)}{rate} = {reach.drain_s:.1f} s"
-        )
+    if (drain_s := now.stores[reach - 1].drain_s) is not None:
+        rate = f" at {format_bytes(now.size_bytes / drain_s)}/s" if drain_s > 0 else ""
+        figures.append(f"capture {now.stall_s:.1f} s, drain {format_bytes(now.size_bytes)}{rate} = {drain_s:.1f} s")
     else:
         figures.append("no save was measured yet")
+    captured = max(now.held_step or 0, now.draining_step or 0)
     what = {
         Choice.SAVE: f"saving at step {now.step}",
-        Choice.FINISH: f"no new capture; the one of step {now.captured_step} needs {needs_s:.1f} s",
+        Choice.FINISH: f"no new capture; the one of step {captured} needs {needs_s:.1f} s",
         Choice.TRY: f"saving at step {now.step} needs {needs_s:.1f} s; trying, since nothing is lost by it",
     }[choice]
-    where = f", to {now.reaches[-1 - lacks].name} only" if lacks else ""
     return f"{'; '.join(figures)}: {what}{where}"
