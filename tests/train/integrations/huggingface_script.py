@@ -1,0 +1,111 @@
+"""A tiny Llama under Hugging Face's Trainer: dropout, gradient accumulation, evaluation, a callback with a state.
+
+`--kill RANK:STEP` gives itself notice after that step. Each rank writes how it ended to `<out>/end<rank>.json`.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    EarlyStoppingCallback,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from cordee.train.integrations.huggingface import protect
+
+
+class Kill(TrainerCallback):
+    def __init__(self, where: str) -> None:
+        self.rank, self.step = map(int, where.split(":"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if (args.process_index, state.global_step) == (self.rank, self.step):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, n: int) -> None:
+        self.rows = torch.randint(64, (n, 16), generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """In an order that the global generator gives."""
+
+    def __iter__(self) -> Any:
+        rows = Rows(96)
+        return (rows[int(i)] for i in torch.randperm(96))
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--kill", default="0:-1")
+    parser.add_argument("--max-steps", type=int, default=-1)
+    parser.add_argument("--stream", action="store_true")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    set_seed(3)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(
+        LlamaConfig(**sizes, num_attention_heads=2, attention_dropout=0.2, tie_word_embeddings=True)
+    )
+    told = TrainingArguments(
+        output_dir=str(args.out / "trainer"),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_train_epochs=3,
+        max_steps=args.max_steps,
+        learning_rate=1e-2,
+        lr_scheduler_type="cosine",
+        warmup_steps=3,
+        logging_steps=5,
+        eval_strategy="steps",
+        eval_steps=4,
+        save_steps=2,
+        metric_for_best_model="eval_loss",
+        seed=3,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    early = EarlyStoppingCallback(early_stopping_patience=99)
+    trainer = Trainer(
+        model=model,
+        args=told,
+        train_dataset=Stream() if args.stream else Rows(52),
+        eval_dataset=Rows(8),
+        callbacks=[early, Kill(args.kill)],
+    )
+    protect(trainer, to=args.to)
+    trainer.train()
+    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    end = {
+        "weights": hashlib.sha256(weights).hexdigest(),
+        "step": trainer.state.global_step,
+        "losses": [[each["step"], each["loss"]] for each in trainer.state.log_history if "loss" in each],
+        "evaluated": [[each["step"], each["eval_loss"]] for each in trainer.state.log_history if "eval_loss" in each],
+        "patience": early.early_stopping_patience_counter,
+        "learning_rate": trainer.optimizer.param_groups[0]["lr"],
+        "saved by the Trainer": [path.name for path in (args.out / "trainer").glob("checkpoint-*")],
+    }
+    (args.out / f"end{told.process_index}.json").write_text(json.dumps(end))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
