@@ -1,4 +1,4 @@
-"""A throw-away Slurm of this machine alone: munge, a controller and four nodes, with key, ports and state of their own."""
+"""A throw-away Slurm on this machine: munge, a controller and four nodes; their key, ports and state are their own."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -38,7 +38,8 @@ PreemptMode=REQUEUE
 KillWait=5
 SchedulerParameters=sched_interval=1
 GresTypes=gpu
-NodeName=127.0.0.[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=8 RealMemory=1000 Gres=gpu:8
+NodeName=DEFAULT CPUs=8 RealMemory=1000 Gres=gpu:8
+NodeName=127.0.0.[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}]
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=110
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
@@ -82,7 +83,7 @@ class Cluster:
         (munge / "key").chmod(0o600)
         files = [f"--{name}={munge / name.split('-')[0]}" for name in ("key-file", "pid-file", "log-file", "seed-file")]
         self._daemon("munged", "--foreground", "--force", f"--socket={munge / 'socket'}", *files)
-        self.until(lambda: (munge / "socket").exists(), "munged")
+        self.until((munge / "socket").exists, "munged")
         self._daemon("slurmctld", "-D", "-c")
         for number in range(1, NODES + 1):
             self._daemon("slurmd", "-D", "-N", f"127.0.0.{number}")
@@ -93,20 +94,19 @@ class Cluster:
             daemon = subprocess.Popen(argv, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._daemons.append(daemon)
 
-    def ask(self, *argv: str, **extra: str) -> str:
+    def ask(self, *argv: str) -> str:
         """What a client's command writes; empty where it fails."""
-        done = subprocess.run(
-            argv, env={**self.env, **extra}, capture_output=True, text=True, timeout=60, cwd=self.folder
-        )
-        return done.stdout.strip()
+        return self._run(argv, self.folder, {}).stdout.strip()
 
     def submit(self, *argv: str, cwd: Path, **extra: str) -> str:
         """The id of a new batch job."""
-        command = ["sbatch", "--parsable", *argv]
-        env = {**self.env, **extra}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
+        done = self._run(("sbatch", "--parsable", *argv), cwd, extra)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def _run(self, argv: Sequence[str], cwd: Path, extra: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+        env = {**self.env, **extra}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, cwd=cwd, check=False)
 
     def job(self, job_id: str) -> dict[str, str]:
         """What `scontrol show job` says."""
@@ -117,6 +117,7 @@ class Cluster:
         """Return when it is true."""
         end_s = time.monotonic() + limit_s
         while not true():
+            assert all(daemon.poll() is None for daemon in self._daemons), f"a daemon has ended\n{self.told()}"
             assert time.monotonic() < end_s, f"{what}: not within {limit_s:.0f} s\n{self.told()}"
             self._tick.wait(0.05)
 

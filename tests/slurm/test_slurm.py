@@ -1,8 +1,9 @@
-"""The sbatch script of the docs under a real Slurm: preempted, out of time, requeued, and not a bit or a step is lost."""
+"""The sbatch script of the docs under a real Slurm: preempted, out of time, requeued; not a bit or a step is lost."""
 
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ ROOT = HERE.parents[1]
 SCRIPT = ROOT / "examples" / "08_sbatch.sh"
 STEPS = 80
 LIMIT_S = 6 * UP_S
-# The docs' script asks for 2 nodes of 8 GPUs; these options of sbatch make it a small job. Its own lines stay as they are.
+# The script asks for 2 nodes of 8 GPUs; these options of sbatch make it a small job. Its own lines stay as they are.
 SMALL = ("--ntasks-per-node=1", "--gpus-per-node=1", "--mem=0", "--output=out.txt")
 
-pytestmark = [pytest.mark.slurm, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
+needs_slurm = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 @pytest.fixture
@@ -74,6 +75,13 @@ class Training:
         return end
 
 
+def test_the_page_shows_the_script_that_is_tested() -> None:
+    page = (ROOT / "docs" / "how-to" / "sbatch.md").read_text()
+    assert textwrap.indent(SCRIPT.read_text(), "    ") in page
+
+
+@pytest.mark.slurm
+@needs_slurm
 def test_the_script_of_the_docs_survives_preemption_and_the_time_limit(cluster: Cluster, tmp_path: Path) -> None:
     limited = Training(cluster, tmp_path / "limited", "127.0.0.[1-2]", "--time=30", pause_s=0.5)
     pushed = Training(cluster, tmp_path / "pushed", "127.0.0.[3-4]", "--time=30", pause_s=0.02)
