@@ -9,7 +9,7 @@ import pytest
 from agent_world import JOB, TAG, python
 
 from cordee.agent import process
-from cordee.events import NodeUp, Outcome, RankLeft
+from cordee.events import NodeUp, Outcome, RankLeft, ShareEnded
 
 IGNORES = """
 import signal, time
@@ -72,6 +72,44 @@ def test_first_failure_ends_the_others_at_once_with_its_last_lines(world):
     assert (ended.failure.rank, ended.failure.exit_code, ended.failure.signal) == (1, 3, None)
     assert ended.failure.tail == tuple(str(n) for n in range(60, 100))
     assert not process.find(TAG)
+
+
+DRAINED = """
+import os, signal, subprocess, sys, time
+wait = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\\nopen(sys.argv[2], 'w').close()"
+for name in ("drain", "other"):
+    env = os.environ | ({"CORDEE_DRAIN": "1"} if name == "drain" else {})
+    subprocess.Popen([sys.executable, "-c", wait, "go", f"{name}-done"], env=env)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_drain_may_bring_what_its_dead_trainer_held(world):
+    """Ranks and whatever else they started end at once; the attempt ends when the drain has."""
+    world.start(python(DRAINED))
+    world.logged("ready")
+    (rank,) = [each for each in process.find(TAG) if not has_parent_in(each, process.find(TAG))]
+    process.send(rank, signal.SIGKILL)
+    world.until(lambda: len(process.find(TAG)) == 1, "the end of all but the drain")
+    assert not world.of(ShareEnded)
+    (world.home / "go").touch()
+    assert world.ended().outcome is Outcome.LOST
+    assert (world.home / "drain-done").exists() and not (world.home / "other-done").exists()
+
+
+def test_a_deadline_is_the_drains_too(world):
+    world.start(python(DRAINED))
+    world.logged("ready")
+    world.kill()
+    world.until(lambda: len(process.find(TAG)) == 1, "the end of all but the drain")
+    world.notice(0.1)
+    assert world.ended().outcome is Outcome.KILLED
+    assert not process.find(TAG) and not (world.home / "drain-done").exists()
+
+
+def has_parent_in(each, others):
+    return int((process.PROC / str(each.pid) / "stat").read_text().split()[3]) in {other.pid for other in others}
 
 
 def test_rank_killed_from_outside_is_lost(world):

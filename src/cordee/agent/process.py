@@ -88,6 +88,11 @@ def identify(pid: int) -> Process | None:
     return entry.process if entry else None
 
 
+def has(process: Process, name: str) -> bool:
+    """Whether a variable of this name is in its environment."""
+    return any(each.startswith(f"{name}=".encode()) for each in _environ(process.pid))
+
+
 def send(process: Process, number: signal.Signals) -> bool:
     """Signal exactly this process; False if it is gone."""
     try:
@@ -173,14 +178,17 @@ def _stat(pid: int) -> _Entry | None:
 
 
 def _is_tagged(pid: int, tag: str, node: str | None) -> bool:
-    if PROC is None:
-        environ = _portable_environ(pid)
-    else:
-        try:
-            environ = (PROC / str(pid) / "environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
+    environ = _environ(pid)
     return f"{TAG}={tag}".encode() in environ and (node is None or f"{NODE}={node}".encode() in environ)
+
+
+def _environ(pid: int) -> list[bytes]:
+    if PROC is None:
+        return _portable_environ(pid)
+    try:
+        return (PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _psutil() -> Any:

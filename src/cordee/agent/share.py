@@ -3,6 +3,7 @@
 The agent's loop calls it: when children were reaped, when a command came, when its time has come.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from cordee.events import (
     Restored,
     decode,
 )
+from cordee.storage.rescue import DRAIN, RESCUE_S_MAX
 from cordee.telemetry.stream import StreamRecord, last_records
 
 _NUMBERS = (
@@ -76,6 +78,8 @@ class Share:
         self._noticed = False
         self._sweeping = False
         self._sweep_s = SWEEP_S_MIN
+        self._deadline_s = math.inf  # of the notice
+        self._spare_until_s = 0.0
         self._killed_why = ""
         self._first_bad: _Rank | None = None
         self._not_started = ""
@@ -124,6 +128,7 @@ class Share:
 
     def notice(self, deadline_s: float) -> None:
         """Ask every rank to leave, once, and end what is left at the deadline (monotonic)."""
+        self._deadline_s = min(self._deadline_s, deadline_s)
         if not self._sweeping:
             self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
         if self._noticed:
@@ -135,7 +140,7 @@ class Share:
                     process.send(target, signal.SIGTERM)
 
     def kill(self, why: str, now_s: float) -> None:
-        """End every process now."""
+        """End every process now; drains once they have brought what they hold, which needs no GPU."""
         if not self._sweeping:
             self._killed_why = why
             self._sweep(now_s)
@@ -148,8 +153,10 @@ class Share:
             self._killed_why = f"it did not leave within its grace period of {self.order.grace_s:g} s"
             self._sweeping = True
         left = self.processes()
+        spared = now_s < min(self._spare_until_s, self._deadline_s)
         for each in left:
-            process.send(each, signal.SIGKILL)
+            if not (spared and process.has(each, DRAIN)):
+                process.send(each, signal.SIGKILL)
         if not left and all(rank.exit_code is not None for rank in self._ranks):
             self.wake_at_s = None
             return True
@@ -189,6 +196,7 @@ class Share:
 
     def _sweep(self, now_s: float) -> None:
         self._sweeping = True
+        self._spare_until_s = now_s + RESCUE_S_MAX
         self.wake_at_s = now_s
 
     def _is_bad(self, exit_code: int) -> bool:
