@@ -16,11 +16,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from cordee.errors import EXIT_CHECKPOINTED, CheckpointError, StopError
+from cordee.errors import CheckpointError, CordeeError, StopError
 from cordee.events import SpanClass
 from cordee.storage.generations import Commit
 from cordee.train import own
+from cordee.train.deadline import Choice
 from cordee.train.leaving import Leaving, beside, name
+from cordee.train.pace import Pace
 from cordee.train.report import Reporter, speak
 from cordee.train.saving import Saving
 from cordee.train.settings import Settings, settings
@@ -75,11 +77,12 @@ class Job:
         self.start_step = 0  # the step this attempt starts with
         self.rank, self.world_size = _rank_and_world_size()
         self._told = told
-        self._step = 0  # the next to begin
+        self._pace = Pace()
+        self._passed = 0  # boundaries, counted from the step this attempt starts with
         self._finished = False
         self._final_failed = False
         self._found: Commit | None = None
-        self._extras: dict[str, Any] | None = None
+        self._rng: Any = None  # to go on from, when the loop begins
         self._saving: Saving | None = None
         self._leaving: Leaving | None = None
         self._agreement: Agreement | None = None
@@ -99,7 +102,7 @@ class Job:
             if self.rank == 0:
                 log.warning("no checkpoint destination: this job is unprotected (cordee.job(state, to=...) names one)")
             return
-        self._leaving = leaving = Leaving(self._told, self.rank, self._reporter, lambda: self._step)
+        self._leaving = leaving = Leaving(self._told, self.rank, self._reporter, self._pace, self._request_save)
         try:
             self._saving = leaving.saving = Saving(
                 self.state,
@@ -114,7 +117,7 @@ class Job:
             self._close()
             raise
         if self._found is not None:
-            self.start_step = self._step = self._found.step
+            self.start_step = self._pace.step = self._passed = self._found.step
 
     def load(self) -> None:
         """Put what was found into the state; from here on a notice can be agreed on."""
@@ -123,7 +126,7 @@ class Job:
             return
         leaving = self._leaving
         try:
-            self._extras = self._saving.load(self._found)
+            self._rng = self._saving.load(self._found)
             self._agreement = leaving.agreement = Agreement(
                 first_step=self.start_step,
                 rank=self.rank,
@@ -150,9 +153,9 @@ class Job:
             Preempted: out of the loop, at the agreed step.
         """
         self.begin()
-        while self._step < n:
+        while self._pace.step < n:
             self.boundary()
-            yield self._step
+            yield self._pace.step
             self.stepped()
         self.finish()
 
@@ -160,11 +163,11 @@ class Job:
 
     def begin(self) -> None:
         """Just before the first step: the generators are put back, since what came before may have drawn numbers."""
-        if self._extras is not None:
-            own.restore_rng(self._extras["rng"])
-            self._extras = None
+        if self._rng is not None:
+            own.restore_rng(self._rng)
+            self._rng = None
         self._finished = False
-        self._reporter.switch(SpanClass.USEFUL, self._step)
+        self._reporter.switch(SpanClass.USEFUL, self._pace.step)
 
     def boundary(self) -> None:
         """Before a step: save if it is time, and leave if that was agreed.
@@ -172,19 +175,36 @@ class Job:
         Raises:
             Preempted: the rank leaves at this step.
         """
-        if self._agreement is not None:
-            self._boundary(self._agreement, self._step)
+        every, step, saving = self._told.every.steps, self._pace.step, self._saving
+        if saving is not None:
+            if every and step % every == 0 and step not in (self.start_step, saving.saved_step):
+                saving.save(step)  # the same steps on every rank, so there is nothing to agree on
+            self._meet(saving)
+        self._pace.began()
 
     def stepped(self) -> None:
         """After a step."""
-        self._reporter.stepped(self._step)
-        self._step += 1
+        self._reporter.stepped(self._pace.step)
+        self._pace.ended()
+
+    def safe_point(self) -> None:
+        """Here the state is whole, in the middle of a step or outside of the loop: leave if a notice asks for it.
+
+        For what takes long and does not train: a warm-up, an evaluation after the step's training. All ranks call it
+        equally often. If they leave here, the step counts as done: what was still to come of it does not run again.
+
+        Raises:
+            Preempted: the rank leaves.
+        """
+        if self._saving is not None:
+            self._meet(self._saving)
 
     def finish(self) -> None:
         """After the last step: the final checkpoint. If it fails, the end of the `with` block says so."""
-        self._final_failed = self._saving is not None and not self._make_durable(_NO_LIMIT_S)
+        if (saving := self._saving) is not None and (leaving := self._leaving) is not None:
+            self._final_failed = not saving.make_durable(self._pace.step, lambda: leaving.left_s(_NO_LIMIT_S))
         self._finished = True
-        self._reporter.switch(SpanClass.RESTART, self._step)
+        self._reporter.switch(SpanClass.RESTART, self._pace.step)
 
     def log(self, *, loss: Any = None, tokens: int = 0) -> None:
         """Tell about the step that runs: its loss, and the tokens of the whole gang in it."""
@@ -193,48 +213,60 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        leaving, step = self._leaving, self._pace.step
         if kind is None:
             if not self._finished and self.rank == 0:
-                log.info("the loop was left at step %d before its end: no final checkpoint", self._step)
+                log.info("the loop was left at step %d before its end: no final checkpoint", step)
             self._say_left(*(("aborted", CheckpointError.exit_code) if self._final_failed else ("finished", 0)))
             self._count_out(_NO_LIMIT_S)
-        self._close()
+        failed = kind is not None and issubclass(kind, Exception) and not issubclass(kind, CordeeError)
+        broken = failed and leaving is not None and leaving.by_s is not None and leaving.exit_code is None
+        if broken and leaving is not None:
+            # Whoever leaves breaks the collectives of those that have not: that is no failure of the script.
+            log.error("rank %d failed in step %d on its way out; durable: %s", self.rank, step, name(self._saving))
+            log.error("it failed with this:", exc_info=error)
+            leaving.say_notice(durable=False)
+        self._close(failed=failed)
+        if broken:
+            raise Preempted(StopError.exit_code) from error
         if kind is None and self._final_failed:
             raise CheckpointError(
-                f"the final checkpoint, of step {self._step}, failed; durable is {name(self._saving)}",
+                f"the final checkpoint, of step {step}, failed; durable is {name(self._saving)}",
                 hint="the lines above say why; the same job, started again, goes on from what is durable",
             )
 
     # -- at a boundary, on the main thread -----------------------------------------------------------------
 
-    def _boundary(self, agreement: Agreement, step: int) -> None:
-        saving = self._saving
-        assert saving is not None, "an unprotected job has no agreement"
-        every = self._told.every.steps
-        if every and step % every == 0 and step not in (self.start_step, saving.saved_step):
-            saving.save(step)  # the same steps on every rank, so there is nothing to agree on
-        while (verdict := agreement.at(step)) is Verdict.SAVE:
+    def _meet(self, saving: Saving) -> None:
+        """All ranks pass the same boundaries in the same order; at one they may save, or leave."""
+        agreement = self._agreement
+        assert agreement is not None, "enter the job first"
+        step = self._pace.step + self._pace.inside  # within a step its training is done, or this were no boundary
+        while (verdict := agreement.at(self._passed)) is Verdict.SAVE:
             if step != saving.saved_step:
                 saving.save(step)
             agreement.conclude()
             self._plan_save()
         if verdict is Verdict.LEAVE:
-            self._leave(step)
+            if self._pace.inside:
+                self.stepped()
+            self._leave(saving, agreement)
+        self._passed += 1
 
-    def _make_durable(self, limit_s: float) -> bool:
-        assert self._saving is not None and self._leaving is not None, "an unprotected job never saves"
-        leaving = self._leaving
-        return self._saving.make_durable(self._step, lambda: leaving.left_s(limit_s))
-
-    def _leave(self, step: int) -> None:
-        assert self._leaving is not None, "an unprotected job is never asked to leave"
-        durable = self._make_durable(self._told.grace_s)
-        done = 0 if self._told.torchelastic else EXIT_CHECKPOINTED
-        self._say_left(*(("checkpointed", done) if durable else ("aborted", StopError.exit_code)))
-        if self.rank == 0 and durable:
-            log.info("left at step %d: its checkpoint is durable", step)
+    def _leave(self, saving: Saving, agreement: Agreement) -> None:
+        leaving, step = self._leaving, self._pace.step
+        assert leaving is not None, "an unprotected job is never asked to leave"
+        choice, reach = leaving.decide(saving, agreement)
+        durable = choice is Choice.DURABLE
+        if choice in (Choice.SAVE, Choice.TRY):
+            durable = saving.make_durable(step, lambda: leaving.left_s(self._told.grace_s), reach)
+        elif choice is Choice.FINISH:
+            saving.finish(leaving.left_s(self._told.grace_s))
+        leaving.say_notice(durable=durable)
+        if self.rank == 0:
+            log.info("left at step %d: %s", step, "its checkpoint is durable" if durable else f"{name(saving)} is")
         self._count_out(self._told.grace_s)
-        raise Preempted(self._leaving.exit_code)
+        raise Preempted(leaving.exit_code)
 
     def _count_out(self, limit_s: float) -> None:
         if self._agreement is None or self._leaving is None:
@@ -248,7 +280,7 @@ class Job:
         if self._leaving is not None:
             self._leaving.say(how, exit_code)
         else:
-            self._reporter.left(how, self._step)
+            self._reporter.left(how, self._pace.step)
 
     # -- periodic saves: rank 0's timer --------------------------------------------------------------------
 
@@ -258,7 +290,8 @@ class Job:
             self._leaving.notices.at("save", time.monotonic() + self._saving.period_s, self._request_save)
 
     def _request_save(self) -> None:
-        assert self._saving is not None and self._leaving is not None, "an unprotected job never saves"
+        if self._saving is None or self._leaving is None:
+            return  # the cloud's hint may come before there is anything to save
         if self._saving.draining:  # a store slower than the interval decides the interval
             self._leaving.notices.at("save", time.monotonic() + 0.1, self._request_save)
         elif self._agreement is not None:
@@ -266,13 +299,13 @@ class Job:
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def _close(self) -> None:
+    def _close(self, *, failed: bool = False) -> None:
         if self._agreement is not None:
             self._agreement.close()
         if self._saving is not None:
-            self._saving.checkpointer.close()
+            self._saving.checkpointer.close(failed=failed)
         if self._leaving is not None:
-            self._leaving.notices.close()
+            self._leaving.close()
         self._reporter.close()
 
 

@@ -13,10 +13,14 @@ import torch
 
 from cordee.errors import CheckpointError, FencedError
 from cordee.events import SpanClass
+from cordee.storage.destination import places
 from cordee.storage.generations import Commit
 from cordee.train import own
 from cordee.train.checkpoint import Checkpointer
+from cordee.train.deadline import Situation, Store
+from cordee.train.pace import Pace
 from cordee.train.report import Reporter, process_start_us
+from cordee.train.restore import Loaded
 from cordee.train.settings import Settings
 
 log = logging.getLogger("cordee")
@@ -31,7 +35,7 @@ class Saving:
     Attributes:
         checkpointer: where they go.
         saved_step: of the newest capture that this attempt has made.
-        draining: whether a capture is on its way to the store.
+        durable_step: of the newest checkpoint that all stores have; 0: there is none.
         period_s: between two saves, where the user did not count steps.
     """
 
@@ -41,8 +45,11 @@ class Saving:
         self._state, self._told, self._rank, self._world_size = state, told, rank, world_size
         self._reporter = reporter
         self._restart_s = 0.0
+        self._stores = places(to)
+        self._saved_reach = 0
+        self._handed_s = 0.0  # when the drain got what it has
         self.saved_step: int | None = None
-        self.draining = False
+        self.durable_step = 0
         self.period_s = told.every.seconds or AUTO_FIRST_S
         self.checkpointer = Checkpointer(
             to,
@@ -53,64 +60,76 @@ class Saving:
             base=told.base,
             grace_s=told.grace_s,
             on_commit=self._on_commit,
-            on_failure=lambda error: self._drained(),
         )
 
     @property
-    def durable_step(self) -> int:
-        """The step that a new attempt would start with now; 0 if there is no checkpoint."""
+    def draining(self) -> bool:
+        """Whether a capture is on its way to the stores."""
+        return self.checkpointer.standing().draining_step is not None
+
+    def kept_step(self, *, machine_stays: bool) -> int:
+        """The step that a new attempt would start with; 0 if there is no checkpoint."""
         newest = self.checkpointer.newest()
-        return newest.step if newest else 0
+        return newest.step if newest and machine_stays else self.durable_step
 
     def open(self) -> Commit | None:
         """Find the newest generation that verifies; None if this is a new job."""
-        return self.checkpointer.open()
+        commit = self.checkpointer.open()
+        if commit is not None and not commit.lacks:
+            self.durable_step = commit.step
+        return commit
 
-    def load(self, commit: Commit | None) -> dict[str, Any] | None:
-        """Put it into the state; this rank's own extras, if the world has the same size."""
+    def load(self, commit: Commit | None) -> Any:
+        """Put it into the state; the random numbers to go on from, for when the loop begins."""
         loaded = None
         if commit is not None:
             loaded = self.checkpointer.load(self._state, commit)
             if loaded.extras is not None:
                 own.restore(self._state, loaded.extras)
             elif self._rank == 0:
-                log.warning(
-                    "restored from %d ranks to %d: random numbers and per-rank values start anew",
-                    loaded.world_size,
-                    self._world_size,
-                )
+                self._tell_elsewhere(loaded)
         self._restart_s = time.time() - process_start_us() / 1e6
         step = loaded.step if loaded else 0
         if self._rank == 0:
             log.info("step %d %s %s", step, "restored from" if commit else "of a new job in", self.checkpointer.to)
         self._reporter.restored(step, commit.generation if commit else None)
-        return loaded.extras if loaded else None
+        return loaded.rng if loaded else None
 
-    def save(self, step: int) -> bool:
-        """Capture the state; a failure is told and training goes on."""
+    def _tell_elsewhere(self, loaded: Loaded) -> None:
+        log.info("from %d ranks to %d: random numbers are seeded anew", loaded.world_size, self._world_size)
+        if loaded.differed:
+            log.warning(
+                "%s had another value on each of %d ranks; all ranks have rank 0's now",
+                ", ".join(loaded.differed),
+                loaded.world_size,
+            )
+
+    def save(self, step: int, reach: int | None = None) -> bool:
+        """Capture the state, for so many of the stores; a failure is told and training goes on."""
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         _synchronize()
         try:
-            self.draining = True
-            save = self.checkpointer.save(self._state, step=step, extras=own.capture(self._state))
+            save = self.checkpointer.save(self._state, step=step, extras=own.capture(self._state), reach=reach)
         except FencedError:
             raise
         except CheckpointError as error:
-            self.draining = False
             log.error("no checkpoint of step %d: %s", step, error)
             return False
         finally:
             self._reporter.switch(SpanClass.USEFUL, step)
-        self.saved_step = step
+        self.saved_step, self._saved_reach = step, save.reach
+        if save.reach:
+            self._handed_s = time.monotonic()
         if self._told.every.steps is None and self._told.every.seconds is None:
             self.period_s = self._best_period_s(save.stall_us / 1e6)
         return True
 
-    def make_durable(self, step: int, left_s: Callable[[], float]) -> bool:
-        """A committed checkpoint of this step, within the time there is."""
+    def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:
+        """A committed checkpoint of this step in so many stores, else in all, within the time there is."""
+        reach = reach or len(self._stores)
         if step == self.durable_step:
             return True
-        if self.saved_step != step and not self.save(step):
+        if not self.is_captured(step, reach) and not self.save(step, reach):
             return False
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         try:
@@ -122,6 +141,45 @@ class Saving:
             return False
         return True
 
+    def is_captured(self, step: int, reach: int) -> bool:
+        """Whether a capture of this step was made for so many stores: what this says is the same on all ranks."""
+        return self.saved_step == step and self._saved_reach >= reach
+
+    def finish(self, left_s: float) -> None:
+        """Let the drain bring what it has. What is only held it brings when this process has ended."""
+        if self.draining:
+            try:
+                self.checkpointer.wait(left_s)
+            except CheckpointError as error:
+                log.error("what was captured before is not durable: %s", error)
+
+    def situation(self, pace: Pace, *, left_s: float, at_boundary: bool, machine_stays: bool) -> Situation:
+        """What there is to decide on."""
+        standing = self.checkpointer.standing()
+        newest = self.checkpointer.newest()
+        drain_s = next((each for each in reversed(standing.drain_s) if each is not None), 0.0)
+        busy_s = 0.0
+        if standing.draining_step is not None:
+            late_s = time.monotonic() - self._handed_s - drain_s
+            busy_s = abs(late_s)  # one that is overdue may be as late again
+        return Situation(
+            left_s=left_s,
+            step=pace.step + (pace.inside and not at_boundary),
+            stores=tuple(
+                Store(name=name, drain_s=each) for name, each in zip(self._stores, standing.drain_s, strict=True)
+            ),
+            boundary_s=0.0 if at_boundary else pace.boundary_s(),
+            step_s=pace.step_s(),
+            stall_s=standing.stall_s or 0.0,
+            size_bytes=standing.bytes or 0,
+            busy_s=busy_s,
+            draining_step=standing.draining_step,
+            held_step=standing.held_step,
+            durable_step=self.durable_step,
+            near_step=newest.step if newest else 0,
+            machine_stays=machine_stays,
+        )
+
     def _best_period_s(self, stall_s: float) -> float:
         """The plan's optimum for what a save costs the loop, with the restart this attempt has measured."""
         from cordee.plan.survive import LLAMA3_MTBI_GPU_HOURS, best_period_s
@@ -130,11 +188,9 @@ class Saving:
         return min(AUTO_MAX_S, best_period_s(mtbi_s, self._restart_s, stall_s))
 
     def _on_commit(self, commit: Commit) -> None:
+        if not commit.lacks:
+            self.durable_step = commit.step
         self._reporter.committed(commit)
-        self._drained()
-
-    def _drained(self) -> None:
-        self.draining = False
 
 
 def _synchronize() -> None:

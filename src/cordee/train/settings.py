@@ -1,6 +1,7 @@
 """What a rank is told: by the agent (environment), by the script (arguments), or by defaults, in this order."""
 
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,11 @@ from pathlib import Path
 from cordee.errors import InputError
 from cordee.ids import JobId
 from cordee.storage.destination import below
+from cordee.telemetry.cloud import Cloud, cloud_here
 from cordee.units import parse_duration_s
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
+
+_NOTICES = ("TERM", "USR1", "USR2", "HUP", "INT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,8 @@ class Settings:
     job_id: JobId | None
     epoch: int | None
     spool: Path | None
-    slurm: bool
+    signals: tuple[int, ...]  # that are a notice
+    cloud: Cloud | None  # for this rank to ask
     torchelastic: bool
     quiet: bool
 
@@ -68,10 +73,24 @@ def settings(
         job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
         epoch=int(epoch) if epoch else None,
         spool=Path(env["CORDEE_SPOOL"]) if env.get("CORDEE_SPOOL") and env.get("CORDEE_JOB") and epoch else None,
-        slurm="SLURM_JOB_ID" in env,
+        signals=_signals(env),
+        cloud=cloud_here(env) if env.get("LOCAL_RANK", env.get("SLURM_LOCALID", "0")) == "0" else None,
         torchelastic="TORCHELASTIC_RUN_ID" in env,
         quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
     )
+
+
+def _signals(env: Mapping[str, str]) -> tuple[int, ...]:
+    """Those that are a notice: SIGTERM always; under Slurm SIGUSR1 too; CORDEE_SIGNALS names more."""
+    names = ["TERM", *(["USR1"] if "SLURM_JOB_ID" in env else []), *env.get("CORDEE_SIGNALS", "").split(",")]
+    found = []
+    for name in (name.strip().upper().removeprefix("SIG") for name in names if name.strip()):
+        if name not in _NOTICES:
+            raise InputError(
+                f"CORDEE_SIGNALS names {name}, which cannot be a notice", hint=f"it may name {', '.join(_NOTICES)}"
+            )
+        found.append(int(getattr(signal, f"SIG{name}")))
+    return tuple(dict.fromkeys(found))
 
 
 def _number(env: Mapping[str, str], name: str) -> float | None:

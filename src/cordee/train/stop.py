@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -61,7 +61,7 @@ class Agreement:
         world_size: int = 1,
         store: Any = None,
         prefix: str = "stop/0",
-        on_leave: Callable[[float], None] = lambda left_s: None,
+        on_leave: Callable[[float], object] = lambda left_s: None,
         on_abort: Callable[[], None] = lambda: None,
         undecided_s: float = 60.0,
     ) -> None:
@@ -111,6 +111,20 @@ class Agreement:
             self._agreed = _Agreed(self._begun, Verdict.LEAVE) if alone else None
             self._round += 1
             self._changed.notify_all()
+
+    def choose(self, options: Sequence[str], mine: Collection[str], timeout_s: float) -> str | None:
+        """At the boundary to leave at: the first option that every rank accepts.
+
+        None: there is no such option, or some rank has not come in time.
+        """
+        if self._world == 1:
+            return next((option for option in options if option in mine), None)
+        for option in options:
+            if option not in mine:
+                self._calls.add(f"{self._prefix}/veto/{option}", 1)
+        if not self._meet("choose", timeout_s):
+            return None
+        return next((each for each in options if not self._calls.check([f"{self._prefix}/veto/{each}"])), None)
 
     @property
     def begun(self) -> int:

@@ -1,0 +1,44 @@
+"""Where the loop is, and how long its steps take."""
+
+import statistics
+import time
+from collections import deque
+
+_STEPS = 20
+
+
+class Pace:
+    """Kept by the loop's thread, read by the others.
+
+    Attributes:
+        step: the one that runs, or the next to begin.
+        inside: a step runs.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.inside = False
+        self._began_s = 0.0
+        self._took_s: deque[float] = deque(maxlen=_STEPS)
+
+    def began(self) -> None:
+        """The step begins."""
+        self._began_s = time.monotonic()
+        self.inside = True
+
+    def ended(self) -> None:
+        """It is over."""
+        if self.inside:
+            self._took_s.append(time.monotonic() - self._began_s)
+        self.inside = False
+        self.step += 1
+
+    def step_s(self) -> float | None:
+        """What a step takes: the median of the last ones, which an evaluation now and then does not move."""
+        took_s = list(self._took_s)
+        return statistics.median(took_s) if took_s else None
+
+    def boundary_s(self) -> float:
+        """Until the step that runs should be over; 0 if it is overdue, since nobody knows then."""
+        step_s = self.step_s()
+        return max(0.0, self._began_s + step_s - time.monotonic()) if self.inside and step_s is not None else 0.0
