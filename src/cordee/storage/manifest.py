@@ -41,13 +41,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class RankPart:
-    """What is one rank's own: the pieces of its extras (encoded JSON), and what its save took."""
+    """What is one rank's own: the pieces of its extras (encoded JSON), and what its save took.
+
+    `values`: of a rank that holds what no rank before it does, such as the first of a pipeline's stage.
+    """
 
     extras: tuple[Piece, ...]
     captured_bytes: int
     written_bytes: int
     stall_us: int
     drained_us: int
+    values: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,13 @@ class Manifest:
                     for fqn, t in self.tensors.items()
                 },
                 "values": self.values,
-                "ranks": [{**asdict(r), "extras": _plain(r.extras)} for r in self.ranks],
+                "ranks": [_rank_plain(r) for r in self.ranks],
             }
         )
+
+    def all_values(self) -> list[dict[str, Any]]:
+        """The values of rank 0, then those of the ranks that had more."""
+        return [self.values, *(rank.values for rank in self.ranks if rank.values is not None)]
 
     @staticmethod
     def from_bytes(data: bytes) -> "Manifest":
@@ -121,6 +129,7 @@ class Manifest:
                     r["written_bytes"],
                     r["stall_us"],
                     r["drained_us"],
+                    r.get("values"),
                 )
                 for r in body["ranks"]
             ),
@@ -254,6 +263,7 @@ def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Man
                 part["written_bytes"],
                 part["stall_us"],
                 part["drained_us"],
+                part["values"] if ranks else None,
             )
         )
     for fqn, tensor in tensors.items():
@@ -269,6 +279,13 @@ def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Man
 def pieces_of(plain: Sequence[Sequence[int]], moved: Sequence[int] | None = None) -> tuple[Piece, ...]:
     """Pieces from JSON; `moved[i]` is the new place of chunk i."""
     return tuple(Piece(moved[chunk] if moved else chunk, offset, length) for chunk, offset, length in plain)
+
+
+def _rank_plain(rank: RankPart) -> dict[str, Any]:
+    plain = {**asdict(rank), "extras": _plain(rank.extras)}
+    if rank.values is None:
+        del plain["values"]
+    return plain
 
 
 def _plain(pieces: Sequence[Piece]) -> list[list[int]]:

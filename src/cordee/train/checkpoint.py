@@ -21,19 +21,22 @@ from cordee.storage.chunks import lay_out
 from cordee.storage.destination import open_blobs, parse_places
 from cordee.storage.generations import Commit, base_chunks, check_generation, commit_of
 from cordee.storage.log import Log, read_entries
-from cordee.storage.manifest import parts_prefix, read_extras, read_manifest, write_failed
-from cordee.storage.sealed import Damaged, canonical
+from cordee.storage.manifest import parts_prefix, write_failed
+from cordee.storage.sealed import canonical
 from cordee.train.cadence import MEMORY, Outward, Standing
-from cordee.train.dcp import CaptureWriter, GenerationReader, Plan, fingerprint, load_tensors, make_plan, planner_for
+from cordee.train.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
 from cordee.train.drain import Setup
 from cordee.train.link import DrainLink
+from cordee.train.restore import Loaded, restore
 from cordee.train.staging import Buffers, local_bytes
-from cordee.train.state import decode, dtype_of, encode, gather, names_in, scatter
+from cordee.train.state import encode, gather
 from cordee.train.together import Together
+from cordee.units import MiB
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 
 logger = logging.getLogger("cordee.train")
 T = TypeVar("T")
+_ROOM_BYTES = 2 * MiB  # for the extras and what lies between tensors, where memory is made beforehand
 
 
 @dataclass(frozen=True)
@@ -49,15 +52,6 @@ class Save:
     stall_us: int
     reach: int
     previous_failure: CheckpointError | None
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a load gives back besides the state: `extras` are this rank's own, None if the world had another size."""
-
-    step: int
-    extras: dict[str, Any] | None
-    world_size: int
 
 
 @dataclass(frozen=True)
@@ -170,23 +164,7 @@ class Checkpointer:
             CheckpointError: the state does not fit.
             CorruptError: a chunk no longer verifies; the state may be half loaded.
         """
-        try:
-            loaded, problem = self._load(state, commit), None
-        except (CheckpointError, Damaged) as error:
-            loaded, problem = None, error
-        elsewhere = self._together.first_problem(str(problem) if problem else None)
-        if isinstance(problem, CheckpointError):
-            raise problem
-        if isinstance(problem, Damaged):
-            raise CorruptError(
-                f"generation {commit.generation} (step {commit.step}): {problem}",
-                hint="start the job again: it goes back to the newest generation that verifies",
-            ) from problem
-        if loaded is None or elsewhere:
-            raise CheckpointError(
-                f"another rank could not load step {commit.step}: {elsewhere}", hint="that rank's own log says more"
-            )
-        return loaded
+        return restore(state, commit, blobs=self._blobs, together=self._together)
 
     def prepare(self, state: dict[str, Any], *, hold: bool = False) -> None:
         """Make the memory for the captures beside the training; `hold`: also for those that are held.
@@ -196,7 +174,8 @@ class Checkpointer:
         with contextlib.suppress(CheckpointError):  # What is wrong with the state the first save tells.
             tensors, _ = gather(state)
             on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-            self._buffers.warm(local_bytes(tensors.values(), self.world_size), both=hold, pin=on_gpu)
+            size_bytes = local_bytes(tensors.values(), self.world_size) + _ROOM_BYTES
+            self._buffers.warm(size_bytes, both=hold, pin=on_gpu)
 
     def save(self, state: dict[str, Any], *, step: int, extras: dict[str, Any], reach: int | None = None) -> Save:
         """Capture the state; when this returns the trainer may change it. The drain does the rest.
@@ -232,7 +211,7 @@ class Checkpointer:
         changed, reach = self._together.agree(step, problem, changed=changed, reach=asked)
         if changed:
             self._plan = None  # Until there is a new one: a save that fails on the way must plan again.
-            self._plan = self._together.call(lambda: make_plan(tensors, mark, self.rank, self._together.group))
+            self._plan = self._together.call(lambda: make_plan(state, tensors, mark, self._together))
         assert self._plan is not None, "the first save always plans"
         slot = self._buffers.pick(link.reading, hold=reach == MEMORY)
         assert slot is not None, "the link was ready"
@@ -243,7 +222,7 @@ class Checkpointer:
             raise self._give_up(step, error) from error
         self._buffers.filled(slot, self._number, step, hold=reach == MEMORY)
         stall_us = round((time.monotonic() - started_s) * 1_000_000)
-        command = self._command(slot, step, values if self.rank == 0 else None, encoded, stall_us)
+        command = self._command(slot, step, values if self._plan.brings else None, encoded, stall_us)
         self._hand_over(link, self._plan, command, reach, started_s)
         with self._changed:
             previous, self._unreported = self._unreported, None
@@ -331,33 +310,6 @@ class Checkpointer:
         commits = [commit_of(entry) for entry in reversed(log.commits())]
         damaged = [(entry.index, entry.damage) for entry in log.entries if entry.record is None]
         return log.epoch, nonce, commits, damaged
-
-    def _load(self, state: dict[str, Any], commit: Commit) -> Loaded:
-        manifest = read_manifest(self._blobs, commit.manifest)
-        missing = [name for name in state if name not in manifest.values]
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint of step {manifest.step} has no {', '.join(missing)}",
-                hint=f"it has {', '.join(manifest.values)}",
-            )
-        template, _ = gather(state, template=True)
-        wanted = {}
-        for name in sorted(names_in([manifest.values[name] for name in state])):
-            saved = manifest.tensors[name]
-            empty = template.get(name)
-            wanted[name] = torch.empty(saved.shape, dtype=dtype_of(saved.dtype)) if empty is None else empty
-        load_tensors(GenerationReader(self._blobs, manifest), wanted, self.rank)
-        try:
-            scatter(state, {name: decode(manifest.values[name], wanted.__getitem__) for name in state})
-        except (RuntimeError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"the state does not take what step {manifest.step} saved: {error}",
-                hint="is it the same model and optimizer?",
-            ) from error
-        extras = None
-        if manifest.world_size == self.world_size:
-            extras = decode(read_extras(self._blobs, manifest, self.rank))
-        return Loaded(manifest.step, extras, manifest.world_size)
 
     # What `save` is made of.
 

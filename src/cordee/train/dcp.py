@@ -31,7 +31,8 @@ from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, Layout, join_pieces, l
 from cordee.storage.files import Blobs
 from cordee.storage.manifest import Manifest, Shard
 from cordee.train.staging import Staging
-from cordee.train.state import dtype_of
+from cordee.train.state import dtype_of, samples_of
+from cordee.train.together import Together
 
 _CHUNKS_KEPT = 4
 
@@ -113,6 +114,7 @@ class Plan:
     name: str
     items: SavePlan
     fingerprint: str
+    brings: bool  # Does this rank write its values too?
 
     def shards(self, layout: Layout) -> list[list[Any]]:
         """For the part record: name, dtype, shape, offsets, sizes and pieces of each shard."""
@@ -126,32 +128,75 @@ class Plan:
         return rows
 
 
-def make_plan(tensors: dict[str, torch.Tensor], mark: str, rank: int, group: Any) -> Plan:
-    """Plan a save with DCP's default planner; collective over `group` (None: alone).
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank brings to a plan: its own plan, its objects, and a few numbers of each of its weights."""
+
+    plan: SavePlan
+    objects: list[str]
+    samples: dict[str, list[float]]
+
+
+def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str, together: Together) -> Plan:
+    """Plan a save with DCP's default planner; collective over all ranks.
 
     Raises:
         CheckpointError: the ranks' plans do not fit together.
     """
+    rank, group = together.rank, together.group
     planner = planner_for(tensors, rank)
-    local = planner.create_local_plan()
+    offer = _Offer(planner.create_local_plan(), list(state), samples_of(state, tensors))
     if group is None:
-        plans, name, problem = _join_plans(planner, [local])
+        plans, name, problem = _join_plans(planner, [offer.plan])
         if plans is None:
             raise CheckpointError(f"the state cannot be planned: {problem}")
-        return Plan(name, plans[0], mark)
-    world_size = dist.get_world_size(group)
-    gathered: list[Any] | None = [None] * world_size if rank == 0 else None
-    dist.gather_object(local, gathered, group_dst=0, group=group)
-    answers: list[Any] = [None] * world_size
+        return Plan(name, plans[0], mark, True)
+    gathered: list[Any] | None = [None] * together.world_size if rank == 0 else None
+    dist.gather_object(offer, gathered, group_dst=0, group=group)
+    answers: list[Any] = [None] * together.world_size
     if gathered is not None:
-        plans, name, problem = _join_plans(planner, gathered)
-        answers = [(plan, name, problem) for plan in plans or answers]
+        plans, name, problem = _join_plans(planner, [each.plan for each in gathered])
+        problem = _unlike(gathered) or problem
+        answers = [(*each, name, problem) for each in zip(plans or answers, _bringing(gathered), strict=True)]
     answer: list[Any] = [None]
     dist.scatter_object_list(answer, answers if rank == 0 else None, group_src=0, group=group)
-    plan, name, problem = answer[0]
+    plan, brings, name, problem = answer[0]
     if problem:
         raise CheckpointError(f"the ranks' states cannot be planned together: {problem}")
-    return Plan(name, plan, mark)
+    return Plan(name, plan, mark, brings)
+
+
+def _bringing(offers: list[_Offer]) -> list[bool]:
+    """Rank 0, and whoever holds a name that no rank before it does."""
+    seen: set[str] = set()
+    bringing: list[bool] = []
+    for offer in offers:
+        names = {item.index.fqn for item in offer.plan.items}.union(offer.objects)
+        bringing.append(not bringing or not names <= seen)
+        seen |= names
+    return bringing
+
+
+def _unlike(offers: list[_Offer]) -> str:
+    """Two ranks with one name for different weights, of which the checkpoint could hold only one.
+
+    Stages of a pipeline that each count from 0 would do that. Replicas may differ a little: not all are kept equal
+    to the last bit.
+    """
+    seen: dict[Any, tuple[int, list[float]]] = {}
+    for rank, offer in enumerate(offers):
+        for item in offer.plan.items:
+            mine = offer.samples.get(item.index.fqn)
+            if mine is None:
+                continue
+            other, theirs = seen.setdefault((item.index.fqn, item.index.offset), (rank, mine))
+            apart = max((abs(a - b) for a, b in zip(mine, theirs, strict=False)), default=0.0)
+            if apart > 0.1 * max(map(abs, [*mine, *theirs]), default=0.0):
+                return (
+                    f"ranks {other} and {rank} hold different weights under one name, {item.index.fqn}; "
+                    "the stages of a pipeline need the names of the whole model"
+                )
+    return ""
 
 
 def planner_for(tensors: dict[str, torch.Tensor], rank: int) -> Any:

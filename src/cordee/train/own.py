@@ -1,8 +1,10 @@
-"""What belongs to one rank alone: its random number generators, and the position of its data.
+"""What belongs to one rank alone: its random number generators, and its copy of what is not shared.
 
-Kept beside the sharded state, for each rank, and given back only on a world of the same size.
+Kept beside the sharded state, for each rank. On another world or another layout a rank gets generators that follow from
+the checkpoint, so that two resumes of it are the same run.
 """
 
+import hashlib
 import logging
 import random
 import sys
@@ -10,18 +12,32 @@ from typing import Any
 
 import torch
 
-from cordee.train.state import is_own, is_stateful
+from cordee.storage.sealed import canonical
+from cordee.train.data import ElasticBatchSampler
+from cordee.train.state import encode, is_own, is_sharded, is_stateful
 
 log = logging.getLogger("cordee")
 
-_SHARDED = (torch.nn.Module, torch.optim.Optimizer)
-
 
 def capture(state: dict[str, Any]) -> dict[str, Any]:
-    """This rank's generators, and its own copy of everything in the state that is not shared."""
-    plain = {name: entry for name, entry in state.items() if not isinstance(entry, _SHARDED)}
+    """This rank's generators, its place in the data, and its own copy of everything in the state that is not shared.
+
+    Raises:
+        CheckpointError: nobody has counted the batches of a sampler.
+    """
+    plain = {name: entry for name, entry in state.items() if not is_sharded(entry)}
+    for entry in plain.values():
+        if isinstance(entry, ElasticBatchSampler):
+            entry.check()
     values = {name: entry.state_dict() if is_stateful(entry) else entry for name, entry in plain.items()}
-    return {"rng": capture_rng(), "own": {name: value for name, value in values.items() if is_own(state[name], value)}}
+    own = {name: value for name, value in values.items() if is_own(state[name], value)}
+    return {"rng": capture_rng(), "own": own, "dp": dp_of(state)}
+
+
+def dp_of(state: dict[str, Any]) -> list[int] | None:
+    """This rank's place among those that read different data, as its sampler has it; None without one."""
+    found = (entry for entry in state.values() if isinstance(entry, ElasticBatchSampler))
+    return next(([each.dp_rank, each.dp_size] for each in found), None)
 
 
 def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
@@ -33,6 +49,37 @@ def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
             state[name].load_state_dict(value)
         else:
             state[name] = value
+
+
+def rng_elsewhere(first: dict[str, Any], last: dict[str, Any], step: int, stream: int) -> Any:
+    """What `restore_rng` takes on a world or a layout that the checkpoint was not made on.
+
+    If the first and the last rank read different data and yet had the same generators, all ranks share one seed: then
+    all go on with that. Otherwise each stream has a seed that follows from the first rank's generators and the step.
+
+    Args:
+        first: what rank 0 captured.
+        last: what the last rank did.
+        step: of the checkpoint.
+        stream: ranks with the same number draw the same: those that share their data must.
+    """
+    state = first.get("rng")
+    told = canonical(encode(state, "rng"))
+    apart = (first.get("dp") or [0])[0] != (last.get("dp") or [1])[0]
+    if first is not last and apart and told == canonical(encode(last.get("rng"), "rng")):
+        return state
+    digest = hashlib.blake2b(told + f"/{step}/{stream}".encode(), digest_size=8).digest()
+    return {"seed": int.from_bytes(digest, "little")}
+
+
+def differing(first: dict[str, Any], last: dict[str, Any]) -> tuple[str, ...]:
+    """What the first and the last rank had each for itself."""
+    one, other = first.get("own", {}), last.get("own", {})
+    return tuple(
+        name
+        for name in one
+        if name not in other or canonical(encode(one[name], name)) != canonical(encode(other[name], name))
+    )
 
 
 def capture_rng() -> dict[str, Any]:
@@ -48,12 +95,17 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Put the generators back to what `capture_rng` saw."""
+    """Put the generators back to what `capture_rng` saw, or to the seed that `rng_elsewhere` has made."""
+    import numpy as np
+
+    if "seed" in state:
+        random.seed(state["seed"])
+        np.random.seed(state["seed"] % 2**32)
+        torch.manual_seed(state["seed"])  # the GPU's too
+        return
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
-        import numpy as np
-
         np.random.set_state(state["numpy"])
     if "cuda" not in state:
         return

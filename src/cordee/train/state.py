@@ -1,13 +1,15 @@
 """What a state is made of: tensors, each under one name, and the rest as JSON that refers to them. Nothing is pickled.
 
-A state is a dict of modules, optimizers, other objects with `state_dict`, and plain values.
+A state is a dict of modules, optimizers, other objects with `state_dict`, and plain values. A list of modules, such as
+a rank's stages of a pipeline, is one object with the names of all; so is a list of optimizers, one for each module.
 """
 
 import base64
+import itertools
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,12 +25,15 @@ from torch.distributed.tensor import DTensor
 from cordee.errors import CheckpointError
 from cordee.units import MiB
 
+T = TypeVar("T")
 # A JSON object with this key stands for something that JSON has no word for.
 TAG = "$"
 # In place of its state: the parameter groups of an optimizer that has not made a step.
 FRESH = "fresh"
 # An object with `state_dict` whose tensors are no larger than this together, and on the CPU, belongs to its rank.
 OWN_TENSORS_BYTES_MAX = 1 * MiB
+# How many numbers of a weight are compared with those of other ranks that have its name.
+SAMPLES = 16
 
 
 def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -58,14 +63,32 @@ def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
     """Give each object of the state what was loaded for it."""
     for name, value in loaded.items():
         target = state[name]
-        if isinstance(target, torch.nn.Module):
-            set_model_state_dict(target, value)
-        elif isinstance(target, torch.optim.Optimizer):
-            _load_optimizer(_owner(name, state), target, value)
+        if modules := parts_of(target, torch.nn.Module):
+            for module in modules:
+                own = value if len(modules) == 1 else {key: value[key] for key in get_model_state_dict(module)}
+                set_model_state_dict(module, own)
+        elif optimizers := parts_of(target, torch.optim.Optimizer):
+            _load_optimizers(name, state, optimizers, value)
         elif is_stateful(target):
             target.load_state_dict(value)
         else:
             state[name] = value
+
+
+def samples_of(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    """A few numbers of what this rank holds of each weight; not of buffers, in which replicas may differ."""
+    modules = [module for entry in state.values() for module in parts_of(entry, torch.nn.Module)]
+    weights = {_local(parameter).data_ptr() for module in modules for parameter in module.parameters()}
+    held = {name: _local(tensor) for name, tensor in tensors.items() if tensor.is_floating_point()}
+    return {
+        name: local.flatten()[:: -(-local.numel() // SAMPLES)].float().tolist()
+        for name, local in held.items()
+        if local.numel() and local.data_ptr() in weights
+    }
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def is_own(entry: Any, value: Any) -> bool:
@@ -74,7 +97,7 @@ def is_own(entry: Any, value: Any) -> bool:
     What holds no tensor is a rank's own; so is an object with little in its tensors, such as a data loader that keeps
     the state of a generator.
     """
-    if isinstance(entry, (torch.nn.Module, torch.optim.Optimizer)):
+    if is_sharded(entry):
         return False
     tensors = list(_tensors_in(value))
     if not is_stateful(entry):
@@ -185,26 +208,61 @@ def dtype_of(name: str) -> torch.dtype:
 
 def _state_of(name: str, state: dict[str, Any], template: bool) -> Any:
     value = state[name]
-    if isinstance(value, torch.nn.Module):
-        return get_model_state_dict(value)
-    if isinstance(value, torch.optim.Optimizer):
-        owner = _owner(name, state)
-        if not (value.state or template):
+    if modules := parts_of(value, torch.nn.Module):
+        return _joined(name, [get_model_state_dict(module) for module in modules])
+    if optimizers := parts_of(value, torch.optim.Optimizer):
+        owners = [_owner(name, state, optimizer) for optimizer in optimizers]
+        if not (any(optimizer.state for optimizer in optimizers) or template):
             # torch would take a step with zero gradients to make a state, and count it: the run would not be the same.
-            groups = [{key: item for key, item in group.items() if key != "params"} for group in value.param_groups]
-            return {FRESH: groups}
-        return get_optimizer_state_dict(owner, value)
+            groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+            return {FRESH: [{key: item for key, item in group.items() if key != "params"} for group in groups]}
+        if not all(optimizer.state or template for optimizer in optimizers):
+            raise CheckpointError(f"some optimizers of {name!r} have made a step and others none", hint="step them all")
+        states = [get_optimizer_state_dict(*pair) for pair in zip(owners, optimizers, strict=True)]
+        groups = [group for each in states for group in each["param_groups"]]
+        return {"state": _joined(f"{name}/state", [each["state"] for each in states]), "param_groups": groups}
     return value.state_dict() if is_stateful(value) else value
 
 
-def _load_optimizer(owner: torch.nn.Module, target: torch.optim.Optimizer, value: dict[str, Any]) -> None:
-    if FRESH not in value:
+def _joined(name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    whole: dict[str, Any] = {}
+    for part in parts:
+        if twice := whole.keys() & part.keys():
+            raise CheckpointError(
+                f"two parts of {name!r} have {min(twice)}", hint="parts of one model need the names of the whole model"
+            )
+        whole |= part
+    return whole
+
+
+def _load_optimizers(
+    name: str, state: dict[str, Any], optimizers: list[torch.optim.Optimizer], value: dict[str, Any]
+) -> None:
+    groups = iter(value[FRESH] if FRESH in value else value["param_groups"])
+    for optimizer in optimizers:
+        own = list(itertools.islice(groups, len(optimizer.param_groups)))
+        if FRESH in value:
+            optimizer.state.clear()
+            for group, saved in zip(optimizer.param_groups, own, strict=True):
+                group.update(saved)
+            continue
+        names = {fqn for group in own for fqn in group["params"]}
+        mine = {fqn: saved for fqn, saved in value["state"].items() if fqn in names}
         # Not strict: a parameter that has had no gradient has no state, here as in the run that was saved.
-        set_optimizer_state_dict(owner, target, value, options=StateDictOptions(strict=False))
-        return
-    target.state.clear()
-    for group, saved in zip(target.param_groups, value[FRESH], strict=True):
-        group.update(saved)
+        options = StateDictOptions(strict=False)
+        owner = _owner(name, state, optimizer)
+        set_optimizer_state_dict(owner, optimizer, {"state": mine, "param_groups": own}, options=options)
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is modules or optimizers, one or several in a list: they go through the checkpoint by global names."""
+    return bool(parts_of(value, torch.nn.Module) or parts_of(value, torch.optim.Optimizer))
+
+
+def parts_of(value: Any, kind: type[T]) -> list[T]:
+    """The object itself, or those in a list, if they are all of this kind; else nothing."""
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    return list(parts) if all(isinstance(part, kind) for part in parts) else []
 
 
 def is_stateful(value: Any) -> bool:
@@ -212,15 +270,16 @@ def is_stateful(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def _owner(name: str, state: dict[str, Any]) -> torch.nn.Module:
+def _owner(name: str, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> torch.nn.Module:
     """The module whose parameters this optimizer steps: its names make the optimizer's state independent of order."""
-    wanted = {id(p) for group in state[name].param_groups for p in group["params"]}
+    wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for value in state.values():
-        if isinstance(value, torch.nn.Module) and wanted <= {id(p) for p in value.parameters()}:
-            return value
+        for module in parts_of(value, torch.nn.Module):
+            if wanted <= {id(p) for p in module.parameters()}:
+                return module
     raise CheckpointError(
         f"no module in the state owns all parameters of the optimizer {name!r}",
-        hint="put the model that it steps into the state too, after wrapping it",
+        hint="put the model that it steps into the state too, after wrapping it; with several, one optimizer each",
     )
 
 

@@ -53,6 +53,14 @@ class Together:
         self.call(lambda: dist.all_gather_object(found, mine, group=self.group))
         return next((problem for problem in found if problem), None)
 
+    def anywhere(self, flags: list[bool]) -> list[bool]:
+        """Each flag: does some rank raise it? All ranks have as many."""
+        if self.group is None:
+            return flags
+        mask = torch.tensor(flags, dtype=torch.uint8)
+        self.call(lambda: dist.all_reduce(mask, dist.ReduceOp.MAX, group=self.group))
+        return [bool(flag) for flag in mask.tolist()]
+
     def agree(self, step: int, problem: CheckpointError | None, *, changed: bool, reach: int) -> tuple[bool, int]:
         """(is there a rank that needs a new plan, the farthest reach that a rank asks for).
 

@@ -1,0 +1,141 @@
+"""A generation back into the state, on whatever ranks and in whatever layout there are now.
+
+The ranks agree before each step that could leave them half loaded; what bytes are read how is for `dcp.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from cordee.errors import CheckpointError, CorruptError
+from cordee.storage.files import Blobs
+from cordee.storage.generations import Commit
+from cordee.storage.manifest import Manifest, read_extras, read_manifest
+from cordee.storage.sealed import Damaged
+from cordee.train import own
+from cordee.train.dcp import GenerationReader, load_tensors
+from cordee.train.fit import fit, model_names
+from cordee.train.state import decode, dtype_of, gather, names_in, scatter
+from cordee.train.together import Together
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load gives back besides the state.
+
+    Attributes:
+        step: the first to run.
+        extras: this rank's own, None if the world or the layout was another one.
+        world_size: when it was saved.
+        rng: for `own.restore_rng`; None if there is nothing to go on from.
+        differed: where `extras` is None, what the ranks had each for itself, and have rank 0's of now.
+    """
+
+    step: int
+    extras: dict[str, Any] | None
+    world_size: int
+    rng: Any = None
+    differed: tuple[str, ...] = ()
+
+
+def restore(state: dict[str, Any], commit: Commit, *, blobs: Blobs, together: Together) -> Loaded:
+    """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
+
+    Raises:
+        CheckpointError: the state does not fit.
+        CorruptError: a chunk no longer verifies; the state may be half loaded.
+    """
+
+    def on_all(work: Callable[[], T]) -> T:
+        problem: CheckpointError | Damaged | None = None
+        try:
+            result = work()
+        except (CheckpointError, Damaged) as error:
+            problem = error
+        elsewhere = together.first_problem(str(problem) if problem else None)
+        if isinstance(problem, CheckpointError):
+            raise problem
+        if isinstance(problem, Damaged):
+            raise CorruptError(
+                f"generation {commit.generation} (step {commit.step}): {problem}",
+                hint="start the job again: it goes back to the newest generation that verifies",
+            ) from problem
+        if elsewhere:
+            raise CheckpointError(
+                f"another rank could not load step {commit.step}: {elsewhere}", hint="that rank's own log says more"
+            )
+        return result
+
+    manifest, template, fitted = on_all(lambda: _fitted(state, commit, blobs))
+    _require_all_taken(state, manifest, fitted, together)
+    reader = GenerationReader(blobs, manifest)
+    on_all(lambda: _fill(state, manifest, template, fitted, lambda to: load_tensors(reader, to, together.rank)))
+    same_world = manifest.world_size == together.world_size
+    extras = on_all(lambda: _extras(blobs, manifest, together.rank)) if same_world else None
+    place = own.dp_of(state)
+    moved = together.anywhere([extras is None or extras.get("dp") != place])
+    if extras is None or moved[0]:  # One choice for all ranks, also where a rank's own place is the same.
+        return on_all(lambda: _elsewhere(manifest, blobs, place[0] if place else together.rank))
+    return Loaded(manifest.step, extras, manifest.world_size, extras.get("rng"))
+
+
+def _fitted(
+    state: dict[str, Any], commit: Commit, blobs: Blobs
+) -> tuple[Manifest, dict[str, torch.Tensor], dict[str, Any]]:
+    manifest = read_manifest(blobs, commit.manifest)
+    template, mine = gather(state, template=True)
+    return manifest, template, fit(state, manifest.all_values(), mine)
+
+
+def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], together: Together) -> None:
+    """A model of which no rank has a part that was saved is another model."""
+    saved = sorted(model_names(state, manifest.all_values()))
+    mine = model_names(state, [fitted])
+    taken = together.anywhere([name in mine for name in saved])
+    if left := [name for name, used in zip(saved, taken, strict=True) if not used]:
+        raise CheckpointError(
+            f"no rank has a place for {len(left)} tensors of the checkpoint, such as {left[0]}",
+            hint="is it the same model? With a pipeline: is every layer on some rank?",
+        )
+
+
+def _fill(
+    state: dict[str, Any],
+    manifest: Manifest,
+    template: dict[str, torch.Tensor],
+    fitted: dict[str, Any],
+    load: Callable[[dict[str, torch.Tensor]], None],
+) -> None:
+    wanted = {}
+    for name in sorted(names_in(list(fitted.values()))):
+        saved = manifest.tensors[name]
+        empty = template.get(name)
+        wanted[name] = torch.empty(saved.shape, dtype=dtype_of(saved.dtype)) if empty is None else empty
+    load(wanted)
+    try:
+        scatter(state, {name: decode(value, wanted.__getitem__) for name, value in fitted.items()})
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the state does not take what step {manifest.step} saved: {error}",
+            hint="is it the same model and optimizer?",
+        ) from error
+
+
+def _elsewhere(manifest: Manifest, blobs: Blobs, stream: int) -> Loaded:
+    """In another world or layout: what takes the place of what each rank kept for itself."""
+    if not manifest.ranks:  # Imported: nobody has trained it here.
+        return Loaded(manifest.step, None, manifest.world_size)
+    first = last = _extras(blobs, manifest, 0)
+    if manifest.world_size > 1:
+        last = _extras(blobs, manifest, manifest.world_size - 1)
+    rng = own.rng_elsewhere(first, last, manifest.step, stream)
+    return Loaded(manifest.step, None, manifest.world_size, rng, own.differing(first, last))
+
+
+def _extras(blobs: Blobs, manifest: Manifest, rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = decode(read_extras(blobs, manifest, rank))
+    return found
