@@ -20,6 +20,7 @@ from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
+from cordee.agent.reclaim import Reclaims
 from cordee.agent.share import Share, ShareResult, rank_event, read_secrets, without_secrets
 from cordee.agent.takeover import end_survivors, read_ends
 from cordee.events import (
@@ -27,14 +28,17 @@ from cordee.events import (
     Event,
     KillOrdered,
     Node,
+    NodeReclaimed,
     NodeUp,
     NoticeGiven,
+    NoticeReason,
     Outcome,
     RanksStarted,
     ShareEnded,
     decode,
 )
 from cordee.ids import JobId
+from cordee.telemetry.cloud import Reclaim
 from cordee.telemetry.stream import StreamWriter
 from cordee.units import US_PER_S
 
@@ -67,6 +71,7 @@ class NodeAgent:
         self._ends: dict[str, list[tuple[int, ShareEnded]]] = {}  # by stream: what the server has not committed
         self._older: dict[str, tuple[Path, int]] = {}  # streams of earlier agents: file and last seq
         self._leaving = self._terminated = False
+        self._reclaim: Reclaim | None = None
         self._next_dial_s = self._next_follow_s = self._next_devices_s = 0.0
         self._lock_fd = -1
 
@@ -82,10 +87,14 @@ class NodeAgent:
         self._stream = StreamWriter(self._folder / f"{self._epoch}.jsonl", durable=True)
         self._take_over()
         self._report_node()
+        reclaims = Reclaims(self._wake)
+        reclaims.start(self._reclaimed, self._withdrawn)
         while not (self._leaving and not self._shares):
             for key, _ in self._selector.select(self._timeout_s()):
                 key.data()
+            reclaims.take_in()
             self._step()
+        reclaims.close()
         self._link.forward()
         self._stream.close()
         return 0
@@ -112,6 +121,12 @@ class NodeAgent:
 
     def _terminate(self, *_: object) -> None:
         self._terminated = True  # the loop does the rest: a handler may run in the middle of anything
+
+    def _wake(self) -> None:
+        try:
+            self._wakeup[1].send(b"\0")
+        except BlockingIOError:
+            pass  # it is full, so the loop wakes up anyway
 
     def _woken(self) -> None:
         try:
@@ -256,6 +271,26 @@ class NodeAgent:
         )
         self._report(NodeUp(at_us=_now_us(), node=node))
 
+    # -- the cloud -----------------------------------------------------------------------------------------
+
+    def _reclaimed(self, reclaim: Reclaim) -> None:
+        """The scheduler learns of it; the ranks at once, since the server may be away or on the same machine."""
+        _log.warning("the cloud takes this machine in %.0f s: %s", reclaim.left_s(), reclaim.why)
+        self._reclaim = reclaim
+        self._report(
+            NodeReclaimed(at_us=_now_us(), node=self._node, epoch=self._epoch, deadline_us=reclaim.deadline_us)
+        )
+        for share in self._shares.values():
+            self._notice_of(reclaim, share)
+
+    def _notice_of(self, reclaim: Reclaim, share: Share) -> None:
+        share.notice(time.monotonic() + min(reclaim.left_s(), share.order.grace_s), machine_stays=False)
+
+    def _withdrawn(self, reclaim: Reclaim) -> None:
+        """The machine stays. Who got notice leaves all the same; the next agent's claim makes the node whole again."""
+        _log.warning("the cloud takes its notice back (%s); another agent takes this node over", reclaim.why)
+        self._leaving = True
+
     # -- the server ----------------------------------------------------------------------------------------
 
     def _dial(self) -> None:
@@ -344,7 +379,8 @@ class NodeAgent:
         elif isinstance(event, NoticeGiven):
             share = self._shares.get(f"{event.job_id}.{event.epoch}")
             if share is not None:
-                share.notice(time.monotonic() + (event.deadline_us - _now_us()) / US_PER_S)
+                deadline_s = time.monotonic() + (event.deadline_us - _now_us()) / US_PER_S
+                share.notice(deadline_s, machine_stays=event.reason is not NoticeReason.RECLAIM)
         elif isinstance(event, KillOrdered):
             share = self._shares.get(f"{event.job_id}.{event.epoch}")
             if share is not None:
@@ -388,6 +424,8 @@ class NodeAgent:
         self._journal.keep_ranks(order, share.known)
         for log in share.logs:
             self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
+        if self._reclaim is not None:
+            self._notice_of(self._reclaim, share)
         _log.info("%s started: %s", order.tag, launch.says)
         self._report(
             RanksStarted(at_us=_now_us(), job_id=placed.job_id, epoch=placed.epoch, node=self._node, launch=launch.says)

@@ -235,6 +235,7 @@ def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
         "CORDEE_EPOCH": str(order.epoch),
         "CORDEE_SPOOL": str(folder / "spool"),
         "CORDEE_GRACE_S": f"{order.grace_s:g}",
+        "CORDEE_CLOUD": "none",  # the agent asks, once for all ranks
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(order.grace_s)),
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": str(order.master_port),

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,9 @@ from cordee.events import (
     decode,
 )
 from cordee.storage.rescue import DRAIN, RESCUE_S_MAX
+from cordee.telemetry.notices import Told, write_notice
 from cordee.telemetry.stream import StreamRecord, last_records
+from cordee.units import US_PER_S
 
 _NUMBERS = (
     "at_us", "from_us", "since_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us",
@@ -76,6 +79,7 @@ class Share:
         self._ranks: list[_Rank] = []
         self._per_rank = True
         self._noticed = False
+        self._machine_stays = True
         self._sweeping = False
         self._sweep_s = SWEEP_S_MIN
         self._deadline_s = math.inf  # of the notice
@@ -126,9 +130,16 @@ class Share:
             self._sweep(now_s)  # what they left behind goes too
         return True
 
-    def notice(self, deadline_s: float) -> None:
-        """Ask every rank to leave, once, and end what is left at the deadline (monotonic)."""
-        self._deadline_s = min(self._deadline_s, deadline_s)
+    def notice(self, deadline_s: float, *, machine_stays: bool = True) -> None:
+        """Ask every rank to leave, once, and end what is left at the deadline (monotonic).
+
+        Another notice counts if it leaves less time, or if the machine goes too.
+        """
+        if deadline_s < self._deadline_s or self._machine_stays > machine_stays:
+            self._deadline_s = min(self._deadline_s, deadline_s)
+            self._machine_stays = self._machine_stays and machine_stays
+            deadline_us = round((time.time() + self._deadline_s - time.monotonic()) * US_PER_S)
+            write_notice(self.folder / "spool", Told(deadline_us=deadline_us, machine_stays=self._machine_stays))
         if not self._sweeping:
             self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
         if self._noticed:
