@@ -113,3 +113,18 @@ def test_a_read_only_folder_is_read_and_a_write_says_why(tmp_path, monkeypatch) 
         blobs.put("k", b"w")
     with pytest.raises(DestinationError, match="cannot create the folder"):
         FileBlobs(tmp_path / "none")
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 4096, 3 * 2**20 + 5, 9 * 2**20])
+def test_blocks_are_the_blob_and_only_fitting_memory_is_filled(tmp_path, size, from_disk) -> None:
+    blobs, data = FileBlobs(tmp_path), os.urandom(size)
+    blobs.put("a/b", data)
+    for into in (None, memoryview(bytearray(size))):
+        found = bytearray()
+        assert blobs.read_blocks("a/b", found.extend, into, from_disk=from_disk) == size
+        assert found == data and (into is None or into == data)
+    other, seen = memoryview(bytearray(size + 1)), []
+    assert blobs.read_blocks("a/b", seen.append, other) == size
+    assert not seen and not any(other)
+    assert blobs.read_blocks("a/c", seen.append) is None

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from cordee.storage.chunks import (
     OWN_CHUNK_BYTES,
     Chunk,
     Piece,
+    check_chunk,
     join_pieces,
     lay_out,
     read_chunk,
@@ -82,13 +84,16 @@ def test_a_chunk_is_written_once_per_save_and_known_ones_never(tmp_path) -> None
 def test_a_harmed_chunk_is_found(tmp_path, harm) -> None:
     blobs = FileBlobs(tmp_path)
     chunk, _ = write_chunk(blobs, b"x" * 1000, save=1, epoch=1, known={})
-    assert read_chunk(blobs, chunk) == b"x" * 1000
+    memory = memoryview(bytearray(1000))
+    check_chunk(blobs, chunk, memory)
+    assert read_chunk(blobs, chunk) == memory == b"x" * 1000
     path = tmp_path / chunk.key
     data = path.read_bytes()
     changed = {"flip": b"y" + data[1:], "truncate": data[:-1], "append": data + b"x", "remove": None}[harm]
     path.unlink() if changed is None else path.write_bytes(changed)
-    with pytest.raises(Damaged, match=chunk.blake3):
-        read_chunk(blobs, chunk)
+    for read in (read_chunk, check_chunk, partial(check_chunk, into=memory), partial(check_chunk, from_disk=True)):
+        with pytest.raises(Damaged, match=chunk.blake3):
+            read(blobs, chunk)
 
 
 def a_manifest() -> Manifest:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cordee.errors import InputError
 from cordee.storage.base import is_of_base
-from cordee.storage.chunks import Chunk, read_chunk, written_by
+from cordee.storage.chunks import Chunk, check_chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, commit_of, is_verified
 from cordee.storage.log import Entry, live_commits, pins
@@ -120,7 +120,7 @@ def verify(
         found = []
         for tier in blobs.tiers:
             try:
-                read_chunk(tier, chunk)
+                check_chunk(tier, chunk)
             except Damaged as damage:
                 found.append((str(tier), str(damage)))
         if found and repair and len(found) < len(blobs.tiers):

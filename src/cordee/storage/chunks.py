@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import xxhash
 from blake3 import blake3
 
+from cordee.errors import DestinationError
 from cordee.storage.base import owner_of
 from cordee.storage.files import BLOCK_BYTES, Blobs, Data
+from cordee.storage.sealed import Damaged
 from cordee.storage.tiers import read_intact
 from cordee.units import MiB
 
@@ -111,6 +113,27 @@ def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:
         return None
 
     return read_intact(*owner_of(blobs, chunk.key), problem)
+
+
+def check_chunk(blobs: Blobs, chunk: Chunk, into: memoryview | None = None, *, from_disk: bool = False) -> None:
+    """Read and verify it without new memory for it, into the given memory if there is any; else as `read_chunk`.
+
+    Raises:
+        Damaged: no tier has it intact; what is in the memory then is not to be used.
+    """
+    owner, key = owner_of(blobs, chunk.key)
+    check = xxhash.xxh3_128()
+    try:
+        length_bytes = owner.tiers[0].read_blocks(key, check.update, into, from_disk=from_disk)
+    except DestinationError:
+        length_bytes = None
+    if length_bytes == chunk.length_bytes and check.hexdigest() == chunk.xxh3:
+        return
+    data = read_chunk(blobs, chunk)  # Says what is wrong, or finds it in another tier.
+    if from_disk:
+        raise Damaged(f"{chunk.key} is not on the disk as it was written")
+    if into is not None:
+        into[:] = data
 
 
 def lay_out(lengths_bytes: Iterable[int]) -> Layout:

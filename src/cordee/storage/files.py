@@ -6,9 +6,11 @@ Here that is `link()`, which fails if the name exists; the file and its folder a
 
 import errno
 import fcntl
+import mmap
 import os
 import secrets
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +22,9 @@ TMP = "tmp"
 # O_DIRECT moves whole blocks between the disk and aligned memory; 4096 suits every disk in use.
 BLOCK_BYTES = 4096
 DIRECT_MIN_BYTES = 2**20
+# At once: into given memory so much that it is still in the processor's cache afterwards; else what keeps a disk busy.
+READ_BYTES, SCRATCH_BYTES = 2**20, 2**22
+_scratch = threading.local()  # aligned memory of each reading thread
 
 Data = bytes | bytearray | memoryview
 
@@ -49,8 +54,14 @@ class Blobs(Protocol):
     def delete(self, key: str) -> None:
         """Remove the blob; no error if there is none."""
 
-    def drop_cache(self, key: str) -> None:
-        """Let the next read of the blob come from where it is durable, if there is anything nearer."""
+    def read_blocks(
+        self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
+    ) -> int | None:
+        """Show `seen` the blob block by block, without new memory for it; its bytes, or None if there is none.
+
+        With `into` it is read into that memory, if it has just this size; else nothing is read. `from_disk`: from where
+        it is durable, not from what is nearer.
+        """
 
     def sweep_tmp(self) -> None:
         """Remove what killed writers left half done, if the store has such things."""
@@ -131,12 +142,27 @@ class FileBlobs:
         with self._reporting(f"delete {key}"):
             self._path(key).unlink(missing_ok=True)
 
-    def drop_cache(self, key: str) -> None:
-        """Forget the blob's pages in memory, so that the next read comes from the disk."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        with self._reporting(f"look at {key}"), self._path(key).open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    def read_blocks(
+        self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
+    ) -> int | None:
+        """Show `seen` the blob block by block, without new memory for it; its bytes, or None if there is none.
+
+        Memory that is new for each blob costs 8 times what reading and checking does (our measurement: page faults).
+        """
+        with self._reporting(f"read {key}"):
+            try:
+                fd = os.open(self._path(key), os.O_RDONLY)
+            except FileNotFoundError:
+                return None
+            try:
+                size_bytes = os.fstat(fd).st_size
+                if into is None or len(into) == size_bytes:
+                    if from_disk:
+                        _bypass_cache(fd)
+                    _read_all(fd, size_bytes, seen, into)
+                return size_bytes
+            finally:
+                os.close(fd)
 
     def sweep_tmp(self) -> None:
         """Remove what killed writers left. A living one whose file goes gets an error and writes again."""
@@ -194,6 +220,31 @@ def folder_of(to: str) -> Path:
             hint="use a path, file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
     return Path(unquote(url.path) if url.scheme else to).expanduser().absolute()
+
+
+def _bypass_cache(fd: int) -> None:
+    """Let reads come from the disk: past the page cache, or after it was told to forget."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | getattr(os, "O_DIRECT", 0))
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # The file system has no O_DIRECT.
+            raise
+
+
+def _read_all(fd: int, size_bytes: int, seen: Callable[[memoryview], object], into: memoryview | None) -> None:
+    """In blocks that are still in the processor's cache when they are seen."""
+    if into is None and not hasattr(_scratch, "memory"):
+        _scratch.memory = mmap.mmap(-1, SCRATCH_BYTES)
+    done = 0
+    while done < size_bytes:
+        block = memoryview(_scratch.memory) if into is None else into[done : done + READ_BYTES]
+        got = os.readv(fd, [block])
+        if not got:
+            return  # It shrinks while it is read: what was seen does not match.
+        seen(block[:got])
+        done += got
 
 
 def _write_all(fd: int, data: memoryview) -> None:

@@ -16,7 +16,7 @@ from cordee.errors import CheckpointError
 from cordee.points import point
 from cordee.storage import chunks, manifest
 from cordee.storage.base import remember
-from cordee.storage.chunks import Chunk, read_chunk, written_by
+from cordee.storage.chunks import Chunk, check_chunk, written_by
 from cordee.storage.destination import open_existing
 from cordee.storage.files import Blobs
 from cordee.storage.log import Entry, Log, live_commits, pins, read_entries, unfinished_gcs
@@ -84,7 +84,7 @@ def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> str | None:
 
     def problem(chunk: Chunk) -> str | None:
         try:
-            read_chunk(blobs, chunk)
+            check_chunk(blobs, chunk)
         except Damaged as damage:
             return str(damage)
         return None

@@ -56,10 +56,12 @@ class Tiers:
         for tier in self._of(key):
             tier.delete(key)
 
-    def drop_cache(self, key: str) -> None:
-        """In each tier."""
-        for tier in self._of(key):
-            tier.drop_cache(key)
+    def read_blocks(
+        self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
+    ) -> int | None:
+        """The blob of the nearest tier that has it, unverified."""
+        tier = next((tier for tier in self._of(key) if tier.size(key) is not None), self.home)
+        return tier.read_blocks(key, seen, into, from_disk=from_disk)
 
     def sweep_tmp(self) -> None:
         """In each tier."""

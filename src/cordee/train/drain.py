@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from cordee.errors import CheckpointError, CordeeError, FencedError
 from cordee.points import point
 from cordee.storage import rescue
-from cordee.storage.chunks import Chunk, read_chunk, write_chunk, written_by
+from cordee.storage.chunks import Chunk, check_chunk, write_chunk, written_by
 from cordee.storage.destination import is_remote, open_blobs, places
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, base_chunks, collect, commit_fields, commit_of, known_chunks, sweep_near
@@ -266,9 +267,8 @@ class Drain:
         for tier in without_farthest(
             self.blobs, lacks
         ).tiers:  # Each by itself: one intact copy says nothing of the others.
-            for chunk in written:
-                tier.drop_cache(chunk.key)
-                read_chunk(tier, chunk)
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(partial(check_chunk, tier, from_disk=True), written))
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
 
     def _collect(self, prefix: str, save: int, generation: int) -> None:
