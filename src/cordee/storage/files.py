@@ -158,7 +158,7 @@ class FileBlobs:
                 size_bytes = os.fstat(fd).st_size
                 if into is None or len(into) == size_bytes:
                     if from_disk:
-                        _bypass_cache(fd)
+                        _bypass_cache(fd, direct=into is None)
                     _read_all(fd, size_bytes, seen, into)
                 return size_bytes
             finally:
@@ -222,10 +222,12 @@ def folder_of(to: str) -> Path:
     return Path(unquote(url.path) if url.scheme else to).expanduser().absolute()
 
 
-def _bypass_cache(fd: int) -> None:
-    """Let reads come from the disk: past the page cache, or after it was told to forget."""
+def _bypass_cache(fd: int, *, direct: bool) -> None:
+    """Let reads come from the disk: after the page cache was told to forget, and past it if the memory is aligned."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if not direct:
+        return
     try:
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | getattr(os, "O_DIRECT", 0))
     except OSError as error:
