@@ -41,7 +41,8 @@ def write_durably(path: Path, data: memoryview) -> None:
 
 
 def measure(saves: int, mb: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds of each save and of its limits; the first save, which plans and takes new memory, is apart."""
+    """Seconds of each save and of its limits; first saves, which plan, are apart: with new memory, and with
+    memory that was made beforehand."""
     torch.set_num_threads(1)
     width = 1024
     layers = max(1, round(mb * 1e6 / (3 * 4 * width * width)))
@@ -54,25 +55,44 @@ def measure(saves: int, mb: int, folder: Path) -> dict[str, list[float]]:
     warm = [torch.empty_like(tensor).zero_() for tensor in tensors]
     n_bytes = sum(tensor.nbytes for tensor in tensors)
     blob = memoryview(bytearray(os.urandom(1 << 20) * (n_bytes >> 20)))
-    out: dict[str, list[float]] = {"first save": [], "stall": [], "memcpy": [], "durable": [], "write and fsync": []}
+    state = {"model": model, "optimizer": optimizer}
+    out: dict[str, list[float]] = {
+        "first save": [],
+        "first save, prepared": [],
+        "stall": [],
+        "memcpy": [],
+        "durable": [],
+        "write and fsync": [],
+    }
     checkpointer = Checkpointer(str(folder / "to"), rank=0, world_size=1, keep=2)
     try:
         checkpointer.open()
         for step in range(1, saves + 2):
             out["memcpy"].append(seconds(lambda: [new.copy_(old) for new, old in zip(warm, tensors, strict=True)]))
-            state = {"model": model, "optimizer": optimizer}
             started = time.perf_counter()
             checkpointer.save(state, step=step, extras={})
             stall_s = time.perf_counter() - started
             checkpointer.wait(600)
-            out["first save" if step == 1 else "stall"].append(stall_s)
+            out["stall"].append(stall_s)
             out["durable"].append(time.perf_counter() - started)
             out["write and fsync"].append(seconds(lambda: write_durably(folder / "raw", blob)))
             with torch.no_grad():  # frozen tensors would be stored once only
                 torch._foreach_add_(tensors, 1e-3)
     finally:
         checkpointer.close()
-    for name in ("memcpy", "durable", "write and fsync"):
+    for again in range(3):
+        for name in ("first save", "first save, prepared"):
+            fresh = Checkpointer(str(folder / f"{name}{again}"), rank=0, world_size=1)
+            try:
+                fresh.open()
+                if name != "first save":
+                    fresh.prepare(state)  # As a job does after its first step, beside the next ones.
+                    fresh._buffers.settle()
+                out[name].append(seconds(lambda fresh=fresh: fresh.save(state, step=1, extras={})))
+                fresh.wait(600)
+            finally:
+                fresh.close()
+    for name in ("stall", "memcpy", "durable", "write and fsync"):
         out[name] = out[name][1:]
     return out
 

@@ -278,7 +278,7 @@ def test_a_part_that_uses_a_retired_generation_is_not_committed(tmp_path) -> Non
 class Process:
     """A drain as the trainer starts it."""
 
-    def __init__(self, log: Log, folder, env: dict[str, str] | None = None) -> None:
+    def __init__(self, log: Log, folder, env: dict[str, str] | None = None, **changes) -> None:
         self.fd, self.second, self.seals_fd = (os.memfd_create("test") for _ in range(3))
         os.ftruncate(self.seals_fd, mmap.PAGESIZE)
         self.process = subprocess.Popen(
@@ -288,7 +288,7 @@ class Process:
             pass_fds=(self.fd, self.second, self.seals_fd),
             env=os.environ | (env or {}),
         )
-        self.tell(vars(setup(log, folder, fds=[self.fd, self.second], seals_fd=self.seals_fd)))
+        self.tell(vars(setup(log, folder, fds=[self.fd, self.second], seals_fd=self.seals_fd, **changes)))
 
     def tell(self, message: dict) -> None:
         try:

@@ -1,0 +1,255 @@
+"""Captures that are held in memory: whoever dies, what all ranks hold is brought; a torn one never is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from test_drain import Process, capture, generations, open_log
+
+from cordee.storage import rescue
+from cordee.storage.destination import open_blobs
+from cordee.storage.files import FileBlobs
+from cordee.storage.log import Log, live_commits, read_entries
+from cordee.storage.manifest import read_failed
+from cordee.train.checkpoint import Checkpointer
+from cordee.train.seals import Seals
+
+WAIT_S = 60
+
+
+class Rank(Process):
+    """A drain whose trainer holds captures."""
+
+    def __init__(self, log: Log, folder, rank: int = 0, world: int = 1, env: dict[str, str] | None = None) -> None:
+        super().__init__(log, folder, env, rank=rank, world=world, grace_s=5.0)
+        self.rank, self.world = rank, world
+        self.seals = Seals(self.seals_fd)
+
+    def hold(self, save: int, step: int, *, torn: bool = False) -> None:
+        slot = save % 2
+        memory, command = capture(save, step, self.rank, self.world)
+        self.seals.break_(slot)
+        fd = (self.fd, self.second)[slot]
+        os.ftruncate(fd, len(memory))
+        os.pwrite(fd, memory, 0)
+        if not torn:
+            self.seals.set(slot, save)
+            self.tell({**command, "do": "hold", "slot": slot})
+
+    def bring(self, save: int, step: int) -> None:
+        """As `save` of a drain, with the seal that the trainer sets."""
+        self.seals.break_(0)
+        self.save(save, step)
+        self.seals.set(0, save)
+
+
+def dies(*ranks: Rank) -> None:
+    """All trainers at once; wait for their drains."""
+    for rank in ranks:
+        rank.process.stdin.close()
+    for rank in ranks:
+        assert rank.process.wait(WAIT_S) == 0
+        rank.process.stdout.close()
+        rank.close()
+
+
+def test_the_newest_capture_that_all_hold_is_brought(tmp_path) -> None:
+    """Rank 0 has one more, and rank 1 dies while it writes a third: neither counts."""
+    log = open_log(tmp_path)
+    ranks = [Rank(log, tmp_path, rank, 3) for rank in range(3)]
+    for rank in ranks:
+        rank.hold(1, 44)
+        rank.hold(2, 46)
+    ranks[0].hold(3, 47)
+    ranks[1].hold(3, 47, torn=True)
+    dies(*ranks)
+    assert generations(tmp_path) == [(46, None)]
+    assert live_commits(read_entries(FileBlobs(tmp_path)))[-1].record.fields["ending"] == "rescued"
+    assert not rescue.is_running(FileBlobs(tmp_path), read_entries(FileBlobs(tmp_path)))
+
+
+def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_path) -> None:
+    log = open_log(tmp_path)
+    rank = Rank(log, tmp_path)
+    rank.hold(1, 10)
+    rank.bring(2, 20)
+    assert rank.events_until("collected")
+    dies(rank)
+    assert generations(tmp_path) == [(20, None)]
+    assert list(FileBlobs(tmp_path).list("parts/1-n1")) and not rescue.is_running(
+        FileBlobs(tmp_path), read_entries(FileBlobs(tmp_path))
+    )
+
+
+def test_a_capture_that_was_written_over_in_part_is_none(tmp_path) -> None:
+    """The drain still knows of the capture, but its seal is broken."""
+    rank = Rank(open_log(tmp_path), tmp_path)
+    rank.hold(2, 20)
+    rank.hold(4, 40, torn=True)
+    dies(rank)
+    assert generations(tmp_path) == []
+
+
+def test_no_rank_decides_alone(tmp_path) -> None:
+    """A rank that is gone with its drain, as with its host, leaves the others with what is durable."""
+    log = open_log(tmp_path)
+    ranks = [Rank(log, tmp_path, rank, 2) for rank in range(2)]
+    for rank in ranks:
+        rank.hold(1, 10)
+    ranks[1].process.kill()
+    ranks[1].process.wait(WAIT_S)
+    dies(ranks[0])
+    ranks[1].process.stdin.close()
+    ranks[1].process.stdout.close()
+    ranks[1].close()
+    assert generations(tmp_path) == []
+    blobs = FileBlobs(tmp_path)
+    assert blobs.size(rescue.rescued_key(1, "n1")) is not None, "the next attempt need not wait"
+
+
+def test_a_newer_attempt_fences_the_rescue(tmp_path) -> None:
+    log = open_log(tmp_path)
+    rank = Rank(log, tmp_path)
+    rank.hold(1, 10)
+    open_log(tmp_path, "n2")
+    dies(rank)
+    assert generations(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", ["chunks.one:2", "part.before:1", "manifest.before:1", "commit.before:1"])
+def test_a_rescue_that_dies_commits_nothing_or_all(tmp_path, at) -> None:
+    rank = Rank(open_log(tmp_path), tmp_path, env={"CORDEE_TEST_KILL_AT": at})
+    rank.hold(1, 10)
+    rank.process.stdin.close()
+    assert rank.process.wait(WAIT_S) == -signal.SIGKILL
+    rank.process.stdout.close()
+    rank.close()
+    assert generations(tmp_path) == []
+    blobs = FileBlobs(tmp_path)
+    assert rescue.is_running(blobs, read_entries(blobs)), "nobody has said that it is over"
+
+
+TRAINER = """
+import os, signal, sys, torch
+from cordee.train.checkpoint import Checkpointer
+checkpointer = Checkpointer(sys.argv[1], rank=0, world_size=1)
+checkpointer.open()
+state = {"w": torch.zeros(300_000)}
+for step in range(1, 48):
+    state["w"].fill_(step)
+    if step == 40:
+        checkpointer.save(state, step=step, extras={})
+        checkpointer.wait(60)
+    elif step > 40 and step % 2 == 0:
+        checkpointer.save(state, step=step, extras={"at": step}, reach=0)
+held = checkpointer.standing()
+print(held.held_step, held.durable_step, flush=True)
+if sys.argv[2] == "torn":
+    fill = checkpointer._writers[0].staging.fill
+    def die(targets, sources):
+        targets[0][: len(targets[0]) // 2].copy_(sources[0][: len(targets[0]) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    for writer in checkpointer._writers:
+        writer.staging.fill = die
+    state["w"].fill_(47)
+    checkpointer.save(state, step=47, extras={}, reach=0)
+if sys.argv[2] == "closed":
+    checkpointer.close()
+    sys.exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "torn", "closed"])
+def test_a_trainer_that_is_killed_goes_on_from_its_newest_capture(tmp_path: Path, how) -> None:
+    """SIGKILL at step 47, durable is 40, in memory is 46. The next attempt waits for the drain without being told."""
+    run = subprocess.run(
+        [sys.executable, "-c", TRAINER, str(tmp_path), how], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == (0 if how == "closed" else -signal.SIGKILL), run.stderr
+    assert run.stdout.split() == ["46", "40"]
+    blobs = FileBlobs(tmp_path)
+    heard = threading.Event()
+    while how != "closed" and not any("/held-" in key for key in blobs.list("parts")):
+        heard.wait(0.005)  # The trainer has gone this moment; a new one needs longer than this to start.
+    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    commit = checkpointer.open()
+    state = {"w": torch.zeros(300_000)}
+    loaded = checkpointer.load(state, commit)
+    checkpointer.close()
+    assert (loaded.step, loaded.extras) == (46, {"at": 46})
+    assert bool((state["w"] == 46).all())
+
+
+def test_captures_are_held_while_the_drain_reads_and_the_one_it_reads_stays(tmp_path) -> None:
+    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    checkpointer.open()
+    state = {"w": torch.full((300_000,), 1.0)}
+    checkpointer.save(state, step=1, extras={})
+    checkpointer.wait(WAIT_S)
+    os.kill(checkpointer._link.pid, signal.SIGSTOP)
+    for step in range(2, 7):
+        state["w"].fill_(step)
+        saved = checkpointer.save(state, step=step, extras={}, reach=1 if step == 3 else 0)
+        assert saved.reach == (step == 3)
+    standing = checkpointer.standing()
+    assert (standing.held_step, standing.draining_step, standing.durable_step) == (6, 3, 1)
+    os.kill(checkpointer._link.pid, signal.SIGCONT)
+    assert checkpointer.wait(WAIT_S).step == 3
+    assert checkpointer.standing().drain_s[0] > 0
+    checkpointer.load(state, checkpointer.newest())
+    assert bool((state["w"] == 3).all())
+    checkpointer.close()
+    assert generations(tmp_path)[-1] == (6, None), "closed before its time: what was held is brought"
+
+
+def test_memory_made_beforehand_is_the_memory_of_the_first_save(tmp_path) -> None:
+    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    checkpointer.open()
+    state = {"w": torch.arange(3_000_000)}
+    checkpointer.prepare(state)
+    checkpointer._buffers.settle()
+    staging = checkpointer._buffers.stagings[0]
+    made, place = staging.bytes.numel(), staging.bytes.data_ptr()
+    assert made >= state["w"].nbytes and checkpointer._buffers.stagings[1].bytes.numel() == 0
+    checkpointer.save({"w": state["w"]}, step=1, extras={})
+    assert (staging.bytes.numel(), staging.bytes.data_ptr()) == (made, place)
+    commit = checkpointer.wait(WAIT_S)
+    state["w"] = torch.zeros(3_000_000, dtype=torch.int64)
+    checkpointer.load(state, commit)
+    assert torch.equal(state["w"], torch.arange(3_000_000))
+    checkpointer.close()
+
+
+@pytest.mark.gpu
+def test_captures_come_from_a_gpu_through_pinned_memory(tmp_path) -> None:
+    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    checkpointer.open()
+    state = {"w": torch.arange(3_000_000, device="cuda")}
+    checkpointer.prepare(state, hold=True)
+    for step, reach in ((1, 1), (2, 0), (3, 0)):
+        state["w"] += 1
+        checkpointer.save(state, step=step, extras={}, reach=reach)
+        state["w"] += 0
+    assert all(staging._pinned for staging in checkpointer._buffers.stagings)
+    checkpointer.wait(WAIT_S)
+    checkpointer.close()
+    again = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    again.load(state, again.open())
+    again.close()
+    assert torch.equal(state["w"].cpu(), torch.arange(3_000_000) + 3)
+
+
+def test_a_save_of_a_dead_trainer_is_refused_by_the_others_all_the_same(tmp_path) -> None:
+    rank = Rank(open_log(tmp_path), tmp_path)
+    rank.hold(1, 10)
+    dies(rank)
+    assert generations(tmp_path) == [(10, None)]
+    assert "its process ended" in str(read_failed(open_blobs(str(tmp_path)), "parts/1-n1/000002"))
+    assert json.loads((tmp_path / rescue.rescued_key(1, "n1")).read_bytes())["body"]["save"] == 1
