@@ -27,6 +27,8 @@ from cordee.train.report import Reporter, speak
 from cordee.train.saving import Saving
 from cordee.train.settings import Settings, settings
 from cordee.train.stop import Agreement, Verdict
+from cordee.train.watch import Watch
+from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
 
@@ -50,6 +52,7 @@ def job(
     keep: str | int | None = None,
     grace: str | None = None,
     base: str | Path | None = None,
+    hang: str | None = None,
 ) -> "Job":
     """A training job over this state.
 
@@ -63,10 +66,11 @@ def job(
         keep: how many generations stay, at least 2; or `"3, every 10, 7d"`: each 10th and those of a week besides.
         grace: from a notice (SIGTERM, or SIGUSR1 under Slurm) to the end; 30s by default.
         base: another destination; what its pinned checkpoint has too is not stored again.
+        hang: after so long without a step all ranks end and start again from the newest checkpoint; never by default.
 
     Under a Cordee agent its settings win over these arguments.
     """
-    return Job(state, settings(to=to, every=every, keep=keep, grace=grace, base=base))
+    return Job(state, settings(to=to, every=every, keep=keep, grace=grace, base=base, hang=hang))
 
 
 class Job:
@@ -86,6 +90,7 @@ class Job:
         self._saving: Saving | None = None
         self._leaving: Leaving | None = None
         self._agreement: Agreement | None = None
+        self._watch: Watch | None = None
         self._reporter = Reporter(told, self.rank)
 
     # -- the user's side -----------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ class Job:
                 world_size=self.world_size,
                 store=dist.distributed_c10d._get_default_store() if self.world_size > 1 else None,
                 prefix=f"stop/{self._told.epoch or 0}.{next(_numbers)}",
-                on_leave=leaving.within,
+                on_leave=leaving.follow,
                 on_abort=leaving.abort,
             )
         except BaseException:
@@ -168,6 +173,19 @@ class Job:
             self._rng = None
         self._finished = False
         self._reporter.switch(SpanClass.USEFUL, self._pace.step)
+        if self._watch is None and self._told.hang_report_s:
+            self._watch = Watch(
+                self._told,
+                rank=self.rank,
+                world_size=self.world_size,
+                store=dist.distributed_c10d._get_default_store() if self.world_size > 1 else None,
+                prefix=f"watch/{self._told.epoch or 0}.{next(_numbers)}",
+                pace=self._pace,
+                reporter=self._reporter,
+                on_hung=self._hung,
+            )
+        if self._watch is not None:
+            self._watch.on()
 
     def boundary(self) -> None:
         """Before a step: save if it is time, and leave if that was agreed.
@@ -201,6 +219,8 @@ class Job:
 
     def finish(self) -> None:
         """After the last step: the final checkpoint. If it fails, the end of the `with` block says so."""
+        if self._watch is not None:
+            self._watch.off()
         if (saving := self._saving) is not None and (leaving := self._leaving) is not None:
             self._final_failed = not saving.make_durable(self._pace.step, lambda: leaving.left_s(_NO_LIMIT_S))
         self._finished = True
@@ -299,7 +319,20 @@ class Job:
 
     # -- the end -------------------------------------------------------------------------------------------
 
+    def _hung(self, still_s: float) -> None:
+        """No step for so long: all ranks find out alike, and start again. Does not return, unless it leaves anyway."""
+        if self._leaving is not None and self._leaving.by_s is not None:
+            return  # its deadline will do
+        after = format_duration(still_s)
+        log.error("rank %d: no step for %s: it ends itself; durable: %s", self.rank, after, name(self._saving))
+        self._say_left("hung", StopError.exit_code)
+        if self._leaving is not None:
+            self._leaving.abort()
+        os._exit(StopError.exit_code)
+
     def _close(self, *, failed: bool = False) -> None:
+        if self._watch is not None:
+            self._watch.close()
         if self._agreement is not None:
             self._agreement.close()
         if self._saving is not None:

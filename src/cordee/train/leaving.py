@@ -97,8 +97,16 @@ class Leaving:
             log.info("rank %d: %s, %s to leave", self._rank, what, format_duration(left_s))
         if first:
             self.request()
-            if self.saving is not None:
-                log.info("rank %d: %s", self._rank, deadline.plan(self._situation(self.saving)).says)
+            self._say_plan()
+
+    def follow(self, left_s: float) -> None:
+        """Another rank was given notice, and all have so long to be gone."""
+        if self.within(left_s):
+            self._say_plan()
+
+    def _say_plan(self) -> None:
+        if self.saving is not None:
+            log.info("rank %d: %s", self._rank, deadline.plan(self._situation(self.saving)).says)
 
     def request(self) -> None:
         """Ask all ranks to leave at one boundary."""
@@ -195,9 +203,11 @@ class Leaving:
         if said is None:
             kept = self.saving.kept_step(machine_stays=self._machine_stays) if self.saving else 0
             durable = self.saving is not None and not self._pace.inside and kept == self._pace.step
-            where = f"in step {self._pace.step}" if self._pace.inside else f"before step {self._pace.step}"
-            level = logging.INFO if durable else logging.ERROR
-            log.log(level, "rank %d: the deadline came %s; durable: %s", self._rank, where, name(self.saving))
+            if durable:
+                log.info("rank %d: leaves before step %d, with nothing to lose", self._rank, kept)
+            else:
+                where = f"in step {self._pace.step}" if self._pace.inside else f"before step {self._pace.step}"
+                log.error("rank %d: leaves %s; durable: %s", self._rank, where, name(self.saving))
             self.say_notice(durable=durable)
             if self.agreement is not None:
                 beside(self.agreement.abort).join(timeout=0.5)

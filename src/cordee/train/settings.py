@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cordee.errors import InputError
@@ -13,6 +13,7 @@ from cordee.telemetry.cloud import Cloud, cloud_here
 from cordee.units import parse_duration_s
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 
+HANG_REPORT_S = 60.0
 _NOTICES = ("TERM", "USR1", "USR2", "HUP", "INT")
 
 
@@ -37,7 +38,9 @@ class Settings:
     epoch: int | None
     spool: Path | None
     signals: tuple[int, ...]  # that are a notice
-    cloud: Cloud | None  # for this rank to ask
+    cloud: Cloud | None = field(compare=False)  # for this rank to ask
+    hang_report_s: float  # a rank that stands still for so long is told about; 0: nobody looks
+    hang_restart_s: float | None  # and after so long all start again
     torchelastic: bool
     quiet: bool
 
@@ -50,6 +53,7 @@ def settings(
     keep: str | int | None = None,
     grace: str | None = None,
     base: str | Path | None = None,
+    hang: str | None = None,
 ) -> Settings:
     """Merge them; what the agent says wins, since it is what the job's owner submitted; its `auto` says nothing.
 
@@ -59,6 +63,7 @@ def settings(
     env = os.environ if env is None else env
     told = None if env.get("CORDEE_CHECKPOINT_EVERY") == "auto" else _number(env, "CORDEE_CHECKPOINT_EVERY")
     grace_s = _number(env, "CORDEE_GRACE_S")
+    report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
     epoch = env.get("CORDEE_EPOCH")
     own = str(to) if to else None
     if own and env.get("CORDEE_JOB"):
@@ -75,6 +80,8 @@ def settings(
         spool=Path(env["CORDEE_SPOOL"]) if env.get("CORDEE_SPOOL") and env.get("CORDEE_JOB") and epoch else None,
         signals=_signals(env),
         cloud=cloud_here(env) if env.get("LOCAL_RANK", env.get("SLURM_LOCALID", "0")) == "0" else None,
+        hang_report_s=HANG_REPORT_S if report_s is None else report_s,
+        hang_restart_s=(parse_duration_s(hang) if hang else None) if restart_s is None else restart_s,
         torchelastic="TORCHELASTIC_RUN_ID" in env,
         quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
     )

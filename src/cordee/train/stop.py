@@ -61,7 +61,7 @@ class Agreement:
         world_size: int = 1,
         store: Any = None,
         prefix: str = "stop/0",
-        on_leave: Callable[[float], object] = lambda left_s: None,
+        on_leave: Callable[[float], None] = lambda left_s: None,
         on_abort: Callable[[], None] = lambda: None,
         undecided_s: float = 60.0,
     ) -> None:
