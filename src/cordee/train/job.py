@@ -52,6 +52,7 @@ def job(
     keep: str | int | None = None,
     grace: str | None = None,
     base: str | Path | None = None,
+    ram: str | int | None = None,
     hang: str | None = None,
 ) -> "Job":
     """A training job over this state.
@@ -66,11 +67,14 @@ def job(
         keep: how many generations stay, at least 2; or `"3, every 10, 7d"`: each 10th and those of a week besides.
         grace: from a notice (SIGTERM, or SIGUSR1 under Slurm) to the end; 30s by default.
         base: another destination; what its pinned checkpoint has too is not stored again.
+        ram: how often to capture the state in memory between checkpoints, as `every`: what outlives the death of a
+            process, not that of its machine. "auto" (the default) does it where it pays, "off" never; it takes twice
+            the memory for captures.
         hang: after so long without a step all ranks end and start again from the newest checkpoint; never by default.
 
     Under a Cordee agent its settings win over these arguments.
     """
-    return Job(state, settings(to=to, every=every, keep=keep, grace=grace, base=base, hang=hang))
+    return Job(state, settings(to=to, every=every, keep=keep, grace=grace, base=base, ram=ram, hang=hang))
 
 
 class Job:
@@ -107,7 +111,7 @@ class Job:
             if self.rank == 0:
                 log.warning("no checkpoint destination: this job is unprotected (cordee.job(state, to=...) names one)")
             return
-        self._leaving = leaving = Leaving(self._told, self.rank, self._reporter, self._pace, self._request_save)
+        self._leaving = leaving = Leaving(self._told, self.rank, self._reporter, self._pace, self._hinted)
         try:
             self._saving = leaving.saving = Saving(
                 self.state,
@@ -193,10 +197,9 @@ class Job:
         Raises:
             Preempted: the rank leaves at this step.
         """
-        every, step, saving = self._told.every.steps, self._pace.step, self._saving
+        saving = self._saving
         if saving is not None:
-            if every and step % every == 0 and step not in (self.start_step, saving.saved_step):
-                saving.save(step)  # the same steps on every rank, so there is nothing to agree on
+            saving.at_step(self._pace.step)
             self._meet(saving)
         self._pace.began()
 
@@ -264,7 +267,7 @@ class Job:
         step = self._pace.step + self._pace.inside  # within a step its training is done, or this were no boundary
         while (verdict := agreement.at(self._passed)) is Verdict.SAVE:
             if step != saving.saved_step:
-                saving.save(step)
+                saving.save(step, saving.asked())
             agreement.conclude()
             self._plan_save()
         if verdict is Verdict.LEAVE:
@@ -305,16 +308,22 @@ class Job:
     # -- periodic saves: rank 0's timer --------------------------------------------------------------------
 
     def _plan_save(self) -> None:
-        """Set the timer of the next save that the ranks have to agree on."""
-        if self.rank == 0 and self._told.every.steps is None and self._leaving is not None and self._saving is not None:
-            self._leaving.notices.at("save", time.monotonic() + self._saving.period_s, self._request_save)
+        """Set the timer of the next capture that the ranks have to agree on."""
+        if self.rank == 0 and self._leaving is not None and self._saving is not None:
+            wait_s = self._saving.wait_s()
+            if wait_s is not None:
+                self._leaving.notices.at("save", time.monotonic() + wait_s, self._request_save)
 
     def _request_save(self) -> None:
-        if self._saving is None or self._leaving is None:
-            return  # the cloud's hint may come before there is anything to save
-        if self._saving.draining:  # a store slower than the interval decides the interval
-            self._leaving.notices.at("save", time.monotonic() + 0.1, self._request_save)
+        if self._saving is not None and not self._saving.is_due():
+            self._plan_save()
         elif self._agreement is not None:
+            beside(self._agreement.request)
+
+    def _hinted(self) -> None:
+        """The machine may go soon; the hint may come before there is anything to save."""
+        if self._saving is not None and self._agreement is not None:
+            self._saving.hasten()
             beside(self._agreement.request)
 
     # -- the end -------------------------------------------------------------------------------------------

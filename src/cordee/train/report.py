@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from cordee.events import CheckpointCommitted, Event, RankLeft, Reported, Restored, SpanClass
+from cordee.events import Behind, CheckpointCommitted, Event, RankBehind, RankLeft, Reported, Restored, SpanClass
 from cordee.storage.generations import Commit
 from cordee.telemetry.stream import StreamWriter
 from cordee.train.settings import Settings
@@ -59,9 +59,36 @@ class Reporter:
                 self._flush()
                 self._class, self._first_step = span, step
 
+    def stalled(self, still_s: float) -> None:
+        """No step has gone on for so long: that time was not useful, nor is what follows until one does."""
+        with self._lock:
+            if self._class is SpanClass.USEFUL:
+                self._loss = None  # to read it may mean to wait for a device that hangs
+                self._flush(self.now_us() - round(still_s * 1e6))
+                self._class = SpanClass.STALL
+
+    def behind(
+        self,
+        rank: int,
+        how: Behind,
+        step: int,
+        still_s: float,
+        *,
+        waited: float = 0.0,
+        where: str = "",
+        stack: tuple[str, ...] = (),
+    ) -> None:
+        """A rank, which need not be this one, holds the others up, or no longer does."""
+        since_us = self.now_us() - round(still_s * 1e6)
+        self._append(
+            RankBehind, rank=rank, how=how, step=step, since_us=since_us, waited=waited, where=where, stack=stack
+        )
+
     def stepped(self, step: int) -> None:
         """The step has been run."""
         with self._lock:
+            if self._class is SpanClass.STALL:
+                self.switch(SpanClass.USEFUL, step)
             self._steps += 1
             if self.now_us() - self._from_us >= FLUSH_S * 1e6:
                 self._flush()
@@ -104,7 +131,7 @@ class Reporter:
         # The thread that ends a hung process must not wait for the loop's thread.
         locked = self._lock.acquire(timeout=1.0)
         try:
-            if locked and how != "aborted":
+            if locked and how not in ("aborted", "hung"):
                 self._flush()
             self._append(RankLeft, rank=self._rank, how=how, step=step)
         finally:
@@ -117,8 +144,8 @@ class Reporter:
             self._writer.close()
             self._writer = None
 
-    def _flush(self) -> None:
-        now_us = self.now_us()
+    def _flush(self, until_us: int | None = None) -> None:
+        now_us = self.now_us() if until_us is None else max(until_us, self._from_us)
         if self._rank == 0 and now_us > self._from_us:
             loss = None
             if self._loss is not None and self._class is SpanClass.USEFUL:

@@ -33,6 +33,7 @@ class Settings:
     every: Every
     keep: Keep
     base: str | None
+    ram: Every | None  # of captures in memory; None: off
     grace_s: float
     job_id: JobId | None
     epoch: int | None
@@ -53,6 +54,7 @@ def settings(
     keep: str | int | None = None,
     grace: str | None = None,
     base: str | Path | None = None,
+    ram: str | int | None = None,
     hang: str | None = None,
 ) -> Settings:
     """Merge them; what the agent says wins, since it is what the job's owner submitted; its `auto` says nothing.
@@ -62,6 +64,7 @@ def settings(
     """
     env = os.environ if env is None else env
     told = None if env.get("CORDEE_CHECKPOINT_EVERY") == "auto" else _number(env, "CORDEE_CHECKPOINT_EVERY")
+    told_ram = env.get("CORDEE_CHECKPOINT_RAM") or "auto"
     grace_s = _number(env, "CORDEE_GRACE_S")
     report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
     epoch = env.get("CORDEE_EPOCH")
@@ -74,6 +77,11 @@ def settings(
         every=parse_every(every) if told is None else Every(seconds=told),
         keep=parse_keep(env.get("CORDEE_CHECKPOINT_KEEP") or (KEEP_MIN if keep is None else keep)),
         base=env.get("CORDEE_CHECKPOINT_BASE") or (str(base) if base else None),
+        ram=(
+            parse_ram(ram if told_ram == "auto" else told_ram)
+            if told_ram in ("auto", "off")
+            else Every(seconds=_number(env, "CORDEE_CHECKPOINT_RAM"))
+        ),
         grace_s=parse_duration_s(str(grace or "30s")) if grace_s is None else grace_s,
         job_id=JobId(env["CORDEE_JOB"]) if env.get("CORDEE_JOB") else None,
         epoch=int(epoch) if epoch else None,
@@ -123,3 +131,12 @@ def parse_every(every: str | int | None) -> Every:
     if not isinstance(every, int) or every < 1:
         raise InputError(f"every={every} steps is not possible", hint='write a time ("10m"), steps (500) or "auto"')
     return Every(steps=every)
+
+
+def parse_ram(ram: str | int | None) -> Every | None:
+    """As `every`; `off` is None.
+
+    >>> parse_ram("off"), parse_ram("30s")
+    (None, Every(steps=None, seconds=30.0))
+    """
+    return None if ram == "off" else parse_every(ram)

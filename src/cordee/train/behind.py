@@ -1,0 +1,99 @@
+"""Who holds the others up, from the ranks' signs of life: pure conclusions, no threads and no clock.
+
+A rank that stands still outside a collective is the one that the others, inside theirs, wait for. A slow rank is the
+one that waits least: in synchronous training all steps last equally long, and whoever computes longer than the others
+spends that much less in collectives. How signs are taken and passed on is in `watch.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from cordee.events import Behind
+
+SLOW_SHARE = 0.1  # of the time: who makes the others wait for less is not called slow
+SLOW_WINDOWS = 3  # in a row
+WINDOW_STEPS = 5  # at least, so that a window holds whole steps
+ENDED = -1  # as a beat: the rank has left, and is not missed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """Of life, of one rank."""
+
+    beat: int  # counts up while the rank's watcher lives
+    step: int
+    still_s: float  # since its loop went on
+    stuck: bool  # for longer than its own limit
+    waits: bool | None  # some collective that it has begun has not ended; None: not known
+    begun: int  # collectives
+    waited_s: float  # in collectives, since the watch began
+    watched_s: float  # so long has it been looked at; 0: where that cannot be seen
+    host: str
+    pid: int
+
+
+def who_stands(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[tuple[int, Behind]]:
+    """The ranks that keep the gang from going on; several if nothing tells them apart.
+
+    Args:
+        signs: the newest of each rank.
+        silent: ranks whose sign does not change any more.
+    """
+    stuck = {rank: sign for rank, sign in signs.items() if sign.stuck and rank not in silent}
+    if silent:
+        return [(rank, Behind.SILENT) for rank in sorted(silent)]
+    outside = [rank for rank, sign in stuck.items() if sign.waits is False]
+    # Hosts run ahead of their GPUs, and of each other: who is outside all collectives counts more than who is behind.
+    among = {rank: stuck[rank] for rank in outside} or stuck
+    first = min((sign.step, sign.begun) for sign in among.values()) if among else None
+    return [(rank, Behind.STUCK) for rank, sign in sorted(among.items()) if (sign.step, sign.begun) == first]
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """The others wait for this rank for so large a part of the time."""
+
+    rank: int
+    waited: float
+
+
+class Slowness:
+    """Finds the slow rank, window by window; one window alone says nothing, since any rank is late now and then."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._from: dict[int, Sign] = {}
+        self._suspect: int | None = None
+        self._windows = 0
+        self._told: int | None = None
+
+    def look(self, signs: Mapping[int, Sign]) -> Slow | None:
+        """The slow rank when it is to be told; with `waited` 0 when it is slow no longer."""
+        if len(signs) < 2 or any(sign.beat == ENDED or sign.watched_s == 0 for sign in signs.values()):
+            self._from = {}
+            return None
+        if self._from.keys() != signs.keys():
+            self._from = dict(signs)
+            return None
+        done = min(sign.step - self._from[rank].step for rank, sign in signs.items())
+        seen_s = min(sign.watched_s - self._from[rank].watched_s for rank, sign in signs.items())
+        if done < WINDOW_STEPS or seen_s < self._window_s:
+            return None
+        shares = {
+            rank: (sign.waited_s - self._from[rank].waited_s) / (sign.watched_s - self._from[rank].watched_s)
+            for rank, sign in signs.items()
+        }
+        self._from = dict(signs)
+        return self._judge(shares)
+
+    def _judge(self, shares: Mapping[int, float]) -> Slow | None:
+        least = min(shares, key=lambda rank: (shares[rank], rank))
+        excess = median(share for rank, share in shares.items() if rank != least) - shares[least]
+        suspect = least if excess >= SLOW_SHARE else None
+        self._windows = self._windows + 1 if suspect == self._suspect else 1
+        self._suspect = suspect
+        if self._windows < SLOW_WINDOWS or suspect == self._told:
+            return None
+        over, self._told = self._told, suspect
+        return Slow(over, 0.0) if suspect is None and over is not None else Slow(least, excess)
