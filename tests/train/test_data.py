@@ -98,12 +98,12 @@ def test_the_order_is_what_it_was() -> None:
 
 
 def test_all_orders_are_about_equally_likely() -> None:
-    """Chi-square of the first two samples of 6, over 12,000 seeds; 29 degrees of freedom exceed 58 once in 1,000."""
+    """Chi-square of the first two samples of 6, over 4,000 seeds; 29 degrees of freedom exceed 58 once in 1,000."""
     counts = np.zeros((6, 6))
-    for seed in range(12_000):
+    for seed in range(4_000):
         first, second = Order(length=6, global_batch=1, seed=seed).samples(0, 2).tolist()
         counts[first, second] += 1
-    expected = 12_000 / 30
+    expected = 4_000 / 30
     assert ((counts[~np.eye(6, dtype=bool)] - expected) ** 2 / expected).sum() < 58
     assert np.diagonal(counts).sum() == 0
 
@@ -142,6 +142,7 @@ def test_ranks_that_nobody_has_told_about_each_other_are_refused(monkeypatch) ->
         ElasticBatchSampler(range(100), 48)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's own
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stateful", [False, True])
 def test_the_position_is_what_the_loop_was_given_not_what_workers_fetched(workers: int, stateful: bool) -> None:

@@ -1,0 +1,46 @@
+"""One job on 4, 2, 3 and 4 ranks: the samples and the losses of the run that nobody interrupted."""
+
+from pathlib import Path
+
+import pytest
+from elastic_rank import GLOBAL_BATCH, LEGS, SAMPLES, STEPS
+from forked import run_script
+
+from cordee.train.order import Order
+
+
+@pytest.mark.gang
+def test_a_job_goes_on_with_any_number_of_ranks_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    found = run_script(Path(__file__).with_name("elastic_rank.py"), str(tmp_path))
+    whole, legs, again = found["whole"], found["legs"], found["again"]
+    assert [code for code, _ in whole] == [0] * 4
+    assert [[code for code, _ in leg] for leg in legs] == [[75] * 4, [75] * 2, [75] * 3, [0] * 4]
+
+    end = whole[0][1].pop()
+    assert legs[-1][0][1].pop() == end and end[0] == STEPS, "schedule, scaler and plain values end as they did"
+    expected = Order(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=11, drop_last=False)
+    line = [expected.samples(step * GLOBAL_BATCH, GLOBAL_BATCH).tolist() for step in range(STEPS)]
+    begun = 0
+    for leg, (world, leave_in) in zip(legs, LEGS, strict=True):
+        steps = [row[0] for row in leg[0][1]]
+        assert len(leg) == world and steps[0] == begun and (leave_in is None or steps[-1] >= leave_in)
+        for at, step in enumerate(steps):
+            assert [row[1] for row in whole_at(whole, step)] == split(line[step], 4)
+            assert [rank[1][at][1] for rank in leg] == split(line[step], world), f"step {step} on {world} ranks"
+            assert leg[0][1][at][2] == pytest.approx(whole[0][1][step][2], abs=1e-6), f"the loss of step {step}"
+            assert leg[0][1][at][4] == whole[0][1][step][4], "the scale of gradients"
+        begun = steps[-1] + 1
+    assert begun == STEPS
+
+    draws = [[row[3] for row in rank[1][:5]] for rank in legs[1]]
+    assert draws == [[row[3] for row in rank[1][:5]] for rank in again], "two resumes of one checkpoint differ"
+    assert len({draw for rank in draws for draw in rank}) == sum(map(len, draws)), "ranks share a stream"
+
+
+def whole_at(whole: list, step: int) -> list:
+    return [rank[1][step] for rank in whole]
+
+
+def split(samples: list[int], ranks: int) -> list[list[int]]:
+    share = len(samples) // ranks
+    return [samples[rank * share : (rank + 1) * share] for rank in range(ranks)]
