@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from cordee.errors import InputError
-from cordee.telemetry.cloud import Aws, Azure, Cloud, CloudWatch, Gcp, Hint, Reclaim, cloud_here, detect
+from cordee.telemetry.cloud import Aws, Azure, Cloud, CloudWatch, Gcp, Hint, Http, Reclaim, cloud_here, detect
 from metadata_service import MetadataService
 
 ACTION = "/latest/meta-data/spot/instance-action"
@@ -138,8 +137,8 @@ def test_a_service_that_fails_is_asked_again(
 )
 def test_an_answer_that_cannot_be_read_is_no_announcement(service: MetadataService, body: str) -> None:
     service.answer = lambda method, path, query, headers: (200, body, {})  # type: ignore[method-assign]
-    with httpx.Client(base_url=service.url) as http, pytest.raises((ValueError, LookupError)):
-        Aws().look(http)
+    with pytest.raises((ValueError, LookupError)):
+        Aws().look(Http(service.url))
 
 
 def test_nobody_there_is_no_announcement_and_ends_no_thread() -> None:
@@ -181,3 +180,8 @@ def test_the_firmware_names_the_cloud(tmp_path: Path, said: dict[str, str], clou
 def test_a_cloud_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="CORDEE_CLOUD=oracle is not known"):
         cloud_here({"CORDEE_CLOUD": "oracle"}, tmp_path)
+
+
+def test_an_address_that_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(InputError, match="CORDEE_CLOUD_URL=metadata cannot be asked"):
+        Http("metadata")

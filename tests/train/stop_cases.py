@@ -65,7 +65,7 @@ CASES = {
     # One rank never comes to a collective; SIGTERM comes twice. What was captured before is what is left.
     "collective": Case("collective", notices=((0, "TERM"), (0, "TERM"))),
     # As before, and what was captured last is only held in memory: the drains bring it.
-    "held": Case("held", grace_s=20.0),
+    "held": Case("held", grace_s=5.0),
     # An evaluation that asks between its batches, and one that does not.
     "points": Case("points", grace_s=60.0),
     "eval": Case("eval", world=1),
@@ -293,6 +293,9 @@ def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = 
                 if pauses is not None:
                     threading.Event().wait(pauses.random() * 0.2)
             gang.let_go()
+        except AssertionError:
+            print(*(gang.log(rank) for rank in range(case.world)), sep="\n", flush=True)
+            raise
         finally:
             codes = gang.reap()
         if case.phase == "held":

@@ -12,6 +12,8 @@ Sources, read in November 2026:
   preemption at least 30 s before, the first answer after up to 2 minutes).
 """
 
+import http.client
+import json
 import logging
 import os
 import threading
@@ -21,13 +23,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 from cordee.errors import InputError
 from cordee.units import US_PER_S
-
-if TYPE_CHECKING:
-    import httpx
 
 log = logging.getLogger("cordee")
 
@@ -59,6 +59,64 @@ class Hint:
 Announcement = Reclaim | Hint
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of the metadata service."""
+
+    status: int
+    text: str
+    etag: str
+
+    def good(self) -> "Answer":
+        """This answer.
+
+        Raises:
+            ValueError: it is an error.
+        """
+        if self.status != 200:
+            raise ValueError(f"it answers {self.status}")
+        return self
+
+
+class Http:
+    """Requests to one address, each on a connection of its own, by no proxy: that would tell of its own machine.
+
+    The standard library's, since other clients write a line to the log for each request.
+    """
+
+    def __init__(self, url: str, patience_s: float = _READ_S) -> None:
+        where = urlsplit(url)
+        if where.scheme != "http" or not where.hostname:
+            raise InputError(f"CORDEE_CLOUD_URL={url} cannot be asked", hint="it is of the form http://host:port")
+        self._host, self._port, self.url = where.hostname, where.port or 80, url
+        self.patience_s = patience_s
+
+    def ask(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        params: Mapping[str, str] | None = None,
+        *,
+        method: str = "GET",
+        more_s: float = 0.0,
+    ) -> Answer:
+        """One request; `more_s`: that the service may take longer.
+
+        Raises:
+            OSError: nobody answers.
+            http.client.HTTPException: not in HTTP.
+        """
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_S)
+        try:
+            connection.connect()
+            connection.sock.settimeout(self.patience_s + more_s)
+            connection.request(method, f"{path}?{urlencode(params)}" if params else path, headers=dict(headers))
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.read().decode(errors="replace"), answer.headers.get("ETag", ""))
+        finally:
+            connection.close()
+
+
 class Cloud:
     """One cloud's metadata service.
 
@@ -71,13 +129,14 @@ class Cloud:
     every_s = 5.0
     patience_s = _READ_S
 
-    def look(self, http: "httpx.Client") -> list[Announcement]:
+    def look(self, service: Http) -> list[Announcement]:
         """All that is announced now.
 
         Raises:
-            httpx.HTTPError: no answer, or not what was asked for.
+            OSError: no answer.
+            http.client.HTTPException: alike.
             ValueError: an answer that cannot be read.
-            LookupError: alike.
+            LookupError, TypeError: alike.
         """
         raise NotImplementedError
 
@@ -91,25 +150,25 @@ class Aws(Cloud):
     def __init__(self) -> None:
         self._token = ""
 
-    def look(self, http: "httpx.Client") -> list[Announcement]:
+    def look(self, service: Http) -> list[Announcement]:
         """A spot interruption, or the advice to rebalance."""
         found: list[Announcement] = []
-        if answer := self._get(http, "/latest/meta-data/spot/instance-action"):
+        if answer := self._get(service, "/latest/meta-data/spot/instance-action"):
             at = datetime.fromisoformat(answer["time"])
             found.append(Reclaim(why=f"spot interruption ({answer['action']})", deadline_us=_us(at)))
-        if answer := self._get(http, "/latest/meta-data/events/recommendations/rebalance"):
+        if answer := self._get(service, "/latest/meta-data/events/recommendations/rebalance"):
             found.append(Hint(why=f"rebalance recommendation of {answer['noticeTime']}"))
         return found
 
-    def _get(self, http: "httpx.Client", path: str) -> dict[str, str] | None:
-        answer = http.get(path, headers={"X-aws-ec2-metadata-token": self._token}) if self._token else None
-        if answer is None or answer.status_code == 401:  # none yet, or too old
+    def _get(self, service: Http, path: str) -> dict[str, Any] | None:
+        answer = service.ask(path, {"X-aws-ec2-metadata-token": self._token}) if self._token else None
+        if answer is None or answer.status == 401:  # none yet, or too old
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_S)}
-            self._token = http.put("/latest/api/token", headers=ttl).raise_for_status().text
-            answer = http.get(path, headers={"X-aws-ec2-metadata-token": self._token})
-        if answer.status_code == 404:
+            self._token = service.ask("/latest/api/token", ttl, method="PUT").good().text
+            answer = service.ask(path, {"X-aws-ec2-metadata-token": self._token})
+        if answer.status == 404:
             return None
-        body = answer.raise_for_status().json()
+        body = json.loads(answer.good().text)
         if not isinstance(body, dict):
             raise ValueError(f"{path} is {body!r}")
         return body
@@ -126,31 +185,25 @@ class Gcp(Cloud):
         self._etag = ""
         self._deadline_us: int | None = None
 
-    def look(self, http: "httpx.Client") -> list[Announcement]:
+    def look(self, service: Http) -> list[Announcement]:
         """A preemption, or maintenance that ends the machine. When, Google does not say."""
         wait = (
             {"wait_for_change": "true", "timeout_sec": str(self._wait_s), "last_etag": self._etag} if self._etag else {}
         )
-        if self._get(http, "preempted", wait) == "TRUE":
+        if self._get(service, "preempted", wait) == "TRUE":
             if self._deadline_us is None:
                 self._deadline_us = time.time_ns() // 1000 + round(self._notice_s * US_PER_S)
             return [Reclaim(why="preempted", deadline_us=self._deadline_us)]
         self._deadline_us = None
         # Asking is also what makes Google announce maintenance beforehand.
-        event = self._get(http, "maintenance-event", {})
+        event = self._get(service, "maintenance-event", {})
         return [Hint(why="maintenance will end this machine")] if event == "TERMINATE_ON_HOST_MAINTENANCE" else []
 
-    def _get(self, http: "httpx.Client", key: str, params: Mapping[str, str]) -> str:
-        import httpx
-
-        answer = http.get(
-            f"/computeMetadata/v1/instance/{key}",
-            headers={"Metadata-Flavor": "Google"},
-            params=params,
-            timeout=httpx.Timeout(_READ_S + (self._wait_s if params else 0), connect=_CONNECT_S),
-        ).raise_for_status()
+    def _get(self, service: Http, key: str, params: Mapping[str, str]) -> str:
+        path, more_s = f"/computeMetadata/v1/instance/{key}", self._wait_s if params else 0.0
+        answer = service.ask(path, {"Metadata-Flavor": "Google"}, params, more_s=more_s).good()
         if key == "preempted":
-            self._etag = answer.headers.get("ETag", "")
+            self._etag = answer.etag
         return answer.text.strip().upper()
 
 
@@ -164,16 +217,15 @@ class Azure(Cloud):
     def __init__(self) -> None:
         self._me = ""
 
-    def look(self, http: "httpx.Client") -> list[Announcement]:
+    def look(self, service: Http) -> list[Announcement]:
         """Preemption and deletion end the work; a reboot or a redeployment is announced 10 minutes before."""
         mine = {"Metadata": "true"}
         if not self._me:
             name = {"api-version": "2021-02-01", "format": "text"}
-            answer = http.get("/metadata/instance/compute/name", headers=mine, params=name).raise_for_status()
-            self._me = answer.text.strip().lower()
+            self._me = service.ask("/metadata/instance/compute/name", mine, name).good().text.strip().lower()
         found: list[Announcement] = []
-        answer = http.get("/metadata/scheduledevents", headers=mine, params={"api-version": "2020-07-01"})
-        for event in answer.raise_for_status().json()["Events"]:
+        answer = service.ask("/metadata/scheduledevents", mine, {"api-version": "2020-07-01"}).good()
+        for event in json.loads(answer.text)["Events"]:
             if self._me not in [resource.lower() for resource in event["Resources"]]:
                 continue
             kind, text = event["EventType"], event.get("NotBefore")
@@ -239,7 +291,7 @@ class CloudWatch:
         url: str | None = None,
     ) -> None:
         self._cloud = cloud
-        self._url = url or os.environ.get("CORDEE_CLOUD_URL") or METADATA_URL
+        self._service = Http(url or os.environ.get("CORDEE_CLOUD_URL") or METADATA_URL, cloud.patience_s)
         self._on_reclaim, self._on_hint, self._on_withdrawn = on_reclaim, on_hint, on_withdrawn
         self._ended = threading.Event()
         self._reclaim: Reclaim | None = None
@@ -255,21 +307,16 @@ class CloudWatch:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        import httpx
-
-        # No proxy: the service is this machine's own, and a proxy would tell of its own machine.
-        timeout = httpx.Timeout(self._cloud.patience_s, connect=_CONNECT_S)
-        with httpx.Client(base_url=self._url, trust_env=False, timeout=timeout) as http:
-            while not self._ended.is_set():
-                try:
-                    found = self._cloud.look(http)
-                except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-                    self._note(error)
-                else:
-                    self._note(None)
-                    self._tell(found)
-                    http.timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
-                self._ended.wait(self._cloud.every_s)
+        while not self._ended.is_set():
+            try:
+                found = self._cloud.look(self._service)
+            except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+                self._note(error)
+            else:
+                self._note(None)
+                self._tell(found)
+                self._service.patience_s = _READ_S
+            self._ended.wait(self._cloud.every_s)
 
     def _note(self, error: Exception | None) -> None:
         answered = error is None
@@ -277,15 +324,11 @@ class CloudWatch:
             return
         self._answered = answered
         if answered:
-            log.info("%s will tell at %s if it takes this machine", self._cloud.name, self._url)
+            log.info("%s will tell at %s if it takes this machine", self._cloud.name, self._service.url)
         else:
-            hint = " (in a container? give it the host's network, or AWS a hop limit of 2)" if self._hops(error) else ""
+            boxed = self._cloud.name == Aws.name and isinstance(error, TimeoutError)
+            hint = " (in a container? give it the host's network, or AWS a hop limit of 2)" if boxed else ""
             log.warning("%s does not say whether it takes this machine: %s%s", self._cloud.name, error, hint)
-
-    def _hops(self, error: Exception | None) -> bool:
-        import httpx
-
-        return self._cloud.name == Aws.name and isinstance(error, httpx.TimeoutException)
 
     def _tell(self, found: list[Announcement]) -> None:
         reclaims = [each for each in found if isinstance(each, Reclaim)]

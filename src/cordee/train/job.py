@@ -287,7 +287,9 @@ class Job:
             saving.finish(leaving.left_s(self._told.grace_s))
         leaving.say_notice(durable=durable)
         if self.rank == 0:
-            log.info("left at step %d: %s", step, "its checkpoint is durable" if durable else f"{name(saving)} is")
+            log.info(
+                "left at step %d: %s", step, "its checkpoint is durable" if durable else f"durable is {name(saving)}"
+            )
         self._count_out(self._told.grace_s)
         raise Preempted(leaving.exit_code)
 
