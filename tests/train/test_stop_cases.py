@@ -1,0 +1,76 @@
+"""A notice at a bad moment, on real ranks (stop_cases.py): what is left is the newest capture that can be brought."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("stop_cases.py")
+CASES = ["step", "collective", "held", "points", "eval", "warmup", "finish", "dies", "agent", "cloud"]
+
+
+def run(*args: str) -> str:
+    done = subprocess.run([sys.executable, str(SCRIPT), *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, dict[str, Any]]:
+    """Of all cases, which share one start of torch."""
+    found = [json.loads(line) for line in run(*CASES).splitlines() if line.startswith("{")]
+    return {each["name"]: each for each in found}
+
+
+def aborted(step: int, world: int) -> list[list[Any]]:
+    return [[rank, "aborted", step] for rank in range(world)]
+
+
+@pytest.mark.gang
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "codes", "commits", "left"),
+    [
+        ("collective", [60, 60], [10], aborted(15, 2)),
+        ("held", [60, 60], [10, 15], aborted(15, 2)),
+        ("points", [75, 75], [10, 16], [[0, "checkpointed", 16], [1, "checkpointed", 16]]),
+        ("eval", [60], [10], aborted(15, 1)),
+        ("warmup", [75], [], [[0, "checkpointed", 0]]),
+        ("finish", [60, 60], [10, 20], aborted(21, 2)),
+        ("dies", [60, 9], [10], aborted(15, 1)),
+        ("agent", [60], [10], aborted(15, 1)),
+    ],
+)
+def test_what_a_notice_leaves(
+    results: dict[str, dict[str, Any]], name: str, codes: list[int], commits: list[int], left: list[list[Any]]
+) -> None:
+    result = results[name]
+    said = "\n".join(result["logs"])
+    assert result["codes"] == codes, said
+    assert result["commits"] == commits, said
+    assert result["left"] == left, said
+
+
+@pytest.mark.gang
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["step", "cloud"])
+def test_a_notice_that_is_heard_in_time_loses_no_step(results: dict[str, dict[str, Any]], name: str) -> None:
+    result = results[name]
+    said = "\n".join(result["logs"])
+    durable = result["commits"][-1]
+    assert result["codes"] == [75, 75] and result["ran"] == [durable - 1, durable - 1], said
+    assert result["left"] == [[0, "checkpointed", durable], [1, "checkpointed", durable]], said
+    assert f"saving at step {durable}" in said, "it says what it decided"
+    if name == "cloud":
+        assert result["asked"] == 1, "one rank of the node asks"
+        assert len(result["commits"]) == 2, "the hint is answered by a save"
+
+
+@pytest.mark.gang
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_random_notices_at_random_moments() -> None:
+    run("--seed", "1", "--rounds", "60")
