@@ -20,6 +20,7 @@ from cordee.storage import rescue
 from cordee.storage.chunks import lay_out
 from cordee.storage.destination import open_blobs, parse_places
 from cordee.storage.generations import Commit, base_chunks, check_generation, commit_of
+from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import parts_prefix, write_failed
 from cordee.storage.sealed import canonical
@@ -91,6 +92,7 @@ class Checkpointer:
         self.base = base
         self.grace_s = grace_s
         self.skipped: list[Skipped] = []
+        self.past: list[PastAttempt] = []  # on rank 0, after `open`
         self._epoch = epoch
         self._told_epoch = epoch is not None  # by a server, which runs one attempt at a time
         self._on_commit = on_commit
@@ -177,7 +179,9 @@ class Checkpointer:
             size_bytes = local_bytes(tensors.values(), self.world_size) + _ROOM_BYTES
             self._buffers.warm(size_bytes, both=hold, pin=on_gpu)
 
-    def save(self, state: dict[str, Any], *, step: int, extras: dict[str, Any], reach: int | None = None) -> Save:
+    def save(
+        self, state: dict[str, Any], *, step: int, extras: dict[str, Any], reach: int | None = None, last: bool = False
+    ) -> Save:
         """Capture the state; when this returns the trainer may change it. The drain does the rest.
 
         Args:
@@ -187,6 +191,7 @@ class Checkpointer:
             reach: to how many places it goes, the nearest first; 0 holds it in memory, where it is committed only if
                 the trainer dies before a newer one is. None: rank 0 says, by what `to` says of each place. The
                 farthest that a rank asks for counts.
+            last: the attempt ends with it, so it is not counted as stopped by a failure.
 
         Raises:
             FencedError: a newer attempt owns the log: stop writing.
@@ -223,6 +228,7 @@ class Checkpointer:
         self._buffers.filled(slot, self._number, step, hold=reach == MEMORY)
         stall_us = round((time.monotonic() - started_s) * 1_000_000)
         command = self._command(slot, step, values if self._plan.brings else None, encoded, stall_us)
+        command["ending"] = LEFT if last else None
         self._hand_over(link, self._plan, command, reach, started_s)
         with self._changed:
             previous, self._unreported = self._unreported, None
@@ -304,6 +310,7 @@ class Checkpointer:
         nonce = secrets.token_hex(8)
         at_us = time.time_ns() // 1000
         log = Log.open(self._blobs, nonce=nonce, epoch=self._epoch, at_us=at_us, world_size=self.world_size)
+        self.past = past_attempts(log.entries)
         self._blobs.sweep_tmp()
         if self.base is not None:
             base_chunks(self._blobs, self.base)  # Said now, and not when the first save is under way.

@@ -27,6 +27,7 @@ from cordee.storage.chunks import Chunk, check_chunk, write_chunk, written_by
 from cordee.storage.destination import is_remote, open_blobs, places
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, base_chunks, collect, commit_fields, commit_of, known_chunks, sweep_near
+from cordee.storage.history import RESCUED
 from cordee.storage.log import Log
 from cordee.storage.manifest import (
     join_parts,
@@ -152,7 +153,7 @@ class Drain:
                 lambda done: _poll(done, setup.grace_s, self.poll_s_max),
             )
             if save is not None:
-                self.save({**mine[save], "ending": "rescued"})
+                self.save({**mine[save], "ending": RESCUED})
             rescue.write_rescued(self.blobs, setup.epoch, setup.nonce, save)
         except (CordeeError, Damaged) as error:  # The store is away, or a newer attempt runs: what is durable stands.
             self.emit({**_plain(error), "save": None})

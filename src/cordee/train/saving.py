@@ -7,7 +7,7 @@ the same boundary is for `stop.py`, and how a rank leaves for `leaving.py`.
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,17 +16,22 @@ from cordee.events import SpanClass
 from cordee.storage.destination import places
 from cordee.storage.generations import Commit
 from cordee.train import own
+from cordee.train.cadence import MEMORY, Rhythm
 from cordee.train.checkpoint import Checkpointer
 from cordee.train.deadline import Situation, Store
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter, process_start_us
 from cordee.train.restore import Loaded
 from cordee.train.settings import Settings
+from cordee.units import format_duration
+
+if TYPE_CHECKING:
+    from cordee.plan.interval import Interval, Measured
 
 log = logging.getLogger("cordee")
 
 AUTO_FIRST_S = 5.0  # the first save tells what a save costs, and that the destination works
-AUTO_MAX_S = 1800.0
+TOLD_CHANGE = 1 / 3  # an estimate that has moved by more is told
 
 
 class Saving:
@@ -36,7 +41,6 @@ class Saving:
         checkpointer: where they go.
         saved_step: of the newest capture that this attempt has made.
         durable_step: of the newest checkpoint that all stores have; 0: there is none.
-        period_s: between two saves, where the user did not count steps.
     """
 
     def __init__(
@@ -45,12 +49,17 @@ class Saving:
         self._state, self._told, self._rank, self._world_size = state, told, rank, world_size
         self._reporter = reporter
         self._restart_s = 0.0
+        self._start_step = 0
+        self._began_s = time.monotonic()
+        self._rhythm = Rhythm(told.every, told.ram, first_s=AUTO_FIRST_S)
+        self._told_save_s: float | None = None
+        self._last_s: float | None = None  # when the newest checkpoint was captured
+        self._between_s: float | None = None  # the two newest
         self._stores = places(to)
         self._saved_reach = 0
         self._handed_s = 0.0  # when the drain got what it has
         self.saved_step: int | None = None
         self.durable_step = 0
-        self.period_s = told.every.seconds or AUTO_FIRST_S
         self.checkpointer = Checkpointer(
             to,
             rank=rank,
@@ -75,6 +84,7 @@ class Saving:
     def open(self) -> Commit | None:
         """Find the newest generation that verifies; None if this is a new job."""
         commit = self.checkpointer.open()
+        self._start_step = commit.step if commit else 0
         if commit is not None and not commit.lacks:
             self.durable_step = commit.step
         return commit
@@ -104,12 +114,43 @@ class Saving:
                 loaded.world_size,
             )
 
-    def save(self, step: int, reach: int | None = None) -> bool:
-        """Capture the state, for so many of the stores; a failure is told and training goes on."""
+    # -- when, and how far ---------------------------------------------------------------------------------
+
+    def at_step(self, step: int) -> None:
+        """Capture if it is time by the count of steps: the same on every rank, so there is nothing to agree on."""
+        if step == self._start_step + 1:
+            self.checkpointer.prepare(self._state, hold=self._rhythm.holds)
+        reach = self._rhythm.at_step(step)
+        if reach is not None and step not in (self._start_step, self.saved_step):
+            self.save(step, MEMORY if reach == MEMORY else None)
+
+    def is_due(self) -> bool:
+        """By rank 0's clock."""
+        return self._rhythm.now(time.monotonic(), draining=self.draining) is not None
+
+    def wait_s(self) -> float | None:
+        """Until it may be due by rank 0's clock; None: nothing is by time."""
+        return self._rhythm.wait_s(time.monotonic(), draining=self.draining)
+
+    def asked(self) -> int | None:
+        """The reach of the capture that the ranks have agreed on: rank 0 says, None for what `to` says."""
+        now = self._rhythm.now(time.monotonic(), draining=self.draining) if self._rank == 0 else None
+        return MEMORY if now == MEMORY else None
+
+    def hasten(self) -> None:
+        """A checkpoint is due now."""
+        self._rhythm.hasten()
+
+    def save(self, step: int, reach: int | None = None, *, last: bool = False) -> bool:
+        """Capture the state, for so many of the stores; a failure is told and training goes on.
+
+        `last`: the attempt ends with it, so nothing that it has done is lost.
+        """
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         _synchronize()
         try:
-            save = self.checkpointer.save(self._state, step=step, extras=own.capture(self._state), reach=reach)
+            extras = own.capture(self._state)
+            save = self.checkpointer.save(self._state, step=step, extras=extras, reach=reach, last=last)
         except FencedError:
             raise
         except CheckpointError as error:
@@ -117,11 +158,15 @@ class Saving:
             return False
         finally:
             self._reporter.switch(SpanClass.USEFUL, step)
+            now_s = time.monotonic()
+            self._rhythm.captured(1 if reach is None else reach, now_s)
         self.saved_step, self._saved_reach = step, save.reach
         if save.reach:
-            self._handed_s = time.monotonic()
-        if self._told.every.steps is None and self._told.every.seconds is None:
-            self.period_s = self._best_period_s(save.stall_us / 1e6)
+            self._handed_s = now_s
+            self._between_s = now_s - self._last_s if self._last_s is not None else None
+            self._last_s = now_s
+            if self._told_save_s is None:  # Until it is known how long the drain takes.
+                self._estimate(save.stall_us / 1e6, 0.0, told=False)
         return True
 
     def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:
@@ -129,7 +174,7 @@ class Saving:
         reach = reach or len(self._stores)
         if step == self.durable_step:
             return True
-        if not self.is_captured(step, reach) and not self.save(step, reach):
+        if not self.is_captured(step, reach) and not self.save(step, reach, last=True):
             return False
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         try:
@@ -180,17 +225,49 @@ class Saving:
             machine_stays=machine_stays,
         )
 
-    def _best_period_s(self, stall_s: float) -> float:
-        """The plan's optimum for what a save costs the loop, with the restart this attempt has measured."""
-        from cordee.plan.survive import LLAMA3_MTBI_GPU_HOURS, best_period_s
+    def _estimate(self, stall_s: float, drain_s: float, *, told: bool = True) -> None:
+        """The plan's interval for what is measured by now, and for how this job has fared so far."""
+        saves, holds = self._rhythm.estimates
+        if self._rank != 0 or not (saves or holds):
+            return
+        from cordee.plan.interval import Lived, Measured, interval  # the plan's libraries are not needed to start
 
-        mtbi_s = LLAMA3_MTBI_GPU_HOURS / self._world_size * 3600
-        return min(AUTO_MAX_S, best_period_s(mtbi_s, self._restart_s, stall_s))
+        given_s = None if saves else self._told.every.seconds or self._between_s
+        if not saves and given_s is None:
+            return  # counted by steps, and how long these take is not known yet
+        past = self.checkpointer.past
+        history = [Lived(each.ranks, each.seconds, not each.left) for each in past]
+        history.append(Lived(self._world_size, time.monotonic() - self._began_s, failed=False))
+        measured = Measured(stall_s, drain_s, self._restart_s)
+        found = interval(history, self._world_size, measured, save_s=given_s)
+        if holds:
+            self._rhythm.hold_s = found.hold_s
+        if saves:
+            self._rhythm.save_s = found.save_s
+            if told:
+                self._tell(found, measured, sum(each.failed for each in history))
+
+    def _tell(self, found: "Interval", measured: "Measured", failures: int) -> None:
+        before_s = self._told_save_s
+        if before_s is not None and before_s / (1 + TOLD_CHANGE) <= found.save_s <= before_s * (1 + TOLD_CHANGE):
+            return
+        self._told_save_s = found.save_s
+        log.info(
+            "saving every %s%s: a save holds training up for %s and is durable after %s; a failure is expected"
+            " every %s (%d in the attempts before)",
+            format_duration(found.save_s),
+            "" if before_s is None else f" (was {format_duration(before_s)})",
+            format_duration(measured.stall_s),
+            format_duration(measured.drain_s),
+            format_duration(found.mtbi_s),
+            failures,
+        )
 
     def _on_commit(self, commit: Commit) -> None:
         if not commit.lacks:
             self.durable_step = commit.step
         self._reporter.committed(commit)
+        self._estimate(commit.stall_us / 1e6, commit.drained_us / 1e6)
 
 
 def _synchronize() -> None:

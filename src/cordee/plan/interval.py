@@ -1,0 +1,89 @@
+"""How often a job that runs should save: the plan's optimum for what it has measured, and for how often it was stopped.
+
+Before a job has any history its rate of failures is Llama 3's for its size. For other jobs on other machines that is a
+guess; a prior that is symmetric in the logarithm says how good a one, and each hour that the job lives and each failure
+moves it.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cordee.plan.survive import LLAMA3_MTBI_GPU_HOURS, best_period_s
+
+PRIOR_SIGMA = math.log(10)
+"""Assumed: two of three jobs fail at between a tenth of Llama 3's rate and ten times that."""
+
+LLAMA3_PROCESS_SHARE = 54 / 419
+"""Llama 3 (arXiv:2407.21783, table 5): interruptions by software bugs, which leave the host and its memory alone."""
+
+SAVE_S_MAX = 1800.0
+"""No job that saves by itself goes on for longer than this without."""
+
+_GRID = [2.0 ** (k / 2) for k in range(-40, 41)]  # multiples of Llama 3's rate: a millionth to a million times
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """One attempt: its ranks, how long it is known to have lived, and whether it was stopped before it had saved."""
+
+    ranks: int
+    seconds: float
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a save of this job takes: it holds training up, and is durable later; and what a restart takes."""
+
+    stall_s: float
+    drain_s: float
+    restart_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Seconds between two checkpoints, and between two captures in memory (None: they would not pay)."""
+
+    save_s: float
+    hold_s: float | None
+    mtbi_s: float
+
+
+def mtbi_s(history: Iterable[Lived], ranks: int) -> float:
+    """Mean time between failures of a job of so many ranks: the posterior's geometric mean.
+
+    The prior of the rate is log-normal around Llama 3's for a GPU, the failures of an attempt are Poisson.
+
+    >>> round(mtbi_s([], 1024) / 3600, 1)
+    49.5
+    >>> round(mtbi_s([Lived(8, 3600, True)] * 10, 8) / 3600, 1)
+    1.3
+    """
+    lived = list(history)
+    gpu_hours = sum(each.ranks * each.seconds for each in lived) / 3600
+    failures = sum(each.failed for each in lived)
+    expected = gpu_hours / LLAMA3_MTBI_GPU_HOURS
+    logs = [
+        failures * math.log(times) - expected * times - math.log(times) ** 2 / (2 * PRIOR_SIGMA**2) for times in _GRID
+    ]
+    highest = max(logs)
+    weights = [math.exp(each - highest) for each in logs]
+    mean_log = sum(weight * math.log(times) for weight, times in zip(weights, _GRID, strict=True)) / sum(weights)
+    return LLAMA3_MTBI_GPU_HOURS / ranks * 3600 / math.exp(mean_log)
+
+
+def interval(history: Iterable[Lived], ranks: int, measured: Measured, *, save_s: float | None = None) -> Interval:
+    """The best interval; `save_s` if that of checkpoints is given already.
+
+    A capture in memory costs the stall of a checkpoint and helps only where the host stays: of Llama 3's failures an
+    eighth, and of what this job fails more often than that, assumed, all. It pays where the store is slow, or where
+    checkpoints were asked for more rarely than they would be.
+    """
+    mean_s = mtbi_s(history, ranks)
+    best_s = best_period_s(mean_s, measured.restart_s, measured.stall_s, measured.drain_s)
+    chosen_s = min(SAVE_S_MAX, best_s) if save_s is None else save_s
+    llama_per_s = ranks / LLAMA3_MTBI_GPU_HOURS / 3600
+    stays_per_s = min(1 / mean_s, llama_per_s) * LLAMA3_PROCESS_SHARE + max(0.0, 1 / mean_s - llama_per_s)
+    hold_s = best_period_s(1 / stays_per_s, measured.restart_s, measured.stall_s)
+    return Interval(chosen_s, hold_s if hold_s <= chosen_s / 2 else None, mean_s)
