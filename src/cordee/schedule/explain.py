@@ -117,9 +117,9 @@ def _behind(event: RankBehind, now_us: int) -> str:
     since = format_duration(max(0, now_us - event.since_us) / US_PER_S)
     where = f", {event.where}" if event.where else ""
     if event.how is Behind.SLOW:
-        return f"rank {event.rank} is slow since {since}: the others wait for it {event.waited:.0%} of the time"
-    does = "does not answer" if event.how is Behind.SILENT else "has stood still"
-    return f"rank {event.rank} {does} since {since}, in step {event.step}{where}"
+        return f"rank {event.rank} is slow, for {since} now: the others wait for it {event.waited:.0%} of the time"
+    does = "has not answered" if event.how is Behind.SILENT else "has stood still"
+    return f"rank {event.rank} {does} for {since}, in step {event.step}{where}"
 
 
 def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation:

@@ -67,6 +67,7 @@ class Watch:
         self._at = pace.step
         self._went_on_s = self._answered_s = time.monotonic()
         self._stuck = False
+        self._alone = self.world_size == 1  # nobody else can be asked, or told that the store does not answer
         self._renew_at_s = 0.0
         self._threads = [threading.Thread(target=self._watch, name="cordee-watch", daemon=True)]
         if world_size > 1:
@@ -118,8 +119,8 @@ class Watch:
             if self.world_size == 1:
                 where, stack = stacks.main_stack()
                 self.tell(self.rank, Behind.STUCK, step, still_s, where=where, stack=stack)
-        if self._stuck and now_s - self._answered_s > self.limit_s():
-            self._answered_s = now_s
+        if self._stuck and not self._alone and now_s - self._answered_s > self.limit_s():
+            self._alone = True
             log.warning("rank %d stands still in step %d, and the ranks' store does not answer", self.rank, step)
             if self.rank == 1:
                 self.reporter.behind(0, Behind.SILENT, step, still_s, where="nor does the store, which it may host")
@@ -128,7 +129,7 @@ class Watch:
 
     def _goes_on(self, step: int, now_s: float) -> None:
         if self._stuck:
-            self._stuck = False
+            self._stuck, self._alone = False, self.world_size == 1
             pause_s = now_s - self._went_on_s
             self._longest_pause_s = max(self._longest_pause_s, pause_s)
             if self.world_size == 1:
@@ -174,13 +175,14 @@ class Watch:
         )
 
     def tell(self, rank: int, how: Behind, step: int, still_s: float, *, where: str, stack: tuple[str, ...]) -> None:
-        does = "does not answer" if how is Behind.SILENT else "has stood still"
+        does = "has not answered" if how is Behind.SILENT else "has stood still"
         lines = "".join(f"\n    {line}" for line in stack)
         for line in stacks.other_threads() if rank == self.rank else ():
             lines += f"\n    thread {line}"
         since = format_duration(still_s)
         place = f", {where}" if where else ""
-        log.warning("rank %d %s since %s, in step %d%s%s", rank, does, since, step, place, lines)
+        last = "last seen" if how is Behind.SILENT else "and is"
+        log.warning("rank %d %s for %s, %s in step %d%s%s", rank, does, since, last, step, place, lines)
         self.reporter.behind(rank, how, step, still_s, where=where, stack=stack)
 
     def over(self, rank: int, step: int) -> None:
