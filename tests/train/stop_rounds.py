@@ -21,6 +21,7 @@ import torch.distributed as dist
 from cordee.train.stop import Agreement, Verdict
 
 MODES = ("blocking", "async", "pipeline", "alone", "done")
+OPTIONS = ("save 2", "save 1", "finish", "try 1")
 WINDOW = 12  # the host runs this many steps ahead of what it has launched
 
 
@@ -98,9 +99,16 @@ def one_round(seed: int, rank: int, world: int) -> tuple[float, int]:
     for timer in timers:
         timer.cancel()
         timer.join()
+    accepted = {option for option in OPTIONS if traffic.mine.random() < 0.7}
+    chosen = agreement.choose(OPTIONS, accepted, 30.0) if verdict is Verdict.LEAVE else None
     agreement.count_out(30.0)
     everyone: list[tuple[int, list[int], float, int]] = [(0, [], 0.0, 0)] * world
     dist.all_gather_object(everyone, (number, saved_at, agreement.held_s_max, pledge))
+    choices: list[tuple[set[str], str | None]] = [(set(), None)] * world
+    dist.all_gather_object(choices, (accepted, chosen))
+    if verdict is Verdict.LEAVE:
+        common = [option for option in OPTIONS if all(option in theirs for theirs, _ in choices)]
+        assert {theirs for _, theirs in choices} == {next(iter(common), None)}, f"they chose differently: {choices}"
     # A save agreed on for the last boundary is the final save's, which a rank that is done makes anyway.
     saves_of = [[step for step in each[1] if step < first_step + n_steps] for each in everyone]
     assert len({each[0] for each in everyone}) == 1, f"left at different steps: {everyone}"

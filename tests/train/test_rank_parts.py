@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ import pytest
 import torch
 
 from cordee.errors import InputError, UnitError
+from cordee.telemetry.cloud import Aws
+from cordee.telemetry.notices import Told, read_notice, write_notice
 from cordee.train import own
 from cordee.train.notice import Notices
+from cordee.train.pace import Pace
 from cordee.train.settings import Every, settings
 from cordee.train.state import decode, encode, gather, names_in
 from cordee.workload.keep import Keep
@@ -66,6 +70,55 @@ def test_fewer_than_two_generations_are_refused() -> None:
 def test_the_environment_has_plain_numbers_and_an_error_names_the_variable(name: str) -> None:
     with pytest.raises(InputError, match=rf"{name}=10m is not a plain number\nhint: times are in seconds"):
         settings({name: "10m"})
+
+
+def test_signals_that_are_a_notice() -> None:
+    assert settings({}).signals == (signal.SIGTERM,)
+    assert settings({"SLURM_JOB_ID": "7"}).signals == (signal.SIGTERM, signal.SIGUSR1)
+    named = settings({"SLURM_JOB_ID": "7", "CORDEE_SIGNALS": "usr1, SIGUSR2"}).signals
+    assert named == (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    for name in ("KILL", "CHLD", "usr3"):
+        with pytest.raises(InputError, match=f"CORDEE_SIGNALS names {name.upper()}, which cannot be a notice"):
+            settings({"CORDEE_SIGNALS": name})
+
+
+def test_one_rank_of_a_node_asks_the_cloud() -> None:
+    cloud = {"CORDEE_CLOUD": "aws"}
+    assert isinstance(settings({**cloud, "LOCAL_RANK": "0"}).cloud, Aws)
+    assert settings({**cloud, "LOCAL_RANK": "1"}).cloud is None
+    assert settings({**cloud, "SLURM_LOCALID": "3"}).cloud is None
+    assert settings({"CORDEE_CLOUD": "none", "LOCAL_RANK": "0"}).cloud is None
+
+
+def test_what_the_agent_tells_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    assert read_notice(None) is None and read_notice(spool) is None
+    told = Told(deadline_us=time.time_ns() // 1000 + 9_000_000, machine_stays=False)
+    write_notice(spool, told)
+    assert read_notice(spool) == told and 0 < told.left_s() <= 9
+    for broken in ("", "[]", '{"deadline_us": "soon"}', '{"deadline_us": null}'):
+        (spool / "notice.json").write_text(broken)
+        assert read_notice(spool) is None
+    write_notice(tmp_path / "spool" / "notice.json", told)  # no folder: the signal goes all the same
+
+
+def test_the_pace_is_the_median_of_the_last_steps() -> None:
+    pace = Pace()
+    assert pace.step_s() is None and pace.boundary_s() == 0.0
+    for _ in range(30):
+        pace.began()
+        assert pace.inside
+        pace.ended()
+    assert pace.step == 30 and not pace.inside
+    usual_s = pace.step_s()
+    assert usual_s is not None and usual_s > 0.0
+    pace._took_s.append(1000.0)  # an evaluation
+    assert pace.step_s() < 1.0
+    pace._took_s.extend([1000.0] * 20)
+    pace.began()
+    assert 900.0 < pace.boundary_s() <= 1000.0
+    pace._began_s -= 2000.0
+    assert pace.boundary_s() == 0.0, "overdue: nobody knows"
 
 
 def test_a_signal_reaches_the_thread_while_the_main_thread_is_blocked_and_earlier_handlers_run() -> None:

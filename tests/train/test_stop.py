@@ -42,6 +42,13 @@ def test_a_notice_during_a_save_leaves_without_another_step() -> None:
     agreement.close()
 
 
+def test_one_rank_chooses_what_it_likes_best() -> None:
+    agreement = Agreement(first_step=0)
+    assert agreement.choose(["save", "finish", "try"], {"try", "finish"}, 1.0) == "finish"
+    assert agreement.choose(["save", "finish"], {"try"}, 1.0) is None
+    agreement.close()
+
+
 def test_running_past_the_agreed_step_is_a_defect() -> None:
     agreement = Agreement(first_step=0)
     agreement.request(leave_in_s=5.0)
