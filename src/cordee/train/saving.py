@@ -106,7 +106,8 @@ class Saving:
         return loaded.rng if loaded else None
 
     def _tell_elsewhere(self, loaded: Loaded) -> None:
-        log.info("from %d ranks to %d: random numbers are seeded anew", loaded.world_size, self._world_size)
+        if loaded.rng is not None:
+            log.info("saved by %d ranks, now %d: random numbers are seeded anew", loaded.world_size, self._world_size)
         if loaded.differed:
             log.warning(
                 "%s had another value on each of %d ranks; all ranks have rank 0's now",
