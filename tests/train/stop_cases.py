@@ -5,6 +5,7 @@ has to cope with: the case's phase. Prints one line of JSON for each case.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -214,6 +215,7 @@ class Gang:
             return pid
         code = 1
         try:
+            os.setpgid(0, 0)
             os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
             os.dup2(os.open(self.folder / f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
             sys.stderr = os.fdopen(2, "w", buffering=1)
@@ -263,6 +265,16 @@ class Gang:
                 codes[pid] = -signal.SIGKILL
         return [codes[pid] for pid in self.pids]
 
+    def orphans(self) -> list[int]:
+        """Workers of data loaders that are still there; a rank leads a process group of its own."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state, _, group = (path / "stat").read_text().rsplit(")", 1)[1].split()[:3]
+                if int(group) in self.pids and state != "Z" and b"stop_cases" in (path / "cmdline").read_bytes():
+                    found.append(int(path.name))
+        return found
+
     def commits(self) -> list[int]:
         entries = read_entries(open_blobs(str(self.folder / "to")))
         return [each.record.fields["step"] for each in entries if each.record and each.record.kind == "commit"]
@@ -298,6 +310,7 @@ def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = 
             raise
         finally:
             codes = gang.reap()
+        until(lambda: not gang.orphans(), "the end of what the ranks had started")
         if case.phase == "held":
             until(lambda: STEP in gang.commits(), "what was held in memory")
         result = {

@@ -5,6 +5,7 @@ ranks leave at is agreed on in `stop.py`; the save there is the loop's. What is 
 """
 
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -211,6 +212,9 @@ class Leaving:
             self.say_notice(durable=durable)
             if self.agreement is not None:
                 beside(self.agreement.abort).join(timeout=0.5)
+        for child in multiprocessing.active_children():
+            if child.daemon:  # A data loader's worker: with what hangs in it, it would outlive this process.
+                child.kill()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self.exit_code or 0)
