@@ -213,7 +213,7 @@ def test_which_processes_are_started(tmp_path, run, launch, names, says):
 
 def test_the_environment_of_a_rank(tmp_path):
     spec = {"run": "true", "env": {"MINE": "1", "RANK": "evil"}, "on_preempt": {"grace_s": 12.5}}
-    spec["checkpoint"] = {"to": "ck", "every_s": 90, "keep": 3}
+    spec["checkpoint"] = {"to": "ck", "every_s": 90, "keep": 3, "ram_s": 15}
     base = {"PATH": "/bin", "CORDEE_HOME": "x", "TORCHELASTIC_RUN_ID": "outer", "WORLD_SIZE": "99", "PET_NNODES": "9"}
     made = launched(tmp_path, spec, base=base, secrets={"TOKEN": "v"}, real=True)
     assert dict(made.processes[1].env) == {
@@ -233,6 +233,7 @@ def test_the_environment_of_a_rank(tmp_path):
         "CORDEE_CHECKPOINT_TO": str(tmp_path / "ck" / "j"),
         "CORDEE_CHECKPOINT_EVERY": "90",
         "CORDEE_CHECKPOINT_KEEP": "3",
+        "CORDEE_CHECKPOINT_RAM": "15",
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "13",
         "MASTER_ADDR": "h",
         "MASTER_PORT": "9",

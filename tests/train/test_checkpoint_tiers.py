@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cordee.errors import CheckpointError, DestinationError
-from cordee.storage.audit import generations
+from cordee.storage.audit import generations, verify
 from cordee.storage.chunks import write_chunk
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
@@ -215,3 +215,96 @@ def test_each_node_removes_from_its_own_disk_what_nobody_needs(tmp_path) -> None
     sweep_near(log, tiers, save=1)
     assert sorted(tiers.tiers[0].list("chunks")) == sorted([kept.key, running.key])
     assert len(list(home.list("chunks"))) == 3, "the home is rank 0's"
+
+
+def run_of(to: str, steps: int, **options) -> Checkpointer:
+    """A run that saves at each step, without waiting for more than the commit."""
+    checkpointer = Checkpointer(to, rank=0, world_size=1, **options)
+    checkpointer.open()
+    for step in range(1, steps + 1):
+        state = {"w": torch.full((300_000,), float(step)), "frozen": torch.ones(300_000)}
+        checkpointer.save(state, step=step, extras={})
+        checkpointer.wait(WAIT_S)
+    checkpointer.close()
+    return checkpointer
+
+
+def steps_in(to: str) -> dict[int, bool]:
+    """Live generations by step: is it whole in this store?"""
+    blobs = open_blobs(to)
+    found = {}
+    for entry in live_commits(read_entries(blobs)):
+        name = entry.record.fields["manifest"]
+        found[entry.record.fields["step"]] = check_generation(blobs, name) is None
+    return found
+
+
+def test_the_home_gets_each_third_and_each_tier_keeps_its_own_newest_two(tmp_path) -> None:
+    near, home = tmp_path / "near", tmp_path / "home"
+    to = f"{near},{home} every 3"
+    checkpointer = run_of(to, 9)
+    assert steps_in(to) == {4: True, 7: True, 8: True, 9: True}, "the home's newest two, the newest two of all"
+    assert steps_in(str(home)) == {4: True, 7: True, 8: False, 9: False}
+    large = [key for key in FileBlobs(home).list("chunks") if (home / key).stat().st_size > 1_000_000]
+    assert len(large) == 3, "w of steps 4 and 7, and once what did not change"
+    drain_s = checkpointer.standing().drain_s
+    assert drain_s[0] > 0 and drain_s[1] > 0, "each reach is measured by itself"
+    again = Checkpointer(to, rank=0, world_size=1)
+    commit = again.open()
+    assert (commit.step, commit.lacks, again.skipped) == (9, 1, [])
+    again.save({"w": torch.zeros(300_000), "frozen": torch.ones(300_000)}, step=10, extras={})
+    assert again.wait(WAIT_S).lacks == 0, "the first checkpoint of an attempt goes everywhere"
+    again.close()
+    assert steps_in(str(home))[10]
+
+
+def test_without_the_near_disk_the_home_is_what_is_left(tmp_path) -> None:
+    near, home = tmp_path / "near", tmp_path / "home"
+    run_of(f"{near},{home} every 3", 6)
+    to = f"{tmp_path}/another,{home} every 3"
+    checkpointer = Checkpointer(to, rank=0, world_size=1)
+    commit = checkpointer.open()
+    assert commit.step == 4 and [skipped.step for skipped in checkpointer.skipped] == [6, 5]
+    state = {"w": torch.zeros(300_000), "frozen": torch.zeros(300_000)}
+    checkpointer.load(state, commit)
+    assert bool((state["w"] == 4).all())
+    for step in (5, 6, 7):
+        checkpointer.save(state, step=step, extras={})
+        checkpointer.wait(WAIT_S)
+    checkpointer.close()
+    assert steps_in(to) == {4: True, 5: True, 6: True, 7: True}, "what is lost counts for nothing, and goes"
+
+
+def test_a_bad_near_copy_of_what_the_home_lacks_steps_back(tmp_path) -> None:
+    near, home = tmp_path / "near", tmp_path / "home"
+    to = f"{near},{home} every 3"
+    run_of(to, 3)
+    flip(near / own_chunks(to)[-1][0])
+    checkpointer = Checkpointer(to, rank=0, world_size=1)
+    assert checkpointer.open().step == 2
+    checkpointer.close()
+
+
+def test_verify_asks_a_store_only_for_what_it_was_to_have(tmp_path) -> None:
+    near, home = tmp_path / "near", tmp_path / "home"
+    to = f"{near},{home} every 3"
+    run_of(to, 3)
+    blobs = open_blobs(to)
+    found = [verify(blobs, entry) for entry in live_commits(read_entries(blobs))]
+    assert [(each.commit.lacks, each.bad, each.lost) for each in found] == [(0, (), None), (1, (), None), (1, (), None)]
+    alone = [verify(FileBlobs(home), entry).lost for entry in live_commits(read_entries(FileBlobs(home)))]
+    assert alone[0] is None and all("nearer destination" in each for each in alone[1:])
+
+
+def test_a_capture_goes_as_far_as_it_is_asked_to(tmp_path) -> None:
+    """Who leaves in a hurry writes to the near disk only; who has time writes to all."""
+    checkpointer = Checkpointer(f"{tmp_path}/near,{tmp_path}/home every 9", rank=0, world_size=1)
+    checkpointer.open()
+    lacks = []
+    for step, reach in enumerate((1, None, None, 2, 1), 1):
+        checkpointer.save({"w": torch.full((9,), step)}, step=step, extras={}, reach=reach, last=step == 5)
+        lacks.append(checkpointer.wait(WAIT_S).lacks)
+    checkpointer.close()
+    assert lacks == [1, 0, 1, 0, 1]
+    last = live_commits(read_entries(FileBlobs(tmp_path / "home")))[-1]
+    assert last.record.fields["ending"] == "left"

@@ -53,6 +53,7 @@ def capture(save: int, step: int, rank: int = 0, world: int = 1) -> tuple[bytes,
         "extras": pieces[2],
         "cuts": [list(cut) for cut in layout.cuts],
         "stall_us": 5,
+        "captured_us": 7,
         "total_bytes": layout.total_bytes,
     }
     return bytes(memory), command

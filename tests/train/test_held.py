@@ -12,11 +12,13 @@ import pytest
 import torch
 from test_drain import Process, capture, generations, open_log
 
+from cordee.events import CheckpointCommitted, decode
 from cordee.storage import rescue
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import Log, live_commits, read_entries
 from cordee.storage.manifest import read_failed
+from cordee.telemetry.stream import last_records
 from cordee.train.checkpoint import Checkpointer
 from cordee.train.seals import Seals
 
@@ -72,6 +74,17 @@ def test_the_newest_capture_that_all_hold_is_brought(tmp_path) -> None:
     assert generations(tmp_path) == [(46, None)]
     assert live_commits(read_entries(FileBlobs(tmp_path)))[-1].record.fields["ending"] == "rescued"
     assert not rescue.is_running(FileBlobs(tmp_path), read_entries(FileBlobs(tmp_path)))
+
+
+def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
+    told = {"CORDEE_SPOOL": str(tmp_path / "spool"), "CORDEE_JOB": "job-a", "CORDEE_EPOCH": "1"}
+    rank = Rank(open_log(tmp_path), tmp_path, env=told)
+    rank.hold(1, 10)
+    dies(rank)
+    (record,) = last_records(tmp_path / "spool" / "rank0-drain.jsonl")
+    event = decode(record.event)
+    assert isinstance(event, CheckpointCommitted)
+    assert (event.job_id, event.epoch, event.step, event.at_us - event.drain_us) == ("job-a", 1, 10, 7)
 
 
 def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_path) -> None:

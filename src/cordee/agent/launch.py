@@ -242,11 +242,17 @@ def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
         "NODE_RANK": str(order.node_rank),
         "NNODES": str(len(order.leases)),
     }
+    on_hang = order.spec.get("on_hang") or {}
+    for key, name in (("report_after_s", "CORDEE_HANG_REPORT_S"), ("restart_after_s", "CORDEE_HANG_RESTART_S")):
+        if on_hang.get(key) is not None:
+            env[name] = f"{on_hang[key]:g}"
     checkpoint = order.spec.get("checkpoint") or {}
     if checkpoint.get("to"):
         env["CORDEE_CHECKPOINT_TO"] = below(_absolute(str(checkpoint["to"]), cwd), order.job_id)
         every = checkpoint.get("every_s") or "auto"
         env["CORDEE_CHECKPOINT_EVERY"] = every if isinstance(every, str) else f"{every:g}"
+        ram = checkpoint.get("ram_s") or "auto"
+        env["CORDEE_CHECKPOINT_RAM"] = ram if isinstance(ram, str) else f"{ram:g}"
         if checkpoint.get("base"):
             env["CORDEE_CHECKPOINT_BASE"] = _absolute(str(checkpoint["base"]), cwd)
         if checkpoint.get("keep") is not None:

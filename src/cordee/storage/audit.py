@@ -12,6 +12,7 @@ from cordee.storage.generations import Commit, commit_of, is_verified
 from cordee.storage.log import Entry, live_commits, pins
 from cordee.storage.manifest import Manifest, Tensor, read_manifest
 from cordee.storage.sealed import Damaged
+from cordee.storage.tiers import without_farthest
 from cordee.storage.transfer import read_tensor
 
 _THREADS = 8
@@ -101,8 +102,14 @@ def find(entries: list[Entry], which: str | None) -> Entry:
 def verify(
     blobs: Blobs, entry: Entry, *, repair: bool = False, told: Callable[[int], None] = lambda n: None
 ) -> Checked:
-    """Read every copy of every chunk of a generation, and repair what another tier has; `told` hears of the bytes."""
+    """Read every copy of every chunk of a generation, and repair what another tier has; `told` hears of the bytes.
+
+    Tiers that were not to have the chunks are not asked for them.
+    """
     commit = commit_of(entry)
+    if commit.lacks >= len(blobs.tiers):
+        why = f"its chunks were never to be in {blobs}: they are in a nearer destination of the job"
+        return Checked(commit, 0, 0, (), why)
     bad: list[tuple[str, str]] = []
     lost: str | None = None
     whole: Manifest | None = None
@@ -116,14 +123,16 @@ def verify(
     if bad and repair:
         read_manifest(blobs, commit.manifest)
 
+    holding = without_farthest(blobs, commit.lacks).tiers
+
     def check(chunk: Chunk) -> list[tuple[str, str]]:
         found = []
-        for tier in blobs.tiers:
+        for tier in holding:
             try:
                 check_chunk(tier, chunk)
             except Damaged as damage:
                 found.append((str(tier), str(damage)))
-        if found and repair and len(found) < len(blobs.tiers):
+        if found and repair and len(found) < len(holding):
             read_chunk(blobs, chunk)
         told(chunk.length_bytes)
         return found
@@ -131,7 +140,7 @@ def verify(
     with ThreadPoolExecutor(_THREADS) as pool:
         for found in pool.map(check, whole.chunks):
             bad += found
-            if len(found) == len(blobs.tiers):
+            if len(found) == len(holding):
                 lost = lost or found[0][1]
     return Checked(commit, len(whole.chunks), sum(chunk.length_bytes for chunk in whole.chunks), tuple(bad), lost)
 

@@ -18,9 +18,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cordee.errors import CheckpointError, CordeeError, FencedError
+from cordee.events import CheckpointCommitted
+from cordee.ids import JobId
 from cordee.points import point
 from cordee.storage import rescue
 from cordee.storage.chunks import Chunk, check_chunk, write_chunk, written_by
@@ -42,6 +45,7 @@ from cordee.storage.manifest import (
 )
 from cordee.storage.sealed import Damaged, seal
 from cordee.storage.tiers import without_farthest
+from cordee.telemetry.stream import StreamWriter
 from cordee.train.seals import Seals
 from cordee.workload.keep import parse_keep
 
@@ -154,6 +158,7 @@ class Drain:
             )
             if save is not None:
                 self.save({**mine[save], "ending": RESCUED})
+                _report(setup.rank, self.log, mine[save])
             rescue.write_rescued(self.blobs, setup.epoch, setup.nonce, save)
         except (CordeeError, Damaged) as error:  # The store is away, or a newer attempt runs: what is durable stands.
             self.emit({**_plain(error), "save": None})
@@ -292,6 +297,30 @@ class Drain:
             damaged=frozenset(self.setup.damaged),
         )
         self.emit({"event": "collected", "save": save, "retired": collected.retired})
+
+
+def _report(rank: int, log: Log, command: dict[str, Any]) -> None:
+    """Tell the agent of a commit whose trainer cannot, in a stream of its own."""
+    spool, job, epoch = (os.environ.get(f"CORDEE_{name}") for name in ("SPOOL", "JOB", "EPOCH"))
+    entry = log.commits()[-1] if log.commits() else None
+    record = entry.record if entry else None
+    if not (rank == 0 and spool and job and epoch and entry and record):
+        return
+    if (record.nonce, record.fields["save"]) != (log.nonce, command["save"]):
+        return  # it was not committed
+    now_us = time.time_ns() // 1000
+    event = CheckpointCommitted(
+        at_us=now_us,
+        job_id=JobId(job),
+        epoch=int(epoch),
+        step=record.fields["step"],
+        generation=entry.index,
+        size_bytes=record.fields["bytes"],
+        stall_us=record.fields["stall_us"],
+        drain_us=max(0, now_us - command["captured_us"]),  # so that what ran since the capture counts as lost
+    )
+    with contextlib.suppress(OSError):
+        StreamWriter(Path(spool) / f"rank{rank}-drain.jsonl").append(event)
 
 
 def _poll(done: Callable[[], bool], patience_s: float, wait_s_max: float) -> bool:

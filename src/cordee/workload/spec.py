@@ -72,11 +72,15 @@ def _keep(text: str) -> str:
 
 
 class Checkpoint(_Section):
-    """Where checkpoints go (None: nowhere), how often (auto: the plan's period), and how many are kept."""
+    """Where checkpoints go (None: nowhere), how often (auto: the plan's period), and how many are kept.
+
+    `ram_s`: how often the state is captured in memory besides, auto: where it pays.
+    """
 
     to: str | None = None
     every_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     keep: Annotated[int, Field(ge=2)] | Annotated[str, AfterValidator(_keep)] = 2
+    ram_s: Annotated[float, Field(gt=0)] | Literal["auto", "off"] = "auto"
     base: str | None = None  # a destination whose pinned generation is shared, and not stored again
 
 
@@ -85,6 +89,13 @@ class OnPreempt(_Section):
 
     grace_s: Annotated[float, Field(ge=0)] = 30.0
     then: Literal["requeue", "stop"] = "requeue"
+
+
+class OnHang(_Section):
+    """When to tell of a rank that stands still (0: nobody looks), and when all start again (None: never by itself)."""
+
+    report_after_s: Annotated[float, Field(ge=0)] = 60.0
+    restart_after_s: Annotated[float, Field(gt=0)] | None = None
 
 
 class ModelSpec(_Section):
@@ -129,6 +140,7 @@ class JobSpec(_Section):
     limit: Limit = Limit()
     checkpoint: Checkpoint = Checkpoint()
     on_preempt: OnPreempt = OnPreempt()
+    on_hang: OnHang = OnHang()
     model: ModelSpec | None = None
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
@@ -207,6 +219,10 @@ def _every(text: str) -> float | str:
     return "auto" if text == "auto" else parse_duration_s(text)
 
 
+def _ram(text: str) -> float | str:
+    return "off" if text == "off" else _every(text)
+
+
 # Keys of the YAML whose value carries a unit: the field in base units, and its reader. The top is section None.
 _UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
     (None, "estimate"): ("estimate_s", parse_duration_s),
@@ -214,7 +230,10 @@ _UNITS: dict[tuple[str | None, str], tuple[str, Callable[[str], Any]]] = {
     ("limit", "time"): ("time_s", parse_duration_s),
     ("limit", "cost"): ("cost_micro_usd", parse_micro_usd),
     ("checkpoint", "every"): ("every_s", _every),
+    ("checkpoint", "ram"): ("ram_s", _ram),
     ("on_preempt", "grace"): ("grace_s", parse_duration_s),
+    ("on_hang", "report_after"): ("report_after_s", parse_duration_s),
+    ("on_hang", "restart_after"): ("restart_after_s", parse_duration_s),
 }
 _SECTIONS: dict[str, type[_Section]] = {
     "place": Place,
@@ -222,6 +241,7 @@ _SECTIONS: dict[str, type[_Section]] = {
     "limit": Limit,
     "checkpoint": Checkpoint,
     "on_preempt": OnPreempt,
+    "on_hang": OnHang,
     "model": ModelSpec,
 }
 _WRITTEN_AS = {field: key for (_, key), (field, _) in _UNITS.items()}

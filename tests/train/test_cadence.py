@@ -1,0 +1,133 @@
+"""Which places a checkpoint goes to, and when a capture is due: tables, with the clock told."""
+
+import pytest
+
+from cordee.errors import DestinationError, InputError
+from cordee.storage.destination import below, parse_places, places
+from cordee.storage.history import LEFT, PastAttempt, past_attempts
+from cordee.storage.log import Entry, Record
+from cordee.train.cadence import MEMORY, Outward, Rhythm
+from cordee.train.settings import Every, parse_every, parse_ram, settings
+
+
+def reaches(to: str, times_s: list[float], failing: tuple[int, ...] = ()) -> list[int]:
+    """How far each checkpoint goes; those named fail and arrive nowhere."""
+    outward, found = Outward(parse_places(to)), []
+    for number, now_s in enumerate(times_s):
+        found.append(outward.reach(now_s))
+        outward.captured()
+        if number not in failing:
+            outward.arrived(found[-1], now_s)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("to", "times_s", "failing", "expected"),
+    [
+        ("/a", [0, 1, 2], (), [1, 1, 1]),
+        ("/a,/b", [0, 1, 2], (), [2, 2, 2]),
+        ("/a,/b every 3", [0, 1, 2, 3, 4, 5, 6], (), [2, 1, 1, 2, 1, 1, 2]),
+        ("/a,/b every 3", [0, 1, 2, 3, 4], (0,), [2, 2, 1, 1, 2]),
+        ("/a,/b every 3", [0, 1, 2, 3, 4, 5], (3,), [2, 1, 1, 2, 2, 1]),  # until one arrives, each is due
+        ("/a,/b every 10s", [0, 4, 9, 10, 15, 25], (), [2, 1, 1, 2, 1, 2]),
+        ("/a,/b every 2,/c every 4", [0, 1, 2, 3, 4], (), [3, 1, 2, 1, 3]),
+        ("/a,/b every 5,/c every 2", [0, 1, 2, 3, 4], (), [3, 1, 3, 1, 3]),  # what goes farther goes to all nearer
+    ],
+)
+def test_how_far_each_checkpoint_goes(to, times_s, failing, expected) -> None:
+    assert reaches(to, times_s, failing) == expected
+
+
+def test_how_often_is_read_and_refused() -> None:
+    assert places("/a, s3://b/c every 30m") == ("/a", "s3://b/c")
+    assert below("/a,/b every 10", "job") == "/a/job,/b/job every 10"
+    assert [str(place) for place in parse_places("/a,/b every 1,/c every 90s")] == ["/a", "/b", "/c every 90s"]
+    for to in ("/a every 10", "/a,/b every now", "/a,/b every 0", "/a,,/b"):
+        with pytest.raises(DestinationError):
+            parse_places(to)
+
+
+def due(rhythm: Rhythm, until_s: int, *, drain_s: float = 0.0) -> list[tuple[int, int]]:
+    """(second, reach) of each capture that is made by time."""
+    found, busy_until_s = [], -1.0
+    for now_s in range(until_s):
+        reach = rhythm.now(now_s, draining=now_s < busy_until_s)
+        if reach is not None:
+            found.append((now_s, reach))
+            rhythm.captured(reach, now_s)
+            busy_until_s = now_s + drain_s if reach else busy_until_s
+    return found
+
+
+def test_by_time() -> None:
+    assert due(Rhythm(parse_every("10s"), None, first_s=5), 35) == [(10, 1), (20, 1), (30, 1)]
+    held = due(Rhythm(parse_every("10s"), parse_ram("4s"), first_s=5), 25)
+    assert held == [(4, MEMORY), (8, MEMORY), (10, 1), (14, MEMORY), (18, MEMORY), (20, 1), (24, MEMORY)]
+    slow = due(Rhythm(parse_every("10s"), parse_ram("5s"), first_s=5), 40, drain_s=16)
+    assert slow == [(5, MEMORY), (10, 1), (15, MEMORY), (20, MEMORY), (25, MEMORY), (26, 1), (31, MEMORY), (36, MEMORY)]
+    assert due(Rhythm(Every(), Every(), first_s=5), 12) == [(5, 1), (10, 1)], "nothing is held before it is estimated"
+
+
+def test_by_steps() -> None:
+    rhythm = Rhythm(parse_every(10), parse_ram(4), first_s=5)
+    assert [(step, rhythm.at_step(step)) for step in range(1, 21) if rhythm.at_step(step) is not None] == [
+        (4, MEMORY),
+        (8, MEMORY),
+        (10, 1),
+        (12, MEMORY),
+        (16, MEMORY),
+        (20, 1),
+    ]
+    assert rhythm.wait_s(0.0, draining=False) is None and rhythm.now(1e9, draining=False) is None
+    assert rhythm.estimates == (False, False) and rhythm.holds
+
+
+def test_a_hint_makes_a_checkpoint_due_at_once() -> None:
+    rhythm = Rhythm(parse_every("1h"), None, first_s=5)
+    assert rhythm.wait_s(10.0, draining=False) == 3590.0
+    rhythm.hasten()
+    assert rhythm.now(10.0, draining=False) == 1 and rhythm.wait_s(10.0, draining=True) > 0
+    rhythm.captured(1, 10.0)
+    assert rhythm.now(11.0, draining=False) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "ram", "expected"),
+    [
+        ({}, None, Every()),
+        ({}, "off", None),
+        ({}, 5, Every(steps=5)),
+        ({"CORDEE_CHECKPOINT_RAM": "auto"}, "30s", Every(seconds=30)),
+        ({"CORDEE_CHECKPOINT_RAM": "15"}, "off", Every(seconds=15)),
+        ({"CORDEE_CHECKPOINT_RAM": "off"}, "30s", None),
+    ],
+)
+def test_what_is_told_of_captures_in_memory(env, ram, expected) -> None:
+    assert settings(env, ram=ram).ram == expected
+
+
+def test_a_time_without_a_unit_is_refused() -> None:
+    with pytest.raises(InputError):
+        settings({}, ram="30")
+
+
+def log_of(*records: tuple) -> list[Entry]:
+    made = [Record(kind, 1, nonce, fields) for kind, nonce, fields in records]
+    return [Entry(index, record) for index, record in enumerate(made)]
+
+
+def test_what_the_log_tells_of_past_attempts() -> None:
+    s = 10**6
+    entries = log_of(
+        ("open", "old", {}),  # by an older Cordee
+        ("open", "a", {"at_us": 10 * s, "world_size": 4}),
+        ("commit", "a", {"at_us": 70 * s}),
+        ("commit", "a", {"at_us": 100 * s, "ending": LEFT}),
+        ("open", "b", {"at_us": 200 * s, "world_size": 2}),
+        ("commit", "b", {"at_us": 230 * s}),
+        ("open", "c", {"at_us": 300 * s, "world_size": 2}),
+        ("open", "now", {"at_us": 400 * s, "world_size": 2}),
+        ("commit", "now", {"at_us": 500 * s}),
+    )
+    expected = [PastAttempt(4, 90.0, left=True), PastAttempt(2, 30.0, left=False), PastAttempt(2, 0.0, left=False)]
+    assert past_attempts(entries) == expected
