@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import InputError, MissingExtraError
-from cordee.train import own
+from cordee.train.integrations import order
 from cordee.train.job import Job
 from cordee.train.settings import Settings, settings
 
@@ -121,7 +121,7 @@ class _Progress:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._samples = trainer.get_total_train_batch_size(trainer.args)
-        self.epoch_rng: dict[str, Any] = own.capture_rng()
+        self.order = order.capture([])
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -132,7 +132,7 @@ class _Progress:
             "last_logged": trainer._globalstep_last_logged,
             "flos": float(trainer.current_flos),
             "samples": self._samples,
-            "epoch_rng": self.epoch_rng,
+            "order": self.order,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class _Progress:
         trainer._globalstep_last_logged = saved["last_logged"]
         trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
         trainer.current_flos = saved["flos"]
-        self.epoch_rng = saved["epoch_rng"]
+        self.order = saved["order"]
         if saved["samples"] != self._samples and trainer.args.process_index == 0:
             log.warning(
                 "a step had %d samples and has %d now: the Trainer counts steps, so the position in the data moves",
@@ -184,10 +184,11 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Before the epoch's data is shuffled."""
+        loaders = [self._trainer.callback_handler.train_dataloader]
         if self._began_epoch or not self._job.start_step:
-            self._progress.epoch_rng = own.capture_rng()
+            self._progress.order = order.capture(loaders)
         else:
-            own.restore_rng(self._progress.epoch_rng)
+            order.restore(loaders, self._progress.order)
         self._began_epoch = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import InputError, MissingExtraError
-from cordee.train import own
+from cordee.train.integrations import order
 from cordee.train.job import Job
 from cordee.train.settings import settings
 from cordee.train.state import is_stateful
 
 try:
+    from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+    from lightning.pytorch.utilities import CombinedLoader
 except ImportError as error:
     raise MissingExtraError(f"Lightning is not there: {error}", hint='pip install "cordee[train,lightning]"') from None
 
@@ -99,10 +101,13 @@ class _Fitting:
         job.load()
         if job.start_step:
             trainer._checkpoint_connector._loaded_checkpoint = {}  # fit(ckpt_path=...) is where a new job starts
-        if job.start_step and trainer.current_epoch == 0:
-            own.restore_rng(self._progress.epoch_rng)  # The first epoch's data is shuffled next.
-        elif not job.start_step:
-            self._progress.epoch_rng = own.capture_rng()
+        # The first epoch's data is shuffled next; its loaders are known if they were passed to fit().
+        source = trainer.fit_loop._data_source
+        loaders = [] if source.is_module() else CombinedLoader(source.instance).flattened
+        if not job.start_step:
+            self._progress.order = order.capture(loaders)
+        elif trainer.current_epoch == 0:
+            order.restore(loaders, self._progress.order)
         self._advance, self._run_start = self._loop.advance, self._loop.on_run_start
         self._put(self._loop, "advance", self._one_batch)
         self._put(self._loop, "on_run_start", self._before_epoch)
@@ -117,11 +122,15 @@ class _Fitting:
         setattr(owner, name, replacement)
         self._cleanup.callback(delattr, owner, name)  # Then the class's own method is seen again.
 
+    @property
+    def _loaders(self) -> Any:
+        return self._trainer.fit_loop._combined_loader
+
     def _before_epoch(self, fetcher: Any) -> None:
         """Lightning makes the data's iterator here, but the first epoch's, which is there since the loaders are."""
         if self._began or not self.job.start_step:
             if self._trainer.current_epoch > 0:
-                self._progress.epoch_rng = own.capture_rng()
+                self._progress.order = order.capture(self._loaders.flattened)
             self._run_start(fetcher)
             return
         self._run_start(fetcher)
@@ -130,13 +139,12 @@ class _Fitting:
     def _find_position(self, fetcher: Any) -> None:
         """To the batch after the last one trained on: the loader knows it, or the epoch is drawn again up to there."""
         batches = self._loop.batch_progress.current.ready
-        loaders = self._trainer.fit_loop._combined_loader
         states = self._progress.loader_states
         fetcher.fetched -= batches  # Lightning has counted them already.
         if self._trainer.current_epoch > 0:
             # The iterator was made before the sampler knew its epoch, and with other generators.
-            own.restore_rng(self._progress.epoch_rng)
-            loaders._load_state_dicts(states)
+            order.restore(self._loaders.flattened, self._progress.order)
+            self._loaders._load_state_dicts(states)
             iter(fetcher)
         if states:
             fetcher.fetched += batches
@@ -151,6 +159,7 @@ class _Fitting:
     def _one_batch(self, fetcher: Any) -> None:
         if not self._began:
             self._began = self._between = True
+            self._loop._restarting = False  # Else it asks whether the batch before was to be validated: it was.
             self.job.begin()
         if self._between:
             self.job.boundary()
@@ -166,7 +175,7 @@ class _Progress:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.epoch_rng: dict[str, Any] = own.capture_rng()
+        self.order = order.capture([])
         self.loader_states: list[Any] = []
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,7 +185,7 @@ class _Progress:
         del module["state_dict"]  # The weights are kept as weights.
         loops = trainer.fit_loop.state_dict()
         loaders = trainer.fit_loop._combined_loader
-        if loaders is not None and not all(is_stateful(loader) for loader in loaders.flattened):
+        if loaders is not None and not all(_knows_its_place(loader) for loader in loaders.flattened):
             loops["state_dict"].pop("combined_loader", None)  # One that must be drawn again draws all of them again.
         return {
             "loops": loops,
@@ -185,7 +194,8 @@ class _Progress:
             "precision": trainer.precision_plugin.state_dict(),
             "datamodule": trainer.datamodule.state_dict() if trainer.datamodule else {},
             "module": module,
-            "epoch_rng": self.epoch_rng,
+            "metrics": dict(trainer.callback_metrics),
+            "order": self.order,
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -198,11 +208,17 @@ class _Progress:
                 each.load_state_dict(saved["callbacks"][each.state_key])
         for config, state in zip(trainer.lr_scheduler_configs, saved["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
+        trainer._logger_connector._callback_metrics.update(saved["metrics"])  # what schedulers and callbacks monitor
         if saved["precision"]:
             trainer.precision_plugin.load_state_dict(saved["precision"])
         if trainer.datamodule and saved["datamodule"]:
             trainer.datamodule.load_state_dict(saved["datamodule"])
-        self.epoch_rng = saved["epoch_rng"]
+        self.order = saved["order"]
+
+
+def _knows_its_place(loader: Any) -> bool:
+    """What Lightning puts around a sampler, to give each rank its share, has no state, and hides the sampler's own."""
+    return is_stateful(loader) and not isinstance(getattr(loader, "sampler", None), DistributedSamplerWrapper)
 
 
 def _check(trainer: Any) -> None:

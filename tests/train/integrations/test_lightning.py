@@ -1,0 +1,56 @@
+"""Lightning with one callback more: what was pushed aside ends as what was not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from loop_runs import Runs, end_of, runs_of
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Runs]:
+    with runs_of("lightning_script") as runs:
+        yield runs
+
+
+def same(out: Path, whole: Path, rank: int = 0) -> None:
+    """Everything, and the losses from where the last attempt began."""
+    end, expected = end_of(out, rank), end_of(whole, rank)
+    losses, all_losses = end.pop("losses"), expected.pop("losses")
+    assert end == expected
+    assert 0 < len(losses) < len(all_losses) and losses.items() <= all_losses.items()
+
+
+@pytest.mark.parametrize(
+    ("kills", "argv"),
+    [
+        # Samples that draw from the rank's generator; where validation has just run; two batches a step.
+        ([8, 35], ["--data", "plain", "--validate", "4", "--accumulate", "2"]),
+        # A loader that knows its place.
+        ([9, 26], ["--data", "stateful", "--workers", "2", "--max-steps", "45"]),
+        # No length, an order of its own, and samples that draw from a worker's generator.
+        ([5, 40], ["--data", "stream", "--workers", "1", "--validate", "5"]),
+    ],
+    ids=["plain", "stateful", "stream"],
+)
+def test_two_notices_cost_no_step_and_no_bit(run: Runs, tmp_path: Path, kills: list[int], argv: list[str]) -> None:
+    whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
+    assert run(whole, *argv) == [0], run.said()
+    for batch in kills:
+        assert run(out, *argv, "--to", to, "--kill", f"0:{batch}") == [75], run.said()
+    assert not (out / "end0.json").exists(), "a line after the loop has run"
+    assert run(out, *argv, "--to", to) == [0], run.said()
+    same(out, whole)
+
+
+@pytest.mark.gang
+def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path) -> None:
+    whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
+    argv = ["--data", "stateful", "--validate", "4"]
+    assert run(whole, *argv, world=2) == [0, 0], run.said()
+    assert run(out, *argv, "--to", to, "--kill", "1:17", world=2) == [75, 75], run.said()
+    assert run(out, *argv, "--to", to, world=2) == [0, 0], run.said()
+    for rank in (0, 1):
+        same(out, whole, rank)
+    assert run(out, *argv, "--to", to, world=2) == [0, 0], "what is done is not done again"
+    assert end_of(out)["weights"] == end_of(whole)["weights"] and not end_of(out)["losses"]
