@@ -48,13 +48,13 @@ class Rank:
         return code
 
 
-def gang(out: Path, world: int, *args: str, **env: str) -> list[Rank]:
+def gang(out: Path, world: int, *args: str, script: str = SCRIPT, **env: str) -> list[Rank]:
     """Ranks as an agent starts them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), **env}
-    command = [sys.executable, SCRIPT, "--out", str(out), *args]
+    command = [sys.executable, script, "--out", str(out), *args]
     return [Rank(command, environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared)) for rank in range(world)]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cordee.errors import SpecError
 from cordee.workload import spec
 from cordee.workload.gpus import parse_gpus, parse_wanted
-from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnPreempt, Place, parse_spec
+from cordee.workload.spec import Checkpoint, JobSpec, Limit, OnHang, OnPreempt, Place, parse_spec
 
 FULL = """\
 version: 1
@@ -41,6 +41,9 @@ checkpoint:
 on_preempt:
   grace: 90s
   then: stop
+on_hang:
+  report_after: 2m
+  restart_after: 30m
 model:
   name: llama-3-70b
   seq: 8192
@@ -63,6 +66,7 @@ def test_only_run_and_gpus_are_required() -> None:
     assert spec.limit == Limit(time_s=None, cost_micro_usd=None)
     assert spec.checkpoint == Checkpoint(to=None, every_s="auto", keep=2)
     assert spec.on_preempt == OnPreempt(grace_s=30.0, then="requeue")
+    assert spec.on_hang == OnHang(report_after_s=60.0, restart_after_s=None)
     assert spec.model is None
 
 
@@ -74,6 +78,7 @@ def test_all_keys_are_read_into_base_units() -> None:
     assert spec.place == Place(unit=8, within="block") and spec.sizes == (48, 32)
     assert (spec.checkpoint.to, spec.checkpoint.every_s, spec.checkpoint.keep) == ("s3://bucket/llama", 600.0, 3)
     assert (spec.on_preempt.grace_s, spec.on_preempt.then) == (90.0, "stop")
+    assert spec.on_hang == OnHang(report_after_s=120.0, restart_after_s=1800.0)
     assert spec.model is not None
     assert (spec.model.name, spec.model.seq, spec.model.layout) == ("llama-3-70b", 8192, "tp=8,pp=2")
     assert spec.env == {"WANDB_MODE": "offline", "WORKERS": "4"}
@@ -247,7 +252,8 @@ def test_a_job_from_flags_is_the_job_from_yaml() -> None:
         limit_preemptions=3, estimate="6h", cpus=512, memory="4TiB", place_unit=8, place_within="block",
         elastic_sizes=[32, 48],
         checkpoint_to="s3://bucket/llama", checkpoint_every="10m", checkpoint_keep=3, grace="90s",
-        on_preempt_then="stop", model="llama-3-70b", model_seq=8192, model_global_batch=512,
+        on_preempt_then="stop", on_hang_report_after="2m", on_hang_restart_after="30m",
+        model="llama-3-70b", model_seq=8192, model_global_batch=512,
         model_optimizer="adamw-8bit", model_layout="tp=8,pp=2", env={"WANDB_MODE": "offline", "WORKERS": "4"},
         secrets=["HF_TOKEN"],
     )  # fmt: skip

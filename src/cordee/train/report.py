@@ -64,8 +64,9 @@ class Reporter:
         with self._lock:
             if self._class is SpanClass.USEFUL:
                 self._loss = None  # to read it may mean to wait for a device that hangs
+                step = self._first_step + self._steps
                 self._flush(self.now_us() - round(still_s * 1e6))
-                self._class = SpanClass.STALL
+                self._class, self._first_step = SpanClass.STALL, step
 
     def behind(
         self,

@@ -95,7 +95,7 @@ class Watch:
 
     def _watch(self) -> None:
         sees = self._collectives is not None and self._collectives.sees
-        look_s = LOOK_S if sees else min(1.0, self.beat_s)
+        look_s = min(LOOK_S, self.report_s / 600) if sees else min(1.0, self.beat_s)
         while not self._closed.wait(look_s):
             now_s = time.monotonic()
             if self._collectives is not None:
