@@ -1,7 +1,8 @@
 """A small training job for the tests: dropout, random batches, a scheduler and a data position, on one rank or more.
 
 It writes the steps it begins to `<out>/steps<rank>`, and at its end losses and weights to `<out>/end<rank>.json`.
-`--hang RANK:STEP` sits in that step for ever; `--freeze RANK:STEP` stops the whole process, its watcher too.
+`--hang RANK:STEP` sits in that step for ever; `--freeze RANK:STEP` stops the whole process, its watcher too;
+`--die RANK:STEP` kills it.
 """
 
 import argparse
@@ -51,9 +52,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--to", type=Path)
     parser.add_argument("--every", type=int, default=None)
+    parser.add_argument("--ram", type=int, default=None)
     parser.add_argument("--grace", default="30s")
     parser.add_argument("--hang")
     parser.add_argument("--freeze")
+    parser.add_argument("--die")
     parser.add_argument("--pause-s", type=float, default=0.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -72,13 +75,15 @@ def main() -> None:
     losses = []
     trace = (args.out / f"steps{rank}").open("a", buffering=1)
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": position, "seen": 0}
-    with trace, cordee.job(state, to=args.to, every=args.every, grace=args.grace) as job:
+    with trace, cordee.job(state, to=args.to, every=args.every, ram=args.ram, grace=args.grace) as job:
         for step in job.steps(args.steps):
             trace.write(f"{step}\n")
             if here(args.hang, rank, step):
                 threading.Event().wait()
             if here(args.freeze, rank, step):
                 os.kill(os.getpid(), signal.SIGSTOP)
+            if here(args.die, rank, step):
+                os.kill(os.getpid(), signal.SIGKILL)
             position.at += 1
             state["seen"] += 1
             inputs = torch.randn(16, 8, generator=position.generator)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_drain import Process, capture, generations, open_log
+from test_job import alone, end_of, folders, gang, steps_of
 
 from cordee.events import CheckpointCommitted, decode
 from cordee.storage import rescue
@@ -266,3 +267,35 @@ def test_a_save_of_a_dead_trainer_is_refused_by_the_others_all_the_same(tmp_path
     assert generations(tmp_path) == [(10, None)]
     assert "its process ended" in str(read_failed(open_blobs(str(tmp_path)), "parts/1-n1/000002"))
     assert json.loads((tmp_path / rescue.rescued_key(1, "n1")).read_bytes())["body"]["save"] == 1
+
+
+def test_a_job_that_is_killed_repeats_one_step_and_no_bit(tmp_path: Path) -> None:
+    """Killed in step 47 with a checkpoint each 40 steps: it goes on from the capture of step 46."""
+    whole, out, to = folders(tmp_path, "whole", "out", "to")
+    assert alone(whole).wait() == 0
+    killed = alone(out, "--to", str(to), "--every", "40", "--ram", "2", "--die", "0:47")
+    assert killed.wait() == -signal.SIGKILL, "".join(killed.lines)
+    again = alone(out, "--to", str(to), "--every", "40", "--ram", "2")
+    assert again.wait() == 0, "".join(again.lines)
+    assert steps_of(out) == [*range(48), *range(46, 60)]
+    end, wanted = end_of(out), end_of(whole)
+    assert end["losses"] == wanted["losses"][46:]
+    for name in ("weights", "buffers", "at", "seen"):
+        assert end[name] == wanted[name], name
+
+
+@pytest.mark.gang
+def test_ranks_go_on_from_what_all_held_when_one_is_killed(tmp_path: Path) -> None:
+    """The others find out by their collectives; no agent, so the next attempt waits for the drains by itself."""
+    out, to = folders(tmp_path, "out", "to")
+    told = ["--to", str(to), "--every", "40", "--ram", "2"]
+    ranks = gang(out, 2, *told, "--die", "1:47")
+    assert ranks[1].wait() == -signal.SIGKILL, "".join(ranks[1].lines)
+    assert ranks[0].wait() not in (0, 75), "".join(ranks[0].lines)
+    blobs = FileBlobs(to)
+    assert [step for step, problem in generations(to) if problem is None][-1] == 46
+    assert blobs.size(rescue.rescued_key(1, read_entries(blobs)[0].record.nonce)) is not None
+    for rank in (ranks := gang(out, 2, *told)):
+        assert rank.wait() == 0, "".join(ranks[0].lines)
+    for rank in range(2):
+        assert steps_of(out, rank) == [*range(48), *range(46, 60)]
