@@ -39,6 +39,7 @@ class Notices:
         os.set_blocking(self._write_fd, False)
         self._earlier: dict[int, Any] = {}
         self._earlier_fd = -1
+        self._installed = False
         self._signals = frozenset(signals)
         self._install()
         _live.add(self)
@@ -52,6 +53,7 @@ class Notices:
         for number in self._signals:
             self._earlier[number] = signal.signal(number, self._handle)
         self._earlier_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        self._installed = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         earlier = self._earlier.get(number)
@@ -76,8 +78,9 @@ class Notices:
             os.close(self._write_fd)
 
     def _give_back(self) -> None:
-        if self._earlier and threading.current_thread() is threading.main_thread():
+        if self._installed and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(self._earlier_fd)
+            self._installed = False
             for number, handler in self._earlier.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
             self._earlier = {}
