@@ -49,8 +49,10 @@ def test_one_rank_chooses_what_it_likes_best() -> None:
     agreement.close()
 
 
-def test_running_past_the_agreed_step_is_a_defect() -> None:
-    agreement = Agreement(first_step=0)
+def test_numbers_of_boundaries_grow_and_may_leave_gaps() -> None:
+    agreement = Agreement(first_step=-5)
+    assert agreement.at(0) is Verdict.BEGIN and agreement.at(7) is Verdict.BEGIN
+    assert agreement.at(7) is Verdict.BEGIN, "a loop that is entered anew"
     agreement.request(leave_in_s=5.0)
-    with pytest.raises(AssertionError, match="past the agreed step 0"):
-        agreement.at(1)
+    assert agreement.at(100) is Verdict.LEAVE, "the first one that is not below"
+    agreement.close()

@@ -86,7 +86,7 @@ class Job:
         self.rank, self.world_size = _rank_and_world_size()
         self._told = told
         self._pace = Pace()
-        self._passed = 0  # boundaries, counted from the step this attempt starts with
+        self._points = 0  # safe points since the boundary before
         self._finished = False
         self._final_failed = False
         self._found: Commit | None = None
@@ -126,7 +126,7 @@ class Job:
             self._close()
             raise
         if self._found is not None:
-            self.start_step = self._pace.step = self._passed = self._found.step
+            self.start_step = self._pace.step = self._found.step
 
     def load(self) -> None:
         """Put what was found into the state; from here on a notice can be agreed on."""
@@ -137,7 +137,7 @@ class Job:
         try:
             self._rng = self._saving.load(self._found)
             self._agreement = leaving.agreement = Agreement(
-                first_step=self.start_step,
+                first_step=_boundary_number(self.start_step - 1),
                 rank=self.rank,
                 world_size=self.world_size,
                 store=dist.distributed_c10d._get_default_store() if self.world_size > 1 else None,
@@ -200,7 +200,8 @@ class Job:
         saving = self._saving
         if saving is not None:
             saving.at_step(self._pace.step)
-            self._meet(saving)
+            self._meet(saving, _boundary_number(self._pace.step))
+        self._points = 0
         self._pace.began()
 
     def stepped(self) -> None:
@@ -212,13 +213,15 @@ class Job:
         """Here the state is whole, in the middle of a step or outside of the loop: leave if a notice asks for it.
 
         For what takes long and does not train: a warm-up, an evaluation after the step's training. All ranks call it
-        equally often. If they leave here, the step counts as done: what was still to come of it does not run again.
+        equally often in a step. If they leave here, the step counts as done: what was to come of it does not run again.
 
         Raises:
             Preempted: the rank leaves.
         """
+        self._points += 1
         if self._saving is not None:
-            self._meet(self._saving)
+            last = self._pace.step + self._pace.inside - 1  # the step whose training is done
+            self._meet(self._saving, _boundary_number(last) + self._points)
 
     def finish(self) -> None:
         """After the last step: the final checkpoint. If it fails, the end of the `with` block says so."""
@@ -260,12 +263,12 @@ class Job:
 
     # -- at a boundary, on the main thread -----------------------------------------------------------------
 
-    def _meet(self, saving: Saving) -> None:
+    def _meet(self, saving: Saving, number: int) -> None:
         """All ranks pass the same boundaries in the same order; at one they may save, or leave."""
         agreement = self._agreement
         assert agreement is not None, "enter the job first"
         step = self._pace.step + self._pace.inside  # within a step its training is done, or this were no boundary
-        while (verdict := agreement.at(self._passed)) is Verdict.SAVE:
+        while (verdict := agreement.at(number)) is Verdict.SAVE:
             if step != saving.saved_step:
                 saving.save(step, saving.asked())
             agreement.conclude()
@@ -274,7 +277,6 @@ class Job:
             if self._pace.inside:
                 self.stepped()
             self._leave(saving, agreement)
-        self._passed += 1
 
     def _leave(self, saving: Saving, agreement: Agreement) -> None:
         leaving, step = self._leaving, self._pace.step
@@ -351,6 +353,11 @@ class Job:
         if self._leaving is not None:
             self._leaving.close()
         self._reporter.close()
+
+
+def _boundary_number(step: int) -> int:
+    """Of the boundary before a step. Behind it is room for those within the step, which all ranks count from anew."""
+    return step << 20
 
 
 def _rank_and_world_size() -> tuple[int, int]:

@@ -3,7 +3,8 @@
 Each rank counts the steps it has begun. When a round is opened, a watcher thread of every rank publishes that count
 as its pledge; the largest pledge is the step at which all ranks meet, to save or to leave. Nobody has begun that step,
 and everybody runs every step below it, so each collective and each send in those steps finds its peer. The loop itself
-never talks to the store. What happens at the agreed step is for `job.py`.
+never talks to the store. What happens at the agreed step is for `job.py`, which numbers the boundaries between steps in
+its own way: a "step" here is such a number.
 """
 
 import itertools
@@ -45,7 +46,7 @@ class Agreement:
     compare-and-set. `<prefix>/leave` says that the gang has to leave, and in how many seconds.
 
     Args:
-        first_step: the step this attempt starts with.
+        first_step: the number of the first boundary, or less.
         store: a torch.distributed store. It is cloned twice, for the watcher and for all other threads, since a
             waiting client blocks whoever else uses it; at the start, since connecting can be slow (a name server).
         on_leave: called by the watcher with the seconds that are left, when another rank was given notice.
@@ -85,21 +86,24 @@ class Agreement:
 
     # -- the loop's side -----------------------------------------------------------------------------------
 
-    def at(self, step: int) -> Verdict:
-        """What to do at the boundary before `step`; waits only between this rank's pledge and the decision."""
+    def at(self, number: int) -> Verdict:
+        """What to do at this boundary; waits only between this rank's pledge and the decision.
+
+        All ranks pass the same ones in the same order. Their numbers grow and may leave gaps: the ranks meet at the
+        first boundary that is not below what they agreed on.
+        """
         with self._changed:
-            if self._agreed is None and self._pledge is not None and step >= self._pledge:
-                self._hold(step)
+            if self._agreed is None and self._pledge is not None and number >= self._pledge:
+                self._hold(number)
             agreed = self._agreed
-            if agreed is not None and step >= agreed.step:
-                assert step == agreed.step, f"at step {step}, past the agreed step {agreed.step}"
+            if agreed is not None and number >= agreed.step:
                 return agreed.verdict
-            self._begun = step + 1
+            self._begun = max(self._begun, number + 1)
             return Verdict.BEGIN
 
-    def _hold(self, step: int) -> None:
+    def _hold(self, number: int) -> None:
         started = time.monotonic()
-        while self._agreed is None and self._pledge is not None and step >= self._pledge:
+        while self._agreed is None and self._pledge is not None and number >= self._pledge:
             self._changed.wait()
         self.held_s_max = max(self.held_s_max, time.monotonic() - started)
 
