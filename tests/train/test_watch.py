@@ -1,6 +1,7 @@
 """A rank that stands still, is frozen or slow is told about, by name, with its stack; and a gang that hangs ends."""
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,8 +132,6 @@ def test_who_keeps_the_interpreter_to_itself_is_seen_too(tmp_path: Path) -> None
         "        if step == 3:\n"
         "            ctypes.PyDLL(None).sleep(3)\n"
     )
-    import sys
-
     rank = Rank([sys.executable, str(script)], environment(CORDEE_HANG_REPORT_S="1"))
     assert rank.wait() == 0
     lines = "".join(rank.lines)

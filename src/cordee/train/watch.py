@@ -78,6 +78,7 @@ class Watch:
     def on(self) -> None:
         """The loop begins."""
         self._at, self._went_on_s, self._on = self._pace.step, time.monotonic(), True
+        self._renew(self._went_on_s)
 
     def off(self) -> None:
         """The loop is over: what follows may take as long as it likes."""
@@ -104,9 +105,7 @@ class Watch:
 
     def _look(self, now_s: float) -> None:
         if now_s >= self._renew_at_s:
-            # Prints all stacks if this thread is not let in, since another one keeps the interpreter to itself.
-            stacks.dump_unless_renewed(self.report_s)
-            self._renew_at_s = now_s + self.report_s / 4
+            self._renew(now_s)
         step = self._pace.step
         if step != self._at or not self._on:
             self._goes_on(step, now_s)
@@ -126,6 +125,11 @@ class Watch:
                 self.reporter.behind(0, Behind.SILENT, step, still_s, where="nor does the store, which it may host")
         if self._restart_s is not None and still_s >= self._restart_s:
             self._on_hung(still_s)
+
+    def _renew(self, now_s: float) -> None:
+        # Prints all stacks if the watching thread is not let in, since another one keeps the interpreter to itself.
+        stacks.dump_unless_renewed(self.report_s)
+        self._renew_at_s = now_s + self.report_s / 4
 
     def _goes_on(self, step: int, now_s: float) -> None:
         if self._stuck:
