@@ -131,7 +131,7 @@ class Rank:
                 if phase == "loader":
                     next(iter(torch.utils.data.DataLoader(Never(), num_workers=1)))
                 if phase == "dies":
-                    until(lambda: noticed(made))
+                    until(lambda: made._agreement is not None and made._agreement.is_leaving())
                     os._exit(DEAD)
                 threading.Event().wait()
 

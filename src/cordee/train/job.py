@@ -246,7 +246,7 @@ class Job:
             self._say_left(*(("aborted", CheckpointError.exit_code) if self._final_failed else ("finished", 0)))
             self._count_out(_NO_LIMIT_S)
         failed = kind is not None and issubclass(kind, Exception) and not issubclass(kind, CordeeError)
-        broken = failed and leaving is not None and leaving.by_s is not None and leaving.exit_code is None
+        broken = failed and leaving is not None and leaving.exit_code is None and self._is_leaving(leaving)
         if broken and leaving is not None:
             # Whoever leaves breaks the collectives of those that have not: that is no failure of the script.
             log.error("rank %d failed in step %d on its way out; durable: %s", self.rank, step, name(self._saving))
@@ -302,6 +302,15 @@ class Job:
             self._agreement.count_out(self._leaving.left_s(limit_s))
         except (RuntimeError, StopError) as error:  # This rank has said how it leaves; a peer that has not is its own.
             log.warning("rank %d leaves before the others: %s", self.rank, error)
+
+    def _is_leaving(self, leaving: Leaving) -> bool:
+        """Whether there was a notice; this rank may fail of it before it is told."""
+        if leaving.by_s is not None or self._agreement is None:
+            return leaving.by_s is not None
+        heard: list[bool] = []
+        agreement = self._agreement
+        beside(lambda: heard.append(agreement.is_leaving())).join(timeout=1.0)
+        return any(heard)
 
     def _say_left(self, how: str, exit_code: int) -> None:
         if self._leaving is not None:

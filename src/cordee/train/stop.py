@@ -130,6 +130,15 @@ class Agreement:
             return None
         return next((each for each in options if not self._calls.check([f"{self._prefix}/veto/{each}"])), None)
 
+    def is_leaving(self) -> bool:
+        """Whether any rank was asked to leave, also if this one has not been told yet."""
+        if self._world == 1 or self._leaving:
+            return self._leaving
+        try:
+            return bool(self._calls.check([f"{self._prefix}/leave"]))
+        except RuntimeError:
+            return False  # the store is gone with its host, and nobody knows
+
     @property
     def begun(self) -> int:
         """The number of steps begun, those before this attempt included."""
