@@ -174,6 +174,7 @@ def run_trainer(ctx: Context) -> None:
         save_total_limit=ctx.options.get("keep_one", False) and 1 or ctx.keep,
         per_device_train_batch_size=8,
         use_cpu=True,
+        ddp_backend="gloo" if ctx.world > 1 else None,
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",

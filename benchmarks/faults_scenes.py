@@ -271,10 +271,11 @@ def full_disk(run: Run) -> Outcome:
 
         def fills(ctx: Context, step: int) -> None:
             if step == 2 * EVERY - 2:
-                with filler.open("wb") as file, contextlib.suppress(OSError):
+                fd = os.open(filler, os.O_WRONLY | os.O_CREAT)
+                with contextlib.suppress(OSError):
                     while True:
-                        file.write(bytes(4096))
-                        file.flush()
+                        os.write(fd, bytes(4096))
+                os.close(fd)
                 os.truncate(filler, max(0, filler.stat().st_size - room))
             if step == 3 * EVERY - 2:
                 filler.unlink(missing_ok=True)
@@ -374,7 +375,7 @@ def _committed(to: Path) -> int:
 
 def noticed(run: Run, gang: Gang) -> Outcome:
     """A notice was given: ours leaves with nothing lost, whatever the step it was in."""
-    codes = gang.wait(30)
+    codes = gang.wait(15)
     left = all(code is not None for code in codes)
     outcome = again(run, 60, lost_max=0 if run.name == "cordee" else float("inf"))
     if not left:
@@ -460,7 +461,9 @@ def frozen_rank(run: Run) -> Outcome:
     frozen = run.rng.randrange(2)
     os.kill(gang.pids[frozen], signal.SIGSTOP)
     term(gang, [1 - frozen])
-    code = gang.wait(15)[1 - frozen]
+    code = gang.code_of(1 - frozen, 15)
+    gang.kill()
+    gang.wait()
     outcome = again(run, 60, lost_max=bound(run))
     fine = outcome.survived and code is not None
     return Outcome(fine, outcome.lost, outcome.wrong, outcome.note or ("" if fine else "the other rank hung"))

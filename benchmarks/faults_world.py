@@ -91,6 +91,7 @@ class Gang:
         self.folder = contexts[0].folder
         self.pids = [self._fork(product, each, {**common, **env}) for each in contexts]
         self.codes: list[int | None] = [None] * len(contexts)
+        self.here = set(self.pids)  # not reaped yet: only their numbers are theirs for certain
 
     def _fork(self, product: Product, context: Context, env: dict[str, str]) -> int:
         sys.stdout.flush()
@@ -119,27 +120,33 @@ class Gang:
         """Exit codes (a signal's is negative); None of a rank that still runs then, and is killed."""
         deadline_s = time.monotonic() + timeout_s
         for rank, pid in enumerate(self.pids):
-            if self.codes[rank] is None:
-                self.codes[rank] = _reap(pid, deadline_s - time.monotonic())
-        for rank, pid in enumerate(self.pids):
-            if self.codes[rank] is None:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+            if pid in self.here:
+                self.code_of(rank, deadline_s - time.monotonic())
+        for pid in sorted(self.here):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.here.clear()
         return self.codes
+
+    def code_of(self, rank: int, timeout_s: float) -> int | None:
+        """The exit code of one rank, or None if it still runs then."""
+        self.codes[rank] = _reap(self.pids[rank], timeout_s)
+        if self.codes[rank] is not None:
+            self.here.discard(self.pids[rank])
+        return self.codes[rank]
 
     def kill(self) -> None:
         """All ranks with their drains, at once: the hosts are lost."""
-        for pid in self.pids:
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                for child in psutil.Process(pid).children(recursive=True):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-                os.kill(pid, signal.SIGKILL)
+        for pid in self.here:
+            for child in psutil.Process(pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            os.kill(pid, signal.SIGKILL)
 
     def drains(self) -> list[psutil.Process]:
         """The drains of these ranks."""
         found = []
-        for pid in self.pids:
+        for pid in self.here:
             with contextlib.suppress(psutil.NoSuchProcess):
                 children = psutil.Process(pid).children(recursive=True)
                 found += [each for each in children if "cordee.train.drain" in " ".join(each.cmdline())]
