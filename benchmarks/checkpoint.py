@@ -9,6 +9,7 @@ from the disk and from the page cache. Medians; the first two saves of each way,
 
 import argparse
 import json
+import math
 import os
 import platform
 import socket
@@ -28,6 +29,7 @@ def on_this_rank(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Everything, with the ways in turn; each repetition begins with another one."""
     import torch
     import torch.distributed as dist
+
     from checkpoint_ways import WAYS, State, Timer, lora
 
     torch.set_num_threads(1)
@@ -111,7 +113,7 @@ def targets(worlds: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
 
         def over(column: str, *others: str, world: dict[str, Any] = world) -> float:
             """Ours over the best of the others."""
-            known = [value for name in others if (value := median(world, name, column)) == value]
+            known = [value for name in others if not math.isnan(value := median(world, name, column))]
             return median(world, "cordee", column) / min(known, default=float("nan"))
 
         dcp = [name for name in world["rows"] if name.startswith("dcp.")]
@@ -150,7 +152,7 @@ def show(worlds: list[dict[str, Any]]) -> None:
             print(f"{name:30}" + "".join(f"{f'{min(each):.3f} to {max(each):.3f}':>20}" for each in spread))
     print(f"\n{'target':55}{'at most':>10}{'measured':>10}  met")
     for what, most, measured in targets(worlds):
-        met = "not run" if measured != measured else "yes" if measured <= most else "no"
+        met = "not run" if math.isnan(measured) else "yes" if measured <= most else "no"
         print(f"{what:55}{most:10.2f}{measured:10.3f}  {met}")
 
 

@@ -8,7 +8,6 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ class Block(nn.Module):
 
 
 class State:
-    """GPT-like weights in fp32 with the two moments of AdamW, about `gb` in all; sharded by FSDP2 if there are ranks."""
+    """GPT-like weights in fp32 with AdamW's two moments, about `gb` in all; sharded by FSDP2 if there are ranks."""
 
     def __init__(self, gb: float, world: int) -> None:
         torch.manual_seed(0)
@@ -152,7 +151,7 @@ class Memcpy(Way):
 
 
 class Raw(Way):
-    """The limit of the disk: the same bytes past the page cache in one stream, and fsync; read back into warm memory."""
+    """The limit of the disk: the same bytes past the page cache in one stream, and fsync; read into warm memory."""
 
     cold = False
 

@@ -1,4 +1,4 @@
-"""The products that `faults.py` compares, each as its manual says: a rank's whole script, from nothing to its last step.
+"""The products that `faults.py` compares, each as its manual says: a rank's whole script.
 
 `Context.begin` is called at each step, `Context.saving` when a save begins. DCP has no loop of its own: its script
 does what torchtitan does (a folder for each step, the newest with `.metadata` is loaded).
@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from faults_world import Context, digest_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
 import cordee
 from cordee.train.checkpoint import Checkpointer
+from faults_world import Context, digest_of
 
 
 def network(wide: int = 64) -> nn.Sequential:
@@ -115,9 +115,7 @@ def run_dcp(ctx: Context) -> None:
     if found := sorted(path.parent for path in root.glob("*/.metadata")):
         into = state(0)
         dcp.load(into, checkpoint_id=found[-1])
-        set_state_dict(
-            model, optimizer, model_state_dict=into["model"], optim_state_dict=into["optimizer"]
-        )
+        set_state_dict(model, optimizer, model_state_dict=into["model"], optim_state_dict=into["optimizer"])
         start = into["step"]
         torch.set_rng_state(into["rng"])
     for step in range(start, ctx.steps):
@@ -171,7 +169,7 @@ def run_trainer(ctx: Context) -> None:
         max_steps=ctx.steps,
         save_strategy="steps",
         save_steps=ctx.every,
-        save_total_limit=ctx.options.get("keep_one", False) and 1 or ctx.keep,
+        save_total_limit=1 if ctx.options.get("keep_one") else ctx.keep,
         per_device_train_batch_size=8,
         use_cpu=True,
         ddp_backend="gloo" if ctx.world > 1 else None,
@@ -213,9 +211,8 @@ def run_lightning(ctx: Context) -> None:
             super()._save_checkpoint(trainer, filepath)
 
     keep = 1 if ctx.options.get("keep_one") else ctx.keep
-    saves = Watched(
-        dirpath=ctx.to, filename="{step:06d}", every_n_train_steps=ctx.every, monitor="step", mode="max", save_top_k=keep
-    )
+    newest: Any = {"monitor": "step", "mode": "max", "save_top_k": keep}
+    saves = Watched(dirpath=ctx.to, filename="{step:06d}", every_n_train_steps=ctx.every, **newest)
     trainer = lightning.Trainer(
         max_steps=ctx.steps,
         accelerator="cpu",

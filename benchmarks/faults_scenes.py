@@ -1,4 +1,4 @@
-"""The faults, each injected for real: what a scene does to ranks, drains, disks, files and clocks, and what it then sees.
+"""The faults, each injected for real: what a scene does to ranks, drains, disks and clocks, and what it then sees.
 
 Numbers up to 21 are those of the list that `faults.py` prints; those above come from the longer one. A scene gets a
 `Run` (folder, seeded generator, attempts) and returns an `Outcome`; NotRun says why a product has no such thing.
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from faults_world import Context, Gang, NotRun, Outcome, Run
 
 from cordee.storage.destination import open_blobs
 from cordee.storage.generations import check_generation, commit_of
 from cordee.storage.log import live_commits, read_entries
+from faults_world import Context, Gang, NotRun, Outcome, Run
 
 EVERY = 5
 ALL = ("cordee", "DCP", "Trainer", "Lightning")
@@ -43,7 +43,9 @@ class Scene:
 SCENES: dict[int, Scene] = {}
 
 
-def scene(number: int, name: str, products: tuple[str, ...] = ALL, ranks: int = 1) -> Callable[..., Callable[[Run], Outcome]]:
+def scene(
+    number: int, name: str, products: tuple[str, ...] = ALL, ranks: int = 1
+) -> Callable[[Callable[[Run], Outcome]], Callable[[Run], Outcome]]:
     """Add it to the list."""
 
     def add(play: Callable[[Run], Outcome]) -> Callable[[Run], Outcome]:
@@ -141,9 +143,9 @@ def last_drains_end(run: Run) -> None:
 
     def gone() -> bool:
         for each in psutil.process_iter(["cmdline", "environ"]):
-            if "cordee.train.drain" in " ".join(each.info["cmdline"] or ()):
-                if (each.info["environ"] or {}).get("FAULTS_FOLDER") == str(run.folder):
-                    return False
+            ours = (each.info["environ"] or {}).get("FAULTS_FOLDER") == str(run.folder)
+            if ours and "cordee.train.drain" in " ".join(each.info["cmdline"] or ()):
+                return False
         return True
 
     run.until(gone, "drains to end")
@@ -297,8 +299,8 @@ def no_inodes(run: Run) -> Outcome:
 
         def denies(ctx: Context, step: int) -> None:
             if step == 2 * EVERY - 2:
-                if read_only:
-                    subprocess.run(["mount", "-o", "remount,ro", at], check=False)  # Busy while a file is open for writing.
+                if read_only:  # Refused while a file is open for writing.
+                    subprocess.run(["mount", "-o", "remount,ro", at], check=False)
                 else:
                     with contextlib.suppress(OSError):
                         for number in range(100):

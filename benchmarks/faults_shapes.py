@@ -10,9 +10,9 @@ import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from faults_world import Context, Gang, Outcome, Run, digest_of
 
 from cordee.train.checkpoint import Checkpointer
+from faults_world import Context, Gang, Outcome, Run, digest_of
 
 
 class Saver:

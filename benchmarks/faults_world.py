@@ -1,4 +1,4 @@
-"""Attempts of a tiny training job for `faults.py`: ranks that are forked from one warm process, and the diary they keep.
+"""Attempts of a tiny training job for `faults.py`: ranks forked from one warm process, and the diary they keep.
 
 A rank notes each step that it begins with a digest of its whole state, so what an attempt loads can be compared with
 what was there. Faults are closures that run inside a rank, or whatever the scene does to processes and files.
