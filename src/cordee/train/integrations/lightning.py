@@ -218,7 +218,8 @@ class _Progress:
 
 def _knows_its_place(loader: Any) -> bool:
     """What Lightning puts around a sampler, to give each rank its share, has no state, and hides the sampler's own."""
-    return is_stateful(loader) and not isinstance(getattr(loader, "sampler", None), DistributedSamplerWrapper)
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    return is_stateful(loader) and not any(isinstance(each, DistributedSamplerWrapper) for each in samplers)
 
 
 def _check(trainer: Any) -> None:
