@@ -1,11 +1,12 @@
-"""A job that changes its number of ranks: `elastic_rank.py <folder>` prints what each gang of it saw, as JSON.
+"""A job that changes its number of ranks: `elastic_rank.py <folder> [seed]` prints what each gang of it saw, as JSON.
 
-FSDP2, micro-batches, batches that end in the next epoch, no dropout. Each rank tells the samples of each step and one
-number of its own generator; rank 0 the loss of the global batch.
+With a seed the ranks are killed or told to leave by chance. FSDP2, micro-batches, batches that end in the next epoch, no
+dropout. Each rank tells the samples of each step and one number of its own generator; rank 0 the loss of all.
 """
 
 import json
 import os
+import random
 import shutil
 import signal
 import sys
@@ -27,7 +28,7 @@ STEPS, GLOBAL_BATCH, SAMPLES = 18, 24, 100
 LEGS = ((4, 4), (2, 8), (3, 13), (4, None))
 
 
-def run(to: Path, leave_in: int | None, rank: int) -> list[list[Any]]:
+def run(to: Path, leave_in: int | None, how: int, rank: int) -> list[list[Any]]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(3)
@@ -44,11 +45,11 @@ def run(to: Path, leave_in: int | None, rank: int) -> list[list[Any]]:
     state = {"model": model, "optimizer": optimizer, "schedule": schedule, "scaler": scaler, "data": sampler, "n": 0}
     rows: list[list[Any]] = []
     try:
-        with cordee.job(state, to=to, every="1h") as job:
+        with cordee.job(state, to=to, every="1h" if how == signal.SIGTERM else 3) as job:
             batches = sampler.batches(loader)
             for step in job.steps(STEPS):
                 if step == leave_in and rank == job.world_size - 1:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    os.kill(os.getpid(), how)
                 taken: list[int] = []
                 total = torch.zeros(())
                 for micro in range(sampler.micro_batches):
@@ -68,20 +69,45 @@ def run(to: Path, leave_in: int | None, rank: int) -> list[list[Any]]:
     except SystemExit as left:
         left.answer = rows
         raise
+    except Exception as error:
+        if how == signal.SIGTERM:
+            raise
+        raise left_with(rows) from error  # its peer was killed
     rows.append([state["n"], schedule.get_last_lr(), scaler.state_dict()])
     dist.destroy_process_group()
     return rows
 
 
+def left_with(rows: list[list[Any]]) -> SystemExit:
+    left = SystemExit(1)
+    left.answer = rows  # type: ignore[attr-defined]
+    return left
+
+
 def main(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {"whole": gang(4, partial(run, folder / "whole", None)), "legs": []}
+    def until(where: str, leave_in: int | None) -> Any:
+        return partial(run, folder / where, leave_in, signal.SIGTERM)
+
+    found: dict[str, Any] = {"whole": gang(4, until("whole", None)), "legs": []}
     for number, (world, leave_in) in enumerate(LEGS):
-        found["legs"].append(gang(world, partial(run, folder / "legs", leave_in)))
+        found["legs"].append(gang(world, until("legs", leave_in)))
         if number == 0:
             shutil.copytree(folder / "legs", folder / "again")
-            again = gang(2, partial(run, folder / "again", LEGS[1][1]))
+            again = gang(2, until("again", LEGS[1][1]))
     return {**found, "again": again}
 
 
+def by_chance(folder: Path, seed: int) -> dict[str, Any]:
+    """Legs until one comes to the end, each with a number of ranks and an end of its own."""
+    chance = random.Random(seed)
+    legs: list[Any] = []
+    while not legs or any(code for code, _ in legs[-1][1]):
+        step = chance.randrange(STEPS) if len(legs) < 9 else None
+        world, how = chance.choice((1, 2, 3, 4, 6)), chance.choice((signal.SIGTERM, signal.SIGKILL))
+        legs.append([world, gang(world, partial(run, folder / "legs", step, how))])
+    return {"whole": gang(4, partial(run, folder / "whole", None, signal.SIGTERM)), "legs": legs}
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]))), flush=True)
+    where, *seeds = sys.argv[1:]
+    print(json.dumps(by_chance(Path(where), int(seeds[0])) if seeds else main(Path(where))), flush=True)

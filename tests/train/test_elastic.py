@@ -37,6 +37,27 @@ def test_a_job_goes_on_with_any_number_of_ranks_as_if_nothing_had_happened(tmp_p
     assert len({draw for rank in draws for draw in rank}) == sum(map(len, draws)), "ranks share a stream"
 
 
+@pytest.mark.gang
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_that_are_killed_or_told_to_leave_by_chance(tmp_path: Path, seed: int) -> None:
+    """To replay one: python tests/train/elastic_rank.py <new folder> <seed>."""
+    found = run_script(Path(__file__).with_name("elastic_rank.py"), str(tmp_path), str(seed))
+    expected = Order(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=11, drop_last=False)
+    whole, reached = found["whole"], 0
+    for world, leg in found["legs"]:
+        for rank, (code, rows) in enumerate(leg):
+            for step, taken, loss, _, scale in (row for row in rows or [] if len(row) == 5):
+                line = expected.samples(step * GLOBAL_BATCH, GLOBAL_BATCH).tolist()
+                assert taken == split(line, world)[rank], f"seed {seed}: step {step} on rank {rank} of {world}"
+                if rank == 0:
+                    assert loss == pytest.approx(whole[0][1][step][2], abs=1e-6), f"seed {seed}: step {step}"
+                    assert scale == whole[0][1][step][4]
+            assert code in (0, 1, 60, 75, -9), f"seed {seed}: rank {rank} of {world} left with {code}"
+        reached += any(code == 0 for code, _ in leg)
+    assert reached == 1 and found["legs"][-1][1][0][1][-1] == whole[0][1][-1]
+
+
 def whole_at(whole: list, step: int) -> list:
     return [rank[1][step] for rank in whole]
 
