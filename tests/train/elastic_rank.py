@@ -1,7 +1,7 @@
 """A job that changes its number of ranks: `elastic_rank.py <folder> [seed]` prints what each gang of it saw, as JSON.
 
-With a seed the ranks are killed or told to leave by chance. FSDP2, micro-batches, batches that end in the next epoch, no
-dropout. Each rank tells the samples of each step and one number of its own generator; rank 0 the loss of all.
+With a seed the ranks are killed or told to leave by chance. FSDP2, micro-batches, batches that end in the next epoch,
+no dropout. Each rank tells the samples of each step and one number of its own generator; rank 0 the loss of all.
 """
 
 import json
