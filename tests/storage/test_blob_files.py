@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -128,3 +129,12 @@ def test_blocks_are_the_blob_and_only_fitting_memory_is_filled(tmp_path, size, f
     assert blobs.read_blocks("a/b", seen.append, other) == size
     assert not seen and not any(other)
     assert blobs.read_blocks("a/c", seen.append) is None
+
+
+def test_what_is_put_without_waiting_is_there_and_synced_with_its_folders(tmp_path, monkeypatch) -> None:
+    blobs, synced, fsync = FileBlobs(tmp_path), set(), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd))[1])
+    assert blobs.put_if_absent("a/b/c", b"x", durable=False) and blobs.put_if_absent("a/d/e", b"y", durable=False)
+    assert not synced and blobs.get("a/b/c") == b"x" and not blobs.put_if_absent("a/b/c", b"z", durable=False)
+    blobs.sync(["a/b/c", "a/d/e"])
+    assert synced == {str(tmp_path / name) for name in ("", "a", "a/b", "a/b/c", "a/d", "a/d/e")}

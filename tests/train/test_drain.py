@@ -189,10 +189,10 @@ def test_a_full_disk_fails_the_save_and_nothing_else(tmp_path) -> None:
     bench.save(1, 10)
     put = blobs.put_if_absent
 
-    def full(key, data):
+    def full(key, data, **how):
         if key.startswith(CHUNKS):
             raise DestinationError(f"cannot create {key}: No space left on device", hint="free some space")
-        return put(key, data)
+        return put(key, data, **how)
 
     blobs.put_if_absent = full
     assert bench.save(2, 20) == ["failed"]
@@ -249,10 +249,10 @@ def test_gc_beside_a_running_save_takes_nothing_from_it(tmp_path) -> None:
     put = blobs.put_if_absent
     beside = Bench(log, tmp_path)  # Another view of the same attempt: rank 0's retention.
 
-    def collecting(key, data):
+    def collecting(key, data, **how):
         beside.drain.log.refresh()
         collect(beside.drain.log, FileBlobs(tmp_path), keep=Keep(), save=2)
-        done = put(key, data)
+        done = put(key, data, **how)
         collect(beside.drain.log, FileBlobs(tmp_path), keep=Keep(), save=2)
         return done
 

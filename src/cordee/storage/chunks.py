@@ -79,7 +79,9 @@ def written_by(key: str) -> tuple[int, int] | None:
     return int(parts[2]), int(parts[1])
 
 
-def write_chunk(blobs: Blobs, data: Data, *, save: int, epoch: int, known: dict[str, Chunk]) -> tuple[Chunk, bool]:
+def write_chunk(
+    blobs: Blobs, data: Data, *, save: int, epoch: int, known: dict[str, Chunk], durable: bool = True
+) -> tuple[Chunk, bool]:
     """Store the data unless `known` (by blake3) has it whole; the chunk, and whether it was written."""
     digest = blake3(data).hexdigest()
     check = xxhash.xxh3_128_hexdigest(data)
@@ -93,7 +95,7 @@ def write_chunk(blobs: Blobs, data: Data, *, save: int, epoch: int, known: dict[
                 tier.put(key, data)
             return old, False
     chunk = Chunk(chunk_key(digest, save, epoch), length_bytes, check)
-    return chunk, blobs.put_if_absent(chunk.key, data)
+    return chunk, blobs.put_if_absent(chunk.key, data, durable=durable)
 
 
 def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:

@@ -8,7 +8,7 @@ Credentials come from the environment, as the provider's own tools read them.
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -45,7 +45,7 @@ class RemoteBlobs:
     def __str__(self) -> str:
         return self.url
 
-    def put_if_absent(self, key: str, data: Data) -> bool:
+    def put_if_absent(self, key: str, data: Data, *, durable: bool = True) -> bool:
         """Create the blob whole; False if the key exists. After a lost answer its own bytes there mean True."""
         if memoryview(data).nbytes >= MULTIPART_BYTES:
             if self.size(key) is not None:
@@ -122,6 +122,9 @@ class RemoteBlobs:
                 pass
 
         self._trying(f"delete {key}", remove)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """What was put is durable."""
 
     def read_blocks(
         self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False

@@ -6,7 +6,7 @@ farthest tiers: then its chunks are in the nearer ones only, while all that is s
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from cordee.errors import DestinationError
 from cordee.storage.files import Blobs, Data
@@ -27,12 +27,18 @@ class Tiers:
     def __str__(self) -> str:
         return ",".join(map(str, self.tiers))
 
-    def put_if_absent(self, key: str, data: Data) -> bool:
+    def put_if_absent(self, key: str, data: Data, *, durable: bool = True) -> bool:
         """Create the blob; the home decides who wins."""
         if _is_copied(key):
             for tier in self.tiers[:-1]:
-                tier.put_if_absent(key, data)
-        return self.home.put_if_absent(key, data)
+                tier.put_if_absent(key, data, durable=durable)
+        return self.home.put_if_absent(key, data, durable=durable)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """In each tier that has them."""
+        keys = list(keys)
+        for tier in self.tiers:
+            tier.sync(key for key in keys if tier in self._of(key))
 
     def put(self, key: str, data: Data) -> None:
         """Create or replace the blob."""

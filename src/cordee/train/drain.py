@@ -177,6 +177,7 @@ class Drain:
                 save=command["save"],
                 epoch=self.setup.epoch,
                 known=self.known,
+                durable=False,
             )
             point("chunks.one")
             return done
@@ -186,6 +187,7 @@ class Drain:
         memory.release()
         chunks = [chunk for chunk, _ in results]
         written = [chunk for chunk, new in results if new]
+        blobs.sync(chunk.key for chunk in written)  # The part says that they are durable.
         point("part.before")
         body = {name: command[name] for name in ("save", "step", "plan", "shards", "values", "extras", "stall_us")}
         this = (self.setup.epoch, command["save"])
