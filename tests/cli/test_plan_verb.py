@@ -99,6 +99,7 @@ SCHEMA = _object(
         minItems=2,
     ),
     storage_tiers=_list(_object(tier=TEXT, seconds=NUMBER, outlives=TEXT), minItems=3),
+    capture_bytes_per_node=COUNT,
     why=_or_null(
         _object(asked=TEXT, ground=TEXT, says=TEXT, hint=TEXT, layout=_or_null(LAYOUT), more_s={"type": "object"})
     ),

@@ -58,6 +58,7 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
         ],
         "survival": [_survivor_json(survivor) for survivor in facts.survivors],
         "storage_tiers": [asdict(save) for save in facts.tiers],
+        "capture_bytes_per_node": facts.capture_bytes_per_node(held=False),
         "why": more.why and _why(more.why),
         "longest_contexts": [_longest(found) for found in more.longest],
         "run": more.run and asdict(more.run),

@@ -174,6 +174,8 @@ def _survival(facts: Facts) -> Section:
     )
     times = [f"{save.tier} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.tiers]
     notes = ["A checkpoint by tier, assumed: " + ", ".join(times)]
+    captures = [format_bytes(facts.capture_bytes_per_node(held=held)) for held in (False, True)]
+    notes.append(f"Captures take {captures[0]} of a node's host memory; {captures[1]} if some are held there (ram)")
     notes += [f"{survivor.capacity} interruptions: {survivor.mtbi_source}" for survivor in facts.survivors]
     return Section("Surviving", lead, (table_html([Column(name) for name in names], rows),), notes=notes)
 

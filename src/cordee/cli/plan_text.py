@@ -20,7 +20,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.longest import LongestContext
 from cordee.plan.own import Comparison
 from cordee.plan.step import step_interval_s
-from cordee.plan.survive import Survival, TierSave
+from cordee.plan.survive import Survival, TierSave, capture_bytes_per_node
 from cordee.plan.why import Why
 from cordee.units import GB, format_bytes, format_duration, format_usd
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
@@ -59,6 +59,11 @@ class Facts:
     survivors: tuple[Survivor, ...]
     storage_per_node: str
     tiers: tuple[TierSave, ...]
+
+    def capture_bytes_per_node(self, *, held: bool) -> int:
+        """Host memory for captures."""
+        nodes = -(-self.plan.gpus // self.plan.gpu.gpus_per_node)
+        return capture_bytes_per_node(self.survivors[0].survival.checkpoint_bytes, nodes, held=held)
 
     @property
     def chosen(self) -> Survivor:
@@ -311,6 +316,8 @@ def _survival(out: Console, facts: Facts) -> None:
     out.print(weight.append(f" at {facts.storage_per_node} a node"))
     times = ", ".join(f"{save.tier} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.tiers)
     indented(out, f"by tier, assumed: {times}")
+    captures = [format_bytes(facts.capture_bytes_per_node(held=held)) for held in (False, True)]
+    indented(out, f"captures take {captures[0]} of a node's host memory; {captures[1]} if some are held there (ram)")
     if one.drain_s:
         held = format_duration(one.stall_s)
         indented(

@@ -59,6 +59,15 @@ def tier_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[TierSave, ...]:
     )
 
 
+def capture_bytes_per_node(n_bytes: int, nodes: int, *, held: bool) -> int:
+    """Host memory that a node's ranks need for captures: one of their shares, and a second one where some are held.
+
+    >>> capture_bytes_per_node(980_000_000_000, 8, held=True) / 1e9
+    245.0
+    """
+    return -(-n_bytes // nodes) * (2 if held else 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Survival:
     """What a job of this size has to expect. Seconds are wall clock; dollars are those of all its GPUs.
