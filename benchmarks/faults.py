@@ -10,13 +10,16 @@ saved. A run that does not survive, of ours, prints the line that replays it.
 import argparse
 import json
 import logging
+import multiprocessing
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import time
 import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,8 @@ os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHO
 os.environ |= {"RES_OPTIONS": "timeout:1 attempts:1", "CORDEE_QUIET": "1"}
 warnings.simplefilter("ignore")
 
-from faults_products import PRODUCTS  # noqa: E402 - the environment has to be set before torch is read
+import faults_more  # noqa: E402, F401 - the environment has to be set before torch is read
+from faults_products import PRODUCTS  # noqa: E402
 from faults_scenes import SCENES, Scene  # noqa: E402
 from faults_world import NotRun, Outcome, Run  # noqa: E402
 
@@ -50,10 +54,9 @@ def replay(scene: Scene, product: str, seed: int) -> str:
     return f"python {here} --only {scene.number} --products {product} --seed {seed} --times 1 --peers 1 --keep-folder"
 
 
-def row(scene: Scene, product: str, args: argparse.Namespace) -> dict[str, Any] | None:
+def row(which: tuple[int, str], args: argparse.Namespace) -> dict[str, Any]:
     """All runs of one scene on one product."""
-    if product not in scene.products:
-        return None
+    scene, product = SCENES[which[0]], which[1]
     found: list[Outcome] = []
     started_s = time.monotonic()
     told: dict[str, Any] = {"fault": scene.number, "name": scene.name, "product": product}
@@ -61,8 +64,6 @@ def row(scene: Scene, product: str, args: argparse.Namespace) -> dict[str, Any] 
         folder = Path(tempfile.mkdtemp(prefix=f"{scene.number}-{product}-{seed}-", dir=args.folder))
         outcome = play(scene, product, seed, folder)
         if not args.keep_folder:
-            import shutil
-
             shutil.rmtree(folder, ignore_errors=True)
         if isinstance(outcome, str):
             return {**told, "runs": 0, "reason": outcome}
@@ -112,6 +113,7 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=3, help="runs of each fault on the others; 0: none")
     parser.add_argument("--only", type=lambda text: [int(each) for each in text.split(",")], default=sorted(SCENES))
     parser.add_argument("--products", type=lambda text: text.split(","), default=list(PRODUCTS))
+    parser.add_argument("--jobs", type=int, default=2, help="played at once")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=lambda text: Path(text).absolute())
     parser.add_argument("--keep-folder", action="store_true", help="of each run, to look at")
@@ -119,14 +121,14 @@ def main() -> int:
     args = parser.parse_args()
     logging.disable(logging.INFO)
     products = [each for each in args.products if each == "cordee" or args.peers]
+    todo = [(number, product) for number in args.only for product in products if product in SCENES[number].products]
     rows = []
-    for number in args.only:
-        for product in products:
-            done = row(SCENES[number], product, args)
-            if done is not None:
-                rows.append(done)
-                kept = {name: done[name] for name in ("survived", "runs", "wrong", "took_s") if name in done}
-                print(f"{number:3} {SCENES[number].name}: {product} {kept}", file=sys.stderr, flush=True)
+    # Forked while this process has one thread; each plays one fault on one product at a time.
+    with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
+        for done in pool.imap(partial(row, args=args), todo):
+            rows.append(done)
+            kept = {name: done[name] for name in ("survived", "runs", "wrong", "took_s") if name in done}
+            print(f"{done['fault']:3} {done['name']}: {done['product']} {kept}", file=sys.stderr, flush=True)
     print(json.dumps(rows)) if args.json else show(rows, products)
     return int(any(each["product"] == "cordee" and each.get("survived", 0) < each["runs"] for each in rows))
 

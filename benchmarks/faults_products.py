@@ -36,7 +36,7 @@ def begin(ctx: Context) -> tuple[nn.Module, torch.optim.Optimizer]:
     if ctx.world > 1:
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    torch.manual_seed(100 + ctx.rank + 1000 * ctx.options.get("other_data", 0))
+    torch.manual_seed(100 + ctx.rank)
     return model, optimizer
 
 
@@ -57,9 +57,9 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return digest_of([*model.parameters(), *moments(optimizer)])
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def train(ctx: Context, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """One step on random data."""
-    loss = model(torch.randn(8, 16)).square().mean()
+    loss = model(torch.randn(8, 16) * ctx.options.get("scale", 1)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -80,7 +80,7 @@ def run_cordee(ctx: Context) -> None:
     with cordee.job(state, to=ctx.to, every=ctx.every, keep=ctx.keep, grace=ctx.grace) as job:
         for step in job.steps(ctx.steps):
             ctx.begin(step, digest(model, optimizer))
-            train(model, optimizer)
+            train(ctx, model, optimizer)
 
 
 def run_dcp(ctx: Context) -> None:
@@ -122,7 +122,7 @@ def run_dcp(ctx: Context) -> None:
         if step % ctx.every == 0 and step != start:
             save(step)
         ctx.begin(step, digest(model, optimizer))
-        train(model, optimizer)
+        train(ctx, model, optimizer)
     save(ctx.steps)
     if pending is not None:
         pending.result()

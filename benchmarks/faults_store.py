@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from faults_scenes import EVERY, UNNOTICED_MAX, die_at, last_drains_end
 from faults_world import NotRun, Outcome, Run
 
 SHARE = 0.08
@@ -17,8 +18,6 @@ def bad_network(run: Run) -> Outcome:
     """Two attempts over a network that fails 8 % of all requests, the first one killed."""
     if run.name != "cordee":
         raise NotRun("needs s3fs or a connector, which is not installed")
-    from faults_scenes import EVERY, UNNOTICED_MAX, _die_at, last_drains_end
-
     port, processes = _serve(run.rng.randrange(1 << 30))
     env = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -28,7 +27,7 @@ def bad_network(run: Run) -> Outcome:
     }
     try:
         to = "s3://bucket/run"
-        run.start(40, to=to, env=env, in_step=_die_at(3 * EVERY + 2)).wait()
+        run.start(40, to=to, env=env, in_step=die_at(3 * EVERY + 2)).wait()
         last_drains_end(run)
         return run.verdict(run.finish(20, to=to, env=env), lost_max=UNNOTICED_MAX)
     finally:

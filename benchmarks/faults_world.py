@@ -180,6 +180,7 @@ class Run:
         self.product, self.name, self.folder, self.world = product, name, folder, world
         self.rng = random.Random(seed)
         self.to = str(folder / "to")
+        self.first_save = Context.every + 1
         self.attempts = 0
         self.gangs: list[Gang] = []
 
@@ -238,6 +239,8 @@ class Run:
         wrong = bool(known) and first["digest"] not in known
         begun = max((each["step"] for each in before), default=0)
         lost = max(0, begun - first["step"])
+        if self.name != "cordee" and first["step"] == 0 and begun > self.first_save:
+            return Outcome(False, lost, wrong, "started again from nothing, without a word")
         survived = all(code == 0 for code in codes) and not wrong and lost <= lost_max
         if not survived and not note:
             note = f"exit codes {codes}, {lost} steps lost: {self.last_words()}"
