@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,9 @@ def test_the_first_step_may_compile_and_long_steps_are_waited_for() -> None:
     assert watch.limit_s() == 60.0
     pace._took_s.extend([30.0] * 20)
     assert watch.limit_s() == 300.0
+    watch._went_on_s -= 1000.0
+    watch.alive()
+    assert time.monotonic() - watch._went_on_s < 300.0, "an evaluation that asks between its batches hangs nowhere"
 
 
 @pytest.mark.gang

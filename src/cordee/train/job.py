@@ -219,6 +219,8 @@ class Job:
             Preempted: the rank leaves.
         """
         self._points += 1
+        if self._watch is not None:
+            self._watch.alive()
         if self._saving is not None:
             last = self._pace.step + self._pace.inside - 1  # the step whose training is done
             self._meet(self._saving, _boundary_number(last) + self._points)

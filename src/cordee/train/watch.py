@@ -80,6 +80,10 @@ class Watch:
         self._at, self._went_on_s, self._on = self._pace.step, time.monotonic(), True
         self._renew(self._went_on_s)
 
+    def alive(self) -> None:
+        """The loop goes on within a step: what is done there takes long, and hangs nowhere."""
+        self._went_on_s = time.monotonic()
+
     def off(self) -> None:
         """The loop is over: what follows may take as long as it likes."""
         self._on = False
