@@ -9,7 +9,7 @@ import pytest
 from agent_world import JOB, TAG, python
 
 from cordee.agent import process
-from cordee.events import NodeUp, Outcome, RankLeft, ShareEnded
+from cordee.events import NodeUp, Outcome, RankBehind, RankLeft, ShareEnded
 
 IGNORES = """
 import signal, time
@@ -168,6 +168,29 @@ def test_one_that_dies_of_the_notice_leaves_the_others_their_grace(world):
     go.open("w").close()
     ended = world.ended()
     assert (ended.outcome, ended.why) == (Outcome.KILLED, "it left on notice without a checkpoint")
+
+
+HUNG = """
+import os, sys
+from pathlib import Path
+from cordee.telemetry.stream import StreamWriter
+from cordee.events import Behind, RankBehind, RankLeft
+rank = int(os.environ["RANK"])
+mine = {"at_us": 1, "job_id": os.environ["CORDEE_JOB"], "epoch": int(os.environ["CORDEE_EPOCH"]), "step": 7}
+writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / f"rank{rank}.jsonl")
+if rank == 0:
+    writer.append(RankBehind(**mine, rank=1, how=Behind.STUCK, since_us=0, where="train.py:5 in load"))
+writer.append(RankLeft(**mine, rank=rank, how="hung"))
+sys.exit(60)
+"""
+
+
+def test_a_gang_that_ended_itself_since_nothing_went_on_is_lost_and_not_failed(world):
+    world.start(python(HUNG), gpus=2)
+    ended = world.ended()
+    assert ended.outcome is Outcome.LOST
+    assert ended.why.startswith("rank 1 stood still in step 7, train.py:5 in load; ")
+    assert [event.rank for event in world.of(RankBehind)] == [1], "the server hears of it"
 
 
 def test_script_that_ignores_sigterm_is_killed_after_its_grace(world):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cordee.events import NodeDown, RanksStarted, ServerDraining, StopRequested
+from cordee.events import Behind, NodeDown, RankBehind, RanksStarted, ServerDraining, StopRequested
 from cordee.ids import JobId
 from cordee.schedule import Policy, explain
 from world import S, World, job, node, share_ended
@@ -64,6 +64,27 @@ def test_a_job_through_its_life():
     world.tell(*share_ended(world, "a", "killed"))
     world.cycle()
     assert explain(world.state, JobId("a"), 0).text == "stopped: stopped by ann"
+
+
+def test_who_holds_a_running_job_up():
+    world = World(N1, job("a", 8))
+    world.cycle()
+    world.tell(RanksStarted(at_us=S, job_id=JobId("a"), epoch=1, node="n1"))
+
+    def behind(how, **more):
+        world.tell(RankBehind(at_us=9 * S, job_id=JobId("a"), epoch=1, rank=3, how=how, step=7, since_us=4 * S, **more))
+        why = explain(world.state, JobId("a"), 12 * S)
+        return why.reason, why.text.partition("; ")[2]
+
+    stuck = "rank 3 has stood still for 8 s, in step 7, train.py:5 in load"
+    assert behind(Behind.STUCK, where="train.py:5 in load") == ("held-up", stuck)
+    assert behind(Behind.SILENT) == ("held-up", "rank 3 has not answered for 8 s, in step 7")
+    slow = "rank 3 is slow, for 8 s now: the others wait for it 31% of the time"
+    assert behind(Behind.SLOW, waited=0.31) == ("held-up", slow)
+    assert behind(Behind.OVER) == ("running", "")
+    stale = RankBehind(at_us=S, job_id=JobId("a"), epoch=9, rank=0, how=Behind.STUCK, step=1, since_us=S)
+    world.tell(stale)
+    assert explain(world.state, JobId("a"), 12 * S).reason == "running"
 
 
 def test_gpus_of_two_kinds_are_not_enough_together():
