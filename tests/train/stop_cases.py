@@ -327,7 +327,11 @@ def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = 
         if again:
             (gang.folder / "again").touch()
             gang.pids = gang.start(epoch=2)
-            result |= {"again": gang.reap(), "start": gang.number("start"), "logs": [gang.log(0)[-3000:]]}
+            result |= {
+                "again": gang.reap(),
+                "start": gang.number("start"),
+                "logs": [gang.log(rank)[-3000:] for rank in range(case.world)],
+            }
         gang.service.close()
         return result
 
@@ -360,7 +364,8 @@ def check(case: Case, result: dict[str, Any]) -> None:
         assert result["ran"] == [durable - 1] * case.world, f"steps were lost: {result['ran']}, durable {durable}"
     elif case.phase != "warmup":
         assert durable >= STEP - STEP % case.every - case.every, "what was captured was not brought"
-    assert result["again"] == [0] * case.world and result["start"] == [durable] * case.world
+    assert result["again"] == [0] * case.world, f"the next attempt ended with {result['again']}"
+    assert result["start"] == [durable] * case.world, f"it began at {result['start']}, and {durable} was durable"
 
 
 def main() -> int:
