@@ -62,6 +62,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--stream", action="store_true")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    args.out.mkdir(exist_ok=True)
     set_seed(3)
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
     model = LlamaForCausalLM(

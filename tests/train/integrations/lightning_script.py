@@ -104,6 +104,7 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    args.out.mkdir(exist_ok=True)
     pl.seed_everything(3, workers=True, verbose=False)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     module = Small()

@@ -1,16 +1,29 @@
 """Lightning with one callback more: what was pushed aside ends as what was not."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from loop_runs import Runs, end_of, runs_of
+
+from runs import Runs, runs_of
 
 
 @pytest.fixture(scope="module")
 def run() -> Iterator[Runs]:
-    with runs_of("lightning_script") as runs:
+    with runs_of(Path(__file__).with_name("lightning_script.py")) as runs:
         yield runs
+
+
+def attempt(run: Runs, out: Path, *argv: str, world: int = 1) -> list[int]:
+    codes: list[int] = run("--out", str(out), *argv, world=world)
+    return codes
+
+
+def end_of(out: Path, rank: int = 0) -> dict[str, Any]:
+    end: dict[str, Any] = json.loads((out / f"end{rank}.json").read_text())
+    return end
 
 
 def same(out: Path, whole: Path, rank: int = 0) -> None:
@@ -35,11 +48,11 @@ def same(out: Path, whole: Path, rank: int = 0) -> None:
 )
 def test_two_notices_cost_no_step_and_no_bit(run: Runs, tmp_path: Path, kills: list[int], argv: list[str]) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
-    assert run(whole, *argv) == [0], run.said()
+    assert attempt(run, whole, *argv) == [0], run.said()
     for batch in kills:
-        assert run(out, *argv, "--to", to, "--kill", f"0:{batch}") == [75], run.said()
+        assert attempt(run, out, *argv, "--to", to, "--kill", f"0:{batch}") == [75], run.said()
     assert not (out / "end0.json").exists(), "a line after the loop has run"
-    assert run(out, *argv, "--to", to) == [0], run.said()
+    assert attempt(run, out, *argv, "--to", to) == [0], run.said()
     same(out, whole)
 
 
@@ -47,10 +60,10 @@ def test_two_notices_cost_no_step_and_no_bit(run: Runs, tmp_path: Path, kills: l
 def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
     argv = ["--data", "stateful", "--validate", "4"]
-    assert run(whole, *argv, world=2) == [0, 0], run.said()
-    assert run(out, *argv, "--to", to, "--kill", "1:17", world=2) == [75, 75], run.said()
-    assert run(out, *argv, "--to", to, world=2) == [0, 0], run.said()
+    assert attempt(run, whole, *argv, world=2) == [0, 0], run.said()
+    assert attempt(run, out, *argv, "--to", to, "--kill", "1:17", world=2) == [75, 75], run.said()
+    assert attempt(run, out, *argv, "--to", to, world=2) == [0, 0], run.said()
     for rank in (0, 1):
         same(out, whole, rank)
-    assert run(out, *argv, "--to", to, world=2) == [0, 0], "what is done is not done again"
+    assert attempt(run, out, *argv, "--to", to, world=2) == [0, 0], "what is done is not done again"
     assert end_of(out)["weights"] == end_of(whole)["weights"] and not end_of(out)["losses"]
