@@ -74,6 +74,8 @@ CASES = {
     "warmup": Case("warmup", world=1),
     # A store has become slow, and the capture before is still on its way: no other one is begun.
     "finish": Case("finish", grace_s=20.0, notices=((1, "TERM"),)),
+    # The store that lasts is too slow for the time there is, and the machine stays: the near one has to do.
+    "near": Case("near", grace_s=20.0),
     # A rank dies while the gang leaves: the other does not fail of it.
     "dies": Case("dies", grace_s=60.0),
     # The agent says that there is less time than the signal's grace.
@@ -153,6 +155,11 @@ class Rank:
         if phase == "finish" and step == STEP:
             until(lambda: saving.durable_step == 10)
             saving.checkpointer._drain_s = [SLOW_DRAIN_S]  # as if it had taken so long
+        if phase == "near" and step == STEP:
+            until(lambda: saving.durable_step == 10)
+            saving.checkpointer._drain_s = [0.5, 10 * SLOW_DRAIN_S]
+            self.ready()
+            until(lambda: noticed(made))
         if phase == "finish" and step == 20:  # which has just been captured
             drain = saving.checkpointer._link.pid
             os.kill(drain, signal.SIGSTOP)
@@ -194,6 +201,7 @@ class Gang:
         self.pids = self.start(epoch=1)
 
     def start(self, epoch: int) -> list[int]:
+        near = self.case.phase == "near"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -205,7 +213,7 @@ class Gang:
             "CORDEE_JOB": "case-abcdef",
             "CORDEE_EPOCH": str(epoch),
             "CORDEE_SPOOL": str(self.spool),
-            "CORDEE_CHECKPOINT_TO": str(self.folder / "to"),
+            "CORDEE_CHECKPOINT_TO": f"{self.folder}/near,{self.folder}/to" if near else str(self.folder / "to"),
             "CORDEE_GRACE_S": str(self.case.grace_s),
             "CORDEE_SIGNALS": "usr1",
             "CORDEE_CLOUD": "azure" if any(kind in ("hint", "cloud") for _, kind in self.case.notices) else "none",
@@ -246,7 +254,7 @@ class Gang:
     def let_go(self) -> None:
         """The drains that were stopped go on once the ranks have decided."""
         if self.case.phase == "finish":
-            until(lambda: "no new capture" in self.log(0), "the decision")
+            until(lambda: "all ranks: " in self.log(0), "the decision")
             for path in self.folder.glob("drain*"):
                 os.kill(int(path.read_text()), signal.SIGCONT)
 
@@ -281,6 +289,9 @@ class Gang:
     def commits(self) -> list[int]:
         entries = read_entries(open_blobs(str(self.folder / "to")))
         return [each.record.fields["step"] for each in entries if each.record and each.record.kind == "commit"]
+
+    def chunks(self, store: str) -> int:
+        return sum(path.is_file() for path in (self.folder / store / "chunks").rglob("*"))
 
     def log(self, rank: int) -> str:
         path = self.folder / f"log{rank}"
@@ -320,6 +331,7 @@ def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = 
             "codes": codes,
             "left": gang.left(),
             "commits": gang.commits(),
+            "chunks": [gang.chunks(name) for name in ("near", "to")],
             "ran": gang.number("ran"),
             "asked": gang.service.asked.count("/metadata/instance/compute/name"),
             "logs": [gang.log(rank)[-3000:] for rank in range(case.world)],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).with_name("stop_cases.py")
-CASES = ["step", "collective", "held", "points", "eval", "warmup", "finish", "dies", "agent", "cloud"]
+CASES = ["step", "collective", "held", "points", "eval", "warmup", "finish", "near", "dies", "agent", "cloud"]
 
 
 def run(*args: str) -> str:
@@ -40,6 +40,7 @@ def aborted(step: int, world: int) -> list[list[Any]]:
         ("eval", [60], [10], aborted(15, 1)),
         ("warmup", [75], [], [[0, "checkpointed", 0]]),
         ("finish", [60, 60], [10, 20], aborted(21, 2)),
+        ("near", [75, 75], [10, 16], [[0, "checkpointed", 16], [1, "checkpointed", 16]]),
         ("dies", [60, 9], [10], aborted(15, 1)),
         ("agent", [60], [10], aborted(15, 1)),
     ],
@@ -52,6 +53,9 @@ def test_what_a_notice_leaves(
     assert result["codes"] == codes, said
     assert result["commits"] == commits, said
     assert result["left"] == left, said
+    if name == "near":
+        near, home = result["chunks"]
+        assert near > home and "/near only" in said, "the last checkpoint went to the near store alone"
 
 
 @pytest.mark.gang

@@ -181,7 +181,7 @@ class Leaving:
         choice = {"kept": Choice.DURABLE}.get(word) or Choice(word)
         self._decided = choice is not Choice.FINISH
         if self._rank == 0 and chosen != saves[n_stores]:
-            log.info("%s", plan.says if choice is plan.choice else f"{plan.says}; all ranks together: {chosen}")
+            log.info("all ranks: %s", plan.says if choice is plan.choice else f"{chosen} (rank 0 would: {plan.says})")
         return choice, int(reach or n_stores)
 
     def _turn(self) -> None:
