@@ -180,7 +180,8 @@ class Never(torch.utils.data.Dataset[int]):
 
 
 def noticed(made: Job) -> bool:
-    return made._leaving is not None and made._leaving.by_s is not None
+    """It has pledged, so the ranks will meet at the end of this step."""
+    return made._agreement is not None and made._agreement._pledge is not None
 
 
 def until(done: Callable[[], bool], what: str = "it") -> None:
