@@ -74,7 +74,7 @@ def test_the_newest_capture_that_all_hold_is_brought(tmp_path) -> None:
     dies(*ranks)
     assert generations(tmp_path) == [(46, None)]
     assert live_commits(read_entries(FileBlobs(tmp_path)))[-1].record.fields["ending"] == "rescued"
-    assert not rescue.is_running(FileBlobs(tmp_path), read_entries(FileBlobs(tmp_path)))
+    assert not rescue.is_running(FileBlobs(tmp_path), 1, "n1")
 
 
 def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
@@ -96,9 +96,7 @@ def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_pat
     assert rank.events_until("collected")
     dies(rank)
     assert generations(tmp_path) == [(20, None)]
-    assert list(FileBlobs(tmp_path).list("parts/1-n1")) and not rescue.is_running(
-        FileBlobs(tmp_path), read_entries(FileBlobs(tmp_path))
-    )
+    assert list(FileBlobs(tmp_path).list("parts/1-n1")) and not rescue.is_running(FileBlobs(tmp_path), 1, "n1")
 
 
 def test_a_capture_that_was_written_over_in_part_is_none(tmp_path) -> None:
@@ -146,7 +144,7 @@ def test_a_rescue_that_dies_commits_nothing_or_all(tmp_path, at) -> None:
     rank.close()
     assert generations(tmp_path) == []
     blobs = FileBlobs(tmp_path)
-    assert rescue.is_running(blobs, read_entries(blobs)), "nobody has said that it is over"
+    assert rescue.is_running(blobs, *rescue.newest_attempt(read_entries(blobs))), "nobody has said that it is over"
 
 
 TRAINER = """

@@ -68,9 +68,9 @@ def commit_of(entry: Entry) -> Commit:
     """The commit that a commit record announces."""
     record = entry.record
     assert record is not None and record.kind == "commit", "only a commit record makes a commit"
-    names = ("manifest", "bytes", "stall_us", "drained_us")
-    numbers = (record.fields[name] for name in names)
-    return Commit(record.fields["step"], record.epoch, entry.index, *numbers, lacks=lacks_of(entry))
+    names = ("step", "manifest", "bytes", "stall_us", "drained_us")
+    told = {name: record.fields[name] for name in names}
+    return Commit(epoch=record.epoch, generation=entry.index, lacks=lacks_of(entry), **told)
 
 
 def lacks_of(entry: Entry) -> int:

@@ -70,12 +70,14 @@ def newest_of_all(
     return max(set.intersection(*held.values()), default=None)
 
 
-def is_running(blobs: Blobs, entries: list[Entry]) -> bool:
-    """Do drains of the newest attempt in the log still bring what they hold?"""
+def newest_attempt(entries: list[Entry]) -> tuple[int, str] | None:
+    """(epoch, nonce) of the newest attempt in the log."""
     opened = [entry.record for entry in entries if entry.record and entry.record.kind == "open"]
-    if not opened:
-        return False
-    epoch, nonce = opened[-1].epoch, opened[-1].nonce
+    return (opened[-1].epoch, opened[-1].nonce) if opened else None
+
+
+def is_running(blobs: Blobs, epoch: int, nonce: str) -> bool:
+    """Do drains of this attempt still bring what they hold?"""
     if blobs.size(rescued_key(epoch, nonce)) is not None:
         return False
     try:

@@ -288,22 +288,23 @@ class Checkpointer:
 
     def _await_rescue(self) -> None:
         """Without a server: drains of the attempt before may still bring what they hold, and opening fences them."""
+        if self._told_epoch:
+            return
+        before = self._together.from_rank0(lambda: rescue.newest_attempt(read_entries(self._blobs)))
         deadline_s = time.monotonic() + rescue.RESCUE_S_MAX
         told = False
-        while not self._told_epoch and time.monotonic() < deadline_s:
-            if not self._together.from_rank0(lambda: self._look_for_rescue(deadline_s)):
+        while before is not None and time.monotonic() < deadline_s:
+            if not self._together.from_rank0(lambda: self._is_rescued_still(*before)):
                 return
             if not told and self.rank == 0:
                 logger.info("waiting for the drains of the attempt before, which bring its newest capture")
             told = True
 
-    def _look_for_rescue(self, deadline_s: float) -> bool:
-        """Whether one still runs; asks for a second, which is shorter than what the other ranks wait for an answer."""
-        until_s = min(deadline_s, time.monotonic() + 1.0)
-        while running := rescue.is_running(self._blobs, read_entries(self._blobs)):
-            if time.monotonic() >= until_s:
-                break
-            time.sleep(0.05)
+    def _is_rescued_still(self, epoch: int, nonce: str) -> bool:
+        """Asks for a second, which is shorter than what the other ranks wait for an answer."""
+        until_s = time.monotonic() + 1.0
+        while (running := rescue.is_running(self._blobs, epoch, nonce)) and time.monotonic() < until_s:
+            time.sleep(0.1)
         return running
 
     def _begin(self) -> tuple[int, str, list[Commit], list[tuple[int, str]]]:
