@@ -14,7 +14,7 @@ import torch
 
 from cordee.storage.sealed import canonical
 from cordee.train.data import ElasticBatchSampler
-from cordee.train.state import encode, is_own, is_sharded, is_stateful
+from cordee.train.state import encode, give, is_own, is_sharded, is_stateful
 
 log = logging.getLogger("cordee")
 
@@ -46,7 +46,7 @@ def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
         if name not in state:
             continue
         if is_stateful(state[name]):
-            state[name].load_state_dict(value)
+            give(name, state[name], value)
         else:
             state[name] = value
 

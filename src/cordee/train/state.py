@@ -33,7 +33,7 @@ FRESH = "fresh"
 # An object with `state_dict` whose tensors are no larger than this together, and on the CPU, belongs to its rank.
 OWN_TENSORS_BYTES_MAX = 1 * MiB
 # How many numbers of a weight are compared with those of other ranks that have its name.
-SAMPLES = 16
+SAMPLES = 4
 
 
 def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -70,7 +70,7 @@ def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
         elif optimizers := parts_of(target, torch.optim.Optimizer):
             _load_optimizers(name, state, optimizers, value)
         elif is_stateful(target):
-            target.load_state_dict(value)
+            give(name, target, value)
         else:
             state[name] = value
 
@@ -89,6 +89,24 @@ def samples_of(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def give(name: str, target: Any, value: Any) -> None:
+    """Give an object its state back.
+
+    Raises:
+        CheckpointError: torchdata's loader would refuse it later, in the middle of the loop.
+    """
+    workers = getattr(target, "num_workers", None)
+    if workers is not None and isinstance(value, dict):
+        inside = value.get("_snapshot", {}).get("_main_snapshot", {})
+        saved = inside.get("_num_workers", 0 if "_num_yielded" in value else workers)
+        if saved != workers:
+            raise CheckpointError(
+                f"the position of the data loader {name!r} is that of {saved} workers, and it has {workers}",
+                hint=f"num_workers={saved}; or keep the place with cordee.ElasticBatchSampler, which knows no workers",
+            )
+    target.load_state_dict(value)
 
 
 def is_own(entry: Any, value: Any) -> bool:

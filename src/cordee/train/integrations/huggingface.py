@@ -47,25 +47,17 @@ _HISTORY = (
 )
 
 
-def protect(
-    trainer: Any,
-    *,
-    to: str | Path | None = None,
-    every: str | int | None = None,
-    keep: str | int | None = None,
-    grace: str | None = None,
-    base: str | Path | None = None,
-) -> None:
+def protect(trainer: Any, **options: Any) -> None:
     """Make `trainer.train()` a job: it goes on from the newest checkpoint, saves as it goes, and leaves on notice.
 
-    The arguments are those of `cordee.job`; a step is an optimizer step. The Trainer's own checkpoints are switched
+    The options are those of `cordee.job`; a step is an optimizer step. The Trainer's own checkpoints are switched
     off, unless it needs them to load the best model at the end.
 
     Raises:
         InputError: an argument cannot be read, or the Trainer is set up in a way that cannot be resumed exactly.
     """
     _check(trainer)
-    told = settings(to=to, every=every, keep=keep, grace=grace, base=base)
+    told = settings(**options)
     if told.to is not None and not trainer.args.load_best_model_at_end:
         trainer.args.save_strategy = SaveStrategy.NO
     trainer.train = wraps(trainer.train)(partial(_train, trainer, trainer.train, told))

@@ -10,7 +10,6 @@ while the model is fitted: Lightning's own handler broadcasts, and waits for ran
 
 import logging
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from cordee.errors import InputError, MissingExtraError
@@ -32,19 +31,11 @@ log = logging.getLogger("cordee")
 class Protect(Callback):  # type: ignore[misc]
     """Makes `trainer.fit()` a job: it goes on from the newest checkpoint, saves as it goes, and leaves on notice.
 
-    The arguments are those of `cordee.job`. A step is an optimizer step, or a batch if the optimization is manual.
+    The options are those of `cordee.job`. A step is an optimizer step, or a batch if the optimization is manual.
     """
 
-    def __init__(
-        self,
-        *,
-        to: str | Path | None = None,
-        every: str | int | None = None,
-        keep: str | int | None = None,
-        grace: str | None = None,
-        base: str | Path | None = None,
-    ) -> None:
-        self._told = settings(to=to, every=every, keep=keep, grace=grace, base=base)
+    def __init__(self, **options: Any) -> None:
+        self._told = settings(**options)
         self._fitting: _Fitting | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
