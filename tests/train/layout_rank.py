@@ -288,6 +288,7 @@ def rank_main(folder: Path, matrix: dict[str, list[str]], rank: int) -> dict[str
             result["loaded"].append([name, target, found, numbers(state), digests(state)])
     result["refused"] = refusals(checkpointer, commits)
     result["moved"] = moved(checkpointer, rank)
+    result["last"] = of_the_last_rank(checkpointer, rank)
     checkpointer.close()
     dist.barrier()
     dist.destroy_process_group()
@@ -332,6 +333,17 @@ def moved(checkpointer: Checkpointer, rank: int) -> list[Any]:
         found.append(torch.rand(1).item())
     torch.manual_seed(rank)
     return [*found, torch.rand(1).item()]
+
+
+def of_the_last_rank(checkpointer: Checkpointer, rank: int) -> list[float]:
+    """What rank 3 alone has, such as the last stage of a pipeline, all ranks can load."""
+    torch.manual_seed(rank)
+    average, plain = torch.optim.swa_utils.AveragedModel(Model(range(3, 4), seed=9)), {"best": [0.5, "step"]}
+    checkpointer.save({"n": 1, **({"average": average, "plain": plain} if rank == 3 else {})}, step=51, extras={})
+    state = {"n": 0, "average": torch.optim.swa_utils.AveragedModel(Model(range(3, 4), seed=2)), "plain": None}
+    checkpointer.load(state, checkpointer.wait(60))
+    assert (state["n"], state["plain"]) == (1, plain)
+    return [each.double().sum().item() for each in state["average"].parameters()]
 
 
 if __name__ == "__main__":

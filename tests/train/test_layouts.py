@@ -71,6 +71,8 @@ def test_a_checkpoint_of_one_layout_goes_on_in_another(tmp_path: Path) -> None:
         assert "ranks 0 and 2 hold different weights under one name, model/0.weight" in names
         assert few == "no rank has a place for 6 tensors of the checkpoint, such as model/head.bias"
         assert "lacks 4 of model's names, such as model/layers.4.up.weight" in many
+    wanted = [each.double().sum().item() for each in layout_rank.Model(range(3, 4), seed=9).parameters()]
+    assert [told["last"] for told in ranks] == [wanted] * 4
     same, by_dp, again, by_tp, own = zip(*(told["moved"] for told in ranks), strict=True)
     assert same == own, "in the same layout each rank has its own generator back"
     assert by_dp == again, "two resumes differ"
