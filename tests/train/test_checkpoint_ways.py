@@ -1,4 +1,4 @@
-"""`benchmarks/checkpoint.py`, very small: every way to save gives the state back, and an adapter costs its own bytes."""
+"""`benchmarks/checkpoint.py`, very small: every way gives the state back, and an adapter costs its own bytes."""
 
 import json
 import os
