@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from cordee.errors import StoreError
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
+    Behind,
     CheckpointCommitted,
     Event,
     Job,
@@ -25,6 +27,7 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    RankBehind,
     RanksStarted,
     ServerUp,
 )
@@ -95,7 +98,16 @@ def test_tables_follow_the_log(store: SqlStore, tmp_path: Path) -> None:
     store.commit(LIFE[:4])
     assert _rows(tmp_path, "select state from jobs") == [("running",)]
     assert _rows(tmp_path, "select epoch, state, started_us from attempts") == [(1, "running", 4)]
+    held_up = RankBehind(at_us=4, job_id=GPT, epoch=1, rank=2, how=Behind.STUCK, step=7, since_us=3)
+    for event, why in (
+        (held_up, "rank 2 has stood still, in step 7"),
+        (replace(held_up, epoch=9, rank=0), "rank 2 has stood still, in step 7"),
+        (replace(held_up, how=Behind.OVER), ""),
+    ):
+        store.commit([event])
+        assert _rows(tmp_path, "select state, why from jobs") == [("running", why)]
     store.commit(LIFE[4:])
+    store.commit([held_up])
     assert _rows(tmp_path, "select job_id, owner, state, ended_us, why from jobs") == [
         (GPT, "ada", "stopped", 11, "ada stopped it")
     ]

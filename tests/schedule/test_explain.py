@@ -79,7 +79,7 @@ def test_who_holds_a_running_job_up():
     stuck = "rank 3 has stood still for 8 s, in step 7, train.py:5 in load"
     assert behind(Behind.STUCK, where="train.py:5 in load") == ("held-up", stuck)
     assert behind(Behind.SILENT) == ("held-up", "rank 3 has not answered for 8 s, in step 7")
-    slow = "rank 3 is slow, for 8 s now: the others wait for it 31% of the time"
+    slow = "rank 3 has been slow for 8 s: the others wait for it 31% of the time"
     assert behind(Behind.SLOW, waited=0.31) == ("held-up", slow)
     assert behind(Behind.OVER) == ("running", "")
     stale = RankBehind(at_us=S, job_id=JobId("a"), epoch=9, rank=0, how=Behind.STUCK, step=1, since_us=S)

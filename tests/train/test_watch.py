@@ -1,6 +1,7 @@
 """A rank that stands still, is frozen or slow is told about, by name, with its stack; and a gang that hangs ends."""
 
 import json
+import math
 import sys
 import threading
 import time
@@ -79,9 +80,15 @@ def test_the_first_step_may_compile_and_long_steps_are_waited_for() -> None:
     assert watch.limit_s() == 60.0
     pace._took_s.extend([30.0] * 20)
     assert watch.limit_s() == 300.0
-    watch._went_on_s -= 1000.0
+    watch._on, watch._renew_at_s = True, math.inf
+    watch._at, watch._went_on_s = pace.step, time.monotonic() - 1000.0
     watch.alive()
-    assert time.monotonic() - watch._went_on_s < 300.0, "an evaluation that asks between its batches hangs nowhere"
+    watch._look(time.monotonic())
+    assert not watch._stuck, "an evaluation that asks between its batches hangs nowhere"
+    watch._look(time.monotonic() + 299.0)
+    assert not watch._stuck
+    watch._look(time.monotonic() + 301.0)
+    assert watch._stuck, "and if it no longer does, it may"
 
 
 @pytest.mark.gang

@@ -12,18 +12,21 @@ import sqlalchemy as sa
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
+    Behind,
     CheckpointCommitted,
     Event,
     JobEnded,
     JobSubmitted,
     KillOrdered,
     NoticeGiven,
+    RankBehind,
     RankLeft,
     RanksStarted,
     Reported,
     Restored,
     encode,
 )
+from cordee.schedule.explain import held_up
 
 _OfAttempt = (
     AttemptPlaced
@@ -133,6 +136,10 @@ def _follow_job(connection: sa.Connection, event: Event) -> None:
             _set_job(connection, event.job_id, state="running", why="", epoch=event.epoch)
         case NoticeGiven() | KillOrdered():
             _set_job(connection, event.job_id, state="stopping")
+        case RankBehind():
+            why = "" if event.how is Behind.OVER else held_up(event)
+            runs = (jobs.c.job_id == event.job_id) & (jobs.c.epoch == event.epoch) & (jobs.c.state == "running")
+            connection.execute(jobs.update().where(runs).values(why=why))
         case AttemptEnded():
             _set_job(connection, event.job_id, state="queued", why=event.why)
         case JobEnded():

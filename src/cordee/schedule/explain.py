@@ -109,17 +109,22 @@ def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
         return _say(record, Reason.STARTING, f"{name} was placed on {where}; its ranks have not started yet")
     ran = format_duration(max(0, now_us - attempt.started_us) / US_PER_S)
     if attempt.behind is not None:
-        return _say(record, Reason.HELD_UP, f"{name} runs on {where} since {ran}; {_behind(attempt.behind, now_us)}")
+        return _say(record, Reason.HELD_UP, f"{name} runs on {where} since {ran}; {held_up(attempt.behind, now_us)}")
     return _say(record, Reason.RUNNING, f"{name} runs on {where} since {ran}")
 
 
-def _behind(event: RankBehind, now_us: int) -> str:
-    since = format_duration(max(0, now_us - event.since_us) / US_PER_S)
+def held_up(event: RankBehind, now_us: int | None = None) -> str:
+    """Which rank holds a job up; with a time, for how long.
+
+    >>> held_up(RankBehind(at_us=9, job_id=JobId("a"), epoch=1, rank=3, how=Behind.SILENT, step=7, since_us=4))
+    'rank 3 has not answered, in step 7'
+    """
+    time = "" if now_us is None else f" for {format_duration(max(0, now_us - event.since_us) / US_PER_S)}"
     where = f", {event.where}" if event.where else ""
     if event.how is Behind.SLOW:
-        return f"rank {event.rank} is slow, for {since} now: the others wait for it {event.waited:.0%} of the time"
+        return f"rank {event.rank} has been slow{time}: the others wait for it {event.waited:.0%} of the time"
     does = "has not answered" if event.how is Behind.SILENT else "has stood still"
-    return f"rank {event.rank} {does} for {since}, in step {event.step}{where}"
+    return f"rank {event.rank} {does}{time}, in step {event.step}{where}"
 
 
 def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation:

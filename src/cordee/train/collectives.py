@@ -1,12 +1,17 @@
 """How many collectives this process has begun and ended, and how long it spent in them; it touches none of them."""
 
 import json
+import logging
 import os
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+log = logging.getLogger("cordee")
+
+_BEGUN, _ENDED = "last_enqueued_collective", "last_completed_collective"
 
 
 class Collectives:
@@ -31,9 +36,15 @@ class Collectives:
         """Take note of what has begun and ended; a look stands for the time since the one before."""
         if self._dump is None:
             return
-        record = json.loads(self._dump(includeCollectives=self._timed, onlyActive=False))
-        status = record.get("pg_status", {}).values()
-        counts = [(int(each["last_enqueued_collective"]), int(each["last_completed_collective"])) for each in status]
+        try:
+            record = json.loads(self._dump(includeCollectives=self._timed, onlyActive=False))
+            status = record.get("pg_status", {}).values()
+            counts = [(int(each[_BEGUN]), int(each[_ENDED])) for each in status]
+        except (KeyError, ValueError, RuntimeError) as error:  # another torch's record: it is not a documented one
+            log.debug("torch's flight recorder is not read any more: %r", error)
+            self._dump = self.waits = None
+            self.watched_s = 0.0
+            return
         self.begun = sum(begun for begun, _ in counts)
         self.waits = any(begun > ended for begun, ended in counts)
         passed_s, self._looked_s = now_s - self._looked_s, now_s

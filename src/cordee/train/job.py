@@ -298,6 +298,8 @@ class Job:
         raise Preempted(leaving.exit_code)
 
     def _count_out(self, limit_s: float) -> None:
+        if self._watch is not None:
+            self._watch.close()  # while the ranks' store is surely there
         if self._agreement is None or self._leaving is None:
             return
         try:

@@ -61,7 +61,7 @@ class Watch:
         self.report_s = told.hang_report_s if self._restart_s is None else min(told.hang_report_s, self._restart_s / 2)
         self.beat_s = max(min(BEAT_S_MAX, self.report_s / 10), world_size / BEATS_PER_S_MAX)
         self._collectives = Collectives() if world_size > 1 else None
-        self._on = False
+        self._on = self._lives = False
         self._closed = threading.Event()
         self._longest_pause_s = 0.0  # that ended: an evaluation, a compilation
         self._at = pace.step
@@ -82,7 +82,7 @@ class Watch:
 
     def alive(self) -> None:
         """The loop goes on within a step: what is done there takes long, and hangs nowhere."""
-        self._went_on_s = time.monotonic()
+        self._lives = True
 
     def off(self) -> None:
         """The loop is over: what follows may take as long as it likes."""
@@ -111,7 +111,8 @@ class Watch:
         if now_s >= self._renew_at_s:
             self._renew(now_s)
         step = self._pace.step
-        if step != self._at or not self._on:
+        if step != self._at or not self._on or self._lives:
+            self._lives = False
             self._goes_on(step, now_s)
             return
         still_s = now_s - self._went_on_s
