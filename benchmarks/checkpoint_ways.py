@@ -293,18 +293,21 @@ class Cordee(Way):
     def _open(self) -> Checkpointer:
         return Checkpointer(str(self.folder), rank=self.rank, world_size=self.world, keep=2, grace_s=600)
 
+    def _state(self) -> dict[str, Any]:
+        return {"model": self.state.model, "optimizer": self.state.optimizer}
+
     def prepare(self) -> None:
         if self.checkpointer is None:
             self.checkpointer = self._open()
             self.checkpointer.open()
+            self.checkpointer.prepare(self._state())  # As a job does after its first step, beside the next ones.
+            self.checkpointer._buffers.settle()
 
     def save(self) -> float:
         assert self.checkpointer is not None, "prepare() opens it"
         self.turn += 1
         started_s = time.perf_counter()
-        self.checkpointer.save(
-            {"model": self.state.model, "optimizer": self.state.optimizer}, step=self.turn, extras={}
-        )
+        self.checkpointer.save(self._state(), step=self.turn, extras={})
         held_s = time.perf_counter() - started_s
         self.checkpointer.wait(600)
         return held_s
@@ -335,7 +338,7 @@ class Cordee(Way):
         assert self.checkpointer is not None, "before_load() makes one"
         commit = self.checkpointer.open()
         assert commit is not None, "something was saved before"
-        self.checkpointer.load({"model": self.state.model, "optimizer": self.state.optimizer}, commit)
+        self.checkpointer.load(self._state(), commit)
 
     def close(self) -> None:
         if self.checkpointer is not None:
