@@ -150,7 +150,8 @@ class _Fitting:
     def _one_batch(self, fetcher: Any) -> None:
         if not self._began:
             self._began = self._between = True
-            self._loop._restarting = False  # Else it asks whether the batch before was to be validated: it was.
+            if self.job.start_step:
+                self._loop._restarting = False  # Else it asks whether the batch before was to be validated: it was.
             self.job.begin()
         if self._between:
             self.job.boundary()
