@@ -198,7 +198,7 @@ class Gang:
         self.case, self.folder, self.spool = case, folder, folder / "spool"
         self.spool.mkdir()
         self.service = MetadataService()
-        self.codes: dict[int, int] = {}
+        self.started: list[int] = []
         self.pids = self.start(epoch=1)
 
     def start(self, epoch: int) -> list[int]:
@@ -224,6 +224,7 @@ class Gang:
 
     def fork(self, rank: int, env: dict[str, str]) -> int:
         if pid := os.fork():
+            self.started.append(pid)
             return pid
         code = 1
         try:
@@ -287,6 +288,13 @@ class Gang:
                     found.append(int(path.name))
         return found
 
+    def close(self) -> None:
+        """End the drains that go on alone, before their folder goes."""
+        self.service.close()
+        for pid in self.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
     def commits(self) -> list[int]:
         entries = read_entries(open_blobs(str(self.folder / "to")))
         return [each.record.fields["step"] for each in entries if each.record and each.record.kind == "commit"]
@@ -311,7 +319,7 @@ class Gang:
 
 
 def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = None) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory(prefix="stop-") as base:
+    with tempfile.TemporaryDirectory(prefix="stop-", ignore_cleanup_errors=True) as base:
         gang = Gang(case, Path(base))
         try:
             until(lambda: all((gang.folder / f"ready{rank}").exists() for rank in range(case.world)), "the phase")
@@ -346,7 +354,7 @@ def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = 
                 "later": gang.commits(),
                 "logs": [gang.log(rank)[-3000:] for rank in range(case.world)],
             }
-        gang.service.close()
+        gang.close()
         return result
 
 
