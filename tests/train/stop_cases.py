@@ -198,7 +198,6 @@ class Gang:
         self.case, self.folder, self.spool = case, folder, folder / "spool"
         self.spool.mkdir()
         self.service = MetadataService()
-        self.started: list[int] = []
         self.pids = self.start(epoch=1)
 
     def start(self, epoch: int) -> list[int]:
@@ -224,7 +223,6 @@ class Gang:
 
     def fork(self, rank: int, env: dict[str, str]) -> int:
         if pid := os.fork():
-            self.started.append(pid)
             return pid
         code = 1
         try:
@@ -291,9 +289,10 @@ class Gang:
     def close(self) -> None:
         """End the drains that go on alone, before their folder goes."""
         self.service.close()
-        for pid in self.started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"CORDEE_SPOOL={self.spool}\0".encode() in (path / "environ").read_bytes():
+                    os.kill(int(path.name), signal.SIGKILL)
 
     def commits(self) -> list[int]:
         entries = read_entries(open_blobs(str(self.folder / "to")))
