@@ -125,10 +125,10 @@ def test_a_tier_that_cannot_be_read_is_no_damage(tmp_path) -> None:
     saved(str(tiers), 1)
     name = live_commits(read_entries(tiers))[-1].record.fields["manifest"]
 
-    def away(key: str) -> bytes:
+    def away(key: str, *how: object, **more: object) -> bytes:
         raise DestinationError(f"cannot read {key}")
 
-    tiers.tiers[0].get = away
+    tiers.tiers[0].get = tiers.tiers[0].read_blocks = away
     assert check_generation(tiers, name) is None
     (chunk, *_) = own_chunks(str(tiers))[0]
     flip(tmp_path / "home" / chunk)
