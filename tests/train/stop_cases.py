@@ -286,13 +286,21 @@ class Gang:
                     found.append(int(path.name))
         return found
 
-    def close(self) -> None:
-        """End the drains that go on alone, before their folder goes."""
-        self.service.close()
+    def drains(self) -> list[int]:
+        """Those that go on alone."""
+        found = []
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if f"CORDEE_SPOOL={self.spool}\0".encode() in (path / "environ").read_bytes():
-                    os.kill(int(path.name), signal.SIGKILL)
+                    found.append(int(path.name))
+        return found
+
+    def close(self) -> None:
+        """End them before their folder goes."""
+        self.service.close()
+        for pid in self.drains():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def commits(self) -> list[int]:
         entries = read_entries(open_blobs(str(self.folder / "to")))
@@ -333,8 +341,7 @@ def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = 
         finally:
             codes = gang.reap()
         until(lambda: not gang.orphans(), "the end of what the ranks had started")
-        if case.phase == "held":
-            until(lambda: STEP in gang.commits(), "what was held in memory")
+        until(lambda: not gang.drains(), "the end of the drains")
         result = {
             "codes": codes,
             "left": gang.left(),
