@@ -209,7 +209,7 @@ class _Gang:
         self._watch, self._rank, self._world = watch, watch.rank, watch.world_size
         self._beat = self._stuck_beats = 0
         self._beats: dict[int, tuple[int, float]] = {}  # of each rank: its newest beat, and when it was new
-        self._told: dict[int, Behind] = {}
+        self._told: set[int] = set()
         self._slowness = Slowness(watch.report_s / 6)
 
     def _key(self, name: str, rank: int) -> str:
@@ -252,24 +252,22 @@ class _Gang:
         elif not self._stuck_beats and not silent:
             for rank in self._told:
                 self._watch.over(rank, signs[rank].step)
-            self._told = {}
+            self._told = set()
             self._tell_slow(self._slowness.look(signs), signs)
 
     def _tell(
         self, store: Any, signs: dict[int, Sign], found: list[tuple[int, Behind]], silent: dict[int, float]
     ) -> None:
-        self._told = dict(found)
-        if not found:
-            return
         rank, how = found[0]
+        self._told = {rank}
         sign, where, stack = signs[rank], "", []
         if how is Behind.SILENT:
             here = sign.host == socket.gethostname()
-            where = stacks.state_of(sign.pid) if here else f"nor does its process {sign.pid} on {sign.host}"
+            where = stacks.state_of(sign.pid) if here else f"process {sign.pid} on {sign.host}"
         elif store.check([self._key("stack", rank)]):
             where, stack = json.loads(store.get(self._key("stack", rank)))
         if len(found) > 1:
-            where += f", and so do {len(found) - 1} other ranks"
+            where += f", as have {len(found) - 1} other ranks"
         still_s = max(sign.still_s + silent.get(rank, 0.0), 0.0)
         self._watch.tell(rank, how, sign.step, still_s, where=where, stack=tuple(stack))
 
