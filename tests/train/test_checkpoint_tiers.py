@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cordee.errors import CheckpointError, DestinationError
-from cordee.storage.audit import generations, verify
+from cordee.storage.audit import find, generations, verify
 from cordee.storage.chunks import write_chunk
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
@@ -294,6 +294,8 @@ def test_verify_asks_a_store_only_for_what_it_was_to_have(tmp_path) -> None:
     assert [(each.commit.lacks, each.bad, each.lost) for each in found] == [(0, (), None), (1, (), None), (1, (), None)]
     alone = [verify(FileBlobs(home), entry).lost for entry in live_commits(read_entries(FileBlobs(home)))]
     assert alone[0] is None and all("nearer destination" in each for each in alone[1:])
+    entries = read_entries(FileBlobs(home))
+    assert find(entries, None, FileBlobs(home)) == entries[1] and find(entries, None, blobs) == entries[-1]
 
 
 def test_a_capture_goes_as_far_as_it_is_asked_to(tmp_path) -> None:

@@ -91,7 +91,8 @@ def verify(
     """Read every copy of every byte and check it; leaves with 52 if something has no intact copy."""
     blobs = open_existing(to)
     entries = read_entries(blobs)
-    chosen = live_commits(entries) if every and which is None else [audit.find(entries, which)]
+    live = live_commits(entries)
+    chosen = audit.meant_for(blobs, live) if every and which is None else [audit.find(entries, which, blobs)]
     total_bytes = sum(generations.commit_of(entry).bytes for entry in chosen) * len(blobs.tiers)
     with _bar("verifying", total_bytes, quiet=as_json) as told:
         checked = [
@@ -108,6 +109,8 @@ def verify(
         print(f"{name}: {said}; {each.chunks} chunks, {format_bytes(each.bytes)}")
         for tier, why in each.bad:
             print(f"  {why} in {tier}")
+    if every and len(chosen) < len(live) and not as_json:
+        print(f"not meant to be in {to}, but in nearer destinations only: {len(live) - len(chosen)} more")
     lost = [each for each in checked if each.lost]
     if lost:
         raise CorruptError(
@@ -150,7 +153,7 @@ def pin(
     log = Log.visit(blobs, nonce=secrets.token_hex(8))
     if re.fullmatch(r"g?\d+", name) or not re.fullmatch(r"[\w-]+", name):
         raise InputError(f"{name!r} is no name for a pin", hint="use letters, digits and dashes, but not 7 or g7")
-    commit = generations.commit_of(audit.find(log.entries, which))
+    commit = generations.commit_of(audit.find(log.entries, which, log.blobs))
     generations.pin(log, commit.generation, None if remove else name)
     if as_json:
         told = {"generation": commit.generation, "step": commit.step, "pin": None if remove else name}
@@ -254,7 +257,7 @@ def import_(
 
 
 def _read(blobs: Blobs, which: str | None) -> Manifest:
-    commit = generations.commit_of(audit.find(read_entries(blobs), which))
+    commit = generations.commit_of(audit.find(read_entries(blobs), which, blobs))
     try:
         return read_manifest(blobs, commit.manifest)
     except Damaged as damage:

@@ -8,7 +8,7 @@ from cordee.errors import InputError
 from cordee.storage.base import is_of_base
 from cordee.storage.chunks import Chunk, check_chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
-from cordee.storage.generations import Commit, commit_of, is_verified
+from cordee.storage.generations import Commit, commit_of, is_verified, lacks_of
 from cordee.storage.log import Entry, live_commits, pins
 from cordee.storage.manifest import Manifest, Tensor, read_manifest
 from cordee.storage.sealed import Damaged
@@ -76,8 +76,10 @@ def _written_in(chunk: Chunk, whole: Manifest) -> bool:
     return written_by(chunk.key) == (whole.epoch, whole.save) and not is_of_base(chunk.key)
 
 
-def find(entries: list[Entry], which: str | None) -> Entry:
+def find(entries: list[Entry], which: str | None, blobs: Blobs) -> Entry:
     """The newest generation of a step (`40`), a generation by number (`g7`), by the name of its pin, or the newest.
+
+    The newest is that of those which are to be in this store, if there are any.
 
     Raises:
         InputError: there is none.
@@ -86,7 +88,7 @@ def find(entries: list[Entry], which: str | None) -> Entry:
     if not live:
         raise InputError("there is no checkpoint", hint="a destination is what was given as `to`, with the job's id")
     if which is None:
-        return live[-1]
+        return (meant_for(blobs, live) or live)[-1]
     names = pins(entries)
     for entry in reversed(live):
         assert entry.record is not None, "a commit has a record"
@@ -97,6 +99,11 @@ def find(entries: list[Entry], which: str | None) -> Entry:
         f"there is no checkpoint {which!r}",
         hint=f"steps: {', '.join(steps[-8:])}; g{live[-1].index} is the newest generation; or the name of a pin",
     )
+
+
+def meant_for(blobs: Blobs, entries: list[Entry]) -> list[Entry]:
+    """Without the generations that were only to be in nearer tiers than these."""
+    return [entry for entry in entries if lacks_of(entry) < len(blobs.tiers)]
 
 
 def verify(
