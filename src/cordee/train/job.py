@@ -19,7 +19,7 @@ import torch.distributed as dist
 from cordee.errors import CheckpointError, CordeeError, StopError
 from cordee.events import SpanClass
 from cordee.storage.generations import Commit
-from cordee.train import own
+from cordee.train import needs, own  # noqa: F401 - needs raises where torch is too old for the rest
 from cordee.train.deadline import Choice
 from cordee.train.leaving import Leaving, beside, name
 from cordee.train.pace import Pace

@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
@@ -20,6 +21,8 @@ from cordee.train.drain import Setup
 HAND_OVER_S_MAX = 2.0
 
 logger = logging.getLogger("cordee.train")
+
+_live: "weakref.WeakSet[DrainLink]" = weakref.WeakSet()
 
 
 class DrainLink:
@@ -46,6 +49,7 @@ class DrainLink:
             # Whoever ends what a trainer has left behind can tell it from the rest, and give it the time it needs.
             env=os.environ | {DRAIN: "1"},
         )
+        _live.add(self)
         self._outbox.put(asdict(setup))
         self._thread = threading.Thread(target=self._listen, name="cordee-drain", daemon=True)
         self._thread.start()
@@ -109,6 +113,14 @@ class DrainLink:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def let_go(self) -> None:
+        """In a forked child, such as a data loader's worker: the drain has to see when the trainer closes the pipe."""
+        assert self._process.stdin is not None, "the drain was started with a pipe"
+        if not self._process.stdin.closed:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._process.stdin.fileno(), inheritable=False)
+            os.close(null)
+
     def _talk(self) -> None:
         """Write what there is to say, in a thread of its own: the pipe of a drain that hangs is full at some time."""
         assert self._process.stdin is not None, "the drain was started with a pipe"
@@ -152,3 +164,11 @@ class DrainLink:
             self._on_failure(number if known else None, error)
         elif kind == "collected" and event["retired"]:
             logger.info("retired checkpoint generations %s", event["retired"])
+
+
+def _after_fork_in_child() -> None:
+    for link in list(_live):
+        link.let_go()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
