@@ -117,8 +117,10 @@ def test_the_pace_is_the_median_of_the_last_steps() -> None:
     pace._took_s.extend([1000.0] * 20)
     pace.began()
     assert 900.0 < pace.boundary_s() <= 1000.0
-    pace._began_s -= 2000.0
-    assert pace.boundary_s() == 0.0, "overdue: nobody knows"
+    assert not pace.is_overdue()
+    pace._began_s -= 3000.0
+    assert 1900.0 < pace.boundary_s() <= 2100.0, "what is late may be as late again"
+    assert pace.is_overdue()
 
 
 def test_a_signal_reaches_the_thread_while_the_main_thread_is_blocked_and_earlier_handlers_run() -> None:

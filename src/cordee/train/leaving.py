@@ -31,6 +31,7 @@ from cordee.units import format_duration
 log = logging.getLogger("cordee")
 
 MARGIN_S_MAX = 2.0  # a rank is gone so long before it would be killed, or a tenth of its time if that is less
+TURN_S = 0.05  # between two looks whether the step that runs has become overdue
 LOOK_S = 0.5  # between two looks at what the agent tells, once there was a notice
 
 
@@ -191,8 +192,11 @@ class Leaving:
         plan = deadline.plan(self._situation(self.saving))
         if plan.turn_s <= 0.0:
             return
-        if self.by_s - time.monotonic() > plan.turn_s:
+        now_s = time.monotonic()
+        if self.by_s - now_s > plan.turn_s:
             self.notices.at("turn", self.by_s - plan.turn_s, self._turn)
+        elif plan.choice is Choice.SAVE and not self._pace.is_overdue():
+            self.notices.at("turn", now_s + TURN_S, self._turn)  # A near store may still have this very step.
         else:
             log.warning("rank %d: not at the boundary; what is held in memory goes to the stores now", self._rank)
             self.abort()

@@ -39,6 +39,11 @@ class Pace:
         return statistics.median(took_s) if took_s else None
 
     def boundary_s(self) -> float:
-        """Until the step that runs should be over; 0 if it is overdue, since nobody knows then."""
+        """Until the step that runs should be over; one that is overdue may be as late again."""
         step_s = self.step_s()
-        return max(0.0, self._began_s + step_s - time.monotonic()) if self.inside and step_s is not None else 0.0
+        return abs(self._began_s + step_s - time.monotonic()) if self.inside and step_s is not None else 0.0
+
+    def is_overdue(self) -> bool:
+        """Whether the step that runs takes twice what a step takes, or more."""
+        step_s = self.step_s()
+        return self.inside and (step_s is None or time.monotonic() - self._began_s > 2 * step_s)
