@@ -175,9 +175,9 @@ class Checkpointer:
         """
         with contextlib.suppress(CheckpointError):  # What is wrong with the state the first save tells.
             tensors, _ = gather(state)
-            on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+            device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
             size_bytes = local_bytes(tensors.values(), self.world_size) + _ROOM_BYTES
-            self._buffers.warm(size_bytes, both=hold, pin=on_gpu)
+            self._buffers.warm(size_bytes, both=hold, device=device)
 
     def save(
         self, state: dict[str, Any], *, step: int, extras: dict[str, Any], reach: int | None = None, last: bool = False

@@ -53,6 +53,7 @@ class Saving:
         self._began_s = time.monotonic()
         self._rhythm = Rhythm(told.every, told.ram, first_s=AUTO_FIRST_S)
         self._told_save_s: float | None = None
+        self._stall_s = 0.0
         self._last_s: float | None = None  # when the newest checkpoint was captured
         self._between_s: float | None = None  # the two newest
         self._stores = places(to)
@@ -69,6 +70,8 @@ class Saving:
             base=told.base,
             grace_s=told.grace_s,
             on_commit=self._on_commit,
+            # What it costs is known also then: a store that is away is not tried all the time.
+            on_failure=lambda error: self._estimate(self._stall_s, 0.0, told=False),
         )
 
     @property
@@ -162,12 +165,11 @@ class Saving:
             now_s = time.monotonic()
             self._rhythm.captured(1 if reach is None else reach, now_s)
         self.saved_step, self._saved_reach = step, save.reach
+        self._stall_s = save.stall_us / 1e6
         if save.reach:
             self._handed_s = now_s
             self._between_s = now_s - self._last_s if self._last_s is not None else None
             self._last_s = now_s
-            if self._told_save_s is None:  # Until it is known how long the drain takes.
-                self._estimate(save.stall_us / 1e6, 0.0, told=False)
         return True
 
     def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:

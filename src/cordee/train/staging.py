@@ -5,6 +5,7 @@ and with CUDA the pinning besides; so a buffer only grows, and is made before it
 second one is for captures that are held: it takes no memory before the first of these.
 """
 
+import contextlib
 import mmap
 import os
 import tempfile
@@ -120,14 +121,17 @@ class Buffers:
         if hold:
             self._held_in, self.held_step = slot, step
 
-    def warm(self, size_bytes: int, *, both: bool, pin: bool) -> None:
-        """Make the memory beside the training, before the first capture needs it."""
+    def warm(self, size_bytes: int, *, both: bool, device: torch.device | None) -> None:
+        """Make the memory beside the training, before the first capture needs it; `device`: the GPU to pin it for."""
 
         def make() -> None:
-            for staging in self.stagings if both else self.stagings[:1]:
-                staging.grow(size_bytes)
-                if pin:
-                    staging.pin()
+            # A thread has a current device of its own. What fails here the first capture tells.
+            on = contextlib.nullcontext() if device is None else torch.cuda.device(device)
+            with contextlib.suppress(OSError, RuntimeError), on:
+                for staging in self.stagings if both else self.stagings[:1]:
+                    staging.grow(size_bytes)
+                    if device is not None:
+                        staging.pin()
 
         self.settle()
         self._warming = threading.Thread(target=make, name="cordee-staging", daemon=True)
