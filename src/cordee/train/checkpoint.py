@@ -144,7 +144,8 @@ class Checkpointer:
                     commit.drained_us / 1e6
                 )
                 break
-            self.skipped.append(Skipped(commit.generation, commit.step, problem))
+            where = "; only nearer destinations were to have it" if commit.lacks else ""
+            self.skipped.append(Skipped(commit.generation, commit.step, problem + where))
         oldest = self._opened.generation if self._opened else -1
         self.skipped += [Skipped(at, None, f"log record {at}: {reason}") for at, reason in damaged if at > oldest]
         if self.rank == 0:
