@@ -59,5 +59,8 @@ def test_what_is_resumed_ends_as_what_was_not(python: str, tmp_path: Path, world
     run(python, out, "--to", to, world=world)
     for rank in range(world):
         end, expected = (json.loads((folder / f"end{rank}.json").read_text()) for folder in (out, whole))
-        assert {**end, "losses": 0} == {**expected, "losses": 0}
+        varied = {"losses", "buffers"} if world > 1 else {"losses"}  # of a buffer rank 0's is kept, as in DDP
+        assert {name: end[name] for name in end.keys() - varied} == {
+            name: expected[name] for name in end.keys() - varied
+        }
         assert len(end["losses"]) == 29 and end["losses"] == expected["losses"][31:]

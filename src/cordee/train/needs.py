@@ -1,6 +1,12 @@
-"""The oldest torch that the SDK works with. Imported before what would fail on an older one in words of its own."""
+"""The oldest torch that the SDK works with, and what newer ones have that it lacks.
+
+Imported before what would fail on an older one in words of its own.
+"""
+
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cordee.errors import MissingExtraError
 
@@ -11,3 +17,15 @@ if _here < TORCH_MIN:
     raise MissingExtraError(
         f"the SDK needs torch {wanted} or newer, and this is {torch.__version__}", hint=f'pip install "torch>={wanted}"'
     )
+
+
+def clone_of(store: Any) -> Any:
+    """Another client of the same store, since one that waits blocks all other calls of its client.
+
+    Where torch has no `clone`, the client is without the prefixes around the store: use clones only, on all ranks.
+    """
+    if hasattr(store, "clone"):
+        return store.clone()
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return dist.TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=store.timeout)

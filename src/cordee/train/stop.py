@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from cordee.errors import StopError
+from cordee.train.needs import clone_of
 
 log = logging.getLogger("cordee")
 
@@ -80,7 +81,7 @@ class Agreement:
         self._requests = itertools.count()
         if world_size > 1:
             # Here and not in the watcher: a rank that began its steps before it could pledge would hold all others.
-            waiting, self._calls = store.clone(), store.clone()
+            waiting, self._calls = clone_of(store), clone_of(store)
             self._watcher = threading.Thread(target=self._watch, args=(waiting,), name="cordee-stop", daemon=True)
             self._watcher.start()
 

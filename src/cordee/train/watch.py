@@ -20,6 +20,7 @@ from cordee.events import Behind
 from cordee.train import stacks
 from cordee.train.behind import ENDED, Sign, Slow, Slowness, who_stands
 from cordee.train.collectives import Collectives
+from cordee.train.needs import clone_of
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Settings
@@ -157,7 +158,7 @@ class Watch:
     def _exchange(self) -> None:
         gang = _Gang(self)
         try:
-            store = self._store.clone()
+            store = clone_of(self._store)
             while not self._closed.wait(self.beat_s):
                 gang.beat(store)
                 self._answered_s = time.monotonic()
