@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cordee.agent.reclaim import Reclaims
 from cordee.errors import InputError
 from cordee.telemetry.cloud import Aws, Azure, Cloud, CloudWatch, Gcp, Hint, Http, Reclaim, cloud_here, detect
 from metadata_service import MetadataService
@@ -182,6 +183,21 @@ def test_a_cloud_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         cloud_here({"CORDEE_CLOUD": "oracle"}, tmp_path)
 
 
-def test_an_address_that_cannot_be_asked_is_refused() -> None:
-    with pytest.raises(InputError, match="CORDEE_CLOUD_URL=metadata cannot be asked"):
-        Http("metadata")
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [("URL", "metadata", "cannot be asked"), ("URL", "ftp://x", "cannot be asked"), ("NOTICE_S", "2m", "is no number")],
+)
+def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, name: str, value: str, why: str) -> None:
+    with pytest.raises(InputError, match=f"CORDEE_CLOUD_{name}={value} {why}"):
+        cloud_here({"CORDEE_CLOUD": "gcp", f"CORDEE_CLOUD_{name}": value}, tmp_path)
+
+
+def test_an_agent_lives_with_what_it_cannot_read(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CORDEE_CLOUD", "oracle")
+    reclaims = Reclaims(lambda: None)
+    reclaims.start(lambda reclaim: None, lambda reclaim: None)
+    reclaims.take_in()
+    reclaims.close()
+    assert "CORDEE_CLOUD=oracle is not known" in caplog.text

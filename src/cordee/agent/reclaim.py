@@ -5,6 +5,7 @@ import queue
 from collections.abc import Callable
 from functools import partial
 
+from cordee.errors import InputError
 from cordee.telemetry.cloud import CloudWatch, Hint, Reclaim, cloud_here
 
 _log = logging.getLogger("cordee.agent")
@@ -25,10 +26,14 @@ class Reclaims:
     def start(self, reclaimed: Callable[[Reclaim], None], withdrawn: Callable[[Reclaim], None]) -> None:
         """Ask from now on; both are called by `take_in`.
 
-        Raises:
-            InputError: CORDEE_CLOUD names no cloud.
+        A variable that cannot be read is said: it must not cost the node its agent.
         """
-        if (cloud := cloud_here()) is not None:
+        try:
+            cloud = cloud_here()
+        except InputError as error:
+            _log.error("what the cloud announces is not heard: %s", error)
+            return
+        if cloud is not None:
             self._watch = CloudWatch(
                 cloud,
                 on_reclaim=lambda reclaim: self._put(partial(reclaimed, reclaim)),

@@ -260,7 +260,7 @@ def cloud_here(env: Mapping[str, str] | None = None, dmi: Path = DMI) -> Cloud |
     """The cloud to ask: CORDEE_CLOUD says which, or `none`; else where this machine finds itself.
 
     Raises:
-        InputError: there is no such cloud.
+        InputError: there is no such cloud, or one of its variables cannot be read.
     """
     env = os.environ if env is None else env
     told = env.get("CORDEE_CLOUD") or detect(dmi)
@@ -268,8 +268,15 @@ def cloud_here(env: Mapping[str, str] | None = None, dmi: Path = DMI) -> Cloud |
         return None
     if told not in CLOUDS:
         raise InputError(f"CORDEE_CLOUD={told} is not known", hint=f"it may be {', '.join(CLOUDS)} or none")
-    if told == Gcp.name and env.get("CORDEE_CLOUD_NOTICE_S"):
-        return Gcp(float(env["CORDEE_CLOUD_NOTICE_S"]))
+    Http(env.get("CORDEE_CLOUD_URL") or METADATA_URL)  # refused now, and not on another thread
+    notice = env.get("CORDEE_CLOUD_NOTICE_S")
+    if told == Gcp.name and notice:
+        try:
+            return Gcp(float(notice))
+        except ValueError:
+            raise InputError(
+                f"CORDEE_CLOUD_NOTICE_S={notice} is no number", hint="it is in seconds, without a unit"
+            ) from None
     return CLOUDS[told]()
 
 
