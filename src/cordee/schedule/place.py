@@ -137,6 +137,8 @@ def place(
         spares: so many nodes of each pool of which nothing is leased are out of reach (`spare_nodes`).
         packing: how a job chooses among nodes that hold it (pack.py); whole gangs of several nodes do not.
     """
+    if not spares and not avoid:
+        return _place(index, job, candidates, gpus or job.gpus, packing)
     kept = {name: None for pool in candidates if len(pool) == 1 for name in spare_nodes(index, pool, spares)}
     avoided = {name: None for name in avoid if name in index.entries}
     for absent in ([kept | avoided] if avoided else []) + [kept]:

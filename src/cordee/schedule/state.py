@@ -181,6 +181,14 @@ class State:
             self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
             self._reindex(lease.node)
 
+    def open_all(self) -> None:
+        """Nothing is claimed or spoken for any more."""
+        names = dict.fromkeys((*self.claimed, *self.spoken))
+        for name in names:
+            self.journal.drop(self.claimed, name)
+            self.journal.drop(self.spoken, name)
+            self._reindex(name)
+
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
         return {

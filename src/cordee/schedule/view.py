@@ -225,6 +225,8 @@ class View:
         """A node of a class: the first by name in the domain with the fewest free GPUs, so that others stay whole."""
         column = self._column[cls]
         rows = self.leaves()
+        if len(rows) == 1:
+            return self.names[int(rows[0]), column][0]
         for row in self.fullest_first(rows[self.counts[rows, column] > 0]):
             names = self.names.get((int(row), column))
             if names:
