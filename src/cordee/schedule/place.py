@@ -137,6 +137,8 @@ def place(
         spares: so many nodes of each pool of which nothing is leased are out of reach (`spare_nodes`).
         packing: how a job chooses among nodes that hold it (pack.py); whole gangs of several nodes do not.
     """
+    if job.gpu_milli >= 1000 and (gpus or job.gpus) > sum(index.free(kind) for pool in candidates for kind in pool):
+        return None
     if not spares and not avoid:
         return _place(index, job, candidates, gpus or job.gpus, packing)
     kept = {name: None for pool in candidates if len(pool) == 1 for name in spare_nodes(index, pool, spares)}
@@ -172,17 +174,19 @@ def _place(
         lease = _packed(index, job, candidates, gpus, packing)
         if lease is not None or less:
             return None if lease is None else (lease,)
-    best: tuple[tuple[int, int, int, int, int], Need, Shape] | None = None
-    for number, pool in enumerate(candidates):
-        if best is not None and len(pool) > 1:
+    found: list[tuple[Need, Shape]] = []
+    for pool in candidates:
+        if found and len(pool) > 1:
             break  # both capacities together are the last resort, and stand last
         need = need_of(index, job, pool, gpus)
         shape = None if need is None else search(index.view(pool, *host_share(job, 1)), need)
         if need is not None and shape is not None:
-            key = (shape.spread, len(shape.picks), _price(index, need, shape), shape.left_over, number)
-            if best is None or key < best[0]:
-                best = (key, need, shape)
-    return None if best is None else _leases(index, best[1], best[2])
+            found.append((need, shape))
+    if not found:
+        return None
+    if len(found) > 1:
+        found.sort(key=lambda each: (each[1].spread, len(each[1].picks), _price(index, *each), each[1].left_over))
+    return _leases(index, *found[0])
 
 
 def _is_scored(job: Job, packing: Packing) -> bool:
@@ -213,6 +217,9 @@ def _price(index: FreeIndex, need: Need, shape: Shape) -> int:
 
 def _leases(index: FreeIndex, need: Need, shape: Shape) -> tuple[Lease, ...]:
     """Nodes of one domain stand together, and a rest comes last, so that units are consecutive ranks."""
+    if len(shape.picks) == 1:
+        name, units, rest = shape.picks[0]
+        return (Lease(node=name, gpus=choose(index.entries[name], need, units, rest)),)
     leases = []
     for rest, _, name, units in sorted(
         (rest, index.entries[name].node.domain, name, units) for name, units, rest in shape.picks

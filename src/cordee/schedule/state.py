@@ -55,6 +55,8 @@ from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
 from cordee.units import US_PER_HOUR
 
+_Entries = tuple[Entry | None, Entry | None, Entry | None]
+
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA)
 _RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
@@ -361,9 +363,7 @@ class State:
                 self.journal.put(self.attention, job_id, None)
 
     def _reindex(self, name: str) -> None:
-        record, running = self.nodes[name], self.running
-        now: tuple[Entry | None, ...] = (None, None, None)
-        node = running.node_now(name)
+        record = self.nodes[name]
         if record.stays:
             entry = all_ = entry_of(record.node, self.leased.get(name, _UNUSED))
             leaving, kept, spoken = self.vacating.get(name), self.claimed.get(name, 0), self.spoken.get(name, 0)
@@ -371,21 +371,20 @@ class State:
                 all_ = entry.plus(leaving)
             if kept:
                 entry, all_ = entry.without(kept), all_.without(kept)
-            running.set_node(name, all_.kind, all_.free.bit_count(), all_.usable)
-            now = (entry, all_.without(spoken) if spoken else all_, all_)
+            before = self._put(name, (entry, all_.without(spoken) if spoken else all_, all_))
         else:
-            running.set_node(name, None, 0, 0)
-        before = tuple(index.put(name, one) for index, one in zip(self._indexes, now, strict=True))
-        self.journal.note(self._put_back, name, before, node)
+            before = self._put(name, (None, None, None))
+        self.journal.note(self._put, name, before)
 
-    def _put_back(self, name: str, entries: tuple[Entry | None, ...], node: tuple[int, int, int]) -> None:
-        for index, entry in zip(self._indexes, entries, strict=True):
-            index.put(name, entry)
-        self.running.put_back(name, node)
-
-    @property
-    def _indexes(self) -> tuple[FreeIndex, FreeIndex, FreeIndex]:
-        return (self.index, self.soon, self.vacated)
+    def _put(self, name: str, entries: _Entries) -> _Entries:
+        """Set a node's entries: what is free, what will be for anybody, what will be; returns those that were there."""
+        free, open_, all_ = entries
+        before = (self.index.put(name, free), self.soon.put(name, open_), self.vacated.put(name, all_))
+        if all_ is None:
+            self.running.set_node(name, None, 0, 0)
+        else:
+            self.running.set_node(name, all_.kind, all_.free.bit_count(), all_.usable)
+        return before
 
     # -- queues ----------------------------------------------------------------------------------------------
 

@@ -21,11 +21,8 @@ def next_turn_us(state: State, now_us: int) -> int | None:
         later = bisect_right(line.ages, now_us, key=itemgetter(0))
         if later < len(line.ages) and line.ages[later][0] < NEVER:
             times.append(line.ages[later][0])
-    rows = state.running.rows
-    rests = rows["rests_until_us"][rows["live"]]
-    rests = rests[(rests > now_us) & (rests < NEVER)]
-    if rests.size:
-        times.append(int(rests.min()))
+    rests_us = state.running.next_us("rests_until_us", now_us)
+    times += [] if rests_us is None else [rests_us]
     if policy.takes_turns or policy.move_share:
         turn_us = _own_tier_us(state, now_us)
         if turn_us is not None:
@@ -35,15 +32,13 @@ def next_turn_us(state: State, now_us: int) -> int | None:
 
 def _own_tier_us(state: State, now_us: int) -> int | None:
     """When somebody has waited long enough to push, or an attempt has run long enough, or goes down a level."""
-    policy, waiting, rows = state.policy, state.waiting, state.running.rows
+    policy, waiting = state.policy, state.waiting
     times: list[int] = []
     young = bisect_right(waiting.since, now_us - policy.push_after_us, key=itemgetter(0))
     if young < len(waiting.since):
         times.append(waiting.since[young][0] + policy.push_after_us)
-    shares = rows["shares_from_us"][rows["live"]]
-    shares = shares[(shares > now_us) & (shares < NEVER)]
-    if shares.size:
-        times.append(int(shares.min()))
+    shares_us = state.running.next_us("shares_from_us", now_us)
+    times += [] if shares_us is None else [shares_us]
     if policy.order in ("service", "las"):
         crosses_us = state.running.crosses_us(now_us, policy.levels_gpu_us)
         times += [] if crosses_us is None else [crosses_us]

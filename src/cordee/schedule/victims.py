@@ -5,8 +5,9 @@ costs, and then nobody stays in the set who could be left out. Nothing here depe
 the fewest jobs, lower tiers, worse standing, those placed last, and names.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,15 @@ class _Field:
     gain: Any  # of each lease: GPUs, 0 if it may not be pushed
     row: Any  # of each lease
     node: Any
-    cost: Any  # of each attempt's row
+    price: Callable[[], Any]
+    _cost: Any = None
+
+    @property
+    def cost(self) -> Any:
+        """Of each attempt's row; most searches end before anybody asks."""
+        if self._cost is None:
+            self._cost = self.price()
+        return self._cost
 
 
 class Victims:
@@ -140,7 +149,7 @@ class Victims:
             free = running.node_free[:count]
             pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
             nodes = running.of_pool(pool)
-            found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node, self._cost_to(power))
+            found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node, partial(self._cost_to, power))
         return found
 
     def _cost_to(self, power: Power) -> Any:
