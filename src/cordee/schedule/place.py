@@ -23,6 +23,8 @@ from cordee.schedule.part import lacks_part
 from cordee.schedule.policy import Packing
 from cordee.schedule.view import Pool, View, holds
 
+_NEEDS_MAX = 1 << 16
+
 _SOLD = (Capacity.ON_DEMAND, Capacity.SPOT)
 
 
@@ -53,11 +55,13 @@ def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
 def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> Need | None:
     """The units of a gang in a pool; None if the nodes that are up could not hold it even with nothing leased."""
     gpus = job.gpus if gpus is None else gpus
-    view = index.view(pool, *host_share(job, 1), empty=True)
-    key = (gpus, job.unit_gpus, job.within)
-    if key not in view.needs:
-        view.needs[key] = _need(view, gpus, job.unit_gpus, job.within)
-    found: Need | None = view.needs[key]
+    host = host_share(job, 1)
+    key = (pool, host, gpus, job.unit_gpus, job.within)
+    if key not in index.needs:
+        if len(index.needs) >= _NEEDS_MAX:
+            index.needs.clear()
+        index.needs[key] = _need(index.view(pool, *host, empty=True), gpus, job.unit_gpus, job.within)
+    found: Need | None = index.needs[key]
     return found
 
 

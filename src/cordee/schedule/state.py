@@ -50,7 +50,7 @@ from cordee.schedule.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase, micro_usd_per_hour
 from cordee.schedule.row import columns_of, is_spent, rests_until_us
 from cordee.schedule.running import NEVER, Running
-from cordee.schedule.share import standing
+from cordee.schedule.share import counts_service, standing
 from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
 from cordee.units import US_PER_HOUR
@@ -102,6 +102,7 @@ class State:
         self.index = FreeIndex()  # what is free
         self.soon = FreeIndex(self.index.mix)  # and what is being vacated for nobody
         self.vacated = FreeIndex(self.index.mix)  # and what is being vacated, for whomever
+        self._bare: dict[str, tuple[Entry, Entry]] = {}  # of nodes: free, and with what is being vacated; claimed or not
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
@@ -170,18 +171,18 @@ class State:
         self.journal.mark()
         for lease in leases:
             self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
-            self._reindex(lease.node)
+            self._shade(lease.node)
 
     def speak_for(self, name: str, mask: int) -> None:
         """These GPUs of a node, which are being vacated, are not open in `soon`: they leave for somebody."""
         self.journal.put(self.spoken, name, mask)
-        self._reindex(name)
+        self._shade(name)
 
     def disclaim(self, leases: Iterable[Lease]) -> None:
         """They are open again."""
         for lease in leases:
             self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
-            self._reindex(lease.node)
+            self._shade(lease.node)
 
     def open_all(self) -> None:
         """Nothing is claimed or spoken for any more."""
@@ -189,7 +190,7 @@ class State:
         for name in names:
             self.journal.drop(self.claimed, name)
             self.journal.drop(self.spoken, name)
-            self._reindex(name)
+            self._shade(name)
 
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
@@ -248,7 +249,7 @@ class State:
         by_owner = any(holder.queue.user_gpus is not None for holder in leaf.path)
         self.waiting.add(
             record,
-            standing=standing(self.policy, record, self.left_us(record)),
+            standing=standing(self.policy, record, None if counts_service(self.policy) else self.left_us(record)),
             length_us=self._length_us(record),
             patience_us=patience_us,
             queue=leaf.queue.name,
@@ -363,18 +364,31 @@ class State:
                 self.journal.put(self.attention, job_id, None)
 
     def _reindex(self, name: str) -> None:
+        """Something about the node, or about what is leased or being vacated there, has changed."""
+        self._bare.pop(name, None)
+        self._shade(name)
+
+    def _shade(self, name: str) -> None:
+        """What is claimed there or spoken for may have changed."""
         record = self.nodes[name]
         if record.stays:
-            entry = all_ = entry_of(record.node, self.leased.get(name, _UNUSED))
-            leaving, kept, spoken = self.vacating.get(name), self.claimed.get(name, 0), self.spoken.get(name, 0)
-            if leaving:
-                all_ = entry.plus(leaving)
+            bare = self._bare.get(name)
+            if bare is None:
+                entry = entry_of(record.node, self.leased.get(name, _UNUSED))
+                leaving = self.vacating.get(name)
+                bare = self._bare[name] = (entry, entry.plus(leaving) if leaving else entry)
+            entry, all_ = bare
+            kept, spoken = self.claimed.get(name, 0), self.spoken.get(name, 0)
             if kept:
                 entry, all_ = entry.without(kept), all_.without(kept)
             before = self._put(name, (entry, all_.without(spoken) if spoken else all_, all_))
         else:
             before = self._put(name, (None, None, None))
-        self.journal.note(self._put, name, before)
+        self.journal.note(self._put_back, name, before)
+
+    def _put_back(self, name: str, before: _Entries) -> None:
+        self._bare.pop(name, None)
+        self._put(name, before)
 
     def _put(self, name: str, entries: _Entries) -> _Entries:
         """Set a node's entries: what is free, what will be for anybody, what will be; returns those that were there."""

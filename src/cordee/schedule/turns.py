@@ -4,6 +4,7 @@ from bisect import bisect_right
 from operator import itemgetter
 
 from cordee.schedule.running import NEVER
+from cordee.schedule.share import counts_service
 from cordee.schedule.state import State
 from cordee.units import US_PER_S
 
@@ -39,7 +40,7 @@ def _own_tier_us(state: State, now_us: int) -> int | None:
         times.append(waiting.since[young][0] + policy.push_after_us)
     shares_us = state.running.next_us("shares_from_us", now_us)
     times += [] if shares_us is None else [shares_us]
-    if policy.order in ("service", "las"):
+    if counts_service(policy):
         crosses_us = state.running.crosses_us(now_us, policy.levels_gpu_us)
         times += [] if crosses_us is None else [crosses_us]
     return min(times, default=None)

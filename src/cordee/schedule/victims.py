@@ -16,7 +16,7 @@ from cordee.ids import JobId
 from cordee.schedule.fill import Need
 from cordee.schedule.preempt import Cost, Victim, choose
 from cordee.schedule.records import Attempt
-from cordee.schedule.share import TIERS
+from cordee.schedule.share import TIERS, counts_service
 from cordee.schedule.state import State
 from cordee.schedule.vain import Power
 from cordee.schedule.view import Pool
@@ -110,7 +110,7 @@ class Victims:
         self._refresh()
         if self._standing is None:
             policy = self._state.policy
-            levels = policy.levels_gpu_us if policy.order in ("service", "las") else None
+            levels = policy.levels_gpu_us if counts_service(policy) else None
             self._standing = self._state.running.standings(self._now_us, levels)
         return self._standing
 
