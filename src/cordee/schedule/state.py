@@ -102,7 +102,9 @@ class State:
         self.index = FreeIndex()  # what is free
         self.soon = FreeIndex(self.index.mix)  # and what is being vacated for nobody
         self.vacated = FreeIndex(self.index.mix)  # and what is being vacated, for whomever
-        self._bare: dict[str, tuple[Entry, Entry]] = {}  # of nodes: free, and with what is being vacated; claimed or not
+        self._bare: dict[
+            str, tuple[Entry, Entry]
+        ] = {}  # of nodes: free, and with what is being vacated; claimed or not
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
@@ -276,7 +278,7 @@ class State:
         record = self.jobs.get(event.job_id)
         if record is None or record.phase.ended or (record.stop and (record.stop.now or not event.now)):
             return
-        self.journal.put(self.jobs, event.job_id, replace(record, stop=event))
+        self.journal.put(self.jobs, event.job_id, record._replace(stop=event))
         self.journal.put(self.attention, event.job_id, None)
         self._heard()
 
@@ -290,7 +292,7 @@ class State:
         if event.state != Phase.STOPPED and record.used_us:
             self.journal.note(self.history.forget, self.history.add(record.job, record.used_us))
         self.journal.drop(self.owed, event.job_id)
-        self.journal.put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
+        self.journal.put(self.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
         self._heard()
 
     # -- nodes -----------------------------------------------------------------------------------------------
@@ -447,7 +449,7 @@ class State:
         self.journal.drop(self.owed, event.job_id)
         if attempt.gpus < record.job.gpus:
             self.journal.put(self.elastic, event.job_id, None)
-        record = replace(record, phase=Phase.RUNNING, epoch=event.epoch, size=None)
+        record = record._replace(phase=Phase.RUNNING, epoch=event.epoch, size=None)
         self.journal.put(self.jobs, event.job_id, record)
         if limit_at_us is not None:
             self.journal.insert(self.limits, (limit_at_us, event.job_id))
@@ -472,17 +474,17 @@ class State:
                 self.journal.put(self.returning, event.job_id, None)
             if event.reason is NoticeReason.QUOTA and event.for_job is not None:
                 self.journal.put(self.owed, event.for_job, None)
-            self._stopping(attempt, replace(attempt, notice=event))
+            self._stopping(attempt, attempt._replace(notice=event))
 
     def _kill_ordered(self, event: KillOrdered) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and attempt.kill is None:
-            self._stopping(attempt, replace(attempt, kill=event))
+            self._stopping(attempt, attempt._replace(kill=event))
 
     def _stopping(self, before: Attempt, attempt: Attempt) -> None:
         job_id = attempt.job.job_id
         self.journal.put(self.attempts, job_id, attempt)
-        self.journal.put(self.jobs, job_id, replace(self.jobs[job_id], phase=Phase.STOPPING))
+        self.journal.put(self.jobs, job_id, self.jobs[job_id]._replace(phase=Phase.STOPPING))
         self.journal.put(self.attention, job_id, None)
         self.running.drop(job_id)
         if not before.leaving:
@@ -499,7 +501,7 @@ class State:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is None or attempt.started_us is not None:
             return
-        attempt = replace(attempt, started_us=event.at_us)
+        attempt = attempt._replace(started_us=event.at_us)
         self.journal.put(self.attempts, event.job_id, attempt)
         self.running.set(event.job_id, work_from_us=event.at_us)
         if insists_us(attempt.job, attempt.epoch) and event.job_id in self.running.row_of:
@@ -512,7 +514,7 @@ class State:
         if attempt is not None and event.step > (attempt.committed_step or -1):
             # What ran while the capture drained is not in it.
             captured_us = event.at_us - event.drain_us
-            committed = replace(attempt, captured_us=captured_us, committed_step=event.step)
+            committed = attempt._replace(captured_us=captured_us, committed_step=event.step)
             self.journal.put(self.attempts, event.job_id, committed)
             if attempt.started_us is not None:
                 self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
@@ -523,7 +525,7 @@ class State:
         if attempt is None or lease is None:
             return
         held = tuple(each for each in attempt.held if each is not lease)
-        ended = replace(attempt, held=held, shares=(*attempt.shares, event))
+        ended = attempt._replace(held=held, shares=(*attempt.shares, event))
         self.journal.put(self.attempts, event.job_id, ended)
         self.running.drop(event.job_id)
         freed = attempt.holds((lease,))
@@ -545,7 +547,7 @@ class State:
         price = attempt.prices[attempt.leases.index(lease)]
         gpu_us = lease.gpu_milli * (event.at_us - attempt.placed_us) // 1000
         used_cost, served_gpu_us = record.used_cost + gpu_us * price, record.served_gpu_us + gpu_us
-        self.journal.put(self.jobs, event.job_id, replace(record, used_cost=used_cost, served_gpu_us=served_gpu_us))
+        self.journal.put(self.jobs, event.job_id, record._replace(used_cost=used_cost, served_gpu_us=served_gpu_us))
         self.journal.put(self.attention, event.job_id, None)
         self._heard()
 
@@ -556,8 +558,7 @@ class State:
         record, notice = self.jobs[event.job_id], attempt.notice
         counted = event.outcome in _COUNTED and notice is None
         returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
-        queued = replace(
-            record,
+        queued = record._replace(
             phase=Phase.QUEUED,
             waits_since_us=event.at_us,
             barren=0 if attempt.captured_us is not None else record.barren + counted,

@@ -63,7 +63,7 @@ class Victims:
     def find(
         self, need: Need, pool: Pool, power: Power, *, closed: Iterable[str] = (), shielded: Iterable[str] = ()
     ) -> tuple[JobId, ...] | None:
-        """The set to push; None if nobody's leaving would be enough.
+        """The set to push; None if nobody's leaving would be enough, or too many would have to be moved.
 
         Args:
             need: the shape that has to become free.
@@ -82,6 +82,8 @@ class Victims:
         if need.within in ("island", "node") or need.units + (need.rest > 0) == 1:
             need = Need(need.gpus, 1, 0, need.in_island, None) if need.within else need
             groups = [nodes]
+            if power.moves is not None and not self._could_move(nodes, need.gpus, power.moves, field):
+                return None
         else:
             groups = list(self._domains(need, nodes, field))
         best: tuple[Any, list[int]] | None = None
@@ -149,7 +151,9 @@ class Victims:
             free = running.node_free[:count]
             pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
             nodes = running.of_pool(pool)
-            found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node, partial(self._cost_to, power))
+            found = self._fields[key] = _Field(
+                nodes, free, free + pushed, gain, row, node, partial(self._cost_to, power)
+            )
         return found
 
     def _cost_to(self, power: Power) -> Any:
@@ -209,6 +213,10 @@ class Victims:
         if need.units + (need.rest > 0) == 1:
             return self._on_one_node(nodes, need.gpus, field)
         return self._on_several(nodes, need, field)
+
+    def _could_move(self, nodes: Any, gpus: int, most: int, field: _Field) -> bool:
+        """Whether there is a node on which no more lacks than may be moved; else every set is too large."""
+        return bool((nodes & (field.avail >= gpus) & (field.free + most >= gpus)).any())
 
     def _on_one_node(self, nodes: Any, gpus: int, field: _Field) -> list[int] | None:
         there = nodes & (field.avail >= gpus)
