@@ -40,6 +40,18 @@ class Run:
     errors: int = 0  # steps of decisions that failed; none should
 
 
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Garbage in circles is looked for seldom: a run makes many objects that live on, and no circles."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@rarely_collected()
 def run(
     nodes: Iterable[Node],
     submissions: Iterable[Submission],
@@ -65,35 +77,7 @@ def run(
         late: ranks tell late where no decision rests on what they tell; the ledger is the same.
         tell: takes each event of the log in place of keeping it.
     """
-    with rarely_collected():
-        return _run(
-            nodes, submissions, reclaims, policy or Policy(), queues, start_us, until_us, late=late, tell=tell
-        )  # fmt: skip
-
-
-@contextmanager
-def rarely_collected() -> Iterator[None]:
-    """Look for cycles of garbage seldom: a run makes hundreds of thousands of objects that live on, and no cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _run(
-    nodes: Iterable[Node],
-    submissions: Iterable[Submission],
-    reclaims: Iterable[Reclaim],
-    policy: Policy,
-    queues: tuple[Queue, ...],
-    start_us: int,
-    until_us: int | None,
-    *,
-    late: bool,
-    tell: Callable[[Event], None] | None,
-) -> Run:
+    policy = policy or Policy()
     endless = not isinstance(reclaims, Sequence)
     engine = Engine(start_us)
     cluster = SimCluster(engine, nodes, reclaims)
