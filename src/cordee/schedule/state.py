@@ -148,7 +148,7 @@ class State:
 
     def use(self, policy: Policy) -> None:
         """Index by the rules of another policy."""
-        if policy == self.policy:
+        if policy is self.policy or policy == self.policy:
             return
         self.policy = policy
         self.waiting, self.running = Waiting(self.journal), Running(self.journal)
