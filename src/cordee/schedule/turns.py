@@ -32,15 +32,30 @@ def next_turn_us(state: State, now_us: int) -> int | None:
 
 
 def _own_tier_us(state: State, now_us: int) -> int | None:
-    """When somebody has waited long enough to push, or an attempt has run long enough, or goes down a level."""
-    policy, waiting = state.policy, state.waiting
-    times: list[int] = []
-    young = bisect_right(waiting.since, now_us - policy.push_after_us, key=itemgetter(0))
-    if young < len(waiting.since):
-        times.append(waiting.since[young][0] + policy.push_after_us)
-    shares_us = state.running.next_us("shares_from_us", now_us)
-    times += [] if shares_us is None else [shares_us]
-    if counts_service(policy):
-        crosses_us = state.running.crosses_us(now_us, policy.levels_gpu_us)
-        times += [] if crosses_us is None else [crosses_us]
-    return min(times, default=None)
+    """When somebody has waited long enough to push, or an attempt has run long enough, or goes down a level.
+
+    What is due by the next multiple of `EVERY_US` is soon enough: nobody looks for a sooner one.
+    """
+    soonest, soon_us = None, (now_us // EVERY_US + 1) * EVERY_US
+    for told in (_young_us, _rested_us, _crosses_us):
+        at_us = told(state, now_us)
+        if at_us is not None and at_us <= soon_us:
+            return at_us
+        if at_us is not None and (soonest is None or at_us < soonest):
+            soonest = at_us
+    return soonest
+
+
+def _young_us(state: State, now_us: int) -> int | None:
+    since, after_us = state.waiting.since, state.policy.push_after_us
+    young = bisect_right(since, now_us - after_us, key=itemgetter(0))
+    return since[young][0] + after_us if young < len(since) else None
+
+
+def _rested_us(state: State, now_us: int) -> int | None:
+    return state.running.next_us("shares_from_us", now_us)
+
+
+def _crosses_us(state: State, now_us: int) -> int | None:
+    policy = state.policy
+    return state.running.crosses_us(now_us, policy.levels_gpu_us) if counts_service(policy) else None

@@ -49,6 +49,12 @@ class _Field:
             self._cost = self.price()
         return self._cost
 
+    def on(self, nodes: Any) -> Any:
+        """Leases on these nodes that may be pushed."""
+        there = np.zeros(len(self.nodes), bool)
+        there[nodes] = True
+        return np.flatnonzero((self.gain > 0) & there[self.node])
+
 
 class Victims:
     """The search at one moment; `State` may change between two questions."""
@@ -287,7 +293,7 @@ class Victims:
         count = _Count(need, field, at)
         if not count.enough(field.avail):
             return None
-        leases = np.flatnonzero((field.gain > 0) & np.isin(field.node, at))
+        leases = field.on(at)
         rows = np.unique(field.row[leases])
         if len(rows) <= _EXACT:
             return self._of_few(rows.tolist(), count, field, leases)
@@ -360,7 +366,7 @@ class Victims:
         count = _Count(need, field, at)
         if not count.enough(field.avail):
             return None
-        leases = np.flatnonzero((field.gain > 0) & np.isin(field.node, at))
+        leases = field.on(at)
         rows = self._state.running.rows
         order = np.unique(field.row[leases])
         if self._state.policy.victims == "lowest":
@@ -394,7 +400,9 @@ class _Count:
         field = self._field
         free = field.free.copy()
         if rows:
-            leases = np.flatnonzero(np.isin(field.row, rows) & (field.gain > 0))
+            chosen = np.zeros(len(field.cost), bool)
+            chosen[rows] = True
+            leases = np.flatnonzero(chosen[field.row] & (field.gain > 0))
             np.add.at(free, field.node[leases], field.gain[leases])
         return free
 
