@@ -4,6 +4,7 @@ A row is an attempt from its placement until it has notice, is killed or a share
 their own. Only `State` changes them, through the journal; freed rows are used again, and no answer depends on numbers.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ _ROW: dict[str, Any] = {
     "every_us": np.int64,
 }
 NEVER = 2**62
+
+
+@lru_cache(maxsize=64)
+def _marks(levels: tuple[int, ...]) -> Any:
+    """Where levels begin, and NEVER."""
+    return np.array((*levels, NEVER), np.int64)
 
 
 class Columns:
@@ -184,16 +191,16 @@ class Running:
     def standings(self, now_us: int, levels: tuple[int, ...] | None) -> Any:
         """Where each row stands now; with levels, its level."""
         values = self.served(now_us)
-        return values if levels is None else np.searchsorted(np.asarray(levels, np.int64), values, side="right")
+        return values if levels is None else _marks(levels)[:-1].searchsorted(values, side="right")
 
     def crosses_us(self, now_us: int, levels: tuple[int, ...]) -> int | None:
         """When the next attempt goes down a level."""
         rows = self.rows
         if not rows.size or not levels:
             return None
-        marks, value = np.array((*levels, NEVER), np.int64), rows["value"]
-        nexts = marks[np.searchsorted(marks[:-1], self.served(now_us), side="right")]
-        due = rows["placed_us"] + -(-(nexts - value) // np.maximum(1, rows["pace"]))
+        marks = _marks(levels)
+        nexts = marks[marks[:-1].searchsorted(self.served(now_us), side="right")]
+        due = rows["placed_us"] + -(-(nexts - rows["value"]) // np.maximum(1, rows["pace"]))
         due = due[rows["live"] & (nexts < NEVER) & (due > now_us)]
         return int(due.min()) if due.size else None
 

@@ -153,7 +153,7 @@ class Victims:
             allowed = self.may_push(power)
             if shielded:
                 allowed &= ~self._of_queues(shielded)
-            gain = np.where(allowed[row], gpus, 0) if len(row) else gpus
+            gain = gpus * allowed[row]
             free = running.node_free[:count]
             pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
             nodes = running.of_pool(pool)
@@ -229,7 +229,7 @@ class Victims:
         if not there.any():
             return None
         lacks = np.maximum(1, gpus - field.free)  # where GPUs are free, it is CPU or memory that somebody has to leave
-        at = np.flatnonzero((field.gain > 0) & there[field.node])
+        at = ((field.gain > 0) & there[field.node]).nonzero()[0]
         row, node, gain = field.row[at], field.node[at], field.gain[at]
         cost = field.cost[row]
         alone = np.flatnonzero(gain >= lacks[node])
@@ -254,7 +254,7 @@ class Victims:
         """Of each node what freeing so many GPUs costs at least: the cheapest per GPU first, the last in part."""
         order = np.lexsort((cost / gain, node))
         node, cost, gain = node[order], cost[order], gain[order]
-        total = np.cumsum(gain)
+        total = gain.cumsum()
         first = np.r_[True, node[1:] != node[:-1]] if len(node) else np.empty(0, bool)
         before = total - gain - np.maximum.accumulate(np.where(first, total - gain, 0))
         taken = np.clip(lacks[node] - before, 0, gain)
