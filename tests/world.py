@@ -114,7 +114,7 @@ class World:
 
     def cycle(self) -> tuple[Event, ...]:
         """Decide once, commit, and let the executor have the commands."""
-        decision = enact(self.state, self.now_us, None, self.log.extend)
+        decision = enact(self.state, self.now_us, None, lambda events: self.log.extend(events) or events)
         self.errors += [error for _, error in decision.errors]
         for event in decision.events:
             self.ledger.apply(event)

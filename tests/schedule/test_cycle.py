@@ -1,5 +1,7 @@
 """World before -> events, for the cycle: order, reservation, backfill, waiting for victims, errors."""
 
+from dataclasses import replace
+
 import pytest
 
 from cordee.events import Capacity, NodeDown, Queue, QueuesSet, ServerUp
@@ -199,10 +201,18 @@ def test_what_is_enacted_is_what_is_decided_and_then_applied_and_what_is_refused
         enact(enacted, world.now_us, None, refuse)
     assert enacted.snapshot() == before == asked.snapshot()
     written = []
-    assert enact(enacted, world.now_us, None, written.extend) == decision
+    assert enact(enacted, world.now_us, None, lambda events: written.extend(events) or events) == decision
     for event in decision.events:
         asked.apply(event)
     assert tuple(written) == decision.events and enacted.snapshot() == asked.snapshot()
+
+
+def test_what_was_written_down_with_another_time_is_what_holds():
+    world, at_us = World(node("n1"), job("a", 8)), 7
+    enact(world.state, 9, None, lambda events: [replace(each, at_us=at_us) for each in events])
+    again = World(node("n1"), job("a", 8)).state
+    again.apply(replace(decide(again, 9).events[0], at_us=at_us))
+    assert world.state.snapshot() == again.snapshot() and world.state.attempts["a"].placed_us == at_us
 
 
 def test_what_was_only_imagined_cannot_be_enacted():

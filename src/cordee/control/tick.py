@@ -157,9 +157,11 @@ class Control:
             self._apply(number, event)
         self.changed.notify_all()
 
-    def _write(self, events: Sequence[Event]) -> None:
+    def _write(self, events: Sequence[Event]) -> Sequence[Event]:
         point("decision.before_commit")
-        self._store.commit(events)
+        stamped = self._stamped(events)
+        self._store.commit(stamped, seen=())
+        return stamped
 
     def _follow(self, events: Sequence[Event]) -> None:
         """What was decided is written down, and the state holds it already."""

@@ -48,22 +48,25 @@ class Decision:
     errors: tuple[tuple[JobId, Exception], ...] = ()
 
 
+Write = Callable[[Sequence[Event]], Sequence[Event]]
+"""Writes events down, and says which they were."""
+
+
 def decide(state: State, now_us: int, policy: Policy | None = None) -> Decision:
     """Everything that follows now; the state is left as it was. Without a policy, by the rules the state has."""
     return _decided(state, now_us, policy, None)
 
 
-def enact(state: State, now_us: int, policy: Policy | None, write: Callable[[Sequence[Event]], None]) -> Decision:
+def enact(state: State, now_us: int, policy: Policy | None, write: Write) -> Decision:
     """Everything that follows now, written down by the caller and applied; if `write` raises, nothing has happened.
 
-    The events are applied once, as they are decided, and not taken back and applied again.
+    The events are applied once, as they are decided, and not taken back and applied again, unless `write` answers with
+    others: then it wrote them down with other times, and those are applied.
     """
     return _decided(state, now_us, policy, write)
 
 
-def _decided(
-    state: State, now_us: int, policy: Policy | None, write: Callable[[Sequence[Event]], None] | None
-) -> Decision:
+def _decided(state: State, now_us: int, policy: Policy | None, write: Write | None) -> Decision:
     if policy is not None:
         state.use(policy)
     if state.rest is not None and state.rest.holds(state, now_us):
@@ -73,14 +76,18 @@ def _decided(
         cycle = Cycle(state, now_us)
         cycle.run()
         rest = Rest(state.news, state.newest, now_us, cycle.wake_at_us)
-        if write is not None and cycle.events:
-            write(cycle.events)
+        written = write(cycle.events) if write is not None and cycle.events else []
+        as_decided = all(one is other for one, other in zip(written, cycle.events, strict=False))
+        if written and as_decided:
             cycle.let_go()
             state.journal.keep()
+    if not as_decided:  # the clock went back while it was decided
+        for event in written:
+            state.apply(event)
     if not imagined:  # what holds inside somebody's `what_if` says nothing of what is
         state.rest = None if cycle.errors else rest
         state.vain = cycle.vain
-    return Decision(events=tuple(cycle.events), wake_at_us=cycle.wake_at_us, errors=tuple(cycle.errors))
+    return Decision(events=tuple(written or cycle.events), wake_at_us=cycle.wake_at_us, errors=tuple(cycle.errors))
 
 
 @dataclass(frozen=True, slots=True)
