@@ -32,7 +32,7 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
-from cordee.schedule import Policy, State, decide
+from cordee.schedule import Policy, State, enact
 
 S = 1_000_000
 HOUR = 3600 * S
@@ -114,10 +114,10 @@ class World:
 
     def cycle(self) -> tuple[Event, ...]:
         """Decide once, commit, and let the executor have the commands."""
-        decision = decide(self.state, self.now_us)
+        decision = enact(self.state, self.now_us, None, lambda events: self.log.extend(events) or events)
         self.errors += [error for _, error in decision.errors]
-        self.tell(*decision.events)
         for event in decision.events:
+            self.ledger.apply(event)
             self._carry_out(event)
         if decision.wake_at_us is not None:
             self._later(decision.wake_at_us, ServerUp(at_us=-1))

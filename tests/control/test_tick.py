@@ -25,7 +25,7 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId
-from cordee.schedule.cycle import decide
+from cordee.schedule.cycle import enact
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_rank_cannot_drag_the_log_into_the_future(scene: Scene) -> None:
 
 def test_an_error_on_one_job_is_told_and_stops_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     told = ((PROD, ValueError("a bug")),)
-    monkeypatch.setattr("cordee.control.tick.decide", lambda *given: replace(decide(*given), errors=told))
+    monkeypatch.setattr("cordee.control.tick.enact", lambda *given: replace(enact(*given), errors=told))
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     assert scene.control.errors == told

@@ -1,10 +1,12 @@
 """World before -> events, for the cycle: order, reservation, backfill, waiting for victims, errors."""
 
+from dataclasses import replace
+
 import pytest
 
-from cordee.events import Capacity, NodeDown, ServerUp
+from cordee.events import Capacity, NodeDown, Queue, QueuesSet, ServerUp
 from cordee.ids import JobId
-from cordee.schedule import NAMED, Policy, decide
+from cordee.schedule import NAMED, Policy, State, decide, enact
 from cordee.schedule import cycle as cycle_module
 from world import S, World, brief, job, node, share_ended
 
@@ -176,6 +178,47 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
     assert brief(decision.events) == ["place good n1:2"]
     assert [(name, type(error)) for name, error in decision.errors] == [("bad", ZeroDivisionError)]
     assert world.state.snapshot() == before
+
+
+def test_what_is_enacted_is_what_is_decided_and_then_applied_and_what_is_refused_has_not_happened():
+    """With a claim, which counts to its queue, before and behind placements."""
+    queues = QueuesSet(at_us=0, queues=(Queue(name="default", quota_gpus=4), Queue(name="b", quota_gpus=4)))
+    log = [node("n1"), node("n2"), node("n3", 3), queues, job("a", 8, "preemptible"), job("c", 4, "preemptible")]
+    more = [job("p", 8, "production"), job("q", 1), job("r", 2, queue="b"), job("s", 8, "preemptible")]
+    world = World(*log).play(until_s=2).tell(*more)
+    asked, enacted = State(), State()
+    for event in world.log:
+        asked.apply(event)
+        enacted.apply(event)
+    decision = decide(asked, world.now_us)
+    assert brief(decision.events)[0].startswith("notice") and len(decision.events) > 2, brief(decision.events)
+    before = enacted.snapshot()
+
+    def refuse(events):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        enact(enacted, world.now_us, None, refuse)
+    assert enacted.snapshot() == before == asked.snapshot()
+    written = []
+    assert enact(enacted, world.now_us, None, lambda events: written.extend(events) or events) == decision
+    for event in decision.events:
+        asked.apply(event)
+    assert tuple(written) == decision.events and enacted.snapshot() == asked.snapshot()
+
+
+def test_what_was_written_down_with_another_time_is_what_holds():
+    world, at_us = World(node("n1"), job("a", 8)), 7
+    enact(world.state, 9, None, lambda events: [replace(each, at_us=at_us) for each in events])
+    again = World(node("n1"), job("a", 8)).state
+    again.apply(replace(decide(again, 9).events[0], at_us=at_us))
+    assert world.state.snapshot() == again.snapshot() and world.state.attempts["a"].placed_us == at_us
+
+
+def test_what_was_only_imagined_cannot_be_enacted():
+    world = World(node("n1"), job("a", 8))
+    with world.state.what_if(), pytest.raises(AssertionError):
+        enact(world.state, 0, None, list)
 
 
 def test_a_job_that_fails_to_settle_does_not_keep_the_cycle_awake(monkeypatch):

@@ -27,7 +27,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.points import point
-from cordee.schedule.cycle import decide
+from cordee.schedule.cycle import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.queues import check
 from cordee.schedule.state import State
@@ -117,11 +117,11 @@ class Control:
                 self._executor.acknowledge(source, seq)
                 point("reports.acknowledged")
             # A decision rests on what is committed. Dying between the two commits costs nothing: it is made again.
-            decision = decide(self.state, max(self._clock.now_us(), self._last_us), self._policy)
+            now_us = max(self._clock.now_us(), self._last_us)
+            decision = enact(self.state, now_us, self._policy, self._write)
             self.errors = decision.errors
             if decision.events:
-                point("decision.before_commit")
-                self._commit(decision.events, {})
+                self._follow(decision.events)
                 point("decision.after_commit")
         # Without the lock: an agent that hangs keeps nobody from being answered. Only ticks write and end commands.
         for pending in self._store.pending():
@@ -156,6 +156,21 @@ class Control:
         self._store.commit(stamped, seen=marks.items())
         for number, event in enumerate(stamped, start=self.number + 1):
             self._apply(number, event)
+        self.changed.notify_all()
+
+    def _write(self, events: Sequence[Event]) -> Sequence[Event]:
+        point("decision.before_commit")
+        stamped = self._stamped(events)
+        self._store.commit(stamped, seen=())
+        return stamped
+
+    def _follow(self, events: Sequence[Event]) -> None:
+        """What was decided is written down, and the state holds it already."""
+        for event in events:
+            self.ledger.apply(event)
+        self.state.quotas.forget(events[-1].at_us)
+        self.number += len(events)
+        self._last_us = events[-1].at_us
         self.changed.notify_all()
 
     def _stamped(self, events: Sequence[Event]) -> list[Event]:

@@ -3,11 +3,12 @@
 No clock, no randomness, no I/O.
 
 state.apply(event)                          for every event of the log, in order
-decision = decide(state, now_us, policy)    what follows now; commit its events, apply them, wake at `wake_at_us`
+decision = decide(state, now_us, policy)    what follows now, for who only asks; the state is left as it was
+enact(state, now_us, policy, write)         the same, written down by `write` and applied; wake at `wake_at_us`
 explain(state, job_id, now_us)              why a job is where it is
 """
 
-from cordee.schedule.cycle import Decision, decide
+from cordee.schedule.cycle import Decision, decide, enact
 from cordee.schedule.explain import Explanation, Reason, explain
 from cordee.schedule.policy import NAMED, Policy
 from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase
@@ -25,5 +26,6 @@ __all__ = [
     "Reason",
     "State",
     "decide",
+    "enact",
     "explain",
 ]

@@ -1,12 +1,12 @@
 """The scheduling cycle: from a state to the events that follow now. Read the steps of `Cycle.run` aloud.
 
-`decide` works on the state itself under `what_if`, so that each step sees what the steps before it did, and leaves the
-state as it found it. Whoever calls it commits the events and applies them.
+It works on the state itself under `what_if`, so that each step sees what the steps before it did. `decide` leaves the
+state as it found it, for who only asks; `enact` lets its caller write the events down, and what they changed stays.
 """
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
@@ -16,7 +16,7 @@ from cordee.schedule.bounds import Refusal
 from cordee.schedule.entry import Kind, mask_of
 from cordee.schedule.free import FreeIndex
 from cordee.schedule.grow import grown, worth_us
-from cordee.schedule.held import held_by
+from cordee.schedule.held import Held, held_by
 from cordee.schedule.lifecycle import notice, settle, wake_us
 from cordee.schedule.place import need_of, place, pools
 from cordee.schedule.policy import Policy
@@ -48,8 +48,25 @@ class Decision:
     errors: tuple[tuple[JobId, Exception], ...] = ()
 
 
+Write = Callable[[Sequence[Event]], Sequence[Event]]
+"""Writes events down, and says which they were."""
+
+
 def decide(state: State, now_us: int, policy: Policy | None = None) -> Decision:
     """Everything that follows now; the state is left as it was. Without a policy, by the rules the state has."""
+    return _decided(state, now_us, policy, None)
+
+
+def enact(state: State, now_us: int, policy: Policy | None, write: Write) -> Decision:
+    """Everything that follows now, written down by the caller and applied; if `write` raises, nothing has happened.
+
+    The events are applied once, as they are decided, and not taken back and applied again, unless `write` answers with
+    others: then it wrote them down with other times, and those are applied.
+    """
+    return _decided(state, now_us, policy, write)
+
+
+def _decided(state: State, now_us: int, policy: Policy | None, write: Write | None) -> Decision:
     if policy is not None:
         state.use(policy)
     if state.rest is not None and state.rest.holds(state, now_us):
@@ -59,10 +76,18 @@ def decide(state: State, now_us: int, policy: Policy | None = None) -> Decision:
         cycle = Cycle(state, now_us)
         cycle.run()
         rest = Rest(state.news, state.newest, now_us, cycle.wake_at_us)
+        written = write(cycle.events) if write is not None and cycle.events else []
+        as_decided = all(one is other for one, other in zip(written, cycle.events, strict=False))
+        if written and as_decided:
+            cycle.let_go()
+            state.journal.keep()
+    if not as_decided:  # the clock went back while it was decided
+        for event in written:
+            state.apply(event)
     if not imagined:  # what holds inside somebody's `what_if` says nothing of what is
         state.rest = None if cycle.errors else rest
         state.vain = cycle.vain
-    return Decision(events=tuple(cycle.events), wake_at_us=cycle.wake_at_us, errors=tuple(cycle.errors))
+    return Decision(events=tuple(written or cycle.events), wake_at_us=cycle.wake_at_us, errors=tuple(cycle.errors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +121,7 @@ class Cycle:
     errors: list[tuple[JobId, Exception]] = field(default_factory=list)
     wake_at_us: int | None = None
     claims: dict[JobId, tuple[Lease, ...]] = field(default_factory=dict)  # of gangs whose GPUs are being vacated
+    counted: list[tuple[Job, Held]] = field(default_factory=list)  # of claims, to their queues
     reserved: dict[Kind, Reservation] = field(default_factory=dict)
     refusals: dict[JobId, Refusal] = field(default_factory=dict)  # of those whom their queue keeps from starting
     pushing: Pushing = field(init=False)
@@ -108,6 +134,7 @@ class Cycle:
     _spoken: dict[JobId, list[Lease]] = field(default_factory=dict)  # what leaves for whom
     _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
+    _moves: int = 0  # what may have changed whose turn it is, or who is the head of a line
 
     def run(self) -> None:
         """The whole cycle."""
@@ -134,8 +161,9 @@ class Cycle:
                     self._guarded(job_id, self._grow)
         # 6. Say when time alone will change the answer.
         failed = {job_id for job_id, _ in self.errors}  # what failed now fails again at once; it waits for news
-        for job_id in state.attention.keys() & state.attempts.keys() - failed:
-            self._wake(wake_us(state.attempts[job_id]))
+        for job_id in state.attention:
+            if job_id in state.attempts and job_id not in failed:
+                self._wake(wake_us(state.attempts[job_id]))
         seen = state.attention.keys() | failed
         self._wake(next((at_us for at_us, job_id in state.limits if job_id not in seen), None))
         self._wake(next((until_us for until_us, _ in state.quarantines), None))
@@ -166,12 +194,13 @@ class Cycle:
 
     def _guarded(self, job_id: JobId, step: Callable[[JobId], bool]) -> bool:
         """An error on one job leaves no trace of the step and does not stop the cycle."""
-        mark, emitted = self.state.mark(), len(self.events)
+        mark, emitted, counted = self.state.mark(), len(self.events), len(self.counted)
         try:
             return step(job_id)
         except Exception as error:
             self.state.take_back(mark)
-            del self.events[emitted:]
+            del self.events[emitted:], self.counted[counted:]
+            self._moves += 1
             self.claims.pop(job_id, None)
             self.errors.append((job_id, error))
             return True
@@ -185,27 +214,28 @@ class Cycle:
     def _take_turns(self) -> None:
         """One line after the other by its head; a line whose head finds nothing is done, but for backfilling."""
         lines = self.state.waiting.lines
-        heap: list[tuple[Turn, Alike | None]] = [
-            (turn, alike) for alike, line in lines.items() if (turn := self._head(line)) is not None
+        heap: list[tuple[Turn, Alike | None, int]] = [
+            (turn, alike, self._moves) for alike, line in lines.items() if (turn := self._head(line)) is not None
         ]
         for job_id in self.state.returning:
-            heap.append(((level(self.state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None))
-        heap += [(turn, None) for job_id in self.state.owed if (turn := self._owed(job_id)) is not None]
+            heap.append(((level(self.state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None, 0))
+        heap += [(turn, None, 0) for job_id in self.state.owed if (turn := self._owed(job_id)) is not None]
         heapq.heapify(heap)
         while heap:
-            turn, alike = heap[0]
-            line = None if alike is None else lines.get(alike)
+            turn, alike, moves = heap[0]
             if alike is None:
                 self._guarded(turn[-1], self._consider if turn[0] < 0 else self._return)
+                self._moves += 1
                 heapq.heappop(heap)
                 continue
-            again = None if line is None else self._head(line)
+            line = lines.get(alike)
+            again = turn if moves == self._moves else None if line is None else self._head(line)
             if line is not None and again == turn:
                 goes_on = self._guarded(turn[-1], self._consider)
                 line = lines.get(alike)
                 again = self._head(line) if line is not None and goes_on else None
             if again is not None:
-                heapq.heapreplace(heap, (again, alike))
+                heapq.heapreplace(heap, (again, alike, self._moves))
                 continue
             heapq.heappop(heap)
             if line is not None:
@@ -224,10 +254,10 @@ class Cycle:
             if due_us > self.now_us:
                 break
             if job_id not in self._passed:
-                return self._turn_in_line(self.state.jobs[job_id])
+                return self._turn_in_line(job_id, line)
         for place_ in line.places:
             if place_[-1] not in self._passed:
-                return self._turn_in_line(self.state.jobs[place_[-1]])
+                return self._turn_in_line(place_[-1], line)
         return None
 
     def _share(self, queue: str) -> tuple[int, ...]:
@@ -241,14 +271,13 @@ class Cycle:
         """Where a waiting job stands in the order of all."""
         job_id = record.job.job_id
         owed = self._owed(job_id) if job_id in self.state.owed else None
-        return owed or self._turn_in_line(record)
+        return owed or self._turn_in_line(job_id, self.state.waiting.line(job_id))
 
-    def _turn_in_line(self, record: JobRecord) -> Turn:
-        waiting, job_id = self.state.waiting, record.job.job_id
-        line = waiting.line(job_id)
+    def _turn_in_line(self, job_id: JobId, line: Line) -> Turn:
+        waiting = self.state.waiting
         if waiting.has_aged(job_id, self.now_us):
             return (line.tier, 0, waiting.ages_us(job_id), (), 0, 0, job_id)
-        place_ = (waiting.standing(job_id), record.submitted_us, job_id)
+        place_ = (waiting.standing(job_id), self.state.jobs[job_id].submitted_us, job_id)
         return (line.tier, 2, -line.priority, self._share(line.queue), *place_)
 
     def turns(self) -> Iterator[Turn]:
@@ -386,6 +415,7 @@ class Cycle:
         job_id, epoch = record.job.job_id, record.epoch + 1
         self._emit(AttemptPlaced(at_us=self.now_us, job_id=job_id, epoch=epoch, leases=leases))
         self._shares.clear()
+        self._moves += 1
         return True
 
     def _start_smaller(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
@@ -416,9 +446,22 @@ class Cycle:
         if self.state.quotas.queues:
             prices = [self.state.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
             held = held_by(job, leases, prices)
-            self.state.quotas.put(job, held, self.now_us)
-            self.state.journal.note(self.state.quotas.take, job, held, self.now_us)
+            self._count(job, held, +1)
+            self.counted.append((job, held))
             self._shares.clear()
+            self._moves += 1
+
+    def _count(self, job: Job, held: Held, sign: int) -> None:
+        quotas = self.state.quotas
+        change, undo = (quotas.put, quotas.take) if sign > 0 else (quotas.take, quotas.put)
+        change(job, held, self.now_us)
+        self.state.journal.note(undo, job, held, self.now_us)
+
+    def let_go(self) -> None:
+        """Nobody keeps a GPU between cycles: what was claimed or spoken for is open again, what was decided stays."""
+        self.state.open_all()
+        for job, held in self.counted:
+            self._count(job, held, -1)
 
     def _make_room(self, record: JobRecord, candidates: tuple[Pool, ...], refusal: Refusal | None) -> bool:
         """Push others aside, or move them, and keep the room for the gang."""

@@ -4,7 +4,8 @@ GPUs are bits of a mask; a GPU that is shared has so many thousandths left. CPU 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from cordee.events import Capacity, Job, Lease, Node
 
@@ -12,6 +13,7 @@ Kind = tuple[str, Capacity]
 """A GPU's name and the capacity it was bought as."""
 
 
+@lru_cache(maxsize=1 << 16)
 def mask_of(gpus: tuple[int, ...]) -> int:
     """The bit mask of GPU indices.
 
@@ -24,6 +26,7 @@ def mask_of(gpus: tuple[int, ...]) -> int:
     return mask
 
 
+@lru_cache(maxsize=1 << 16)
 def gpus_of(mask: int) -> tuple[int, ...]:
     """The GPU indices of a bit mask, ascending.
 
@@ -47,8 +50,7 @@ def host_share(job: Job, gpus: int) -> tuple[int, int]:
     return share * -(-job.cpu_milli // parts), share * -(-job.memory_bytes // parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
+class Used(NamedTuple):
     """What is leased of a node: GPUs as a whole, parts of GPUs as (index, milli), CPU and memory."""
 
     whole: int = 0  # mask
@@ -59,7 +61,7 @@ class Used:
     @property
     def touched(self) -> int:
         """The mask of GPUs of which anything is leased."""
-        return self.whole | mask_of(tuple(gpu for gpu, _ in self.parts))
+        return self.whole | mask_of(tuple(gpu for gpu, _ in self.parts)) if self.parts else self.whole
 
     def plus(self, lease: Lease, job: Job) -> "Used":
         """With this lease as well; what is leased already is a programmer's error.
@@ -71,35 +73,32 @@ class Used:
         """
         cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
         mask = mask_of(lease.gpus)
-        assert not self.whole & mask, f"{job.job_id} leases GPUs {gpus_of(self.whole & mask)} of {lease.node} twice"
-        parts = dict(self.parts)
-        whole = self.whole
         if lease.milli >= 1000:
             twice = mask & self.touched
             assert not twice, f"{job.job_id} leases GPUs {gpus_of(twice)} of {lease.node} twice"
-            whole |= mask
-        else:
-            for gpu in lease.gpus:
-                parts[gpu] = parts.get(gpu, 0) + lease.milli
-                assert parts[gpu] <= 1000, f"{job.job_id} leases {parts[gpu]} milli of GPU {gpu} of {lease.node}"
+            return Used(self.whole | mask, self.parts, self.cpu_milli + cpu_milli, self.memory_bytes + memory_bytes)
+        parts, whole = dict(self.parts), self.whole
+        assert not whole & mask, f"{job.job_id} leases GPUs {gpus_of(whole & mask)} of {lease.node} twice"
+        for gpu in lease.gpus:
+            parts[gpu] = parts.get(gpu, 0) + lease.milli
+            assert parts[gpu] <= 1000, f"{job.job_id} leases {parts[gpu]} milli of GPU {gpu} of {lease.node}"
         return Used(whole, tuple(sorted(parts.items())), self.cpu_milli + cpu_milli, self.memory_bytes + memory_bytes)
 
     def minus(self, lease: Lease, job: Job) -> "Used":
         """Without this lease, which is in it."""
         cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
-        parts = dict(self.parts)
-        whole = self.whole
+        whole, left = self.whole, self.parts
         if lease.milli >= 1000:
             whole &= ~mask_of(lease.gpus)
         else:
+            parts = dict(left)
             for gpu in lease.gpus:
                 parts[gpu] -= lease.milli
-        left = tuple(sorted((gpu, milli) for gpu, milli in parts.items() if milli))
+            left = tuple(sorted((gpu, milli) for gpu, milli in parts.items() if milli))
         return Used(whole, left, self.cpu_milli - cpu_milli, self.memory_bytes - memory_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A node that can be placed on: up, with what is free of it."""
 
     node: Node

@@ -59,16 +59,22 @@ class History:
         >>> history.left_us(job, 0, 50), history.left_us(job, 25, 50), history.left_us(job, 0, 90)
         (30, 15, 1000)
         """
-        longer = self.longer(job, ran_us)
-        return longer[min(len(longer) - 1, len(longer) * percent // 100)] - ran_us if longer else None
+        known, shorter = self._alike(job, ran_us)
+        longer = len(known) - shorter
+        return known[shorter + min(longer - 1, longer * percent // 100)] - ran_us if longer else None
 
     def longer(self, job: Job, ran_us: int) -> list[int]:
         """Run times of the most alike jobs that ran longer, ascending; empty if too few are known."""
+        known, shorter = self._alike(job, ran_us)
+        return known[shorter:]
+
+    def _alike(self, job: Job, ran_us: int) -> tuple[list[int], int]:
+        """Run times of the most alike jobs of which some ran longer, and how many did not."""
         for key in _keys(job):
-            known = self._sorted.get(key, [])
-            if len(known) >= ENOUGH and known[-1] > ran_us:
-                return known[bisect_right(known, ran_us) :]
-        return []
+            known = self._sorted.get(key)
+            if known is not None and len(known) >= ENOUGH and known[-1] > ran_us:
+                return known, bisect_right(known, ran_us)
+        return [], 0
 
     def copied(self) -> "History":
         """For a second owner."""

@@ -7,7 +7,8 @@ those that do the tightest. No other choice needs fewer parts, and what is broke
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,8 +22,7 @@ Pick = tuple[str, int, int]
 """A node, how many units it gets, and the GPUs of a rest (0: none)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """What a gang is made of."""
 
     unit: int  # GPUs
@@ -37,8 +37,7 @@ class Need:
         return self.units * self.unit + self.rest
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """How a gang lies."""
 
     spread: int  # 0 one island, 1 one node, 2 an island of several nodes, 3 a rack, then each level above
@@ -67,10 +66,8 @@ def lacking(need: Need, units: int, rests: bool) -> int:
 
 def search(view: View, need: Need) -> Shape | None:
     """The best shape; None if there is none."""
-    if missing(view, need):
-        return None
     found = _in_one_node(view, need)
-    if found is not None or need.within == "node":
+    if found is not None or need.within == "node" or need.units + (need.rest > 0) == 1 or missing(view, need):
         return found
     units, rests = _by_row(view, need)
     enough = _enough(units, rests, need)
@@ -129,15 +126,17 @@ def _enough(units: Any, rests: Any, need: Need) -> Any:
 
 def _in_one_node(view: View, need: Need) -> Shape | None:
     """One island before several, then the fewest free GPUs left over, then the fullest domain, then names."""
-    fitting = [
-        (not _in_one_island(cls, need), sum(cls[2]) - need.gpus, cls)
-        for cls in view.total
-        if not _lacks_in_node(cls, need)
-    ]
-    if not fitting:
+    best = min((found for cls in view.total if (found := _on_node(cls, need)) is not None), default=None)
+    if best is None:
         return None
-    spread, left_over, cls = min(fitting)
+    spread, left_over, cls = best
     return Shape(int(spread), ((view.first(cls), need.units, need.rest),), left_over)
+
+
+@lru_cache(maxsize=1 << 16)
+def _on_node(cls: Class, need: Need) -> tuple[bool, int, Class] | None:
+    """How well the gang lies on a node of a class: over several islands, what is left over; None if it does not."""
+    return None if _lacks_in_node(cls, need) else (not _in_one_island(cls, need), sum(cls[2]) - need.gpus, cls)
 
 
 # -- a domain ------------------------------------------------------------------------------------------------
@@ -243,6 +242,8 @@ def choose(entry: Entry, need: Need, units: int, rest: int) -> tuple[int, ...]:
     """
     island, gpus = entry.node.island_gpus, entry.node.gpus
     size = island if 0 < island < gpus else gpus
+    if size == gpus and not (need.in_island and need.unit <= size):
+        return gpus_of(entry.free)[: units * need.unit + rest]
     islands = [entry.free & ((1 << size) - 1) << first for first in range(0, gpus, size)]
     parts: list[tuple[int, ...]] = []
     if need.in_island and need.unit <= size:

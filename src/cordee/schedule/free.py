@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from cordee.schedule.entry import Entry, Kind, Used, entry_of
 from cordee.schedule.mix import Mix
@@ -38,6 +39,7 @@ class FreeIndex:
         self._now = Feed()
         self._empty = Feed()  # every node as if nothing of it were leased
         self.mix = mix or Mix()
+        self.needs: dict[object, Any] = {}  # what gangs are made of, as `place` works out; forgotten when nodes change
         self._packers: dict[Packing, Packer] = {}
         self._views: dict[tuple[Pool, int, int, bool, bool], View] = {}
 
@@ -61,6 +63,7 @@ class FreeIndex:
         self._now.put(name, entry)
         if old is None or entry is None or old.node is not entry.node or old.usable != entry.usable:
             self._empty.put(name, None if entry is None else entry_of(entry.node, Used()))
+            self.needs.clear()
         return old
 
     def free(self, kind: Kind) -> int:

@@ -4,8 +4,7 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cordee.events import Job, Lease, Node, Queue
 from cordee.schedule.day import Day
@@ -14,8 +13,7 @@ from cordee.schedule.entry import host_share
 MILLI = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(NamedTuple):
     """An amount of what can be held."""
 
     gpu_milli: int = 0
@@ -26,10 +24,10 @@ class Held:
     def plus(self, other: "Held", times: int = 1) -> "Held":
         """Both together."""
         return Held(
-            gpu_milli=self.gpu_milli + times * other.gpu_milli,
-            cpu_milli=self.cpu_milli + times * other.cpu_milli,
-            memory_bytes=self.memory_bytes + times * other.memory_bytes,
-            nano_usd_per_hour=self.nano_usd_per_hour + times * other.nano_usd_per_hour,
+            self.gpu_milli + times * other.gpu_milli,
+            self.cpu_milli + times * other.cpu_milli,
+            self.memory_bytes + times * other.memory_bytes,
+            self.nano_usd_per_hour + times * other.nano_usd_per_hour,
         )
 
     def less(self, other: "Held") -> "Held":

@@ -13,6 +13,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._undo: list[_Undo] | None = None
+        self._depth = 0
 
     @property
     def keeps(self) -> bool:
@@ -26,12 +27,20 @@ class Journal:
         if self._undo is None:
             self._undo = []
         mark = len(self._undo)
+        self._depth += 1
         try:
             yield
         finally:
+            self._depth -= 1
             self.take_back(mark)
             if outermost:
                 self._undo = None
+
+    def keep(self) -> None:
+        """What was written inside `what_if`, and not taken back yet, stays; not inside another `what_if`."""
+        assert self._depth == 1, "what was only imagined around it cannot be kept"
+        assert self._undo is not None
+        self._undo.clear()
 
     def mark(self) -> int:
         """Where `take_back` can return to; inside `what_if` only."""

@@ -23,6 +23,8 @@ from cordee.schedule.part import lacks_part
 from cordee.schedule.policy import Packing
 from cordee.schedule.view import Pool, View, holds
 
+_NEEDS_MAX = 1 << 16
+
 _SOLD = (Capacity.ON_DEMAND, Capacity.SPOT)
 
 
@@ -53,11 +55,13 @@ def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
 def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> Need | None:
     """The units of a gang in a pool; None if the nodes that are up could not hold it even with nothing leased."""
     gpus = job.gpus if gpus is None else gpus
-    view = index.view(pool, *host_share(job, 1), empty=True)
-    key = (gpus, job.unit_gpus, job.within)
-    if key not in view.needs:
-        view.needs[key] = _need(view, gpus, job.unit_gpus, job.within)
-    found: Need | None = view.needs[key]
+    host = host_share(job, 1)
+    key = (pool, host, gpus, job.unit_gpus, job.within)
+    if key not in index.needs:
+        if len(index.needs) >= _NEEDS_MAX:
+            index.needs.clear()
+        index.needs[key] = _need(index.view(pool, *host, empty=True), gpus, job.unit_gpus, job.within)
+    found: Need | None = index.needs[key]
     return found
 
 
@@ -137,6 +141,10 @@ def place(
         spares: so many nodes of each pool of which nothing is leased are out of reach (`spare_nodes`).
         packing: how a job chooses among nodes that hold it (pack.py); whole gangs of several nodes do not.
     """
+    if job.gpu_milli >= 1000 and (gpus or job.gpus) > sum(index.free(kind) for pool in candidates for kind in pool):
+        return None
+    if not spares and not avoid:
+        return _place(index, job, candidates, gpus or job.gpus, packing)
     kept = {name: None for pool in candidates if len(pool) == 1 for name in spare_nodes(index, pool, spares)}
     avoided = {name: None for name in avoid if name in index.entries}
     for absent in ([kept | avoided] if avoided else []) + [kept]:
@@ -170,17 +178,19 @@ def _place(
         lease = _packed(index, job, candidates, gpus, packing)
         if lease is not None or less:
             return None if lease is None else (lease,)
-    best: tuple[tuple[int, int, int, int, int], Need, Shape] | None = None
-    for number, pool in enumerate(candidates):
-        if best is not None and len(pool) > 1:
+    found: list[tuple[Need, Shape]] = []
+    for pool in candidates:
+        if found and len(pool) > 1:
             break  # both capacities together are the last resort, and stand last
         need = need_of(index, job, pool, gpus)
         shape = None if need is None else search(index.view(pool, *host_share(job, 1)), need)
         if need is not None and shape is not None:
-            key = (shape.spread, len(shape.picks), _price(index, need, shape), shape.left_over, number)
-            if best is None or key < best[0]:
-                best = (key, need, shape)
-    return None if best is None else _leases(index, best[1], best[2])
+            found.append((need, shape))
+    if not found:
+        return None
+    if len(found) > 1:
+        found.sort(key=lambda each: (each[1].spread, len(each[1].picks), _price(index, *each), each[1].left_over))
+    return _leases(index, *found[0])
 
 
 def _is_scored(job: Job, packing: Packing) -> bool:
@@ -211,6 +221,9 @@ def _price(index: FreeIndex, need: Need, shape: Shape) -> int:
 
 def _leases(index: FreeIndex, need: Need, shape: Shape) -> tuple[Lease, ...]:
     """Nodes of one domain stand together, and a rest comes last, so that units are consecutive ranks."""
+    if len(shape.picks) == 1:
+        name, units, rest = shape.picks[0]
+        return (Lease(node=name, gpus=choose(index.entries[name], need, units, rest)),)
     leases = []
     for rest, _, name, units in sorted(
         (rest, index.entries[name].node.domain, name, units) for name, units, rest in shape.picks

@@ -11,8 +11,8 @@ interval. Without prices, GPU time decides.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 from cordee.events import Job
 from cordee.ids import JobId
@@ -23,16 +23,14 @@ _EXACT_CELLS = 400_000
 """Above so many steps of the exact search a greedy one is used: about 0.2 s."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Cost:
+class Cost(NamedTuple):
     """What is lost: money, and the GPU time behind it."""
 
     micro_usd: int
     gpu_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Victim:
+class Victim(NamedTuple):
     """An attempt that could be pushed aside."""
 
     job_id: JobId

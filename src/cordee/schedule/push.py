@@ -45,6 +45,7 @@ class Pushing:
     state: State
     now_us: int
     victims: Victims = field(init=False)
+    _known: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.victims = Victims(self.state, self.now_us)
@@ -201,7 +202,10 @@ class Pushing:
         return None
 
     def _pools(self, job: Job) -> tuple[Pool, ...]:
-        return pools(job, self.state.index.kinds)
+        key = (job.gpu_name, job.capacity)
+        if key not in self._known:
+            self._known[key] = pools(job, self.state.index.kinds)
+        return self._known[key]
 
     def _place(
         self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None

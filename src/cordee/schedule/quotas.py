@@ -210,9 +210,13 @@ class Quotas:
 
     def _move(self, key: _Key, held: Held, at_us: int) -> None:
         self._count(key, held, at_us, self._reading(at_us))
-        # An undo is the opposite at the same time: it finds what it undoes at the end.
-        if self._moves and self._moves[-1][:2] == (at_us, key):
-            held = self._moves.pop()[2].plus(held)
+        # An undo is the opposite at the same time: of one time there is one move of each key.
+        at = len(self._moves) - 1
+        while at >= 0 and self._moves[at][0] == at_us:
+            if self._moves[at][1] == key:
+                held = self._moves.pop(at)[2].plus(held)
+                break
+            at -= 1
         if held != NOTHING:
             self._moves.append((at_us, key, held))
 
@@ -346,7 +350,8 @@ class Quotas:
         """A deep copy as plain values, to compare."""
         holders = {name: holder.value() for name, holder in self._holders.items()}
         own = {name: leaf.value() for name, leaf in self._leaves.items() if leaf is not self._holders[name]}
-        return (self.queues, self.offered, dict(self._held), dict(self._leaving), tuple(self._moves), holders, own)
+        moves = tuple(sorted(self._moves, key=lambda move: move[:2]))
+        return (self.queues, self.offered, dict(self._held), dict(self._leaving), moves, holders, own)
 
     def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:
         """Whether it would need GPUs that queues keep for themselves which do not lend."""

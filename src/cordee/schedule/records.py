@@ -1,7 +1,8 @@
-"""The values that `State` holds: frozen, and replaced when something happens to them."""
+"""The values that `State` holds: frozen, and replaced when something happens to them (tuples, since that is often)."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from cordee.events import (
     AttemptEnded,
@@ -34,8 +35,7 @@ class Phase(StrEnum):
         return self in (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
+class JobRecord(NamedTuple):
     """A job and its life so far."""
 
     job: Job
@@ -59,8 +59,7 @@ class JobRecord:
         return self.waits_since_us - self.submitted_us - self.used_us
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(NamedTuple):
     """The live attempt of a job: from AttemptPlaced until AttemptEnded."""
 
     job: Job

@@ -4,6 +4,7 @@ A row is an attempt from its placement until it has notice, is killed or a share
 their own. Only `State` changes them, through the journal; freed rows are used again, and no answer depends on numbers.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ _ROW: dict[str, Any] = {
     "every_us": np.int64,
 }
 NEVER = 2**62
+
+
+@lru_cache(maxsize=64)
+def _marks(levels: tuple[int, ...]) -> Any:
+    """Where levels begin, and NEVER."""
+    return np.array((*levels, NEVER), np.int64)
 
 
 class Columns:
@@ -144,17 +151,6 @@ class Running:
         self.node_free[number], self.node_usable[number] = free, usable
         self.changes += 1
 
-    def node_now(self, name: str) -> tuple[int, int, int]:
-        """What `put_back` needs."""
-        number = self.node(name)
-        return int(self.node_kind[number]), int(self.node_free[number]), int(self.node_usable[number])
-
-    def put_back(self, name: str, node: tuple[int, int, int]) -> None:
-        """As it was."""
-        number = self.nodes[name]
-        self.node_kind[number], self.node_free[number], self.node_usable[number] = node
-        self.changes += 1
-
     def add(self, job_id: JobId, leases: tuple[Lease, ...], values: dict[str, Any]) -> None:
         """An attempt was placed."""
         row = self.rows.add(values | {"live": True})
@@ -186,20 +182,25 @@ class Running:
             for name, value in values.items():
                 self.rows.set(name, row, value)
 
+    def next_us(self, column: str, now_us: int) -> int | None:
+        """The first time in a column after now, of any row; NEVER is none, and rows that are free hold zero."""
+        times = self.rows[column]
+        times = times[(times > now_us) & (times < NEVER)]
+        return int(times.min()) if times.size else None
+
     def standings(self, now_us: int, levels: tuple[int, ...] | None) -> Any:
         """Where each row stands now; with levels, its level."""
         values = self.served(now_us)
-        return values if levels is None else np.searchsorted(np.asarray(levels, np.int64), values, side="right")
+        return values if levels is None else _marks(levels)[:-1].searchsorted(values, side="right")
 
     def crosses_us(self, now_us: int, levels: tuple[int, ...]) -> int | None:
         """When the next attempt goes down a level."""
         rows = self.rows
         if not rows.size or not levels:
             return None
-        at = np.searchsorted(np.asarray(levels, np.int64), self.served(now_us), side="right")
-        nexts = np.append(np.asarray(levels, np.int64), NEVER)[at]
-        pace = np.maximum(1, rows["pace"])
-        due = rows["placed_us"] + -(-(nexts - rows["value"]) // pace)
+        marks = _marks(levels)
+        nexts = marks[marks[:-1].searchsorted(self.served(now_us), side="right")]
+        due = rows["placed_us"] + -(-(nexts - rows["value"]) // np.maximum(1, rows["pace"]))
         due = due[rows["live"] & (nexts < NEVER) & (due > now_us)]
         return int(due.min()) if due.size else None
 

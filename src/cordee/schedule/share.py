@@ -37,9 +37,14 @@ def level(tier: Tier) -> int:
     return _LEVEL[tier]
 
 
+def counts_service(policy: Policy) -> bool:
+    """Whether a standing is what a job has received; nobody needs to know how long it takes."""
+    return policy.order in ("service", "las")
+
+
 def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> tuple[int, int]:
     """What decides a job's standing, and how fast it changes while the job runs on so many GPUs, each microsecond."""
-    if policy.order in ("service", "las"):
+    if counts_service(policy):
         return served_gpu_us, gpus
     if policy.order == "fifo":
         return 0, 0
@@ -54,11 +59,11 @@ def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
     With levels of GPU time received it is the level, and inside a level (ours) the time; else by length or GPU time.
     """
     value, _ = pace(policy, record.job.gpus, record.served_gpu_us, left_us)
-    if policy.order not in ("service", "las"):
+    if not counts_service(policy):
         return value
     return (bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS) + (value if policy.order == "service" else 0)
 
 
 def turn_of(policy: Policy, standing_: int) -> int:
     """What of a standing counts against a running job: who is of a worse level can lose its turn, not an equal."""
-    return standing_ >> LEVEL_BITS if policy.order in ("service", "las") else standing_
+    return standing_ >> LEVEL_BITS if counts_service(policy) else standing_

@@ -52,10 +52,12 @@ from cordee.schedule.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase, micro_usd_per_hour
 from cordee.schedule.row import columns_of, is_spent, rests_until_us
 from cordee.schedule.running import NEVER, Running
-from cordee.schedule.share import standing
+from cordee.schedule.share import counts_service, standing
 from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
 from cordee.units import US_PER_HOUR
+
+_Entries = tuple[Entry | None, Entry | None, Entry | None]
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA)
@@ -102,6 +104,9 @@ class State:
         self.index = FreeIndex()  # what is free
         self.soon = FreeIndex(self.index.mix)  # and what is being vacated for nobody
         self.vacated = FreeIndex(self.index.mix)  # and what is being vacated, for whomever
+        self._bare: dict[
+            str, tuple[Entry, Entry]
+        ] = {}  # of nodes: free, and with what is being vacated; claimed or not
         self.waiting = Waiting(self.journal)
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
@@ -146,7 +151,7 @@ class State:
 
     def use(self, policy: Policy) -> None:
         """Index by the rules of another policy."""
-        if policy == self.policy:
+        if policy is self.policy or policy == self.policy:
             return
         self.policy = policy
         self.waiting, self.running = Waiting(self.journal), Running(self.journal)
@@ -171,18 +176,26 @@ class State:
         self.journal.mark()
         for lease in leases:
             self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
-            self._reindex(lease.node)
+            self._shade(lease.node)
 
     def speak_for(self, name: str, mask: int) -> None:
         """These GPUs of a node, which are being vacated, are not open in `soon`: they leave for somebody."""
         self.journal.put(self.spoken, name, mask)
-        self._reindex(name)
+        self._shade(name)
 
     def disclaim(self, leases: Iterable[Lease]) -> None:
         """They are open again."""
         for lease in leases:
             self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
-            self._reindex(lease.node)
+            self._shade(lease.node)
+
+    def open_all(self) -> None:
+        """Nothing is claimed or spoken for any more."""
+        names = dict.fromkeys((*self.claimed, *self.spoken))
+        for name in names:
+            self.journal.drop(self.claimed, name)
+            self.journal.drop(self.spoken, name)
+            self._shade(name)
 
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
@@ -241,7 +254,7 @@ class State:
         by_owner = any(holder.queue.user_gpus is not None for holder in leaf.path)
         self.waiting.add(
             record,
-            standing=standing(self.policy, record, self.left_us(record)),
+            standing=standing(self.policy, record, None if counts_service(self.policy) else self.left_us(record)),
             length_us=self._length_us(record),
             patience_us=patience_us,
             queue=leaf.queue.name,
@@ -268,7 +281,7 @@ class State:
         record = self.jobs.get(event.job_id)
         if record is None or record.phase.ended or (record.stop and (record.stop.now or not event.now)):
             return
-        self.journal.put(self.jobs, event.job_id, replace(record, stop=event))
+        self.journal.put(self.jobs, event.job_id, record._replace(stop=event))
         self.journal.put(self.attention, event.job_id, None)
         self._heard()
 
@@ -282,7 +295,7 @@ class State:
         if event.state != Phase.STOPPED and record.used_us:
             self.journal.note(self.history.forget, self.history.add(record.job, record.used_us))
         self.journal.drop(self.owed, event.job_id)
-        self.journal.put(self.jobs, event.job_id, replace(record, phase=Phase(event.state), ended=event))
+        self.journal.put(self.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
         self._heard()
 
     # -- nodes -----------------------------------------------------------------------------------------------
@@ -356,31 +369,41 @@ class State:
                 self.journal.put(self.attention, job_id, None)
 
     def _reindex(self, name: str) -> None:
-        record, running = self.nodes[name], self.running
-        now: tuple[Entry | None, ...] = (None, None, None)
-        node = running.node_now(name)
+        """Something about the node, or about what is leased or being vacated there, has changed."""
+        self._bare.pop(name, None)
+        self._shade(name)
+
+    def _shade(self, name: str) -> None:
+        """What is claimed there or spoken for may have changed."""
+        record = self.nodes[name]
         if record.stays:
-            entry = all_ = entry_of(record.node, self.leased.get(name, _UNUSED))
-            leaving, kept, spoken = self.vacating.get(name), self.claimed.get(name, 0), self.spoken.get(name, 0)
-            if leaving:
-                all_ = entry.plus(leaving)
+            bare = self._bare.get(name)
+            if bare is None:
+                entry = entry_of(record.node, self.leased.get(name, _UNUSED))
+                leaving = self.vacating.get(name)
+                bare = self._bare[name] = (entry, entry.plus(leaving) if leaving else entry)
+            entry, all_ = bare
+            kept, spoken = self.claimed.get(name, 0), self.spoken.get(name, 0)
             if kept:
                 entry, all_ = entry.without(kept), all_.without(kept)
-            running.set_node(name, all_.kind, all_.free.bit_count(), all_.usable)
-            now = (entry, all_.without(spoken) if spoken else all_, all_)
+            before = self._put(name, (entry, all_.without(spoken) if spoken else all_, all_))
         else:
-            running.set_node(name, None, 0, 0)
-        before = tuple(index.put(name, one) for index, one in zip(self._indexes, now, strict=True))
-        self.journal.note(self._put_back, name, before, node)
+            before = self._put(name, (None, None, None))
+        self.journal.note(self._put_back, name, before)
 
-    def _put_back(self, name: str, entries: tuple[Entry | None, ...], node: tuple[int, int, int]) -> None:
-        for index, entry in zip(self._indexes, entries, strict=True):
-            index.put(name, entry)
-        self.running.put_back(name, node)
+    def _put_back(self, name: str, before: _Entries) -> None:
+        self._bare.pop(name, None)
+        self._put(name, before)
 
-    @property
-    def _indexes(self) -> tuple[FreeIndex, FreeIndex, FreeIndex]:
-        return (self.index, self.soon, self.vacated)
+    def _put(self, name: str, entries: _Entries) -> _Entries:
+        """Set a node's entries: what is free, what will be for anybody, what will be; returns those that were there."""
+        free, open_, all_ = entries
+        before = (self.index.put(name, free), self.soon.put(name, open_), self.vacated.put(name, all_))
+        if all_ is None:
+            self.running.set_node(name, None, 0, 0)
+        else:
+            self.running.set_node(name, all_.kind, all_.free.bit_count(), all_.usable)
+        return before
 
     # -- queues ----------------------------------------------------------------------------------------------
 
@@ -429,7 +452,7 @@ class State:
         self.journal.drop(self.owed, event.job_id)
         if attempt.gpus < record.job.gpus:
             self.journal.put(self.elastic, event.job_id, None)
-        record = replace(record, phase=Phase.RUNNING, epoch=event.epoch, size=None)
+        record = record._replace(phase=Phase.RUNNING, epoch=event.epoch, size=None)
         self.journal.put(self.jobs, event.job_id, record)
         if limit_at_us is not None:
             self.journal.insert(self.limits, (limit_at_us, event.job_id))
@@ -454,17 +477,17 @@ class State:
                 self.journal.put(self.returning, event.job_id, None)
             if event.reason is NoticeReason.QUOTA and event.for_job is not None:
                 self.journal.put(self.owed, event.for_job, None)
-            self._stopping(attempt, replace(attempt, notice=event))
+            self._stopping(attempt, attempt._replace(notice=event))
 
     def _kill_ordered(self, event: KillOrdered) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and attempt.kill is None:
-            self._stopping(attempt, replace(attempt, kill=event))
+            self._stopping(attempt, attempt._replace(kill=event))
 
     def _stopping(self, before: Attempt, attempt: Attempt) -> None:
         job_id = attempt.job.job_id
         self.journal.put(self.attempts, job_id, attempt)
-        self.journal.put(self.jobs, job_id, replace(self.jobs[job_id], phase=Phase.STOPPING))
+        self.journal.put(self.jobs, job_id, self.jobs[job_id]._replace(phase=Phase.STOPPING))
         self.journal.put(self.attention, job_id, None)
         self.running.drop(job_id)
         if not before.leaving:
@@ -481,7 +504,7 @@ class State:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is None or attempt.started_us is not None:
             return
-        attempt = replace(attempt, started_us=event.at_us)
+        attempt = attempt._replace(started_us=event.at_us)
         self.journal.put(self.attempts, event.job_id, attempt)
         self.running.set(event.job_id, work_from_us=event.at_us)
         if insists_us(attempt.job, attempt.epoch) and event.job_id in self.running.row_of:
@@ -494,7 +517,7 @@ class State:
         if attempt is not None and event.step > (attempt.committed_step or -1):
             # What ran while the capture drained is not in it.
             captured_us = event.at_us - event.drain_us
-            committed = replace(attempt, captured_us=captured_us, committed_step=event.step)
+            committed = attempt._replace(captured_us=captured_us, committed_step=event.step)
             self.journal.put(self.attempts, event.job_id, committed)
             if attempt.started_us is not None:
                 self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
@@ -512,7 +535,7 @@ class State:
         if attempt is None or lease is None:
             return
         held = tuple(each for each in attempt.held if each is not lease)
-        ended = replace(attempt, held=held, shares=(*attempt.shares, event))
+        ended = attempt._replace(held=held, shares=(*attempt.shares, event))
         self.journal.put(self.attempts, event.job_id, ended)
         self.running.drop(event.job_id)
         freed = attempt.holds((lease,))
@@ -534,7 +557,7 @@ class State:
         price = attempt.prices[attempt.leases.index(lease)]
         gpu_us = lease.gpu_milli * (event.at_us - attempt.placed_us) // 1000
         used_cost, served_gpu_us = record.used_cost + gpu_us * price, record.served_gpu_us + gpu_us
-        self.journal.put(self.jobs, event.job_id, replace(record, used_cost=used_cost, served_gpu_us=served_gpu_us))
+        self.journal.put(self.jobs, event.job_id, record._replace(used_cost=used_cost, served_gpu_us=served_gpu_us))
         self.journal.put(self.attention, event.job_id, None)
         self._heard()
 
@@ -545,8 +568,7 @@ class State:
         record, notice = self.jobs[event.job_id], attempt.notice
         counted = event.outcome in _COUNTED and notice is None
         returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
-        queued = replace(
-            record,
+        queued = record._replace(
             phase=Phase.QUEUED,
             waits_since_us=event.at_us,
             barren=0 if attempt.captured_us is not None else record.barren + counted,

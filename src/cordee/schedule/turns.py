@@ -4,6 +4,7 @@ from bisect import bisect_right
 from operator import itemgetter
 
 from cordee.schedule.running import NEVER
+from cordee.schedule.share import counts_service
 from cordee.schedule.state import State
 from cordee.units import US_PER_S
 
@@ -21,11 +22,8 @@ def next_turn_us(state: State, now_us: int) -> int | None:
         later = bisect_right(line.ages, now_us, key=itemgetter(0))
         if later < len(line.ages) and line.ages[later][0] < NEVER:
             times.append(line.ages[later][0])
-    rows = state.running.rows
-    rests = rows["rests_until_us"][rows["live"]]
-    rests = rests[(rests > now_us) & (rests < NEVER)]
-    if rests.size:
-        times.append(int(rests.min()))
+    rests_us = state.running.next_us("rests_until_us", now_us)
+    times += [] if rests_us is None else [rests_us]
     if policy.takes_turns or policy.move_share:
         turn_us = _own_tier_us(state, now_us)
         if turn_us is not None:
@@ -34,17 +32,30 @@ def next_turn_us(state: State, now_us: int) -> int | None:
 
 
 def _own_tier_us(state: State, now_us: int) -> int | None:
-    """When somebody has waited long enough to push, or an attempt has run long enough, or goes down a level."""
-    policy, waiting, rows = state.policy, state.waiting, state.running.rows
-    times: list[int] = []
-    young = bisect_right(waiting.since, now_us - policy.push_after_us, key=itemgetter(0))
-    if young < len(waiting.since):
-        times.append(waiting.since[young][0] + policy.push_after_us)
-    shares = rows["shares_from_us"][rows["live"]]
-    shares = shares[(shares > now_us) & (shares < NEVER)]
-    if shares.size:
-        times.append(int(shares.min()))
-    if policy.order in ("service", "las"):
-        crosses_us = state.running.crosses_us(now_us, policy.levels_gpu_us)
-        times += [] if crosses_us is None else [crosses_us]
-    return min(times, default=None)
+    """When somebody has waited long enough to push, or an attempt has run long enough, or goes down a level.
+
+    What is due by the next multiple of `EVERY_US` is soon enough: nobody looks for a sooner one.
+    """
+    soonest, soon_us = None, (now_us // EVERY_US + 1) * EVERY_US
+    for told in (_young_us, _rested_us, _crosses_us):
+        at_us = told(state, now_us)
+        if at_us is not None and at_us <= soon_us:
+            return at_us
+        if at_us is not None and (soonest is None or at_us < soonest):
+            soonest = at_us
+    return soonest
+
+
+def _young_us(state: State, now_us: int) -> int | None:
+    since, after_us = state.waiting.since, state.policy.push_after_us
+    young = bisect_right(since, now_us - after_us, key=itemgetter(0))
+    return since[young][0] + after_us if young < len(since) else None
+
+
+def _rested_us(state: State, now_us: int) -> int | None:
+    return state.running.next_us("shares_from_us", now_us)
+
+
+def _crosses_us(state: State, now_us: int) -> int | None:
+    policy = state.policy
+    return state.running.crosses_us(now_us, policy.levels_gpu_us) if counts_service(policy) else None

@@ -5,8 +5,9 @@ costs, and then nobody stays in the set who could be left out. Nothing here depe
 the fewest jobs, lower tiers, worse standing, those placed last, and names.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from cordee.ids import JobId
 from cordee.schedule.fill import Need
 from cordee.schedule.preempt import Cost, Victim, choose
 from cordee.schedule.records import Attempt
-from cordee.schedule.share import TIERS
+from cordee.schedule.share import TIERS, counts_service
 from cordee.schedule.state import State
 from cordee.schedule.vain import Power
 from cordee.schedule.view import Pool
@@ -38,7 +39,21 @@ class _Field:
     gain: Any  # of each lease: GPUs, 0 if it may not be pushed
     row: Any  # of each lease
     node: Any
-    cost: Any  # of each attempt's row
+    price: Callable[[], Any]
+    _cost: Any = None
+
+    @property
+    def cost(self) -> Any:
+        """Of each attempt's row; most searches end before anybody asks."""
+        if self._cost is None:
+            self._cost = self.price()
+        return self._cost
+
+    def on(self, nodes: Any) -> Any:
+        """Leases on these nodes that may be pushed."""
+        there = np.zeros(len(self.nodes), bool)
+        there[nodes] = True
+        return np.flatnonzero((self.gain > 0) & there[self.node])
 
 
 class Victims:
@@ -54,7 +69,7 @@ class Victims:
     def find(
         self, need: Need, pool: Pool, power: Power, *, closed: Iterable[str] = (), shielded: Iterable[str] = ()
     ) -> tuple[JobId, ...] | None:
-        """The set to push; None if nobody's leaving would be enough.
+        """The set to push; None if nobody's leaving would be enough, or too many would have to be moved.
 
         Args:
             need: the shape that has to become free.
@@ -73,6 +88,8 @@ class Victims:
         if need.within in ("island", "node") or need.units + (need.rest > 0) == 1:
             need = Need(need.gpus, 1, 0, need.in_island, None) if need.within else need
             groups = [nodes]
+            if power.moves is not None and not self._could_move(nodes, need.gpus, power.moves, field):
+                return None
         else:
             groups = list(self._domains(need, nodes, field))
         best: tuple[Any, list[int]] | None = None
@@ -101,7 +118,7 @@ class Victims:
         self._refresh()
         if self._standing is None:
             policy = self._state.policy
-            levels = policy.levels_gpu_us if policy.order in ("service", "las") else None
+            levels = policy.levels_gpu_us if counts_service(policy) else None
             self._standing = self._state.running.standings(self._now_us, levels)
         return self._standing
 
@@ -136,11 +153,13 @@ class Victims:
             allowed = self.may_push(power)
             if shielded:
                 allowed &= ~self._of_queues(shielded)
-            gain = np.where(allowed[row], gpus, 0) if len(row) else gpus
+            gain = gpus * allowed[row]
             free = running.node_free[:count]
             pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
             nodes = running.of_pool(pool)
-            found = self._fields[key] = _Field(nodes, free, free + pushed, gain, row, node, self._cost_to(power))
+            found = self._fields[key] = _Field(
+                nodes, free, free + pushed, gain, row, node, partial(self._cost_to, power)
+            )
         return found
 
     def _cost_to(self, power: Power) -> Any:
@@ -201,12 +220,16 @@ class Victims:
             return self._on_one_node(nodes, need.gpus, field)
         return self._on_several(nodes, need, field)
 
+    def _could_move(self, nodes: Any, gpus: int, most: int, field: _Field) -> bool:
+        """Whether there is a node on which no more lacks than may be moved; else every set is too large."""
+        return bool((nodes & (field.avail >= gpus) & (field.free + most >= gpus)).any())
+
     def _on_one_node(self, nodes: Any, gpus: int, field: _Field) -> list[int] | None:
         there = nodes & (field.avail >= gpus)
         if not there.any():
             return None
         lacks = np.maximum(1, gpus - field.free)  # where GPUs are free, it is CPU or memory that somebody has to leave
-        at = np.flatnonzero((field.gain > 0) & there[field.node])
+        at = ((field.gain > 0) & there[field.node]).nonzero()[0]
         row, node, gain = field.row[at], field.node[at], field.gain[at]
         cost = field.cost[row]
         alone = np.flatnonzero(gain >= lacks[node])
@@ -231,7 +254,7 @@ class Victims:
         """Of each node what freeing so many GPUs costs at least: the cheapest per GPU first, the last in part."""
         order = np.lexsort((cost / gain, node))
         node, cost, gain = node[order], cost[order], gain[order]
-        total = np.cumsum(gain)
+        total = gain.cumsum()
         first = np.r_[True, node[1:] != node[:-1]] if len(node) else np.empty(0, bool)
         before = total - gain - np.maximum.accumulate(np.where(first, total - gain, 0))
         taken = np.clip(lacks[node] - before, 0, gain)
@@ -270,7 +293,7 @@ class Victims:
         count = _Count(need, field, at)
         if not count.enough(field.avail):
             return None
-        leases = np.flatnonzero((field.gain > 0) & np.isin(field.node, at))
+        leases = field.on(at)
         rows = np.unique(field.row[leases])
         if len(rows) <= _EXACT:
             return self._of_few(rows.tolist(), count, field, leases)
@@ -343,7 +366,7 @@ class Victims:
         count = _Count(need, field, at)
         if not count.enough(field.avail):
             return None
-        leases = np.flatnonzero((field.gain > 0) & np.isin(field.node, at))
+        leases = field.on(at)
         rows = self._state.running.rows
         order = np.unique(field.row[leases])
         if self._state.policy.victims == "lowest":
@@ -377,7 +400,9 @@ class _Count:
         field = self._field
         free = field.free.copy()
         if rows:
-            leases = np.flatnonzero(np.isin(field.row, rows) & (field.gain > 0))
+            chosen = np.zeros(len(field.cost), bool)
+            chosen[rows] = True
+            leases = np.flatnonzero(chosen[field.row] & (field.gain > 0))
             np.add.at(free, field.node[leases], field.gain[leases])
         return free
 

@@ -93,7 +93,6 @@ class View:
         self._leaves: Any = None
         self._own: set[int] = set()  # rows with nodes right in their domain
         self._weights: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
-        self.needs: dict[object, Any] = {}  # what gangs are made of, as `place` works out; forgotten at a change
         self._rows((), 0)
 
     # -- following the entries ---------------------------------------------------------------------------------
@@ -103,7 +102,6 @@ class View:
         if self._seen == self._feed.start + len(self._feed.log):
             return
         changed, self._seen = self._feed.since(self._seen)
-        self.needs.clear()
         if changed is None:
             self._clear()
             changed = list(self._feed.entries)
@@ -225,6 +223,8 @@ class View:
         """A node of a class: the first by name in the domain with the fewest free GPUs, so that others stay whole."""
         column = self._column[cls]
         rows = self.leaves()
+        if len(rows) == 1:
+            return self.names[int(rows[0]), column][0]
         for row in self.fullest_first(rows[self.counts[rows, column] > 0]):
             names = self.names.get((int(row), column))
             if names:
