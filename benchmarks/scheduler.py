@@ -1,9 +1,11 @@
 """Quality and speed of the scheduler on real traces, beside others: `Control.tick` with store, ledger and metrics on.
 
-python benchmarks/scheduler.py TRACES_FOLDER [--anchors A,B] [--policies cordee,las,...] [--victims-jobs 20000] [--json]
+python benchmarks/scheduler.py TRACES_FOLDER [--anchors A,B,before,after] [--policies cordee,las,...]
+    [--victims-jobs 8000] [--json]
 
 TRACES_FOLDER holds philly_oct_10k.csv.gz (anchor A) and philly_oct_60k.csv.gz (anchor B): jobs of Microsoft's Philly
-trace on 80 nodes of 8 GPUs. Costs: a checkpoint every 30 minutes, 60 s to restart, 30 s of grace, and a save of 30 s
+trace on 80 nodes of 8 GPUs; and philly.csv.gz: what came before B and after it, on as many nodes as make the cluster as
+full as B does (82 %). Costs: a checkpoint every 30 minutes, 60 s to restart, 30 s of grace, and a save of 30 s
 for each notice that counts as lost. Only sjf, srsf and easy are told how long jobs run. Times are CPU seconds.
 """
 
@@ -18,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cordee.events import Node, Tier
+from cordee.events import Node, Queue, Tier
 from cordee.schedule.policy import NAMED, Policy
 from cordee.simulate.metrics import Metrics
 from cordee.simulate.run import Submission, run
@@ -26,9 +28,13 @@ from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.workload import Costs, submissions
 
 S = 1_000_000
-FILES = {"A": "philly_oct_10k.csv.gz", "B": "philly_oct_60k.csv.gz"}
+ANCHORS: dict[str, tuple[str, int, int, int]] = {  # a file, nodes, and the jobs from one second on to another
+    "A": ("philly_oct_10k.csv.gz", 80, 0, 1 << 40),
+    "B": ("philly_oct_60k.csv.gz", 80, 0, 1 << 40),
+    "before": ("philly.csv.gz", 49, 0, 2_295_004),
+    "after": ("philly.csv.gz", 34, 6_293_027, 1 << 40),
+}
 TOLD = ("sjf", "srsf", "easy")
-BOUND_S = {"A": 7_689, "B": 11_322}  # the mean run time: nobody can do better
 PEERS = (
     ("A", "Tiresias, 2D-LAS, free preemption", 7_751, "its own simulator, run by us"),
     ("A", "2D-LAS with costs, saves in the grace", 7_859, "our bare reference; 25.6 GPU-hours lost"),
@@ -40,6 +46,7 @@ PEERS = (
     ("B", "strict FIFO", 35_839, "our bare reference; nobody waits longer than 179,336 s"),
 )
 USD_MICRO = 2_990_000
+TEAMS = tuple(Queue(name=name, quota_gpus=gpus) for name, gpus in (("large", 320), ("middle", 192), ("small", 64)))
 HEADS = (
     ("mean JCT s", 11), ("p99", 9), ("away max", 10), ("lost GPU-h", 11), ("lost $", 10), ("+ restart", 11),
     ("pushes", 8),
@@ -47,30 +54,34 @@ HEADS = (
 )  # fmt: skip
 
 
-def nodes() -> list[Node]:
-    """80 of 8 GPUs."""
+def nodes(count: int = 80) -> list[Node]:
+    """Of 8 GPUs each."""
     more: dict[str, Any] = {"epoch": 1, "gpu_name": "P100", "gpus": 8, "micro_usd_per_gpu_hour": USD_MICRO}
-    return [Node(name=f"n{number:03}", **more) for number in range(80)]
+    return [Node(name=f"n{number:03}", **more) for number in range(count)]
 
 
 def jobs(folder: Path, anchor: str, *, told: bool) -> list[Submission]:
     """The trace's jobs, all in one queue."""
     tally = Tally(anchor)
-    trace = open_trace(folder / FILES[anchor]).jobs(tally)
-    pooled = (replace(each, vc="") for each in trace)
-    return list(submissions(pooled, nodes(), tally, costs=Costs(), estimates=told))
+    file, count, from_s, until_s = ANCHORS[anchor]
+    trace = open_trace(folder / file).jobs(tally)
+    pooled = (replace(each, vc="") for each in trace if from_s * S <= each.submit_us < until_s * S)
+    return list(submissions(pooled, nodes(count), tally, costs=Costs(), estimates=told))
 
 
-def one(name: str, policy: Policy, submitted: Iterable[Submission]) -> dict[str, Any]:
+def one(
+    name: str, policy: Policy, submitted: Iterable[Submission], count: int = 80, queues: tuple[Queue, ...] = ()
+) -> dict[str, Any]:
     """One run."""
     metrics, submitted = Metrics(), list(submitted)
     begin = time.process_time()
-    done = run(nodes(), submitted, policy=policy, late=True, tell=metrics.apply)
+    done = run(nodes(count), submitted, policy=policy, queues=queues, late=True, tell=metrics.apply)
     cpu_s = time.process_time() - begin
     summary = metrics.summary((done.ledger, done.at_us))
     assert not done.errors and summary.ended == len(submitted), f"{name}: {done.errors} errors, {summary.ended} ended"
     return {
         "policy": name,
+        "jobs": len(submitted),
         "jct_s": round(summary.jct_s.mean, 1),
         "jct_s_p99": round(summary.jct_s.p99),
         "away_s_max": round(summary.away_s.max),
@@ -84,12 +95,12 @@ def one(name: str, policy: Policy, submitted: Iterable[Submission]) -> dict[str,
 
 
 def tiered(submitted: Iterable[Submission]) -> Iterator[Submission]:
-    """Three tiers by chance of the job's id; half of the jobs cannot save within their grace."""
+    """Three tiers and three queues by chance of the job's id; half of the jobs cannot save within their grace."""
     for each in submitted:
         drawn = zlib.crc32(each.job.job_id.encode())
         tier = (Tier.PRODUCTION, *[Tier.STANDARD] * 2, *[Tier.PREEMPTIBLE] * 2)[drawn % 5]
         save_us = (30 if drawn // 5 % 2 else 120) * S
-        job = replace(each.job, tier=tier, save_us=save_us)
+        job = replace(each.job, tier=tier, save_us=save_us, queue=TEAMS[drawn // 10 % 3].name)
         yield replace(each, job=job, work=replace(each.work, drain_us=save_us))
 
 
@@ -111,25 +122,34 @@ def main() -> None:
     parser.add_argument("traces", type=Path)
     parser.add_argument("--anchors", default="A,B")
     parser.add_argument("--policies", default="cordee,las,srsf,sjf,easy,fit,fifo,kill")
-    parser.add_argument("--victims-jobs", type=int, default=20_000, help="of anchor B, for the choice of victims")
+    parser.add_argument("--victims-jobs", type=int, default=8_000, help="of anchor B, for the choice of victims")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found: dict[str, Any] = {"python": platform.python_version(), "anchors": {}}
     for anchor in filter(None, args.anchors.split(",")):
         names = args.policies.split(",")
-        rows = [one(name, NAMED[name], jobs(args.traces, anchor, told=name in TOLD)) for name in names]
+        count = ANCHORS[anchor][1]
+        rows = [one(name, NAMED[name], jobs(args.traces, anchor, told=name in TOLD), count) for name in names]
         found["anchors"][anchor] = rows
         if not args.json:
-            show(f"anchor {anchor}; nobody can be below {BOUND_S[anchor]:,} s", rows)
+            bound_s = (
+                sum(each.work.steps * each.work.step_us for each in jobs(args.traces, anchor, told=False))
+                / S
+                / rows[0]["jobs"]
+            )
+            show(f"{anchor}: {rows[0]['jobs']:,} jobs, {count} nodes of 8; nobody can be below {bound_s:,.0f} s", rows)
             for _, name, jct_s, source in (each for each in PEERS if each[0] == anchor):
                 print(f"  {name:<40}{jct_s:>9,} s   {source}")
     if args.victims_jobs:
         mixed = list(tiered(jobs(args.traces, "B", told=False)[: args.victims_jobs]))
-        rules = [replace(NAMED["fit"], victims=rule) for rule in ("dollars", "newest", "lowest")]
-        rows = [one(rules_.victims, rules_, mixed) for rules_ in rules]
-        found["victims"] = rows
-        if not args.json:
-            show(f"three tiers, pushes by tier alone, the first {len(mixed):,} jobs of B: whom to push", rows)
+        found["victims"] = {}
+        for base in ("fit", "cordee"):
+            rules = [replace(NAMED[base], victims=rule) for rule in ("dollars", "newest", "lowest")]
+            rows = [one(rules_.victims, rules_, mixed, queues=TEAMS) for rules_ in rules]
+            found["victims"][base] = rows
+            if not args.json:
+                turns = "by tier and quota alone" if base == "fit" else "by tier, quota and turn"
+                show(f"three tiers, quotas 320, 192, 64; pushes {turns}; the first {len(mixed):,} jobs of B", rows)
     if args.json:
         json.dump(found, sys.stdout, indent=1)
 

@@ -124,6 +124,7 @@ class Cycle:
     counted: list[tuple[Job, Held]] = field(default_factory=list)  # of claims, to their queues
     reserved: dict[Kind, Reservation] = field(default_factory=dict)
     refusals: dict[JobId, Refusal] = field(default_factory=dict)  # of those whom their queue keeps from starting
+    overdue: frozenset[JobId] = field(init=False)  # they waited too long, and go first
     pushing: Pushing = field(init=False)
     _kinds: tuple[Kind, ...] = ()
     _pools: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
@@ -136,6 +137,9 @@ class Cycle:
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
     _moves: int = 0  # what may have changed whose turn it is, or who is the head of a line
 
+    def __post_init__(self) -> None:
+        self.overdue = self._overdue()
+
     def run(self) -> None:
         """The whole cycle."""
         state = self.state
@@ -144,7 +148,7 @@ class Cycle:
         for job_id in sorted(self._due()):
             self._guarded(job_id, self._settle)
         if not state.draining:
-            self.pushing = Pushing(state, self.now_us)
+            self.pushing = Pushing(state, self.now_us, self.overdue)
             self.vain = state.vain.at(state.gains, self.now_us)
             if state.waiting.count or state.returning:
                 # 2. Take the heads of the lines in the order of tiers, shares and standing.
@@ -241,6 +245,18 @@ class Cycle:
             if line is not None:
                 self._backfill(line)
 
+    def _overdue(self) -> frozenset[JobId]:
+        """Those that waited too long, the first of them first, as far as the GPUs go that are for them."""
+        lines = self.state.waiting.lines.values()
+        found = [each for line in lines for each in line.ages[: bisect_right(line.ages, self.now_us, key=itemgetter(0))]]
+        left, first = self.state.overdue_gpus_left() if found else 0, set[JobId]()
+        for _, job_id in sorted(found):
+            if left <= 0:
+                break
+            left -= self.state.jobs[job_id].job.gpus
+            first.add(job_id)
+        return frozenset(first)
+
     def _owed(self, job_id: JobId) -> Turn | None:
         """Before everybody, so that what was pushed for it is not borrowed again by a higher tier, and pushed again."""
         record = self.state.jobs.get(job_id)
@@ -253,7 +269,7 @@ class Cycle:
         for due_us, job_id in line.ages:
             if due_us > self.now_us:
                 break
-            if job_id not in self._passed:
+            if job_id in self.overdue and job_id not in self._passed:
                 return self._turn_in_line(job_id, line)
         for place_ in line.places:
             if place_[-1] not in self._passed:
@@ -275,7 +291,7 @@ class Cycle:
 
     def _turn_in_line(self, job_id: JobId, line: Line) -> Turn:
         waiting = self.state.waiting
-        if waiting.has_aged(job_id, self.now_us):
+        if job_id in self.overdue:
             return (line.tier, 0, waiting.ages_us(job_id), (), 0, 0, job_id)
         place_ = (waiting.standing(job_id), self.state.jobs[job_id].submitted_us, job_id)
         return (line.tier, 2, -line.priority, self._share(line.queue), *place_)
@@ -517,7 +533,7 @@ class Cycle:
         if policy.backfill == "none":
             ever = (pool for pool in candidates if need_of(self.state.index, record.job, pool) is not None)
             self._shut.update(kind for pool in ever for kind in pool)
-        if policy.backfill != "easy" or (policy.guards and not self._waits_long(record)):
+        if policy.backfill != "easy" or (policy.guards and record.job.job_id not in self.overdue):
             return
         best: Reservation | None = None
         for pool in candidates:
@@ -583,9 +599,6 @@ class Cycle:
             return True
         until_us = reservation.starts_by_us
         return until_us is not None and self.now_us + self.state.waiting.length_us(job.job_id) <= until_us
-
-    def _waits_long(self, record: JobRecord) -> bool:
-        return self.state.waiting.has_aged(record.job.job_id, self.now_us)
 
     def _is_spent(self, record: JobRecord) -> bool:
         return record.job.preemptions_max is not None and record.pushes >= record.job.preemptions_max

@@ -36,6 +36,8 @@ class Policy:
         share_min_run_us: so long an attempt that is not the first runs before its own tier pushes it, or it is moved.
         patience_us: who has not run for so long in all goes first in its tier, may push any level of it, and is not
             pushed by its own tier any more; the order `service` only.
+        patience_share: of all GPUs, those that such jobs may hold: so an overloaded cluster does not become a queue in
+            the order of arrival, where nobody who is short gets through.
         cascade: a victim of a higher tier counts for so much more for each tier below it: it pushes them in its turn.
         favour: with each doubling of the GPU-hours that it had, a victim of its own tier counts for so much less.
         pushes_max: so often a job is pushed by its own tier; None: no such limit.
@@ -52,9 +54,10 @@ class Policy:
     spares: int = 0
     notice: bool = True
     levels_gpu_us: tuple[int, ...] = tuple(hours * US_PER_HOUR for hours in (1, 16, 64, 256))
-    push_after_us: int = 60 * US_PER_S
+    push_after_us: int = 90 * US_PER_S
     share_min_run_us: int = 1800 * US_PER_S
     patience_us: int | None = 150_000 * US_PER_S
+    patience_share: float = 0.6
     cascade: float = 1.0
     favour: float = 0.05
     pushes_max: int | None = None

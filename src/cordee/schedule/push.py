@@ -44,6 +44,7 @@ class Pushing:
 
     state: State
     now_us: int
+    overdue: frozenset[JobId]  # they waited too long, and it is their turn
     victims: Victims = field(init=False)
     _known: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
 
@@ -55,8 +56,7 @@ class Pushing:
         job, waiting, quotas = record.job, self.state.waiting, self.state.quotas
         standing = None
         if self.state.policy.takes_turns and self.now_us >= record.waits_since_us + self.state.policy.push_after_us:
-            aged = waiting.has_aged(job.job_id, self.now_us)
-            standing = -1 if aged else turn_of(self.state.policy, waiting.standing(job.job_id))
+            standing = -1 if job.job_id in self.overdue else turn_of(self.state.policy, waiting.standing(job.job_id))
         borrowers = quotas.borrowers(job) if quotas.queues else ()
         return Power(level(job.tier), job.priority, standing, frozenset(each.queue for each in borrowers))
 

@@ -9,14 +9,14 @@ from cordee.schedule.running import NEVER
 from cordee.schedule.share import level, pace
 
 
-def columns_of(policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None) -> dict[str, Any]:
-    """The row of an attempt, but for its queue's number."""
+def columns_of(
+    policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None, *, overdue: bool
+) -> dict[str, Any]:
+    """The row of an attempt, but for its queue's number; `overdue`: it waited too long, and its own tier leaves it."""
     job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
     value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
     spent = is_spent(record)
     rested = policy.pushes_max is not None and record.pushes >= policy.pushes_max
-    if policy.guards:
-        rested |= placed_us - record.submitted_us - record.used_us >= (policy.patience_us or 0)
     shares_from_us = placed_us + (policy.share_min_run_us if attempt.epoch > 1 else 0)
     return {
         "gpus": gpus,
@@ -26,7 +26,8 @@ def columns_of(policy: Policy, record: JobRecord, attempt: Attempt, left_us: int
         "pace": rate,
         "placed_us": placed_us,
         "rests_until_us": NEVER if spent else rests_until_us(attempt),
-        "shares_from_us": NEVER if spent or rested else shares_from_us,
+        "shares_from_us": NEVER if spent or rested or overdue else shares_from_us,
+        "overdue": overdue,
         "ends_us": _ends_us(attempt, left_us),
         "rate": attempt.micro_usd_per_hour,
         "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),

@@ -24,6 +24,7 @@ _ROW: dict[str, Any] = {
     "placed_us": np.int64,
     "rests_until_us": np.int64,  # from then on other tiers may push it
     "shares_from_us": np.int64,  # from then on its own tier may
+    "overdue": np.bool_,  # it had waited too long when it was placed
     "ends_us": np.int64,  # at the latest, or as far as one can tell
     "rate": np.float64,  # micro-dollars per hour of the gang
     "work_from_us": np.int64,  # work before this is durable
