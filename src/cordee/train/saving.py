@@ -102,6 +102,7 @@ class Saving:
             elif self._rank == 0:
                 self._tell_elsewhere(loaded)
         self._restart_s = time.time() - process_start_us() / 1e6
+        self._rhythm.begin(time.monotonic())
         step = loaded.step if loaded else 0
         if self._rank == 0:
             log.info("step %d %s %s", step, "restored from" if commit else "of a new job in", self.checkpointer.to)
