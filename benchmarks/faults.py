@@ -28,7 +28,7 @@ os.environ |= {"RES_OPTIONS": "timeout:1 attempts:1", "CORDEE_QUIET": "1"}
 warnings.simplefilter("ignore")
 
 import faults_more  # noqa: E402, F401 - the environment has to be set before torch is read
-from faults_products import PRODUCTS  # noqa: E402
+from faults_products import PRODUCTS, missing  # noqa: E402
 from faults_scenes import SCENES, Scene  # noqa: E402
 from faults_world import NotRun, Outcome, Run  # noqa: E402
 
@@ -121,6 +121,8 @@ def main() -> int:
     args = parser.parse_args()
     logging.disable(logging.INFO)
     products = [each for each in args.products if each == "cordee" or args.peers]
+    absent = {product: why for product in products if (why := missing(product))}
+    products = [product for product in products if product not in absent]
     todo = [(number, product) for number in args.only for product in products if product in SCENES[number].products]
     rows = []
     # Forked while this process has one thread; each plays one fault on one product at a time.
@@ -129,6 +131,8 @@ def main() -> int:
             rows.append(done)
             kept = {name: done[name] for name in ("survived", "runs", "wrong", "took_s") if name in done}
             print(f"{done['fault']:3} {done['name']}: {done['product']} {kept}", file=sys.stderr, flush=True)
+    for product, why in absent.items():
+        print(f"{product}: {why}", file=sys.stderr)
     print(json.dumps(rows)) if args.json else show(rows, products)
     return int(any(each["product"] == "cordee" and each.get("survived", 0) < each["runs"] for each in rows))
 

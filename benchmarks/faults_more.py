@@ -141,7 +141,7 @@ def streams(run: Run) -> Outcome:
     outcome = again(run, steps, lost_max=bound(run))
     same = bool(run.diary(run.attempts)) and run.diary(run.attempts)[-1]["digest"] == straight
     note = outcome.note or ("" if same else "the resumed run ends with other weights")
-    return Outcome(outcome.survived and same, outcome.lost, outcome.wrong or not same, note)
+    return Outcome(outcome.survived and same, outcome.lost, outcome.wrong, note)
 
 
 @scene(19, "the state changes its shape between two attempts' saves", ("cordee", "DCP"))

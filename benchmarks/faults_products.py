@@ -232,4 +232,16 @@ def run_lightning(ctx: Context) -> None:
     )
 
 
+def missing(product: str) -> str | None:
+    """Why this product cannot be played here. What is imported now need not be in each rank."""
+    try:
+        if product == "Trainer":
+            from transformers import Trainer  # noqa: F401
+        elif product == "Lightning":
+            from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: F401
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    return None
+
+
 PRODUCTS = {"cordee": run_cordee, "DCP": run_dcp, "Trainer": run_trainer, "Lightning": run_lightning}

@@ -1,7 +1,9 @@
-"""Is a slow rank found, and is none found where there is none? `python benchmarks/straggler.py [--json] [--steps N]`.
+"""Is a slow rank found, and none where there is none? `python benchmarks/straggler.py [--json] [--steps N] [--apart]`.
 
-Four gloo ranks train with DistributedDataParallel; one of them gets a larger batch than the others, so that it computes
-for that many times as long. Reported: what was told, after how many seconds and steps, and the shares behind it.
+Four gloo ranks train with DistributedDataParallel; one of them gets a larger batch than the others, so that it
+computes for that many times as long. With `--apart` computing is mostly waiting, as if each rank had a processor to
+itself: where four ranks share two cores, who is slow computes faster as soon as the others wait for it. Reported: what
+was told, and after how many seconds and steps.
 """
 
 import argparse
@@ -15,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-RANKS, SLOW_RANK, BATCH, WIDTH = 4, 2, 64, 512
+RANKS, SLOW_RANK, BATCH, WIDTH, APART_S = 4, 2, 64, 512, 0.2
 
 
-def train(steps: int, slow: float) -> None:
+def train(steps: int, slow: float, apart: bool) -> None:
     """One rank; writes the time of each step's beginning."""
     import torch
     import torch.distributed as dist
@@ -38,10 +40,12 @@ def train(steps: int, slow: float) -> None:
         for _ in job.steps(steps):
             began.append(time.time())
             optimizer.zero_grad()
-            for _ in range(3):  # micro-batches, of which only the last is synchronised
+            if apart:
+                time.sleep(APART_S * (slow if rank == SLOW_RANK else 1.0))
+            for _ in range(0 if apart else 3):  # micro-batches, of which only the last is synchronised
                 with model.no_sync():
                     model(torch.randn(batch, WIDTH)).square().mean().backward()
-            model(torch.randn(batch, WIDTH)).square().mean().backward()
+            model(torch.randn(4 if apart else batch, WIDTH)).square().mean().backward()
             optimizer.step()
     if rank == 0:
         (Path(os.environ["CORDEE_SPOOL"]) / "began.json").write_text(json.dumps(began))
@@ -49,7 +53,7 @@ def train(steps: int, slow: float) -> None:
     dist.destroy_process_group()
 
 
-def run(steps: int, slow: float) -> dict[str, Any]:
+def run(steps: int, slow: float, apart: bool) -> dict[str, Any]:
     """One gang; what it told."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -57,7 +61,7 @@ def run(steps: int, slow: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"}
         ours = {"CORDEE_JOB": "slow-abcdef", "CORDEE_EPOCH": "1", "CORDEE_SPOOL": folder, "CORDEE_QUIET": "1"}
-        command = [sys.executable, __file__, "--steps", str(steps), "--slow", str(slow)]
+        command = [sys.executable, __file__, "--steps", str(steps), "--slow", str(slow), *["--apart"] * apart]
         env = {**os.environ, **shared, **ours}
         ranks = [subprocess.Popen(command, env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
         for rank in ranks:
@@ -84,11 +88,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--slow", type=float)
+    parser.add_argument("--apart", action="store_true")
     args = parser.parse_args()
     if "RANK" in os.environ:
-        train(args.steps, args.slow)
+        train(args.steps, args.slow, args.apart)
         return
-    rows = [run(args.steps, slow) for slow in ([args.slow] if args.slow else [1.0, 1.2, 1.5, 2.0])]
+    rows = [run(args.steps, slow, args.apart) for slow in ([args.slow] if args.slow else [1.0, 1.2, 1.5, 2.0])]
     if args.json:
         print(json.dumps(rows))
         return

@@ -214,6 +214,7 @@ def test_which_processes_are_started(tmp_path, run, launch, names, says):
 def test_the_environment_of_a_rank(tmp_path):
     spec = {"run": "true", "env": {"MINE": "1", "RANK": "evil"}, "on_preempt": {"grace_s": 12.5}}
     spec["checkpoint"] = {"to": "ck", "every_s": 90, "keep": 3, "ram_s": 15}
+    spec["on_hang"] = {"report_after_s": 60.0, "restart_after_s": 1800.0}
     base = {"PATH": "/bin", "CORDEE_HOME": "x", "TORCHELASTIC_RUN_ID": "outer", "WORLD_SIZE": "99", "PET_NNODES": "9"}
     made = launched(tmp_path, spec, base=base, secrets={"TOKEN": "v"}, real=True)
     assert dict(made.processes[1].env) == {
@@ -229,7 +230,10 @@ def test_the_environment_of_a_rank(tmp_path):
         "CORDEE_JOB": "j",
         "CORDEE_EPOCH": "3",
         "CORDEE_SPOOL": str(tmp_path / "f" / "spool"),
+        "CORDEE_CLOUD": "none",
         "CORDEE_GRACE_S": "12.5",
+        "CORDEE_HANG_REPORT_S": "60",
+        "CORDEE_HANG_RESTART_S": "1800",
         "CORDEE_CHECKPOINT_TO": str(tmp_path / "ck" / "j"),
         "CORDEE_CHECKPOINT_EVERY": "90",
         "CORDEE_CHECKPOINT_KEEP": "3",

@@ -48,12 +48,14 @@ def test_how_often_is_read_and_refused() -> None:
 
 
 def due(rhythm: Rhythm, until_s: int, *, drain_s: float = 0.0) -> list[tuple[int, int]]:
-    """(second, reach) of each capture that is made by time."""
+    """(second since the beginning, reach) of each capture that is made by time."""
+    began_s = 1000  # as of a clock that has run before
+    rhythm.begin(began_s)
     found, busy_until_s = [], -1.0
-    for now_s in range(until_s):
+    for now_s in range(began_s, began_s + until_s):
         reach = rhythm.now(now_s, draining=now_s < busy_until_s)
         if reach is not None:
-            found.append((now_s, reach))
+            found.append((now_s - began_s, reach))
             rhythm.captured(reach, now_s)
             busy_until_s = now_s + drain_s if reach else busy_until_s
     return found

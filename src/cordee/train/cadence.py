@@ -98,6 +98,10 @@ class Rhythm:
         left_s = min(save_s, self._hold_left_s(now_s))
         return None if math.isinf(left_s) else max(0.0, left_s)
 
+    def begin(self, now_s: float) -> None:
+        """The training begins: the first capture is due an interval later."""
+        self._saved_s = self._captured_s = now_s
+
     def captured(self, reach: int, now_s: float) -> None:
         """A capture was made, or tried."""
         self._captured_s = now_s

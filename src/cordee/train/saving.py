@@ -5,7 +5,9 @@ the same boundary is for `stop.py`, and how a rank leaves for `leaving.py`.
 """
 
 import logging
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +56,7 @@ class Saving:
         self._rhythm = Rhythm(told.every, told.ram, first_s=AUTO_FIRST_S)
         self._told_save_s: float | None = None
         self._stall_s = 0.0
+        self._costs_s: deque[tuple[float, float]] = deque(maxlen=5)  # stall and drain of the last checkpoints
         self._last_s: float | None = None  # when the newest checkpoint was captured
         self._between_s: float | None = None  # the two newest
         self._stores = places(to)
@@ -102,6 +105,7 @@ class Saving:
             elif self._rank == 0:
                 self._tell_elsewhere(loaded)
         self._restart_s = time.time() - process_start_us() / 1e6
+        self._rhythm.begin(time.monotonic())
         step = loaded.step if loaded else 0
         if self._rank == 0:
             log.info("step %d %s %s", step, "restored from" if commit else "of a new job in", self.checkpointer.to)
@@ -270,7 +274,9 @@ class Saving:
         if not commit.lacks:
             self.durable_step = commit.step
         self._reporter.committed(commit)
-        self._estimate(commit.stall_us / 1e6, commit.drained_us / 1e6)
+        self._costs_s.append((commit.stall_us / 1e6, commit.drained_us / 1e6))
+        stalls_s, drains_s = zip(*self._costs_s, strict=True)
+        self._estimate(statistics.median(stalls_s), statistics.median(drains_s))
 
 
 def _synchronize() -> None:

@@ -60,6 +60,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--kill", default="0:-1")
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--resume-from")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     args.out.mkdir(exist_ok=True)
@@ -96,7 +97,7 @@ def main(argv: list[str]) -> None:
         callbacks=[early, Kill(args.kill)],
     )
     protect(trainer, to=args.to)
-    trainer.train()
+    trainer.train(**({"resume_from_checkpoint": args.resume_from} if args.resume_from else {}))
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
     end = {
         "weights": hashlib.sha256(weights).hexdigest(),

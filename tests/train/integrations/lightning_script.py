@@ -101,6 +101,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--validate", type=int, default=0)
+    parser.add_argument("--average", action="store_true")
     args = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -121,7 +122,12 @@ def main(argv: list[str]) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
-        callbacks=[pl.callbacks.EarlyStopping("val", patience=99, strict=False), Kill(args.kill), Protect(to=args.to)],
+        callbacks=[
+            pl.callbacks.EarlyStopping("val", patience=99, strict=False),
+            Kill(args.kill),
+            Protect(to=args.to),
+            *([pl.callbacks.EMAWeightAveraging()] if args.average else []),
+        ],
     )
     trainer.fit(module, loader_of(args.data, args.workers), DataLoader(Noisy(0), 4) if args.validate else None)
     early = trainer.early_stopping_callback

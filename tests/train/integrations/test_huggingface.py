@@ -68,3 +68,9 @@ def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path) -> None:
     assert attempt(run, out, "--to", to, world=2) == [0, 0], run.said()
     for rank in (0, 1):
         assert {**end_of(out, rank), "saved by the Trainer": 0} == {**end_of(whole, rank), "saved by the Trainer": 0}
+
+
+def test_two_places_to_go_on_from_are_refused(run: Runs, tmp_path: Path) -> None:
+    assert attempt(run, tmp_path, "--to", str(tmp_path / "to"), "--resume-from", "checkpoint-4") == [1]
+    assert "resume_from_checkpoint='checkpoint-4', and the job goes on from its own checkpoints" in run.said()
+    assert not (tmp_path / "to").exists(), "what was refused has opened nothing"

@@ -67,3 +67,9 @@ def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path) -> None:
         same(out, whole, rank)
     assert attempt(run, out, *argv, "--to", to, world=2) == [0, 0], "what is done is not done again"
     assert end_of(out)["weights"] == end_of(whole)["weights"] and not end_of(out)["losses"]
+
+
+def test_a_callback_that_would_be_lost_is_refused(run: Runs, tmp_path: Path) -> None:
+    assert attempt(run, tmp_path, "--to", str(tmp_path / "to"), "--average") == [1]
+    assert "EMAWeightAveraging keeps its state in Lightning's own checkpoint" in run.said()
+    assert not (tmp_path / "to").exists(), "what was refused has opened nothing"

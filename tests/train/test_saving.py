@@ -1,0 +1,73 @@
+"""The saves of one attempt: when the first is due, what is estimated after it, which end is no failure."""
+
+import logging
+
+import torch
+
+from cordee.storage.files import FileBlobs
+from cordee.storage.history import PastAttempt
+from cordee.storage.log import live_commits, read_entries
+from cordee.train.report import Reporter
+from cordee.train.saving import AUTO_FIRST_S, Saving
+from cordee.train.settings import settings
+
+WAIT_S = 60
+
+
+def begin(to: str, **options) -> Saving:
+    told = settings({}, to=to, **options)
+    state = {"w": torch.ones(10_000), "n": 0}
+    saving = Saving(state, told, to, rank=0, world_size=1, reporter=Reporter(told, 0))
+    saving.load(saving.open())
+    return saving
+
+
+def test_the_interval_follows_what_was_measured_and_how_attempts_before_ended(tmp_path, caplog) -> None:
+    waits_s = []
+    with caplog.at_level(logging.INFO, "cordee"):
+        for attempt in range(3):
+            saving = begin(str(tmp_path))
+            assert not saving.is_due() and 0 < saving.wait_s() <= AUTO_FIRST_S
+            assert saving.save(10 * attempt + 1)
+            saving.checkpointer.wait(WAIT_S)
+            waits_s.append(saving.wait_s())
+            saving.checkpointer.close()  # No last save: something has stopped it.
+    assert [saving.checkpointer.past[at].left for at in range(2)] == [False, False]
+    assert waits_s[0] > waits_s[1] > waits_s[2] > 0, "each failure shortens it"
+    lines = [line for line in caplog.text.splitlines() if "saving every" in line]
+    assert len(lines) == 3 and "(0 in the attempts before)" in lines[0] and "(2 in the attempts before)" in lines[2]
+
+
+def test_an_attempt_that_ends_with_its_last_save_is_no_failure(tmp_path) -> None:
+    saving = begin(str(tmp_path), every=100)
+    assert saving.make_durable(7, lambda: WAIT_S)
+    saving.checkpointer.close()
+    record = live_commits(read_entries(FileBlobs(tmp_path)))[-1].record
+    assert record.fields["ending"] == "left"
+    again = begin(str(tmp_path), every=100)
+    assert again.checkpointer.past == [PastAttempt(1, again.checkpointer.past[0].seconds, left=True)]
+    again.checkpointer.close()
+
+
+def test_captures_between_checkpoints_by_steps(tmp_path) -> None:
+    saving = begin(str(tmp_path), every=4, ram=2)
+    reached = []
+    for step in range(1, 9):
+        saving.at_step(step)
+        if saving.saved_step == step:
+            reached.append((step, saving.is_captured(step, 1)))
+        if step % 4 == 0:
+            saving.checkpointer.wait(WAIT_S)
+    assert reached == [(2, False), (4, True), (6, False), (8, True)]
+    assert saving.wait_s() is None, "nothing is due by time"
+    saving.checkpointer.close()
+
+
+def test_a_hint_is_a_checkpoint_also_where_only_memory_is_due(tmp_path) -> None:
+    saving = begin(str(tmp_path), every="1h", ram="1ms")
+    while saving.wait_s():
+        pass
+    assert saving.asked() == 0, "a capture in memory is due"
+    saving.hasten()
+    assert saving.is_due() and saving.asked() is None
+    saving.checkpointer.close()
