@@ -13,14 +13,15 @@ def end(world: World, name: str, outcome: str = "checkpointed") -> list[str]:
     return brief(world.cycle())
 
 
-def test_who_has_had_more_gives_way_to_who_has_waited_a_minute():
+def test_who_has_had_more_gives_way_to_who_has_waited_a_while():
     world = World(node("n1"), job("old", 8), work={"old": 10**6})
     world.play(until_s=100)
     world.at(HOUR_S)  # eight GPU-hours: one level down
     world.tell(job("new", 4, at_us=world.now_us))
     decision = decide(world.state, world.now_us)
-    assert decision.events == () and decision.wake_at_us == (HOUR_S + 60) * S  # turns change at whole minutes
-    assert brief(world.at(HOUR_S + 60).cycle()) == ["notice old share for new"]
+    assert decision.events == () and decision.wake_at_us == (HOUR_S + 120) * S  # turns change at whole minutes
+    assert brief(world.at(HOUR_S + 89).cycle()) == []
+    assert brief(world.at(HOUR_S + 120).cycle()) == ["notice old share for new"]
     assert end(world, "old") == ["attempt old.1 checkpointed", "place new n1:4"]
 
 
@@ -50,6 +51,21 @@ def test_who_did_not_run_for_too_long_goes_first_pushes_any_level_and_is_pushed_
     world.play(until_s=8000)
     waited = [record.waits_since_us - record.submitted_us - record.used_us for record in world.state.jobs.values()]
     assert max(waited) < 3000 * S
+
+
+def test_in_an_overloaded_cluster_those_who_waited_too_long_get_their_part_of_it():
+    names = [f"j{each:02}" for each in range(40)]
+    policy = Policy(patience_us=5000 * S, patience_share=0.5, levels_gpu_us=(500 * S,))
+    world = World(node("n1"), *(job(name, 1) for name in names), policy=policy, work=dict.fromkeys(names, 10**6))
+    most = 0
+    for until_s in range(4000, 16_000, 500):
+        world.play(until_s=until_s)
+        rows = world.state.running.rows
+        most = max(most, int(rows["gpus"][rows["overdue"]].sum()))
+    assert most == 4
+    short = job("short", 1, at_us=world.now_us)
+    world.later(short).play(until_s=18_000)
+    assert JobId("short") in world.state.attempts  # though thirty others have waited longer than they should
 
 
 def test_a_job_is_pushed_no_more_often_than_it_allows():

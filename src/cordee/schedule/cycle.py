@@ -248,7 +248,9 @@ class Cycle:
     def _overdue(self) -> frozenset[JobId]:
         """Those that waited too long, the first of them first, as far as the GPUs go that are for them."""
         lines = self.state.waiting.lines.values()
-        found = [each for line in lines for each in line.ages[: bisect_right(line.ages, self.now_us, key=itemgetter(0))]]
+        found = [
+            each for line in lines for each in line.ages[: bisect_right(line.ages, self.now_us, key=itemgetter(0))]
+        ]
         left, first = self.state.overdue_gpus_left() if found else 0, set[JobId]()
         for _, job_id in sorted(found):
             if left <= 0:

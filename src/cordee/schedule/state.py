@@ -535,7 +535,7 @@ class State:
         if attempt is not None:
             over = event.how is Behind.OVER
             if not over or (attempt.behind is not None and attempt.behind.rank == event.rank):
-                self.journal.put(self.attempts, event.job_id, replace(attempt, behind=None if over else event))
+                self.journal.put(self.attempts, event.job_id, attempt._replace(behind=None if over else event))
 
     def _share_ended(self, event: ShareEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
