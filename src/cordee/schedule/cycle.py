@@ -18,6 +18,7 @@ from cordee.schedule.free import FreeIndex
 from cordee.schedule.grow import grown, worth_us
 from cordee.schedule.held import Held, held_by
 from cordee.schedule.lifecycle import notice, settle, wake_us
+from cordee.schedule.overdue import overdue
 from cordee.schedule.place import need_of, place, pools
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
@@ -138,7 +139,7 @@ class Cycle:
     _moves: int = 0  # what may have changed whose turn it is, or who is the head of a line
 
     def __post_init__(self) -> None:
-        self.overdue = self._overdue()
+        self.overdue = overdue(self.state, self.now_us)
 
     def run(self) -> None:
         """The whole cycle."""
@@ -244,20 +245,6 @@ class Cycle:
             heapq.heappop(heap)
             if line is not None:
                 self._backfill(line)
-
-    def _overdue(self) -> frozenset[JobId]:
-        """Those that waited too long, the first of them first, as far as the GPUs go that are for them."""
-        lines = self.state.waiting.lines.values()
-        found = [
-            each for line in lines for each in line.ages[: bisect_right(line.ages, self.now_us, key=itemgetter(0))]
-        ]
-        left, first = self.state.overdue_gpus_left() if found else 0, set[JobId]()
-        for _, job_id in sorted(found):
-            if left <= 0:
-                break
-            left -= self.state.jobs[job_id].job.gpus
-            first.add(job_id)
-        return frozenset(first)
 
     def _owed(self, job_id: JobId) -> Turn | None:
         """Before everybody, so that what was pushed for it is not borrowed again by a higher tier, and pushed again."""

@@ -46,6 +46,7 @@ from cordee.schedule.free import FreeIndex
 from cordee.schedule.held import NOTHING, held_by, offered_by
 from cordee.schedule.journal import Journal
 from cordee.schedule.limits import notice_at_us
+from cordee.schedule.overdue import is_overdue
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
 from cordee.schedule.quotas import HALF_LIFE_US, Quotas
@@ -463,16 +464,10 @@ class State:
         """Enter an attempt among those that could be pushed, unless it leaves already."""
         if attempt.leaving or attempt.shares:
             return
-        waited_us = attempt.placed_us - record.submitted_us - record.used_us
-        overdue = self.policy.guards and waited_us >= (self.policy.patience_us or 0) and self.overdue_gpus_left() > 0
-        values = columns_of(self.policy, record, attempt, self.left_us(record), overdue=overdue)
+        values = columns_of(
+            self.policy, record, attempt, self.left_us(record), overdue=is_overdue(self, record, attempt)
+        )
         self.running.add(attempt.job.job_id, attempt.leases, values | {"queue": self.running.queue(attempt.job.queue)})
-
-    def overdue_gpus_left(self) -> float:
-        """GPUs that those who waited too long may still get before all others."""
-        rows = self.running.rows
-        held = int(rows["gpus"][rows["overdue"]].sum())
-        return self.policy.patience_share * self.quotas.offered.gpu_milli / 1000 - held
 
     def _live(self, job_id: JobId, epoch: int) -> Attempt | None:
         attempt = self.attempts.get(job_id)

@@ -5,8 +5,10 @@ the same shape on every rank.
 """
 
 import hashlib
+import itertools
 import math
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,13 +23,13 @@ from torch.distributed.checkpoint import (
     StorageWriter,
 )
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cordee.errors import CheckpointError
-from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, Layout, join_pieces, lay_out, read_chunk
+from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, Layout, check_chunk, join_pieces, lay_out, read_chunk
 from cordee.storage.files import Blobs
 from cordee.storage.manifest import Manifest, Shard
 from cordee.train.staging import Staging
@@ -35,6 +37,7 @@ from cordee.train.state import dtype_of, samples_of
 from cordee.train.together import Together
 
 _CHUNKS_KEPT = 4
+_THREADS = 4
 
 
 def fingerprint(tensors: dict[str, torch.Tensor]) -> str:
@@ -277,18 +280,37 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
             for name, tensor in self.manifest.tensors.items()
             for shard in tensor.shards
         }
+        straight: list[tuple[Chunk, memoryview]] = []
         wanted = [(shards[item.storage_index.fqn, tuple(item.storage_index.offset)], item) for item in plan.items]
         for (shard, dtype), item in sorted(wanted, key=lambda pair: [p.chunk for p in pair[0][0].pieces]):
-            box = self._read(shard, dtype)
-            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                box = box.narrow(dim, start, length)
             target = planner.resolve_tensor(item).detach()
-            target.copy_(box)
+            if found := self._straight(shard, dtype, item, target):
+                straight += found
+            else:
+                box = self._read(shard, dtype)
+                for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                    box = box.narrow(dim, start, length)
+                target.copy_(box)
             planner.commit_tensor(item, target)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(lambda pair: check_chunk(self.blobs, *pair), straight))
         self.reset()
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def _straight(
+        self, shard: Shard, dtype: str, item: ReadItem, target: torch.Tensor
+    ) -> list[tuple[Chunk, memoryview]]:
+        """Which chunk belongs where in the target, if it takes whole chunks as they are: no memory between is needed."""
+        chunks = [self.manifest.chunks[piece.chunk] for piece in shard.pieces]
+        fits = tuple(item.lengths) == shard.sizes and target.dtype == dtype_of(dtype)
+        whole = all(piece.length_bytes == chunk.length_bytes for piece, chunk in zip(shard.pieces, chunks, strict=True))
+        if not (fits and whole and target.device.type == "cpu" and target.is_contiguous()):
+            return []
+        memory = memoryview(target.view(-1).view(torch.uint8).numpy())
+        ends = list(itertools.accumulate(chunk.length_bytes for chunk in chunks))
+        return [(chunk, memory[end - chunk.length_bytes : end]) for chunk, end in zip(chunks, ends, strict=True)]
 
     def _read(self, shard: Shard, dtype: str) -> torch.Tensor:
         if math.prod(shard.sizes) == 0:
