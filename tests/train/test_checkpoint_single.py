@@ -310,6 +310,7 @@ def test_a_damaged_base_is_no_base(make, tmp_path) -> None:
     first.close()
     second = make()
     commit = second.open()
+    second._start_drain(saves_before=0)
     second._link.wait_until_read(WAIT_S)
     os.kill(second._link.pid, signal.SIGKILL)
     second._link._thread.join(WAIT_S)

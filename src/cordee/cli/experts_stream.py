@@ -73,7 +73,7 @@ def print_stream(windows: list[Window], policy: Policy, slots: int) -> None:
     indented(
         out,
         f"Lost is the experts' time above the bound, beyond noise. It moves once more than {policy.start:.0%} is lost "
-        f"in {policy.patience} windows, forgets below {policy.stop:.0%}, and rests {policy.rest} windows once that is done.",
+        f"in {policy.patience} windows, forgets below {policy.stop:.0%}, and rests for {policy.rest} windows after.",
     )
 
 

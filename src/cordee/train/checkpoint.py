@@ -157,7 +157,8 @@ class Checkpointer:
                 f"none of {len(self.skipped)} generations in {self.to} verifies; newest: {self.skipped[-1].reason}",
                 hint="restore the folder from a copy, or move it away to start again from step 0",
             )
-        self._start_drain(saves_before=0)
+        if self._opened is None:
+            self._start_drain(saves_before=0)
         return self._opened
 
     def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
@@ -167,7 +168,10 @@ class Checkpointer:
             CheckpointError: the state does not fit.
             CorruptError: a chunk no longer verifies; the state may be half loaded.
         """
-        return restore(state, commit, blobs=self._blobs, together=self._together)
+        loaded = restore(state, commit, blobs=self._blobs, together=self._together)
+        if self._link is None:
+            self._start_drain(saves_before=0)  # Not before: its start would take the processor from the load.
+        return loaded
 
     def prepare(self, state: dict[str, Any], *, hold: bool = False) -> None:
         """Make the memory for the captures beside the training; `hold`: also for those that are held.
@@ -199,7 +203,10 @@ class Checkpointer:
             CheckpointError: nothing was captured; the generations before are intact, and a later save may succeed.
         """
         started_s = time.monotonic()
-        assert self._link is not None, "call open() before save()"
+        assert self._nonce, "call open() before save()"
+        if self._link is None:
+            self._start_drain(saves_before=0)  # What was found was not loaded.
+        assert self._link is not None, "it was just started"
         self._number += 1
         link = self._link
         tensors: dict[str, torch.Tensor] = {}

@@ -302,7 +302,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
     def _straight(
         self, shard: Shard, dtype: str, item: ReadItem, target: torch.Tensor
     ) -> list[tuple[Chunk, memoryview]]:
-        """Which chunk belongs where in the target, if it takes whole chunks as they are: no memory between is needed."""
+        """Which chunk belongs where in the target, if it takes whole chunks as they are, with no memory between."""
         chunks = [self.manifest.chunks[piece.chunk] for piece in shard.pieces]
         fits = tuple(item.lengths) == shard.sizes and target.dtype == dtype_of(dtype)
         whole = all(piece.length_bytes == chunk.length_bytes for piece, chunk in zip(shard.pieces, chunks, strict=True))
