@@ -3,13 +3,18 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
-from agent_world import JOB, TAG, python
+from agent_world import DEADLINE_S, JOB, TAG, python
 
 from cordee.agent import process
-from cordee.events import NodeUp, Outcome, RankBehind, RankLeft, ShareEnded
+from cordee.agent.launch import Assignment
+from cordee.agent.share import STILL_S_MAX, Share
+from cordee.events import Lease, NodeUp, Outcome, RankBehind, RankLeft, ShareEnded
+from cordee.storage.rescue import RESCUE_S_MAX
 
 IGNORES = """
 import signal, time
@@ -106,6 +111,41 @@ def test_a_deadline_is_the_drains_too(world):
     world.notice(0.1)
     assert world.ended().outcome is Outcome.KILLED
     assert not process.find(TAG) and not (world.home / "drain-done").exists()
+
+
+def test_a_drain_that_stands_still_is_not_waited_for(tmp_path):
+    job = f"still-{os.getpid()}"
+    order = Assignment(
+        job_id=job,
+        epoch=1,
+        node="local",
+        leases=(Lease(node="local", gpus=(0,)),),
+        spec={},
+        master_addr="",
+        master_port=0,
+    )
+    env = os.environ | {"CORDEE_ATTEMPT": order.tag, "CORDEE_NODE": "local", "CORDEE_DRAIN": "1"}
+    stopped, busy = [subprocess.Popen(python("while True: pass"), env=env) for _ in range(2)]
+    try:
+        share = Share(order, tmp_path)
+        deadline_s = time.monotonic() + DEADLINE_S
+        while len(share.processes()) < 2:
+            assert time.monotonic() < deadline_s
+        stopped.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
+        share.kill("the test said so", 0.0)
+        assert not share.tick(0.0) and not share.tick(STILL_S_MAX - 1)
+        worked = process.worked(process.identify(busy.pid))
+        while process.worked(process.identify(busy.pid)) == worked:
+            assert time.monotonic() < deadline_s
+        share.tick(STILL_S_MAX)
+        assert stopped.wait(DEADLINE_S) == -signal.SIGKILL and busy.poll() is None
+        share.tick(RESCUE_S_MAX)
+        assert busy.wait(DEADLINE_S) == -signal.SIGKILL and share.tick(RESCUE_S_MAX + 1)
+    finally:
+        for each in (stopped, busy):
+            each.kill()
+            each.wait()
 
 
 def has_parent_in(each, others):

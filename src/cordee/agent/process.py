@@ -33,6 +33,7 @@ class _Entry(NamedTuple):
     process: Process
     parent: int
     running: bool
+    worked: float  # all its threads, in the system's own unit
 
 
 def become_subreaper() -> bool:
@@ -91,6 +92,12 @@ def identify(pid: int) -> Process | None:
 def has(process: Process, name: str) -> bool:
     """Whether a variable of this name is in its environment."""
     return any(each.startswith(f"{name}=".encode()) for each in _environ(process.pid))
+
+
+def worked(process: Process) -> float:
+    """The processor time that it has used, in the system's own unit: one that does not grow stands still."""
+    entry = _stat(process.pid) if PROC else next((each for each in _table() if each.process == process), None)
+    return entry.worked if entry else 0.0
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -174,7 +181,8 @@ def _stat(pid: int) -> _Entry | None:
         return None
     if len(fields) < 20:
         return None
-    return _Entry(Process(pid, float(fields[19])), int(fields[1]), fields[0] not in (b"Z", b"X"))
+    worked = float(fields[11]) + float(fields[12])
+    return _Entry(Process(pid, float(fields[19])), int(fields[1]), fields[0] not in (b"Z", b"X"), worked)
 
 
 def _is_tagged(pid: int, tag: str, node: str | None) -> bool:
@@ -197,10 +205,11 @@ def _psutil() -> Any:
 
 def _portable_table() -> Iterable[_Entry]:
     psutil = _psutil()
-    for each in psutil.process_iter(["pid", "ppid", "create_time", "status"]):
+    for each in psutil.process_iter(["pid", "ppid", "create_time", "status", "cpu_times"]):
         info = each.info
         running = info["status"] != psutil.STATUS_ZOMBIE
-        yield _Entry(Process(info["pid"], info["create_time"] or 0.0), info["ppid"] or 0, running)
+        worked = sum(info["cpu_times"][:2]) if info["cpu_times"] else 0.0
+        yield _Entry(Process(info["pid"], info["create_time"] or 0.0), info["ppid"] or 0, running, worked)
 
 
 def _portable_environ(pid: int) -> list[bytes]:

@@ -40,6 +40,7 @@ _NUMBERS = (
 )  # fmt: skip
 _STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
+STILL_S_MAX = 30.0  # A drain that uses no processor for so long is stopped, or hangs in a disk: it brings nothing.
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class Share:
         self._sweep_s = SWEEP_S_MIN
         self._deadline_s = math.inf  # of the notice
         self._spare_until_s = 0.0
+        self._drains: dict[Process, tuple[float, float]] = {}  # that are spared: what each has worked, and since when
         self._killed_why = ""
         self._first_bad: _Rank | None = None
         self._not_started = ""
@@ -164,9 +166,8 @@ class Share:
             self._killed_why = f"it did not leave within its grace period of {self.order.grace_s:g} s"
             self._sweeping = True
         left = self.processes()
-        spared = now_s < min(self._spare_until_s, self._deadline_s)
         for each in left:
-            if not (spared and process.has(each, DRAIN)):
+            if not self._is_spared(each, now_s):
                 process.send(each, signal.SIGKILL)
         if not left and all(rank.exit_code is not None for rank in self._ranks):
             self.wake_at_s = None
@@ -174,6 +175,17 @@ class Share:
         self.wake_at_s = now_s + self._sweep_s
         self._sweep_s = min(2 * self._sweep_s, SWEEP_S_MAX)
         return False
+
+    def _is_spared(self, each: Process, now_s: float) -> bool:
+        """A drain is, as long as it works and there is time."""
+        if now_s >= min(self._spare_until_s, self._deadline_s) or not process.has(each, DRAIN):
+            return False
+        worked = process.worked(each)
+        before, since_s = self._drains.get(each, (-1.0, now_s))
+        if worked != before:
+            self._drains[each] = (worked, now_s)
+            return True
+        return now_s - since_s < STILL_S_MAX
 
     def processes(self) -> set[Process]:
         """All that run of this share."""
