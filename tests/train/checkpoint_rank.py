@@ -55,6 +55,7 @@ def main(to: str, act: str) -> dict:
     ck = Checkpointer(to, rank=RANK, world_size=WORLD, grace_s=8 if act == "faults" else 30)
     commit = ck.open()
     if act == "uninterrupted":
+        hold_while_it_drains(ck, state)
         torch.manual_seed(100 + RANK)
         train(state, 0, 3)
         saved = ck.save(state, step=3, extras={"rng": torch.get_rng_state(), "rank": RANK})
@@ -76,6 +77,16 @@ def main(to: str, act: str) -> dict:
     if act == "faults":
         return faults(ck, state)
     raise AssertionError(act)
+
+
+def hold_while_it_drains(ck: Checkpointer, state: dict) -> None:
+    """Only rank 0 knows, by its clock, that this capture is for memory; no rank waits for its drain."""
+    os.kill(ck._link.pid, signal.SIGSTOP)
+    ck.save(state, step=0, extras={}, reach=1)
+    held = ck.save(state, step=0, extras={}, reach=0 if RANK == 0 else None)
+    assert held.reach == 0 and ck.standing().held_step == 0
+    os.kill(ck._link.pid, signal.SIGCONT)
+    ck.wait(60)
 
 
 def faults(ck: Checkpointer, state: dict) -> dict:

@@ -9,7 +9,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ from cordee.train.dcp import CaptureWriter, Plan, fingerprint, make_plan, planne
 from cordee.train.drain import Setup
 from cordee.train.link import DrainLink
 from cordee.train.restore import Loaded, restore
+from cordee.train.seals import BUFFERS
 from cordee.train.staging import Buffers, local_bytes
 from cordee.train.state import encode, gather
 from cordee.train.together import Together
@@ -215,7 +216,9 @@ class Checkpointer:
         try:
             tensors, values = gather(state)
             encoded = canonical(encode(extras, "extras"))
-            link = self._ready_link(hold=reach == MEMORY)
+            # Rank 0 may ask for either: then this rank waits for what it surely needs, until it knows.
+            told = reach is not None or self.rank == 0
+            link = self._ready_link(self._buffers.slots(hold=reach == MEMORY) if told else range(BUFFERS))
         except CheckpointError as error:
             problem = problem or error
         mark = fingerprint(tensors)
@@ -226,8 +229,7 @@ class Checkpointer:
             self._plan = None  # Until there is a new one: a save that fails on the way must plan again.
             self._plan = self._together.call(lambda: make_plan(state, tensors, mark, self._together))
         assert self._plan is not None, "the first save always plans"
-        slot = self._buffers.pick(link.reading, hold=reach == MEMORY)
-        assert slot is not None, "the link was ready"
+        slot = self._free_slot(link, step, hold=reach == MEMORY)
         try:
             self._capture(slot, self._plan, tensors, encoded)
         except (OSError, RuntimeError) as error:  # No memory to stage in, or a device error.
@@ -329,18 +331,30 @@ class Checkpointer:
 
     # What `save` is made of.
 
-    def _ready_link(self, *, hold: bool) -> DrainLink:
-        """A living drain that leaves a buffer to write to."""
+    def _ready_link(self, slots: Collection[int]) -> DrainLink:
+        """A living drain that leaves one of these buffers to write to."""
         assert self._link is not None, "open() starts the drain"
         self._buffers.settle()
-        if not self._link.wait_until_read(self.grace_s, self._buffers.slots(hold=hold)):
+        self._wait_until_read(self._link, slots)
+        if not self._link.alive:
+            self._start_drain(self._number - 1)
+        return self._link
+
+    def _wait_until_read(self, link: DrainLink, slots: Collection[int]) -> None:
+        if not link.wait_until_read(self.grace_s, slots):
             raise CheckpointError(
                 f"the drain still reads the save before this one after {self.grace_s:.1f} s",
                 hint="the store is slower than the interval between saves: save less often",
             )
-        if not self._link.alive:
-            self._start_drain(self._number - 1)
-        return self._link
+
+    def _free_slot(self, link: DrainLink, step: int, *, hold: bool) -> int:
+        try:
+            self._wait_until_read(link, self._buffers.slots(hold=hold))
+        except CheckpointError as error:
+            raise self._give_up(step, error) from error
+        slot = self._buffers.pick(link.reading, hold=hold)
+        assert slot is not None, "one was free, and only this thread takes any"
+        return slot
 
     def _start_drain(self, saves_before: int) -> None:
         setup = Setup(
