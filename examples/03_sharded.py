@@ -39,6 +39,8 @@ class GPT(nn.Module):
 
 several = int(os.environ.get("WORLD_SIZE", "1")) > 1
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else "cpu"
+if torch.cuda.is_available():
+    torch.cuda.set_device(device)  # NEW: FSDP2 shards on the current one
 if several:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")  # NEW: before the job
 torch.manual_seed(0)

@@ -55,6 +55,8 @@ class Windows(Dataset):
 
 several = int(os.environ.get("WORLD_SIZE", "1")) > 1
 device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if torch.cuda.is_available() else "cpu"
+if torch.cuda.is_available():
+    torch.cuda.set_device(device)
 if several:
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 torch.manual_seed(0)

@@ -5,6 +5,7 @@
 Notice and checkpoint are as before: whatever a rank does in a step, all stop before the same one.
 """
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -65,7 +66,9 @@ def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 rank, stages = dist.get_rank(), dist.get_world_size()
-device = torch.device("cuda", rank) if torch.cuda.is_available() else torch.device("cpu")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+if torch.cuda.is_available():
+    torch.cuda.set_device(device)
 torch.manual_seed(rank)
 model = GPT(rank, stages).to(device)  # NEW: this rank's stage
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -57,9 +57,8 @@ trainer = Trainer(
     ),
     train_dataset=Windows(),
 )
-protect(
-    trainer, to="checkpoints/06", every="30s"
-)  # NEW: it goes on, saves and leaves; no save_steps, no resume_from...
+# NEW: it goes on, saves and leaves; no save_steps, no resume_from_checkpoint
+protect(trainer, to="checkpoints/06", every="30s")
 trainer.train()
 print(f"step {trainer.state.global_step}: loss {trainer.state.log_history[-2]['loss']:.6f}", flush=True)
 if torch.distributed.is_initialized():

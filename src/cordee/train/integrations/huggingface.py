@@ -33,7 +33,7 @@ except ImportError as error:
 
 log = logging.getLogger("cordee")
 
-VERSION_MIN = (5, 0)
+VERSION_MIN = (5, 3)  # the first that keeps the loss since its last line of the log where it can be read
 # Of TrainerState: what training has produced. The rest follows from the arguments, which may have changed.
 _HISTORY = (
     "epoch",
@@ -67,7 +67,7 @@ def _check(trainer: Any) -> None:
     if tuple(int(part) for part in transformers_version.split(".")[:2]) < VERSION_MIN:
         raise InputError(
             f"transformers is {transformers_version}",
-            hint="its Trainer is supported from 5.0 on: pip install -U transformers",
+            hint=f"its Trainer is supported from {VERSION_MIN[0]}.{VERSION_MIN[1]} on: pip install -U transformers",
         )
     if trainer.is_deepspeed_enabled:
         raise InputError("DeepSpeed keeps its own state", hint="use DistributedDataParallel or FSDP2 with the Trainer")
