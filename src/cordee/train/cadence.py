@@ -60,6 +60,7 @@ class Rhythm:
     Attributes:
         save_s: between two checkpoints; None: they are counted by steps.
         hold_s: between two captures; None: none are made by time.
+        hastened: a checkpoint is due, whatever the times say.
     """
 
     def __init__(self, every: Every, ram: Every | None, *, first_s: float) -> None:
@@ -67,7 +68,7 @@ class Rhythm:
         self.save_s = None if every.steps else every.seconds or first_s
         self.hold_s = ram.seconds if ram else None
         self._saved_s = self._captured_s = 0.0
-        self._hastened = False
+        self.hastened = False
 
     @property
     def estimates(self) -> tuple[bool, bool]:
@@ -106,14 +107,14 @@ class Rhythm:
         """A capture was made, or tried."""
         self._captured_s = now_s
         if reach != MEMORY:
-            self._saved_s, self._hastened = now_s, False
+            self._saved_s, self.hastened = now_s, False
 
     def hasten(self) -> None:
         """A checkpoint is due now."""
-        self._hastened = True
+        self.hastened = True
 
     def _save_left_s(self, now_s: float) -> float:
-        if self._hastened:
+        if self.hastened:
             return 0.0
         return math.inf if self.save_s is None else self._saved_s + self.save_s - now_s
 

@@ -120,6 +120,7 @@ class Job:
                 rank=self.rank,
                 world_size=self.world_size,
                 reporter=self._reporter,
+                on_estimate=self._plan_save,
             )
             self._found = self._saving.open()
         except BaseException:

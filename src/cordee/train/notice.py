@@ -61,14 +61,16 @@ class Notices:
             earlier(number, frame)
 
     def at(self, name: str, when_s: float, call: Callable[[], None]) -> None:
-        """Call at a time of `time.monotonic()`; a timer replaces the one of the same name."""
+        """Call at a time of `time.monotonic()`; a timer replaces the one of the same name. Nothing, once closed."""
         with self._lock:
-            self._timers[name] = (when_s, call)
-        self._poke()
+            if not self._closed:
+                self._timers[name] = (when_s, call)
+                self._poke()  # Under the lock: a closed descriptor's number may be another file's.
 
     def close(self) -> None:
         """Give the signals back and end the thread."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         _live.discard(self)
         self._give_back()
         self._poke()

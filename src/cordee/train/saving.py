@@ -39,6 +39,9 @@ TOLD_CHANGE = 1 / 3  # an estimate that has moved by more is told
 class Saving:
     """One rank's saves.
 
+    Args:
+        on_estimate: `wait_s` may be another one now; called on another thread.
+
     Attributes:
         checkpointer: where they go.
         saved_step: of the newest capture that this attempt has made.
@@ -46,10 +49,18 @@ class Saving:
     """
 
     def __init__(
-        self, state: dict[str, Any], told: Settings, to: str, *, rank: int, world_size: int, reporter: Reporter
+        self,
+        state: dict[str, Any],
+        told: Settings,
+        to: str,
+        *,
+        rank: int,
+        world_size: int,
+        reporter: Reporter,
+        on_estimate: Callable[[], None] = lambda: None,
     ) -> None:
         self._state, self._told, self._rank, self._world_size = state, told, rank, world_size
-        self._reporter = reporter
+        self._reporter, self._on_estimate = reporter, on_estimate
         self._restart_s = 0.0
         self._start_step = 0
         self._began_s = time.monotonic()
@@ -130,7 +141,8 @@ class Saving:
             self.checkpointer.prepare(self._state, hold=self._rhythm.holds)
         reach = self._rhythm.at_step(step)
         if reach is not None and step not in (self._start_step, self.saved_step):
-            self.save(step, MEMORY if reach == MEMORY else None)
+            here = MEMORY if reach == MEMORY else None
+            self.save(step, len(self._stores) if self._rhythm.hastened else here)
 
     def is_due(self) -> bool:
         """By rank 0's clock."""
@@ -142,11 +154,16 @@ class Saving:
 
     def asked(self) -> int | None:
         """The reach of the capture that the ranks have agreed on: rank 0 says, None for what `to` says."""
-        now = self._rhythm.now(time.monotonic(), draining=self.draining) if self._rank == 0 else None
-        return MEMORY if now == MEMORY else None
+        if self._rhythm.hastened:
+            return len(self._stores)
+        if self._rank != 0:
+            return None
+        now = self._rhythm.now(time.monotonic(), draining=self.draining)
+        late = now is None and self._rhythm.hold_s is not None  # one by steps has come between: it may still drain
+        return MEMORY if now == MEMORY or late else None
 
     def hasten(self) -> None:
-        """A checkpoint is due now."""
+        """A checkpoint in all stores is due now: this rank's machine may go, and the nearer ones with it."""
         self._rhythm.hasten()
 
     def save(self, step: int, reach: int | None = None, *, last: bool = False) -> bool:
@@ -156,9 +173,11 @@ class Saving:
         """
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         _synchronize()
+        reached = 1 if reach is None else reach
         try:
             extras = own.capture(self._state)
             save = self.checkpointer.save(self._state, step=step, extras=extras, reach=reach, last=last)
+            reached = save.reach  # another rank may have asked for more
         except FencedError:
             raise
         except CheckpointError as error:
@@ -167,7 +186,7 @@ class Saving:
         finally:
             self._reporter.switch(SpanClass.USEFUL, step)
             now_s = time.monotonic()
-            self._rhythm.captured(1 if reach is None else reach, now_s)
+            self._rhythm.captured(reached, now_s)
         self.saved_step, self._saved_reach = step, save.reach
         self._stall_s = save.stall_us / 1e6
         if save.reach:
@@ -253,6 +272,7 @@ class Saving:
             self._rhythm.save_s = found.save_s
             if told:
                 self._tell(found, measured, sum(each.failed for each in history))
+        self._on_estimate()
 
     def _tell(self, found: "Interval", measured: "Measured", failures: int) -> None:
         before_s = self._told_save_s
