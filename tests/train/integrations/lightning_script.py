@@ -102,6 +102,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--validate", type=int, default=0)
     parser.add_argument("--average", action="store_true")
+    parser.add_argument("--other-package", action="store_true")
     args = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -109,6 +110,10 @@ def main(argv: list[str]) -> None:
     pl.seed_everything(3, workers=True, verbose=False)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     module = Small()
+    if args.other_package:
+        import pytorch_lightning
+
+        Protect(to=args.to).setup(pytorch_lightning.Trainer(accelerator="cpu", logger=False), module, "fit")
     trainer = pl.Trainer(
         max_epochs=2,
         max_steps=args.max_steps,

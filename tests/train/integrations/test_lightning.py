@@ -73,3 +73,8 @@ def test_a_callback_that_would_be_lost_is_refused(run: Runs, tmp_path: Path) -> 
     assert attempt(run, tmp_path, "--to", str(tmp_path / "to"), "--average") == [1]
     assert "EMAWeightAveraging keeps its state in Lightning's own checkpoint" in run.said()
     assert not (tmp_path / "to").exists(), "what was refused has opened nothing"
+
+
+def test_the_trainer_of_the_other_package_is_refused(run: Runs, tmp_path: Path) -> None:
+    assert attempt(run, tmp_path, "--to", str(tmp_path / "to"), "--other-package") == [1]
+    assert "this Trainer comes from pytorch_lightning" in run.said()

@@ -20,6 +20,7 @@ from cordee.train.state import is_stateful
 
 try:
     from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
+    from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from lightning.pytorch.utilities import CombinedLoader
 except ImportError as error:
@@ -215,6 +216,11 @@ def _knows_its_place(loader: Any) -> bool:
 
 
 def _check(trainer: Any) -> None:
+    if not isinstance(trainer, Trainer):  # the same code under another name, whose classes are others
+        raise InputError(
+            f"this Trainer comes from {type(trainer).__module__.split('.')[0]}",
+            hint="import it, the module and the callbacks from lightning.pytorch",
+        )
     if "DeepSpeed" in type(trainer.strategy).__name__:
         raise InputError("DeepSpeed keeps its own state", hint='use strategy="ddp" or ModelParallelStrategy (FSDP2)')
     for each in trainer.callbacks:
