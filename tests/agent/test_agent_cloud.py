@@ -10,6 +10,7 @@ import pytest
 from agent_world import World
 
 from cordee.events import NodeReclaimed, NodeUp, Outcome
+from cordee.telemetry.notices import read_hint
 from metadata_service import MetadataService
 
 LEAVES = """
@@ -62,6 +63,16 @@ def test_a_reclaim_is_told_to_ranks_and_server_and_can_be_taken_back(
     assert reclaimed.deadline_us / 1e6 - 20 <= time.time()
     google.set(preempted="FALSE")
     world.until(lambda: [e for e in world.log if isinstance(e, NodeUp) and e.node.epoch == 2], "another agent's claim")
+
+
+@pytest.mark.soak  # Google's maintenance is asked for each 11 s
+def test_a_hint_is_told_to_the_ranks(google: MetadataService, cloud_world: World) -> None:
+    cloud_world.start([sys.executable, "leaves.py", "leaves"])
+    cloud_world.logged("ready")
+    google.set(maintenance="TERMINATE_ON_HOST_MAINTENANCE")
+    spool = cloud_world.folder() / "spool"
+    _, why = cloud_world.until(lambda: read_hint(spool), "the hint")
+    assert why == "maintenance will end this machine"
 
 
 def test_a_second_notice_counts_if_it_leaves_less_time(google: MetadataService, cloud_world: World) -> None:

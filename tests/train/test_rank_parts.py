@@ -14,12 +14,14 @@ import torch
 
 from cordee.errors import InputError, UnitError
 from cordee.telemetry.cloud import Aws
-from cordee.telemetry.notices import Told, read_notice, write_notice
-from cordee.train import own
+from cordee.telemetry.notices import Told, read_notice, write_hint, write_notice
+from cordee.train import leaving, own
 from cordee.train.notice import Notices
 from cordee.train.pace import Pace
+from cordee.train.report import Reporter
 from cordee.train.settings import Every, settings
 from cordee.train.state import decode, encode, gather, names_in
+from cordee.train.stop import Agreement
 from cordee.workload.keep import Keep
 
 
@@ -100,6 +102,36 @@ def test_what_the_agent_tells_is_read_whole_or_not_at_all(tmp_path: Path) -> Non
         (spool / "notice.json").write_text(broken)
         assert read_notice(spool) is None
     write_notice(tmp_path / "spool" / "notice.json", told)  # no folder: the signal goes all the same
+
+
+def test_a_timer_that_fails_costs_no_later_one(caplog: pytest.LogCaptureFixture) -> None:
+    done = threading.Event()
+    notices = Notices([], lambda number: None)
+    try:
+        notices.at("fails", 0.0, lambda: int("no number"))
+        notices.at("later", time.monotonic() + 0.01, done.set)
+        assert done.wait(30) and "ValueError" in caplog.text
+    finally:
+        notices.close()
+
+
+def test_a_hint_of_the_agent_waits_until_there_is_something_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "HINT_LOOK_S", 0.01)
+    env = {"CORDEE_SPOOL": str(tmp_path), "CORDEE_JOB": "a-bcdefg", "CORDEE_EPOCH": "1"}
+    told, heard = settings(env), threading.Semaphore(0)
+    write_hint(tmp_path, 1, "maintenance")
+    rank = leaving.Leaving(told, 0, Reporter(told, 0), Pace(), heard.release)
+    try:
+        assert not heard.acquire(timeout=0.1)
+        rank.agreement = Agreement(first_step=0)
+        assert heard.acquire(timeout=30) and not heard.acquire(timeout=0.1), "once"
+        write_hint(tmp_path, 2, "maintenance, again")
+        assert heard.acquire(timeout=30)
+        assert rank.by_s is None, "nobody has to leave"
+    finally:
+        rank.close()
 
 
 def test_the_pace_is_the_median_of_the_last_steps() -> None:

@@ -38,7 +38,8 @@ from cordee.events import (
     decode,
 )
 from cordee.ids import JobId
-from cordee.telemetry.cloud import Reclaim
+from cordee.telemetry.cloud import Hint, Reclaim
+from cordee.telemetry.notices import write_hint
 from cordee.telemetry.stream import StreamWriter
 from cordee.units import US_PER_S
 
@@ -88,7 +89,7 @@ class NodeAgent:
         self._take_over()
         self._report_node()
         reclaims = Reclaims(self._wake)
-        reclaims.start(self._reclaimed, self._withdrawn)
+        reclaims.start(self._reclaimed, self._withdrawn, self._hinted)
         while not (self._leaving and not self._shares):
             for key, _ in self._selector.select(self._timeout_s()):
                 key.data()
@@ -290,6 +291,12 @@ class NodeAgent:
         """The machine stays. Who got notice leaves all the same; the next agent's claim makes the node whole again."""
         _log.warning("the cloud takes its notice back (%s); another agent takes this node over", reclaim.why)
         self._leaving = True
+
+    def _hinted(self, hint: Hint) -> None:
+        """The machine may go soon: the ranks save, and go on."""
+        _log.warning("the cloud says: %s", hint.why)
+        for share in self._shares.values():
+            write_hint(share.folder / "spool", _now_us(), hint.why)
 
     # -- the server ----------------------------------------------------------------------------------------
 

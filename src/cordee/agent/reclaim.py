@@ -23,8 +23,13 @@ class Reclaims:
         self._wake = wake
         self._watch: CloudWatch | None = None
 
-    def start(self, reclaimed: Callable[[Reclaim], None], withdrawn: Callable[[Reclaim], None]) -> None:
-        """Ask from now on; both are called by `take_in`.
+    def start(
+        self,
+        reclaimed: Callable[[Reclaim], None],
+        withdrawn: Callable[[Reclaim], None],
+        hinted: Callable[[Hint], None],
+    ) -> None:
+        """Ask from now on; all three are called by `take_in`.
 
         A variable that cannot be read is said: it must not cost the node its agent.
         """
@@ -38,7 +43,7 @@ class Reclaims:
                 cloud,
                 on_reclaim=lambda reclaim: self._put(partial(reclaimed, reclaim)),
                 on_withdrawn=lambda reclaim: self._put(partial(withdrawn, reclaim)),
-                on_hint=lambda hint: self._put(partial(_tell, hint)),
+                on_hint=lambda hint: self._put(partial(hinted, hint)),
             )
 
     def take_in(self) -> None:
@@ -54,7 +59,3 @@ class Reclaims:
     def _put(self, news: Callable[[], None]) -> None:
         self._news.put(news)
         self._wake()
-
-
-def _tell(hint: Hint) -> None:
-    _log.warning("the cloud says: %s", hint.why)

@@ -17,7 +17,7 @@ from typing import Any
 
 from cordee.errors import EXIT_CHECKPOINTED, StopError
 from cordee.telemetry.cloud import CloudWatch, Hint, Reclaim
-from cordee.telemetry.notices import read_notice
+from cordee.telemetry.notices import read_hint, read_notice
 from cordee.train import deadline
 from cordee.train.deadline import Choice, Situation
 from cordee.train.notice import Notices
@@ -32,6 +32,7 @@ log = logging.getLogger("cordee")
 
 MARGIN_S_MAX = 2.0  # a rank is gone so long before it would be killed, or a tenth of its time if that is less
 TURN_S = 0.05  # between two looks whether the step that runs has become overdue
+HINT_LOOK_S = 5.0  # as often as the clouds are asked themselves
 LOOK_S = 0.5  # between two looks at what the agent tells, once there was a notice
 
 
@@ -59,6 +60,9 @@ class Leaving:
         self.saving: Saving | None = None
         self.agreement: Agreement | None = None
         self.notices = Notices(told.signals, self._on_signal)
+        self._hinted_us = 0
+        if told.spool is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+            self.notices.at("hint", time.monotonic(), self._look_for_hint)
         self._watch = None
         if told.cloud is not None:
             self._watch = CloudWatch(
@@ -147,11 +151,20 @@ class Leaving:
         log.warning("rank %d: %s: %s; saving now, and going on", self._rank, self._cloud(), hint.why)
         self._hinted()
 
+    def _look_for_hint(self) -> None:
+        """The agent asks the cloud for its ranks. A hint that comes before there is anything to save waits."""
+        if self.agreement is not None and self._told.spool is not None:
+            at_us, why = read_hint(self._told.spool) or (0, "")
+            if at_us > self._hinted_us:
+                self._hinted_us = at_us
+                self._on_hint(Hint(why=why))
+        self.notices.at("hint", time.monotonic() + HINT_LOOK_S, self._look_for_hint)
+
     def _on_withdrawn(self, reclaim: Reclaim) -> None:
         log.warning("rank %d: %s takes back its notice (%s); the ranks leave", self._rank, self._cloud(), reclaim.why)
 
     def _cloud(self) -> str:
-        return self._told.cloud.name if self._told.cloud else ""
+        return self._told.cloud.name if self._told.cloud else "the agent"
 
     # -- what is still made durable ------------------------------------------------------------------------
 

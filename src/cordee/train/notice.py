@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -101,7 +102,14 @@ class Notices:
             if select.select([self._read_fd], [], [], timeout_s)[0]:
                 self._pass_on(os.read(self._read_fd, 4096))
             for call in self._due():
-                call()
+                self._guarded(call)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """The thread goes on whatever one call comes to: the deadline may be the next."""
+        try:
+            call()
+        except Exception:
+            log.exception("what was due on a rank's own thread failed")
 
     def _due(self) -> list[Callable[[], None]]:
         now = time.monotonic()
@@ -118,7 +126,7 @@ class Notices:
                 log.debug("an earlier wakeup file descriptor took no signal: %s", error)
         for number in raised:
             if number in self._signals:
-                self._on_signal(number)
+                self._guarded(partial(self._on_signal, number))
 
 
 # A signal between the fork and the child's first line would still be taken for the rank's: it waits meanwhile.
