@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ class Kill(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if (args.process_index, state.global_step) == (self.rank, self.step):
             os.kill(os.getpid(), signal.SIGTERM)
+            job = next(each._job for each in self.trainer.callback_handler.callbacks if hasattr(each, "_job"))
+            while not job._agreement.is_leaving():  # a thread hears it; such short steps may end first
+                threading.Event().wait(0.001)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -88,14 +92,15 @@ def main(argv: list[str]) -> None:
         report_to=[],
         disable_tqdm=True,
     )
-    early = EarlyStoppingCallback(early_stopping_patience=99)
+    early, kill = EarlyStoppingCallback(early_stopping_patience=99), Kill(args.kill)
     trainer = Trainer(
         model=model,
         args=told,
         train_dataset=Stream() if args.stream else Rows(52),
         eval_dataset=Rows(8),
-        callbacks=[early, Kill(args.kill)],
+        callbacks=[early, kill],
     )
+    kill.trainer = trainer
     protect(trainer, to=args.to)
     trainer.train(**({"resume_from_checkpoint": args.resume_from} if args.resume_from else {}))
     weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
