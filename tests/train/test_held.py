@@ -221,6 +221,22 @@ def test_captures_are_held_while_the_drain_reads_and_the_one_it_reads_stays(tmp_
     assert generations(tmp_path)[-1] == (6, None), "closed before its time: what was held is brought"
 
 
+def test_what_is_held_is_worth_nothing_once_its_drain_has_died(tmp_path) -> None:
+    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    checkpointer.open()
+    state = {"w": torch.full((300_000,), 1.0)}
+    checkpointer.save(state, step=1, extras={}, reach=0)
+    assert checkpointer.standing().held_step == 1
+    os.kill(checkpointer._link.pid, signal.SIGKILL)
+    checkpointer._link._thread.join(WAIT_S)
+    assert checkpointer.standing().held_step is None
+    checkpointer.save(state, step=2, extras={}, reach=1)
+    assert checkpointer.wait(WAIT_S).step == 2 and checkpointer.standing().held_step is None
+    checkpointer.save(state, step=3, extras={}, reach=0)
+    assert checkpointer.standing().held_step == 3
+    checkpointer.close()
+
+
 def test_memory_made_beforehand_is_the_memory_of_the_first_save(tmp_path) -> None:
     checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
     checkpointer.open()

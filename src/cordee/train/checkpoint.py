@@ -271,13 +271,14 @@ class Checkpointer:
 
     def standing(self) -> Standing:
         """What a save costs, and which captures there are."""
+        known = self._link is not None and self._link.alive  # else nobody brings what is held
         with self._changed:
             newest = self._newest
             return Standing(
                 newest.bytes if newest else None,
                 newest.stall_us / 1e6 if newest else None,
                 tuple(self._drain_s),
-                self._buffers.held_step,
+                self._buffers.held_step if known else None,
                 max((step for step, _, _ in self._way.values()), default=None),
                 newest.step if newest else None,
             )
@@ -372,6 +373,7 @@ class Checkpointer:
             [skipped.generation for skipped in self.skipped],
             self.base,
         )
+        self._buffers.forget()
         self._link = DrainLink(setup, self._committed, self._failed)
 
     def _capture(self, slot: int, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:

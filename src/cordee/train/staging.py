@@ -121,6 +121,10 @@ class Buffers:
         if hold:
             self._held_in, self.held_step = slot, step
 
+    def forget(self) -> None:
+        """The drain that knew of the capture that is held has died: nobody would bring it."""
+        self._held_in = self.held_step = None
+
     def warm(self, size_bytes: int, *, both: bool, device: torch.device | None) -> None:
         """Make the memory beside the training, before the first capture needs it; `device`: the GPU to pin it for."""
 
