@@ -17,8 +17,10 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Each test takes CORDEE_SOAK_S seconds (600). One of them, for an hour:
+# make soak CORDEE_SOAK_S=3600 SOAK=tests/soak/test_soak_survive.py
 soak: .venv/ready
-	$(BIN)/python -m pytest -s -m soak --timeout 7200
+	$(BIN)/python -m pytest -s -m soak --timeout 7200 $(SOAK)
 
 docs: .venv/ready
 	$(BIN)/pip install -q -e ".[docs]"
