@@ -8,5 +8,12 @@ from s3_world import s3, s3_server  # noqa: F401 - fixtures
 # Helpers that assert say what they compared, as tests do.
 pytest.register_assert_rewrite("gang_scene", "kill_story", "log_histories", "random_worlds")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start gangs or clusters come first, so that no worker sits with one of them at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("gang") or item.get_closest_marker("slurm")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 settings.register_profile("cordee", deadline=None, print_blob=True)
 settings.load_profile("cordee")
