@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import cordee
+from cordee.errors import CordeeError
 
 
 def run(folder: Path, out: str, steps: int) -> None:
@@ -103,6 +104,9 @@ def _be_rank(folder: Path, order: dict[str, Any], rank: int) -> None:
         code = 0
     except SystemExit as left:
         code = int(left.code or 0)
+    except CordeeError as error:
+        traceback.print_exc()
+        code = error.exit_code
     except BaseException:  # A forked child must never go on in its parent's code.
         traceback.print_exc()
     finally:

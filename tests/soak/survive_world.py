@@ -78,9 +78,8 @@ class Attempt:
 
     @property
     def failed(self) -> bool:
-        """Whether a rank left in a way that nothing which befell it explains."""
-        odd = set(self.codes.values()) - {0, 1, 60, 75, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGUSR1}
-        return self.full_s == 0 and (bool(odd) or self.outcome is Outcome.FAILED)
+        """Whether it ended though nothing befell it."""
+        return self.full_s == 0 and self.outcome is Outcome.FAILED
 
     @property
     def outcome(self) -> Outcome:
