@@ -197,7 +197,7 @@ def test_an_agent_lives_with_what_it_cannot_read(
 ) -> None:
     monkeypatch.setenv("CORDEE_CLOUD", "oracle")
     reclaims = Reclaims(lambda: None)
-    reclaims.start(lambda reclaim: None, lambda reclaim: None)
+    reclaims.start(lambda reclaim: None, lambda reclaim: None, lambda hint: None)
     reclaims.take_in()
     reclaims.close()
     assert "CORDEE_CLOUD=oracle is not known" in caplog.text

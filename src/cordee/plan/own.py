@@ -95,8 +95,8 @@ def break_even_month(
     saved = rent_usd_per_month - running_usd_per_month
     if saved <= 0:
         return None
-    month = max(1, math.ceil(purchase_usd / saved))
-    return month if month <= life_months else None
+    months = purchase_usd / saved
+    return max(1, math.ceil(months)) if math.ceil(min(months, life_months + 1)) <= life_months else None
 
 
 def compare(assumed: Ownership) -> Comparison:
