@@ -18,7 +18,7 @@ from cordee.schedule.free import FreeIndex
 from cordee.schedule.grow import grown, worth_us
 from cordee.schedule.held import Held, held_by
 from cordee.schedule.lifecycle import notice, settle, wake_us
-from cordee.schedule.overdue import overdue
+from cordee.schedule.overdue import gpus_left, overdue
 from cordee.schedule.place import need_of, place, pools
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
@@ -139,7 +139,8 @@ class Cycle:
     _moves: int = 0  # what may have changed whose turn it is, or who is the head of a line
 
     def __post_init__(self) -> None:
-        self.overdue = overdue(self.state, self.now_us)
+        left_gpus = gpus_left(self.state.policy, self.state.running, self.state.quotas)
+        self.overdue = overdue(self.state.waiting, self.state.jobs, left_gpus, self.now_us)
 
     def run(self) -> None:
         """The whole cycle."""

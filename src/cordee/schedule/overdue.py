@@ -5,39 +5,38 @@ overloaded cluster would become a queue in the order of arrival.
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from cordee.ids import JobId
+from cordee.schedule.policy import Policy
+from cordee.schedule.quotas import Quotas
 from cordee.schedule.records import Attempt, JobRecord
+from cordee.schedule.running import Running
+from cordee.schedule.waiting import Waiting
 
-if TYPE_CHECKING:
-    from cordee.schedule.state import State
 
-
-def overdue(state: "State", now_us: int) -> frozenset[JobId]:
-    """Of those who wait, whose turn it is because of that."""
-    ages = (line.ages for line in state.waiting.lines.values())
+def overdue(waiting: Waiting, jobs: Mapping[JobId, JobRecord], left_gpus: float, now_us: int) -> frozenset[JobId]:
+    """Of those who wait, whose turn it is because of that: until these GPUs are spoken for."""
+    ages = (line.ages for line in waiting.lines.values())
     found = [each for due in ages for each in due[: bisect_right(due, now_us, key=itemgetter(0))]]
-    left, first = _gpus_left(state) if found else 0, set[JobId]()
+    first = set[JobId]()
     for _, job_id in sorted(found):
-        if left <= 0:
+        if left_gpus <= 0:
             break
-        left -= state.jobs[job_id].job.gpus
+        left_gpus -= jobs[job_id].job.gpus
         first.add(job_id)
     return frozenset(first)
 
 
-def is_overdue(state: "State", record: JobRecord, attempt: Attempt) -> bool:
-    """Whether an attempt that is being placed had waited so long that its own tier leaves it alone."""
-    policy = state.policy
+def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt) -> bool:
+    """Whether an attempt that is being placed had waited too long."""
     if not policy.guards or policy.patience_us is None:
         return False
-    waited_us = attempt.placed_us - record.submitted_us - record.used_us
-    return waited_us >= policy.patience_us and _gpus_left(state) > 0
+    return attempt.placed_us - record.submitted_us - record.used_us >= policy.patience_us
 
 
-def _gpus_left(state: "State") -> float:
-    rows = state.running.rows
-    held = int(rows["gpus"][rows["overdue"]].sum())
-    return state.policy.patience_share * state.quotas.offered.gpu_milli / 1000 - held
+def gpus_left(policy: Policy, running: Running, quotas: Quotas) -> float:
+    """What is left of the GPUs that are for them."""
+    held = int(running.rows["gpus"][running.rows["overdue"]].sum())
+    return policy.patience_share * quotas.offered.gpu_milli / 1000 - held

@@ -46,7 +46,7 @@ from cordee.schedule.free import FreeIndex
 from cordee.schedule.held import NOTHING, held_by, offered_by
 from cordee.schedule.journal import Journal
 from cordee.schedule.limits import notice_at_us
-from cordee.schedule.overdue import is_overdue
+from cordee.schedule.overdue import gpus_left, is_overdue
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
 from cordee.schedule.quotas import HALF_LIFE_US, Quotas
@@ -464,9 +464,8 @@ class State:
         """Enter an attempt among those that could be pushed, unless it leaves already."""
         if attempt.leaving or attempt.shares:
             return
-        values = columns_of(
-            self.policy, record, attempt, self.left_us(record), overdue=is_overdue(self, record, attempt)
-        )
+        overdue = is_overdue(self.policy, record, attempt) and gpus_left(self.policy, self.running, self.quotas) > 0
+        values = columns_of(self.policy, record, attempt, self.left_us(record), overdue=overdue)
         self.running.add(attempt.job.job_id, attempt.leases, values | {"queue": self.running.queue(attempt.job.queue)})
 
     def _live(self, job_id: JobId, epoch: int) -> Attempt | None:
