@@ -90,10 +90,6 @@ class Waiting:
         """When a waiting job will have waited too long; NEVER if that does not count."""
         return self._known[job_id][2]
 
-    def has_aged(self, job_id: JobId, now_us: int) -> bool:
-        """Whether a waiting job has waited too long."""
-        return self._known[job_id][2] <= now_us
-
     def add(
         self,
         record: JobRecord,
