@@ -18,6 +18,7 @@ _CONF = """\
 ClusterName=throwaway
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={job}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -64,7 +65,8 @@ class Cluster:
             (folder / name).mkdir(parents=True)
         port = _free_ports(1 + NODES)
         names = {"folder": folder, "host": socket.gethostname().split(".")[0], "nodes": NODES}
-        conf = _CONF.format(**names, port=port, first=port + 1, last=port + NODES)
+        # The script takes a job's port from its id: a second cluster on the machine has other ids, so other ports.
+        conf = _CONF.format(**names, port=port, first=port + 1, last=port + NODES, job=port + 5000)
         (folder / "slurm.conf").write_text(conf)
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpus/nvidia[0-7]\n")
         for number in range(8):

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,12 @@ needs_slurm = pytest.mark.skipif(missing() is not None, reason=missing() or "")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path / "slurm")
-    yield made
-    made.close()
+def cluster() -> Iterator[Cluster]:
+    # Not in `tmp_path`: slurmstepd's sockets are in its spool, and the path of a socket has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as folder:
+        made = Cluster(Path(folder))
+        yield made
+        made.close()
 
 
 class Training:
@@ -64,11 +67,14 @@ class Training:
         self.cluster.until(lambda: step in self.steps(0), f"step {step}\n{self.output}", LIMIT_S)
 
     def until_requeued(self) -> None:
-        """It is held back for two minutes then; whoever may update a job need not wait for that."""
+        """It is held back for two minutes then; whoever may update a job need not wait for that.
+
+        Two seconds later, as what revokes an attempt's credential knows only whole seconds and would revoke the next one.
+        """
         self.until("Restarts", "1")
         self.until("JobState", "PENDING")
         self._write(pause_s=0.0)
-        self.cluster.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now", "TimeLimit=30")
+        self.cluster.ask("scontrol", "update", f"JobId={self.id}", "StartTime=now+2", "TimeLimit=30")
 
     def end(self, rank: int) -> dict[str, Any]:
         end: dict[str, Any] = json.loads((self.folder / f"end{rank}.json").read_text())

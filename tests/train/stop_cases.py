@@ -160,10 +160,11 @@ class Rank:
             saving.checkpointer._drain_s = [0.5, 10 * SLOW_DRAIN_S]
             self.ready()
             until(lambda: noticed(made))
-        if phase == "finish" and step == 20:  # which has just been captured
+        if phase == "finish" and step == 19:  # 20 will be captured, and not drained before the ranks have decided
             drain = saving.checkpointer._link.pid
             os.kill(drain, signal.SIGSTOP)
             (self.folder / f"drain{self.rank}").write_text(str(drain))
+        if phase == "finish" and step == 20:
             self.ready()
             until(lambda: noticed(made))
 
