@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from cordee.storage.destination import open_blobs
 from cordee.storage.generations import is_verified
 from cordee.storage.log import live_commits, read_entries
-from cordee.train.checkpoint import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer
 
 BLOCK_BYTES = 1 << 20
 WIDTH = 768
@@ -326,7 +326,9 @@ class Cordee(Way):
     def other_cpu_s(self) -> float:
         import psutil
 
-        drains = [each for each in psutil.Process().children() if "cordee.train.drain" in " ".join(each.cmdline())]
+        drains = [
+            each for each in psutil.Process().children() if "cordee.train.checkpoint.drain" in " ".join(each.cmdline())
+        ]
         return sum(sum(each.cpu_times()[:2]) for each in drains)
 
     def before_load(self) -> None:

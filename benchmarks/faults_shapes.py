@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from cordee.train.checkpoint import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer
 from faults_world import Context, Gang, Outcome, Run, digest_of
 
 

@@ -22,7 +22,7 @@ from cordee.plan.layout import Schedule
 from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build, makespan_bound_s, timeline
 from cordee.plan.pipeline.compare import compare, overlap_break_even
 from cordee.plan.pipeline.measured import measure, overheads, replayed
-from cordee.train.rehearse import Block, Rehearsed, rehearse
+from cordee.train.pipeline.rehearse import Block, Rehearsed, rehearse
 
 EQUAL = Costs(1.0, 1.0, 1.0)
 SIZES = ((8, 20), (16, 32))

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from cordee.train.data import ElasticBatchSampler
+    from cordee.train.data.sampler import ElasticBatchSampler
     from cordee.train.job import Job, job
 
 __all__ = ["ElasticBatchSampler", "Job", "__version__", "job"]
 
-_SDK = {"job": "cordee.train.job", "Job": "cordee.train.job", "ElasticBatchSampler": "cordee.train.data"}
+_SDK = {"job": "cordee.train.job", "Job": "cordee.train.job", "ElasticBatchSampler": "cordee.train.data.sampler"}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from cordee.storage.destination import open_blobs
 from cordee.storage.log import live_commits, read_entries
 from cordee.storage.manifest import read_manifest
 from cordee.storage.safetensors import open_file
-from cordee.train.checkpoint import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer
 
 STEPS = (10, 20, 30)
 

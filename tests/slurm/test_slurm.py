@@ -69,7 +69,7 @@ class Training:
     def until_requeued(self) -> None:
         """It is held back for two minutes then; whoever may update a job need not wait for that.
 
-        Two seconds later, as what revokes an attempt's credential knows only whole seconds and would revoke the next one.
+        Two seconds later: what revokes an attempt's credential knows whole seconds only, and would revoke the next.
         """
         self.until("Restarts", "1")
         self.until("JobState", "PENDING")

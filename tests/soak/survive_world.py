@@ -208,7 +208,7 @@ class World:
         found = []
         for each in processes_of(self.folder):
             with suppress(psutil.NoSuchProcess):
-                if "cordee.train.drain" in each.cmdline():
+                if "cordee.train.checkpoint.drain" in each.cmdline():
                     found.append(each)
         return sorted(found, key=lambda each: each.pid)
 

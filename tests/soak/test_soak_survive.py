@@ -20,7 +20,7 @@ from survive_job import GLOBAL_BATCH, SAMPLES, SEED
 from survive_world import SLOTS, World
 
 from cordee.events import Outcome
-from cordee.train.order import Order
+from cordee.train.data.order import Order
 
 STEPS_PER_S = 4.0  # of the time that it is given: more than it can do in it while things befall it
 TOLERANCE = 1e-6

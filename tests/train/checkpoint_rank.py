@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from cordee.errors import CheckpointError
-from cordee.train.checkpoint import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STEPS = 6

@@ -24,9 +24,9 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from cordee.errors import CheckpointError
-from cordee.train import own
-from cordee.train.checkpoint import Checkpointer
-from cordee.train.data import ElasticBatchSampler
+from cordee.train.checkpoint import own
+from cordee.train.checkpoint.checkpointer import Checkpointer
+from cordee.train.data.sampler import ElasticBatchSampler
 
 WORLD, LAYERS, WIDTH, BATCH, LENGTH = 4, 4, 12, 8, 8
 Step = Callable[[torch.Tensor, torch.Tensor], None]

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from cordee.train.stop import Agreement, Verdict
+from cordee.train.stop.agreement import Agreement, Verdict
 
 MODES = ("blocking", "async", "pipeline", "alone", "done")
 OPTIONS = ("save 2", "save 1", "finish", "try 1")

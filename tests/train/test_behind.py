@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cordee.events import Behind
-from cordee.train.behind import ENDED, SLOW_WINDOWS, WINDOW_STEPS, Sign, Slow, Slowness, who_stands
+from cordee.train.watch.behind import ENDED, SLOW_WINDOWS, WINDOW_STEPS, Sign, Slow, Slowness, who_stands
 
 STUCK, SILENT = Behind.STUCK, Behind.SILENT
 

@@ -6,7 +6,7 @@ from cordee.errors import DestinationError, InputError
 from cordee.storage.destination import below, parse_places, places
 from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import Entry, Record
-from cordee.train.cadence import MEMORY, Outward, Rhythm
+from cordee.train.checkpoint.cadence import MEMORY, Outward, Rhythm
 from cordee.train.settings import Every, parse_every, parse_ram, settings
 
 

@@ -18,9 +18,9 @@ from cordee.storage.chunks import FOLDER as CHUNKS
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import live_commits, log_key, read_entries
 from cordee.storage.manifest import read_failed, read_manifest
-from cordee.train.checkpoint import Checkpointer
-from cordee.train.dcp import _join_plans, planner_for
-from cordee.train.state import decode, encode, gather
+from cordee.train.checkpoint.checkpointer import Checkpointer
+from cordee.train.checkpoint.dcp import _join_plans, planner_for
+from cordee.train.checkpoint.state import decode, encode, gather
 
 WAIT_S = 60
 

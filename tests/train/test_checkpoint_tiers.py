@@ -15,7 +15,7 @@ from cordee.storage.generations import check_generation, pin, sweep_near
 from cordee.storage.log import Log, live_commits, read_entries
 from cordee.storage.manifest import Manifest, read_manifest, write_manifest
 from cordee.storage.tiers import Tiers
-from cordee.train.checkpoint import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer
 
 WAIT_S = 60
 

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from cordee import ElasticBatchSampler
 from cordee.errors import CheckpointError, InputError, LayoutError
-from cordee.train import own
-from cordee.train.order import Order
+from cordee.train.checkpoint import own
+from cordee.train.data.order import Order
 
 
 class Numbers(Dataset):

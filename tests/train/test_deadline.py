@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.train.deadline import ROOM, Choice, Plan, Situation, Store, plan
+from cordee.train.stop.deadline import ROOM, Choice, Plan, Situation, Store, plan
 
 NEAR, HOME = Store(name="/nvme", drain_s=2.0), Store(name="s3://b", drain_s=8.0)
 # 41 is the next boundary, 1.5 s away; 30 is durable; a capture takes 0.1 s.

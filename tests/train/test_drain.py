@@ -19,7 +19,7 @@ from cordee.storage.generations import check_generation, collect, commit_of
 from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
 from cordee.storage.manifest import read_manifest
 from cordee.storage.sealed import seal
-from cordee.train.drain import Drain, Setup
+from cordee.train.checkpoint.drain import Drain, Setup
 from cordee.workload.keep import Keep
 
 FROZEN = b"F" * 2**20
@@ -283,7 +283,7 @@ class Process:
         self.fd, self.second, self.seals_fd = (os.memfd_create("test") for _ in range(3))
         os.ftruncate(self.seals_fd, mmap.PAGESIZE)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cordee.train.drain"],
+            [sys.executable, "-P", "-m", "cordee.train.checkpoint.drain"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self.fd, self.second, self.seals_fd),
@@ -392,5 +392,5 @@ def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) 
 
 
 def test_the_drain_imports_neither_torch_nor_numpy() -> None:
-    code = "import sys, cordee.train.drain; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, cordee.train.checkpoint.drain; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

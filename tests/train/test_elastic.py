@@ -6,7 +6,7 @@ import pytest
 from elastic_rank import GLOBAL_BATCH, LEGS, SAMPLES, STEPS
 from forked import run_script
 
-from cordee.train.order import Order
+from cordee.train.data.order import Order
 
 
 @pytest.mark.gang

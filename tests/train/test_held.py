@@ -20,8 +20,8 @@ from cordee.storage.files import FileBlobs
 from cordee.storage.log import Log, live_commits, read_entries
 from cordee.storage.manifest import read_failed
 from cordee.telemetry.stream import last_records
-from cordee.train.checkpoint import Checkpointer
-from cordee.train.seals import Seals
+from cordee.train.checkpoint.checkpointer import Checkpointer
+from cordee.train.checkpoint.seals import Seals
 
 WAIT_S = 60
 
@@ -149,7 +149,7 @@ def test_a_rescue_that_dies_commits_nothing_or_all(tmp_path, at) -> None:
 
 TRAINER = """
 import os, signal, sys, torch
-from cordee.train.checkpoint import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer
 checkpointer = Checkpointer(sys.argv[1], rank=0, world_size=1)
 checkpointer.open()
 state = {"w": torch.zeros(300_000)}

@@ -11,7 +11,7 @@ from forked import run_script
 from cordee.storage.files import FileBlobs
 from cordee.storage.generations import commit_of
 from cordee.storage.log import live_commits, read_entries
-from cordee.train.checkpoint import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer
 
 SCRIPT = Path(__file__).with_name("layout_rank.py")
 # The layouts as they are saved, and those that load them.

@@ -5,7 +5,7 @@ import pytest
 from cordee.errors import LayoutError, ScriptError
 from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build
 from cordee.plan.pipeline.measured import measure, overheads, predicted, usual_passes
-from cordee.train.rehearse import Block, Rehearsed, rehearse
+from cordee.train.pipeline.rehearse import Block, Rehearsed, rehearse
 
 pytestmark = pytest.mark.gang
 # Sums of micro-batches in another order differ in the last bit of double precision.
@@ -69,7 +69,7 @@ def test_a_step_is_laid_over_its_prediction_and_a_failing_rank_is_heard() -> Non
 
 def test_a_table_needs_its_ranks_and_its_stages() -> None:
     torch = pytest.importorskip("torch")
-    from cordee.train.pipeline import TablePipeline, with_sends
+    from cordee.train.pipeline.runtime import TablePipeline, with_sends
 
     table = build("dualpipe", 2, 4)
     sent = with_sends(table)

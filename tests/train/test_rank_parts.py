@@ -15,13 +15,14 @@ import torch
 from cordee.errors import InputError, UnitError
 from cordee.telemetry.cloud import Aws
 from cordee.telemetry.notices import Told, read_notice, write_hint, write_notice
-from cordee.train import leaving, own
-from cordee.train.notice import Notices
+from cordee.train.checkpoint import own
+from cordee.train.checkpoint.state import decode, encode, gather, names_in
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Every, settings
-from cordee.train.state import decode, encode, gather, names_in
-from cordee.train.stop import Agreement
+from cordee.train.stop import leaving
+from cordee.train.stop.agreement import Agreement
+from cordee.train.stop.notice import Notices
 from cordee.workload.keep import Keep
 
 

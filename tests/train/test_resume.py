@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from cordee import ElasticBatchSampler
 from cordee.errors import CheckpointError
 from cordee.storage.manifest import Manifest, RankPart
-from cordee.train import own
-from cordee.train.checkpoint import Checkpointer
-from cordee.train.fit import fit
-from cordee.train.state import FRESH, decode, gather, scatter
+from cordee.train.checkpoint import own
+from cordee.train.checkpoint.checkpointer import Checkpointer
+from cordee.train.checkpoint.fit import fit
+from cordee.train.checkpoint.state import FRESH, decode, gather, scatter
 
 SCHEDULES = {
     "lambda": lambda o: lr.LambdaLR(o, lambda step: 0.9**step),

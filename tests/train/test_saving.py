@@ -7,8 +7,8 @@ import torch
 from cordee.storage.files import FileBlobs
 from cordee.storage.history import PastAttempt
 from cordee.storage.log import live_commits, read_entries
+from cordee.train.checkpoint.saving import AUTO_FIRST_S, Saving
 from cordee.train.report import Reporter
-from cordee.train.saving import AUTO_FIRST_S, Saving
 from cordee.train.settings import settings
 
 WAIT_S = 60

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.train.stop import Agreement, Verdict
+from cordee.train.stop.agreement import Agreement, Verdict
 
 ROUNDS = Path(__file__).with_name("stop_rounds.py")
 

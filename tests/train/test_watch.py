@@ -18,7 +18,7 @@ from cordee.ids import JobId
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
-from cordee.train.watch import Watch
+from cordee.train.watch.watch import Watch
 
 WATCHED = str(Path(__file__).with_name("watched_script.py"))
 
@@ -159,7 +159,7 @@ def test_what_the_agent_says_of_hangs_wins() -> None:
 
 def test_a_record_that_ranks_write_is_small(tmp_path: Path) -> None:
     """The agent reads the last 64 KiB of a spool for how its rank left."""
-    from cordee.train.stacks import STACK_LINES_MAX, main_stack
+    from cordee.train.watch.stacks import STACK_LINES_MAX, main_stack
 
     def deep(n: int) -> tuple[str, tuple[str, ...]]:
         return main_stack() if n == 0 else deep(n - 1)

@@ -231,7 +231,7 @@ def _own(path: Path, costs: Costs, room: Room | None, in_seconds: bool, svg: Pat
 
 def _rehearse(chosen: Timeline, costs: Costs, in_seconds: bool) -> Ran:
     """The schedule on real ranks, with waits of the given times; the first half of the steps predicts the second."""
-    from cordee.train.rehearse import Block, rehearse
+    from cordee.train.pipeline.rehearse import Block, rehearse
 
     table = chosen.table
     if table.placement.ranks > RUN_RANKS_MAX or table.placement.ranks < 2:

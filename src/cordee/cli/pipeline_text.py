@@ -202,7 +202,7 @@ def verdict(asked: Asked) -> list[str]:
             lines.append(
                 f"A searched order {PLACED[place.shape]} is {faster:.1%} faster, with "
                 f"{best.timeline.peak:g} activations{copies}: --schedule best --csv FILE writes "
-                "its table, and cordee.train.pipeline runs it on torch."
+                "its table, and cordee.train.pipeline.runtime runs it on torch."
             )
     else:
         lines.append(

@@ -1,8 +1,8 @@
 """Two lines in the user's own loop: `with cordee.job(state) as job: for step in job.steps(n): ...`
 
 A job restores before its first step, saves as it goes, and on a notice leaves with all its ranks at one agreed step.
-The loop stays the user's; nothing here runs a collective for a step. Saves are made in `saving.py`, notices and the
-deadline are met in `leaving.py`, how ranks agree is in `stop.py`, what a checkpoint is in `checkpoint.py`.
+The loop stays the user's; nothing here runs a collective for a step. Saves are in `checkpoint/`,
+notices, the deadline and how ranks agree in `stop/`.
 """
 
 import itertools
@@ -19,15 +19,16 @@ import torch.distributed as dist
 from cordee.errors import CheckpointError, CordeeError, StopError
 from cordee.events import SpanClass
 from cordee.storage.generations import Commit
-from cordee.train import needs, own  # noqa: F401 - needs raises where torch is too old for the rest
-from cordee.train.deadline import Choice
-from cordee.train.leaving import Leaving, beside, name
+from cordee.train import needs  # noqa: F401 - raises where torch is too old for the rest
+from cordee.train.checkpoint import own
+from cordee.train.checkpoint.saving import Saving
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter, speak
-from cordee.train.saving import Saving
 from cordee.train.settings import Settings, settings
-from cordee.train.stop import Agreement, Verdict
-from cordee.train.watch import Watch
+from cordee.train.stop.agreement import Agreement, Verdict
+from cordee.train.stop.deadline import Choice
+from cordee.train.stop.leaving import Leaving, beside, name
+from cordee.train.watch.watch import Watch
 from cordee.units import format_duration
 
 log = logging.getLogger("cordee")

@@ -13,10 +13,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from cordee.errors import InputError, MissingExtraError
+from cordee.train.checkpoint.state import is_stateful
 from cordee.train.integrations import order
 from cordee.train.job import Job
 from cordee.train.settings import settings
-from cordee.train.state import is_stateful
 
 try:
     from lightning.fabric.utilities.distributed import DistributedSamplerWrapper

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cordee.train import own
+from cordee.train.checkpoint import own
 
 # Where loaders, samplers and their wrappers keep what they draw from.
 _NAMES = ("generator", "sampler", "batch_sampler", "_sampler", "dataset")

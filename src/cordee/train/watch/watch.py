@@ -17,13 +17,13 @@ from dataclasses import asdict
 from typing import Any
 
 from cordee.events import Behind
-from cordee.train import stacks
-from cordee.train.behind import ENDED, Sign, Slow, Slowness, who_stands
-from cordee.train.collectives import Collectives
 from cordee.train.needs import clone_of
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Settings
+from cordee.train.watch import stacks
+from cordee.train.watch.behind import ENDED, Sign, Slow, Slowness, who_stands
+from cordee.train.watch.collectives import Collectives
 from cordee.units import format_duration
 
 log = logging.getLogger("cordee")

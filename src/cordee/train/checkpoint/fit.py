@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cordee.errors import CheckpointError
-from cordee.train.state import FRESH, TAG, decode, encode, names_in, parts_of
+from cordee.train.checkpoint.state import FRESH, TAG, decode, encode, names_in, parts_of
 
 
 def fit(state: dict[str, Any], saved: Sequence[dict[str, Any]], mine: dict[str, Any]) -> dict[str, Any]:

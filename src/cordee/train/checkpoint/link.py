@@ -16,7 +16,7 @@ from typing import Any
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
 from cordee.storage.rescue import DRAIN
-from cordee.train.drain import Setup
+from cordee.train.checkpoint.drain import Setup
 
 HAND_OVER_S_MAX = 2.0
 
@@ -42,7 +42,7 @@ class DrainLink:
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cordee.train.drain"],
+            [sys.executable, "-P", "-m", "cordee.train.checkpoint.drain"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(*setup.fds, setup.seals_fd),

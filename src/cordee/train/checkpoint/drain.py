@@ -1,7 +1,8 @@
 """The drain: a process beside each rank that brings captures from shared memory to the store, and commits them.
 
-Started as `python -m cordee.train.drain` with the staging memory's descriptor. It imports no torch, takes part in no
-collective, ignores the signals that end the trainer, and ends when its standard input closes and its work is done.
+Started as `python -m cordee.train.checkpoint.drain` with the staging memory's descriptor. It imports no torch, takes
+part in no collective, ignores the signals that end the trainer, and ends when its standard input closes and its work is
+done.
 It is also what outlives the trainer: captures that are held in memory are its own to bring, once the trainer is gone.
 """
 
@@ -46,7 +47,7 @@ from cordee.storage.manifest import (
 from cordee.storage.sealed import Damaged, seal
 from cordee.storage.tiers import without_farthest
 from cordee.telemetry.stream import StreamWriter
-from cordee.train.seals import Seals
+from cordee.train.checkpoint.seals import Seals
 from cordee.workload.keep import parse_keep
 
 THREADS = 4

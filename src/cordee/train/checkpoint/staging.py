@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from cordee.train.seals import BUFFERS, Seals
+from cordee.train.checkpoint.seals import BUFFERS, Seals
 from cordee.units import MiB
 
 

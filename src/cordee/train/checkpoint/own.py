@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from cordee.storage.sealed import canonical
-from cordee.train.data import ElasticBatchSampler
-from cordee.train.state import encode, give, is_own, is_sharded, is_stateful
+from cordee.train.checkpoint.state import encode, give, is_own, is_sharded, is_stateful
+from cordee.train.data.sampler import ElasticBatchSampler
 
 log = logging.getLogger("cordee")
 

@@ -32,9 +32,9 @@ from cordee.errors import CheckpointError
 from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, Layout, check_chunk, join_pieces, lay_out, read_chunk
 from cordee.storage.files import Blobs
 from cordee.storage.manifest import Manifest, Shard
-from cordee.train.staging import Staging
-from cordee.train.state import dtype_of, samples_of
-from cordee.train.together import Together
+from cordee.train.checkpoint.staging import Staging
+from cordee.train.checkpoint.state import dtype_of, samples_of
+from cordee.train.checkpoint.together import Together
 
 _CHUNKS_KEPT = 4
 _THREADS = 4

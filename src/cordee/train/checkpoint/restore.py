@@ -14,11 +14,11 @@ from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit
 from cordee.storage.manifest import Manifest, read_extras, read_manifest
 from cordee.storage.sealed import Damaged
-from cordee.train import own
-from cordee.train.dcp import GenerationReader, load_tensors
-from cordee.train.fit import fit, model_names
-from cordee.train.state import decode, dtype_of, gather, names_in, scatter
-from cordee.train.together import Together
+from cordee.train.checkpoint import own
+from cordee.train.checkpoint.dcp import GenerationReader, load_tensors
+from cordee.train.checkpoint.fit import fit, model_names
+from cordee.train.checkpoint.state import decode, dtype_of, gather, names_in, scatter
+from cordee.train.checkpoint.together import Together
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """What can still be made durable before a deadline, and how far: a pure function of measured figures.
 
 No clock and no store here: `leaving.py` measures, asks, and does what is decided. All ranks have to do the same, which
-`stop.py` sees to: a rank that would rather not save says so, and then none does.
+`agreement.py` sees to: a rank that would rather not save says so, and then none does.
 """
 
 from dataclasses import dataclass

@@ -24,15 +24,15 @@ from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import parts_prefix, write_failed
 from cordee.storage.sealed import canonical
-from cordee.train.cadence import MEMORY, Outward, Standing
-from cordee.train.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
-from cordee.train.drain import Setup
-from cordee.train.link import DrainLink
-from cordee.train.restore import Loaded, restore
-from cordee.train.seals import BUFFERS
-from cordee.train.staging import Buffers, local_bytes
-from cordee.train.state import encode, gather
-from cordee.train.together import Together
+from cordee.train.checkpoint.cadence import MEMORY, Outward, Standing
+from cordee.train.checkpoint.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
+from cordee.train.checkpoint.drain import Setup
+from cordee.train.checkpoint.link import DrainLink
+from cordee.train.checkpoint.restore import Loaded, restore
+from cordee.train.checkpoint.seals import BUFFERS
+from cordee.train.checkpoint.staging import Buffers, local_bytes
+from cordee.train.checkpoint.state import encode, gather
+from cordee.train.checkpoint.together import Together
 from cordee.units import MiB
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 

@@ -90,7 +90,7 @@ def _start_and_wait(folder: Path, ranks: int) -> None:
     running = []
     for rank in range(ranks):
         with (folder / f"rank{rank}.log").open("wb") as log:
-            words = [sys.executable, "-m", "cordee.train.rehearse", str(folder)]
+            words = [sys.executable, "-m", "cordee.train.pipeline.rehearse", str(folder)]
             running.append(subprocess.Popen(words, env=env | {"RANK": str(rank)}, stdout=log, stderr=log))
     failed, until_s = None, time.monotonic() + TIMEOUT_S
     try:
@@ -133,7 +133,7 @@ def _joined(ranks: Sequence[Mapping[str, Any]]) -> Rehearsed:
 
 def main() -> None:
     """Run this rank: every schedule of the spec, in its order."""
-    from cordee.train.rehearsal_rank import run_rank
+    from cordee.train.pipeline.rehearsal_rank import run_rank
 
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     spec = json.loads((folder / "spec.json").read_text())

@@ -1,7 +1,7 @@
 """The saves of one attempt: when one is due, that it is made, and what became of it.
 
-Captures are made on the main thread, between two steps; draining them is `checkpoint.py`'s. That all ranks save at
-the same boundary is for `stop.py`, and how a rank leaves for `leaving.py`.
+Captures are made on the main thread, between two steps; draining them is `checkpointer.py`'s. That all ranks save at
+the same boundary is for `stop/agreement.py`, and how a rank leaves for `stop/leaving.py`.
 """
 
 import logging
@@ -17,14 +17,14 @@ from cordee.errors import CheckpointError, FencedError
 from cordee.events import SpanClass
 from cordee.storage.destination import places
 from cordee.storage.generations import Commit
-from cordee.train import own
-from cordee.train.cadence import MEMORY, Rhythm
-from cordee.train.checkpoint import Checkpointer
-from cordee.train.deadline import Situation, Store
+from cordee.train.checkpoint import own
+from cordee.train.checkpoint.cadence import MEMORY, Rhythm
+from cordee.train.checkpoint.checkpointer import Checkpointer
+from cordee.train.checkpoint.restore import Loaded
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter, process_start_us
-from cordee.train.restore import Loaded
 from cordee.train.settings import Settings
+from cordee.train.stop.deadline import Situation, Store
 from cordee.units import format_duration
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """How a rank leaves: the notice, the deadline that follows from it, what is still saved, the record and the exit code.
 
 Notices come from signals, the agent, the cloud and other ranks, on other threads than the loop's. Which boundary the
-ranks leave at is agreed on in `stop.py`; the save there is the loop's. What is here works if the loop never comes back.
+ranks leave at is agreed on in `agreement.py`; the save there is the loop's. What is here works if the loop never comes
+back.
 """
 
 import logging
@@ -18,14 +19,14 @@ from typing import Any
 from cordee.errors import EXIT_CHECKPOINTED, StopError
 from cordee.telemetry.cloud import CloudWatch, Hint, Reclaim
 from cordee.telemetry.notices import read_hint, read_notice
-from cordee.train import deadline
-from cordee.train.deadline import Choice, Situation
-from cordee.train.notice import Notices
+from cordee.train.checkpoint.saving import Saving
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter
-from cordee.train.saving import Saving
 from cordee.train.settings import Settings
-from cordee.train.stop import Agreement
+from cordee.train.stop import deadline
+from cordee.train.stop.agreement import Agreement
+from cordee.train.stop.deadline import Choice, Situation
+from cordee.train.stop.notice import Notices
 from cordee.units import format_duration
 
 log = logging.getLogger("cordee")

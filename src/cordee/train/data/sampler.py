@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from cordee.errors import CheckpointError, InputError, LayoutError
-from cordee.train.order import Order
+from cordee.train.data.order import Order
 
 log = logging.getLogger("cordee")
 

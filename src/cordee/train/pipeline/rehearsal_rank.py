@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cordee.plan.pipeline import Placement, Table
-from cordee.train.pipeline import TablePipeline, run_step, take_passes, torch_pipeline
+from cordee.train.pipeline.runtime import TablePipeline, run_step, take_passes, torch_pipeline
 
 CPU = torch.device("cpu")
 SEED = 1865

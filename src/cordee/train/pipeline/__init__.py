@@ -1,0 +1,1 @@
+"""Runs the tables of `plan/pipeline/` on real ranks."""
