@@ -16,6 +16,7 @@ import pytest
 
 # Keys in one page of a listing; S3 has 1,000.
 PAGE = 10
+Headers = dict[str, str]
 FAULTS = ("500", "503", "lost answer", "lost request", "torn")
 _SERVE = """
 import sys
@@ -32,9 +33,10 @@ class Proxy(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, translate: Callable[[Headers], Headers] = dict) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = port
+        self.translate = translate  # From what the client says to what the server behind understands.
         self.fault: Callable[[str, str], str | None] = lambda method, path: None
         self.seen: list[tuple[str, str]] = []
         # One request at a time reaches the server: moto does not look and create in one step, as S3 does.
@@ -51,6 +53,18 @@ class Proxy(ThreadingHTTPServer):
             yield
         finally:
             self.fault = lambda method, path: None
+
+    @contextmanager
+    def serving(self) -> Iterator["Proxy"]:
+        """On a thread of its own."""
+        thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.shutdown()
+            thread.join()
+            self.server_close()
 
     def by_chance(self, seed: int, share: float) -> Callable[[str, str], str | None]:
         """Any fault, in this share of the requests."""
@@ -78,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         with self.server.turn:
             behind = http.client.HTTPConnection("127.0.0.1", self.server.behind)
-            behind.request(self.command, self.path, body, dict(self.headers))
+            behind.request(self.command, self.path, body, self.server.translate(dict(self.headers)))
             found = behind.getresponse()
             data, headers = found.read(), {k: v for k, v in found.getheaders() if k.lower() != "transfer-encoding"}
             behind.close()
@@ -122,13 +136,8 @@ def s3_server() -> Iterator[Proxy]:
         env={**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": str(PAGE)},
     )
     try:
-        proxy = Proxy(int(process.stdout.readline()))
-        thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield proxy
-        proxy.shutdown()
-        thread.join()
-        proxy.server_close()
+        with Proxy(int(process.stdout.readline())).serving() as proxy:
+            yield proxy
     finally:
         process.kill()
         process.wait()
@@ -144,10 +153,15 @@ def s3(s3_server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    direct = http.client.HTTPConnection("127.0.0.1", s3_server.behind)
+    empty(s3_server)
+    return s3_server
+
+
+def empty(proxy: Proxy) -> None:
+    """Leave nothing in moto but an empty bucket named `bucket`."""
+    direct = http.client.HTTPConnection("127.0.0.1", proxy.behind)
     for method, path in (("POST", "/moto-api/reset"), ("PUT", "/bucket")):
         direct.request(method, path)
         direct.getresponse().read()
     direct.close()
-    s3_server.seen.clear()
-    return s3_server
+    proxy.seen.clear()
