@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from cordee.hardware.load import load_catalogue
-from efficiency_fit import FREEDOM, fit_table, spread_of
+from least_squares import FREEDOM, fit_table, spread_of
 from planner_time import chip_of, everything, predict_left_out
 from published import read_published
 from step_cases import Case, Stack, time_cases

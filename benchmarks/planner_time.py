@@ -11,7 +11,7 @@ import numpy as np
 
 from cordee.hardware.catalog import Efficiency
 from cordee.plan.step import INTERVAL_SIGMAS
-from efficiency_fit import FREEDOM, fit_table, spread_of
+from least_squares import FREEDOM, fit_table, spread_of
 from published import Published
 from step_cases import Case, Stack, time_cases
 
