@@ -2,7 +2,7 @@
 
 It writes the steps it begins to `<out>/steps<rank>`, and at its end losses and weights to `<out>/end<rank>.json`.
 `--hang RANK:STEP` sits in that step for ever; `--freeze RANK:STEP` stops the whole process, its watcher too;
-`--die RANK:STEP` kills it.
+`--die RANK:STEP` kills it; `--notice RANK:STEP` gives itself notice in that step, and hangs in it if it also says so.
 """
 
 import argparse
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=None)
     parser.add_argument("--ram", type=int, default=None)
     parser.add_argument("--grace", default="30s")
+    parser.add_argument("--notice")
     parser.add_argument("--hang")
     parser.add_argument("--freeze")
     parser.add_argument("--die")
@@ -78,6 +79,8 @@ def main() -> None:
     with trace, cordee.job(state, to=args.to, every=args.every, ram=args.ram, grace=args.grace) as job:
         for step in job.steps(args.steps):
             trace.write(f"{step}\n")
+            if here(args.notice, rank, step):
+                os.kill(os.getpid(), signal.SIGTERM)
             if here(args.hang, rank, step):
                 threading.Event().wait()
             if here(args.freeze, rank, step):

@@ -13,6 +13,7 @@ import torch
 from test_drain import Process, capture, generations, open_log
 from test_job import alone, end_of, folders, gang, steps_of
 
+from cordee.errors import CheckpointError
 from cordee.events import CheckpointCommitted, decode
 from cordee.storage import rescue
 from cordee.storage.destination import open_blobs
@@ -313,3 +314,47 @@ def test_ranks_go_on_from_what_all_held_when_one_is_killed(tmp_path: Path) -> No
         assert rank.wait() == 0, "".join(ranks[0].lines)
     for rank in range(2):
         assert steps_of(out, rank) == [*range(48), *range(46, 60)]
+
+
+# Its rank is the first process of a container: when it ends, the kernel kills whatever else runs there.
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")
+
+
+@pytest.mark.gang
+@pytest.mark.skipif(
+    subprocess.run([*CONTAINER, "true"], check=False, capture_output=True).returncode != 0,
+    reason="this user may not make process namespaces",
+)
+def test_ranks_that_take_their_drains_along_wait_until_these_have_brought_what_is_held(tmp_path: Path) -> None:
+    """Notice in step 47, which never ends; durable is 40, in memory is 46, and nobody spares the drains."""
+    out, to = folders(tmp_path, "out", "to")
+    told = ["--to", str(to), "--every", "40", "--ram", "2", "--grace", "8s"]
+    ranks = gang(out, 2, *told, "--notice", "1:47", "--hang", "1:47", within=CONTAINER)
+    assert [rank.wait() for rank in ranks] == [60, 60], "".join(ranks[0].lines + ranks[1].lines)
+    assert [step for step, problem in generations(to) if problem is None][-1] == 46
+    nonce = read_entries(FileBlobs(to))[0].record.nonce
+    assert FileBlobs(to).size(rescue.rescued_key(1, nonce)) is not None
+
+
+def test_no_capture_begins_over_one_that_the_drain_may_bring(tmp_path) -> None:
+    """The thread that ends a process waits for the drain, while the script goes on to its next save."""
+    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    checkpointer.open()
+    state = {"w": torch.full((300_000,), 1.0)}
+    for step in (1, 2):
+        state["w"].fill_(step)
+        checkpointer.save(state, step=step, extras={}, reach=0)
+    drain = checkpointer._link.pid
+    os.kill(drain, signal.SIGSTOP)
+    checkpointer.leave(lambda: 0.0)
+    for step in (3, 4):
+        state["w"].fill_(step)
+        with pytest.raises(CheckpointError, match="this process is ending"):
+            checkpointer.save(state, step=step, extras={}, reach=0)
+    os.kill(drain, signal.SIGCONT)
+    checkpointer.leave(lambda: WAIT_S)
+    assert generations(tmp_path) == [(2, None)]
+    again = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    again.load(state, again.open())
+    again.close()
+    assert bool((state["w"] == 2).all())

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from itertools import pairwise
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import start
 
 from cordee.events import CheckpointCommitted, RankLeft, Reported, Restored, SpanClass, decode
 
@@ -31,30 +31,33 @@ class Rank:
     """One process of a job; reads what it writes, so that a test can wait for it."""
 
     def __init__(self, command: list[str], env: dict[str, str]) -> None:
-        self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+        read, write = os.pipe()
+        self.process = start(command, env, stderr=write)
+        os.close(write)
         self.lines: list[str] = []
+        self.stderr = os.fdopen(read)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
     def _read(self) -> None:
-        assert self.process.stderr is not None
-        self.lines += self.process.stderr
+        with self.stderr:
+            self.lines += self.stderr
 
     def wait(self) -> int:
         code = self.process.wait(LIMIT_S)
         self.reader.join(LIMIT_S)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
         return code
 
 
-def gang(out: Path, world: int, *args: str, script: str = SCRIPT, **env: str) -> list[Rank]:
-    """Ranks as an agent starts them."""
+def gang(
+    out: Path, world: int, *args: str, script: str = SCRIPT, within: tuple[str, ...] = (), **env: str
+) -> list[Rank]:
+    """Ranks as an agent starts them; `within`: the command that each is started by."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world), **env}
-    command = [sys.executable, script, "--out", str(out), *args]
+    command = [*within, sys.executable, script, "--out", str(out), *args]
     return [Rank(command, environment(RANK=str(rank), LOCAL_RANK=str(rank), **shared)) for rank in range(world)]
 
 

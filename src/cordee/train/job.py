@@ -199,6 +199,7 @@ class Job:
         Raises:
             Preempted: the rank leaves at this step.
         """
+        self._stay()
         saving = self._saving
         if saving is not None:
             saving.at_step(self._pace.step)
@@ -229,6 +230,7 @@ class Job:
 
     def finish(self) -> None:
         """After the last step: the final checkpoint. If it fails, the end of the `with` block says so."""
+        self._stay()
         if self._watch is not None:
             self._watch.off()
         if (saving := self._saving) is not None and (leaving := self._leaving) is not None:
@@ -243,6 +245,7 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stay()
         leaving, step = self._leaving, self._pace.step
         if kind is None:
             if not self._finished and self.rank == 0:
@@ -308,6 +311,10 @@ class Job:
             self._agreement.count_out(self._leaving.left_s(limit_s))
         except (RuntimeError, StopError) as error:  # This rank has said how it leaves; a peer that has not is its own.
             log.warning("rank %d leaves before the others: %s", self.rank, error)
+
+    def _stay(self) -> None:
+        if self._leaving is not None:
+            self._leaving.stay()
 
     def _is_leaving(self, leaving: Leaving) -> bool:
         """Whether there was a notice; this rank may fail of it before it is told."""

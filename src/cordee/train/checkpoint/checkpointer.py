@@ -24,7 +24,7 @@ from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import parts_prefix, write_failed
 from cordee.storage.sealed import canonical
-from cordee.train.checkpoint.cadence import MEMORY, Outward, Standing
+from cordee.train.checkpoint.cadence import LOOK_S, MEMORY, Outward, Standing
 from cordee.train.checkpoint.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
 from cordee.train.checkpoint.drain import Setup
 from cordee.train.checkpoint.link import DrainLink
@@ -113,6 +113,8 @@ class Checkpointer:
         self._way: dict[int, tuple[int, int, float]] = {}  # of those on their way: step, reach, captured at
         self._drain_s: list[float | None] = [None] * len(self._blobs.tiers)
         self._changed = threading.Condition()
+        self._filling = threading.Lock()
+        self._leaving = False  # nothing is captured any more
         self._outcomes: dict[int, Commit | CheckpointError] = {}
         self._unreported: CheckpointError | None = None
         self._fenced: FencedError | None = None
@@ -283,6 +285,17 @@ class Checkpointer:
                 newest.step if newest else None,
             )
 
+    def leave(self, left_s: Callable[[], float]) -> None:
+        """This process is about to end without a word: let the drain bring what it has and what is held, meanwhile.
+
+        For a thread beside the loop's, which may go on: no capture begins any more, since the drain reads the buffers.
+        """
+        with self._filling:
+            self._leaving = True  # A capture that has begun before has broken its seal, so the drain leaves it alone.
+        if (link := self._link) is not None:
+            while not link.close(min(LOOK_S, left_s()), in_order=False) and left_s() > 0:
+                pass
+
     def close(self, *, failed: bool = False) -> None:
         """Let the drain finish, for at most the grace period; after that it goes on alone.
 
@@ -378,7 +391,10 @@ class Checkpointer:
 
     def _capture(self, slot: int, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
         writer = self._writers[slot]
-        self._buffers.filling(slot)
+        with self._filling:
+            if self._leaving:
+                raise CheckpointError("this process is ending", hint="the drain brings what it holds")
+            self._buffers.filling(slot)
         if self._laid_out[slot] is not plan:
             writer.prepare(plan.items)
             self._laid_out[slot] = plan

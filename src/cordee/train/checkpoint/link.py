@@ -105,10 +105,14 @@ class DrainLink:
         self._outbox.put(said)
         said.wait(timeout_s)
 
-    def close(self, timeout_s: float) -> bool:
-        """No more saves: let it finish and end; False if it still works, which it then goes on to do alone."""
+    def close(self, timeout_s: float, *, in_order: bool = True) -> bool:
+        """No more saves: let it finish and end; False if it still works, which it then goes on to do alone.
+
+        Not `in_order`: as if the trainer had died, which the drains of the other ranks are told.
+        """
         assert self._process.stdin is not None, "the drain was started with a pipe"
-        self._outbox.put({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
+        if in_order:
+            self._outbox.put({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
         self._outbox.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()

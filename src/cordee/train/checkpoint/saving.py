@@ -224,6 +224,10 @@ class Saving:
             except CheckpointError as error:
                 log.error("what was captured before is not durable: %s", error)
 
+    def leave(self, left_s: Callable[[], float]) -> None:
+        """The process ends, whatever its loop does: wait until the drain has brought all that is in memory."""
+        self.checkpointer.leave(left_s)
+
     def situation(self, pace: Pace, *, left_s: float, at_boundary: bool, machine_stays: bool) -> Situation:
         """What there is to decide on."""
         standing = self.checkpointer.standing()

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from cordee.errors import EXIT_CHECKPOINTED, StopError
+from cordee.storage.rescue import RESCUE_S_MAX
 from cordee.telemetry.cloud import CloudWatch, Hint, Reclaim
 from cordee.telemetry.notices import read_hint, read_notice
 from cordee.train.checkpoint.saving import Saving
@@ -60,6 +61,7 @@ class Leaving:
         self.exit_code: int | None = None
         self.saving: Saving | None = None
         self.agreement: Agreement | None = None
+        self._ending = threading.Event()
         self.notices = Notices(told.signals, self._on_signal)
         self._hinted_us = 0
         if told.spool is not None and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -85,6 +87,11 @@ class Leaving:
         """It leaves on a notice. torchrun takes any code but 0 for a failure, and exits with 1 itself."""
         done = 0 if self._told.torchelastic else EXIT_CHECKPOINTED
         self.say(*(("checkpointed", done) if durable else ("aborted", StopError.exit_code)))
+
+    def stay(self) -> None:
+        """Once another thread ends the process, the loop's goes no further: neither to its next step nor to its end."""
+        if self._ending.is_set():
+            threading.Event().wait()
 
     def close(self) -> None:
         """Take no notice any more."""
@@ -216,7 +223,11 @@ class Leaving:
             self.abort()
 
     def abort(self) -> None:
-        """Leave on what there is. Does not return; the drain goes on with what it has, and with what is held."""
+        """Leave on what there is. Does not return; the drain goes on with what it has, and with what is held.
+
+        An agent lets it. Without one, the container or Slurm's step may end with this process: it waits for the drain.
+        """
+        self._ending.set()
         with self._lock:
             said = self.exit_code
         if said is None:
@@ -233,6 +244,8 @@ class Leaving:
         for child in multiprocessing.active_children():
             if child.daemon:  # A data loader's worker: with what hangs in it, it would outlive this process.
                 child.kill()
+        if self.saving is not None and self._told.spool is None:
+            self.saving.leave(lambda: self.left_s(RESCUE_S_MAX))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self.exit_code or 0)
