@@ -298,8 +298,8 @@ class Process:
         except BrokenPipeError:
             pass
 
-    def save(self, save: int, step: int) -> None:
-        memory, command = capture(save, step)
+    def save(self, save: int, step: int, rank: int = 0, world: int = 1) -> None:
+        memory, command = capture(save, step, rank, world)
         os.ftruncate(self.fd, max(len(memory), os.fstat(self.fd).st_size))
         os.pwrite(self.fd, memory, 0)
         self.tell(command)
@@ -373,6 +373,66 @@ def test_killed_at_a_point_the_newest_committed_generation_verifies(tmp_path, at
 def test_the_same_in_an_object_store_on_a_bad_network(s3, at, newest) -> None:
     with s3.failing(s3.by_chance(int(newest), 0.03)):
         killed_at("s3://bucket/run", at, newest)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 32 MiB of its own."""
+    at = tmp_path / "disk"
+    at.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(at)]
+    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("a small file system needs root and mount()")
+    yield at
+    subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+def fill(disk) -> None:
+    with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"x" * mmap.PAGESIZE)
+
+
+def test_on_a_full_disk_a_failed_save_is_heard_of_and_the_next_one_is_clean(small_disk) -> None:
+    log = open_log(small_disk)
+    drains = [Process(log, small_disk, rank=rank, world=2, grace_s=5.0) for rank in range(2)]
+    for rank, drain in enumerate(drains):
+        drain.save(1, 10, rank, 2)
+    assert all(drain.events_until("committed") for drain in drains) and drains[0].events_until("collected")
+    # Rank 1 has written its part and waits for rank 0, which finds no room for its chunks, nor for a word.
+    drains[1].save(2, 20, 1, 2)
+    assert drains[1].events_until("written")
+    fill(small_disk)
+    drains[0].save(2, 20, 0, 2)
+    assert "No space left" in drains[0].event()["message"]
+    heard = drains[1].event()
+    assert heard["event"] == "failed" and "had no room for its reason" in heard["message"]
+    assert generations(small_disk) == [(10, None)]
+    (small_disk / "filler").unlink()
+    for rank, drain in enumerate(drains):
+        drain.save(3, 30, rank, 2)
+    assert all(drain.events_until("committed") for drain in drains)
+    assert [drain.end() for drain in drains] == [0, 0]
+    assert generations(small_disk) == [(10, None), (30, None)]
+
+
+def test_a_failure_that_the_store_takes_no_word_of_is_told_as_soon_as_it_does(tmp_path) -> None:
+    log = open_log(tmp_path)
+    ranks = [Bench(log, tmp_path, rank=rank, world=2, grace_s=30.0) for rank in range(2)]
+    put = ranks[0].blobs.put_if_absent
+
+    def away(key, data, **how):
+        raise DestinationError(f"cannot create {key}: Input/output error")
+
+    ranks[0].blobs.put_if_absent = away
+    assert ranks[0].save(1, 10) == ["failed"]
+    ranks[0].blobs.put_if_absent = put
+    other = threading.Thread(target=lambda: [ranks[1].save(save, 10 * save) for save in (1, 2)])
+    other.start()
+    assert ranks[0].save(2, 20)[:2] == ["written", "committed"]
+    other.join()
+    assert [event["event"] for event in ranks[1].events] == ["written", "failed", "written", "committed"]
+    assert "rank 0: cannot create" in ranks[1].events[1]["message"]
 
 
 def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) -> None:

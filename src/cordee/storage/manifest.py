@@ -12,7 +12,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from cordee.errors import CheckpointError
+from cordee.errors import CheckpointError, DestinationError
 from cordee.storage.chunks import Chunk, Piece, join_pieces, read_chunk
 from cordee.storage.files import Blobs
 from cordee.storage.sealed import FORMAT, canonical, seal, unseal
@@ -204,13 +204,18 @@ def failed_key(prefix: str) -> str:
 
 
 def write_failed(blobs: Blobs, prefix: str, reason: str) -> None:
-    """Tell the other ranks at once that this save cannot succeed."""
-    blobs.put_if_absent(failed_key(prefix), seal({"format": FORMAT, "reason": reason}))
+    """Tell the other ranks at once that this save cannot succeed; without the reason where there is no room for it."""
+    try:
+        blobs.put_if_absent(failed_key(prefix), seal({"format": FORMAT, "reason": reason}))
+    except DestinationError:
+        blobs.put_if_absent(failed_key(prefix), b"")  # A name without content: a full disk has room for that.
 
 
 def read_failed(blobs: Blobs, prefix: str) -> str | None:
     """Why this save cannot succeed, or None if nobody said so."""
     data = blobs.get(failed_key(prefix))
+    if data == b"":
+        return "another rank failed, and the store had no room for its reason: that rank's own log has it"
     return None if data is None else str(unseal(data)["reason"])
 
 

@@ -54,6 +54,7 @@ THREADS = 4
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
 # An object store bills each look, and all ranks look at once.
 POLL_REMOTE_S_MAX = 1.0
+SAY_AGAIN_S = 1.0  # between two tries to tell of a failure
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class Drain:
         self.base = {} if setup.base is None else base_chunks(blobs, setup.base)
         self.known: dict[str, Chunk] = dict(self.base)
         self.known_since = setup.verified
+        self.unsaid: dict[int, str] = {}  # by save: why it failed, which the others have not been told yet
         for entry in self.log.commits():
             if entry.index == setup.verified and entry.record:
                 with contextlib.suppress(Damaged):  # Since then something happened to it: then it is no base.
@@ -106,12 +108,12 @@ class Drain:
     def save(self, command: dict[str, Any]) -> None:
         """Bring one capture to the store and see it committed; every outcome is one event."""
         number = command["save"]
-        prefix = parts_prefix(self.setup.epoch, self.setup.nonce, number)
+        prefix = self._prefix(number)
+        self.say_failures()  # Else a rank may still wait for a save that failed, and not take this one.
         try:
             commit, chunks, written = self._save(command, prefix)
         except (CordeeError, Damaged) as error:
-            with contextlib.suppress(CordeeError):  # The store may be what failed; then the deadline tells the others.
-                write_failed(self.blobs, prefix, f"rank {self.setup.rank}: {_plain(error)['message']}")
+            self._say_failed(number, _plain(error)["message"])
             self.emit({**_plain(error), "save": number})
             return
         self.emit({"event": "committed", "save": number, **asdict(commit)})
@@ -129,9 +131,21 @@ class Drain:
 
     def abandon(self, number: int) -> None:
         """The trainer has died without a word: tell the other ranks that it will not capture this save."""
-        prefix = parts_prefix(self.setup.epoch, self.setup.nonce, number)
-        with contextlib.suppress(CordeeError):  # Then their deadline tells them.
-            write_failed(self.blobs, prefix, f"rank {self.setup.rank}: its process ended before it captured this save")
+        self._say_failed(number, "its process ended before it captured this save")
+
+    def say_failures(self) -> None:
+        """Tell the other ranks of saves that failed when the store took no word of it."""
+        with contextlib.suppress(CordeeError):  # It is still away.
+            for number, reason in list(self.unsaid.items()):
+                write_failed(self.blobs, self._prefix(number), f"rank {self.setup.rank}: {reason}")
+                del self.unsaid[number]
+
+    def _say_failed(self, number: int, reason: str) -> None:
+        self.unsaid[number] = reason
+        self.say_failures()
+
+    def _prefix(self, number: int) -> str:
+        return parts_prefix(self.setup.epoch, self.setup.nonce, number)
 
     def rescue(self, held: dict[int, dict[str, Any]], *, died: bool) -> None:
         """The trainer has gone: commit the newest capture that all ranks hold, if nothing newer is durable.
@@ -140,6 +154,7 @@ class Drain:
         nothing behind no other rank needs to hear.
         """
         setup = self.setup
+        self.say_failures()
         try:
             self.log.refresh()
             own = [entry.record for entry in self.log.commits() if entry.record]
@@ -349,6 +364,34 @@ def _us_since(started_s: float) -> int:
     return round((time.monotonic() - started_s) * 1_000_000)
 
 
+def _serve(drain: Drain, commands: "queue.SimpleQueue[dict[str, Any] | None]", newest: int, seals: Seals) -> None:
+    """One command after the other until there are none, then what the trainer has left behind; `newest`: its save."""
+    layout: dict[str, Any] = {}
+    held: dict[int, dict[str, Any]] = {}  # by buffer
+    closed = False
+    while True:
+        try:
+            command = commands.get(timeout=SAY_AGAIN_S if drain.unsaid else None)
+        except queue.Empty:
+            drain.say_failures()
+            continue
+        if command is None:
+            break
+        if command["do"] == "layout":
+            layout = command
+        elif command["do"] == "close":
+            closed = True
+        else:
+            newest = command["save"]
+            held[command["slot"]] = {**layout, **command}
+            if command["do"] == "save":
+                drain.save(held.pop(command["slot"]))
+    if not closed:
+        drain.abandon(newest + 1)
+    whole = [each for slot, each in held.items() if seals.read(slot) == each["save"]]
+    drain.rescue({each["save"]: each for each in whole}, died=not closed)
+
+
 def main() -> None:
     """Serve one trainer: commands as JSON lines on standard input, events as JSON lines on standard output."""
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
@@ -388,24 +431,7 @@ def main() -> None:
     except (CordeeError, Damaged) as error:
         emit({**_plain(error), "save": None})
         return
-    layout: dict[str, Any] = {}
-    held: dict[int, dict[str, Any]] = {}  # by buffer
-    newest, closed = first["saves_before"], False
-    while (command := commands.get()) is not None:
-        if command["do"] == "layout":
-            layout = command
-        elif command["do"] == "close":
-            closed = True
-        else:
-            newest = command["save"]
-            held[command["slot"]] = {**layout, **command}
-            if command["do"] == "save":
-                drain.save(held.pop(command["slot"]))
-    if not closed:
-        drain.abandon(newest + 1)
-    seals = Seals(setup.seals_fd)
-    whole = [each for slot, each in held.items() if seals.read(slot) == each["save"]]
-    drain.rescue({each["save"]: each for each in whole}, died=not closed)
+    _serve(drain, commands, first["saves_before"], Seals(setup.seals_fd))
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     os._exit(0)  # The reader thread may hold standard input; nothing is left to do.
