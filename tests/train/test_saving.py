@@ -1,9 +1,13 @@
 """The saves of one attempt: when the first is due, what is estimated after it, which end is no failure."""
 
 import logging
+import os
+import signal
 
+import pytest
 import torch
 
+from cordee.errors import CheckpointError
 from cordee.storage.files import FileBlobs
 from cordee.storage.history import PastAttempt
 from cordee.storage.log import live_commits, read_entries
@@ -47,6 +51,19 @@ def test_an_attempt_that_ends_with_its_last_save_is_no_failure(tmp_path) -> None
     again = begin(str(tmp_path), every=100)
     assert again.checkpointer.past == [PastAttempt(1, again.checkpointer.past[0].seconds, left=True)]
     again.checkpointer.close()
+
+
+def test_a_capture_whose_drain_failed_does_not_count(tmp_path) -> None:
+    saving = begin(str(tmp_path), every=100)
+    os.kill(saving.checkpointer._link.pid, signal.SIGSTOP)
+    assert saving.save(7) and saving.is_coming(7, 1)
+    os.kill(saving.checkpointer._link.pid, signal.SIGKILL)
+    with pytest.raises(CheckpointError, match="signal 9"):
+        saving.checkpointer.wait(WAIT_S)
+    assert saving.is_captured(7, 1) and not saving.is_coming(7, 1)
+    assert saving.make_durable(7, lambda: WAIT_S), "it is captured again"
+    assert saving.is_coming(7, 1) and saving.durable_step == 7
+    saving.checkpointer.close()
 
 
 def test_between_checkpoints_by_steps_captures_may_come_by_time(tmp_path) -> None:

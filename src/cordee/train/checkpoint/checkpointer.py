@@ -266,6 +266,15 @@ class Checkpointer:
                 raise outcome
             return outcome
 
+    def has_failed(self) -> bool:
+        """Whether the newest save failed, as far as this rank knows: another one may know more."""
+        with self._changed:
+            return isinstance(self._outcomes.get(self._awaited), CheckpointError)
+
+    def has_failed_anywhere(self) -> bool:
+        """Whether any rank knows that the newest save failed; all ranks ask together."""
+        return self._together.anywhere([self.has_failed()])[0]
+
     def newest(self) -> Commit | None:
         """The newest generation that this attempt has loaded or committed."""
         with self._changed:

@@ -198,9 +198,11 @@ class Saving:
     def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:
         """A committed checkpoint of this step in so many stores, else in all, within the time there is."""
         reach = reach or len(self._stores)
-        if step == self.durable_step:
-            return True
-        if not self.is_captured(step, reach) and not self.save(step, reach, last=True):
+        # What decides is the same on all ranks: none may save alone, nor know of a commit before the others and go.
+        captured = self.is_captured(step, reach)
+        if not captured and step == self.durable_step:
+            return True  # the step that was loaded
+        if not (captured and self._stands()) and not self.save(step, reach, last=True):
             return False
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         try:
@@ -215,6 +217,18 @@ class Saving:
     def is_captured(self, step: int, reach: int) -> bool:
         """Whether a capture of this step was made for so many stores: what this says is the same on all ranks."""
         return self.saved_step == step and self._saved_reach >= reach
+
+    def is_coming(self, step: int, reach: int) -> bool:
+        """Whether this rank knows of no reason why that capture should not become durable, or not be so already."""
+        return step == self.durable_step or (self.is_captured(step, reach) and not self.checkpointer.has_failed())
+
+    def _stands(self) -> bool:
+        """Whether no rank has seen the newest save fail; asked by all together."""
+        try:
+            return not self.checkpointer.has_failed_anywhere()
+        except CheckpointError as error:
+            log.warning("whether a rank has seen the save of step %s fail is not known: %s", self.saved_step, error)
+            return True  # A rank that does not answer would not save again either.
 
     def finish(self, left_s: float) -> None:
         """Let the drain bring what it has. What is only held it brings when this process has ended."""

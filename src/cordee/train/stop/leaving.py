@@ -189,7 +189,7 @@ class Leaving:
         tries = {reach: f"try {reach}" for reach in range(1, n_stores + 1)}
         useful = deadline.reaches(now)
         mine = {saves[reach] for reach in useful if deadline.fits(now, reach)}
-        if saving.is_captured(now.step, n_stores) or now.durable_step == now.step:
+        if saving.is_coming(now.step, n_stores):
             mine.add(saves[n_stores])  # on its way, or there: a rank may know what another one does not yet
         if now.kept_step == now.step:
             mine.add("kept")
