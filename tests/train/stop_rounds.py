@@ -7,16 +7,14 @@ notices come at random ranks and times, sometimes twice, and rank 0 asks for sav
 import argparse
 import os
 import random
-import socket
-import subprocess
 import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from forked import gang
 
 from cordee.train.stop.agreement import Agreement, Verdict
 
@@ -136,14 +134,9 @@ def run_rank(seed: int, rounds: int) -> None:
 
 
 def start(seed: int, rounds: int, world: int) -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "OMP_NUM_THREADS": "1"}
-    common["RES_OPTIONS"] = "timeout:1 attempts:1"  # torch asks the name server about each peer; a slow one stalls it
-    command = [sys.executable, str(Path(__file__)), "--seed", str(seed), "--rounds", str(rounds)]
-    ranks = [subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}) for rank in range(world)]
-    return max(abs(rank.wait()) for rank in ranks)
+    # torch asks the name server about each peer; a slow one would stall it.
+    os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+    return max(abs(code) for code, _ in gang(world, lambda _: run_rank(seed, rounds)))
 
 
 def main() -> int:
@@ -152,10 +145,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--world", type=int, default=4)
     args = parser.parse_args()
-    if "RANK" not in os.environ:
-        return start(args.seed, args.rounds, args.world)
-    run_rank(args.seed, args.rounds)
-    return 0
+    return start(args.seed, args.rounds, args.world)
 
 
 if __name__ == "__main__":
