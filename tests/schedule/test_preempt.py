@@ -36,6 +36,7 @@ A_SECOND = 8 * PRICE * S // HOUR
         (3600, 3000, SHORT, 660, 660),  # cannot save: 600 s of work
         (9000, 3000, SHORT, 6060, 1860),  # overdue: at most one interval is weighed
         (3600 + 300, None, SHORT, 3960, 360),  # silent: as if it had checkpointed on time
+        (3600 + 80, None, SHORT, 3740, 1860),  # and the one of an hour is not durable yet: never more than one interval
         (900, None, {"protected": False}, 960, 960),  # unprotected: all its work
         (36000, None, {"protected": False}, 36060, 1860),  # up to one interval
     ],

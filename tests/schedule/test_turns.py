@@ -1,6 +1,15 @@
 """Whose turn it is inside a tier: levels of GPU time, minimum runs, patience, budgets; who moves, shrinks and grows."""
 
-from cordee.events import AttemptPlaced, NodeDown, NodeDraining, NoticeGiven, NoticeReason, Queue, QueuesSet
+from cordee.events import (
+    AttemptPlaced,
+    CheckpointCommitted,
+    NodeDown,
+    NodeDraining,
+    NoticeGiven,
+    NoticeReason,
+    Queue,
+    QueuesSet,
+)
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, decide, explain
 from world import S, World, brief, job, node, share_ended
@@ -41,6 +50,54 @@ def test_a_second_attempt_runs_half_an_hour_before_it_is_pushed_by_its_own_tier(
     assert brief(world.at(placed_us / S + 1799).cycle()) == []
     minute_s = -(-(placed_us // S + 1800) // 60) * 60
     assert brief(world.at(minute_s).cycle()) == ["notice old share for next"]
+
+
+SLOW = {"save_us": 120 * S, "restart_us": 60 * S, "grace_us": 30 * S, "checkpoint_every_us": 1800 * S}
+
+
+def committed(at_s: int, step: int) -> CheckpointCommitted:
+    """What `old` wrote 120 s before is durable."""
+    more = {"generation": step, "size_bytes": 1, "stall_us": 0, "drain_us": 120 * S}
+    return CheckpointCommitted(at_us=at_s * S, job_id=JobId("old"), epoch=1, step=step, **more)
+
+
+def crossing(*told: CheckpointCommitted, new_s: int = 7150, policy: Policy | None = None, **more) -> World:
+    """`old` goes down to a level of its own at 7,200 s; it cannot save in its grace. `new` waits from 7,150 s on."""
+    world = World(node("n1"), job("old", 8, **SLOW | more), policy=policy, work={"old": 10**6})
+    world.play(until_s=100).tell(*told).at(new_s)
+    world.tell(job("new", 8, at_us=world.now_us))
+    return world
+
+
+def test_who_loses_its_turn_just_before_its_checkpoint_keeps_its_place_until_that_is_durable():
+    world = crossing(committed(5580, 1))
+    decision = decide(world.at(7260).state, world.now_us)
+    assert decision.events == () and decision.wake_at_us == 7440 * S  # 5,460 + 1,800, and 180 until it is durable
+    world.at(7380).tell(committed(7380, 2))
+    (given,) = world.cycle()
+    assert (given.job_id, given.reason) == ("old", NoticeReason.SHARE)
+    assert given.expected_loss_micro_usd == 8 * 1000 * (120 + 60)  # since the capture, and a restart
+    world = crossing(committed(5580, 1), policy=Policy(awaits_checkpoint=False))
+    assert brief(world.at(7260).cycle()) == ["notice old share for new"]
+
+
+def test_nobody_keeps_its_place_for_a_checkpoint_that_does_not_come_and_silence_gains_nothing():
+    for told in ((), (committed(5580, 1),)):
+        world = crossing(*told)
+        assert brief(world.at(7320).cycle()) == []
+        assert brief(world.at(7440).cycle()) == ["notice old share for new"]
+    # Whose next checkpoint is far, whose turn was over for an interval, and who writes none, keeps nothing.
+    assert brief(crossing(committed(6600, 1)).at(7260).cycle()) == ["notice old share for new"]
+    assert brief(crossing(committed(7380, 1), new_s=8900).at(9000).cycle()) == ["notice old share for new"]
+    assert brief(crossing(protected=False).at(7260).cycle()) == ["notice old share for new"]
+
+
+def test_a_higher_tier_and_a_quota_do_not_wait_for_checkpoints():
+    world = crossing(committed(5580, 1)).at(7260).tell(job("urgent", 8, "production", at_us=7260 * S))
+    assert brief(world.cycle()) == ["notice old preempt for urgent"]
+    mine = QueuesSet(at_us=7250 * S, queues=(Queue(name="red", quota_gpus=8),))
+    world = crossing(committed(5580, 1)).at(7260).tell(mine, job("owner", 8, queue="red", at_us=7260 * S))
+    assert brief(world.cycle()) == ["notice old quota for owner"]
 
 
 def test_who_did_not_run_for_too_long_goes_first_pushes_any_level_and_is_pushed_no_more():

@@ -42,6 +42,8 @@ class Policy:
         favour: with each doubling of the GPU-hours that it had, a victim of its own tier counts for so much less.
         pushes_max: so often a job is pushed by its own tier; None: no such limit.
         move_share: running jobs of so much of the size of a waiting one move elsewhere to make room for its shape.
+        awaits_checkpoint: who cannot save in its grace and loses its turn keeps its place until its next checkpoint is
+            durable, if that is near, and for one interval at most; the orders `service` and `las` only.
         resize: whether elastic jobs start smaller, shrink and grow.
 
     The numbers are those of a study on the Philly traces (docs/design/schedule.md).
@@ -62,6 +64,7 @@ class Policy:
     favour: float = 0.05
     pushes_max: int | None = None
     move_share: float = 0.75
+    awaits_checkpoint: bool = True
     resize: bool = True
 
     @property
@@ -77,7 +80,7 @@ class Policy:
 
 _PEER: dict[str, Any] = {
     "push_after_us": 0, "share_min_run_us": 0, "patience_us": None, "favour": 0.0, "move_share": 0.0,
-    "resize": False,
+    "awaits_checkpoint": False, "resize": False,
 }  # fmt: skip
 
 NAMED = MappingProxyType(

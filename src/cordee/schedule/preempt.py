@@ -6,13 +6,13 @@ What an attempt would lose (docs/design/schedule.md says why):
 
 `expected_loss` is that, honestly: what the notice announces. `charge` is what the choice weighs, and there nobody makes
 itself dear by keeping silent: work counts at most one declared checkpoint interval; a job that told of no checkpoint is
-taken to have checkpointed at its declared interval; an unprotected job, which cannot save, counts its work up to one
-interval. Without prices, GPU time decides.
+taken to have checkpointed at its declared interval, durable as late as a first one is; an unprotected job, which cannot
+save, counts its work up to one interval. Without prices, GPU time decides.
 """
 
 from collections.abc import Iterable
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cordee.events import Job
 from cordee.ids import JobId
@@ -51,10 +51,29 @@ def expected_loss(attempt: Attempt, now_us: int) -> Cost:
 
 def charge(attempt: Attempt, now_us: int) -> Cost:
     """What the choice of victims weighs; never more work than one declared checkpoint interval."""
-    since_us, every_us = _since_durable_us(attempt, now_us), attempt.job.checkpoint_every_us
-    if every_us > 0 and attempt.job.protected and attempt.captured_us is None:
-        return _loss(attempt, since_us % every_us)
-    return _loss(attempt, min(since_us, every_us))
+    job, since_us = attempt.job, _since_durable_us(attempt, now_us)
+    silent = job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0
+    every_us = max(0, job.checkpoint_every_us)
+    return _loss(attempt, min(at_risk_us(since_us, every_us, late_us(job), silent), every_us))
+
+
+def late_us(job: Job) -> int:
+    """How long after a checkpoint is due it is taken to be durable: the first one comes after a restart as well."""
+    return job.restart_us + job.save_us
+
+
+def at_risk_us(since_us: Any, every_us: Any, late_us: Any, silent: Any) -> Any:
+    """Work that no durable checkpoint holds, of one attempt or of columns of them.
+
+    Who told of none yet is taken to have written them every `every_us`, each durable so long after it was due.
+
+    >>> [at_risk_us(since, 30, 3, True) for since in (20, 32, 33, 50, 63)]
+    [20, 32, 3, 20, 3]
+    >>> at_risk_us(50, 30, 3, False)
+    50
+    """
+    past_us = since_us - late_us
+    return since_us - silent * (past_us >= 0) * (past_us // (every_us + (every_us == 0))) * every_us
 
 
 def _since_durable_us(attempt: Attempt, now_us: int) -> int:

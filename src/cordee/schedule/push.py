@@ -143,9 +143,8 @@ class Pushing:
         power, row = self.power(record), self.state.running.row_of[attempt.job.job_id]
         if power.standing is None or attempt.job.tier is not record.job.tier:
             return False
-        rests = int(self.state.running.rows["shares_from_us"][row]) > self.now_us
         worse = int(self.victims.standing()[row]) > power.standing
-        return worse and not rests and attempt.job.priority <= record.job.priority
+        return worse and bool(self.victims.turn_over()[row]) and attempt.job.priority <= record.job.priority
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         """Give notice to all of them and see what comes of it; elastic ones start smaller on what is left."""

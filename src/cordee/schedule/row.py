@@ -34,6 +34,7 @@ def columns_of(
         "silent": job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0,
         "saves": job.protected and job.grace_us >= job.save_us,
         "save_us": job.save_us,
+        "awaited": job.protected and job.grace_us < job.save_us and job.checkpoint_every_us > 0,
         "restart_us": job.restart_us,
         "every_us": max(0, job.checkpoint_every_us),
     }

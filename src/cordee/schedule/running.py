@@ -12,6 +12,9 @@ import numpy as np
 from cordee.events import Lease
 from cordee.ids import JobId
 from cordee.schedule.journal import Journal
+from cordee.schedule.policy import Policy
+from cordee.schedule.preempt import at_risk_us
+from cordee.schedule.share import counts_service
 
 _ROW: dict[str, Any] = {
     "live": np.bool_,
@@ -30,6 +33,7 @@ _ROW: dict[str, Any] = {
     "work_from_us": np.int64,  # work before this is durable
     "silent": np.bool_,  # it told of no checkpoint and is taken to have written them on time
     "saves": np.bool_,  # within its grace
+    "awaited": np.bool_,  # it cannot, so its own tier may wait for its next checkpoint
     "save_us": np.int64,
     "restart_us": np.int64,
     "every_us": np.int64,
@@ -204,6 +208,35 @@ class Running:
         due = rows["placed_us"] + -(-(nexts - rows["value"]) // np.maximum(1, rows["pace"]))
         due = due[rows["live"] & (nexts < NEVER) & (due > now_us)]
         return int(due.min()) if due.size else None
+
+    def at_risk_us(self, now_us: int) -> Any:
+        """Of each row the work that no durable checkpoint holds."""
+        rows = self.rows
+        since_us = np.maximum(0, now_us - rows["work_from_us"])
+        return at_risk_us(since_us, rows["every_us"], rows["restart_us"] + rows["save_us"], rows["silent"])
+
+    def is_kept(self, job_id: JobId, now_us: int, policy: Policy) -> bool:
+        """Whether it would lose its place now if it were not kept for its next checkpoint."""
+        row = self.row_of.get(job_id)
+        awaited = row is not None and policy.takes_turns and bool(self.rows["awaited"][row])
+        return awaited and bool(self.kept_until_us(now_us, policy)[row] > now_us)
+
+    def kept_until_us(self, now_us: int, policy: Policy) -> Any:
+        """Until when each row keeps its place although its turn is over; 0: it is not kept.
+
+        One that cannot save in its grace is kept until its next checkpoint is durable, if that takes less time than the
+        work that it would lose took, and never longer than one interval after its turn was over.
+        """
+        rows = self.rows
+        if not (policy.awaits_checkpoint and counts_service(policy) and rows["awaited"].any()):
+            return np.zeros(rows.size, np.int64)
+        risk_us, served = self.at_risk_us(now_us), self.served(now_us)
+        left_us = rows["every_us"] + rows["restart_us"] + rows["save_us"] - risk_us
+        level = self.standings(now_us, policy.levels_gpu_us)
+        below = served - np.array((0, *policy.levels_gpu_us), np.int64)[level]
+        over_us = np.maximum(rows["shares_from_us"], now_us - below // np.maximum(1, rows["pace"]))
+        is_kept = rows["awaited"] & (level > 0) & (over_us <= now_us) & (left_us > 0) & (left_us < risk_us)
+        return np.where(is_kept, np.minimum(now_us + left_us, over_us + rows["every_us"]), 0)
 
     def served(self, now_us: int) -> Any:
         """What decides each row's standing, now; GPU time received in the orders that count it."""

@@ -522,6 +522,8 @@ class State:
             committed = attempt._replace(captured_us=captured_us, committed_step=event.step)
             self.journal.put(self.attempts, event.job_id, committed)
             if attempt.started_us is not None:
+                if self.running.is_kept(event.job_id, event.at_us, self.policy):
+                    self._heard()
                 self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
 
     def _behind(self, event: RankBehind) -> None:

@@ -32,12 +32,12 @@ def next_turn_us(state: State, now_us: int) -> int | None:
 
 
 def _own_tier_us(state: State, now_us: int) -> int | None:
-    """When somebody has waited long enough to push, or an attempt has run long enough, or goes down a level.
+    """When somebody has waited long enough to push; or an attempt has run so long, goes down a level, is kept no more.
 
     What is due by the next multiple of `EVERY_US` is soon enough: nobody looks for a sooner one.
     """
     soonest, soon_us = None, (now_us // EVERY_US + 1) * EVERY_US
-    for told in (_young_us, _rested_us, _crosses_us):
+    for told in (_young_us, _rested_us, _crosses_us, _kept_us):
         at_us = told(state, now_us)
         if at_us is not None and at_us <= soon_us:
             return at_us
@@ -59,3 +59,9 @@ def _rested_us(state: State, now_us: int) -> int | None:
 def _crosses_us(state: State, now_us: int) -> int | None:
     policy = state.policy
     return state.running.crosses_us(now_us, policy.levels_gpu_us) if counts_service(policy) else None
+
+
+def _kept_us(state: State, now_us: int) -> int | None:
+    kept_us = state.running.kept_until_us(now_us, state.policy)
+    kept_us = kept_us[kept_us > now_us]
+    return int(kept_us.min()) if kept_us.size else None

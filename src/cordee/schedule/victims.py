@@ -64,6 +64,7 @@ class Victims:
         self._seen = -1
         self._cost: Any = None
         self._standing: Any = None
+        self._turn_over: Any = None
         self._fields: dict[tuple[Power, Pool, frozenset[str]], _Field] = {}
 
     def find(
@@ -111,6 +112,7 @@ class Victims:
     def _refresh(self) -> None:
         if self._seen != self._state.running.changes:
             self._seen, self._cost, self._standing = self._state.running.changes, None, None
+            self._turn_over = None
             self._fields.clear()
 
     def standing(self) -> Any:
@@ -122,6 +124,15 @@ class Victims:
             self._standing = self._state.running.standings(self._now_us, levels)
         return self._standing
 
+    def turn_over(self) -> Any:
+        """Of each row, whether its own tier may push it now if it stands worse."""
+        self._refresh()
+        if self._turn_over is None:
+            running, now_us = self._state.running, self._now_us
+            over = running.rows["shares_from_us"] <= now_us
+            self._turn_over = over & (running.kept_until_us(now_us, self._state.policy) <= now_us)
+        return self._turn_over
+
     def may_push(self, power: Power) -> Any:
         """Of each row, whether this power reaches it now."""
         rows, now_us = self._state.running.rows, self._now_us
@@ -131,7 +142,7 @@ class Victims:
         rested = rows["rests_until_us"] <= now_us
         allowed = (rows["tier"] > power.tier) & rested
         if power.standing is not None:
-            turn = (rows["tier"] == power.tier) & (rows["shares_from_us"] <= now_us)
+            turn = (rows["tier"] == power.tier) & self.turn_over()
             allowed |= turn & (rows["priority"] <= power.priority) & (self.standing() > power.standing)
         if power.borrowers:
             allowed |= self._of_queues(power.borrowers) & rested
@@ -180,9 +191,7 @@ class Victims:
         self._refresh()
         if self._cost is None:
             rows = self._state.running.rows
-            work = np.maximum(0, self._now_us - rows["work_from_us"])
-            every = rows["every_us"]
-            work = np.where(rows["silent"], work % np.maximum(1, every), np.minimum(work, every))
+            work = np.minimum(self._state.running.at_risk_us(self._now_us), rows["every_us"])
             lost = np.where(rows["saves"], rows["save_us"], work) + rows["restart_us"]
             usd = rows["rate"] * lost / US_PER_HOUR
             self._cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
