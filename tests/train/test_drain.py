@@ -19,7 +19,7 @@ from cordee.storage.generations import check_generation, collect, commit_of
 from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
 from cordee.storage.manifest import read_manifest
 from cordee.storage.sealed import seal
-from cordee.train.checkpoint.drain import Drain, Setup
+from cordee.train.checkpoint.drain import REREAD_SAVES, Drain, Setup
 from cordee.workload.keep import Keep
 
 FROZEN = b"F" * 2**20
@@ -134,6 +134,42 @@ def test_what_did_not_change_is_not_written_again(tmp_path) -> None:
     again = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index)
     again.save(1, 30)
     assert [key for key in blobs.list(CHUNKS) if blobs.get(key) == FROZEN] == frozen
+
+
+def test_a_bit_that_rots_in_what_is_used_again_is_healed_for_all_generations(tmp_path, caplog) -> None:
+    bench = Bench(open_log(tmp_path), tmp_path)
+    for save in (1, 2, 3):
+        bench.save(save, save)
+    (frozen,) = [key for key in bench.blobs.list(CHUNKS) if bench.blobs.get(key) == FROZEN]
+    rotten = FROZEN[:99] + b"f" + FROZEN[100:]
+    with (tmp_path / frozen).open("r+b") as file:
+        file.write(rotten)
+        os.fsync(file.fileno())
+    assert [problem is None for _, problem in generations(tmp_path)] == [False, False]
+    save = 3
+    while bench.blobs.get(frozen) == rotten:
+        save += 1
+        assert save <= 3 + REREAD_SAVES, "not read again in all this time"
+        bench.save(save, save)
+    assert f"{frozen} had decayed" in caplog.text
+    assert generations(tmp_path) == [(save - 1, None), (save, None)]
+    assert [key for key in bench.blobs.list(CHUNKS) if bench.blobs.get(key) == FROZEN] == [frozen]
+
+
+def test_what_is_used_again_is_read_again_at_a_bounded_rate(tmp_path) -> None:
+    bench = Bench(open_log(tmp_path), tmp_path)
+    bench.save(1, 1)
+    (frozen,) = [key for key in bench.blobs.list(CHUNKS) if bench.blobs.get(key) == FROZEN]
+    read, read_blocks = [], bench.blobs.read_blocks
+
+    def counting(key, *args, from_disk=False, **how):
+        read.extend([key] * from_disk)
+        return read_blocks(key, *args, from_disk=from_disk, **how)
+
+    bench.blobs.read_blocks = counting
+    for save in range(2, 2 + 2 * REREAD_SAVES):
+        bench.save(save, save)
+    assert read.count(frozen) == 2 and len(read) == 2 + 2 * 2 * REREAD_SAVES, "and each new chunk once"
 
 
 def test_chunks_of_an_unfinished_gc_count_as_absent(tmp_path) -> None:

@@ -4,8 +4,9 @@ A key ends in the save and the epoch that wrote it: `chunks/ab/<blake3>.<save>.<
 attempt, or for an older save, can never hit a chunk that a newer save has just written with the same content.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import xxhash
 from blake3 import blake3
@@ -16,6 +17,8 @@ from cordee.storage.files import BLOCK_BYTES, Blobs, Data
 from cordee.storage.sealed import Damaged
 from cordee.storage.tiers import read_intact
 from cordee.units import MiB
+
+logger = logging.getLogger("cordee.storage")
 
 FOLDER = "chunks"
 CHUNK_BYTES_MAX = 64 * MiB
@@ -80,22 +83,50 @@ def written_by(key: str) -> tuple[int, int] | None:
 
 
 def write_chunk(
-    blobs: Blobs, data: Data, *, save: int, epoch: int, known: dict[str, Chunk], durable: bool = True
+    blobs: Blobs,
+    data: Data,
+    *,
+    save: int,
+    epoch: int,
+    known: dict[str, Chunk],
+    durable: bool = True,
+    reread: bool = False,
 ) -> tuple[Chunk, bool]:
-    """Store the data unless `known` (by blake3) has it whole; the chunk, and whether it was written."""
+    """Store the data unless `known` (by blake3) has it whole; the chunk, and whether it was written.
+
+    With `reread` a known one is read from the disk again, and put there anew if it has decayed.
+    """
     digest = blake3(data).hexdigest()
     check = xxhash.xxh3_128_hexdigest(data)
-    length_bytes = memoryview(data).nbytes
+    chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, check)
     old = known.get(digest)
-    if old and (old.length_bytes, old.xxh3) == (length_bytes, check):
-        owner, key = owner_of(blobs, old.key)
-        lacking = [tier for tier in owner.tiers if tier.size(key) != length_bytes]
-        if len(lacking) < len(owner.tiers):
-            for tier in lacking if owner is blobs else ():  # A node that is new to the job has an empty disk.
-                tier.put(key, data)
-            return old, False
-    chunk = Chunk(chunk_key(digest, save, epoch), length_bytes, check)
+    if old and (old.length_bytes, old.xxh3) == (chunk.length_bytes, check) and _is_there(blobs, old, data, reread):
+        return old, False
     return chunk, blobs.put_if_absent(chunk.key, data, durable=durable)
+
+
+def _is_there(blobs: Blobs, old: Chunk, data: Data, reread: bool) -> bool:
+    """Whether the store has it, where it is lacking or has decayed from now on; a base is not ours to mend."""
+    owner, key = owner_of(blobs, old.key)
+    lacking = [tier for tier in owner.tiers if tier.size(key) != old.length_bytes]
+    if len(lacking) == len(owner.tiers):
+        return False
+    rotten = [tier for tier in owner.tiers if reread and tier not in lacking and not _is_intact(tier, old, key)]
+    if owner is not blobs:
+        return len(lacking) + len(rotten) < len(owner.tiers)
+    for tier in (*lacking, *rotten):  # Lacking: a node that is new to the job has an empty disk.
+        tier.put(key, data)  # Under its own key, so that every generation that uses it is mended at once.
+        if tier in rotten:
+            logger.warning("%s had decayed in %s; written anew from memory", key, tier)
+    return True
+
+
+def _is_intact(tier: Blobs, chunk: Chunk, key: str) -> bool:
+    try:
+        check_chunk(tier, replace(chunk, key=key), from_disk=True)
+    except (Damaged, DestinationError):  # A sector that cannot be read any more is no copy either.
+        return False
+    return True
 
 
 def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:

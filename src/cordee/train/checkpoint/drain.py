@@ -7,10 +7,12 @@ It is also what outlives the trainer: captures that are held in memory are its o
 """
 
 import contextlib
+import itertools
 import json
 import mmap
 import os
 import queue
+import secrets
 import signal
 import sys
 import threading
@@ -54,6 +56,8 @@ THREADS = 4
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
 # An object store bills each look, and all ranks look at once.
 POLL_REMOTE_S_MAX = 1.0
+# Each chunk that is used again is read again once in so many saves, whoever uses it: what decays would decay for all.
+REREAD_SAVES = 16
 SAY_AGAIN_S = 1.0  # between two tries to tell of a failure
 
 
@@ -98,6 +102,7 @@ class Drain:
         self.base = {} if setup.base is None else base_chunks(blobs, setup.base)
         self.known: dict[str, Chunk] = dict(self.base)
         self.known_since = setup.verified
+        self.turn = secrets.randbelow(REREAD_SAVES)  # Anywhere: a drain that dies often must not begin alike each time.
         self.unsaid: dict[int, str] = {}  # by save: why it failed, which the others have not been told yet
         for entry in self.log.commits():
             if entry.index == setup.verified and entry.record:
@@ -186,7 +191,9 @@ class Drain:
         blobs = without_farthest(self.blobs, lacks)
         point("chunks.before")
 
-        def write(cut: list[int]) -> tuple[Chunk, bool]:
+        self.turn += 1
+
+        def write(number: int, cut: list[int]) -> tuple[Chunk, bool]:
             done = write_chunk(
                 blobs,
                 memory[cut[0] : cut[0] + cut[1]],
@@ -194,12 +201,13 @@ class Drain:
                 epoch=self.setup.epoch,
                 known=self.known,
                 durable=False,
+                reread=(number + self.turn) % REREAD_SAVES == 0,
             )
             point("chunks.one")
             return done
 
         with ThreadPoolExecutor(THREADS) as pool:
-            results = list(pool.map(write, command["cuts"]))
+            results = list(pool.map(write, itertools.count(), command["cuts"]))
         memory.release()
         chunks = [chunk for chunk, _ in results]
         written = [chunk for chunk, new in results if new]
@@ -431,7 +439,9 @@ def main() -> None:
     except (CordeeError, Damaged) as error:
         emit({**_plain(error), "save": None})
         return
+    living = rescue.Living(drain.blobs, setup.epoch, setup.nonce, setup.rank, trainer_left)
     _serve(drain, commands, first["saves_before"], Seals(setup.seals_fd))
+    living.end()
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
     os._exit(0)  # The reader thread may hold standard input; nothing is left to do.
