@@ -159,7 +159,7 @@ def test_a_job_that_fails_ends_the_demo_with_its_last_words_and_leaves_nothing_b
     homes = []
     with (
         pytest.raises(ClaimError, match="ended as failed") as raised,
-        stage(teller, keep=False, price_as="H100") as stood,
+        stage(teller, keep=False, price_as="H100", ranks=4) as stood,
     ):
         homes.append(stood.home)
         run = [sys.executable, "-c", "print('the disk of rank 7 is on fire'); raise SystemExit(3)"]
@@ -221,11 +221,17 @@ def test_what_was_leased_is_counted_from_the_log_alone() -> None:
 
 
 @pytest.mark.gang
-@pytest.mark.timeout(290)
-def test_the_whole_story_holds_and_is_written_down(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("ranks", "steps"), [(2, 60), pytest.param(4, 100, marks=pytest.mark.soak)], ids=["small", "whole"]
+)
+def test_the_story_holds_and_is_written_down(tmp_path: Path, ranks: int, steps: int) -> None:
     (tmp_path / "tmp").mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "cordee", "demo", "--out", str(tmp_path / "report.html")],
+        [
+            *(sys.executable, "-m", "cordee", "demo", "--out", str(tmp_path / "report.html")),
+            *("--ranks", str(ranks), "--steps", str(steps)),
+        ],
         capture_output=True,
         text=True,
         env=os.environ | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONUTF8": "1"},
@@ -233,8 +239,8 @@ def test_the_whole_story_holds_and_is_written_down(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "0 repeated, 0 missing of 100 steps on each of 4 ranks" in done.stdout
-    assert "0 of 4 SHA-256 digests differ" in done.stdout
+    assert f"0 repeated, 0 missing of {steps} steps on each of {ranks} ranks" in done.stdout
+    assert f"0 of {ranks} SHA-256 digests differ" in done.stdout
     assert "$8,993.92" in done.stdout
     html = (tmp_path / "report.html").read_text()
     assert html.count('<li class="holds">') == done.stdout.count("✓") == 19

@@ -29,6 +29,8 @@ TITLE = "One job through the wall"
 def demo(
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo/report.html"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary home of the live run.")] = False,
+    ranks: Annotated[int, typer.Option(min=2, hidden=True, help="Of each gang.")] = 4,
+    steps: Annotated[int, typer.Option(min=40, hidden=True, help="Of the job that is pushed.")] = 100,
 ) -> None:
     """Plan, start, push, resume and bill a real training job on this machine, and check every claim."""
     _check_installed()
@@ -37,8 +39,8 @@ def demo(
     teller = Teller()
     teller.console.print(f"[bold]{TITLE}[/bold]  plan, gang, push, resume, bill: about two minutes")
     bill = tell_bill(teller)
-    with stage(teller, keep=keep, price_as="H100") as stood:
-        cast = tell_live(teller, stood)
+    with stage(teller, keep=keep, price_as="H100", ranks=ranks) as stood:
+        cast = tell_live(teller, stood, steps)
         story = tell_money(teller, stood, cast, bill)
     took = format_duration(time.monotonic() - began_s)
     n_claims = sum(len(section.claims) for section in teller.sections)

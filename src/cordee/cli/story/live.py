@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import TypeGuard
 
 from cordee.cli.story import claims
-from cordee.cli.story.stage import SLOTS, Stage
+from cordee.cli.story.stage import Stage
 from cordee.cli.story.teller import Teller
 from cordee.events import CheckpointCommitted, Event, JobEnded, Reported
 from cordee.ids import JobId
 from cordee.view.timeline import timeline_svg
 from cordee.workload.spec import JobSpec
 
-RANKS = SLOTS
-STEPS, STEPS_PRODUCTION = 100, 12
+STEPS_PRODUCTION = 12
 STEPS_AT_RISK = 5
 CHECKPOINT_EVERY = "4s"
 
@@ -31,43 +30,43 @@ class Cast:
     alone: JobId
 
 
-def tell_live(teller: Teller, stage: Stage) -> Cast:
-    """Run the three jobs and check what they claim."""
-    pushed = _tell_gang(teller, stage)
+def tell_live(teller: Teller, stage: Stage, steps: int) -> Cast:
+    """Run the three jobs, two of them for so many steps, and check what they claim."""
+    pushed = _tell_gang(teller, stage, steps)
     production = _tell_push(teller, stage, pushed)
-    alone = _tell_resume(teller, stage, pushed, production)
+    alone = _tell_resume(teller, stage, pushed, production, steps)
     return Cast(pushed, production, alone)
 
 
-def _tell_gang(teller: Teller, stage: Stage) -> JobId:
+def _tell_gang(teller: Teller, stage: Stage, steps: int) -> JobId:
     lead = (
-        f"A preemptible job of {RANKS} ranks trains a small GPT with PyTorch FSDP2 on the sources of Python's own "
-        "standard library. Either all its ranks run or none does. It writes checkpoints as it goes."
+        f"A preemptible job of {stage.ranks} ranks trains a small GPT with PyTorch FSDP2 on the sources of Python's "
+        "own standard library. Either all its ranks run or none does. It writes checkpoints as it goes."
     )
     with teller.part("The gang", lead):
-        pushed = stage.submit(_spec(stage, "gpt", "preemptible", STEPS))
-        stage.follow(lambda event: _is_worth_pushing(event, stage.events, pushed), "the gang starts and trains")
+        pushed = stage.submit(_spec(stage, "gpt", "preemptible", steps))
+        stage.follow(lambda event: _is_worth_pushing(event, stage.events, pushed, steps), "the gang starts and trains")
         started = _started(stage.out / "gpt")
-        teller.claim(claims.whole_gang(stage.events, pushed, RANKS, started))
+        teller.claim(claims.whole_gang(stage.events, pushed, stage.ranks, started))
     return pushed
 
 
 def _tell_push(teller: Teller, stage: Stage, pushed: JobId) -> JobId:
     lead = (
-        f"A production job of {RANKS} ranks arrives, and there is no free slot. The scheduler gives the first job "
-        "notice. Its ranks agree on one step that all of them can reach, save there, and leave."
+        f"A production job of {stage.ranks} ranks arrives, and there is no free slot. The scheduler gives the first "
+        "job notice. Its ranks agree on one step that all of them can reach, save there, and leave."
     )
     with teller.part("The push", lead):
         production = stage.submit(_spec(stage, "release", "production", STEPS_PRODUCTION))
         stage.follow(lambda event: _is_end(event, production), "the production job takes the slots and runs")
         teller.claim(claims.pushed_for(stage.events, pushed, production))
-        teller.claim(claims.left_together(stage.events, pushed, RANKS))
-        teller.claim(claims.whole_gang(stage.events, production, RANKS, _started(stage.out / "release")))
+        teller.claim(claims.left_together(stage.events, pushed, stage.ranks))
+        teller.claim(claims.whole_gang(stage.events, production, stage.ranks, _started(stage.out / "release")))
         teller.claim(claims.none_overlapped(stage.events, pushed, production))
     return production
 
 
-def _tell_resume(teller: Teller, stage: Stage, pushed: JobId, production: JobId) -> JobId:
+def _tell_resume(teller: Teller, stage: Stage, pushed: JobId, production: JobId, steps: int) -> JobId:
     lead = (
         "Nobody submits the first job again: it was queued again when it left, starts as soon as there is room, and "
         "goes on. Then the same job runs once more without being pushed, and the weights are compared bit by bit."
@@ -76,9 +75,9 @@ def _tell_resume(teller: Teller, stage: Stage, pushed: JobId, production: JobId)
         if not any(_is_end(event, pushed) for event in stage.events):
             stage.follow(lambda event: _is_end(event, pushed), "the first job resumes")
         teller.claim(claims.resumed_by_itself(stage.events, pushed))
-        teller.claim(claims.whole_gang(stage.events, pushed, RANKS, _started(stage.out / "gpt")))
-        teller.claim(claims.no_step_repeated(_traces(stage.out / "gpt"), RANKS, STEPS))
-        alone = stage.submit(_spec(stage, "gpt-alone", "preemptible", STEPS))
+        teller.claim(claims.whole_gang(stage.events, pushed, stage.ranks, _started(stage.out / "gpt")))
+        teller.claim(claims.no_step_repeated(_traces(stage.out / "gpt"), stage.ranks, steps))
+        alone = stage.submit(_spec(stage, "gpt-alone", "preemptible", steps))
         stage.follow(lambda event: _is_end(event, alone), "the same job runs without interruption")
         teller.claim(claims.same_bits(_digests(stage.out / "gpt"), _digests(stage.out / "gpt-alone")))
         teller.figure(timeline_svg(stage.events, title="The three jobs: attempts, checkpoints and the push"))
@@ -91,7 +90,7 @@ def _spec(stage: Stage, name: str, tier: str, steps: int) -> JobSpec:
     run = [sys.executable, "-m", "cordee.train.demo", "--steps", str(steps), "--out", str(out)]
     return JobSpec.from_flags(
         run=run,
-        gpus=str(RANKS),
+        gpus=str(stage.ranks),
         name=name,
         tier=tier,
         launch="rank",
@@ -105,13 +104,13 @@ def _is_checkpoint(event: Event, job_id: JobId) -> TypeGuard[CheckpointCommitted
     return isinstance(event, CheckpointCommitted) and event.job_id == job_id
 
 
-def _is_worth_pushing(event: Event, events: Sequence[Event], job_id: JobId) -> bool:
+def _is_worth_pushing(event: Event, events: Sequence[Event], job_id: JobId, steps: int) -> bool:
     """Some steps beyond its first checkpoint, so that there is something to lose; on a fast machine half-way."""
     if not isinstance(event, Reported) or event.job_id != job_id or not event.steps:
         return False
     reached = event.first_step + event.steps
     saved = max((event.step for event in events if _is_checkpoint(event, job_id)), default=None)
-    return reached >= STEPS // 2 or (saved is not None and reached >= saved + STEPS_AT_RISK)
+    return reached >= steps // 2 or (saved is not None and reached >= saved + STEPS_AT_RISK)
 
 
 def _is_end(event: Event, job_id: JobId) -> bool:

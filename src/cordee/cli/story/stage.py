@@ -21,7 +21,6 @@ from cordee.ids import JobId
 from cordee.units import US_PER_S
 from cordee.workload.spec import JobSpec
 
-SLOTS = 4
 _POLL_S = 0.1
 _PATIENCE_S = 240.0
 _END_S = 60.0
@@ -30,8 +29,8 @@ _END_S = 60.0
 class Stage:
     """A running server, and what its log has told so far."""
 
-    def __init__(self, client: Client, teller: Teller) -> None:
-        self.client = client
+    def __init__(self, client: Client, teller: Teller, ranks: int) -> None:
+        self.client, self.ranks = client, ranks
         self.home = client.home
         self.events: list[Event] = []
         self.names: dict[JobId, str] = {}
@@ -94,8 +93,9 @@ class Stage:
 
 
 @contextmanager
-def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
-    """Start a server in a new folder, on GPUs if there are enough; end it and remove the folder, whatever happened.
+def stage(teller: Teller, *, keep: bool, price_as: str, ranks: int) -> Iterator[Stage]:
+    """Start a server for gangs of so many ranks in a new folder, on GPUs if there are enough; whatever happened, end it
+    and remove the folder.
 
     Raises:
         CordeeError: the server could not start.
@@ -103,10 +103,10 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
     home = Path(tempfile.mkdtemp(prefix="cordee-demo-"))
     before = signal.signal(signal.SIGTERM, _leave)
     try:
-        health = _start(home, price_as)
+        health = _start(home, price_as, ranks)
         try:
             with Client(home) as client:
-                yield Stage(client, teller)
+                yield Stage(client, teller, ranks)
         finally:
             _end(home, health.pid)
     finally:
@@ -117,15 +117,15 @@ def stage(teller: Teller, *, keep: bool, price_as: str) -> Iterator[Stage]:
             shutil.rmtree(home, ignore_errors=True)
 
 
-def _start(home: Path, price_as: str) -> HealthView:
+def _start(home: Path, price_as: str, ranks: int) -> HealthView:
     """On just as many GPUs, or CPU slots, as one gang needs: the other one has to push it aside."""
     devices = discover(None)
     free = [index for index in range(devices.count) if index not in devices.unavailable(lambda pid: False)]
-    if not devices.real or len(free) < SLOTS:
-        return start_server(home, slots=str(SLOTS), price_as=price_as)
+    if not devices.real or len(free) < ranks:
+        return start_server(home, slots=str(ranks), price_as=price_as)
     devices.release()
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, free[:SLOTS]))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, free[:ranks]))
     try:
         return start_server(home, slots="auto")
     finally:
