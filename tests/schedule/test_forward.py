@@ -166,11 +166,10 @@ def test_who_is_pushed_starts_again_and_ends_later():
     assert (low.start_us, low.end_us, low.pushes) == (0, 290 * S, 1)
 
 
-@pytest.mark.parametrize(
-    ("protected", "end_s"), [(True, 1000 + 30 + 50 + 60 + 1100), (False, 1000 + 30 + 50 + 60 + 2000)]
-)
-def test_who_cannot_save_in_time_does_its_work_again(protected: bool, end_s: int):
+@pytest.mark.parametrize(("protected", "grace_s", "left_s"), [(True, 30, 1100), (False, 30, 2000), (True, 0, 1100)])
+def test_who_cannot_save_in_time_does_its_work_again(protected: bool, grace_s: int, left_s: int):
     fields = {"save_us": 60 * S, "protected": protected, "checkpoint_every_us": 900 * S, "restart_us": 60 * S}
+    fields["grace_us"] = grace_s * S
     world = World(node("n", 8), job("low", 8, "preemptible", **fields))
     world.cycle()
     high = job("high", 8, "production").job
@@ -178,7 +177,8 @@ def test_who_cannot_save_in_time_does_its_work_again(protected: bool, end_s: int
         left_us={JobId("low"): 2000 * S}, arrivals=[Arrival(at_us=1000 * S, job=high, left_us=50 * S)]
     )  # fmt: skip
     seen = forward(Present(world.state), 0, draw, [JobId("low"), high.job_id], until_us=FAR_US)
-    assert seen.fates[high.job_id].start_us == 1030 * S, "it was killed at its deadline"
+    assert seen.fates[high.job_id].start_us == (1000 + grace_s) * S, "it was killed at its deadline"
+    end_s = 1000 + grace_s + 50 + 60 + left_s
     assert seen.fates[JobId("low")].end_us == end_s * S, "the last checkpoint was at 900 s, or there was none"
 
 

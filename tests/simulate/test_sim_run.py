@@ -108,6 +108,16 @@ def test_a_script_that_ignores_its_notice_is_killed_at_the_deadline_and_all_it_h
     assert first.for_job == "b-aaaaaa"
 
 
+def test_without_grace_the_kill_follows_the_notice_at_once() -> None:
+    pushing = submission("b", Work(steps=10, step_us=S), at_s=303, tier=Tier.PRODUCTION)
+    result = run(nodes(), [submission("a", WORK, grace_s=0), pushing])
+    (notice,), (kill,) = of(result, NoticeGiven), of(result, KillOrdered)
+    assert notice.at_us == notice.deadline_us == kill.at_us == of(result, AttemptPlaced, "b")[0].at_us == 303 * S
+    killed, _ = of(result, AttemptEnded)
+    assert killed.outcome is Outcome.KILLED and of(result, Restored)[1].step == 20  # the commit of 232 s
+    assert of(result, JobEnded)[0].state == "done"
+
+
 @pytest.mark.parametrize(("notice_s", "outcome"), [(0, Outcome.LOST), (30, Outcome.CHECKPOINTED)])
 def test_the_cloud_takes_a_node_back(notice_s: int, outcome: Outcome) -> None:
     reclaim = Reclaim(at_us=500 * S, nodes=("n1",), notice_us=notice_s * S, back_us=60 * S)

@@ -154,9 +154,10 @@ class _Run:
                 state.apply(event)
             for event in decision.events:
                 self._carry_out(event)
-            again = again + 1 if self._told else 0
+            at_once = self._told or decision.wake_at_us == self.now_us  # a kill without grace is due at once
+            again = again + 1 if at_once else 0
             assert again < _AGAIN_MAX, "decisions of one moment come to no end"
-            if self._told:
+            if at_once:
                 next_us = self.now_us
                 continue
             next_us = min(self._due_us(), self._next.at_us if self._next else NEVER, decision.wake_at_us or NEVER)
