@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.train.stop.deadline import ROOM, Choice, Plan, Situation, Store, plan
+from cordee.train.stop.deadline import RESCUE_S, ROOM, Choice, Plan, Situation, Store, plan
 
 NEAR, HOME = Store(name="/nvme", drain_s=2.0), Store(name="s3://b", drain_s=8.0)
 # 41 is the next boundary, 1.5 s away; 30 is durable; a capture takes 0.1 s.
@@ -80,11 +80,11 @@ def test_it_says_what_decided_with_the_numbers() -> None:
 def test_what_is_held_goes_before_it_is_too_late() -> None:
     """The boundary may never come: from `turn_s` on it is not waited for."""
     held = replace(AT, held_step=38)
-    assert plan(held).turn_s == ROOM * 8.0
-    assert plan(replace(held, busy_s=3.0)).turn_s == 3.0 + ROOM * 8.0
+    assert plan(held).turn_s == RESCUE_S + ROOM * 8.0
+    assert plan(replace(held, busy_s=3.0)).turn_s == 3.0 + RESCUE_S + ROOM * 8.0
     assert plan(replace(AT, draining_step=38, busy_s=3.0)).turn_s == 0.0, "the drain has it already"
     assert plan(replace(held, near_step=38)).turn_s == 0.0, "it is no newer than what is durable"
-    assert plan(replace(held, near_step=38, machine_stays=False)).turn_s == ROOM * 8.0, "but that goes"
+    assert plan(replace(held, near_step=38, machine_stays=False)).turn_s == RESCUE_S + ROOM * 8.0, "but that goes"
 
 
 seconds = st.floats(0, 300)

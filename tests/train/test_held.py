@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from cordee.storage import rescue
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import Log, live_commits, read_entries
-from cordee.storage.manifest import read_failed
+from cordee.storage.manifest import read_failed, write_failed
 from cordee.telemetry.stream import last_records
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from cordee.train.checkpoint.seals import Seals
@@ -75,7 +76,7 @@ def test_the_newest_capture_that_all_hold_is_brought(tmp_path) -> None:
     dies(*ranks)
     assert generations(tmp_path) == [(46, None)]
     assert live_commits(read_entries(FileBlobs(tmp_path)))[-1].record.fields["ending"] == "rescued"
-    assert not rescue.is_running(FileBlobs(tmp_path), 1, "n1")
+    assert rescue.Outlook(FileBlobs(tmp_path), 1, "n1").living() is None
 
 
 def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
@@ -97,7 +98,9 @@ def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_pat
     assert rank.events_until("collected")
     dies(rank)
     assert generations(tmp_path) == [(20, None)]
-    assert list(FileBlobs(tmp_path).list("parts/1-n1")) and not rescue.is_running(FileBlobs(tmp_path), 1, "n1")
+    assert (
+        list(FileBlobs(tmp_path).list("parts/1-n1")) and rescue.Outlook(FileBlobs(tmp_path), 1, "n1").living() is None
+    )
 
 
 def test_a_capture_that_was_written_over_in_part_is_none(tmp_path) -> None:
@@ -145,7 +148,56 @@ def test_a_rescue_that_dies_commits_nothing_or_all(tmp_path, at) -> None:
     rank.close()
     assert generations(tmp_path) == []
     blobs = FileBlobs(tmp_path)
-    assert rescue.is_running(blobs, *rescue.newest_attempt(read_entries(blobs))), "nobody has said that it is over"
+    attempt = rescue.newest_attempt(read_entries(blobs))
+    assert any("/held-" in key for key in blobs.list("parts")), "it died within"
+    assert blobs.size(rescue.rescued_key(*attempt)) is None, "and nobody has said that it is over"
+    assert rescue.Outlook(blobs, *attempt).living() is None, "but it is seen to be dead at once"
+
+
+def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
+    """It has not even said what it holds: it still does what it was handed, and waits for another rank's part."""
+    rank = Rank(open_log(tmp_path), tmp_path, world=2)
+    rank.bring(1, 10)
+    blobs = FileBlobs(tmp_path)
+    outlook = rescue.Outlook(blobs, 1, "n1")
+    assert outlook.living() is None, "its trainer is there"
+    rank.process.stdin.close()
+    while not (named := outlook.living()) and rank.process.poll() is None:
+        pass
+    assert named == f"rank 0's on {socket.gethostname()}"
+    write_failed(blobs, "parts/1-n1/000001", "it is enough")
+    dies(rank)
+    assert outlook.living() is None and not outlook.silent
+
+
+def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
+    blobs, now_s = FileBlobs(tmp_path), 0.0
+    outlook = rescue.Outlook(blobs, 1, "n", lambda: now_s)
+    far = {"host": "far", "where": "another machine", "pid": 1, "started": 1}
+    for sign in range(3):
+        rescue.give_sign(blobs, "parts/1-n/living-000003", sign, far)
+        now_s += rescue.SILENT_S_MAX - 1
+        assert outlook.living() == "rank 3's on far"
+    now_s += rescue.SILENT_S_MAX
+    assert outlook.living() is None and outlook.silent == {"rank 3's on far"}
+    rescue.give_sign(blobs, "parts/1-n/living-000003", 3, far)
+    assert outlook.living() == "rank 3's on far", "it was only slow"
+
+
+def test_no_attempt_waits_for_a_drain_that_has_died(tmp_path, caplog, monkeypatch) -> None:
+    """The drain died in the middle, and so nobody says that it is over; a sleep would be a wait for it."""
+    rank = Rank(open_log(tmp_path), tmp_path, env={"CORDEE_TEST_KILL_AT": "rescue.held:1"})
+    rank.hold(1, 10)
+    rank.process.stdin.close()
+    assert rank.process.wait(WAIT_S) == -signal.SIGKILL
+    rank.process.stdout.close()
+    rank.close()
+    monkeypatch.setattr(rescue, "RESCUE_S_MAX", 5.0)
+    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    with caplog.at_level("INFO", "cordee"):
+        assert checkpointer.open() is None
+    checkpointer.close()
+    assert "drains of the attempt before" not in caplog.text, "there was nothing to wait for"
 
 
 TRAINER = """
@@ -328,12 +380,10 @@ CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")
 def test_ranks_that_take_their_drains_along_wait_until_these_have_brought_what_is_held(tmp_path: Path) -> None:
     """Notice in step 47, which never ends; durable is 40, in memory is 46, and nobody spares the drains."""
     out, to = folders(tmp_path, "out", "to")
-    told = ["--to", str(to), "--every", "40", "--ram", "2", "--grace", "8s"]
+    told = ["--to", str(to), "--every", "40", "--ram", "2", "--grace", "5s"]
     ranks = gang(out, 2, *told, "--notice", "1:47", "--hang", "1:47", within=CONTAINER)
     assert [rank.wait() for rank in ranks] == [60, 60], "".join(ranks[0].lines + ranks[1].lines)
     assert [step for step, problem in generations(to) if problem is None][-1] == 46
-    nonce = read_entries(FileBlobs(to))[0].record.nonce
-    assert FileBlobs(to).size(rescue.rescued_key(1, nonce)) is not None
 
 
 def test_no_capture_begins_over_one_that_the_drain_may_bring(tmp_path) -> None:

@@ -1,14 +1,24 @@
 """How the drains of a gang whose trainers have died agree on the newest capture that all of them hold in memory.
 
 Each writes which saves it holds whole, reads what the others hold, and takes the newest that is everyone's: no rank is
-asked twice, and none decides alone. The next attempt waits for it, since its first record fences them.
+asked twice, and none decides alone. The next attempt waits for it, since its first record fences them; not for a drain
+that has died, which it sees by the process on its own machine, and by signs of life that stop coming from another.
 
     parts/<epoch>-<nonce>/held-<rank>      sealed {"format":1,"saves":[n...]}; none: this rank has nothing to bring
     parts/<epoch>-<nonce>/rescued          sealed {"format":1,"save":n or null}: it is over, and this came of it
+    parts/<epoch>-<nonce>/living-<rank>    sealed {"format":1,"sign":n,...}: the drain works on without its trainer
 """
 
+import contextlib
+import os
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
+from cordee.errors import DestinationError
 from cordee.storage.files import Blobs
 from cordee.storage.log import Entry
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
@@ -18,6 +28,11 @@ DRAIN = "CORDEE_DRAIN"
 
 RESCUE_S_MAX = 120.0
 """What the drains of dead trainers are given: after it the agent ends them, and the next attempt fences them."""
+
+
+SIGN_S = 3.0  # between two signs of life of a drain whose trainer has gone
+SOON_S = 0.1  # Most have nothing left to do by then, and need give none; no attempt starts as fast.
+SILENT_S_MAX = 20.0  # A drain elsewhere that gives none for so long is gone, or its disk is too slow to be waited for.
 
 
 def held_key(epoch: int, nonce: str, rank: int) -> str:
@@ -76,15 +91,105 @@ def newest_attempt(entries: list[Entry]) -> tuple[int, str] | None:
     return (opened[-1].epoch, opened[-1].nonce) if opened else None
 
 
-def is_running(blobs: Blobs, epoch: int, nonce: str) -> bool:
-    """Do drains of this attempt still bring what they hold?"""
-    if blobs.size(rescued_key(epoch, nonce)) is not None:
-        return False
+class Living:
+    """A drain's signs of life, from when its trainer has `left` until `end`, so that the next attempt waits for it."""
+
+    def __init__(self, blobs: Blobs, epoch: int, nonce: str, rank: int, left: threading.Event) -> None:
+        self._blobs, self._key, self._left = blobs, _living_key(epoch, nonce, rank), left
+        self._over = threading.Event()
+        self._signs = 0
+        self._thread = threading.Thread(target=self._run, name="cordee-living", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """The trainer has left, and there is nothing left to do."""
+        self._over.set()
+        self._thread.join()
+        if self._signs:
+            with contextlib.suppress(DestinationError):  # Then they just stop coming.
+                self._blobs.delete(self._key)
+
+    def _run(self) -> None:
+        self._left.wait()
+        wait_s = SOON_S
+        while not self._over.wait(wait_s):
+            with contextlib.suppress(DestinationError):
+                give_sign(self._blobs, self._key, self._signs, process())
+            self._signs += 1
+            wait_s = SIGN_S
+
+
+def process() -> dict[str, Any]:
+    """This process, so that another one on the same machine can see whether it still runs."""
+    return {"host": socket.gethostname(), "where": _where(), "pid": os.getpid(), "started": _started(os.getpid())}
+
+
+def give_sign(blobs: Blobs, key: str, sign: int, process: dict[str, Any]) -> None:
+    """One sign of life; each is another number."""
+    blobs.put(key, seal({"format": FORMAT, "sign": sign, **process}))
+
+
+class Outlook:
+    """The drains of an older attempt, as the next one sees them.
+
+    Attributes:
+        silent: those elsewhere that have given no sign of life for too long.
+    """
+
+    def __init__(self, blobs: Blobs, epoch: int, nonce: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._blobs, self._epoch, self._nonce, self._clock = blobs, epoch, nonce, clock
+        self._signs: dict[str, tuple[int, float]] = {}  # the newest of each, and when it was seen first
+        self.silent: set[str] = set()
+
+    def living(self) -> str | None:
+        """Whose drain still works on what its trainer has left behind; None: nobody's."""
+        if self._blobs.size(rescued_key(self._epoch, self._nonce)) is not None:
+            return None
+        found = [self._look(key) for key in self._blobs.list(_folder(self._epoch, self._nonce)) if "/living-" in key]
+        return next((name for name in found if name), None)
+
+    def _look(self, key: str) -> str | None:
+        try:
+            data = self._blobs.get(key)
+            told = unseal(data) if data is not None else None
+        except Damaged:
+            told = None
+        if told is None:
+            return None
+        name = f"rank {int(key.rpartition('-')[2])}'s on {told['host']}"
+        if told["where"] is not None and told["where"] == _where():
+            return name if _started(told["pid"]) == told["started"] else None
+        now_s = self._clock()
+        sign, since_s = self._signs.get(key, (None, now_s))
+        if sign != told["sign"]:
+            since_s = now_s
+        self._signs[key] = (told["sign"], since_s)
+        if now_s - since_s < SILENT_S_MAX:
+            self.silent.discard(name)
+            return name
+        self.silent.add(name)
+        return None
+
+
+def _living_key(epoch: int, nonce: str, rank: int) -> str:
+    return f"{_folder(epoch, nonce)}/living-{rank:06d}"
+
+
+def _where() -> str | None:
+    """The machine since it was started, and the space of its process numbers; None where nothing says so."""
     try:
-        found = [blobs.get(key) for key in blobs.list(_folder(epoch, nonce)) if "/held-" in key]
-        return any(data is not None and unseal(data)["saves"] for data in found)
-    except Damaged:
-        return False
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return None
+
+
+def _started(pid: int) -> int | None:
+    """When this process was started, in the system's unit; None if it does not run."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def _folder(epoch: int, nonce: str) -> str:

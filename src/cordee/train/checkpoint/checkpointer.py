@@ -324,21 +324,32 @@ class Checkpointer:
         if self._told_epoch:
             return
         before = self._together.from_rank0(lambda: rescue.newest_attempt(read_entries(self._blobs)))
+        if before is None:
+            return
+        outlook = rescue.Outlook(self._blobs, *before)
         deadline_s = time.monotonic() + rescue.RESCUE_S_MAX
         told = False
-        while before is not None and time.monotonic() < deadline_s:
-            if not self._together.from_rank0(lambda: self._is_rescued_still(*before)):
+        while living := self._together.from_rank0(lambda: self._still_living(outlook)):
+            if self._together.from_rank0(lambda: time.monotonic() >= deadline_s):
+                if self.rank == 0:
+                    logger.warning("going on after %.0f s, though a drain still works: %s", rescue.RESCUE_S_MAX, living)
                 return
             if not told and self.rank == 0:
-                logger.info("waiting for the drains of the attempt before, which bring its newest capture")
+                most = f"{rescue.RESCUE_S_MAX:.0f} s at most"
+                logger.info(
+                    "waiting for the drains of the attempt before (%s), which bring what it had: %s", living, most
+                )
             told = True
+        if outlook.silent and self.rank == 0:
+            silent = ", ".join(sorted(outlook.silent)[:3])
+            logger.warning("no sign of life of a drain for %.0f s, going on: %s", rescue.SILENT_S_MAX, silent)
 
-    def _is_rescued_still(self, epoch: int, nonce: str) -> bool:
+    def _still_living(self, outlook: rescue.Outlook) -> str | None:
         """Asks for a second, which is shorter than what the other ranks wait for an answer."""
         until_s = time.monotonic() + 1.0
-        while (running := rescue.is_running(self._blobs, epoch, nonce)) and time.monotonic() < until_s:
+        while (living := outlook.living()) and time.monotonic() < until_s:
             time.sleep(0.1)
-        return running
+        return living
 
     def _begin(self) -> tuple[int, str, list[Commit], list[tuple[int, str]]]:
         nonce = secrets.token_hex(8)

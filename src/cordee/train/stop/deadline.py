@@ -12,6 +12,8 @@ from cordee.units import format_bytes
 # What a save takes differs from one to the next: a shared disk, a network, a neighbour. A new capture is only made when
 # there is this many times what the last one took, as long as there is another capture to fall back to.
 ROOM = 1.25
+# Before the drains bring what is held, all ranks hear that they leave, and each drain looks what the others hold.
+RESCUE_S = 1.0
 
 
 class Choice(StrEnum):
@@ -145,7 +147,7 @@ def _held_s(now: Situation) -> float:
 
 def _plan(now: Situation, choice: Choice, reach: int, needs_s: float) -> Plan:
     held = now.held_step is not None and now.held_step > max(now.kept_step, now.draining_step or 0)
-    turn_s = now.busy_s + ROOM * _held_s(now) if held else 0.0
+    turn_s = now.busy_s + RESCUE_S + ROOM * _held_s(now) if held else 0.0
     return Plan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, says=_says(now, choice, reach, needs_s))
 
 
