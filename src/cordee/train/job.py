@@ -177,6 +177,7 @@ class Job:
         if self._rng is not None:
             own.restore_rng(self._rng)
             self._rng = None
+        own.begin(self.state, self._pace.step)
         self._finished = False
         self._reporter.switch(SpanClass.USEFUL, self._pace.step)
         if self._watch is None and self._told.hang_report_s:

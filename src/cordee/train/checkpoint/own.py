@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from cordee.errors import InputError
 from cordee.storage.sealed import canonical
 from cordee.train.checkpoint.state import encode, give, is_own, is_sharded, is_stateful
 from cordee.train.data.sampler import ElasticBatchSampler
@@ -19,16 +20,41 @@ from cordee.train.data.sampler import ElasticBatchSampler
 log = logging.getLogger("cordee")
 
 
-def capture(state: dict[str, Any]) -> dict[str, Any]:
+def enter(state: dict[str, Any]) -> None:
+    """Before anything is loaded.
+
+    Raises:
+        InputError: the place in the data is there twice.
+    """
+    for name, entry in state.items():
+        if isinstance(getattr(entry, "batch_sampler", None), ElasticBatchSampler):
+            raise InputError(
+                f"{name!r} reads from an ElasticBatchSampler, which has the place in the data itself",
+                hint="put the sampler into the state, and not its loader: both would skip what was trained on",
+            )
+    for sampler in _samplers(state):
+        sampler.enter()
+
+
+def begin(state: dict[str, Any], step: int) -> None:
+    """Just before the first step."""
+    for sampler in _samplers(state):
+        sampler.begin(step)
+
+
+def _samplers(state: dict[str, Any]) -> list[ElasticBatchSampler]:
+    return [entry for entry in state.values() if isinstance(entry, ElasticBatchSampler)]
+
+
+def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
     """This rank's generators, its place in the data, and its own copy of everything in the state that is not shared.
 
     Raises:
         CheckpointError: nobody has counted the batches of a sampler.
     """
     plain = {name: entry for name, entry in state.items() if not is_sharded(entry)}
-    for entry in plain.values():
-        if isinstance(entry, ElasticBatchSampler):
-            entry.check()
+    for sampler in _samplers(state):
+        sampler.check(step)
     values = {name: entry.state_dict() if is_stateful(entry) else entry for name, entry in plain.items()}
     own = {name: value for name, value in values.items() if is_own(state[name], value)}
     return {"rng": capture_rng(), "own": own, "dp": dp_of(state)}
@@ -36,8 +62,7 @@ def capture(state: dict[str, Any]) -> dict[str, Any]:
 
 def dp_of(state: dict[str, Any]) -> list[int] | None:
     """This rank's place among those that read different data, as its sampler has it; None without one."""
-    found = (entry for entry in state.values() if isinstance(entry, ElasticBatchSampler))
-    return next(([each.dp_rank, each.dp_size] for each in found), None)
+    return next(([each.dp_rank, each.dp_size] for each in _samplers(state)), None)
 
 
 def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:

@@ -108,6 +108,7 @@ class Saving:
 
     def load(self, commit: Commit | None) -> Any:
         """Put it into the state; the random numbers to go on from, for when the loop begins."""
+        own.enter(self._state)
         loaded = None
         if commit is not None:
             loaded = self.checkpointer.load(self._state, commit)
@@ -175,7 +176,7 @@ class Saving:
         _synchronize()
         reached = 1 if reach is None else reach
         try:
-            extras = own.capture(self._state)
+            extras = own.capture(self._state, step)
             save = self.checkpointer.save(self._state, step=step, extras=extras, reach=reach, last=last)
             reached = save.reach  # another rank may have asked for more
         except FencedError:

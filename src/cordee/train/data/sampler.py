@@ -87,17 +87,31 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._taken = 0  # micro-batches of the global batch at the position
         self._moved = object()  # another one whenever the position is set from outside
         self._read = self._counted = self._seeded = False
+        self._from = 0  # micro-batches that were given when the position was set, or the job entered
+        self._ahead = 0  # of those given, how many are fetched ahead of the loop
+        self._began: int | None = None  # the step that the loop began with
+        self._entered = self._told = False
 
     @property
     def position(self) -> int:
         """Samples of all ranks that the loop has trained on, in whole global batches."""
-        return self._position
+        return self._trained // self.micro_batches * self.order.global_batch
 
     @position.setter
     def position(self, samples: int) -> None:
         if samples < 0 or samples % self.order.global_batch:
             raise InputError(f"{samples} samples are not a number of global batches of {self.order.global_batch}")
         self._position, self._taken, self._moved, self._counted = samples, 0, object(), True
+        self._ahead, self._from, self._began = 0, self._given, None
+
+    @property
+    def _given(self) -> int:
+        """Micro-batches that were handed out, from the beginning of the run."""
+        return self._position // self.order.global_batch * self.micro_batches + self._taken
+
+    @property
+    def _trained(self) -> int:
+        return self._given - self._ahead
 
     @property
     def epoch(self) -> int:
@@ -163,7 +177,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what the order is made of. The same on every rank, and on any number of them."""
-        return {**self._order_fields(), "position": self._position}
+        return {**self._order_fields(), "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the position of the state.
@@ -183,8 +197,28 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self.position = state["position"]
         self._counted = counted
 
-    def check(self) -> None:
-        """Before a save: is the position one to go on from?
+    def enter(self) -> None:
+        """A job is entered, and may set the position next."""
+        if self._given != self._from:
+            log.warning(
+                "%d micro-batches were taken before the job was entered: one that is trained on later would be another"
+                " one in a resumed run. Call sampler.batches(loader) within the job",
+                self._given - self._from,
+            )
+        self._from, self._entered = self._given, True
+
+    def begin(self, step: int) -> None:
+        """The loop begins: what was taken within the job before its first step is fetched ahead, or only looked at.
+
+        A resumed run does so again; so the position stays behind what was given by that much.
+        """
+        if self._entered:
+            self._ahead = self._given - self._from
+            self._from, self._began = self._trained, step
+            self._entered = False
+
+    def check(self, step: int | None = None) -> None:
+        """Before a save of this step: is the position one to go on from?
 
         Raises:
             CheckpointError: nobody has counted, since the loader was read, but not through `batches`.
@@ -194,12 +228,28 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                 "batches were read from the loader itself, so that nobody knows how many the loop has trained on",
                 hint="take them from sampler.batches(loader), or set sampler.position after each step",
             )
-        if self._taken:
+        if step is not None:
+            self._check_ahead(step)
+        if taken := self._trained % self.micro_batches:
             log.warning(
                 "a checkpoint in the middle of a global batch (%d of %d micro-batches) goes back to its beginning: "
                 "gradients that were added up are in no checkpoint. Let one step of the job be one global batch",
-                self._taken,
+                taken,
                 self.micro_batches,
+            )
+
+    def _check_ahead(self, step: int) -> None:
+        """A loop that takes a global batch a step, or some number of them, has taken so many."""
+        if self._began is None or self._told or step <= self._began:
+            return
+        steps, batches = step - self._began, (self._trained - self._from) // self.micro_batches
+        if batches > steps and batches % steps:
+            self._told = True
+            log.warning(
+                "%d global batches in %d steps: is something fetching ahead of the loop? A resumed run would skip that."
+                " Then give sampler.batches() what fetches ahead, and not the other way round",
+                batches,
+                steps,
             )
 
     def _order_fields(self) -> dict[str, Any]:
