@@ -1,14 +1,18 @@
 """Runs one of the examples, as `python examples/<name>` does; what they import is here once, for all of them."""
 
+# ruff: noqa: F401
 import runpy
 import warnings
 
 import lightning.pytorch
 import torch
+import torch._dynamo
+import torch.distributed.fsdp
+import torch.distributed.pipelining
 import torchdata.stateful_dataloader
-import transformers
+from transformers import LlamaForCausalLM, Trainer
 
-IMPORTED = (lightning.pytorch, torchdata.stateful_dataloader, transformers)
+import cordee.train.job
 
 
 def main(argv: list[str]) -> None:

@@ -32,8 +32,9 @@ def test_a_job_goes_on_with_any_number_of_ranks_as_if_nothing_had_happened(tmp_p
         begun = steps[-1] + 1
     assert begun == STEPS
 
-    draws = [[row[3] for row in rank[1][:5]] for rank in legs[1]]
-    assert draws == [[row[3] for row in rank[1][:5]] for rank in again], "two resumes of one checkpoint differ"
+    common = min(len(rank[1]) for leg in (legs[1], again) for rank in leg)  # each leaves when its ranks have agreed
+    draws = [[row[3] for row in rank[1][:common]] for rank in legs[1]]
+    assert draws == [[row[3] for row in rank[1][:common]] for rank in again], "two resumes of one checkpoint differ"
     assert len({draw for rank in draws for draw in rank}) == sum(map(len, draws)), "ranks share a stream"
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import run
 from test_drain import Process, capture, generations, open_log
-from test_job import alone, end_of, folders, gang, steps_of
+from test_job import alone, end_of, environment, folders, gang, steps_of
 
 from cordee.errors import CheckpointError
 from cordee.events import CheckpointCommitted, decode
@@ -234,16 +235,16 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("how", ["killed", "torn", "closed"])
 def test_a_trainer_that_is_killed_goes_on_from_its_newest_capture(tmp_path: Path, how) -> None:
     """SIGKILL at step 47, durable is 40, in memory is 46. The next attempt waits for the drain without being told."""
-    run = subprocess.run(
-        [sys.executable, "-c", TRAINER, str(tmp_path), how], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == (0 if how == "closed" else -signal.SIGKILL), run.stderr
-    assert run.stdout.split() == ["46", "40"]
-    blobs = FileBlobs(tmp_path)
+    script, to = tmp_path / "trainer.py", tmp_path / "to"
+    script.write_text(TRAINER)
+    ((code, said, errors),) = run([[sys.executable, str(script), str(to), how]], [environment()], WAIT_S)
+    assert code == (0 if how == "closed" else -signal.SIGKILL), errors
+    assert said.split() == ["46", "40"]
+    blobs = FileBlobs(to)
     heard = threading.Event()
-    while how != "closed" and not any("/held-" in key for key in blobs.list("parts")):
+    while how != "closed" and not any("/living-" in key or key.endswith("/rescued") for key in blobs.list("parts")):
         heard.wait(0.005)  # The trainer has gone this moment; a new one needs longer than this to start.
-    checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
+    checkpointer = Checkpointer(str(to), rank=0, world_size=1)
     commit = checkpointer.open()
     state = {"w": torch.zeros(300_000)}
     loaded = checkpointer.load(state, commit)

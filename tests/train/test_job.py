@@ -180,14 +180,13 @@ def test_a_gang_under_torchrun_leaves_at_one_step_and_goes_on_bit_by_bit(tmp_pat
     for rank in (ranks := gang(whole, 2)):
         assert rank.wait() == 0, "".join(ranks[0].lines)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", SCRIPT]
-    command = [*torchrun, "--out", str(out), "--to", str(to)]
-    first = Rank([*command, "--pause-s", "0.02"], environment())
+    first = Rank([*torchrun, "--out", str(out), "--to", str(to), "--pause-s", "0.02"], environment())
     until_step(out, 20, [first])
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 1, "torchrun itself exits 1 on SIGTERM"
     assert "its checkpoint is durable" in "".join(first.lines)
-    second = Rank(command, environment())
-    assert second.wait() == 0, "".join(second.lines)
+    for rank in (ranks := gang(out, 2, "--to", str(to))):
+        assert rank.wait() == 0, "".join(ranks[0].lines)
     for rank in range(2):
         assert steps_of(out, rank) == list(range(60)), "a step was repeated or left out"
         ends = end_of(whole, rank), end_of(out, rank)
