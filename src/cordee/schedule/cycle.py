@@ -8,6 +8,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 
 from cordee.events import AttemptPlaced, Event, Job, Lease, NoticeReason
@@ -25,6 +26,7 @@ from cordee.schedule.preempt import insists_us
 from cordee.schedule.push import Pushing, Room
 from cordee.schedule.records import JobRecord, Phase
 from cordee.schedule.reserve import Reservation, reserve
+from cordee.schedule.row import is_spent
 from cordee.schedule.running import NEVER
 from cordee.schedule.share import level
 from cordee.schedule.state import State
@@ -139,7 +141,7 @@ class Cycle:
     _moves: int = 0  # what may have changed whose turn it is, or who is the head of a line
 
     def __post_init__(self) -> None:
-        left_gpus = gpus_left(self.state.policy, self.state.running, self.state.quotas)
+        left_gpus = partial(gpus_left, self.state.policy, self.state.running, self.state.quotas)
         self.overdue = overdue(self.state.waiting, self.state.jobs, left_gpus, self.now_us)
 
     def run(self) -> None:
@@ -585,13 +587,10 @@ class Cycle:
         """Whether a backfilled job is out of the way in time: it can be pushed at once, or it has ended."""
         job = record.job
         below = level(job.tier) > level(reservation.job.tier)
-        if below and insists_us(job, record.epoch + 1) == 0 and not self._is_spent(record):
+        if below and insists_us(job, record.epoch + 1) == 0 and not is_spent(record):
             return True
         until_us = reservation.starts_by_us
         return until_us is not None and self.now_us + self.state.waiting.length_us(job.job_id) <= until_us
-
-    def _is_spent(self, record: JobRecord) -> bool:
-        return record.job.preemptions_max is not None and record.pushes >= record.job.preemptions_max
 
 
 def _sooner(one: Reservation, other: Reservation) -> bool:

@@ -135,6 +135,8 @@ class Entry(NamedTuple):
 
     def without(self, mask: int) -> "Entry":
         """With these GPUs kept from it."""
+        if not self.free & mask:
+            return self
         return Entry(self.node, self.free & ~mask, self.usable, self.shared, self.cpu_milli, self.memory_bytes)
 
 

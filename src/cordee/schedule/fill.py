@@ -66,6 +66,13 @@ def lacking(need: Need, units: int, rests: bool) -> int:
 
 def search(view: View, need: Need) -> Shape | None:
     """The best shape; None if there is none."""
+    if need not in view.found:
+        view.found[need] = _search(view, need)
+    found: Shape | None = view.found[need]
+    return found
+
+
+def _search(view: View, need: Need) -> Shape | None:
     found = _in_one_node(view, need)
     if found is not None or need.within == "node" or need.units + (need.rest > 0) == 1 or missing(view, need):
         return found

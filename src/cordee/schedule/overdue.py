@@ -5,7 +5,7 @@ overloaded cluster would become a queue in the order of arrival.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 
 from cordee.ids import JobId
@@ -16,11 +16,15 @@ from cordee.schedule.running import Running
 from cordee.schedule.waiting import Waiting
 
 
-def overdue(waiting: Waiting, jobs: Mapping[JobId, JobRecord], left_gpus: float, now_us: int) -> frozenset[JobId]:
+def overdue(
+    waiting: Waiting, jobs: Mapping[JobId, JobRecord], gpus: Callable[[], float], now_us: int
+) -> frozenset[JobId]:
     """Of those who wait, whose turn it is because of that: until these GPUs are spoken for."""
-    ages = (line.ages for line in waiting.lines.values())
+    ages = (line.ages for line in waiting.lines.values() if line.ages[0][0] <= now_us)
     found = [each for due in ages for each in due[: bisect_right(due, now_us, key=itemgetter(0))]]
-    first = set[JobId]()
+    if not found:
+        return frozenset()
+    first, left_gpus = set[JobId](), gpus()
     for _, job_id in sorted(found):
         if left_gpus <= 0:
             break

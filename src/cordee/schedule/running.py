@@ -54,10 +54,15 @@ class Columns:
         self._journal = journal
         self._free: list[int] = []
         self.size = 0
+        self.changes = 0  # how often anything changed
         self.columns = {name: np.zeros(64, kind) for name, kind in types.items()}
+        self._filled: dict[str, Any] = {}  # of each column the part that is in use
 
     def __getitem__(self, name: str) -> Any:
-        return self.columns[name][: self.size]
+        found = self._filled.get(name)
+        if found is None:
+            found = self._filled[name] = self.columns[name][: self.size]
+        return found
 
     def add(self, values: dict[str, Any]) -> int:
         """A row with these values."""
@@ -66,10 +71,12 @@ class Columns:
         else:
             row = self.size
             self.size += 1
+            self._filled.clear()
             if self.size > len(next(iter(self.columns.values()))):
                 self.columns = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self.columns.items()}
         for name, value in values.items():
             self.columns[name][row] = value
+        self.changes += 1
         self._journal.note(self._drop, row)
         return row
 
@@ -82,18 +89,21 @@ class Columns:
     def set(self, name: str, row: int, value: Any) -> None:
         """Change one cell."""
         self._journal.note(self._set, name, row, self.columns[name][row])
-        self.columns[name][row] = value
+        self._set(name, row, value)
 
     def _set(self, name: str, row: int, value: Any) -> None:
         self.columns[name][row] = value
+        self.changes += 1
 
     def _drop(self, row: int) -> None:
         for column in self.columns.values():
             column[row] = 0
         self._free.append(row)
+        self.changes += 1
 
     def _restore(self, row: int, values: dict[str, Any]) -> None:
         assert self._free.pop() == row, "changes are taken back in reverse order"
+        self.changes += 1
         for name, value in values.items():
             self.columns[name][row] = value
 
@@ -114,7 +124,8 @@ class Running:
         self.queues: dict[str, int] = {}
         self.jobs: dict[int, JobId] = {}  # of rows
         self.row_of: dict[JobId, int] = {}
-        self.changes = 0  # of nodes; every change of rows in a cycle comes with one
+        self.changes = 0  # of nodes
+        self._masks: dict[tuple[Any, ...], Any] = {}  # of pools
         self._ranks = np.empty(0, np.int64)
         self._lease_rows: dict[JobId, tuple[int, ...]] = {}
 
@@ -128,6 +139,7 @@ class Running:
         if number is None:
             number = self.nodes[name] = len(self.node_names)
             self.node_names.append(name)
+            self._masks.clear()
             if number >= len(self.node_free):
                 self.node_free = np.concatenate([self.node_free, np.zeros_like(self.node_free)])
                 self.node_usable = np.concatenate([self.node_usable, np.zeros_like(self.node_usable)])
@@ -142,17 +154,22 @@ class Running:
         return self._ranks
 
     def of_pool(self, pool: tuple[Any, ...]) -> Any:
-        """A mask of the nodes of these kinds."""
-        kind, mask = self.node_kind[: len(self.node_names)], None
-        for each in pool:
-            of_kind = kind == self.kinds.get(each, -2)
-            mask = of_kind if mask is None else mask | of_kind
+        """A mask of the nodes of these kinds, to be read only."""
+        mask = self._masks.get(pool)
+        if mask is None:
+            numbers = [self.kinds.get(each, -2) for each in pool]
+            mask = self._masks[pool] = np.isin(self.node_kind[: len(self.node_names)], numbers)
         return mask
 
     def set_node(self, name: str, kind: Any, free: int, usable: int) -> None:
         """What a node has; kind None takes it out. Not journaled: `State` sets it anew when it takes something back."""
         number = self.node(name)
-        self.node_kind[number] = -1 if kind is None else self.kinds.setdefault(kind, len(self.kinds))
+        kind_number = -1 if kind is None else self.kinds.setdefault(kind, len(self.kinds))
+        if self.node_kind[number] != kind_number:
+            self.node_kind[number] = kind_number
+            self._masks.clear()
+        elif self.node_free[number] == free and self.node_usable[number] == usable:
+            return
         self.node_free[number], self.node_usable[number] = free, usable
         self.changes += 1
 

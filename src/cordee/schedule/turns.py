@@ -19,7 +19,7 @@ def next_turn_us(state: State, now_us: int) -> int | None:
         return None
     times: list[int] = []
     for line in waiting.lines.values():
-        later = bisect_right(line.ages, now_us, key=itemgetter(0))
+        later = 0 if line.ages[0][0] > now_us else bisect_right(line.ages, now_us, key=itemgetter(0))
         if later < len(line.ages) and line.ages[later][0] < NEVER:
             times.append(line.ages[later][0])
     rests_us = state.running.next_us("rests_until_us", now_us)

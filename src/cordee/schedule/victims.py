@@ -25,8 +25,28 @@ from cordee.units import US_PER_HOUR
 _EXACT = 10
 """So many attempts are searched in all their combinations when a gang needs several nodes."""
 
+_ROUNDED = 64
+"""Costs that differ by less may be equal once each victim's is rounded."""
+
 _NODES_MAX = 64
 """So many nodes are searched for a set of several victims, those first that could be cheapest."""
+
+
+@dataclass(slots=True)
+class _Reach:
+    """Whom a power reaches; it holds while nobody is placed and nobody leaves."""
+
+    gain: Any  # of each lease: GPUs, 0 if it may not be pushed
+    pushed: Any  # of each node: all of that
+    price: Callable[[], Any]
+    _cost: Any = None
+
+    @property
+    def cost(self) -> Any:
+        """Of each attempt's row; most searches end before anybody asks."""
+        if self._cost is None:
+            self._cost = self.price()
+        return self._cost
 
 
 @dataclass(slots=True)
@@ -39,15 +59,12 @@ class _Field:
     gain: Any  # of each lease: GPUs, 0 if it may not be pushed
     row: Any  # of each lease
     node: Any
-    price: Callable[[], Any]
-    _cost: Any = None
+    reach: _Reach
 
     @property
     def cost(self) -> Any:
-        """Of each attempt's row; most searches end before anybody asks."""
-        if self._cost is None:
-            self._cost = self.price()
-        return self._cost
+        """Of each attempt's row."""
+        return self.reach.cost
 
     def on(self, nodes: Any) -> Any:
         """Leases on these nodes that may be pushed."""
@@ -61,10 +78,11 @@ class Victims:
 
     def __init__(self, state: State, now_us: int) -> None:
         self._state, self._now_us = state, now_us
-        self._seen = -1
+        self._seen = self._seen_nodes = -1  # changes of rows, and of nodes
         self._cost: Any = None
         self._standing: Any = None
         self._turn_over: Any = None
+        self._reaches: dict[tuple[Power, frozenset[str]], _Reach] = {}
         self._fields: dict[tuple[Power, Pool, frozenset[str]], _Field] = {}
 
     def find(
@@ -110,9 +128,14 @@ class Victims:
     # -- what it looks at ------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        if self._seen != self._state.running.changes:
-            self._seen, self._cost, self._standing = self._state.running.changes, None, None
+        running = self._state.running
+        if self._seen != running.rows.changes:
+            self._seen, self._cost, self._standing = running.rows.changes, None, None
             self._turn_over = None
+            self._reaches.clear()
+            self._fields.clear()
+        if self._seen_nodes != running.changes:
+            self._seen_nodes = running.changes
             self._fields.clear()
 
     def standing(self) -> Any:
@@ -158,19 +181,30 @@ class Victims:
         key = (power, pool, shielded)
         found = self._fields.get(key)
         if found is None:
+            running, reach = self._state.running, self._reach(power, shielded)
+            free = running.node_free[: len(running.node_names)]
+            leases = running.leases
+            found = self._fields[key] = _Field(
+                running.of_pool(pool), free, free + reach.pushed, reach.gain, leases["row"], leases["node"], reach
+            )
+        return found
+
+    def _reach(self, power: Power, shielded: frozenset[str]) -> _Reach:
+        key = (power, shielded)
+        found = self._reaches.get(key)
+        if found is None:
             running = self._state.running
-            count = len(running.node_names)
-            row, node, gpus = running.leases["row"], running.leases["node"], running.leases["gpus"]
+            count, row, node = len(running.node_names), running.leases["row"], running.leases["node"]
             allowed = self.may_push(power)
             if shielded:
                 allowed &= ~self._of_queues(shielded)
-            gain = gpus * allowed[row]
-            free = running.node_free[:count]
-            pushed = np.bincount(node, weights=gain, minlength=count).astype(np.int64) if len(row) else 0 * free
-            nodes = running.of_pool(pool)
-            found = self._fields[key] = _Field(
-                nodes, free, free + pushed, gain, row, node, partial(self._cost_to, power)
+            gain = running.leases["gpus"] * allowed[row]
+            pushed = (
+                np.bincount(node, weights=gain, minlength=count).astype(np.int64)
+                if len(row)
+                else np.zeros(count, np.int64)
             )
+            found = self._reaches[key] = _Reach(gain, pushed, partial(self._cost_to, power))
         return found
 
     def _cost_to(self, power: Power) -> Any:
@@ -244,7 +278,13 @@ class Victims:
         alone = np.flatnonzero(gain >= lacks[node])
         best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
         bound = cost[alone].min() if len(alone) else np.inf
-        least = self._at_least(node, cost, gain, np.where(there, lacks, 0))
+        lacks = np.where(there, lacks, 0)
+        least = self._at_least(node, cost, gain, lacks)
+        # Where nobody can be left out it costs all of them.
+        smallest = np.full(len(lacks), 1 << 40)
+        np.minimum.at(smallest, node, gain)
+        whole = np.bincount(node, weights=cost, minlength=len(lacks))
+        all_go = field.avail - field.free - smallest < lacks
         promising = np.flatnonzero(there & (field.avail > field.free) & (least < bound * (1 - 1e-9)))
         names = self._state.running.name_ranks()
         order = promising[np.lexsort((names[promising], least[promising]))][:_NODES_MAX]
@@ -252,8 +292,13 @@ class Victims:
         for number in order:
             if key is not None and least[number] >= bound:
                 break
-            on_it = np.flatnonzero(node == number)
-            chosen = self._cheapest(field, row[on_it], gain[on_it], int(lacks[number]))
+            if all_go[number] and whole[number] > bound + _ROUNDED:
+                continue
+            on_it = (node == number).nonzero()[0]
+            if all_go[number]:
+                chosen = row[on_it].tolist()
+            else:
+                chosen = self._cheapest(field, row[on_it], gain[on_it], int(lacks[number]))
             found = self._weigh(chosen, field)
             if key is None or found < key:
                 best, key, bound = chosen, found, float(field.cost[chosen].sum())

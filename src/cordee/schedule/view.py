@@ -74,6 +74,7 @@ class View:
     def __init__(self, pool: Pool, cpu_milli: int, memory_bytes: int, feed: Feed, hosts: bool) -> None:
         self.pool, self.cpu_milli, self.memory_bytes, self.hosts = frozenset(pool), cpu_milli, memory_bytes, hosts
         self._feed, self._seen = feed, -1
+        self.found: dict[Any, Any] = {}  # what was searched here; forgotten when the counts change
         self._clear()
 
     def _clear(self) -> None:
@@ -87,6 +88,7 @@ class View:
         self._column: dict[Class, int] = {}
         self._row: dict[Domain, int] = {}
         self._height: list[int] = []
+        self.found.clear()
         self.where: dict[str, tuple[tuple[int, ...], int]] = {}  # node: rows from the root down, column
         self._levels: dict[int, Any] = {}
         self._inside: dict[int, Any] = {}
@@ -145,6 +147,7 @@ class View:
             self._count(name, *where, +1)
 
     def _count(self, name: str, rows: tuple[int, ...], column: int, sign: int) -> None:
+        self.found.clear()
         cls = self.classes[column]
         for row in rows:
             self.counts[row, column] += sign
