@@ -17,6 +17,7 @@ from cordee.telemetry.cloud import Aws
 from cordee.telemetry.notices import Told, read_notice, write_hint, write_notice
 from cordee.train.checkpoint import own
 from cordee.train.checkpoint.state import decode, encode, gather, names_in
+from cordee.train.job import job
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Every, settings
@@ -234,3 +235,20 @@ def test_generators_and_plain_state_come_back_and_tensors_are_left_to_the_checkp
     own.restore_rng(kept["rng"])
     assert draw() == first
     assert state["seen"] == 7
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_model_in_flat_parts_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    """FSDP1: its first save would fail in the middle of the training."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        inner = FullyShardedDataParallel(torch.nn.Linear(2, 1), device_id=torch.device("cpu"))
+        with (
+            pytest.raises(InputError, match="'model' is wrapped in FullyShardedDataParallel"),
+            job({"model": torch.nn.Sequential(inner)}, to=tmp_path / "to"),
+        ):
+            pass
+    finally:
+        torch.distributed.destroy_process_group()

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import DistributedType
+from torch.distributed.tensor import DTensor
 from transformers import (
     EarlyStoppingCallback,
     LlamaConfig,
@@ -57,6 +59,10 @@ class Stream(torch.utils.data.IterableDataset):
         return (rows[int(i)] for i in torch.randperm(96))
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -64,6 +70,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--kill", default="0:-1")
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--fsdp", type=int, help="of version 1 or 2")
     parser.add_argument("--resume-from")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -89,9 +96,14 @@ def main(argv: list[str]) -> None:
         metric_for_best_model="eval_loss",
         seed=3,
         use_cpu=True,
+        fsdp=True if args.fsdp else None,
+        fsdp_config={"version": args.fsdp} if args.fsdp else None,
         report_to=[],
         disable_tqdm=True,
     )
+    if args.fsdp:
+        # accelerate shards only where its ranks have accelerators: told that they have, it does all the rest on CPUs.
+        told.distributed_state.distributed_type = DistributedType.MULTI_GPU
     early, kill = EarlyStoppingCallback(early_stopping_patience=99), Kill(args.kill)
     trainer = Trainer(
         model=model,
@@ -103,8 +115,12 @@ def main(argv: list[str]) -> None:
     kill.trainer = trainer
     protect(trainer, to=args.to)
     trainer.train(**({"resume_from_checkpoint": args.resume_from} if args.resume_from else {}))
-    weights = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    weights = b"".join(whole(each.detach()).numpy().tobytes() for each in trainer.model_wrapped.parameters())
     end = {
+        "sharded": sum(
+            isinstance(each, DTensor) and each.to_local().numel() < each.numel()
+            for each in trainer.model_wrapped.parameters()
+        ),
         "weights": hashlib.sha256(weights).hexdigest(),
         "step": trainer.state.global_step,
         "losses": [[each["step"], each["loss"]] for each in trainer.state.log_history if "loss" in each],

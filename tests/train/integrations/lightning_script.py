@@ -15,6 +15,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -75,6 +78,14 @@ class Small(pl.LightningModule):
         self.batches = checkpoint["batches"]
 
 
+class Sharded(Small):
+    """Its weights and the optimizer's state are in parts on the ranks (FSDP2)."""
+
+    def configure_model(self) -> None:
+        fully_shard(self.net[0], mesh=self.device_mesh["data_parallel"])
+        fully_shard(self.net, mesh=self.device_mesh["data_parallel"])
+
+
 class Kill(pl.Callback):
     def __init__(self, where: str) -> None:
         self.rank, self.batch = map(int, where.split(":"))
@@ -95,6 +106,10 @@ def loader_of(kind: str, workers: int) -> Any:
     return DataLoader(Noisy(0.1), batch_size=4, shuffle=True, num_workers=workers)
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -105,6 +120,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--validate", type=int, default=0)
+    parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--average", action="store_true")
     parser.add_argument("--other-package", action="store_true")
     args = parser.parse_args(argv)
@@ -113,7 +129,8 @@ def main(argv: list[str]) -> None:
     args.out.mkdir(exist_ok=True)
     pl.seed_everything(3, workers=True, verbose=False)
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    module = Small()
+    module = Sharded() if args.fsdp else Small()
+    sharded = ModelParallelStrategy(data_parallel_size=world, tensor_parallel_size=1, process_group_backend="gloo")
     if args.other_package:
         import pytorch_lightning
 
@@ -123,7 +140,7 @@ def main(argv: list[str]) -> None:
         max_steps=args.max_steps,
         accelerator="cpu",
         devices=world,
-        strategy="ddp" if world > 1 else "auto",
+        strategy=sharded if args.fsdp else "ddp" if world > 1 else "auto",
         accumulate_grad_batches=args.accumulate,
         val_check_interval=args.validate or None,
         use_distributed_sampler=args.data != "stream",
@@ -140,8 +157,11 @@ def main(argv: list[str]) -> None:
     )
     trainer.fit(module, loader_of(args.data, args.workers), DataLoader(Noisy(0), 4) if args.validate else None)
     early = trainer.early_stopping_callback
-    weights = b"".join(each.detach().numpy().tobytes() for each in module.parameters())
+    weights = b"".join(whole(each.detach()).numpy().tobytes() for each in module.parameters())
     end = {
+        "sharded": sum(
+            isinstance(each, DTensor) and each.to_local().numel() < each.numel() for each in module.parameters()
+        ),
         "weights": hashlib.sha256(weights).hexdigest(),
         "step": trainer.global_step,
         "epoch": trainer.current_epoch,

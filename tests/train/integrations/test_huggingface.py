@@ -61,11 +61,13 @@ def test_a_stream_is_drawn_again_up_to_its_place(run: Runs, tmp_path: Path) -> N
 
 
 @pytest.mark.gang
-def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("argv", [[], ["--fsdp", "2"]], ids=["ddp", "fsdp"])
+def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path, argv: list[str]) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
-    assert attempt(run, whole, world=2) == [0, 0], run.said()
-    assert attempt(run, out, "--to", to, "--kill", "1:7", world=2) == [75, 75], run.said()
-    assert attempt(run, out, "--to", to, world=2) == [0, 0], run.said()
+    assert attempt(run, whole, *argv, world=2) == [0, 0], run.said()
+    assert attempt(run, out, *argv, "--to", to, "--kill", "1:7", world=2) == [75, 75], run.said()
+    assert attempt(run, out, *argv, "--to", to, world=2) == [0, 0], run.said()
+    assert bool(end_of(out)["sharded"]) == bool(argv)
     for rank in (0, 1):
         assert {**end_of(out, rank), "saved by the Trainer": 0} == {**end_of(whole, rank), "saved by the Trainer": 0}
 

@@ -57,12 +57,14 @@ def test_two_notices_cost_no_step_and_no_bit(run: Runs, tmp_path: Path, kills: l
 
 
 @pytest.mark.gang
-def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [[], ["--fsdp"]], ids=["ddp", "fsdp"])
+def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path, how: list[str]) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
-    argv = ["--data", "stateful", "--validate", "4"]
+    argv = ["--data", "stateful", "--validate", "4", *how]
     assert attempt(run, whole, *argv, world=2) == [0, 0], run.said()
     assert attempt(run, out, *argv, "--to", to, "--kill", "1:17", world=2) == [75, 75], run.said()
     assert attempt(run, out, *argv, "--to", to, world=2) == [0, 0], run.said()
+    assert bool(end_of(out)["sharded"]) == bool(how)
     for rank in (0, 1):
         same(out, whole, rank)
     assert attempt(run, out, *argv, "--to", to, world=2) == [0, 0], "what is done is not done again"

@@ -19,14 +19,22 @@ from cordee.train.data.sampler import ElasticBatchSampler
 
 log = logging.getLogger("cordee")
 
+_FSDP1 = "FullyShardedDataParallel"  # by its name: to import it takes a second
+
 
 def enter(state: dict[str, Any]) -> None:
     """Before anything is loaded.
 
     Raises:
-        InputError: the place in the data is there twice.
+        InputError: something in the state cannot be kept, or the place in the data is there twice.
     """
     for name, entry in state.items():
+        if isinstance(entry, torch.nn.Module) and any(type(each).__name__ == _FSDP1 for each in entry.modules()):
+            raise InputError(
+                f"{name!r} is wrapped in {_FSDP1} (FSDP1), whose weights are in flat parts without a place",
+                hint='use FSDP2: fully_shard(); with Hugging Face fsdp_config={"version": 2}; with Lightning'
+                " ModelParallelStrategy",
+            )
         if isinstance(getattr(entry, "batch_sampler", None), ElasticBatchSampler):
             raise InputError(
                 f"{name!r} reads from an ElasticBatchSampler, which has the place in the data itself",
