@@ -46,7 +46,7 @@ class FreeIndex:
     def put(self, name: str, entry: Entry | None) -> Entry | None:
         """Set a node's entry, or take it out; returns the entry that was there."""
         old = self.entries.get(name)
-        if old == entry:
+        if old is entry or old == entry:
             return old
         if old is not None and entry is not None and old.node is entry.node and old.shared == entry.shared:
             tally = self.kinds[entry.kind]

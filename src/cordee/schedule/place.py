@@ -14,6 +14,7 @@ unless the job takes any and neither alone has room.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 
 from cordee.events import Capacity, Job, Lease
 from cordee.schedule.entry import Entry, Kind, host_share
@@ -36,9 +37,13 @@ def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
     >>> pools(job, (("H100", Capacity.SPOT), ("H100", Capacity.ON_DEMAND)))[-1]
     (('H100', <Capacity.ON_DEMAND: 'on-demand'>), ('H100', <Capacity.SPOT: 'spot'>))
     """
-    kinds = set(kinds)
-    names = sorted({name for name, _ in kinds}) if job.gpu_name is None else [job.gpu_name]
-    wanted = _SOLD if job.capacity is Capacity.ANY else (job.capacity,)
+    return _pools(job.gpu_name, job.capacity, frozenset(kinds))
+
+
+@lru_cache(maxsize=1024)
+def _pools(gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind]) -> tuple[Pool, ...]:
+    names = sorted({name for name, _ in kinds}) if gpu_name is None else [gpu_name]
+    wanted = _SOLD if capacity is Capacity.ANY else (capacity,)
     single: list[Pool] = []
     mixed: list[Pool] = []
     for name in names:

@@ -25,6 +25,8 @@ _TRIES = 8
 """So many sets are tried where leaving GPUs do not make the room that was counted (CPU, memory, islands, quotas)."""
 
 
+_NOBODY = frozenset[str]()
+
 Term = tuple[Attempt, NoticeReason, int | None]
 """Who gets notice, why, and on how many GPUs it starts again."""
 
@@ -57,8 +59,8 @@ class Pushing:
         standing = None
         if self.state.policy.takes_turns and self.now_us >= record.waits_since_us + self.state.policy.push_after_us:
             standing = -1 if job.job_id in self.overdue else turn_of(self.state.policy, waiting.standing(job.job_id))
-        borrowers = quotas.borrowers(job) if quotas.queues else ()
-        return Power(level(job.tier), job.priority, standing, frozenset(each.queue for each in borrowers))
+        borrowers = frozenset(each.queue for each in quotas.borrowers(job)) if quotas.queues else _NOBODY
+        return Power(level(job.tier), job.priority, standing, borrowers)
 
     def push(
         self, record: JobRecord, power: Power, candidates: tuple[Pool, ...], refusal: Refusal | None

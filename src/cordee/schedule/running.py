@@ -47,8 +47,8 @@ def _marks(levels: tuple[int, ...]) -> Any:
     return np.array((*levels, NEVER), np.int64)
 
 
-class Columns:
-    """Arrays of equal length that grow, with a list of free rows."""
+class Columns(dict[str, Any]):
+    """Arrays of equal length that grow, with a list of free rows; by name the part of each that is in use."""
 
     def __init__(self, journal: Journal, types: dict[str, Any]) -> None:
         self._journal = journal
@@ -56,12 +56,9 @@ class Columns:
         self.size = 0
         self.changes = 0  # how often anything changed
         self.columns = {name: np.zeros(64, kind) for name, kind in types.items()}
-        self._filled: dict[str, Any] = {}  # of each column the part that is in use
 
-    def __getitem__(self, name: str) -> Any:
-        found = self._filled.get(name)
-        if found is None:
-            found = self._filled[name] = self.columns[name][: self.size]
+    def __missing__(self, name: str) -> Any:
+        found = self[name] = self.columns[name][: self.size]
         return found
 
     def add(self, values: dict[str, Any]) -> int:
@@ -71,7 +68,7 @@ class Columns:
         else:
             row = self.size
             self.size += 1
-            self._filled.clear()
+            self.clear()
             if self.size > len(next(iter(self.columns.values()))):
                 self.columns = {name: np.concatenate([old, np.zeros_like(old)]) for name, old in self.columns.items()}
         for name, value in values.items():

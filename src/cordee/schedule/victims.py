@@ -274,7 +274,8 @@ class Victims:
         lacks = np.maximum(1, gpus - field.free)  # where GPUs are free, it is CPU or memory that somebody has to leave
         at = ((field.gain > 0) & there[field.node]).nonzero()[0]
         row, node, gain = field.row[at], field.node[at], field.gain[at]
-        cost = field.cost[row]
+        costs = field.cost
+        cost = costs[row]
         alone = np.flatnonzero(gain >= lacks[node])
         best = None if not len(alone) else [int(row[alone[self._first(row[alone], cost[alone])]])]
         bound = cost[alone].min() if len(alone) else np.inf
@@ -301,7 +302,7 @@ class Victims:
                 chosen = self._cheapest(field, row[on_it], gain[on_it], int(lacks[number]))
             found = self._weigh(chosen, field)
             if key is None or found < key:
-                best, key, bound = chosen, found, float(field.cost[chosen].sum())
+                best, key, bound = chosen, found, float(costs[chosen].sum())
         return best
 
     def _at_least(self, node: Any, cost: Any, gain: Any, lacks: Any) -> Any:
