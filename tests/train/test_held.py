@@ -409,3 +409,26 @@ def test_no_capture_begins_over_one_that_the_drain_may_bring(tmp_path) -> None:
     again.load(state, again.open())
     again.close()
     assert bool((state["w"] == 2).all())
+
+
+HUNG = """
+import os, signal, sys, torch, cordee
+from cordee.train.stop import leaving
+leaving.RESCUE_S_MAX = 0.2
+with cordee.job({"w": torch.zeros(8)}, to=sys.argv[1], every=1000) as job:
+    for step in job.steps(10):
+        drain = job._saving.checkpointer._link.pid
+        os.kill(drain, signal.SIGSTOP)
+        print(drain, flush=True)
+        job._hung(1.0)
+"""
+
+
+def test_a_drain_that_hangs_does_not_hold_a_rank_that_ends_itself(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HUNG, str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
+        drain = int(run.stdout.readline())
+        try:
+            assert run.wait(WAIT_S / 2) == 60
+        finally:
+            os.kill(drain, signal.SIGKILL)
+            run.kill()

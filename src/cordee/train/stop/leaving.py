@@ -245,7 +245,8 @@ class Leaving:
             if child.daemon:  # A data loader's worker: with what hangs in it, it would outlive this process.
                 child.kill()
         if self.saving is not None and self._told.spool is None:
-            self.saving.leave(lambda: self.left_s(RESCUE_S_MAX))
+            most_s = time.monotonic() + RESCUE_S_MAX
+            self.saving.leave(lambda: self.left_s(max(0.0, most_s - time.monotonic())))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(self.exit_code or 0)
