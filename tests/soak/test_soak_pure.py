@@ -12,7 +12,7 @@ import pytest
 import random_worlds
 from soaking import Soak
 
-HISTORIES = 200_000  # 100 times those of the default suite
+HISTORIES = 200_000  # 400 times those of the default suite
 EXAMPLES, ROUNDS = 500, 40
 
 

@@ -8,7 +8,7 @@ from cordee.storage.files import FileBlobs
 from cordee.storage.log import Log, Record, live_commits, log_key, read_entries, unfinished_gcs
 from cordee.storage.sealed import canonical, seal
 
-SEEDS = 2000
+SEEDS = 500
 
 
 def test_interleavings_keep_the_log_dense_fenced_and_complete() -> None:
