@@ -429,7 +429,7 @@ class Cycle:
     def _start_smaller(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
         """An elastic job takes what there is; it grows later."""
         sizes = record.job.sizes if self.state.policy.resize else ()
-        return any(self._start(record, candidates, size) for size in sizes if size < record.job.gpus)
+        return bool(sizes) and any(self._start(record, candidates, size) for size in sizes if size < record.job.gpus)
 
     def _return(self, job_id: JobId) -> bool:
         """Who was resized or moved starts again, or what it needs for that is kept while it leaves."""

@@ -174,8 +174,11 @@ class Pushing:
         return Room(events, leases, tuple(others))
 
     def _moved(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
-        mark = self.state.mark()
         attempts = [self.state.attempts[each] for each in chosen]
+        for attempt in attempts:  # who fits nowhere as it is will not once the gang has its place
+            if self._place(self.state.index, attempt.job, self._pools(attempt.job), attempt.gpus) is None:
+                return None
+        mark = self.state.mark()
         terms: list[Term] = [(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
         self._try(terms, record)
         leases = self._place_soon(record.job, (pool,))

@@ -44,7 +44,8 @@ class Vain:
 
     def reaches(self, shape: object, power: Power) -> bool:
         """Whether as much or more was tried already."""
-        return any(each.reaches(power) for each in self.tried.get(shape, ()))
+        tried = self.tried.get(shape)
+        return tried is not None and any(each.reaches(power) for each in tried)
 
     def add(self, shape: object, power: Power) -> None:
         """This was not enough."""
