@@ -317,7 +317,7 @@ class Cycle:
                 self._claim(record.job, leases)
                 return True
         made = self._make_room(record, candidates, refusal)
-        if made or (refusal is None and self._start_smaller(record, candidates)):
+        if made or self._start_smaller(record, candidates):
             return True
         if refusal is None:
             self._reserve(record, candidates)
@@ -435,6 +435,8 @@ class Cycle:
         """Who was resized or moved starts again, or what it needs for that is kept while it leaves."""
         record, attempt = self.state.jobs[job_id], self.state.attempts.get(job_id)
         candidates = self._candidates(record.job)
+        if attempt is not None and not attempt.leaving:
+            return True  # it was owed as well, and has started
         if attempt is None:
             if self._start(record, candidates, record.size) or self._refusal(record, record.size) is not None:
                 return True
@@ -460,8 +462,7 @@ class Cycle:
             self._moves += 1
 
     def _count(self, job: Job, held: Held, sign: int) -> None:
-        quotas = self.state.quotas
-        change, undo = (quotas.put, quotas.take) if sign > 0 else (quotas.take, quotas.put)
+        change, undo = (self.state.quotas.promise, self.state.quotas.withdraw)[::sign]
         change(job, held, self.now_us)
         self.state.journal.note(undo, job, held, self.now_us)
 

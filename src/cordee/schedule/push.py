@@ -154,7 +154,7 @@ class Pushing:
         attempts = [self.state.attempts[each] for each in chosen]
         plain: list[Term] = [(attempt, self._reason(attempt, record), None) for attempt in attempts]
         self._try(plain, record)
-        leases = self._place_soon(record.job, (pool,))
+        leases = self._place_soon(record.job, (pool,)) if self._is_admitted(record) else None
         if leases is None:
             self.state.take_back(mark)
             return None
@@ -172,6 +172,11 @@ class Pushing:
         self.state.take_back(mark)
         events = tuple(event for term in terms for event in self._notices(*term, record))
         return Room(events, leases, tuple(others))
+
+    def _is_admitted(self, record: JobRecord) -> bool:
+        """Whether its queue admits it once those with notice have left: what they used is then kept again."""
+        refusal = self.state.quotas.admits(record.job, self.now_us) if self.state.quotas.rules else None
+        return refusal is None or (refusal.short_milli is not None and refusal.short_milli <= 0)
 
     def _moved(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         attempts = [self.state.attempts[each] for each in chosen]

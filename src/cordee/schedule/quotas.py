@@ -119,6 +119,7 @@ class Quotas:
         self._clock: Decay | None = None
         self._held: dict[_Key, Held] = {}
         self._leaving: dict[str, int] = {}  # by the queue that jobs name
+        self._promised: dict[str, int] = {}  # alike; counted as held, and empty between cycles
         self._moves: list[tuple[int, _Key, Held]] = []  # of the last day at least
         self._cluster = Holder(Queue(name=_CLUSTER), None)
         self._holders: dict[str, Holder] = {}
@@ -149,15 +150,25 @@ class Quotas:
         self.offered = self.offered.plus(more)
 
     def put(self, job: Job, held: Held, at_us: int) -> None:
-        """A job gets this; `take` of the same at the same time undoes it.
-
-        Also for what a job will hold that waits for its victims, inside `what_if`: then those behind it see it.
-        """
+        """A job gets this; `take` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), held, at_us)
 
     def take(self, job: Job, held: Held, at_us: int) -> None:
         """A job lets go of this; `put` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), NOTHING.less(held), at_us)
+
+    def promise(self, job: Job, held: Held, at_us: int) -> None:
+        """A job that waits for its victims will hold this: those behind it see it, inside a cycle only.
+
+        `withdraw` undoes it. What a queue keeps to itself is not used by a promise: who was refused for it stays so.
+        """
+        self.put(job, held, at_us)
+        count(self._promised, job.queue, held.gpu_milli)
+
+    def withdraw(self, job: Job, held: Held, at_us: int) -> None:
+        """It does not wait for them any more. `promise` undoes it."""
+        self.take(job, held, at_us)
+        count(self._promised, job.queue, -held.gpu_milli)
 
     def leave(self, job: Job, gpu_milli: int) -> None:
         """So much of what the job holds has notice: it is not counted as borrowed any more. `stay` undoes it."""
@@ -358,15 +369,27 @@ class Quotas:
         added = more
         for holder in path:
             added = holder.claim_of(holder.inner + added) - holder.claim
-        claimed, held = self._cluster.claim + added, self._cluster.held + more
-        if claimed <= held or claimed <= self.offered.gpu_milli:
+        claimed = self._cluster.claim + added
+        if claimed <= self.offered.gpu_milli or (kept := self._unused(path, more)) <= 0:
             return None
         text = (
             f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held)} of {show_gpus(self.offered.gpu_milli)}"
         )
-        text += f" are held, and {show_gpus(claimed - held)} are kept by queues that do not lend"
-        short = claimed - self._cluster.leaving - self.offered.gpu_milli
+        text += f" are held, and {show_gpus(kept)} are kept by queues that do not lend"
+        short = _claimed(path, more) - self.offered.gpu_milli
         return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
+
+    def _unused(self, path: tuple[Holder, ...], more: int) -> int:
+        """What queues keep and will not use, once so much more is held here and those with notice have left.
+
+        What is only promised is not used yet.
+        """
+        gone = dict[Holder, int]()
+        for queue, gpu_milli in sorted(self._promised.items()):
+            for holder, less in _upward(self.leaf(queue).path, -gpu_milli, gone):
+                gone[holder] = gone.get(holder, 0) - less
+        held = self._cluster.staying + more - sum(self._promised.values())
+        return _claimed(path, more, gone) - held
 
     def _average(self) -> int:
         """Nano-dollars per hour of a thousandth of a GPU."""
@@ -416,6 +439,12 @@ def _upward(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}) 
         net, here = holder.net - gone.get(holder, 0), more
         more = holder.claim_of(net + here) - holder.claim_of(net)
         yield holder, here
+
+
+def _claimed(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}) -> int:
+    """What the cluster holds and keeps with more in the innermost, once so much and all with notice are gone."""
+    *_, (cluster, added) = _upward(path, more, gone)
+    return cluster.net - gone.get(cluster, 0) + added
 
 
 def _over(holders: Iterable[Holder]) -> Iterator[Holder]:
