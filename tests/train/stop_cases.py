@@ -283,7 +283,11 @@ class Gang:
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 state, _, group = (path / "stat").read_text().rsplit(")", 1)[1].split()[:3]
-                if int(group) in self.pids and state != "Z" and b"stop_cases" in (path / "cmdline").read_bytes():
+                if (
+                    int(group) in self.pids
+                    and state != "Z"
+                    and b"checkpoint.drain" not in (path / "cmdline").read_bytes()
+                ):
                     found.append(int(path.name))
         return found
 
