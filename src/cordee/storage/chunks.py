@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from cordee.errors import DestinationError
 from cordee.storage.base import owner_of
-from cordee.storage.files import BLOCK_BYTES, Blobs, Data
+from cordee.storage.files import BLOCK_BYTES, READ_BYTES, Blobs, Data
 from cordee.storage.sealed import Damaged
 from cordee.storage.tiers import read_intact
 from cordee.units import MiB
@@ -96,13 +96,22 @@ def write_chunk(
 
     With `reread` a known one is read from the disk again, and put there anew if it has decayed.
     """
-    digest = blake3(data).hexdigest()
-    check = xxhash.xxh3_128_hexdigest(data)
+    digest, check = _digests(data)
     chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, check)
     old = known.get(digest)
     if old and (old.length_bytes, old.xxh3) == (chunk.length_bytes, check) and _is_there(blobs, old, data, reread):
         return old, False
     return chunk, blobs.put_if_absent(chunk.key, data, durable=durable)
+
+
+def _digests(data: Data) -> tuple[str, str]:
+    """blake3 and xxh3-128, in blocks that are still in the processor's cache for the second."""
+    address, check, view = blake3(), xxhash.xxh3_128(), memoryview(data).cast("B")
+    for at in range(0, len(view), READ_BYTES):
+        block = view[at : at + READ_BYTES]
+        check.update(block)
+        address.update(block)
+    return address.hexdigest(), check.hexdigest()
 
 
 def _is_there(blobs: Blobs, old: Chunk, data: Data, reread: bool) -> bool:

@@ -12,7 +12,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -261,16 +261,26 @@ def _bypass_cache(fd: int, *, direct: bool) -> None:
 
 def _read_all(fd: int, size_bytes: int, seen: Callable[[memoryview], object], into: memoryview | None) -> None:
     """In blocks that are still in the processor's cache when they are seen."""
-    if into is None and not hasattr(_scratch, "memory"):
-        _scratch.memory = mmap.mmap(-1, SCRATCH_BYTES)
     done = 0
     while done < size_bytes:
-        block = memoryview(_scratch.memory) if into is None else into[done : done + READ_BYTES]
+        # Not more than there is: what a read past the end asks for is pinned and zeroed all the same.
+        whole = -(-(size_bytes - done) // BLOCK_BYTES) * BLOCK_BYTES
+        block = _scratch_memory()[:whole] if into is None else into[done : done + READ_BYTES]
         got = os.readv(fd, [block])
         if not got:
             return  # It shrinks while it is read: what was seen does not match.
         seen(block[:got])
         done += got
+
+
+def _scratch_memory() -> memoryview:
+    """This thread's own, in large pages where there are any: each small one is pinned by itself at each read."""
+    if not hasattr(_scratch, "memory"):
+        _scratch.memory = mmap.mmap(-1, SCRATCH_BYTES)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):
+                _scratch.memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(_scratch.memory)
 
 
 def _write_all(fd: int, data: memoryview) -> None:

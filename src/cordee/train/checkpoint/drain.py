@@ -103,6 +103,7 @@ class Drain:
         self.known: dict[str, Chunk] = dict(self.base)
         self.known_since = setup.verified
         self.turn = secrets.randbelow(REREAD_SAVES)  # Anywhere: a drain that dies often must not begin alike each time.
+        self.pool = ThreadPoolExecutor(THREADS)  # Kept: each thread has memory of its own to read into.
         self.unsaid: dict[int, str] = {}  # by save: why it failed, which the others have not been told yet
         for entry in self.log.commits():
             if entry.index == setup.verified and entry.record:
@@ -206,8 +207,7 @@ class Drain:
             point("chunks.one")
             return done
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            results = list(pool.map(write, itertools.count(), command["cuts"]))
+        results = list(self.pool.map(write, itertools.count(), command["cuts"]))
         memory.release()
         chunks = [chunk for chunk, _ in results]
         written = [chunk for chunk, new in results if new]
@@ -299,8 +299,7 @@ class Drain:
         for tier in without_farthest(
             self.blobs, lacks
         ).tiers:  # Each by itself: one intact copy says nothing of the others.
-            with ThreadPoolExecutor(THREADS) as pool:
-                list(pool.map(partial(check_chunk, tier, from_disk=True), written))
+            list(self.pool.map(partial(check_chunk, tier, from_disk=True), written))
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
 
     def _collect(self, prefix: str, save: int, generation: int) -> None:
