@@ -1,20 +1,22 @@
 """Rehearses pipeline schedules on ranks of this machine (gloo), with timed waits or real products for passes.
 
-`rehearse` starts the ranks and reads what they noted; it imports no torch. Started as a program, this module is one of
-the ranks: it builds its stages, runs each schedule, and compares its gradients with those of the whole model.
+`rehearse` starts the ranks and reads what they noted; it imports no torch. Started as a program, this module imports it
+once and forks the ranks: each builds its stages, runs each schedule, and compares its gradients with the whole model's.
 """
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cordee.errors import ScriptError
 from cordee.plan.pipeline import Placement, Table, table_csv, table_of
@@ -87,26 +89,30 @@ def _start_and_wait(folder: Path, ranks: int) -> None:
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RES_OPTIONS": "timeout:1 attempts:1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    running = []
-    for rank in range(ranks):
-        with (folder / f"rank{rank}.log").open("wb") as log:
-            words = [sys.executable, "-m", "cordee.train.pipeline.rehearse", str(folder)]
-            running.append(subprocess.Popen(words, env=env | {"RANK": str(rank)}, stdout=log, stderr=log))
-    failed, until_s = None, time.monotonic() + TIMEOUT_S
+    words = [sys.executable, "-m", "cordee.train.pipeline.rehearse", str(folder), str(ranks)]
+    with (folder / "start.log").open("wb") as log:
+        process = subprocess.Popen(words, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
-        # The first to fail is the one to be heard: the others fail because it is gone.
-        while failed is None and any(process.poll() is None for process in running):
-            if time.monotonic() > until_s:
-                failed = next(rank for rank, process in enumerate(running) if process.poll() is None)
-            time.sleep(0.02)
-            failed = next((rank for rank, process in enumerate(running) if process.poll()), failed)
+        process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise ScriptError(
+            f"the rehearsal did not end within {TIMEOUT_S:.0f} s: {_end_of(folder / 'rank0.log')}"
+        ) from None
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    if failed is not None:
-        lines = (folder / f"rank{failed}.log").read_text(errors="replace").strip().splitlines()
-        raise ScriptError(f"rank {failed} of the rehearsal failed: {' | '.join(lines[-3:]) or 'it wrote nothing'}")
+        with suppress(ProcessLookupError):  # the ranks are of its group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode:
+        failed = folder / "failed"
+        if not failed.exists():
+            raise ScriptError(f"the rehearsal did not start: {_end_of(folder / 'start.log')}")
+        rank = failed.read_text()
+        raise ScriptError(f"rank {rank} of the rehearsal failed: {_end_of(folder / f'rank{rank}.log')}")
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return " | ".join(lines[-3:]) or "it wrote nothing"
 
 
 def _free_port() -> int:
@@ -128,20 +134,50 @@ def _joined(ranks: Sequence[Mapping[str, Any]]) -> Rehearsed:
     return Rehearsed(str(ranks[0]["name"]), errors[0], errors[1], steps)
 
 
-# --- One rank ---
+# --- The ranks ---
 
 
-def main() -> None:
-    """Run this rank: every schedule of the spec, in its order."""
+def main() -> int:
+    """Import torch once, fork the ranks, and wait for them or for the first that fails."""
     from cordee.train.pipeline.rehearsal_rank import run_rank
 
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
     spec = json.loads((folder / "spec.json").read_text())
-    if spec["pin"]:
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    said = run_rank(spec, _table_from)
-    (folder / f"rank{rank}.json").write_text(json.dumps(said))
+    running = {}
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(folder, rank, spec, run_rank)
+        running[pid] = rank
+    while running:
+        pid, status = os.wait()
+        rank = running.pop(pid)
+        if status:
+            # The others would fail too, because it is gone.
+            (folder / "failed").write_text(str(rank))
+            return 1
+    return 0
+
+
+def _be_rank(folder: Path, rank: int, spec: Mapping[str, Any], run_rank: Callable[..., Any]) -> NoReturn:
+    """Run every schedule of the spec, in its order; never return into the code of the parent."""
+    code = 1
+    try:
+        log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ["RANK"] = str(rank)
+        if spec["pin"]:
+            cores = sorted(os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {cores[rank % len(cores)]})
+        (folder / f"rank{rank}.json").write_text(json.dumps(run_rank(spec, _table_from)))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _table_from(one: Mapping[str, Any], ranks: int) -> Table:
@@ -154,4 +190,4 @@ def _table_from(one: Mapping[str, Any], ranks: int) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
