@@ -42,7 +42,7 @@ class Runs:
 def runs_of(script: Path) -> Iterator[Runs]:
     """The script's `main(argv)`, imported once."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("CORDEE_", "SLURM_"))}
-    command = [sys.executable, str(Path(__file__).with_name("forked_runs.py")), str(script)]
+    command = [sys.executable, str(Path(__file__).with_name("forked.py")), str(script)]
     with tempfile.TemporaryDirectory() as folder:
         errors = Path(folder) / "errors"
         with (

@@ -14,14 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import torch
 import torch._dynamo  # an optimizer's first step imports it: once here, and not in each rank
 import torch.distributed as dist
-from forked import gang
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import cordee
+from forked import gang
 
 STEPS, GLOBAL_BATCH, SAMPLES = 18, 24, 100
 # How many ranks, and the step in which one of them is told to leave.

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 import torch
 import torch._dynamo  # an optimizer's first step imports it: once here, and not in each rank
 import torch.distributed as dist
-from forked import gang
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,6 +28,7 @@ from cordee.errors import CheckpointError
 from cordee.train.checkpoint import own
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from cordee.train.data.sampler import ElasticBatchSampler
+from forked import gang
 
 WORLD, LAYERS, WIDTH, BATCH, LENGTH = 4, 4, 12, 8, 8
 Step = Callable[[torch.Tensor, torch.Tensor], None]

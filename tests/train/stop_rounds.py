@@ -11,12 +11,15 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 import torch.distributed as dist
-from forked import gang
 
 from cordee.train.stop.agreement import Agreement, Verdict
+from forked import gang
 
 MODES = ("blocking", "async", "pipeline", "alone", "done")
 OPTIONS = ("save 2", "save 1", "finish", "try 1")
