@@ -9,8 +9,7 @@ a second ShareEnded of a node; a NodeUp or NodeDown of an epoch below the node's
 RankLeft, which are the ledger's. A placement that leases a GPU twice is a programmer's error and is asserted.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from cordee.events import (
@@ -19,11 +18,9 @@ from cordee.events import (
     Behind,
     CheckpointCommitted,
     Event,
-    Job,
     JobEnded,
     JobSubmitted,
     KillOrdered,
-    Lease,
     NodeDown,
     NodeDraining,
     NodeReclaimed,
@@ -40,43 +37,32 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
-from cordee.schedule.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.estimate import History
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.held import NOTHING, held_by, offered_by
-from cordee.schedule.journal import Journal
+from cordee.schedule.held import held_by
 from cordee.schedule.limits import notice_at_us
+from cordee.schedule.nodes import UNUSED, Nodes
 from cordee.schedule.overdue import gpus_left, is_overdue
 from cordee.schedule.policy import Policy
 from cordee.schedule.preempt import insists_us
-from cordee.schedule.quotas import HALF_LIFE_US, Quotas
-from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase, micro_usd_per_hour
+from cordee.schedule.quotas import HALF_LIFE_US
+from cordee.schedule.records import Attempt, JobRecord, Phase, micro_usd_per_hour
 from cordee.schedule.row import columns_of, is_spent, rests_until_us
 from cordee.schedule.running import NEVER, Running
 from cordee.schedule.share import counts_service, standing
 from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
-from cordee.units import US_PER_HOUR
-
-_Entries = tuple[Entry | None, Entry | None, Entry | None]
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA)
 _RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
 """Who left for one of these lost its place by no turn of others, and starts again before the others of its tier."""
 
-FLAPS = 3
-"""A node that went down so often within `FLAPS_WITHIN_US` is not placed on for `QUARANTINE_US`."""
-
-FLAPS_WITHIN_US = US_PER_HOUR
-QUARANTINE_US = US_PER_HOUR
-
 SAFE_PERCENT = 90
 """So many in a hundred of those alike were shorter than what a job is taken to need that is backfilled."""
 
 
-class State:
-    """Single owner, changed by `apply` only."""
+class State(Nodes):
+    """Single owner, changed by `apply` only: jobs and attempts here, and the nodes that they run on."""
 
     def __init__(self, policy: Policy | None = None, *, half_life_us: int = HALF_LIFE_US) -> None:
         """Nothing has happened yet.
@@ -85,37 +71,18 @@ class State:
             policy: how waiting and running jobs are indexed; `decide` changes it when asked to use another.
             half_life_us: after so long, what a queue borrowed speaks half as much against it.
         """
+        super().__init__(half_life_us)
         self.policy = policy or Policy()
-        self.journal = Journal()
         self.draining = False
         self.jobs: dict[JobId, JobRecord] = {}
-        self.attempts: dict[JobId, Attempt] = {}
-        self.nodes: dict[str, NodeRecord] = {}
-        self.leased: dict[str, Used] = {}  # of nodes: what is leased
-        self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
-        self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
-        self.spoken: dict[str, int] = {}  # of nodes: GPUs being vacated for somebody, not in `soon`; alike empty
-        self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
         self.owed: dict[JobId, None] = {}  # jobs that wait for what borrowers give back
         self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
         self.elastic: dict[JobId, None] = {}  # live attempts that run on fewer GPUs than their jobs asked for
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
-        self.went_down: dict[str, int] = {}  # nodes that failed before the newest failure by less than the window, when
-        self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
-        self.index = FreeIndex()  # what is free
-        self.soon = FreeIndex(self.index.mix)  # and what is being vacated for nobody
-        self.vacated = FreeIndex(self.index.mix)  # and what is being vacated, for whomever
-        self._bare: dict[
-            str, tuple[Entry, Entry]
-        ] = {}  # of nodes: free, and with what is being vacated; claimed or not
         self.waiting = Waiting(self.journal)
-        self.running = Running(self.journal)
-        self.quotas = Quotas(half_life_us=half_life_us)
         self.history = History()  # of run times
         self.rest: Any = None  # what `decide` remembers of having found nothing more to do
-        self.news = 0  # how often something happened after which a cycle may decide something
         self.newest: Event | None = None  # what that was the last time
-        self.gains = 0  # how often something became free, or somebody's turn changed by more than time
         self.vain = Vain()  # what the last cycle tried in vain
         self.what_if, self.mark, self.take_back = self.journal.what_if, self.journal.mark, self.journal.take_back
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -165,39 +132,6 @@ class State:
             self._reindex(name)
         self._heard()
 
-    def release(self, now_us: int) -> None:
-        """Quarantines that are over by then."""
-        while self.quarantines and self.quarantines[0][0] <= now_us:
-            until_us, name = self.quarantines[0]
-            self.journal.remove(self.quarantines, (until_us, name))
-            self._set_node(replace(self.nodes[name], quarantined_until_us=0), until_us)
-
-    def claim(self, leases: Iterable[Lease]) -> None:
-        """Keep these GPUs from everybody else for the rest of a cycle; inside `what_if` only."""
-        self.journal.mark()
-        for lease in leases:
-            self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
-            self._shade(lease.node)
-
-    def speak_for(self, name: str, mask: int) -> None:
-        """These GPUs of a node, which are being vacated, are not open in `soon`: they leave for somebody."""
-        self.journal.put(self.spoken, name, mask)
-        self._shade(name)
-
-    def disclaim(self, leases: Iterable[Lease]) -> None:
-        """They are open again."""
-        for lease in leases:
-            self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
-            self._shade(lease.node)
-
-    def open_all(self) -> None:
-        """Nothing is claimed or spoken for any more."""
-        names = dict.fromkeys((*self.claimed, *self.spoken))
-        for name in names:
-            self.journal.drop(self.claimed, name)
-            self.journal.drop(self.spoken, name)
-            self._shade(name)
-
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
         return {
@@ -225,14 +159,6 @@ class State:
             "history": self.history.value(),
             "news": self.news,
         }
-
-    def _heard(self, *, gain: bool = True) -> None:
-        self.journal.note(self._unheard, self.news, self.gains)
-        self.news += 1
-        self.gains += gain
-
-    def _unheard(self, news: int, gains: int) -> None:
-        self.news, self.gains = news, gains
 
     def _drain(self, draining: bool) -> None:
         self.journal.note(setattr, self, "draining", self.draining)
@@ -299,113 +225,6 @@ class State:
         self.journal.put(self.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
         self._heard()
 
-    # -- nodes -----------------------------------------------------------------------------------------------
-
-    def _node_up(self, event: NodeUp) -> None:
-        known = self.nodes.get(event.node.name)
-        if known is None:
-            self._set_node(NodeRecord(node=event.node), event.at_us)
-        elif event.node.epoch >= known.node.epoch:
-            # The same agent again describes a change of its GPUs; what the cloud announced still holds.
-            same = event.node.epoch == known.node.epoch
-            reclaimed_us = known.reclaimed_us if same else None
-            record = replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us)
-            self._set_node(record, event.at_us)
-
-    def _node_down(self, event: NodeDown) -> None:
-        known = self.nodes.get(event.node)
-        if known is None or event.epoch < known.node.epoch:
-            return
-        downs = known.downs
-        if known.up and known.reclaimed_us is None:
-            downs = (*(at_us for at_us in downs if at_us > event.at_us - FLAPS_WITHIN_US), event.at_us)
-        until_us = known.quarantined_until_us
-        if len(downs) >= FLAPS and downs != known.downs:
-            if until_us:
-                self.journal.remove(self.quarantines, (until_us, event.node))
-            until_us = event.at_us + QUARANTINE_US
-            self.journal.insert(self.quarantines, (until_us, event.node))
-        if downs != known.downs:
-            for name, at_us in list(self.went_down.items()):
-                if at_us <= event.at_us - FLAPS_WITHIN_US:
-                    self.journal.drop(self.went_down, name)
-            self.journal.put(self.went_down, event.node, event.at_us)
-        record = replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us)
-        self._set_node(record, event.at_us)
-
-    def _node_reclaimed(self, event: NodeReclaimed) -> None:
-        known = self.nodes.get(event.node)
-        if known is not None and event.epoch == known.node.epoch:
-            self._set_node(replace(known, reclaimed_us=event.deadline_us), event.at_us)
-            self._look_at(event.node)
-
-    def _node_draining(self, event: NodeDraining) -> None:
-        known = self.nodes.get(event.node)
-        if known is None:
-            return
-        if event.over:
-            self._set_node(replace(known, drained_by=None, evicts=False), event.at_us)
-            return
-        self._set_node(replace(known, drained_by=event.by, evicts=event.evict), event.at_us)
-        if event.evict:
-            self._look_at(event.node)
-
-    def _set_node(self, record: NodeRecord, at_us: int) -> None:
-        name = record.node.name
-        before, after = (
-            offered_by(each.node) if each is not None and each.stays else NOTHING
-            for each in (self.nodes.get(name), record)
-        )
-        self.journal.put(self.nodes, name, record)
-        if before != after:
-            self.quotas.resize(after.less(before), at_us)
-            self.journal.note(self.quotas.resize, before.less(after), at_us)
-        self._reindex(name)
-        self._heard()
-
-    def _look_at(self, name: str) -> None:
-        """What runs on the node needs attention."""
-        for job_id, attempt in self.attempts.items():
-            if any(lease.node == name for lease in attempt.held):
-                self.journal.put(self.attention, job_id, None)
-
-    def _reindex(self, name: str) -> None:
-        """Something about the node, or about what is leased or being vacated there, has changed."""
-        self._bare.pop(name, None)
-        self._shade(name)
-
-    def _shade(self, name: str) -> None:
-        """What is claimed there or spoken for may have changed."""
-        record = self.nodes[name]
-        if record.stays:
-            bare = self._bare.get(name)
-            if bare is None:
-                entry = entry_of(record.node, self.leased.get(name, _UNUSED))
-                leaving = self.vacating.get(name)
-                bare = self._bare[name] = (entry, entry.plus(leaving) if leaving else entry)
-            entry, all_ = bare
-            kept, spoken = self.claimed.get(name, 0), self.spoken.get(name, 0)
-            if kept:
-                entry, all_ = entry.without(kept), all_.without(kept)
-            before = self._put(name, (entry, all_.without(spoken) if spoken else all_, all_))
-        else:
-            before = self._put(name, (None, None, None))
-        self.journal.note(self._put_back, name, before)
-
-    def _put_back(self, name: str, before: _Entries) -> None:
-        self._bare.pop(name, None)
-        self._put(name, before)
-
-    def _put(self, name: str, entries: _Entries) -> _Entries:
-        """Set a node's entries: what is free, what will be for anybody, what will be; returns those that were there."""
-        free, open_, all_ = entries
-        before = (self.index.put(name, free), self.soon.put(name, open_), self.vacated.put(name, all_))
-        if all_ is None:
-            self.running.set_node(name, None, 0, 0)
-        else:
-            self.running.set_node(name, all_.kind, all_.free.bit_count(), all_.usable)
-        return before
-
     # -- queues ----------------------------------------------------------------------------------------------
 
     def _queues_set(self, event: QueuesSet) -> None:
@@ -441,7 +260,7 @@ class State:
             limit_at_us=limit_at_us,
         )
         for lease in event.leases:
-            used = self.leased.get(lease.node, _UNUSED).plus(lease, record.job)
+            used = self.leased.get(lease.node, UNUSED).plus(lease, record.job)
             self.journal.put(self.leased, lease.node, used)
             self._reindex(lease.node)
         held = held_by(record.job, event.leases, prices)
@@ -592,6 +411,3 @@ class State:
         if returns:
             self.journal.put(self.returning, event.job_id, None)
         self._enqueue(queued)
-
-
-_UNUSED = Used()
