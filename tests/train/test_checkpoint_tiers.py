@@ -1,6 +1,7 @@
 """A checkpoint in several places: each has it whole, any intact copy serves, a bad one is repaired, and S3 is one."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from cordee.errors import CheckpointError, DestinationError
 from cordee.storage.audit import find, generations, verify
+from cordee.storage.base import remember
 from cordee.storage.chunks import write_chunk
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
@@ -164,6 +166,25 @@ def test_frozen_weights_cost_nothing_the_second_time(tmp_path) -> None:
         checkpointer.close()
     assert sizes[0] > 16_000_000
     assert all(size < 0.05 * sizes[0] for size in sizes[1:]), sizes
+
+
+def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(tmp_path) -> None:
+    near, home, base = (FileBlobs(tmp_path / name) for name in ("near", "home", "base"))
+    both, data = Tiers([near, home]), bytes(range(256)) * 8192
+    chunk, _ = write_chunk(both, data, save=1, epoch=1, known={})
+    known = {chunk.blake3: chunk}
+    for rotten in ((near,), (home,), (near, home)):
+        for tier in rotten:
+            flip(tier.root / chunk.key)
+        assert write_chunk(both, data, save=2, epoch=1, known=known, reread=True) == (chunk, False)
+        assert near.get(chunk.key) == home.get(chunk.key) == data
+    # What a base has lost the job gets for itself.
+    lent, _ = write_chunk(base, data, save=1, epoch=1, known={})
+    here = replace(lent, key=remember(home, str(base.root)) + lent.key)
+    assert write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}, reread=True) == (here, False)
+    flip(base.root / lent.key)
+    own, new = write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}, reread=True)
+    assert new and home.get(own.key) == data and base.get(lent.key) != data
 
 
 def test_two_jobs_rest_on_one_pinned_base_and_neither_writes_it(tmp_path) -> None:
