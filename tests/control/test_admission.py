@@ -1,7 +1,10 @@
 """Admission: what is refused, with which numbers, and what the scheduler is told of what is not."""
 
 import stat
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,14 @@ from cordee.errors import (
 from cordee.events import Capacity, Job, Node, Queue, Tier
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
+from cordee.plan.comms import gradient_s, tensor_layer_s
+from cordee.plan.layout import Layout, Training
+from cordee.schedule.entry import Used, entry_of
+from cordee.schedule.free import FreeIndex
+from cordee.schedule.place import place, pools
 from cordee.schedule.quotas import Quotas
 from cordee.units import parse_bytes_per_s
+from cordee.workload.load import load_shape
 from cordee.workload.spec import JobSpec
 
 SLOTS = Node(name="local", epoch=1, gpu_name="slot", gpus=4)
@@ -271,3 +280,74 @@ def test_without_queues_a_queue_is_a_name(tmp_path: Path) -> None:
 def test_an_elastic_job_needs_no_more_of_its_queue_than_its_least(tmp_path: Path) -> None:
     job = admitted(spec(tmp_path, queue="research", elastic={"at_least": 2}), H100, queues=QUEUES)
     assert job.gpus == 4 and job.sizes == (2,)
+
+
+def islands(*sizes: int) -> list[Node]:
+    """Nodes of so many GPUs, each one an island, the first of them in one rack and the last in another."""
+    names = [f"n{number}" for number in range(len(sizes))]
+    racks = [*["r1"] * (len(sizes) - 1), "r2"]
+    return [
+        replace(H100, name=name, gpus=gpus, domain=(rack,))
+        for name, gpus, rack in zip(names, sizes, racks, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "node", "unit"),
+    [
+        ("tp=8,pp=2", H100, 8),
+        ("tp=2,pp=2", H100, 8),  # four groups: as many as the island holds
+        ("tp=4,pp=2", replace(H100, island_gpus=4), 4),
+        ("tp=4,pp=2", replace(H100, gpus=6), 4),
+        ("tp=2,cp=2", replace(H100, gpus=6), 4),
+        ("tp=8", replace(H100, gpus=16, island_gpus=4), None),  # no island holds it
+        ("fsdp16", H100, None),
+    ],
+)
+def test_the_ranks_of_a_layout_that_talk_in_every_layer_are_not_divided(
+    tmp_path: Path, layout: str, node: Node, unit: int | None
+) -> None:
+    model = {"name": "llama-3-8b", "seq": 8192, "global_batch": 16, "layout": layout}
+    nodes = [replace(node, name=f"n{number}") for number in range(4)]
+    assert admitted(spec(tmp_path, gpus=16, model=model), *nodes).unit_gpus == unit
+    assert admitted(spec(tmp_path, gpus=16, model=model, place={"unit": 2}), *nodes).unit_gpus == 2
+
+
+def traffic_s(islands_of_ranks: Sequence[str], layout: Layout) -> float:
+    """Seconds of a step's tp and dp traffic if the ranks lie so: each kind is as slow as its most divided group."""
+    gpu, shape = load_catalogue().find_gpu("H100"), load_shape("llama-3-8b")
+    training = Training(seq_tokens=8192, global_batch=12)
+
+    def near(groups: Sequence[Sequence[int]]) -> int:
+        """The fewest members of a group that an island holds of it."""
+        return min(min(Counter(islands_of_ranks[rank] for rank in group).values()) for group in groups)
+
+    ranks, tp = range(layout.gpus), layout.tp
+    inside = near([ranks[first : first + tp] for first in ranks[::tp]])
+    among = near([ranks[first::tp] for first in range(tp)]) * tp
+    tensor_s, data_s = (replace(gpu, island_gpus=size, gpus_per_node=size) for size in (inside, among))
+    layers_s = 4 * shape.layers * tensor_layer_s(shape, tensor_s, layout, training)
+    return float(layers_s + gradient_s(data_s, layout, 2 * shape.parameters / tp))
+
+
+@pytest.mark.parametrize(("sizes", "gpus"), [((6, 6, 4), 12), ((4, 6, 8), 12), ((8, 4, 4), 8), ((6, 8, 2), 8)])
+def test_of_all_places_in_unequal_islands_a_layout_gets_one_of_least_communication(
+    tmp_path: Path, sizes: tuple[int, ...], gpus: int
+) -> None:
+    nodes = islands(*sizes)
+    model = {"name": "llama-3-8b", "seq": 8192, "global_batch": 12, "layout": f"tp=4,dp={gpus // 4}"}
+    job = admitted(spec(tmp_path, gpus=gpus, model=model), *nodes)
+    index = FreeIndex()
+    for node in nodes:
+        index.put(node.name, entry_of(node, Used()))
+    leases = place(index, job, pools(job, index.kinds))
+    assert leases is not None
+    layout = Layout(tp=4, dp=gpus // 4)
+    chosen_s = traffic_s([lease.node for lease in leases for _ in lease.gpus], layout)
+    every_s = [
+        traffic_s([name for name, count in zip(order, counts, strict=True) for _ in range(count)], layout)
+        for order in permutations([node.name for node in nodes])
+        for counts in product(*(range(sizes[int(name[1:])] + 1) for name in order))
+        if sum(counts) == gpus
+    ]
+    assert chosen_s == min(every_s) < max(every_s)

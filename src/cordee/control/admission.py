@@ -13,6 +13,7 @@ from cordee.errors import CatalogueError, LayoutError, ScriptError, SpecError, T
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.ids import JobId
+from cordee.plan.layout import near_ranks, parse_layout
 from cordee.plan.search import Verdict, check_fit, training_for
 from cordee.plan.survive import ASSUMED_START_S, Survival, survival
 from cordee.schedule.queues import DEFAULT, near
@@ -125,7 +126,7 @@ def admit(
     if spec.elastic != Elastic():
         smaller = ", ".join(map(str, sizes)) or "no fewer"
         notes.append(f"it is elastic: {spec.gpus} GPUs, or {smaller}")
-    job = replace(_job(spec, job_id, owner, kind, expected), sizes=sizes)
+    job = replace(_job(spec, job_id, owner, kind, expected), sizes=sizes, unit_gpus=_unit_gpus(spec, eligible))
     never = quotas.never(job, min((job.gpus, *sizes)))
     if never is not None:
         raise TooLargeError(never, hint="ask for less, or for another queue: `cordee queues` shows them")
@@ -365,11 +366,28 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
         gpu_milli=spec.gpu_milli,
         cpu_milli=_cpu_milli(spec),
         memory_bytes=spec.memory_bytes or 0,
-        unit_gpus=spec.place.unit,
         within=spec.place.within,
         estimate_us=None if spec.estimate_s is None else _us(spec.estimate_s),
         preemptions_max=spec.limit.preemptions,
     )
+
+
+def _unit_gpus(spec: JobSpec, eligible: Sequence[Node]) -> int | None:
+    """What must lie in one island: as asked for; else by the layout as many undivided groups as an island holds.
+
+    Of unequal islands the smallest that holds a group decides. None: as much of the gang as a node holds.
+    """
+    if spec.place.unit is not None or spec.model is None or spec.model.layout is None:
+        return spec.place.unit
+    wanted = parse_layout(spec.model.layout)
+    units = []
+    for node in eligible:
+        usable = node.gpus - len(node.unavailable)
+        island_gpus = min(node.island_gpus or usable, usable)
+        group = near_ranks(wanted, island_gpus)
+        if group > 1:
+            units.append(island_gpus // group * group)
+    return min((spec.gpus, *units)) if units else None
 
 
 def _us(seconds: float) -> int:

@@ -454,6 +454,21 @@ class LayoutWanted:
         )
 
 
+def near_ranks(wanted: LayoutWanted, island_gpus: int) -> int:
+    """So many neighbouring ranks talk in every layer, and are not divided: experts and tp x cp, else tp x cp, else tp.
+
+    The most that an island of so many GPUs holds; 1 if it holds no group of tp. pp and dp go outward.
+
+    >>> wanted = LayoutWanted(tp=2, cp=2, ep=8, etp=1)
+    >>> [near_ranks(wanted, gpus) for gpus in (8, 4, 2, 1)]
+    [8, 4, 2, 1]
+    """
+    tp, cp = wanted.tp or 1, wanted.cp or 1
+    experts = (wanted.ep or 1) * (tp if wanted.etp is None else wanted.etp)
+    sizes = {tp, tp * cp, *([experts] if experts % (tp * cp) == 0 else [])}
+    return max((size for size in sizes if size <= island_gpus), default=1)
+
+
 def parse_layout(text: str) -> LayoutWanted:
     """What `tp=8,pp=2` asks for, or `tp8 pp2 dp4 zero1 mb2 full` as it is printed. `fsdp` means dp with ZeRO-3.
 
