@@ -7,6 +7,7 @@ import pytest
 from cordee.events import Capacity, NodeDown, Queue, QueuesSet, ServerUp
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide, enact
+from cordee.schedule import consider as consider_module
 from cordee.schedule import cycle as cycle_module
 from world import S, World, brief, job, node, share_ended
 
@@ -164,7 +165,7 @@ def test_kept_gpus_of_one_capacity_are_not_taken_by_a_gang_of_both():
 
 def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeypatch):
     world = World(node("n1"), job("bad", 3), job("good", 2))
-    place = cycle_module.place
+    place = consider_module.place
 
     def broken(index, asking, candidates, **more):
         if asking.job_id == "bad":
@@ -172,7 +173,7 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
             raise ZeroDivisionError
         return place(index, asking, candidates, **more)
 
-    monkeypatch.setattr(cycle_module, "place", broken)
+    monkeypatch.setattr(consider_module, "place", broken)
     before = world.state.snapshot()
     decision = decide(world.state, 0)
     assert brief(decision.events) == ["place good n1:2"]
