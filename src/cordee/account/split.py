@@ -18,6 +18,9 @@ class Class(StrEnum):
     UNREPORTED = "unreported"
 
 
+_CLASSES = tuple(Class)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """GPU-microseconds or micro-dollars by class."""
@@ -71,7 +74,8 @@ def rounded(numerators: Mapping[Class, int], denominator: int) -> Split:
     parts = {cls: amount // denominator for cls, amount in numerators.items()}
     missing = sum(numerators.values()) // denominator - sum(parts.values())
     if missing:
-        by_remainder = sorted(Class, key=lambda cls: -(numerators.get(cls, 0) % denominator))
+        named = [cls for cls in _CLASSES if cls in numerators]
+        by_remainder = sorted(named, key=lambda cls: -(numerators[cls] % denominator))
         for cls in by_remainder[:missing]:
             parts[cls] += 1
     return Split.of(parts)

@@ -46,6 +46,8 @@ def host_share(job: Job, gpus: int) -> tuple[int, int]:
     >>> host_share(job, 4)
     (10004, 40)
     """
+    if not job.cpu_milli and not job.memory_bytes:
+        return 0, 0
     parts, share = max(1, job.gpus), max(1, gpus)
     return share * -(-job.cpu_milli // parts), share * -(-job.memory_bytes // parts)
 

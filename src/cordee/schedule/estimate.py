@@ -8,6 +8,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterator
 
 from cordee.events import Job
+from cordee.schedule.journal import remove_from
 
 Key = tuple[object, ...]
 
@@ -32,7 +33,7 @@ class History:
             newest, ascending = self._newest.setdefault(key, []), self._sorted.setdefault(key, [])
             oldest = newest.pop(0) if len(newest) == KEPT else None
             if oldest is not None:
-                ascending.remove(oldest)
+                remove_from(ascending, oldest)
             newest.append(ran_us)
             insort(ascending, ran_us)
             undo.append((key, ran_us, oldest))

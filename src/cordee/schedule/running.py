@@ -79,9 +79,9 @@ class Columns(dict[str, Any]):
 
     def drop(self, row: int) -> None:
         """Take a row out."""
-        old = {name: column[row] for name, column in self.columns.items()}
+        if self._journal.keeps:
+            self._journal.note(self._restore, row, {name: column[row] for name, column in self.columns.items()})
         self._drop(row)
-        self._journal.note(self._restore, row, old)
 
     def set(self, name: str, row: int, value: Any) -> None:
         """Change one cell."""

@@ -168,7 +168,7 @@ class Metrics:
         self._up: dict[str, Node] = {}
         self._prices: dict[str, int] = {}
         self._milli = self._held = self._n_waiting = self._smallest = 0
-        self._waiting: Counter[int] = Counter()
+        self._waiting: dict[int, int] = {}  # who asks for so much
         self._since_us = self._last_end_us = 0
         self._first_us = -1
         self._sums = self._at_end = (0, 0, 0)  # thousandths of GPU time: there, held, fragmented
@@ -309,8 +309,8 @@ class Metrics:
     def _wait(self, milli: int, sign: int) -> None:
         waiting = self._waiting
         self._n_waiting += sign
-        waiting[milli] += sign
-        if not waiting[milli]:
+        left = waiting[milli] = waiting.get(milli, 0) + sign
+        if not left:
             del waiting[milli]
             if milli == self._smallest:
                 self._smallest = min(waiting, default=0)
