@@ -143,9 +143,10 @@ class Considering:
         if not self.state.quotas.queues:
             return None
         refusal = self.state.quotas.admits(record.job, self.now_us, gpus)
-        if refusal is not None and gpus is None:
-            self.refusals[record.job.job_id] = refusal
+        if refusal is not None:
             self._wake(refusal.until_us)
+            if gpus is None:
+                self.refusals[record.job.job_id] = refusal
         return refusal
 
     def _place(
