@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 from elastic_rank import GLOBAL_BATCH, LEGS, SAMPLES, STEPS
-from forked import run_script
 
 from cordee.train.data.order import Order
+from forked import run_script
 
 
 @pytest.mark.gang

@@ -6,12 +6,12 @@ from typing import Any
 
 import layout_rank
 import pytest
-from forked import run_script
 
 from cordee.storage.files import FileBlobs
 from cordee.storage.generations import commit_of
 from cordee.storage.log import live_commits, read_entries
 from cordee.train.checkpoint.checkpointer import Checkpointer
+from forked import run_script
 
 SCRIPT = Path(__file__).with_name("layout_rank.py")
 # The layouts as they are saved, and those that load them.
