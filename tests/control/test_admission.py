@@ -313,6 +313,46 @@ def test_the_ranks_of_a_layout_that_talk_in_every_layer_are_not_divided(
     assert admitted(spec(tmp_path, gpus=16, model=model, place={"unit": 2}), *nodes).unit_gpus == 2
 
 
+@pytest.mark.parametrize(
+    ("sizes", "up", "unit", "parts"),
+    [
+        ((8, 8, 6), 3, 2, [8, 8]),
+        ((8, 8, 6), 2, 2, [8, 8]),  # the smallest is down
+        ((8, 8, 4), 3, 4, [8, 8]),
+    ],
+)
+def test_the_unit_of_a_layout_packs_into_every_island(
+    tmp_path: Path, sizes: tuple[int, ...], up: int, unit: int, parts: list[int]
+) -> None:
+    model = {"name": "llama-3-8b", "seq": 8192, "global_batch": 16, "layout": "tp=2,dp=8"}
+    hurt = [replace(H100, name=f"n{number}", unavailable=tuple(range(size, 8))) for number, size in enumerate(sizes)]
+    for nodes in (hurt, islands(*sizes)):
+        job = admitted(spec(tmp_path, gpus=16, model=model), *nodes)
+        assert job.unit_gpus == unit
+        assert placed(job, nodes[:up]) == parts
+
+
+def test_the_unit_of_a_layout_is_that_of_the_kinds_that_could_hold_the_job(tmp_path: Path) -> None:
+    model = {"name": "llama-3-8b", "seq": 8192, "global_batch": 16, "layout": "tp=2,dp=8"}
+    small = replace(H100, name="n9", gpu_name="NVIDIA A10", gpus=6)
+    nodes = [replace(H100, name="n0"), replace(H100, name="n1"), small]
+    job = admitted(spec(tmp_path, gpus=16, model=model), *nodes)
+    assert job.unit_gpus == 8 and placed(job, nodes) == [8, 8]
+    more = [replace(small, name=f"n{number}") for number in (7, 8)]
+    job = admitted(spec(tmp_path, gpus=16, model=model), *nodes, *more)  # either kind could hold it
+    assert job.unit_gpus == 2 and placed(job, nodes) == [8, 8]
+    assert placed(job, [small, *more]) == [6, 6, 4]
+
+
+def placed(job: Job, nodes: Sequence[Node]) -> list[int] | None:
+    """How many GPUs of each node the job gets where nothing is leased."""
+    index = FreeIndex()
+    for node in nodes:
+        index.put(node.name, entry_of(node, Used()))
+    leases = place(index, job, pools(job, index.kinds))
+    return None if leases is None else sorted((len(lease.gpus) for lease in leases), reverse=True)
+
+
 def traffic_s(islands_of_ranks: Sequence[str], layout: Layout) -> float:
     """Seconds of a step's tp and dp traffic if the ranks lie so: each kind is as slow as its most divided group."""
     gpu, shape = load_catalogue().find_gpu("H100"), load_shape("llama-3-8b")

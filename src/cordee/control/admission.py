@@ -4,8 +4,10 @@ import os
 import re
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from pathlib import Path
 
 from cordee.control.prices import SLOT
@@ -375,19 +377,22 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
 def _unit_gpus(spec: JobSpec, eligible: Sequence[Node]) -> int | None:
     """What must lie in one island: as asked for; else by the layout as many undivided groups as an island holds.
 
-    Of unequal islands the smallest that holds a group decides. None: as much of the gang as a node holds.
+    Of unequal islands what divides them all, so that it packs into each; those of a kind that could never hold the job
+    do not count. None: as much of the gang as a node holds.
     """
     if spec.place.unit is not None or spec.model is None or spec.model.layout is None:
         return spec.place.unit
     wanted = parse_layout(spec.model.layout)
-    units = []
+    gpus, unit = Counter[str](), 0
+    for node in eligible:
+        gpus[node.gpu_name] += node.gpus
     for node in eligible:
         usable = node.gpus - len(node.unavailable)
         island_gpus = min(node.island_gpus or usable, usable)
         group = near_ranks(wanted, island_gpus)
-        if group > 1:
-            units.append(island_gpus // group * group)
-    return min((spec.gpus, *units)) if units else None
+        if group > 1 and gpus[node.gpu_name] >= min((spec.gpus, *spec.sizes)):
+            unit = gcd(unit, island_gpus // group * group)
+    return min(spec.gpus, unit) or None
 
 
 def _us(seconds: float) -> int:
