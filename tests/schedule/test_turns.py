@@ -1,5 +1,7 @@
 """Whose turn it is inside a tier: levels of GPU time, minimum runs, patience, budgets; who moves, shrinks and grows."""
 
+from dataclasses import replace
+
 from cordee.events import (
     AttemptPlaced,
     CheckpointCommitted,
@@ -62,7 +64,8 @@ def committed(at_s: int, step: int) -> CheckpointCommitted:
 
 
 def crossing(*told: CheckpointCommitted, new_s: int = 7150, policy: Policy | None = None, **more) -> World:
-    """`old` goes down to a level of its own at 7,200 s; it cannot save in its grace. `new` waits from 7,150 s on."""
+    """`old` goes down a level at 7,200 s, the first; it cannot save in its grace. `new` waits from 7,150 s on."""
+    policy = replace(policy or Policy(), levels_gpu_us=(16 * HOUR_S * S,))
     world = World(node("n1"), job("old", 8, **SLOW | more), policy=policy, work={"old": 10**6})
     world.play(until_s=100).tell(*told).at(new_s)
     world.tell(job("new", 8, at_us=world.now_us))
@@ -82,14 +85,46 @@ def test_who_loses_its_turn_just_before_its_checkpoint_keeps_its_place_until_tha
 
 
 def test_nobody_keeps_its_place_for_a_checkpoint_that_does_not_come_and_silence_gains_nothing():
-    for told in ((), (committed(5580, 1),)):
-        world = crossing(*told)
-        assert brief(world.at(7320).cycle()) == []
-        assert brief(world.at(7440).cycle()) == ["notice old share for new"]
+    world = crossing(committed(5580, 1))
+    assert brief(world.at(7320).cycle()) == []
+    assert brief(world.at(7440).cycle()) == ["notice old share for new"]
+    assert brief(crossing().at(7260).cycle()) == ["notice old share for new"]  # it told of none in its first interval
+    assert brief(crossing(committed(5200, 1)).at(7260).cycle()) == ["notice old share for new"]  # and of none for one
     # Whose next checkpoint is far, whose turn was over for an interval, and who writes none, keeps nothing.
     assert brief(crossing(committed(6600, 1)).at(7260).cycle()) == ["notice old share for new"]
     assert brief(crossing(committed(7380, 1), new_s=8900).at(9000).cycle()) == ["notice old share for new"]
     assert brief(crossing(protected=False).at(7260).cycle()) == ["notice old share for new"]
+
+
+def test_a_place_is_kept_once_for_a_minimum_run_at_most_however_long_an_interval_is_declared():
+    """With 8 GPUs it goes down a level at 450 s, 7,200 s and 28,800 s; half of its interval has passed at each."""
+    for every_s, kept_s in ((780, (480, 1000)), (7 * 86_400, ())):
+        for new_s in (400, 7_150, 28_750, int(3.6 * 86_400), int(6.9 * 86_400)):
+            world = World(node("n1"), job("old", 8, **SLOW | {"checkpoint_every_us": every_s * S}), work={"old": 10**6})
+            world.play(until_s=100).at(new_s)
+            world.tell(job("new", 8, at_us=world.now_us))
+            for at_s in (new_s + 200, new_s + 620):
+                is_kept = bool(kept_s) and kept_s[0] <= at_s < kept_s[1]
+                assert (brief(decide(world.at(at_s).state, at_s * S).events) == []) is is_kept, (every_s, new_s, at_s)
+    world = crossing(committed(3300, 1), checkpoint_every_us=7000 * S)
+    decision = decide(world.at(7260).state, world.now_us)
+    assert decision.events == () and decision.wake_at_us == 9000 * S  # not 10,360
+
+
+def test_who_waited_too_long_does_not_wait_for_a_checkpoint():
+    world = crossing(committed(5580, 1), policy=Policy(patience_us=100 * S, patience_share=1.0))
+    assert brief(world.at(7240).cycle()) == []
+    assert brief(world.at(7260).cycle()) == ["notice old share for new"]
+
+
+def test_who_waits_for_a_checkpoint_is_told_whose_and_for_how_long():
+    world = crossing(committed(5580, 1)).at(7300)
+    before = world.state.snapshot(), world.state.policy
+    why = explain(world.state, JobId("new"), world.now_us)
+    assert (why.reason, why.blocking, why.until_us) == ("waits-for-checkpoint", ("old",), 7440 * S)
+    assert "old keeps its place until its next checkpoint is durable, 2m20s more at most" in why.text
+    assert (world.state.snapshot(), world.state.policy) == before
+    assert brief(world.cycle()) == [] and brief(world.at(7440).cycle()) == ["notice old share for new"]
 
 
 def test_a_higher_tier_and_a_quota_do_not_wait_for_checkpoints():

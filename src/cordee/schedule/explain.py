@@ -4,7 +4,7 @@ The answer for a waiting job comes from running the cycle itself, so it cannot d
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cordee.events import AttemptPlaced, Behind, Capacity, Job, Lease, NoticeGiven, RankBehind
@@ -18,6 +18,7 @@ from cordee.schedule.records import Attempt, JobRecord, Phase
 from cordee.schedule.running import NEVER
 from cordee.schedule.share import is_below
 from cordee.schedule.state import State
+from cordee.schedule.vain import Vain
 from cordee.schedule.view import Pool
 from cordee.units import US_PER_S, format_duration
 
@@ -37,6 +38,7 @@ class Reason(StrEnum):
     NO_SUCH_GPU = "no-such-gpu"
     TOO_LARGE = "too-large"  # for the nodes that are up
     WAITS_FOR_VICTIMS = "waits-for-victims"  # GPUs are being vacated, and will be its own
+    WAITS_FOR_CHECKPOINT = "waits-for-checkpoint"  # it may push jobs that are kept until they have saved
     WAITS_FOR_MINIMUM_RUN = "waits-for-minimum-run"  # it may push jobs that were pushed before, but not yet
     RESERVED_FOR_OTHER = "reserved-for-other"  # enough are free, and kept for a gang before it
     SPLIT = "split"  # enough are free, but not of one kind
@@ -156,6 +158,9 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         leaving = _leaving_of(state, cycle.claims.get(job.job_id, ()))
     if leaving:
         return _for_victims(state, record, leaving, now_us)
+    kept = _kept_from(state, job, now_us)
+    if kept:
+        return _for_checkpoint(state, record, kept, now_us)
     if refusal is not None:
         return _refused(state, record, refusal)
     return _for_gpus(state, record, candidates, cycle, now_us)
@@ -206,6 +211,36 @@ def _for_victims(state: State, record: JobRecord, leaving: list[Attempt], now_us
     if until_us is not None:
         text += f" within {format_duration(max(0, until_us - now_us) / US_PER_S)}"
     return _say(record, Reason.WAITS_FOR_VICTIMS, text, gpus_free=free, blocking=blocking, until_us=until_us)
+
+
+def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
+    """Attempts that the cycle would push for the job if nobody were kept for a checkpoint, and until when they are."""
+    kept_us = state.running.kept_until_us(now_us, state.policy)
+    kept = {job_id: int(kept_us[row]) for job_id, row in state.running.row_of.items() if kept_us[row] > now_us}
+    if not kept:
+        return []
+    with state.what_if():
+        for name, value in (("policy", replace(state.policy, awaits_checkpoint=False)), ("vain", Vain())):
+            state.journal.note(setattr, state, name, getattr(state, name))
+            setattr(state, name, value)
+        cycle = Cycle(state, now_us)
+        cycle.run()
+    pushed = {event.job_id for event in cycle.events if isinstance(event, NoticeGiven) and event.for_job == job.job_id}
+    return sorted((until_us, job_id) for job_id, until_us in kept.items() if job_id in pushed)
+
+
+def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId]], now_us: int) -> Explanation:
+    blocking, until_us = tuple(job_id for _, job_id in kept), kept[-1][0]
+    free = max(sum(state.index.free(kind) for kind in pool) for pool in pools(record.job, state.index.kinds))
+    text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; {_and(blocking)} "
+    text += (
+        "keeps its place until its next checkpoint is"
+        if len(kept) == 1
+        else "keep theirs until their next checkpoints are"
+    )
+    text += f" durable, {format_duration((until_us - now_us) / US_PER_S)} more at most"
+    more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
+    return _say(record, Reason.WAITS_FOR_CHECKPOINT, text, **more)
 
 
 def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cycle: Cycle, now_us: int) -> Explanation:

@@ -146,7 +146,9 @@ class Pushing:
         if power.standing is None or attempt.job.tier is not record.job.tier:
             return False
         worse = int(self.victims.standing()[row]) > power.standing
-        return worse and bool(self.victims.turn_over()[row]) and attempt.job.priority <= record.job.priority
+        return (
+            worse and bool(self.victims.turn_over(power.standing)[row]) and attempt.job.priority <= record.job.priority
+        )
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         """Give notice to all of them and see what comes of it; elastic ones start smaller on what is left."""

@@ -147,9 +147,11 @@ class Victims:
             self._standing = self._state.running.standings(self._now_us, levels)
         return self._standing
 
-    def turn_over(self) -> Any:
-        """Of each row, whether its own tier may push it now if it stands worse."""
+    def turn_over(self, standing: int) -> Any:
+        """Of each row, whether its own tier may push it now if it stands worse; who waited too long waits no longer."""
         self._refresh()
+        if standing < 0:
+            return self._state.running.rows["shares_from_us"] <= self._now_us
         if self._turn_over is None:
             running, now_us = self._state.running, self._now_us
             over = running.rows["shares_from_us"] <= now_us
@@ -165,7 +167,7 @@ class Victims:
         rested = rows["rests_until_us"] <= now_us
         allowed = (rows["tier"] > power.tier) & rested
         if power.standing is not None:
-            turn = (rows["tier"] == power.tier) & self.turn_over()
+            turn = (rows["tier"] == power.tier) & self.turn_over(power.standing)
             allowed |= turn & (rows["priority"] <= power.priority) & (self.standing() > power.standing)
         if power.borrowers:
             allowed |= self._of_queues(power.borrowers) & rested
