@@ -9,8 +9,8 @@ import torch
 
 from cordee.errors import CheckpointError, DestinationError
 from cordee.storage.audit import find, generations, verify
-from cordee.storage.base import remember
-from cordee.storage.chunks import write_chunk
+from cordee.storage.base import owner_of, remember
+from cordee.storage.chunks import has_decayed, write_chunk
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
 from cordee.storage.generations import check_generation, pin, sweep_near
@@ -173,17 +173,21 @@ def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(t
     both, data = Tiers([near, home]), bytes(range(256)) * 8192
     chunk, _ = write_chunk(both, data, save=1, epoch=1, known={})
     known = {chunk.blake3: chunk}
-    for rotten in ((near,), (home,), (near, home)):
-        for tier in rotten:
+    for harmed in ((near,), (home,), (near, home)):
+        for tier in harmed:
             flip(tier.root / chunk.key)
-        assert write_chunk(both, data, save=2, epoch=1, known=known, reread=True) == (chunk, False)
-        assert near.get(chunk.key) == home.get(chunk.key) == data
+        rotten = {(tier, chunk.key) for tier in both.tiers if has_decayed(tier, chunk, chunk.key)}
+        assert {tier for tier, _ in rotten} == set(harmed)
+        assert write_chunk(both, data, save=2, epoch=1, known=known, rotten=rotten) == (chunk, False)
+        assert near.get(chunk.key) == home.get(chunk.key) == data and not rotten
     # What a base has lost the job gets for itself.
     lent, _ = write_chunk(base, data, save=1, epoch=1, known={})
     here = replace(lent, key=remember(home, str(base.root)) + lent.key)
-    assert write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}, reread=True) == (here, False)
+    assert write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}) == (here, False)
     flip(base.root / lent.key)
-    own, new = write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}, reread=True)
+    owner, key = owner_of(home, here.key)
+    assert has_decayed(owner, here, key)
+    own, new = write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}, rotten={(owner, key)})
     assert new and home.get(own.key) == data and base.get(lent.key) != data
 
 

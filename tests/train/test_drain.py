@@ -1,5 +1,6 @@
 """The drain and retention: commits, deaths at every named point, full disks, zombies, gc beside a running save."""
 
+import errno
 import json
 import mmap
 import os
@@ -89,10 +90,10 @@ class Bench:
         self.blobs = blobs or FileBlobs(folder)
         self.drain = Drain(self.setup, self.blobs, self.events.append, lambda slot, size: memoryview(self.memory))
 
-    def save(self, save: int, step: int) -> list[str]:
+    def save(self, save: int, step: int, **more) -> list[str]:
         before = len(self.events)
         self.memory, command = capture(save, step, self.setup.rank, self.setup.world_size)
-        self.drain.save(command)
+        self.drain.save(command | more)
         return [event["event"] for event in self.events[before:]]
 
 
@@ -156,20 +157,84 @@ def test_a_bit_that_rots_in_what_is_used_again_is_healed_for_all_generations(tmp
     assert [key for key in bench.blobs.list(CHUNKS) if bench.blobs.get(key) == FROZEN] == [frozen]
 
 
+def frozen_chunk(blobs: FileBlobs) -> str:
+    (key,) = [key for key in blobs.list(CHUNKS) if blobs.get(key) == FROZEN]
+    return key
+
+
+def reads_of(blobs: FileBlobs, seen=lambda key: None) -> list[str]:
+    """The keys that are read from the disk, from now on."""
+    read, read_blocks = [], blobs.read_blocks
+
+    def noting(key, *args, from_disk=False, **how):
+        if from_disk:
+            read.append(key)
+            seen(key)
+        return read_blocks(key, *args, from_disk=from_disk, **how)
+
+    blobs.read_blocks = noting
+    return read
+
+
 def test_what_is_used_again_is_read_again_at_a_bounded_rate(tmp_path) -> None:
     bench = Bench(open_log(tmp_path), tmp_path)
     bench.save(1, 1)
-    (frozen,) = [key for key in bench.blobs.list(CHUNKS) if bench.blobs.get(key) == FROZEN]
-    read, read_blocks = [], bench.blobs.read_blocks
-
-    def counting(key, *args, from_disk=False, **how):
-        read.extend([key] * from_disk)
-        return read_blocks(key, *args, from_disk=from_disk, **how)
-
-    bench.blobs.read_blocks = counting
+    frozen = frozen_chunk(bench.blobs)
+    read = reads_of(bench.blobs)
     for save in range(2, 2 + 2 * REREAD_SAVES):
         bench.save(save, save)
     assert read.count(frozen) == 2 and len(read) == 2 + 2 * 2 * REREAD_SAVES, "and each new chunk once"
+
+
+def test_each_store_is_read_again_once_in_so_many_saves_that_reach_it(tmp_path) -> None:
+    to = f"{tmp_path}/near,{tmp_path}/far"
+    bench = Bench(open_log(to), to, open_blobs(to))
+    bench.save(1, 1)
+    near, far = bench.blobs.tiers
+    frozen, reads = frozen_chunk(far), [reads_of(near), reads_of(far)]
+    for save in range(2, 2 + 2 * REREAD_SAVES):
+        bench.save(save, save, lacks=save % 2)
+    assert [read.count(frozen) for read in reads] == [2, 1]
+
+
+def test_nobody_waits_for_what_is_read_again(tmp_path) -> None:
+    """Only what is committed is read again; never behind the last of an attempt, nor while the next save waits."""
+    bench = Bench(open_log(tmp_path), tmp_path)
+    bench.save(1, 1)
+    frozen = frozen_chunk(bench.blobs)
+    told = []
+    read = reads_of(bench.blobs, lambda key: key == frozen and told.append(bench.events[-1]))
+    for save in range(2, 2 + REREAD_SAVES):
+        bench.save(save, save, ending="left")
+    bench.drain.busy = lambda: True
+    for save in range(2 + REREAD_SAVES, 2 + 2 * REREAD_SAVES):
+        bench.save(save, save)
+    assert frozen not in read
+    bench.drain.busy = lambda: False
+    for save in range(2 + 2 * REREAD_SAVES, 2 + 3 * REREAD_SAVES):
+        bench.save(save, save)
+    assert [event["event"] for event in told] == ["collected"]
+
+
+@pytest.mark.parametrize("why", [errno.ETIMEDOUT, errno.EIO])
+def test_a_store_that_is_away_has_not_decayed_and_a_sector_that_cannot_be_read_has(tmp_path, why) -> None:
+    bench = Bench(open_log(tmp_path), tmp_path)
+    bench.save(1, 1)
+    frozen, put, puts = frozen_chunk(bench.blobs), bench.blobs.put, []
+
+    def unreadable(key) -> None:
+        if key == frozen and not puts:
+            raise DestinationError(f"cannot read {key}") from OSError(why, os.strerror(why))
+
+    def noting(key, data) -> None:
+        puts.append(key)
+        put(key, data)
+
+    bench.blobs.put = noting
+    read = reads_of(bench.blobs, unreadable)
+    for save in range(2, 2 + REREAD_SAVES + 1):
+        assert bench.save(save, save) == ["written", "committed", "collected"]
+    assert frozen in read and puts == [frozen] * (why == errno.EIO)
 
 
 def test_chunks_of_an_unfinished_gc_count_as_absent(tmp_path) -> None:
@@ -409,18 +474,6 @@ def test_killed_at_a_point_the_newest_committed_generation_verifies(tmp_path, at
 def test_the_same_in_an_object_store_on_a_bad_network(s3, at, newest) -> None:
     with s3.failing(s3.by_chance(int(newest), 0.03)):
         killed_at("s3://bucket/run", at, newest)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 32 MiB of its own."""
-    at = tmp_path / "disk"
-    at.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(at)]
-    if os.geteuid() or subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("a small file system needs root and mount()")
-    yield at
-    subprocess.run(["umount", "-l", str(at)], check=True)
 
 
 def fill(disk) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from forks import run
-from test_drain import Process, capture, generations, open_log
+from test_drain import Process, capture, fill, generations, open_log
 from test_job import alone, end_of, environment, folders, gang, steps_of
 
 from cordee.errors import CheckpointError
@@ -51,7 +51,7 @@ class Rank(Process):
     def bring(self, save: int, step: int) -> None:
         """As `save` of a drain, with the seal that the trainer sets."""
         self.seals.break_(0)
-        self.save(save, step)
+        self.save(save, step, self.rank, self.world)
         self.seals.set(0, save)
 
 
@@ -183,6 +183,80 @@ def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_pat
     assert outlook.living() is None and outlook.silent == {"rank 3's on far"}
     rescue.give_sign(blobs, "parts/1-n/living-000003", 3, far)
     assert outlook.living() == "rank 3's on far", "it was only slow"
+
+
+def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_what_it_knows(tmp_path) -> None:
+    blobs, far = FileBlobs(tmp_path), {"host": "far", "where": "another machine", "pid": 1, "started": 1}
+    for rank in range(64):
+        rescue.give_sign(blobs, f"parts/1-n/living-{rank:06d}", 0, far)
+    get, answers, together = blobs.get, threading.Event(), threading.Barrier(8)
+
+    def slow(key: str) -> bytes | None:
+        answers.wait(WAIT_S)
+        together.wait(WAIT_S / 2)  # One after the other would never be eight.
+        return get(key)
+
+    blobs.get = slow
+    outlook = rescue.Outlook(blobs, 1, "n")
+    assert [outlook.living(within_s=0.01) for _ in range(3)] == ["not all looked at yet"] * 3
+    answers.set()
+    assert outlook.living(WAIT_S) == "rank 0's on far"
+
+
+def test_nobody_waits_for_a_drain_that_only_looks_after_what_is_committed(tmp_path) -> None:
+    """The trainers leave within the third save; retention then hangs in a manifest that nobody writes."""
+    log = open_log(tmp_path)
+    blobs = FileBlobs(tmp_path)
+    ranks = [Rank(log, tmp_path, rank, 2) for rank in range(2)]
+    for save in (1, 2):
+        for rank in ranks:
+            rank.bring(save, save)
+        assert all(rank.events_until("committed") for rank in ranks) and ranks[0].events_until("collected")
+    manifest = tmp_path / "manifests" / live_commits(read_entries(blobs))[-1].record.fields["manifest"]
+    whole = manifest.read_bytes()
+    manifest.unlink()
+    os.mkfifo(manifest)
+    ranks[0].bring(3, 3)
+    ranks[0].process.stdin.close()
+    outlook, heard = rescue.Outlook(blobs, 1, "n1"), threading.Event()
+    while outlook.living() is None:
+        assert ranks[0].process.poll() is None
+    ranks[1].bring(3, 3)
+    assert ranks[1].events_until("committed")
+    for _ in range(500):
+        if outlook.living() is None:
+            break
+        heard.wait(0.02)
+    assert outlook.living() is None, "all that it had is committed"
+    assert ranks[0].process.poll() is None
+    with manifest.open("wb") as pipe:  # Opens once the drain reads it.
+        pipe.write(whole)
+    dies(*ranks)
+
+
+def test_a_rescue_that_fails_says_that_nothing_came_of_it(tmp_path) -> None:
+    rank = Rank(open_log(tmp_path), tmp_path)
+    rank.hold(1, 10)
+    (tmp_path / "chunks").write_bytes(b"no folder")
+    dies(rank)
+    assert generations(tmp_path) == []
+    assert json.loads((tmp_path / rescue.rescued_key(1, "n1")).read_bytes())["body"]["save"] is None
+
+
+def test_a_rescue_waits_for_room_on_a_full_disk(small_disk) -> None:
+    rank = Rank(open_log(small_disk), small_disk)
+    rank.bring(1, 10)
+    assert rank.events_until("collected")
+    rank.hold(2, 20)
+    fill(small_disk)
+    rank.process.stdin.close()
+    tries, heard = small_disk / "tmp", threading.Event()
+    before = tries.stat().st_mtime_ns
+    while tries.stat().st_mtime_ns == before and rank.process.poll() is None:
+        heard.wait(0.005)
+    (small_disk / "filler").unlink()
+    dies(rank)
+    assert [step for step, problem in generations(small_disk) if problem is None] == [10, 20]
 
 
 def test_no_attempt_waits_for_a_drain_that_has_died(tmp_path, caplog, monkeypatch) -> None:

@@ -4,9 +4,10 @@ A key ends in the save and the epoch that wrote it: `chunks/ab/<blake3>.<save>.<
 attempt, or for an older save, can never hit a chunk that a newer save has just written with the same content.
 """
 
+import errno
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import xxhash
 from blake3 import blake3
@@ -90,16 +91,17 @@ def write_chunk(
     epoch: int,
     known: dict[str, Chunk],
     durable: bool = True,
-    reread: bool = False,
+    rotten: set[tuple[Blobs, str]] | None = None,
 ) -> tuple[Chunk, bool]:
     """Store the data unless `known` (by blake3) has it whole; the chunk, and whether it was written.
 
-    With `reread` a known one is read from the disk again, and put there anew if it has decayed.
+    `rotten` are copies that `has_decayed` was true of, by tier and key: they are put there anew, and are none any more.
     """
     digest, check = _digests(data)
     chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, check)
     old = known.get(digest)
-    if old and (old.length_bytes, old.xxh3) == (chunk.length_bytes, check) and _is_there(blobs, old, data, reread):
+    same = old and (old.length_bytes, old.xxh3) == (chunk.length_bytes, check)
+    if old and same and _is_there(blobs, old, data, rotten or set()):
         return old, False
     return chunk, blobs.put_if_absent(chunk.key, data, durable=durable)
 
@@ -114,28 +116,31 @@ def _digests(data: Data) -> tuple[str, str]:
     return address.hexdigest(), check.hexdigest()
 
 
-def _is_there(blobs: Blobs, old: Chunk, data: Data, reread: bool) -> bool:
+def _is_there(blobs: Blobs, old: Chunk, data: Data, rotten: set[tuple[Blobs, str]]) -> bool:
     """Whether the store has it, where it is lacking or has decayed from now on; a base is not ours to mend."""
     owner, key = owner_of(blobs, old.key)
     lacking = [tier for tier in owner.tiers if tier.size(key) != old.length_bytes]
     if len(lacking) == len(owner.tiers):
         return False
-    rotten = [tier for tier in owner.tiers if reread and tier not in lacking and not _is_intact(tier, old, key)]
+    decayed = [tier for tier in owner.tiers if (tier, key) in rotten and tier not in lacking]
     if owner is not blobs:
-        return len(lacking) + len(rotten) < len(owner.tiers)
-    for tier in (*lacking, *rotten):  # Lacking: a node that is new to the job has an empty disk.
+        return len(lacking) + len(decayed) < len(owner.tiers)
+    for tier in (*lacking, *decayed):  # Lacking: a node that is new to the job has an empty disk.
         tier.put(key, data)  # Under its own key, so that every generation that uses it is mended at once.
-        if tier in rotten:
+        rotten.discard((tier, key))
+        if tier in decayed:
             logger.warning("%s had decayed in %s; written anew from memory", key, tier)
     return True
 
 
-def _is_intact(tier: Blobs, chunk: Chunk, key: str) -> bool:
+def has_decayed(tier: Blobs, chunk: Chunk, key: str) -> bool:
+    """Whether this tier has something else than was written, on the disk; of one that is away nothing is known."""
+    check = xxhash.xxh3_128()
     try:
-        check_chunk(tier, replace(chunk, key=key), from_disk=True)
-    except (Damaged, DestinationError):  # A sector that cannot be read any more is no copy either.
-        return False
-    return True
+        length_bytes = tier.read_blocks(key, check.update, from_disk=True)
+    except DestinationError as error:  # A sector that cannot be read any more is no copy either.
+        return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
+    return length_bytes != chunk.length_bytes or check.hexdigest() != chunk.xxh3
 
 
 def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:

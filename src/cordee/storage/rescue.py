@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ RESCUE_S_MAX = 120.0
 SIGN_S = 3.0  # between two signs of life of a drain whose trainer has gone
 SOON_S = 0.1  # Most have nothing left to do by then, and need give none; no attempt starts as fast.
 SILENT_S_MAX = 20.0  # A drain elsewhere that gives none for so long is gone, or its disk is too slow to be waited for.
+LOOK_S_MAX = 1.0  # a look at all drains of an attempt, before it says what it knows
+_LOOKS = 16  # at once
 
 
 def held_key(epoch: int, nonce: str, rank: int) -> str:
@@ -55,7 +58,7 @@ def write_held(blobs: Blobs, epoch: int, nonce: str, rank: int, saves: Iterable[
 
 
 def write_rescued(blobs: Blobs, epoch: int, nonce: str, save: int | None) -> None:
-    """Say that it is over; the first word stands."""
+    """Say that it is over, and which save was committed; the first word stands."""
     blobs.put_if_absent(rescued_key(epoch, nonce), seal({"format": FORMAT, "save": save}))
 
 
@@ -92,31 +95,52 @@ def newest_attempt(entries: list[Entry]) -> tuple[int, str] | None:
 
 
 class Living:
-    """A drain's signs of life, from when its trainer has `left` until `end`, so that the next attempt waits for it."""
+    """A drain's signs of life, from when its trainer has `left` until nothing is to be brought any more.
 
-    def __init__(self, blobs: Blobs, epoch: int, nonce: str, rank: int, left: threading.Event) -> None:
+    So the next attempt waits for what can still be committed, and not for what is done behind a commit. `captured` says
+    which is the newest save that the trainer has told of.
+    """
+
+    def __init__(
+        self,
+        blobs: Blobs,
+        epoch: int,
+        nonce: str,
+        rank: int,
+        *,
+        left: threading.Event,
+        captured: Callable[[], int],
+    ) -> None:
         self._blobs, self._key, self._left = blobs, _living_key(epoch, nonce, rank), left
+        self._captured, self._settled = captured, 0.0
         self._over = threading.Event()
-        self._signs = 0
         self._thread = threading.Thread(target=self._run, name="cordee-living", daemon=True)
         self._thread.start()
+
+    def settled(self, save: float) -> None:
+        """No capture up to this one is to be brought any more."""
+        self._settled = save
+        if self._left.is_set() and not self._brings():
+            self._over.set()
 
     def end(self) -> None:
         """The trainer has left, and there is nothing left to do."""
         self._over.set()
         self._thread.join()
-        if self._signs:
-            with contextlib.suppress(DestinationError):  # Then they just stop coming.
-                self._blobs.delete(self._key)
+
+    def _brings(self) -> bool:
+        return self._captured() > self._settled
 
     def _run(self) -> None:
         self._left.wait()
-        wait_s = SOON_S
-        while not self._over.wait(wait_s):
+        signs, wait_s = 0, SOON_S
+        while self._brings() and not self._over.wait(wait_s):
             with contextlib.suppress(DestinationError):
-                give_sign(self._blobs, self._key, self._signs, process())
-            self._signs += 1
-            wait_s = SIGN_S
+                give_sign(self._blobs, self._key, signs, process())
+            signs, wait_s = signs + 1, SIGN_S
+        if signs:
+            with contextlib.suppress(DestinationError):  # Then they just stop coming.
+                self._blobs.delete(self._key)
 
 
 def process() -> dict[str, Any]:
@@ -139,14 +163,33 @@ class Outlook:
     def __init__(self, blobs: Blobs, epoch: int, nonce: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._blobs, self._epoch, self._nonce, self._clock = blobs, epoch, nonce, clock
         self._signs: dict[str, tuple[int, float]] = {}  # the newest of each, and when it was seen first
+        self._pool = ThreadPoolExecutor(1)
+        self._round: Future[str | None] | None = None
         self.silent: set[str] = set()
 
-    def living(self) -> str | None:
-        """Whose drain still works on what its trainer has left behind; None: nobody's."""
+    def living(self, within_s: float = LOOK_S_MAX) -> str | None:
+        """Whose drain still works on what its trainer has left behind; None: nobody's.
+
+        It takes no longer than it may. A store may need longer for a thousand marks: then the look goes on beside, and
+        who asks again is told what came of it.
+        """
+        if self._round is None:
+            self._round = self._pool.submit(self._look_at_all)
+        try:
+            found = self._round.result(within_s)
+        except TimeoutError:
+            if not self._round.done():
+                return "not all looked at yet"
+            found = self._round.result()
+        self._round = None
+        return found
+
+    def _look_at_all(self) -> str | None:
         if self._blobs.size(rescued_key(self._epoch, self._nonce)) is not None:
             return None
-        found = [self._look(key) for key in self._blobs.list(_folder(self._epoch, self._nonce)) if "/living-" in key]
-        return next((name for name in found if name), None)
+        keys = [key for key in self._blobs.list(_folder(self._epoch, self._nonce)) if "/living-" in key]
+        with ThreadPoolExecutor(_LOOKS) as pool:
+            return next((name for name in list(pool.map(self._look, keys)) if name), None)
 
     def _look(self, key: str) -> str | None:
         try:

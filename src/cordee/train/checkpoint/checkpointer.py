@@ -188,7 +188,14 @@ class Checkpointer:
             self._buffers.warm(size_bytes, both=hold, device=device)
 
     def save(
-        self, state: dict[str, Any], *, step: int, extras: dict[str, Any], reach: int | None = None, last: bool = False
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        extras: dict[str, Any],
+        problem: CheckpointError | None = None,
+        reach: int | None = None,
+        last: bool = False,
     ) -> Save:
         """Capture the state; when this returns the trainer may change it. The drain does the rest.
 
@@ -196,6 +203,7 @@ class Checkpointer:
             state: as in `load`.
             step: the same on all ranks.
             extras: what is this rank's own.
+            problem: why this rank can save nothing; the others hear of it here.
             reach: to how many places it goes, the nearest first; 0 holds it in memory, where it is committed only if
                 the trainer dies before a newer one is. None: rank 0 says, by what `to` says of each place. The
                 farthest that a rank asks for counts.
@@ -214,7 +222,7 @@ class Checkpointer:
         link = self._link
         tensors: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
-        problem: CheckpointError | None = self._fenced
+        problem = self._fenced or problem
         try:
             tensors, values = gather(state)
             encoded = canonical(encode(extras, "extras"))
@@ -271,9 +279,9 @@ class Checkpointer:
         with self._changed:
             return isinstance(self._outcomes.get(self._awaited), CheckpointError)
 
-    def has_failed_anywhere(self) -> bool:
-        """Whether any rank knows that the newest save failed; all ranks ask together."""
-        return self._together.anywhere([self.has_failed()])[0]
+    def anywhere(self, flag: bool) -> bool:
+        """Whether any rank says so; all ranks ask together."""
+        return self._together.anywhere([flag])[0]
 
     def newest(self) -> Commit | None:
         """The newest generation that this attempt has loaded or committed."""
@@ -345,10 +353,10 @@ class Checkpointer:
             logger.warning("no sign of life of a drain for %.0f s, going on: %s", rescue.SILENT_S_MAX, silent)
 
     def _still_living(self, outlook: rescue.Outlook) -> str | None:
-        """Asks for a second, which is shorter than what the other ranks wait for an answer."""
-        until_s = time.monotonic() + 1.0
-        while (living := outlook.living()) and time.monotonic() < until_s:
-            time.sleep(0.1)
+        """Asks for a second at most, and for half of what the other ranks wait for an answer."""
+        until_s = time.monotonic() + min(rescue.LOOK_S_MAX, self.grace_s / 2)
+        while (living := outlook.living(max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
+            time.sleep(max(0.0, min(0.1, until_s - time.monotonic())))
         return living
 
     def _begin(self) -> tuple[int, str, list[Commit], list[tuple[int, str]]]:

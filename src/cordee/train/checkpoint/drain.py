@@ -9,6 +9,8 @@ It is also what outlives the trainer: captures that are held in memory are its o
 import contextlib
 import itertools
 import json
+import logging
+import math
 import mmap
 import os
 import queue
@@ -17,19 +19,20 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cordee.errors import CheckpointError, CordeeError, FencedError
+from cordee.errors import CheckpointError, CordeeError, DestinationError, FencedError
 from cordee.events import CheckpointCommitted
 from cordee.ids import JobId
 from cordee.points import point
 from cordee.storage import rescue
-from cordee.storage.chunks import Chunk, check_chunk, write_chunk, written_by
+from cordee.storage.base import owner_of
+from cordee.storage.chunks import Chunk, check_chunk, has_decayed, write_chunk, written_by
 from cordee.storage.destination import is_remote, open_blobs, places
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, base_chunks, collect, commit_fields, commit_of, known_chunks, sweep_near
@@ -52,11 +55,14 @@ from cordee.telemetry.stream import StreamWriter
 from cordee.train.checkpoint.seals import Seals
 from cordee.workload.keep import parse_keep
 
+logger = logging.getLogger("cordee.train")
+
 THREADS = 4
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
 # An object store bills each look, and all ranks look at once.
 POLL_REMOTE_S_MAX = 1.0
-# Each chunk that is used again is read again once in so many saves, whoever uses it: what decays would decay for all.
+# Each chunk that is used again is read again, in each store, once in so many saves that reach the store: what decays
+# would decay for whoever uses it.
 REREAD_SAVES = 16
 SAY_AGAIN_S = 1.0  # between two tries to tell of a failure
 
@@ -80,6 +86,9 @@ class Setup:
     base: str | None = None  # a destination whose pinned generation may be rested on
 
 
+Brought = tuple[Commit, list[Chunk], list[Chunk]]  # a commit, its chunks, and those of them that are new
+
+
 class Drain:
     """Handles one save after the other."""
 
@@ -89,20 +98,25 @@ class Drain:
         blobs: Blobs,
         emit: Callable[[dict[str, Any]], None],
         memory: Callable[[int, int], memoryview],
+        *,
         busy: Callable[[], bool] = lambda: False,
+        settled: Callable[[float], None] = lambda save: None,
     ) -> None:
         self.setup = setup
         self.blobs = blobs
         self.emit = emit
         self.memory = memory  # (buffer, bytes)
         self.busy = busy  # Does the next save wait already?
+        self.settled = settled  # told which captures are not to be brought any more: those up to this one
         self.poll_s_max = POLL_REMOTE_S_MAX if is_remote(places(setup.to)[-1]) else POLL_S_MAX
         self.log = Log.join(blobs, epoch=setup.epoch, nonce=setup.nonce)
         self.verified: set[int] = set() if setup.verified is None else {setup.verified}
         self.base = {} if setup.base is None else base_chunks(blobs, setup.base)
         self.known: dict[str, Chunk] = dict(self.base)
         self.known_since = setup.verified
-        self.turn = secrets.randbelow(REREAD_SAVES)  # Anywhere: a drain that dies often must not begin alike each time.
+        # By tier. Anywhere: a drain that dies often must not begin alike each time.
+        self.turns = [secrets.randbelow(REREAD_SAVES) for _ in blobs.tiers]
+        self.rotten: set[tuple[Blobs, str]] = set()  # tier and key, until a save that reaches it has mended it
         self.pool = ThreadPoolExecutor(THREADS)  # Kept: each thread has memory of its own to read into.
         self.unsaid: dict[int, str] = {}  # by save: why it failed, which the others have not been told yet
         for entry in self.log.commits():
@@ -113,16 +127,26 @@ class Drain:
 
     def save(self, command: dict[str, Any]) -> None:
         """Bring one capture to the store and see it committed; every outcome is one event."""
+        if brought := self._bring(command):
+            self.settled(command["save"])
+            self._look_after(command, *brought)
+
+    def _bring(self, command: dict[str, Any]) -> Brought | None:
+        """What was committed; None: it failed, and that was told."""
         number = command["save"]
-        prefix = self._prefix(number)
         self.say_failures()  # Else a rank may still wait for a save that failed, and not take this one.
         try:
-            commit, chunks, written = self._save(command, prefix)
+            brought = self._save(command, self._prefix(number))
         except (CordeeError, Damaged) as error:
             self._say_failed(number, _plain(error)["message"])
             self.emit({**_plain(error), "save": number})
-            return
-        self.emit({"event": "committed", "save": number, **asdict(commit)})
+            return None
+        self.emit({"event": "committed", "save": number, **asdict(brought[0])})
+        return brought
+
+    def _look_after(self, command: dict[str, Any], commit: Commit, chunks: list[Chunk], written: list[Chunk]) -> None:
+        """What is done behind a commit: nobody waits for it but the next save."""
+        number, prefix = command["save"], self._prefix(command["save"])
         self.known = dict(self.base)
         try:
             self._read_back(prefix, chunks, written, commit.lacks)
@@ -132,6 +156,8 @@ class Drain:
                 self._collect(prefix, number, commit.generation)
             elif os.environ.get("LOCAL_RANK", "0") == "0":
                 sweep_near(self.log, self.blobs, number)
+            if not command.get("ending"):
+                self._reread(chunks, written, commit.lacks)
         except (CordeeError, Damaged) as error:
             self.emit({**_plain(error), "save": number})
 
@@ -159,42 +185,66 @@ class Drain:
         `held` are the captures that are whole in this rank's memory, by save. Of a trainer that went in order and left
         nothing behind no other rank needs to hear.
         """
-        setup = self.setup
-        self.say_failures()
+        brought = None
         try:
-            self.log.refresh()
-            own = [entry.record for entry in self.log.commits() if entry.record]
-            durable = max((each.fields["save"] for each in own if each.nonce == setup.nonce), default=0)
-            mine = {save: command for save, command in held.items() if save > durable}
-            if mine or (died and setup.world_size > 1):
-                rescue.write_held(self.blobs, setup.epoch, setup.nonce, setup.rank, mine)
-            if not mine:
-                return
-            point("rescue.held")
-            save = rescue.newest_of_all(
-                self.blobs,
-                setup.epoch,
-                setup.nonce,
-                setup.world_size,
-                lambda done: _poll(done, setup.grace_s, self.poll_s_max),
-            )
-            if save is not None:
-                self.save({**mine[save], "ending": RESCUED})
-                _report(setup.rank, self.log, mine[save])
-            rescue.write_rescued(self.blobs, setup.epoch, setup.nonce, save)
+            brought = self._rescue(held, died=died)
         except (CordeeError, Damaged) as error:  # The store is away, or a newer attempt runs: what is durable stands.
             self.emit({**_plain(error), "save": None})
+        self.settled(math.inf)
+        if brought is not None:
+            command, done = brought
+            self._look_after(command, *done)
 
-    def _save(self, command: dict[str, Any], prefix: str) -> tuple[Commit, list[Chunk], list[Chunk]]:
+    def _rescue(self, held: dict[int, dict[str, Any]], *, died: bool) -> tuple[dict[str, Any], Brought] | None:
+        setup = self.setup
+        self.say_failures()
+        self.log.refresh()
+        own = [entry.record for entry in self.log.commits() if entry.record]
+        durable = max((each.fields["save"] for each in own if each.nonce == setup.nonce), default=0)
+        mine = {save: command for save, command in held.items() if save > durable}
+        if mine or (died and setup.world_size > 1):
+            self._say_held(mine)
+        if not mine:
+            return None
+        point("rescue.held")
+        save = rescue.newest_of_all(
+            self.blobs,
+            setup.epoch,
+            setup.nonce,
+            setup.world_size,
+            lambda done: _poll(done, setup.grace_s, self.poll_s_max),
+        )
+        command = {**mine[save], "ending": RESCUED} if save is not None else {}
+        done = self._bring(command) if command else None
+        if done:
+            _report(setup.rank, self.log, command)
+        rescue.write_rescued(self.blobs, setup.epoch, setup.nonce, save if done else None)
+        return (command, done) if done else None
+
+    def _say_held(self, saves: Collection[int]) -> None:
+        """Also on a disk that is full, as soon as there is room; who holds nothing is not waited for any longer."""
+        setup = self.setup
+        problem: list[DestinationError] = []
+
+        def said() -> bool:
+            try:
+                rescue.write_held(self.blobs, setup.epoch, setup.nonce, setup.rank, saves)
+            except DestinationError as error:
+                problem[:] = [error]
+                return False
+            return True
+
+        if not _poll(said, rescue.RESCUE_S_MAX if saves else setup.grace_s, SAY_AGAIN_S):
+            raise problem[0]
+
+    def _save(self, command: dict[str, Any], prefix: str) -> Brought:
         started_s = time.monotonic()
         memory = self.memory(command["slot"], command["total_bytes"])
         lacks = min(command.get("lacks", 0), len(self.blobs.tiers) - 1)
         blobs = without_farthest(self.blobs, lacks)
         point("chunks.before")
 
-        self.turn += 1
-
-        def write(number: int, cut: list[int]) -> tuple[Chunk, bool]:
+        def write(cut: list[int]) -> tuple[Chunk, bool]:
             done = write_chunk(
                 blobs,
                 memory[cut[0] : cut[0] + cut[1]],
@@ -202,12 +252,12 @@ class Drain:
                 epoch=self.setup.epoch,
                 known=self.known,
                 durable=False,
-                reread=(number + self.turn) % REREAD_SAVES == 0,
+                rotten=self.rotten,
             )
             point("chunks.one")
             return done
 
-        results = list(self.pool.map(write, itertools.count(), command["cuts"]))
+        results = list(self.pool.map(write, command["cuts"]))
         memory.release()
         chunks = [chunk for chunk, _ in results]
         written = [chunk for chunk, new in results if new]
@@ -301,6 +351,28 @@ class Drain:
         ).tiers:  # Each by itself: one intact copy says nothing of the others.
             list(self.pool.map(partial(check_chunk, tier, from_disk=True), written))
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
+
+    def _reread(self, chunks: list[Chunk], written: list[Chunk], lacks: int) -> None:
+        """Read what is due of what was used again; what has decayed the next save mends, which has it in memory.
+
+        Not while that one waits, nor behind the last of an attempt. A base, which is no tier of ours, is read where any
+        tier is due.
+        """
+        tiers = without_farthest(self.blobs, lacks).tiers
+        self.turns = [turn + (at < len(tiers)) for at, turn in enumerate(self.turns)]
+        new = {chunk.key for chunk in written}
+
+        def look(number: int, chunk: Chunk) -> None:
+            due = [tier for at, tier in enumerate(tiers) if (number + self.turns[at]) % REREAD_SAVES == 0]
+            if chunk.key in new or not due or self.busy():
+                return
+            owner, key = owner_of(self.blobs, chunk.key)
+            for tier in due if owner is self.blobs else owner.tiers:
+                if has_decayed(tier, chunk, key):
+                    logger.warning("%s has decayed in %s", key, tier)
+                    self.rotten.add((tier, key))
+
+        list(self.pool.map(look, itertools.count(), chunks))
 
     def _collect(self, prefix: str, save: int, generation: int) -> None:
         """Retention, once all ranks have read back; at the latest when the next save waits."""
@@ -405,11 +477,14 @@ def main() -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
     trainer_left = threading.Event()
+    captured = [0]  # the newest
 
     def read() -> None:
         for line in sys.stdin:
             if line.endswith("\n"):  # Half a line is a trainer that died writing it: no capture.
-                commands.put(json.loads(line))
+                command = json.loads(line)
+                captured[0] = command.get("save", captured[0])
+                commands.put(command)
         trainer_left.set()
         commands.put(None)
 
@@ -434,11 +509,14 @@ def main() -> None:
         return trainer_left.is_set() or not commands.empty()
 
     try:
-        drain = Drain(setup, open_blobs(setup.to), emit, memory, busy)
+        blobs = open_blobs(setup.to)
+        living = rescue.Living(
+            blobs, setup.epoch, setup.nonce, setup.rank, left=trainer_left, captured=lambda: captured[0]
+        )
+        drain = Drain(setup, blobs, emit, memory, busy=busy, settled=living.settled)
     except (CordeeError, Damaged) as error:
         emit({**_plain(error), "save": None})
         return
-    living = rescue.Living(drain.blobs, setup.epoch, setup.nonce, setup.rank, trainer_left)
     _serve(drain, commands, first["saves_before"], Seals(setup.seals_fd))
     living.end()
     with contextlib.suppress(BrokenPipeError):
