@@ -1,9 +1,14 @@
 """The saves of one attempt: when the first is due, what is estimated after it, which end is no failure."""
 
+import json
 import logging
 import os
 import signal
+import socket
+import sys
+from pathlib import Path
 
+import forks
 import pytest
 import torch
 
@@ -16,6 +21,7 @@ from cordee.train.report import Reporter
 from cordee.train.settings import settings
 
 WAIT_S = 60
+SCRIPT = Path(__file__).with_name("saving_rank.py")
 
 
 def begin(to: str, on_estimate=lambda: None, **options) -> Saving:
@@ -110,3 +116,30 @@ def test_a_hint_is_a_checkpoint_also_where_only_memory_is_due(tmp_path) -> None:
     saving.hasten()
     assert saving.is_due() and saving.asked() == 1, "all stores"
     saving.checkpointer.close()
+
+
+@pytest.mark.gang
+def test_a_capture_that_fails_on_one_rank_is_made_again_by_all_or_by_none(tmp_path: Path) -> None:
+    """Ranks of which one saves and one asks would meet in different collectives, which aborts the process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    envs = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    ranks = forks.run([[sys.executable, str(SCRIPT), str(tmp_path)]] * 2, envs, 120)
+    for rank, (code, said, errors) in enumerate(ranks):
+        assert code == 75, f"rank {rank} exited with {code}: {said[-2000:]}{errors[-5000:]}"
+        found = json.loads(said.splitlines()[-1])
+        assert found == {
+            "step": 7,
+            "loaded": True,
+            "save 101": rank != 0,
+            "durable 101": True,
+            "save 102": rank != 1,
+            "durable 102": True,
+            "uncounted": [False, True],
+            "tried": [4, 4 if rank == 0 else 103],
+        }
+        assert errors.count("could not be captured") == (3 if rank else 1), errors
+    steps = [each.record.fields["step"] for each in live_commits(read_entries(FileBlobs(tmp_path)))]
+    assert steps[-1] == 8, "it was captured again on leaving"

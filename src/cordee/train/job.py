@@ -277,7 +277,7 @@ class Job:
         assert agreement is not None, "enter the job first"
         step = self._pace.step + self._pace.inside  # within a step its training is done, or this were no boundary
         while (verdict := agreement.at(number)) is Verdict.SAVE:
-            if step != saving.saved_step:
+            if step != saving.tried_step:  # not saved_step: all ranks save here, or none
                 saving.save(step, saving.asked())
             agreement.conclude()
             self._plan_save()

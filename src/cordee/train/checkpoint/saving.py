@@ -44,7 +44,8 @@ class Saving:
 
     Attributes:
         checkpointer: where they go.
-        saved_step: of the newest capture that this attempt has made.
+        tried_step: of the newest capture that was tried: the same on all ranks.
+        saved_step: of the newest that this rank has made; another one may have failed there.
         durable_step: of the newest checkpoint that all stores have; 0: there is none.
     """
 
@@ -73,6 +74,7 @@ class Saving:
         self._stores = places(to)
         self._saved_reach = 0
         self._handed_s = 0.0  # when the drain got what it has
+        self.tried_step: int | None = None
         self.saved_step: int | None = None
         self.durable_step = 0
         self.checkpointer = Checkpointer(
@@ -141,7 +143,7 @@ class Saving:
         if step == self._start_step + 1:
             self.checkpointer.prepare(self._state, hold=self._rhythm.holds)
         reach = self._rhythm.at_step(step)
-        if reach is not None and step not in (self._start_step, self.saved_step):
+        if reach is not None and step not in (self._start_step, self.tried_step):
             here = MEMORY if reach == MEMORY else None
             self.save(step, len(self._stores) if self._rhythm.hastened else here)
 
@@ -172,12 +174,15 @@ class Saving:
 
         `last`: the attempt ends with it, so nothing that it has done is lost.
         """
+        self.tried_step = step
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         _synchronize()
         reached = 1 if reach is None else reach
         try:
-            extras = own.capture(self._state, step)
-            save = self.checkpointer.save(self._state, step=step, extras=extras, reach=reach, last=last)
+            extras, problem = self._extras(step)
+            save = self.checkpointer.save(
+                self._state, step=step, extras=extras, problem=problem, reach=reach, last=last
+            )
             reached = save.reach  # another rank may have asked for more
         except FencedError:
             raise
@@ -196,15 +201,21 @@ class Saving:
             self._last_s = now_s
         return True
 
+    def _extras(self, step: int) -> tuple[dict[str, Any], CheckpointError | None]:
+        """What is this rank's own, or why there is none; then the other ranks have to be told."""
+        try:
+            return own.capture(self._state, step), None
+        except CheckpointError as error:
+            return {}, error
+
     def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:
         """A committed checkpoint of this step in so many stores, else in all, within the time there is."""
         reach = reach or len(self._stores)
-        # What decides is the same on all ranks: none may save alone, nor know of a commit before the others and go.
-        captured = self.is_captured(step, reach)
-        if not captured and step == self.durable_step:
-            return True  # the step that was loaded
-        if not (captured and self._stands()) and not self.save(step, reach, last=True):
+        again = self._lacks_anywhere(step, reach)
+        if again is None or (again and not self.save(step, reach, last=True)):
             return False
+        if not again and step == self.durable_step:
+            return True  # committed already, or loaded
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         try:
             self.checkpointer.wait(left_s())
@@ -216,20 +227,24 @@ class Saving:
         return True
 
     def is_captured(self, step: int, reach: int) -> bool:
-        """Whether a capture of this step was made for so many stores: what this says is the same on all ranks."""
+        """Whether this rank has made a capture of this step for so many stores; another one may have failed."""
         return self.saved_step == step and self._saved_reach >= reach
 
     def is_coming(self, step: int, reach: int) -> bool:
         """Whether this rank knows of no reason why that capture should not become durable, or not be so already."""
         return step == self.durable_step or (self.is_captured(step, reach) and not self.checkpointer.has_failed())
 
-    def _stands(self) -> bool:
-        """Whether no rank has seen the newest save fail; asked by all together."""
+    def _lacks_anywhere(self, step: int, reach: int) -> bool | None:
+        """Whether some rank has to capture the step, so that all do: none may save alone, whatever it knows by now.
+
+        None: this rank would have to, and another one does not answer. It would not save either.
+        """
+        lacks = not self.is_coming(step, reach)
         try:
-            return not self.checkpointer.has_failed_anywhere()
+            return self.checkpointer.anywhere(lacks)
         except CheckpointError as error:
-            log.warning("whether a rank has seen the save of step %s fail is not known: %s", self.saved_step, error)
-            return True  # A rank that does not answer would not save again either.
+            log.warning("whether all ranks have captured step %d is not known: %s", step, error)
+            return None if lacks else False
 
     def finish(self, left_s: float) -> None:
         """Let the drain bring what it has. What is only held it brings when this process has ended."""
