@@ -2,12 +2,16 @@
 
 import logging
 import queue
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from forks import run
+from test_job import environment
 from torch.utils.data import DataLoader, Dataset
 
 import cordee
@@ -95,6 +99,16 @@ def test_a_resumed_run_is_given_what_comes_next(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_save_in_a_warm_up_skips_nothing_that_was_fetched_ahead(tmp_path: Path) -> None:
+    """The attempt is killed in its first step, so that a timed save before the loop is what is left."""
+    command = [sys.executable, str(Path(__file__).with_name("ahead_script.py")), str(tmp_path / "to")]
+    ((code, said, errors),) = run([[*command, "killed"]], [environment()], 60)
+    assert code == -signal.SIGKILL and said.split() == ["0", "0"], said + errors
+    ((code, said, errors),) = run([command], [environment()], 60)
+    assert code == 0 and "step 0 restored from" in errors, errors
+    assert said.split() == ["0", "0", "1", "6", "2", "12", "3", "18"], "steps, and the first sample of each"
+
+
 def test_a_thread_that_fetches_ahead_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """How far ahead it is at a save nobody knows."""
     asked = threading.Semaphore(0)
@@ -128,6 +142,17 @@ def test_what_was_taken_before_the_job_is_told(caplog: pytest.LogCaptureFixture)
     next(sampler.batches(DataLoader(Numbers(), batch_sampler=sampler)))
     own.enter({"data": sampler})
     assert "1 micro-batches were taken before the job was entered" in caplog.text
+
+
+def test_what_a_job_before_has_trained_on_is_no_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sampler = cordee.ElasticBatchSampler(Numbers(), 6)
+    loader = DataLoader(Numbers(), batch_sampler=sampler)
+    for name in ("one", "two"):
+        with cordee.job({"data": sampler}, to=tmp_path / name, every=100) as job:
+            for _, _ in in_the_step(sampler, loader, job.steps(4)):
+                pass
+    assert sampler.position == 2 * 4 * 6
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_loader_beside_its_sampler_would_count_twice(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._moved = object()  # another one whenever the position is set from outside
         self._read = self._counted = self._seeded = False
         self._from = 0  # micro-batches that were given when the position was set, or the job entered
-        self._ahead = 0  # of those given, how many are fetched ahead of the loop
+        self._begun_ahead = 0  # of those given, how many were fetched ahead of the loop when it began
         self._began: int | None = None  # the step that the loop began with
         self._entered = self._told = False
 
@@ -102,12 +102,17 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         if samples < 0 or samples % self.order.global_batch:
             raise InputError(f"{samples} samples are not a number of global batches of {self.order.global_batch}")
         self._position, self._taken, self._moved, self._counted = samples, 0, object(), True
-        self._ahead, self._from, self._began = 0, self._given, None
+        self._begun_ahead, self._from, self._began = 0, self._given, None
 
     @property
     def _given(self) -> int:
         """Micro-batches that were handed out, from the beginning of the run."""
         return self._position // self.order.global_batch * self.micro_batches + self._taken
+
+    @property
+    def _ahead(self) -> int:
+        """Of those given, how many are fetched ahead of the loop: within a job that has not begun, all since then."""
+        return self._given - self._from if self._entered else self._begun_ahead
 
     @property
     def _trained(self) -> int:
@@ -199,13 +204,13 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
 
     def enter(self) -> None:
         """A job is entered, and may set the position next."""
-        if self._given != self._from:
+        if self._began is None and self._given != self._from:  # else a job before this one has trained on them
             log.warning(
                 "%d micro-batches were taken before the job was entered: one that is trained on later would be another"
                 " one in a resumed run. Call sampler.batches(loader) within the job",
                 self._given - self._from,
             )
-        self._from, self._entered = self._given, True
+        self._from, self._began, self._entered = self._given, None, True
 
     def begin(self, step: int) -> None:
         """The loop begins: what was taken within the job before its first step is fetched ahead, or only looked at.
@@ -213,9 +218,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         A resumed run does so again; so the position stays behind what was given by that much.
         """
         if self._entered:
-            self._ahead = self._given - self._from
-            self._from, self._began = self._trained, step
-            self._entered = False
+            self._begun_ahead, self._began, self._entered = self._ahead, step, False  # `_from` stays: it is `_trained`
 
     def check(self, step: int | None = None) -> None:
         """Before a save of this step: is the position one to go on from?
