@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -82,6 +83,8 @@ def main() -> None:
             if here(args.notice, rank, step):
                 os.kill(os.getpid(), signal.SIGTERM)
             if here(args.hang, rank, step):
+                sys.stdout.reconfigure(write_through=False, line_buffering=False)
+                sys.stdout.write("what waits in its buffer")
                 threading.Event().wait()
             if here(args.freeze, rank, step):
                 os.kill(os.getpid(), signal.SIGSTOP)

@@ -14,6 +14,8 @@ import pytest
 from forks import start
 
 from cordee.events import CheckpointCommitted, RankLeft, Reported, Restored, SpanClass, decode
+from cordee.train.report import Reporter
+from cordee.train.settings import settings
 
 SCRIPT = str(Path(__file__).with_name("job_script.py"))
 LIMIT_S = 120.0
@@ -30,9 +32,9 @@ def environment(**extra: str) -> dict[str, str]:
 class Rank:
     """One process of a job; reads what it writes, so that a test can wait for it."""
 
-    def __init__(self, command: list[str], env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], env: dict[str, str], **files: int) -> None:
         read, write = os.pipe()
-        self.process = start(command, env, stderr=write)
+        self.process = start(command, env, stderr=write, **files)
         os.close(write)
         self.lines: list[str] = []
         self.stderr = os.fdopen(read)
@@ -153,6 +155,37 @@ def test_a_step_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:
     ]
     assert alone(out, **{**told, "CORDEE_EPOCH": "2"}).wait() == 0
     assert steps_of(out) == [*range(16), *range(10, 60)], "it goes on from the checkpoint of step 10"
+
+
+def test_output_that_cannot_be_written_keeps_no_rank(tmp_path: Path) -> None:
+    out, to = folders(tmp_path, "out", "to")
+    args = ("--out", str(out), "--to", str(to), "--every", "10", "--grace", "2s", "--hang", "0:15")
+    with Path("/dev/full").open("w") as full:
+        rank = Rank([sys.executable, SCRIPT, *args], environment(), stdout=full.fileno())
+    until_step(out, 15, [rank])
+    rank.process.send_signal(signal.SIGTERM)
+    try:
+        assert rank.wait() == 60, "".join(rank.lines)
+    finally:
+        rank.process.kill()
+    assert "leaves in step 15; durable: step 10" in "".join(rank.lines)
+
+
+def test_the_last_record_needs_no_device(tmp_path: Path) -> None:
+    class Lost:
+        """A loss on a device that has failed."""
+
+        def __float__(self) -> float:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    reporter = Reporter(settings({**UNDER_AGENT, "CORDEE_SPOOL": str(tmp_path)}), 0)
+    reporter.switch(SpanClass.USEFUL, 0)
+    reporter.log(Lost(), 16)
+    reporter.left("checkpointed", 1)
+    reporter.close()
+    span, left = events_of(tmp_path, 0)[-2:]
+    assert (span.span, span.tokens, span.loss) == (SpanClass.USEFUL, 16, None)
+    assert (left.how, left.step) == ("checkpointed", 1)
 
 
 def test_no_room_for_a_checkpoint_ends_no_loop_but_the_job_is_not_finished(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ class Reporter:
         locked = self._lock.acquire(timeout=1.0)
         try:
             if locked and how not in ("aborted", "hung"):
+                self._loss = None  # as in `stalled`; and a device that has failed raises
                 self._flush()
             self._append(RankLeft, rank=self._rank, how=how, step=step)
         finally:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -225,9 +226,24 @@ class Leaving:
     def abort(self) -> None:
         """Leave on what there is. Does not return; the drain goes on with what it has, and with what is held.
 
-        An agent lets it. Without one, the container or Slurm's step may end with this process: it waits for the drain.
+        Whatever raises on the way, a full disk or a device's error: the loop waits already, and this is its only end.
         """
         self._ending.set()
+        try:
+            self._wind_up()
+        except Exception:
+            log.exception("rank %d leaves all the same", self._rank)
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):  # Its reader may be gone, or its disk full.
+                    stream.flush()
+            os._exit(StopError.exit_code if self.exit_code is None else self.exit_code)
+
+    def _wind_up(self) -> None:
+        """What is left to say, and to wait for.
+
+        An agent lets the drain live. Without one, the container or Slurm's step may end with this process: it waits.
+        """
         with self._lock:
             said = self.exit_code
         if said is None:
@@ -247,9 +263,6 @@ class Leaving:
         if self.saving is not None and self._told.spool is None:
             most_s = time.monotonic() + RESCUE_S_MAX
             self.saving.leave(lambda: self.left_s(max(0.0, most_s - time.monotonic())))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(self.exit_code or 0)
 
 
 def name(saving: Saving | None) -> str:
