@@ -199,6 +199,13 @@ def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_w
     blobs.get = slow
     outlook = rescue.Outlook(blobs, 1, "n")
     assert [outlook.living(within_s=0.01) for _ in range(3)] == ["not all looked at yet"] * 3
+    # Nor longer than half of what the other ranks wait for rank 0's answer.
+    bounds, living = [], outlook.living
+    outlook.living = lambda within_s: bounds.append(within_s) or living(within_s)
+    hasty = Checkpointer(str(tmp_path), rank=0, world_size=1, grace_s=0.04)
+    assert hasty._still_living(outlook) == "not all looked at yet"
+    assert max(bounds) <= 0.02
+    outlook.living = living
     answers.set()
     assert outlook.living(WAIT_S) == "rank 0's on far"
 

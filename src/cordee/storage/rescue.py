@@ -5,7 +5,7 @@ asked twice, and none decides alone. The next attempt waits for it, since its fi
 that has died, which it sees by the process on its own machine, and by signs of life that stop coming from another.
 
     parts/<epoch>-<nonce>/held-<rank>      sealed {"format":1,"saves":[n...]}; none: this rank has nothing to bring
-    parts/<epoch>-<nonce>/rescued          sealed {"format":1,"save":n or null}: it is over, and this came of it
+    parts/<epoch>-<nonce>/rescued          sealed {"format":1,"save":n or null}: it is over, and this was committed
     parts/<epoch>-<nonce>/living-<rank>    sealed {"format":1,"sign":n,...}: the drain works on without its trainer
 """
 
