@@ -1,7 +1,7 @@
 """Quality and speed of the scheduler on real traces, beside others: `Control.tick` with store, ledger and metrics on.
 
 python benchmarks/scheduler.py TRACES_FOLDER [--anchors A,B,before,after] [--policies cordee,las,...]
-    [--victims-jobs 8000] [--json]
+    [--victims-jobs 8000] [--half A,before,8000] [--json]
 
 TRACES_FOLDER holds philly_oct_10k.csv.gz (anchor A) and philly_oct_60k.csv.gz (anchor B): jobs of Microsoft's Philly
 trace on 80 nodes of 8 GPUs; and philly.csv.gz: what came before B and after it, on as many nodes as make the cluster as
@@ -96,12 +96,17 @@ def one(
 
 def tiered(submitted: Iterable[Submission]) -> Iterator[Submission]:
     """Three tiers and three queues by chance of the job's id; half of the jobs cannot save within their grace."""
-    for each in submitted:
+    for each in halved(submitted):
         drawn = zlib.crc32(each.job.job_id.encode())
         tier = (Tier.PRODUCTION, *[Tier.STANDARD] * 2, *[Tier.PREEMPTIBLE] * 2)[drawn % 5]
-        save_us = (30 if drawn // 5 % 2 else 120) * S
-        job = replace(each.job, tier=tier, save_us=save_us, queue=TEAMS[drawn // 10 % 3].name)
-        yield replace(each, job=job, work=replace(each.work, drain_us=save_us))
+        yield replace(each, job=replace(each.job, tier=tier, queue=TEAMS[drawn // 10 % 3].name))
+
+
+def halved(submitted: Iterable[Submission]) -> Iterator[Submission]:
+    """Half of the jobs, by chance of their ids, take 120 s to save and cannot within their grace."""
+    for each in submitted:
+        save_us = (30 if zlib.crc32(each.job.job_id.encode()) // 5 % 2 else 120) * S
+        yield replace(each, job=replace(each.job, save_us=save_us), work=replace(each.work, drain_us=save_us))
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
@@ -123,6 +128,9 @@ def main() -> None:
     parser.add_argument("--anchors", default="A,B")
     parser.add_argument("--policies", default="cordee,las,srsf,sjf,easy,fit,fifo,kill")
     parser.add_argument("--victims-jobs", type=int, default=8_000, help="of anchor B, for the choice of victims")
+    parser.add_argument(
+        "--half", default="", help="anchors, or how many jobs of B in tiers: turns wait for checkpoints or not"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found: dict[str, Any] = {"python": platform.python_version(), "anchors": {}}
@@ -150,6 +158,15 @@ def main() -> None:
             if not args.json:
                 turns = "by tier and quota alone" if base == "fit" else "by tier, quota and turn"
                 show(f"three tiers, quotas 320, 192, 64; pushes {turns}; the first {len(mixed):,} jobs of B", rows)
+    for name in filter(None, args.half.split(",")):
+        anchor, queues = ("B", TEAMS) if name.isdigit() else (name, ())
+        submitted = jobs(args.traces, anchor, told=False)
+        slow = list(tiered(submitted[: int(name)]) if name.isdigit() else halved(submitted))
+        rules = {"off": replace(NAMED["cordee"], awaits_checkpoint=False), "on": NAMED["cordee"]}
+        rows = [one(told, rule, slow, ANCHORS[anchor][1], queues) for told, rule in rules.items()]
+        found.setdefault("half", {})[name] = rows
+        if not args.json:
+            show(f"{name}: half of {len(slow):,} jobs cannot save in their grace; turns wait for checkpoints", rows)
     if args.json:
         json.dump(found, sys.stdout, indent=1)
 

@@ -63,9 +63,11 @@ def committed(at_s: int, step: int) -> CheckpointCommitted:
     return CheckpointCommitted(at_us=at_s * S, job_id=JobId("old"), epoch=1, step=step, **more)
 
 
-def crossing(*told: CheckpointCommitted, new_s: int = 7150, policy: Policy | None = None, **more) -> World:
+def crossing(
+    *told: CheckpointCommitted, new_s: int = 7150, policy: Policy | None = None, levels_s=(7200,), **more
+) -> World:
     """`old` goes down a level at 7,200 s, the first; it cannot save in its grace. `new` waits from 7,150 s on."""
-    policy = replace(policy or Policy(), levels_gpu_us=(16 * HOUR_S * S,))
+    policy = replace(policy or Policy(), levels_gpu_us=tuple(8 * each * S for each in levels_s))
     world = World(node("n1"), job("old", 8, **SLOW | more), policy=policy, work={"old": 10**6})
     world.play(until_s=100).tell(*told).at(new_s)
     world.tell(job("new", 8, at_us=world.now_us))
@@ -96,7 +98,7 @@ def test_nobody_keeps_its_place_for_a_checkpoint_that_does_not_come_and_silence_
     assert brief(crossing(protected=False).at(7260).cycle()) == ["notice old share for new"]
 
 
-def test_a_place_is_kept_once_for_a_minimum_run_at_most_however_long_an_interval_is_declared():
+def test_a_place_is_kept_for_a_checkpoint_that_is_due_within_a_minimum_run_however_long_an_interval_is_declared():
     """With 8 GPUs it goes down a level at 450 s, 7,200 s and 28,800 s; half of its interval has passed at each."""
     for every_s, kept_s in ((780, (480, 1000)), (7 * 86_400, ())):
         for new_s in (400, 7_150, 28_750, int(3.6 * 86_400), int(6.9 * 86_400)):
@@ -106,9 +108,19 @@ def test_a_place_is_kept_once_for_a_minimum_run_at_most_however_long_an_interval
             for at_s in (new_s + 200, new_s + 620):
                 is_kept = bool(kept_s) and kept_s[0] <= at_s < kept_s[1]
                 assert (brief(decide(world.at(at_s).state, at_s * S).events) == []) is is_kept, (every_s, new_s, at_s)
-    world = crossing(committed(3300, 1), checkpoint_every_us=7000 * S)
-    decision = decide(world.at(7260).state, world.now_us)
-    assert decision.events == () and decision.wake_at_us == 9000 * S  # not 10,360
+    for captured_s, is_kept in ((2780, True), (2790, False)):  # the next is durable 6,220 s later, at 9,000 s or after
+        world = crossing(committed(captured_s + 120, 1), checkpoint_every_us=6040 * S)
+        decision = decide(world.at(7260).state, world.now_us)
+        assert (not decision.events, decision.wake_at_us == 9000 * S) == (is_kept, is_kept)
+
+
+def test_a_level_further_down_does_not_make_anybody_wait_longer():
+    world = crossing(committed(5580, 1), levels_s=(7200, 7290, 7380, 7430, 7450))
+    for at_s in (7260, 7320, 7380):
+        decision = decide(world.at(at_s).state, world.now_us)
+        assert decision.events == () and decision.wake_at_us <= 7440 * S
+    assert brief(world.at(7440).cycle()) == ["notice old share for new"]
+    assert world.state.attempts[JobId("old")].captured_us == 5460 * S  # and that although it told of no other
 
 
 def test_who_waited_too_long_does_not_wait_for_a_checkpoint():

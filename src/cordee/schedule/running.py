@@ -239,18 +239,21 @@ class Running:
         """Until when each row keeps its place although its turn is over; 0: it is not kept.
 
         One that cannot save in its grace is kept until its next checkpoint is durable, if that takes less time than the
-        work that it would lose took, and once: for one interval, or one minimum run, after its turn was first over.
+        work that it would lose took, and is due within an interval, and a minimum run, of when its turn was over. So
+        no level further down lets anybody wait longer: when that checkpoint is due is the end of it.
         """
         rows = self.rows
-        if not (policy.awaits_checkpoint and counts_service(policy) and policy.levels_gpu_us and rows["awaited"].any()):
+        if not (policy.awaits_checkpoint and counts_service(policy) and rows["awaited"].any()):
             return np.zeros(rows.size, np.int64)
         since_us = now_us - rows["work_from_us"]
         left_us = rows["every_us"] + rows["restart_us"] + rows["save_us"] - since_us
-        had_us = (policy.levels_gpu_us[0] - rows["value"]) // np.maximum(1, rows["pace"])
-        over_us = np.maximum(rows["shares_from_us"], rows["placed_us"] + had_us)
-        until_us = np.minimum(now_us + left_us, over_us + np.minimum(rows["every_us"], policy.share_min_run_us))
-        is_kept = rows["awaited"] & (over_us <= now_us) & (left_us < since_us)
-        return np.where(is_kept & (until_us > now_us), until_us, 0)
+        served = self.served(now_us)
+        level = self.standings(now_us, policy.levels_gpu_us)
+        below = served - np.array((0, *policy.levels_gpu_us), np.int64)[level]
+        over_us = np.maximum(rows["shares_from_us"], now_us - below // np.maximum(1, rows["pace"]))
+        longest_us = np.minimum(rows["every_us"], policy.share_min_run_us)
+        is_kept = rows["awaited"] & (level > 0) & (over_us <= now_us) & (left_us > 0) & (left_us < since_us)
+        return np.where(is_kept & (now_us + left_us <= over_us + longest_us), now_us + left_us, 0)
 
     def served(self, now_us: int) -> Any:
         """What decides each row's standing, now; GPU time received in the orders that count it."""
