@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -92,7 +93,8 @@ def test_kill_9_of_the_agent_ends_its_ranks_before_the_node_is_up_again(world):
     ended = world.ended()
     assert not process.find(TAG)
     assert ended.outcome is Outcome.LOST
-    assert "the agent of local died; 4 processes that it left were ended" in ended.why
+    # Some of the four may end by themselves when their agent has gone, before anybody counts.
+    assert re.search(r"the agent of local died; [1-4] process(es)? that it left w(as|ere) ended", ended.why), ended.why
     world.until(lambda: epochs_up(world) == [1, 2])
     tail = [event for event in world.log if isinstance(event, NodeDown | ShareEnded | NodeUp)][-3:]
     assert [type(event).__name__ for event in tail] == ["NodeDown", "ShareEnded", "NodeUp"]
