@@ -43,8 +43,8 @@ class Policy:
         pushes_max: so often a job is pushed by its own tier; None: no such limit.
         move_share: running jobs of so much of the size of a waiting one move elsewhere to make room for its shape.
         awaits_checkpoint: who cannot save in its grace and loses its turn keeps its place until its next checkpoint is
-            durable, if that is near: once, for one interval and `share_min_run_us` at most after its turn was first
-            over; the orders `service` and `las` only.
+            durable, if that is near: due within an interval and `share_min_run_us` of when its turn was over; the
+            orders `service` and `las` only.
         resize: whether elastic jobs start smaller, shrink and grow.
 
     The numbers are those of a study on the Philly traces (docs/design/schedule.md).
