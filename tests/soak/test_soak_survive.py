@@ -62,7 +62,7 @@ def test_a_job_survives_whatever_befalls_it(soak: Soak, tmp_path: Path, disk: tu
 def _check(world: World) -> None:
     alone, weights = world.uninterrupted()
     assert len(alone) == world.steps
-    # The numbers of a step tell it from its neighbours (but for a few, once it has learnt): another state would be seen.
+    # The numbers of a step tell it from its neighbours (but for a few once it has learnt): another state would be seen.
     alike = sum(_far(one, next_) <= 10 * TOLERANCE for one, next_ in pairwise(alone))
     assert alike <= world.steps // 100, f"{alike} of {world.steps} steps look like the one before"
     order = Order(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, drop_last=False)
