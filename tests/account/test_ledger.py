@@ -86,6 +86,15 @@ CASES = {
         [U(110, 190, 0, 80), commit(195, 80), *ended(200, "checkpointed")],
         {"restart": 20, "useful": 80},
     ),
+    "checkpointed, and a moment more at that step": (
+        [U(110, 190, 0, 80), span(C, 190, 192), U(192, 193, 80), span(C, 193, 195), commit(195, 80, 4),
+         *ended(200, "checkpointed")],
+        {"restart": 15, "useful": 81, "checkpoint": 4},
+    ),
+    "killed a moment after that step": (
+        [U(110, 190, 0, 80), span(C, 190, 192), U(192, 193, 80), commit(195, 80, 4), *ended(200, "killed")],
+        {"restart": 10, "useful": 80, "checkpoint": 2, "lost": 8},
+    ),
     "half committed": (
         [U(110, 150, 0, 40), commit(150, 40), U(150, 190, 40, 40), *ended(200, "lost")],
         {"restart": 10, "useful": 40, "lost": 50},

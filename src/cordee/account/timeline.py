@@ -94,7 +94,7 @@ class Timeline:
         for number, segment in enumerate(self._segments):
             add(Class.STALL if number or self._any_folded else Class.RESTART, segment.from_us)
             if segment.cls is Class.USEFUL and outcome not in (None, Outcome.FINISHED):
-                add(Class.USEFUL, self._durable(segment))
+                add(Class.USEFUL, self._kept(segment, outcome))
                 add(Class.LOST, segment.to_us)
             else:
                 add(segment.cls, segment.to_us)
@@ -111,7 +111,7 @@ class Timeline:
                 kept += segment.tokens
             elif segment.steps:
                 kept += segment.tokens * self._durable_steps(segment) // segment.steps
-            elif self._durable(segment) == segment.to_us:
+            elif self._kept(segment, outcome) == segment.to_us:
                 kept += segment.tokens
         return kept
 
@@ -139,6 +139,12 @@ class Timeline:
 
     def _durable_steps(self, segment: Segment) -> int:
         return min(segment.steps, max(0, self._committed_step - segment.first_step))
+
+    def _kept(self, segment: Segment, outcome: Outcome | None) -> int:
+        """Until when a segment is not lost by this end: whoever leaves at the durable step has begun no other."""
+        if outcome is Outcome.CHECKPOINTED and segment.steps == 0 < segment.first_step == self._committed_step:
+            return segment.to_us
+        return self._durable(segment)
 
     def _durable(self, segment: Segment) -> int:
         """Until when a segment is durable: of a useful one by its steps, or by its time if it told no steps."""
