@@ -142,7 +142,8 @@ class Timeline:
 
     def _kept(self, segment: Segment, outcome: Outcome | None) -> int:
         """Until when a segment is not lost by this end: whoever leaves at the durable step has begun no other."""
-        if outcome is Outcome.CHECKPOINTED and segment.steps == 0 < segment.first_step == self._committed_step:
+        at_durable_step = segment.steps == 0 and 0 < segment.first_step == self._committed_step
+        if outcome is Outcome.CHECKPOINTED and at_durable_step:
             return segment.to_us
         return self._durable(segment)
 

@@ -282,7 +282,8 @@ class Considering:
             self._moves += 1
 
     def _count(self, job: Job, held: Held, sign: int) -> None:
-        change, undo = (self.state.quotas.promise, self.state.quotas.withdraw)[::sign]
+        quotas = self.state.quotas
+        change, undo = (quotas.promise, quotas.withdraw) if sign > 0 else (quotas.withdraw, quotas.promise)
         change(job, held, self.now_us)
         self.state.journal.note(undo, job, held, self.now_us)
 
