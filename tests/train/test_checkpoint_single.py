@@ -18,8 +18,10 @@ from cordee.storage.chunks import FOLDER as CHUNKS
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import live_commits, log_key, read_entries
 from cordee.storage.manifest import read_failed, read_manifest
+from cordee.train.checkpoint import link
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from cordee.train.checkpoint.dcp import _join_plans, planner_for
+from cordee.train.checkpoint.link import DrainLink
 from cordee.train.checkpoint.state import decode, encode, gather
 
 WAIT_S = 60
@@ -223,6 +225,33 @@ def test_the_other_ranks_hear_of_a_dead_drain_also_when_the_next_one_runs_alread
     dead._thread.join(WAIT_S)
     assert "signal 9 before save 2" in str(read_failed(checkpointer._blobs, checkpointer._prefix(2)))
     checkpointer.wait(WAIT_S)
+
+
+def test_what_a_stopped_drains_pipe_cannot_take_goes_on_beside_the_training(make, monkeypatch) -> None:
+    monkeypatch.setattr(link, "HAND_OVER_S_MAX", 0.01)
+    checkpointer = make()
+    state = build()
+    saved(checkpointer, state, 1)
+    checkpointer.wait(WAIT_S)
+    talker = checkpointer._link
+    os.kill(talker.pid, signal.SIGSTOP)
+    state["more"] = {f"name{i}": torch.zeros(1) for i in range(2000)}  # A pipe takes 64 KiB.
+    checkpointer.save(state, step=2, extras={})
+    assert talker._unsaid, "the drain reads nothing"
+    checkpointer.leave(lambda: 0.0)
+    assert not talker._stdin.closed, "there is still something to say"
+    os.kill(talker.pid, signal.SIGCONT)
+    assert checkpointer.wait(WAIT_S).step == 2
+    talker._thread.join(WAIT_S)
+    assert not talker._unsaid and talker._stdin.closed and talker._pusher is None
+
+
+def test_a_capture_is_handed_over_by_whoever_made_it(make, monkeypatch) -> None:
+    """No other thread has to run for it: the collector may have that one wait in somebody's finalizer."""
+    monkeypatch.setattr(DrainLink, "_push_rest", lambda self: pytest.fail("a thread was needed"))
+    checkpointer = make()
+    saved(checkpointer, build(), 3)
+    assert checkpointer.wait(WAIT_S).step == 3
 
 
 def test_a_failure_that_nobody_waited_for_is_told_by_the_next_save(make) -> None:

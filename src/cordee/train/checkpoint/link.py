@@ -1,13 +1,13 @@
 """The trainer's end of its drain: starts the process, hands captures over, and learns what became of them."""
 
-import contextlib
 import json
 import logging
 import os
-import queue
+import select
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import asdict
@@ -18,7 +18,7 @@ from cordee.storage.generations import Commit
 from cordee.storage.rescue import DRAIN
 from cordee.train.checkpoint.drain import Setup
 
-HAND_OVER_S_MAX = 2.0
+HAND_OVER_S_MAX = 2.0  # A drain that hangs must not hang its trainer.
 
 logger = logging.getLogger("cordee.train")
 
@@ -37,7 +37,10 @@ class DrainLink:
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._changed = threading.Condition()
-        self._outbox: queue.SimpleQueue[dict[str, Any] | threading.Event | None] = queue.SimpleQueue()
+        self._saying = threading.RLock()
+        self._unsaid = bytearray()  # what did not go into the pipe yet
+        self._said_all = False  # no more will be said
+        self._pusher: threading.Thread | None = None
         self._reading: dict[int, int] = {}  # saves whose captures the drain still reads, by buffer
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
@@ -49,11 +52,13 @@ class DrainLink:
             # Whoever ends what a trainer has left behind can tell it from the rest, and give it the time it needs.
             env=os.environ | {DRAIN: "1"},
         )
+        assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
         _live.add(self)
-        self._outbox.put(asdict(setup))
+        self._say(asdict(setup))
         self._thread = threading.Thread(target=self._listen, name="cordee-drain", daemon=True)
         self._thread.start()
-        threading.Thread(target=self._talk, name="cordee-drain-pipe", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -79,7 +84,7 @@ class DrainLink:
 
     def send_layout(self, layout: dict[str, Any]) -> None:
         """What stays the same from save to save."""
-        self._outbox.put({"do": "layout", **layout})
+        self._say({"do": "layout", **layout})
 
     def send_save(self, number: int, command: dict[str, Any]) -> None:
         """Hand a capture over: from now on it is committed even if the trainer dies."""
@@ -91,59 +96,92 @@ class DrainLink:
         if ended:
             self._on_failure(number, CheckpointError(f"the drain ended before save {number} was handed over"))
             return
-        self._outbox.put({"do": "save", "save": number, **command})
-        self._flush(HAND_OVER_S_MAX)
+        self._say({"do": "save", "save": number, **command}, HAND_OVER_S_MAX)
 
     def send_hold(self, number: int, command: dict[str, Any]) -> None:
         """Tell of a capture that stays in memory: committed only if the trainer dies, and all ranks have it."""
-        self._outbox.put({"do": "hold", "save": number, **command})
-        self._flush(HAND_OVER_S_MAX)
-
-    def _flush(self, timeout_s: float) -> None:
-        """Wait until all was said; not longer, since a drain that hangs must not hang its trainer."""
-        said = threading.Event()
-        self._outbox.put(said)
-        said.wait(timeout_s)
+        self._say({"do": "hold", "save": number, **command}, HAND_OVER_S_MAX)
 
     def close(self, timeout_s: float, *, in_order: bool = True) -> bool:
         """No more saves: let it finish and end; False if it still works, which it then goes on to do alone.
 
         Not `in_order`: as if the trainer had died, which the drains of the other ranks are told.
         """
-        assert self._process.stdin is not None, "the drain was started with a pipe"
-        if in_order:
-            self._outbox.put({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
-        self._outbox.put(None)
+        with self._saying:
+            if in_order:
+                self._say({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
+            self._said_all = True
+            self._push_on()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def let_go(self) -> None:
         """In a forked child, such as a data loader's worker: the drain has to see when the trainer closes the pipe."""
-        assert self._process.stdin is not None, "the drain was started with a pipe"
-        if not self._process.stdin.closed:
+        if not self._stdin.closed:
             null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._process.stdin.fileno(), inheritable=False)
+            os.dup2(null, self._stdin.fileno(), inheritable=False)
             os.close(null)
 
-    def _talk(self) -> None:
-        """Write what there is to say, in a thread of its own: the pipe of a drain that hangs is full at some time."""
-        assert self._process.stdin is not None, "the drain was started with a pipe"
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # The listener tells of its end.
-            while (message := self._outbox.get()) is not None:
-                if isinstance(message, threading.Event):
-                    message.set()
-                    continue
-                pipe.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
-                pipe.flush()
+    def _say(self, message: dict[str, Any], patience_s: float = 0.0) -> None:
+        """Into the pipe, by the caller itself; what does not fit in this time goes on beside.
+
+        Not by a thread that always runs: the garbage collector may run foreign finalizers in any thread, and that of a
+        data loader of an epoch before waits for its workers for 5 s each.
+        """
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        deadline_s = time.monotonic() + patience_s
+        with self._saying:
+            if self._said_all:
+                return
+            self._unsaid += line
+            while not self._push() and self._pusher is None and (left_s := deadline_s - time.monotonic()) > 0:
+                self._await_room(left_s)
+            self._push_on()
+
+    def _push_on(self) -> None:
+        """Have the rest written by a thread of its own, until there is none."""
+        if not self._push() and self._pusher is None:
+            self._pusher = threading.Thread(target=self._push_rest, name="cordee-drain-pipe", daemon=True)
+            self._pusher.start()
+
+    def _push_rest(self) -> None:
+        while True:
+            with self._saying:
+                if self._push():
+                    self._pusher = None
+                    return
+            self._await_room(1.0)
+
+    def _push(self) -> bool:
+        """Write what the pipe takes; whether nothing is left. After the last word the pipe is closed."""
+        with self._saying:
+            try:
+                while self._unsaid:
+                    del self._unsaid[: os.write(self._stdin.fileno(), self._unsaid)]
+            except BlockingIOError:
+                return False
+            except BrokenPipeError:  # The listener tells of its end.
+                self._said_all = True
+                self._unsaid.clear()
+            if self._said_all:
+                self._stdin.close()
+            return True
+
+    def _await_room(self, timeout_s: float) -> None:
+        room = select.poll()  # not select(), which knows no descriptors from 1,024 on
+        room.register(self._stdin, select.POLLOUT)
+        room.poll(timeout_s * 1000)
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None, "the drain was started with a pipe"
-        for line in self._process.stdout:
+        for line in self._stdout:
             if line.endswith(b"\n"):
                 self._handle(json.loads(line))
-        self._process.stdout.close()
-        self._outbox.put(None)
+        self._stdout.close()
         code = self._process.wait()
+        with self._saying:
+            self._said_all = True
+            self._unsaid.clear()
+            self._push()
         with self._changed:
             self._ended = True
             lost, self._open = sorted(self._open), set()
