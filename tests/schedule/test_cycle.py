@@ -256,3 +256,14 @@ def test_a_job_waits_for_gpus_that_are_being_vacated_rather_than_pushing_others(
 def test_where_nobody_passes_a_gang_that_can_never_fit_holds_nobody_up():
     world = World(node("n1"), job("huge", 16), job("a", 4), policy=NAMED["fifo"])
     assert brief(world.cycle()) == ["place a n1:4"]
+
+
+def test_a_line_that_starts_whole_around_one_reservation_is_not_asked_around_the_next():
+    """The fault simulation found this (--seed 50590): the line was empty by then, and the cycle fell over it."""
+    kinds = ({"gpu_name": "H100"}, {"gpu_name": "A100"})
+    held = [job(f"a{each}", 4, estimate_us=1000 * S, **kind) for each, kind in enumerate(kinds)]
+    world = World(node("n1"), node("n2", gpu="A100"), *held, policy=NAMED["easy"])
+    world.cycle()
+    gangs = [job(f"g{each}", 8, **kind) for each, kind in enumerate(kinds)]
+    world.tell(*gangs, job("s", 2, estimate_us=100 * S))
+    assert brief(world.cycle()) == ["place s n1:2"]

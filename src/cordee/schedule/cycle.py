@@ -246,7 +246,7 @@ class Cycle(Considering):
         if self.state.policy.backfill != "easy":
             return
         for reservation in {id(each): each for each in self.reserved.values()}.values():
-            if reservation.kept:
+            if reservation.kept and line.places:  # around the one before, all of the line may have started
                 self._around(reservation, line)
 
     def _around(self, reservation: Reservation, line: Line) -> None:
