@@ -338,9 +338,7 @@ class Cordee(Way):
     def load(self) -> None:
         """Find the newest generation, verify all of it, put it into the state."""
         assert self.checkpointer is not None, "before_load() makes one"
-        commit = self.checkpointer.open()
-        assert commit is not None, "something was saved before"
-        self.checkpointer.load(self._state(), commit)
+        assert self.checkpointer.resume(self._state()) is not None, "something was saved before"
 
     def close(self) -> None:
         if self.checkpointer is not None:

@@ -70,13 +70,13 @@ def test_pieces_are_joined_in_order() -> None:
 def test_a_chunk_is_written_once_per_save_and_known_ones_never(tmp_path) -> None:
     blobs = FileBlobs(tmp_path)
     first, new = write_chunk(blobs, b"abc", save=1, epoch=1, known={})
-    assert new and first.key.endswith(f"{first.blake3}.1.1")
-    again, new = write_chunk(blobs, b"abc", save=2, epoch=1, known={first.blake3: first})
+    assert new and first.key.endswith(f"{first.xxh3}.1.1")
+    again, new = write_chunk(blobs, b"abc", save=2, epoch=1, known={first.xxh3: first})
     assert not new and again == first
     later, new = write_chunk(blobs, b"abc", save=2, epoch=1, known={})
     assert new and later.key != first.key, "a late delete for save 1 must not hit what save 2 wrote"
     blobs.delete(first.key)
-    rewritten, new = write_chunk(blobs, b"abc", save=3, epoch=1, known={first.blake3: first})
+    rewritten, new = write_chunk(blobs, b"abc", save=3, epoch=1, known={first.xxh3: first})
     assert new and rewritten.key.endswith(".3.1"), "a chunk that has vanished is written again"
 
 
@@ -92,7 +92,7 @@ def test_a_harmed_chunk_is_found(tmp_path, harm) -> None:
     changed = {"flip": b"y" + data[1:], "truncate": data[:-1], "append": data + b"x", "remove": None}[harm]
     path.unlink() if changed is None else path.write_bytes(changed)
     for read in (read_chunk, check_chunk, partial(check_chunk, into=memory), partial(check_chunk, from_disk=True)):
-        with pytest.raises(Damaged, match=chunk.blake3):
+        with pytest.raises(Damaged, match=chunk.xxh3):
             read(blobs, chunk)
 
 

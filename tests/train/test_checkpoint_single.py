@@ -132,8 +132,9 @@ def harm(folder: Path, what: str, generation: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("what", ["record", "manifest", "flipped chunk", "truncated chunk", "missing chunk"])
-def test_damage_is_found_and_the_load_steps_back_and_says_so(make, tmp_path, what, caplog) -> None:
+def test_damage_is_found_and_the_load_steps_back_and_says_so(make, tmp_path, what, passes, caplog) -> None:
     first = make()
     states = saved(first, build(), 2)
     newest = first.newest().generation
@@ -142,12 +143,11 @@ def test_damage_is_found_and_the_load_steps_back_and_says_so(make, tmp_path, wha
     state = build()
     second = make()
     with caplog.at_level(logging.WARNING, "cordee.train"):
-        commit = second.open()
-    assert commit.step == 1 and commit.generation < newest
+        loaded = second.resume(state) if passes == 1 else second.load(state, second.open())
+    assert loaded.step == second.newest().step == 1 and second.newest().generation < newest
     assert [skipped.generation for skipped in second.skipped] == [newest]
     assert f"stepping over generation {newest}" in caplog.text
-    second.load(state, commit)
-    assert same(flat(state), states[0])
+    assert same(flat(state), states[0]) and loaded.extras["at"] == 1
     # The damaged generation is no base for the next save, and never counts as one of the two that are kept.
     step(state)
     second.save(state, step=2, extras={})
@@ -164,6 +164,32 @@ def test_when_nothing_verifies_it_is_an_error_not_a_fresh_start(make, tmp_path) 
     harm(tmp_path, "manifest", first.newest().generation)
     with pytest.raises(CorruptError, match="none of 1 generations"):
         make().open()
+    with pytest.raises(CorruptError, match="none of 1 generations"):
+        make().resume(build())
+
+
+def test_what_nobody_reads_is_verified_too(make, tmp_path) -> None:
+    first = make()
+    states = saved(first, build(), 2)
+    first.close()
+    whole = read_manifest(FileBlobs(tmp_path), first.newest().manifest)
+    (extras,) = whole.ranks[0].extras
+    path = tmp_path / whole.chunks[extras.chunk].key
+    path.write_bytes(path.read_bytes()[::-1])
+    model = {"model": build()["model"]}
+    again = make()
+    assert again.resume(model).step == 1, "the extras of the newest generation are damaged"
+    mine, _ = flat(model)
+    assert all(torch.equal(value, states[0][0][name]) for name, value in mine.items())
+
+
+def test_a_new_job_finds_nothing_and_its_state_stays(make) -> None:
+    state = build()
+    before = flat(state)
+    checkpointer = make()
+    assert checkpointer.resume(state) is None and same(flat(state), before)
+    checkpointer.save(state, step=1, extras={})
+    assert checkpointer.wait(WAIT_S).step == 1
 
 
 def test_damage_between_open_and_load_is_found(make, tmp_path) -> None:
@@ -328,7 +354,7 @@ def test_what_lay_in_the_memory_before_is_in_no_chunk(tmp_path) -> None:
             commit = checkpointer.wait(WAIT_S)
         checkpointer.close()
         chunks = read_manifest(FileBlobs(tmp_path / folder), commit.manifest).chunks
-        addresses.append([chunk.blake3 for chunk in chunks])
+        addresses.append([chunk.xxh3 for chunk in chunks])
     assert addresses[0] == addresses[1]
 
 

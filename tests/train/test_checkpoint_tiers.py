@@ -118,7 +118,7 @@ def test_a_new_node_with_an_empty_disk_reads_from_home_and_fills_its_own(tmp_pat
 def test_a_chunk_that_is_used_again_is_brought_to_the_tiers_that_lack_it(tmp_path) -> None:
     tiers = Tiers([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
     first, _ = write_chunk(tiers.tiers[1], b"frozen", save=1, epoch=1, known={})
-    again, new = write_chunk(tiers, b"frozen", save=2, epoch=1, known={first.blake3: first})
+    again, new = write_chunk(tiers, b"frozen", save=2, epoch=1, known={first.xxh3: first})
     assert again == first and not new and tiers.tiers[0].get(first.key) == b"frozen"
 
 
@@ -172,7 +172,7 @@ def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(t
     near, home, base = (FileBlobs(tmp_path / name) for name in ("near", "home", "base"))
     both, data = Tiers([near, home]), bytes(range(256)) * 8192
     chunk, _ = write_chunk(both, data, save=1, epoch=1, known={})
-    known = {chunk.blake3: chunk}
+    known = {chunk.xxh3: chunk}
     for harmed in ((near,), (home,), (near, home)):
         for tier in harmed:
             flip(tier.root / chunk.key)
@@ -183,11 +183,11 @@ def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(t
     # What a base has lost the job gets for itself.
     lent, _ = write_chunk(base, data, save=1, epoch=1, known={})
     here = replace(lent, key=remember(home, str(base.root)) + lent.key)
-    assert write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}) == (here, False)
+    assert write_chunk(home, data, save=3, epoch=1, known={lent.xxh3: here}) == (here, False)
     flip(base.root / lent.key)
     owner, key = owner_of(home, here.key)
     assert has_decayed(owner, here, key)
-    own, new = write_chunk(home, data, save=3, epoch=1, known={lent.blake3: here}, rotten={(owner, key)})
+    own, new = write_chunk(home, data, save=3, epoch=1, known={lent.xxh3: here}, rotten={(owner, key)})
     assert new and home.get(own.key) == data and base.get(lent.key) != data
 
 

@@ -28,7 +28,7 @@ def begin(to: str, on_estimate=lambda: None, **options) -> Saving:
     told = settings({}, to=to, **options)
     state = {"w": torch.ones(10_000), "n": 0}
     saving = Saving(state, told, to, rank=0, world_size=1, reporter=Reporter(told, 0), on_estimate=on_estimate)
-    saving.load(saving.open())
+    saving.load()
     return saving
 
 

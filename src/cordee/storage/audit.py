@@ -157,13 +157,13 @@ def diff(blobs: Blobs, first: Manifest, second: Manifest) -> Difference:
     one, two = first.tensors, second.tensors
     both = sorted(one.keys() & two.keys())
     changed = tuple(name for name in both if not _alike(blobs, first, one[name], second, two[name]))
-    known = {chunk.blake3 for chunk in first.chunks}
+    known = {chunk.xxh3 for chunk in first.chunks}
     return Difference(
         tuple(sorted(one.keys() - two.keys())),
         tuple(sorted(two.keys() - one.keys())),
         changed,
         len(both) - len(changed),
-        sum(chunk.length_bytes for chunk in second.chunks if chunk.blake3 in known),
+        sum(chunk.length_bytes for chunk in second.chunks if chunk.xxh3 in known),
         sum(chunk.length_bytes for chunk in second.chunks),
     )
 
@@ -181,7 +181,7 @@ def _addresses(whole: Manifest, tensor: Tensor) -> set[object]:
         (
             shard.offsets,
             shard.sizes,
-            tuple((whole.chunks[p.chunk].blake3, p.offset, p.length_bytes) for p in shard.pieces),
+            tuple((whole.chunks[p.chunk].xxh3, p.offset, p.length_bytes) for p in shard.pieces),
         )
         for shard in tensor.shards
     }

@@ -1,6 +1,6 @@
-"""Immutable chunks, addressed by blake3 and checked on every read by xxh3-128.
+"""Immutable chunks, addressed by their xxh3-128, which is checked on every read.
 
-A key ends in the save and the epoch that wrote it: `chunks/ab/<blake3>.<save>.<epoch>`. So a late delete by an older
+A key ends in the save and the epoch that wrote it: `chunks/ab/<xxh3>.<save>.<epoch>`. So a late delete by an older
 attempt, or for an older save, can never hit a chunk that a newer save has just written with the same content.
 """
 
@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import xxhash
-from blake3 import blake3
 
 from cordee.errors import DestinationError
 from cordee.storage.base import owner_of
-from cordee.storage.files import BLOCK_BYTES, READ_BYTES, Blobs, Data
+from cordee.storage.files import BLOCK_BYTES, Blobs, Data
 from cordee.storage.sealed import Damaged
 from cordee.storage.tiers import read_intact
 from cordee.units import MiB
@@ -31,16 +30,11 @@ _ALIGN_BYTES = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a chunk is and what it must look like."""
+    """Where a chunk is and what it must look like. What is stored once is found again by `xxh3`, not by the key."""
 
     key: str
     length_bytes: int
     xxh3: str
-
-    @property
-    def blake3(self) -> str:
-        """The address of its content."""
-        return self.key.rsplit("/", 1)[1].split(".")[0]
 
 
 @dataclass(frozen=True)
@@ -93,27 +87,16 @@ def write_chunk(
     durable: bool = True,
     rotten: set[tuple[Blobs, str]] | None = None,
 ) -> tuple[Chunk, bool]:
-    """Store the data unless `known` (by blake3) has it whole; the chunk, and whether it was written.
+    """Store the data unless `known` (by xxh3) has it whole; the chunk, and whether it was written.
 
     `rotten` are copies that `has_decayed` was true of, by tier and key: they are put there anew, and are none any more.
     """
-    digest, check = _digests(data)
-    chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, check)
+    digest = xxhash.xxh3_128_hexdigest(data)
+    chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, digest)
     old = known.get(digest)
-    same = old and (old.length_bytes, old.xxh3) == (chunk.length_bytes, check)
-    if old and same and _is_there(blobs, old, data, rotten or set()):
+    if old and old.length_bytes == chunk.length_bytes and _is_there(blobs, old, data, rotten or set()):
         return old, False
     return chunk, blobs.put_if_absent(chunk.key, data, durable=durable)
-
-
-def _digests(data: Data) -> tuple[str, str]:
-    """blake3 and xxh3-128, in blocks that are still in the processor's cache for the second."""
-    address, check, view = blake3(), xxhash.xxh3_128(), memoryview(data).cast("B")
-    for at in range(0, len(view), READ_BYTES):
-        block = view[at : at + READ_BYTES]
-        check.update(block)
-        address.update(block)
-    return address.hexdigest(), check.hexdigest()
 
 
 def _is_there(blobs: Blobs, old: Chunk, data: Data, rotten: set[tuple[Blobs, str]]) -> bool:

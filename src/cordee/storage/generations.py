@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from blake3 import blake3
@@ -79,31 +80,27 @@ def lacks_of(entry: Entry) -> int:
     return int(entry.record.fields.get("lacks", 0))
 
 
-def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> str | None:
-    """Read and verify chunks; what is wrong with the first bad one, or None."""
+def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> None:
+    """Read and verify chunks.
 
-    def problem(chunk: Chunk) -> str | None:
-        try:
-            check_chunk(blobs, chunk)
-        except Damaged as damage:
-            return str(damage)
-        return None
-
+    Raises:
+        Damaged: what is wrong with the first bad one.
+    """
     with ThreadPoolExecutor(_THREADS) as pool:
-        return next((found for found in pool.map(problem, wanted) if found), None)
+        list(pool.map(partial(check_chunk, blobs), wanted))
 
 
 def check_generation(blobs: Blobs, name: str, *, rank: int = 0, world_size: int = 1) -> str | None:
     """Verify one rank's share of a generation (every `world_size`-th chunk); what is wrong, or None."""
     try:
-        whole = read_manifest(blobs, name)
+        check_chunks(blobs, read_manifest(blobs, name).chunks[rank::world_size])
     except Damaged as damage:
         return str(damage)
-    return check_chunks(blobs, whole.chunks[rank::world_size])
+    return None
 
 
 def known_chunks(blobs: Blobs, entries: list[Entry], whole: Manifest) -> dict[str, Chunk]:
-    """Chunks of a verified generation that a new save may use again, by blake3.
+    """Chunks of a verified generation that a new save may use again, by xxh3.
 
     What an unfinished gc record names counts as absent: a late delete may still take it.
 
@@ -111,11 +108,11 @@ def known_chunks(blobs: Blobs, entries: list[Entry], whole: Manifest) -> dict[st
         Damaged: what such a record names cannot be read, so no chunk is safe to use again.
     """
     going = {key for entry in unfinished_gcs(entries) for key in _doomed_by(blobs, entry)}
-    return {chunk.blake3: chunk for chunk in whole.chunks if chunk.key not in going}
+    return {chunk.xxh3: chunk for chunk in whole.chunks if chunk.key not in going}
 
 
 def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
-    """Chunks of the newest pinned generation of another destination, by blake3, under the keys that they have here.
+    """Chunks of the newest pinned generation of another destination, by xxh3, under the keys that they have here.
 
     Raises:
         CheckpointError: nothing is pinned there, or it cannot be read.
@@ -130,7 +127,7 @@ def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
     except Damaged as damage:
         raise CheckpointError(f"the base in {to} cannot be read: {damage}") from damage
     prefix = remember(blobs, to)
-    return {chunk.blake3: replace(chunk, key=prefix + chunk.key) for chunk in whole.chunks}
+    return {chunk.xxh3: replace(chunk, key=prefix + chunk.key) for chunk in whole.chunks}
 
 
 def sweep_near(log: Log, blobs: Blobs, save: int) -> None:

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from cordee.errors import CheckpointError, CordeeError, StopError
 from cordee.events import SpanClass
-from cordee.storage.generations import Commit
 from cordee.train import needs  # noqa: F401 - raises where torch is too old for the rest
 from cordee.train.checkpoint import own
 from cordee.train.checkpoint.saving import Saving
@@ -90,7 +89,6 @@ class Job:
         self._points = 0  # safe points since the boundary before
         self._finished = False
         self._final_failed = False
-        self._found: Commit | None = None
         self._rng: Any = None  # to go on from, when the loop begins
         self._saving: Saving | None = None
         self._leaving: Leaving | None = None
@@ -106,7 +104,7 @@ class Job:
         return self
 
     def open(self) -> None:
-        """Find what to start from, so that `start_step` is known; the state is not touched before `load`."""
+        """From here on a notice is heard; nothing is read before `find` or `load`."""
         speak(quiet=self._told.quiet or self.rank != 0)
         if self._told.to is None:
             if self.rank == 0:
@@ -123,21 +121,29 @@ class Job:
                 reporter=self._reporter,
                 on_estimate=self._plan_save,
             )
-            self._found = self._saving.open()
         except BaseException:
             self._close()
             raise
-        if self._found is not None:
-            self.start_step = self._pace.step = self._found.step
+
+    def find(self) -> None:
+        """Find what to start from, so that `start_step` is known before there is a state: it is read twice then."""
+        if self._saving is None:
+            return
+        try:
+            self.start_step = self._pace.step = self._saving.find()
+        except BaseException:
+            self._close()
+            raise
 
     def load(self) -> None:
-        """Put what was found into the state; from here on a notice can be agreed on."""
+        """Put the newest checkpoint into the state; now `start_step` is known, and a notice can be agreed on."""
         if self._saving is None or self._leaving is None:
             self._reporter.restored(0, None)
             return
         leaving = self._leaving
         try:
-            self._rng = self._saving.load(self._found)
+            self.start_step, self._rng = self._saving.load()
+            self._pace.step = self.start_step
             self._agreement = leaving.agreement = Agreement(
                 first_step=_boundary_number(self.start_step - 1),
                 rank=self.rank,

@@ -1,7 +1,7 @@
 """Checkpoints from inside the training process: capture in memory, drain beside, one commit for all ranks.
 
-A save costs the trainer one copy into memory that is kept; everything after that happens in the drain. A load verifies
-every byte, reshards to any world size, and steps back over generations that are damaged.
+A save costs the trainer one copy into memory that is kept; everything after that happens in the drain. A resume reads
+the newest generation once, verifies every byte, reshards to any world size, and steps back over those that are damaged.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from cordee.storage.generations import Commit, base_chunks, check_generation, co
 from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import parts_prefix, write_failed
-from cordee.storage.sealed import canonical
+from cordee.storage.sealed import Damaged, canonical
 from cordee.train.checkpoint.cadence import LOOK_S, MEMORY, Outward, Standing
 from cordee.train.checkpoint.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
 from cordee.train.checkpoint.drain import Setup
@@ -68,9 +68,9 @@ class Skipped:
 class Checkpointer:
     """One rank's access to its job's checkpoints.
 
-    All ranks make one, and call `open`, `load` and `save` in the same order; a world of one needs no group. What
-    `save` has captured is committed even if the trainer dies, also what is held in memory; `wait` tells when, `close`
-    waits for the drain to end.
+    All ranks make one, and call `resume` (or `open` and `load`) and `save` in the same order; a world of one needs no
+    group. What `save` has captured is committed even if the trainer dies, also what is held in memory; `wait` tells
+    when, `close` waits for the drain to end.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Checkpointer:
         self.base = base
         self.grace_s = grace_s
         self.skipped: list[Skipped] = []
-        self.past: list[PastAttempt] = []  # on rank 0, after `open`
+        self.past: list[PastAttempt] = []  # on rank 0, after `resume`
         self._epoch = epoch
         self._told_epoch = epoch is not None  # by a server, which runs one attempt at a time
         self._on_commit = on_commit
@@ -123,57 +123,61 @@ class Checkpointer:
 
     @property
     def epoch(self) -> int:
-        """The epoch of this attempt; known after `open`."""
-        assert self._epoch is not None, "call open() first"
+        """The epoch of this attempt; known after `resume`."""
+        assert self._epoch is not None, "call resume() first"
         return self._epoch
 
-    def open(self) -> Commit | None:
-        """Fence older attempts and find the newest generation that verifies; None if nothing was ever committed.
+    def resume(self, state: dict[str, Any]) -> Loaded | None:
+        """Fence older attempts and put the newest generation that verifies into the state, in one pass over its bytes.
+
+        None if nothing was ever committed; then the state is as it was.
 
         Raises:
             FencedError: a newer attempt owns the log.
-            CorruptError: there are generations, and none verifies.
+            CheckpointError: the state does not fit.
+            CorruptError: there are generations, and none verifies; the state may be half loaded.
         """
-        self._await_rescue()
-        self._epoch, self._nonce, candidates, damaged = self._together.from_rank0(self._begin)
-        self.skipped = []
-        for commit in candidates:
-            problem = self._together.first_problem(
+        found: list[Loaded] = []
+
+        def problem_of(commit: Commit) -> str | None:
+            try:
+                found.append(restore(state, commit, blobs=self._blobs, together=self._together))
+            except Damaged as damage:
+                return str(damage)
+            return None
+
+        if self._find(problem_of) is None:
+            return None
+        self._start_drain(saves_before=0)  # Not before: its start would take the processor from the load.
+        return found[-1]
+
+    def open(self) -> Commit | None:
+        """As `resume`, but the state stays as it is: for who must know the step before there is a state.
+
+        Who loads it then reads it twice.
+        """
+        return self._find(
+            lambda commit: self._together.first_problems(
                 check_generation(self._blobs, commit.manifest, rank=self.rank, world_size=self.world_size)
-            )
-            if problem is None:
-                self._opened = self._newest = commit
-                self._drain_s[len(self._drain_s) - 1 - min(commit.lacks, len(self._drain_s) - 1)] = (
-                    commit.drained_us / 1e6
-                )
-                break
-            where = "; only nearer destinations were to have it" if commit.lacks else ""
-            self.skipped.append(Skipped(commit.generation, commit.step, problem + where))
-        oldest = self._opened.generation if self._opened else -1
-        self.skipped += [Skipped(at, None, f"log record {at}: {reason}") for at, reason in damaged if at > oldest]
-        if self.rank == 0:
-            for skipped in self.skipped:
-                what = f"step {skipped.step}" if skipped.step is not None else "a record"
-                logger.warning("stepping over generation %d (%s): %s", skipped.generation, what, skipped.reason)
-        if self._opened is None and self.skipped:
-            raise CorruptError(
-                f"none of {len(self.skipped)} generations in {self.to} verifies; newest: {self.skipped[-1].reason}",
-                hint="restore the folder from a copy, or move it away to start again from step 0",
-            )
-        if self._opened is None:
-            self._start_drain(saves_before=0)
-        return self._opened
+            )[0]
+        )
 
     def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
-        """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
+        """Put a generation that `open` has found, or that this attempt has committed, into the state.
 
         Raises:
             CheckpointError: the state does not fit.
             CorruptError: a chunk no longer verifies; the state may be half loaded.
         """
-        loaded = restore(state, commit, blobs=self._blobs, together=self._together)
+        try:
+            loaded = restore(state, commit, blobs=self._blobs, together=self._together, is_verified=True)
+        except Damaged as damage:
+            raise CorruptError(
+                f"generation {commit.generation} (step {commit.step}): {damage}",
+                hint="start the job again: it goes back to the newest generation that verifies",
+            ) from damage
         if self._link is None:
-            self._start_drain(saves_before=0)  # Not before: its start would take the processor from the load.
+            self._start_drain(saves_before=0)
         return loaded
 
     def prepare(self, state: dict[str, Any], *, hold: bool = False) -> None:
@@ -214,7 +218,7 @@ class Checkpointer:
             CheckpointError: nothing was captured; the generations before are intact, and a later save may succeed.
         """
         started_s = time.monotonic()
-        assert self._nonce, "call open() before save()"
+        assert self._nonce, "call resume() before save()"
         if self._link is None:
             self._start_drain(saves_before=0)  # What was found was not loaded.
         assert self._link is not None, "it was just started"
@@ -325,7 +329,37 @@ class Checkpointer:
         self._link = None
         self._buffers.close()
 
-    # What `open` and `load` are made of.
+    # What `resume` and `open` are made of.
+
+    def _find(self, problem_of: Callable[[Commit], str | None]) -> Commit | None:
+        """The newest generation without a problem, after older attempts were fenced; None: nothing was committed."""
+        self._await_rescue()
+        self._epoch, self._nonce, candidates, damaged = self._together.from_rank0(self._begin)
+        self.skipped = []
+        for commit in candidates:
+            problem = problem_of(commit)
+            if problem is None:
+                self._opened = self._newest = commit
+                self._drain_s[len(self._drain_s) - 1 - min(commit.lacks, len(self._drain_s) - 1)] = (
+                    commit.drained_us / 1e6
+                )
+                break
+            where = "; only nearer destinations were to have it" if commit.lacks else ""
+            self.skipped.append(Skipped(commit.generation, commit.step, problem + where))
+        oldest = self._opened.generation if self._opened else -1
+        self.skipped += [Skipped(at, None, f"log record {at}: {reason}") for at, reason in damaged if at > oldest]
+        if self.rank == 0:
+            for skipped in self.skipped:
+                what = f"step {skipped.step}" if skipped.step is not None else "a record"
+                logger.warning("stepping over generation %d (%s): %s", skipped.generation, what, skipped.reason)
+        if self._opened is None and self.skipped:
+            raise CorruptError(
+                f"none of {len(self.skipped)} generations in {self.to} verifies; newest: {self.skipped[-1].reason}",
+                hint="restore the folder from a copy, or move it away to start again from step 0",
+            )
+        if self._opened is None:
+            self._start_drain(saves_before=0)
+        return self._opened
 
     def _await_rescue(self) -> None:
         """Without a server: drains of the attempt before may still bring what they hold, and opening fences them."""
@@ -375,7 +409,7 @@ class Checkpointer:
 
     def _ready_link(self, slots: Collection[int]) -> DrainLink:
         """A living drain that leaves one of these buffers to write to."""
-        assert self._link is not None, "open() starts the drain"
+        assert self._link is not None, "resume() starts the drain"
         self._buffers.settle()
         self._wait_until_read(self._link, slots)
         if not self._link.alive:

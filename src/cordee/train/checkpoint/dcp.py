@@ -238,6 +238,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
     def __init__(self, blobs: Blobs, manifest: Manifest) -> None:
         self.blobs = blobs
         self.manifest = manifest
+        self.verified: set[str] = set()  # keys of the chunks that were read
         self._kept: OrderedDict[str, bytes] = OrderedDict()
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -294,6 +295,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
             planner.commit_tensor(item, target)
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(lambda pair: check_chunk(self.blobs, *pair), straight))
+        self.verified |= {chunk.key for chunk, _ in straight}
         self.reset()
         done: Future[None] = Future()
         done.set_result(None)
@@ -322,6 +324,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
     def _chunk(self, chunk: Chunk) -> bytes:
         if chunk.key not in self._kept:
             self._kept[chunk.key] = read_chunk(self.blobs, chunk)
+            self.verified.add(chunk.key)
             while len(self._kept) > _CHUNKS_KEPT:
                 self._kept.popitem(last=False)
         return self._kept[chunk.key]

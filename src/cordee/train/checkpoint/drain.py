@@ -150,7 +150,7 @@ class Drain:
         self.known = dict(self.base)
         try:
             self._read_back(prefix, chunks, written, commit.lacks)
-            self.known |= {chunk.blake3: chunk for chunk in chunks}
+            self.known |= {chunk.xxh3: chunk for chunk in chunks}
             self.known_since = commit.generation
             if self.setup.rank == 0:
                 self._collect(prefix, number, commit.generation)

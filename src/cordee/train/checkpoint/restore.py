@@ -1,6 +1,7 @@
 """A generation back into the state, on whatever ranks and in whatever layout there are now.
 
-The ranks agree before each step that could leave them half loaded; what bytes are read how is for `dcp.py`.
+The ranks agree before each step that could leave them half loaded; what bytes are read how is for `dcp.py`. Which
+generation it is, and what follows if it is damaged, is for `checkpointer.py`.
 """
 
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from cordee.errors import CheckpointError, CorruptError
+from cordee.errors import CheckpointError
 from cordee.storage.files import Blobs
-from cordee.storage.generations import Commit
+from cordee.storage.generations import Commit, check_chunks
 from cordee.storage.manifest import Manifest, read_extras, read_manifest
 from cordee.storage.sealed import Damaged
 from cordee.train.checkpoint import own
@@ -42,38 +43,47 @@ class Loaded:
     differed: tuple[str, ...] = ()
 
 
-def restore(state: dict[str, Any], commit: Commit, *, blobs: Blobs, together: Together) -> Loaded:
+def restore(
+    state: dict[str, Any], commit: Commit, *, blobs: Blobs, together: Together, is_verified: bool = False
+) -> Loaded:
     """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
+
+    Every chunk is verified by the rank that reads it, and what no rank reads by one of them; not if it `is_verified`.
 
     Raises:
         CheckpointError: the state does not fit.
-        CorruptError: a chunk no longer verifies; the state may be half loaded.
+        Damaged: a chunk does not verify, on all ranks alike. Tensors may be of it; another generation overwrites them.
     """
 
     def on_all(work: Callable[[], T]) -> T:
-        problem: CheckpointError | Damaged | None = None
+        misfit: CheckpointError | None = None
+        damage: str | None = None
         try:
             result = work()
-        except (CheckpointError, Damaged) as error:
-            problem = error
-        elsewhere = together.first_problem(str(problem) if problem else None)
-        if isinstance(problem, CheckpointError):
-            raise problem
-        if isinstance(problem, Damaged):
-            raise CorruptError(
-                f"generation {commit.generation} (step {commit.step}): {problem}",
-                hint="start the job again: it goes back to the newest generation that verifies",
-            ) from problem
+        except CheckpointError as error:
+            misfit = error
+        except Damaged as error:
+            damage = str(error)
+        elsewhere, damage = together.first_problems(str(misfit) if misfit else None, damage)
+        if misfit is not None:
+            raise misfit
         if elsewhere:
             raise CheckpointError(
                 f"another rank could not load step {commit.step}: {elsewhere}", hint="that rank's own log says more"
             )
+        if damage:
+            raise Damaged(damage)
         return result
 
     manifest, template, fitted = on_all(lambda: _fitted(state, commit, blobs))
     _require_all_taken(state, manifest, fitted, together)
     reader = GenerationReader(blobs, manifest)
-    on_all(lambda: _fill(state, manifest, template, fitted, lambda to: load_tensors(reader, to, together.rank)))
+    wanted = on_all(lambda: _read(template, manifest, fitted, lambda to: load_tensors(reader, to, together.rank)))
+    if not is_verified:
+        read = together.anywhere([chunk.key in reader.verified for chunk in manifest.chunks])
+        rest = [chunk for chunk, done in zip(manifest.chunks, read, strict=True) if not done]
+        on_all(lambda: check_chunks(blobs, rest[together.rank :: together.world_size]))
+    on_all(lambda: _scatter(state, manifest, fitted, wanted))
     same_world = manifest.world_size == together.world_size
     extras = on_all(lambda: _extras(blobs, manifest, together.rank)) if same_world else None
     place = own.dp_of(state)
@@ -103,19 +113,24 @@ def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[s
         )
 
 
-def _fill(
-    state: dict[str, Any],
-    manifest: Manifest,
+def _read(
     template: dict[str, torch.Tensor],
+    manifest: Manifest,
     fitted: dict[str, Any],
     load: Callable[[dict[str, torch.Tensor]], None],
-) -> None:
+) -> dict[str, torch.Tensor]:
     wanted = {}
     for name in sorted(names_in(list(fitted.values()))):
         saved = manifest.tensors[name]
         empty = template.get(name)
         wanted[name] = torch.empty(saved.shape, dtype=dtype_of(saved.dtype)) if empty is None else empty
     load(wanted)
+    return wanted
+
+
+def _scatter(
+    state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], wanted: dict[str, torch.Tensor]
+) -> None:
     try:
         scatter(state, {name: decode(value, wanted.__getitem__) for name, value in fitted.items()})
     except (RuntimeError, KeyError, ValueError) as error:

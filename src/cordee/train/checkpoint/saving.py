@@ -64,6 +64,7 @@ class Saving:
         self._reporter, self._on_estimate = reporter, on_estimate
         self._restart_s = 0.0
         self._start_step = 0
+        self._has_looked = False  # for what there is to load
         self._began_s = time.monotonic()
         self._rhythm = Rhythm(told.every, told.ram, first_s=AUTO_FIRST_S)
         self._told_save_s: float | None = None
@@ -100,31 +101,43 @@ class Saving:
         newest = self.checkpointer.newest()
         return newest.step if newest and machine_stays else self.durable_step
 
-    def open(self) -> Commit | None:
-        """Find the newest generation that verifies; None if this is a new job."""
-        commit = self.checkpointer.open()
-        self._start_step = commit.step if commit else 0
-        if commit is not None and not commit.lacks:
-            self.durable_step = commit.step
-        return commit
+    def find(self) -> int:
+        """The step that `load` will start from, before there is a state to load into: it is read twice then."""
+        self.checkpointer.open()
+        self._has_looked = True
+        return self._found()
 
-    def load(self, commit: Commit | None) -> Any:
-        """Put it into the state; the random numbers to go on from, for when the loop begins."""
+    def load(self) -> tuple[int, Any]:
+        """Put the newest generation that verifies into the state.
+
+        The step to start from, 0 of a new job, and the random numbers to go on from, for when the loop begins.
+        """
         own.enter(self._state)
-        loaded = None
-        if commit is not None:
-            loaded = self.checkpointer.load(self._state, commit)
+        found = self.checkpointer.newest()
+        if not self._has_looked:
+            loaded = self.checkpointer.resume(self._state)
+        else:
+            loaded = self.checkpointer.load(self._state, found) if found else None
+        step = self._found()
+        if loaded is not None:
             if loaded.extras is not None:
                 own.restore(self._state, loaded.extras)
             elif self._rank == 0:
                 self._tell_elsewhere(loaded)
         self._restart_s = time.time() - process_start_us() / 1e6
         self._rhythm.begin(time.monotonic())
-        step = loaded.step if loaded else 0
         if self._rank == 0:
-            log.info("step %d %s %s", step, "restored from" if commit else "of a new job in", self.checkpointer.to)
-        self._reporter.restored(step, commit.generation if commit else None)
-        return loaded.rng if loaded else None
+            log.info("step %d %s %s", step, "restored from" if loaded else "of a new job in", self.checkpointer.to)
+        newest = self.checkpointer.newest()
+        self._reporter.restored(step, newest.generation if newest else None)
+        return step, loaded.rng if loaded else None
+
+    def _found(self) -> int:
+        newest = self.checkpointer.newest()
+        self._start_step = newest.step if newest else 0
+        if newest is not None and not newest.lacks:
+            self.durable_step = newest.step
+        return self._start_step
 
     def _tell_elsewhere(self, loaded: Loaded) -> None:
         if loaded.rng is not None:

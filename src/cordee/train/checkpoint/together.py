@@ -45,13 +45,13 @@ class Together:
         result: T = answer[0]
         return result
 
-    def first_problem(self, mine: str | None) -> str | None:
-        """The problem of the lowest rank that has one."""
+    def first_problems(self, *mine: str | None) -> list[str | None]:
+        """Of each kind of problem that of the lowest rank that has one."""
         if self.group is None:
-            return mine
-        found: list[str | None] = [None] * self.world_size
+            return list(mine)
+        found: list[tuple[str | None, ...]] = [()] * self.world_size
         self.call(lambda: dist.all_gather_object(found, mine, group=self.group))
-        return next((problem for problem in found if problem), None)
+        return [next((problem for problem in kind if problem), None) for kind in zip(*found, strict=True)]
 
     def anywhere(self, flags: list[bool]) -> list[bool]:
         """Each flag: does some rank raise it? All ranks have as many."""

@@ -90,6 +90,7 @@ def _train(
     with ExitStack() as cleanup:
         job.open()
         cleanup.push(job)
+        job.find()
         trainer.add_callback(callback)
         cleanup.callback(trainer.remove_callback, callback)
         if job.start_step:
