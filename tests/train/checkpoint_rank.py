@@ -5,12 +5,16 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 from cordee.errors import CheckpointError
+from cordee.storage.destination import open_blobs
+from cordee.storage.generations import Commit
+from cordee.storage.manifest import read_manifest
 from cordee.train.checkpoint.checkpointer import Checkpointer
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -53,8 +57,21 @@ def full(state: dict) -> str:
 def main(to: str, act: str) -> dict:
     state = build()
     ck = Checkpointer(to, rank=RANK, world_size=WORLD, grace_s=8 if act == "faults" else 30)
-    commit = ck.open()
+    if act == "resume":
+        loaded = ck.resume(state)
+        at_load = full(state)
+        if loaded.extras is not None:
+            assert loaded.extras["rank"] == RANK
+            torch.set_rng_state(loaded.extras["rng"])
+            train(state, loaded.step, STEPS)
+        seen, final = state["seen"], full(state)
+        ck.close()
+        back = step_back(to, ck.newest(), state) if loaded.extras is None else None
+        found = {"step": loaded.step, "at_load": at_load, "final": final, "seen": seen, "world": loaded.world_size}
+        return found | {"back": back}
+    ck.open()
     if act == "uninterrupted":
+        at_start = full(state)
         hold_while_it_drains(ck, state)
         torch.manual_seed(100 + RANK)
         train(state, 0, 3)
@@ -63,20 +80,32 @@ def main(to: str, act: str) -> dict:
         train(state, 3, STEPS)
         got = ck.wait(60)
         ck.close()
-        return {"at_save": at_save, "final": full(state), "commit": got.generation, "bytes": saved.bytes}
-    if act == "resume":
-        loaded = ck.load(state, commit)
-        at_load = full(state)
-        if loaded.extras is not None:
-            assert loaded.extras["rank"] == RANK
-            torch.set_rng_state(loaded.extras["rng"])
-            train(state, loaded.step, STEPS)
-        seen = state["seen"]
-        ck.close()
-        return {"step": loaded.step, "at_load": at_load, "final": full(state), "seen": seen, "world": loaded.world_size}
+        return {
+            "at_start": at_start,
+            "at_save": at_save,
+            "final": full(state),
+            "commit": got.generation,
+            "bytes": saved.bytes,
+        }
     if act == "faults":
         return faults(ck, state)
     raise AssertionError(act)
+
+
+def step_back(to: str, commit: Commit, state: dict) -> list:
+    """One flipped bit in what one rank reads: all of them go back to the generation before."""
+    if RANK == 0:
+        whole = read_manifest(open_blobs(to), commit.manifest)
+        shard = whole.tensors["model/0.weight"].shards[-1]  # the last rank's rows
+        path = Path(to) / whole.chunks[shard.pieces[0].chunk].key
+        data = bytearray(path.read_bytes())
+        data[shard.pieces[0].offset] ^= 1
+        path.write_bytes(data)
+    dist.barrier()
+    ck = Checkpointer(to, rank=RANK, world_size=WORLD)
+    loaded = ck.resume(state)
+    ck.close()
+    return [loaded.step, [skipped.step for skipped in ck.skipped], full(state)]
 
 
 def hold_while_it_drains(ck: Checkpointer, state: dict) -> None:
