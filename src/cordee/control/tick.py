@@ -168,7 +168,7 @@ class Control:
         """What was decided is written down, and the state holds it already."""
         for event in events:
             self.ledger.apply(event)
-        self.state.quotas.forget(events[-1].at_us)
+        self.state.quotas.forget()
         self.number += len(events)
         self._last_us = events[-1].at_us
         self.changed.notify_all()

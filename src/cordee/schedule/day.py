@@ -59,9 +59,12 @@ class Day:
         """Let go of what no later day reaches back to."""
         del self._points[: max(0, self._at(now_us - DAY_US))]
 
-    def value(self) -> object:
-        """A copy, to compare."""
-        return tuple(self._points)
+    def value(self, since_us: int = _EVER_US) -> object:
+        """What it knows of the time since then, to compare: the same whatever was forgotten of the time before."""
+        first = self._at(since_us)
+        gpu, nano = self._until(first, since_us)
+        later = ((at_us, (used[0] - gpu, used[1] - nano), held) for at_us, used, held in self._points[first + 1 :])
+        return ((since_us, (0, 0), self._points[first][2]), *later)
 
     def _at(self, at_us: int) -> int:
         return max(0, bisect_right(self._points, at_us, key=itemgetter(0)) - 1)

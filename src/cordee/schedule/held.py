@@ -140,10 +140,10 @@ class Holder:
         (a, b, c), (x, y, z) = before.base, before.rate
         self.base = (a + x * clock, b + y * clock, c + z * clock)
 
-    def value(self) -> object:
-        """A deep copy as plain values, to compare."""
+    def value(self, since_us: int) -> object:
+        """A deep copy as plain values, to compare; of days what counts since then."""
         held = (self.held, self.cpu, self.memory, self.nano, self.leaving, self.inner, self.claim, self.net)
-        day = None if self.day is None else self.day.value()
+        day = None if self.day is None else self.day.value(since_us)
         return (held, dict(self.users), dict(self.graces), self.base, self.rate, day)
 
     def claim_of(self, inner: int) -> int:

@@ -178,13 +178,18 @@ class Quotas:
         """So much of what had notice has left, with its `take`. `leave` undoes it."""
         self._leave(job.queue, -gpu_milli)
 
-    def forget(self, now_us: int) -> None:
-        """Let go of what was used more than a day ago; nothing brings it back, so never inside `what_if`."""
-        if len(self._moves) > 64 and self._moves[len(self._moves) // 2][0] < now_us - DAY_US:
-            self._moves = [move for move in self._moves if move[0] >= now_us - DAY_US]
+    def forget(self) -> None:
+        """Let go of what is older than a day before the newest move; nothing brings it back: never inside `what_if`."""
+        if len(self._moves) > 64 and self._moves[len(self._moves) // 2][0] < self._since_us():
+            newest_us, since_us = self._moves[-1][0], self._since_us()
+            self._moves = [move for move in self._moves if move[0] >= since_us]
             for holder in self._holders.values():
                 if holder.day is not None:
-                    holder.day.forget(now_us)
+                    holder.day.forget(newest_us)
+
+    def _since_us(self) -> int:
+        """A day before the newest move: `forget` leaves what is not older, and nobody asks for more."""
+        return self._moves[-1][0] - DAY_US if self._moves else 0
 
     def regrouped(self, queues: Iterable[Queue], at_us: int) -> "Quotas":
         """The same holdings, and what was used, under other queues. This one stays as it is."""
@@ -198,7 +203,8 @@ class Quotas:
         before = dict(self._held)
         for _, key, held in self._moves:
             before[key] = before.get(key, NOTHING).less(held)
-        first_us = self._moves[0][0] if self._moves else at_us
+        # What was held before the first move that is known was held all day: what was forgotten is older than that.
+        first_us = min(self._moves[0][0] if self._moves else at_us, at_us - DAY_US)
         for key in sorted(before):
             new._count(key, before[key], first_us, clock)
         for moved_us, key, held in self._moves:
@@ -359,9 +365,10 @@ class Quotas:
 
     def value(self) -> object:
         """A deep copy as plain values, to compare."""
-        holders = {name: holder.value() for name, holder in self._holders.items()}
-        own = {name: leaf.value() for name, leaf in self._leaves.items() if leaf is not self._holders[name]}
-        moves = tuple(sorted(self._moves, key=lambda move: move[:2]))
+        since_us = self._since_us()
+        holders = {name: holder.value(since_us) for name, holder in self._holders.items()}
+        own = {name: leaf.value(since_us) for name, leaf in self._leaves.items() if leaf is not self._holders[name]}
+        moves = tuple(sorted((move for move in self._moves if move[0] >= since_us), key=lambda move: move[:2]))
         return (self.queues, self.offered, dict(self._held), dict(self._leaving), moves, holders, own)
 
     def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:

@@ -403,7 +403,7 @@ class State(Nodes):
         self.journal.drop(self.attempts, event.job_id)
         self.journal.drop(self.elastic, event.job_id)
         if not self.journal.keeps:
-            self.quotas.forget(event.at_us)
+            self.quotas.forget()
         if attempt.limit_at_us is not None:
             self.journal.remove(self.limits, (attempt.limit_at_us, event.job_id))
         self.journal.drop(self.attention, event.job_id)

