@@ -322,7 +322,7 @@ def test_what_is_forgotten_changes_no_answer():
         for tree in trees:
             job = hold(tree, "a", 8, at_us=number * HOUR)
             tree.take(job, gpus(8), number * HOUR + HOUR // 2)
-        trees[0].forget()
+    trees[0].forget()
     (forgot, knows), now_us = trees, 121 * HOUR
     assert len(forgot._moves) == 2 < len(knows._moves)
     assert forgot.value() == knows.value()
