@@ -78,17 +78,16 @@ def restore(
     manifest, template, fitted = on_all(lambda: _fitted(state, commit, blobs))
     _require_all_taken(state, manifest, fitted, together)
     reader = GenerationReader(blobs, manifest)
-    wanted = on_all(lambda: _read(template, manifest, fitted, lambda to: load_tensors(reader, to, together.rank)))
-    if not is_verified:
-        read = together.anywhere([chunk.key in reader.verified for chunk in manifest.chunks])
-        rest = [chunk for chunk, done in zip(manifest.chunks, read, strict=True) if not done]
+    wanted, extras = on_all(lambda: _read(reader, template, fitted, together))
+    place = own.dp_of(state)
+    moved = extras is None or extras.get("dp") != place
+    # One choice for all ranks, also where a rank's own place is the same.
+    moved, *read = together.anywhere([moved, *(chunk.key in reader.verified for chunk in manifest.chunks)])
+    rest = [chunk for chunk, done in zip(manifest.chunks, read, strict=True) if not done]
+    if rest and not is_verified:
         on_all(lambda: check_chunks(blobs, rest[together.rank :: together.world_size]))
     on_all(lambda: _scatter(state, manifest, fitted, wanted))
-    same_world = manifest.world_size == together.world_size
-    extras = on_all(lambda: _extras(blobs, manifest, together.rank)) if same_world else None
-    place = own.dp_of(state)
-    moved = together.anywhere([extras is None or extras.get("dp") != place])
-    if extras is None or moved[0]:  # One choice for all ranks, also where a rank's own place is the same.
+    if extras is None or moved:
         return on_all(lambda: _elsewhere(manifest, blobs, place[0] if place else together.rank))
     return Loaded(manifest.step, extras, manifest.world_size, extras.get("rng"))
 
@@ -114,18 +113,21 @@ def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[s
 
 
 def _read(
-    template: dict[str, torch.Tensor],
-    manifest: Manifest,
-    fitted: dict[str, Any],
-    load: Callable[[dict[str, torch.Tensor]], None],
-) -> dict[str, torch.Tensor]:
+    reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, Any], together: Together
+) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
+    """The tensors by name, those of the template in place, and this rank's extras if the world is the same."""
     wanted = {}
     for name in sorted(names_in(list(fitted.values()))):
-        saved = manifest.tensors[name]
+        saved = reader.manifest.tensors[name]
         empty = template.get(name)
         wanted[name] = torch.empty(saved.shape, dtype=dtype_of(saved.dtype)) if empty is None else empty
-    load(wanted)
-    return wanted
+    load_tensors(reader, wanted, together.rank)
+    if reader.manifest.world_size != together.world_size:
+        return wanted, None
+    extras = _extras(reader.blobs, reader.manifest, together.rank)
+    pieces = reader.manifest.ranks[together.rank].extras
+    reader.verified |= {reader.manifest.chunks[piece.chunk].key for piece in pieces}
+    return wanted, extras
 
 
 def _scatter(
