@@ -1,13 +1,14 @@
 """Start and end forecasts against what then happened, on a trace in the simulator.
 
-python benchmarks/forward.py TRACE [--cluster 80x8] [--sample 60] [--draws 20] [--json]
+python benchmarks/forward.py TRACE [--cluster 80x8] [--sample 60] [--draws 20] [--half] [--json]
 
 The trace is run once through the control plane. Of the jobs that were placed at once, and of those that had to wait, so
 many are taken, evenly over the trace; at their submission the state is rebuilt from the log so far, and start and end
 are forecast as the service does it: nothing of the future is told, run times are learnt from jobs that ended before.
 Then the log goes on and says what became of them. "with arrivals" takes as many submissions to
 come as the last days had; "none arrive" takes none; "like others" is the naive answer: the waits (and the times from
-submission to end) of the 100 jobs before it that are known.
+submission to end) of the 100 jobs before it that are known. With --half, half of the jobs take 120 s to save and cannot
+within their grace of 30 s: decisions rest on when their checkpoints are durable.
 
 Coverage: how many came between p10 and p90 (80 % is right). Error: of p50, absolute, median over jobs.
 """
@@ -17,9 +18,10 @@ import json
 import platform
 import statistics
 import time
+import zlib
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from cordee.ids import JobId
 from cordee.schedule.present import Present
 from cordee.schedule.state import State
 from cordee.simulate.cluster import cluster
-from cordee.simulate.run import run
+from cordee.simulate.run import Submission, run
 from cordee.simulate.traces import open_trace
 from cordee.simulate.traces.job import Tally
 from cordee.simulate.workload import Costs, submissions
@@ -102,6 +104,17 @@ def told(log: tuple[Event, ...], sample: set[JobId], asked: argparse.Namespace) 
             yield Told(way, job_id, at_us, found.start, found.end, time.process_time() - began_s)
 
 
+def half(jobs: Iterable[Submission]) -> Iterator[Submission]:
+    """Half of the jobs, by chance of their ids, cannot save within their grace."""
+    for each in jobs:
+        if zlib.crc32(each.job.job_id.encode()) // 5 % 2:
+            yield each
+        else:
+            yield replace(
+                each, job=replace(each.job, save_us=120 * US_PER_S), work=replace(each.work, drain_us=120 * US_PER_S)
+            )
+
+
 def chosen(truth: dict[JobId, Truth], waited: bool, count: int) -> list[JobId]:
     """So many jobs of one sort, evenly over the trace after its first tenth, which nothing could be learnt from."""
     jobs = [job_id for job_id, each in truth.items() if (each.start_us > each.submitted_us) is waited]
@@ -148,13 +161,14 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=60, help="jobs of each sort that are forecast")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--grain", type=float, default=0.02)
+    parser.add_argument("--half", action="store_true", help="half of the jobs cannot save within their grace")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     began_s = time.process_time()
     tally = Tally(str(asked.trace))
     nodes = cluster(asked.cluster)
     jobs = submissions(open_trace(asked.trace).jobs(tally), nodes, tally, costs=Costs(), limit=asked.limit)
-    log = run(nodes, jobs, late=True).log
+    log = run(nodes, half(jobs) if asked.half else jobs, late=True).log
     truth, ran_s = truths(log), time.process_time() - began_s
     samples = {name: set(chosen(truth, name == "waited", asked.sample)) for name in ("placed at once", "waited")}
     answers = list(told(log, set().union(*samples.values()), asked))
@@ -169,6 +183,7 @@ def main() -> None:
         "cluster": asked.cluster,
         "draws": asked.draws,
         "grain": asked.grain,
+        "half": asked.half,
         "jobs_run": len(truth),
         "jobs_waited": waited,
         "run_cpu_s": round(ran_s, 1),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.control.forecast import forecast
-from cordee.events import AttemptPlaced, Event, Job, JobEnded, JobSubmitted, Node, Tier
+from cordee.events import AttemptPlaced, CheckpointCommitted, Event, Job, JobEnded, JobSubmitted, Node, Tier
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide
 from cordee.schedule.forward import Ahead, Arrival, Draw, forward
@@ -30,8 +30,8 @@ def ahead_of(world: World, left_s: int = 100, **more) -> Ahead:
 # -- the simulator as the judge --------------------------------------------------------------------------------
 
 
-def crowd(seed: int, count: int = 40) -> tuple[list[Node], list[Submission]]:
-    """Jobs of all tiers on three nodes, more than they hold; whole seconds throughout."""
+def crowd(seed: int, count: int = 40, *, slow: bool = False) -> tuple[list[Node], list[Submission]]:
+    """Jobs of all tiers on three nodes, more than they hold; whole seconds throughout; `slow`: half save too slowly."""
     dice = random.Random(seed)
     nodes = [Node(name=f"n{each}", epoch=1, gpu_name="H100", gpus=8) for each in range(3)]
     submissions, at_s = [], 0
@@ -39,12 +39,15 @@ def crowd(seed: int, count: int = 40) -> tuple[list[Node], list[Submission]]:
         at_s += dice.choice((0, 1, 30, 300))
         gpus, tier = dice.choice((1, 2, 4, 8, 16)), dice.choice(tuple(Tier))
         steps = dice.choice((20, 300, 4_000, 20_000))
+        late = slow and dice.random() < 0.5  # it works on until it is killed
+        save_us = 120 * S if late else 30 * S
         one = Job(
             job_id=JobId(f"j{number:02}"), name="j", owner=dice.choice("ab"), gpus=gpus, tier=tier, grace_us=60 * S,
-            protected=True, min_run_us=60 * S, save_us=30 * S, restart_us=60 * S,
+            protected=True, min_run_us=60 * S, save_us=save_us, restart_us=60 * S,
         )  # fmt: skip
         work = Work(
-            steps=steps, step_us=S, start_us=60 * S, first_start_us=0, stall_us=0, drain_us=30 * S, saves_at_end=False
+            steps=steps, step_us=S, start_us=60 * S, first_start_us=0, stall_us=0, drain_us=save_us, saves_at_end=False,
+            handles_notice=not late,
         )  # fmt: skip
         submissions.append(Submission(at_us=at_s * S, job=one, work=work))
     return nodes, submissions
@@ -61,10 +64,10 @@ def fates_of(log: tuple[Event, ...]) -> dict[JobId, tuple[int | None, int | None
     return found
 
 
-@pytest.mark.parametrize("policy", ["cordee", "easy", "las"])
+@pytest.mark.parametrize(("policy", "slow"), [("cordee", False), ("cordee", True), ("easy", False), ("las", False)])
 @pytest.mark.parametrize("seed", range(4))
-def test_perfect_run_times_give_what_the_simulator_does(seed: int, policy: str):
-    nodes, submissions = crowd(seed)
+def test_perfect_run_times_give_what_the_simulator_does(seed: int, policy: str, slow: bool):
+    nodes, submissions = crowd(seed, slow=slow)
     log = run(nodes, submissions, policy=NAMED[policy]).log
     happened = fates_of(log)
     state = State(NAMED[policy])
@@ -180,6 +183,23 @@ def test_who_cannot_save_in_time_does_its_work_again(protected: bool, grace_s: i
     assert seen.fates[high.job_id].start_us == (1000 + grace_s) * S, "it was killed at its deadline"
     end_s = 1000 + grace_s + 50 + 60 + left_s
     assert seen.fates[JobId("low")].end_us == end_s * S, "the last checkpoint was at 900 s, or there was none"
+
+
+@pytest.mark.parametrize(("told", "kept_s"), [(True, 1900), (False, 1800)], ids=["told", "silent"])
+def test_checkpoints_go_on_from_the_newest_that_was_told_of(told: bool, kept_s: int):
+    """What it had at 1000 s is durable, the next at 1960 s; of who told of none the declared schedule is taken."""
+    fields = {"save_us": 60 * S, "protected": True, "checkpoint_every_us": 900 * S, "restart_us": 60 * S}
+    world = World(node("n", 8), job("low", 8, "preemptible", grace_us=30 * S, **fields)).play(until_s=2)
+    if told:
+        who = {"job_id": JobId("low"), "epoch": 1, "step": 5, "generation": 1}
+        world.tell(CheckpointCommitted(at_us=1060 * S, size_bytes=0, stall_us=0, drain_us=60 * S, **who))
+    high = job("high", 8, "production").job
+    draw = Draw(
+        left_us={JobId("low"): 1900 * S}, arrivals=[Arrival(at_us=2000 * S, job=high, left_us=50 * S)]
+    )  # fmt: skip
+    fates = forward(Present(world.state), 1100 * S, draw, [JobId("low"), high.job_id], until_us=FAR_US).fates
+    assert fates[high.job_id].start_us == 2030 * S
+    assert fates[JobId("low")].end_us == (2030 + 50 + 60 + 3000 - kept_s) * S
 
 
 def test_the_horizon_the_caller_and_the_grain_bound_a_run():

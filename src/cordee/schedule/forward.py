@@ -1,8 +1,9 @@
 """How it goes on from here: the same `decide`, run forward over run times that the caller passes in.
 
 An event heap over `decide`, on a state of its own made of the `Present` that it is given. It plays what agents and
-ranks do with the decisions: a job runs for its time, saves and leaves on notice, loses what no checkpoint holds. It
-invents no failures: nodes that are there stay, and those that are away stay away.
+ranks do with the decisions: a job runs for its time, tells of its checkpoints where a decision rests on them, saves and
+leaves on notice, loses what no checkpoint holds. It invents no failures: nodes that are there stay, and those that are
+away stay away.
 """
 
 import heapq
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 
 from cordee.events import (
     AttemptPlaced,
+    CheckpointCommitted,
     Event,
     Job,
     JobEnded,
@@ -24,6 +26,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.cycle import decide
+from cordee.schedule.preempt import late_us
 from cordee.schedule.present import Present
 from cordee.schedule.records import Attempt
 from cordee.schedule.running import NEVER
@@ -117,6 +120,7 @@ class _Gang:
     from_us: int  # `left_us` counts from here
     left_us: int
     leaves_us: int
+    durable_us: int = NEVER  # it tells of its next checkpoint then
     outcome: Outcome = Outcome.FINISHED
 
 
@@ -131,6 +135,7 @@ class _Run:
     _left_at_us: dict[JobId, int] = field(default_factory=dict)
     _gangs: dict[JobId, _Gang] = field(default_factory=dict)
     _heap: list[tuple[int, int, JobId]] = field(default_factory=list)
+    _durable: list[tuple[int, JobId, int]] = field(default_factory=list)  # a heap: when, and whose epoch
     _entries: int = 0
     _coming: Iterator[Arrival] = field(init=False)
     _next: Arrival | None = None
@@ -148,6 +153,7 @@ class _Run:
         while self._open and go_on(decisions):
             by_us = min(until_us, next_us + int(self.grain * (next_us - begin_us)))
             self.now_us, self._told = self._happen(next_us, by_us), False
+            self._tell_checkpoints()
             decision = decide(state, self.now_us)
             decisions += 1
             for event in decision.events:
@@ -161,6 +167,7 @@ class _Run:
                 next_us = self.now_us
                 continue
             next_us = min(self._due_us(), self._next.at_us if self._next else NEVER, decision.wake_at_us or NEVER)
+            next_us = self._awaited_us(next_us)
             if next_us > until_us:
                 return Ahead(self.fates, until_us, decisions)
             next_us = max(self.now_us + 1, next_us)
@@ -223,7 +230,53 @@ class _Run:
             from_us + left_us * job.gpus // max(1, attempt.gpus),
         )  # fmt: skip
         self._at(gang.leaves_us, job.job_id)
+        self._saves_on(attempt, gang)
         return gang
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def _saves_on(self, attempt: Attempt, gang: _Gang) -> None:
+        """It goes on as it declared, if it has not kept silent for too long.
+
+        Only if it loses what its newest checkpoint does not hold when it is pushed: of all others nobody asks for that.
+        """
+        job, every_us = attempt.job, attempt.job.checkpoint_every_us
+        if self.state.policy.victims != "dollars" or not job.protected or job.grace_us >= job.save_us or every_us <= 0:
+            return
+        from_us = attempt.placed_us if attempt.captured_us is None else attempt.captured_us
+        if self.now_us < from_us + every_us + late_us(job):
+            gang.durable_us = max(gang.train_us, from_us) + every_us + job.save_us
+            heapq.heappush(self._durable, (gang.durable_us, job.job_id, gang.epoch))
+
+    def _tell_checkpoints(self) -> None:
+        """Of each gang the newest that is durable by now: on its declared schedule, from the newest that it told of."""
+        while self._durable and self._durable[0][0] <= self.now_us:
+            at_us, job_id, epoch = heapq.heappop(self._durable)
+            gang = self._gangs.get(job_id)
+            if gang is None or gang.epoch != epoch or gang.outcome is not Outcome.FINISHED:
+                continue
+            attempt = self.state.attempts[job_id]
+            every_us, save_us = attempt.job.checkpoint_every_us, attempt.job.save_us
+            at_us += (self.now_us - at_us) // every_us * every_us
+            self.state.apply(
+                CheckpointCommitted(
+                    at_us=at_us, job_id=job_id, epoch=epoch, step=1 + (attempt.committed_step or 0), generation=0,
+                    size_bytes=0, stall_us=0, drain_us=save_us,
+                )
+            )  # fmt: skip
+            gang.durable_us = at_us + every_us
+            heapq.heappush(self._durable, (gang.durable_us, job_id, epoch))
+
+    def _awaited_us(self, by_us: int) -> int:
+        """When the first checkpoint is durable for which somebody keeps its place; `by_us` if none is sooner."""
+        if not self._durable or self._durable[0][0] >= by_us or not self.state.waiting.count:
+            return by_us
+        running = self.state.running
+        kept_us = running.kept_until_us(self.now_us, self.state.policy)
+        gangs = (self._gangs[running.jobs[int(row)]] for row in (kept_us > self.now_us).nonzero()[0])
+        return min(by_us, *(gang.durable_us for gang in gangs), NEVER)
+
+    # -- what follows from a decision ------------------------------------------------------------------------
 
     def _carry_out(self, event: Event) -> None:
         """What agents and ranks do with a decision."""
@@ -273,7 +326,7 @@ class _Run:
         job, done_us = attempt.job, max(0, at_us - gang.train_us)
         durable_us = done_us
         if not saved:
-            every_us = job.checkpoint_every_us if job.protected else 0
+            every_us = job.checkpoint_every_us if job.protected and gang.durable_us == NEVER else 0
             known_us = max(0, (attempt.captured_us or 0) - gang.train_us)
             durable_us = max(done_us // every_us * every_us if every_us > 0 else 0, min(done_us, known_us))
         gained_us = durable_us - max(0, gang.from_us - gang.train_us)

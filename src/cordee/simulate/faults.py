@@ -38,7 +38,7 @@ from cordee.units import US_PER_S
 T = TypeVar("T")
 BEGIN_US = 1_000_000 * US_PER_S
 RETRY_US = US_PER_S
-STEPS_MAX = 20_000
+STEPS_MAX = 3_000
 TRACE = 40
 IN_VAIN = 20
 """So many turns at one moment that bring nothing are a wake-up in the past that never ends."""

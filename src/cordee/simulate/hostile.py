@@ -35,6 +35,10 @@ SILENT_US = 10 * US_PER_S
 
 RETRY_US = 5 * US_PER_S
 
+TRIES = 20
+"""A command that was sent to a machine so often waits `RETRY_US` before it is sent to it again: retries that bring
+retries about would otherwise multiply in a world whose messages are late and whose store refuses."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Network:
@@ -88,6 +92,7 @@ class HostileCluster:
         self._acknowledged: dict[str, int] = {}
         self._given_up: set[tuple[Key, str]] = set()  # shares that membership has reported as ended
         self._confirmed: set[tuple[int, str]] = set()  # known to this server's life only
+        self._tries: dict[tuple[int, str], tuple[int, int]] = {}  # how often, and when last
         self._nudged_us = 0  # there is an action at this time
         self._placed: dict[Key, AttemptPlaced] = {}
         for name in self.machines:
@@ -135,12 +140,19 @@ class HostileCluster:
         placed = self._placed.get(key)
         names = sorted(lease.node for lease in placed.leases) if placed else sorted(self.machines)
         for name in names:
-            if (pending.number, name) not in self._confirmed:
+            if (pending.number, name) not in self._confirmed and self._may_try((pending.number, name)):
                 self._send(name, pending.number, command)
         done = all((pending.number, name) in self._confirmed for name in names)
         if not done:
             self._nudge(RETRY_US)
         return done
+
+    def _may_try(self, what: tuple[int, str]) -> bool:
+        tries, last_us = self._tries.get(what, (0, 0))
+        if tries >= TRIES and self._now_us() < last_us + RETRY_US:
+            return False
+        self._tries[what] = (tries + 1, self._now_us())
+        return True
 
     def server_restarts(self) -> None:
         """What this server's connections and memory held is gone."""
