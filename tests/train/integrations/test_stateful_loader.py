@@ -1,6 +1,5 @@
 """torchdata's StatefulDataLoader in the state of a job: the position in the middle of an epoch, with workers."""
 
-import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ def without_end(loader: StatefulDataLoader) -> Iterator[list[int]]:
 
 def train(to: Path, *, until: int, workers: int) -> dict[int, list[int]]:
     """What each step is given; a checkpoint after each third step, and none at the end of what is left early."""
-    gc.collect()  # A loader's finalizer waits for its workers: here, and not in a thread of the attempt that follows.
     model = torch.nn.Linear(2, 1)
     loader = loader_of(workers)
     state: dict[str, Any] = {"model": model, "loader": loader}
