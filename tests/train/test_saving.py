@@ -1,17 +1,20 @@
 """The saves of one attempt: when the first is due, what is estimated after it, which end is no failure."""
 
+import gc
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+import weakref
 from pathlib import Path
 
 import forks
 import pytest
 import torch
 
+import cordee
 from cordee.errors import CheckpointError
 from cordee.storage.files import FileBlobs
 from cordee.storage.history import PastAttempt
@@ -46,6 +49,32 @@ def test_the_interval_follows_what_was_measured_and_how_attempts_before_ended(tm
     assert waits_s[0] > waits_s[1] > waits_s[2] > 0, "each failure shortens it"
     lines = [line for line in caplog.text.splitlines() if "saving every" in line]
     assert len(lines) == 3 and "(0 in the attempts before)" in lines[0] and "(2 in the attempts before)" in lines[2]
+
+
+class Place:
+    """Something with a state, such as a data loader."""
+
+    def state_dict(self) -> dict:
+        return {"at": 1}
+
+    def load_state_dict(self, state: dict) -> None:
+        assert state == {"at": 1}
+
+
+def test_a_job_that_is_closed_holds_nothing_of_its_state(tmp_path) -> None:
+    """Nor until the collector comes by, in whatever thread: a data loader's finalizer waits for its workers."""
+
+    def train(until: int) -> weakref.ref:
+        place = Place()
+        with cordee.job({"w": torch.ones(3), "place": place}, to=tmp_path, every=2) as job:
+            assert list(job.steps(until))[-1] == until - 1
+        return weakref.ref(place)
+
+    gc.disable()
+    try:
+        assert train(3)() is None and train(6)() is None
+    finally:
+        gc.enable()
 
 
 def test_an_attempt_that_ends_with_its_last_save_is_no_failure(tmp_path) -> None:

@@ -378,7 +378,9 @@ class Job:
         if self._agreement is not None:
             self._agreement.close()
         if self._saving is not None:
-            self._saving.checkpointer.close(failed=failed)
+            self._saving.close(failed=failed)
+        # The parts of a job know each other: until the collector finds them, they would hold what is in the state.
+        self.state = {}
         if self._leaving is not None:
             self._leaving.close()
         self._reporter.close()

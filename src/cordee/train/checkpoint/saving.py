@@ -139,6 +139,11 @@ class Saving:
             self.durable_step = newest.step
         return self._start_step
 
+    def close(self, *, failed: bool) -> None:
+        """Let the drain finish; the state is the user's again."""
+        self.checkpointer.close(failed=failed)
+        self._state = {}
+
     def _tell_elsewhere(self, loaded: Loaded) -> None:
         if loaded.rng is not None:
             log.info("saved by %d ranks, now %d: random numbers are seeded anew", loaded.world_size, self._world_size)
