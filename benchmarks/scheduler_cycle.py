@@ -1,21 +1,26 @@
-"""What one scheduling cycle costs: CPU time of `decide` on a full cluster, each cycle with something to decide.
+"""What one scheduling cycle costs, by the size of the cluster: CPU time of `enact`, as `tick` calls it.
 
-A cluster of nodes with 8 GPUs is full of jobs of all tiers, 0.8 a node; as many wait in 12 queues with quotas. Then
-things happen, one after the other, each followed by a cycle: a job arrives and starts or pushes one; a gang arrives and
-pushes others; a job ends; a node is lost with all that runs on it, and comes back later; each victim leaves.
+A cluster of nodes with 8 GPUs is filled with jobs of all tiers, 0.8 a node, and as many wait in 12 queues with quotas.
+Two hours pass, in which jobs end and arrive, and those who wait take turns with those who run. Then a job ends or
+arrives, a production gang arrives and pushes others, a node is lost with all that runs on it and comes back, each victim
+leaves by itself, turns change; each is followed by a cycle. Cycles that decide nothing are counted apart.
 
-python benchmarks/scheduler_cycle.py [--nodes 100,1000,12500] [--steps 400] [--json]
+python benchmarks/scheduler_cycle.py [--nodes 100,400,1000,4000,12500] [--cycles 400] [--svg FILE] [--json]
 """
 
 import argparse
+import heapq
 import json
 import platform
 import random
 import resource
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,13 +42,16 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
-from cordee.schedule import State, decide
+from cordee.schedule import State
+from cordee.schedule.cycle import enact
+from cordee.view.chart import Axis, Line, chart_svg
 
 S = 1_000_000
-SIZES = (1, 1, 1, 2, 2, 4, 4, 8, 8, 8, 8, 16, 16, 32, 64)
+SIZES = (1, 1, 1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 8, 8, 16, 16, 32, 64)  # 9.9 on average: 0.8 jobs a node
 TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.STANDARD, Tier.PREEMPTIBLE, Tier.PREEMPTIBLE)
 QUEUES = 12
-KINDS = ("end", "end", "arrival", "push", "node lost")
+KINDS = ("a job ends", "a job arrives", "a job ends", "a production gang arrives", "a node is lost")
+LEAVES, BACK, TIME = "a victim leaves", "a node comes back", "turns change"
 
 
 @dataclass
@@ -51,50 +59,48 @@ class Bench:
     """A cluster, what happens to it, and what the cycles cost."""
 
     nodes: int
-    seed: int = 1
     state: State = field(default_factory=State)
     now_us: int = 1_000_000 * S
     ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    empty: Counter[str] = field(default_factory=Counter)
-    number: int = 0
-    lost: list[str] = field(default_factory=list)
+    idle_ms: list[float] = field(default_factory=list)  # of cycles that decided nothing
+    agenda: list[tuple[int, str, Any]] = field(default_factory=list)  # what is to come: when, what, whom
     wake_at_us: int | None = None
+    number: int = 0
 
     def __post_init__(self) -> None:
-        self.dice = random.Random(self.seed)
+        self.dice = random.Random(self.nodes)
 
-    def build(self) -> None:
-        """Full, with as many waiting as running."""
-        self.apply(ServerUp(at_us=self.now_us))
+    # -- before ----------------------------------------------------------------------------------------------
+
+    def fill(self) -> float:
+        """An empty cluster, and twice as many gangs as it holds: the seconds of the first cycle."""
+        self.state.apply(ServerUp(at_us=self.now_us))
         for number in range(self.nodes):
-            self.apply(NodeUp(at_us=self.now_us, node=self.node(number, 1)))
+            self.state.apply(NodeUp(at_us=self.now_us, node=self.node(number, 1)))
         quota = 8 * self.nodes // (2 * QUEUES)
         queues = tuple(Queue(name=f"q{each}", quota_gpus=quota, weight=1 + each % 3) for each in range(QUEUES))
-        self.apply(QueuesSet(at_us=self.now_us, queues=queues))
-        target = int(0.8 * self.nodes)
-        left = 8 * self.nodes
-        while left > 0:
-            ahead = target - len(self.state.jobs)
-            size = min(left, self.dice.choice(SIZES) if ahead > left // 64 else 64)
-            self.submit(size)
-            left -= size
-        while self.state.waiting.count:
-            before = self.state.waiting.count
-            self.cycle("build")
-            self.start()
-            if self.state.waiting.count == before:
-                break
-        self.now_us += 7200 * S
-        for _ in range(target - self.state.waiting.count):
-            self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS[1:]))
-        for _ in range(60):  # until everybody who could be pushed by those who waited has been
-            if not self.cycle("fill") and not self.noticed:
-                break
-            self.now_us += 40 * S
-            self.leave()
-            self.start()
+        self.state.apply(QueuesSet(at_us=self.now_us, queues=queues))
+        for _ in range(2 * int(0.8 * self.nodes)):
+            self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS))
+        self.cycle("fill")
+        return self.ms.pop("fill")[0] / 1e3
+
+    def grow_old(self) -> None:
+        """Two hours: each minute one job in a hundred ends and another arrives, and who got notice has left.
+
+        Else all would have begun at once, and lose their turns at once for ever.
+        """
+        for _ in range(120):
+            self.now_us += 60 * S
+            while self.agenda:
+                _, _, job_id = heapq.heappop(self.agenda)
+                self.end(job_id, Outcome.CHECKPOINTED)
+            for job_id in self.dice.sample(self.running(), len(self.state.attempts) // 100):
+                self.end(job_id, Outcome.FINISHED)
+                self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS))
+            self.cycle("before")
         self.ms.clear()
-        self.empty.clear()
+        self.idle_ms.clear()
 
     def node(self, number: int, epoch: int) -> Node:
         """Racks of 16 nodes, blocks of 8 racks."""
@@ -103,51 +109,77 @@ class Bench:
             name=f"n{number:05}", epoch=epoch, gpu_name="H100", gpus=8, micro_usd_per_gpu_hour=3_000_000, domain=domain
         )
 
-    def submit(self, gpus: int, tier: Tier | None = None) -> JobId:
+    def submit(self, gpus: int, tier: Tier) -> None:
         """A protected job."""
         self.number += 1
-        job_id = JobId(f"j{self.number:07}")
         job = Job(
-            job_id=job_id,
+            job_id=JobId(f"j{self.number:07}"),
             name="train",
             owner=f"u{self.dice.randrange(200)}",
             gpus=gpus,
-            tier=tier or self.dice.choice(TIERS),
+            tier=tier,
             queue=f"q{self.dice.randrange(QUEUES)}",
             protected=True,
             grace_us=60 * S,
         )
-        self.apply(JobSubmitted(at_us=self.now_us, job=job, spec=""))
-        return job_id
+        self.state.apply(JobSubmitted(at_us=self.now_us, job=job, spec=""))
 
-    def apply(self, event: Event) -> None:
-        """It happened."""
-        self.state.apply(event)
+    # -- a cycle ---------------------------------------------------------------------------------------------
 
-    def cycle(self, kind: str) -> tuple[Event, ...]:
-        """One decision, timed; its events are committed."""
+    def cycle(self, kind: str) -> None:
+        """One decision, timed and kept; ranks of what was placed start at once, victims leave within half a minute."""
         begin = time.process_time()
-        decision = decide(self.state, self.now_us)
-        self.ms[kind].append((time.process_time() - begin) * 1e3)
+        decision = enact(self.state, self.now_us, None, _written)
+        spent_ms = (time.process_time() - begin) * 1e3
         assert not decision.errors, decision.errors
-        if not decision.events:
-            self.empty[kind] += 1
+        (self.ms[kind] if decision.events else self.idle_ms).append(spent_ms)
+        self.wake_at_us = decision.wake_at_us
+        self.state.quotas.forget(self.now_us)
         for event in decision.events:
-            self.apply(event)
-        self.fresh = [each for each in decision.events if isinstance(each, AttemptPlaced)]
-        self.noticed = [each for each in decision.events if isinstance(each, NoticeGiven)]
-        return decision.events
+            if isinstance(event, AttemptPlaced):
+                at_us, job_id, epoch = self.now_us, event.job_id, event.epoch
+                for lease in event.leases:
+                    self.state.apply(RanksStarted(at_us=at_us, job_id=job_id, epoch=epoch, node=lease.node))
+            elif isinstance(event, NoticeGiven):
+                self.later(self.dice.randrange(1000, 30_000) * 1000, LEAVES, event.job_id)
 
-    def start(self) -> None:
-        """The ranks of what was placed run."""
-        for placed in self.fresh:
-            for lease in placed.leases:
-                self.apply(RanksStarted(at_us=self.now_us, job_id=placed.job_id, epoch=placed.epoch, node=lease.node))
+    def later(self, after_us: int, kind: str, whom: object = "") -> None:
+        """Put it on the agenda."""
+        heapq.heappush(self.agenda, (self.now_us + after_us, kind, whom))
 
-    def leave(self) -> None:
-        """Who had notice has saved and left."""
-        for given in self.noticed:
-            self.end(given.job_id, Outcome.CHECKPOINTED)
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """The next thing on the agenda, and a cycle."""
+        if self.wake_at_us is not None and self.wake_at_us < self.agenda[0][0]:
+            self.now_us, kind = max(self.now_us, self.wake_at_us), TIME
+        else:
+            self.now_us, kind, whom = heapq.heappop(self.agenda)
+            self.happens(kind, whom)
+        self.cycle(kind)
+
+    def happens(self, kind: str, whom: Any) -> None:
+        """Tell the state."""
+        if kind == LEAVES:
+            self.end(whom, Outcome.CHECKPOINTED)
+            return
+        if kind == BACK:
+            epoch = self.state.nodes[whom].node.epoch + 1
+            self.state.apply(NodeUp(at_us=self.now_us, node=self.node(int(whom[1:]), epoch)))
+            return
+        if kind == "a job ends":
+            self.end(self.dice.choice(self.running()), Outcome.FINISHED)
+        elif kind == "a job arrives":
+            self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS))
+        elif kind == "a production gang arrives":
+            self.submit(self.dice.choice((2, 4, 8, 16, 32, 64)), Tier.PRODUCTION)
+        else:
+            self.lose()
+        self.later(self.dice.randrange(1, 10) * len(KINDS) * S, kind)  # again
+
+    def running(self) -> list[JobId]:
+        """Jobs that run and are not asked to leave, in the order of their ids."""
+        return sorted(job_id for job_id, each in self.state.attempts.items() if not each.leaving)
 
     def end(self, job_id: JobId, outcome: Outcome) -> None:
         """All shares of a job's attempt end."""
@@ -155,104 +187,100 @@ class Bench:
         for lease in attempt.held if attempt is not None else ():
             assert attempt is not None
             ended = ShareEnded(at_us=self.now_us, job_id=job_id, epoch=attempt.epoch, node=lease.node, outcome=outcome)
-            self.apply(ended)
-
-    def step(self, kind: str) -> None:
-        """Something happens."""
-        self.now_us += self.dice.randrange(1, 20) * S
-        if kind == "end":
-            self.end(self.dice.choice(self.running()), Outcome.FINISHED)
-        elif kind == "arrival":
-            self.submit(1, Tier.PRODUCTION)
-        elif kind == "push":
-            self.submit(self.dice.choice((2, 4, 8, 16, 32, 64)), Tier.PRODUCTION)
-        else:
-            self.lose()
-        self.cycle(kind)
-        self.start()
-        waves = 0
-        while self.noticed and waves < 5:  # each victim leaves by itself, and what follows from that is decided
-            leaving, waves = self.noticed, waves + 1
-            self.now_us += 30 * S
-            pushed = []
-            for given in leaving:
-                self.now_us += S // 10
-                self.end(given.job_id, Outcome.CHECKPOINTED)
-                self.cycle("victim leaves")
-                self.start()
-                pushed += self.noticed
-            self.noticed = pushed
-        self.leave()
-        if len(self.lost) > 3:
-            name = self.lost.pop(0)
-            record = self.state.nodes[name]
-            self.apply(NodeUp(at_us=self.now_us, node=self.node(int(name[1:]), record.node.epoch + 1)))
-            self.cycle("node back")
-            self.start()
-            self.leave()
-
-    def running(self) -> list[JobId]:
-        """Jobs that run and are not asked to leave, in the order of their ids."""
-        return sorted(job_id for job_id, each in self.state.attempts.items() if not each.leaving)
+            self.state.apply(ended)
 
     def lose(self) -> None:
-        """A node and all gangs on it."""
-        job_id = self.dice.choice(self.running())
-        name = self.state.attempts[job_id].held[0].node
-        record = self.state.nodes[name]
-        self.apply(NodeDown(at_us=self.now_us, node=name, epoch=record.node.epoch, why="silent"))
-        for other, attempt in list(self.state.attempts.items()):
+        """A node and all gangs on it; it comes back ten minutes later."""
+        name = self.state.attempts[self.dice.choice(self.running())].held[0].node
+        epoch = self.state.nodes[name].node.epoch
+        self.state.apply(NodeDown(at_us=self.now_us, node=name, epoch=epoch, why="silent"))
+        for job_id, attempt in list(self.state.attempts.items()):
             if any(lease.node == name for lease in attempt.held):
-                self.end(other, Outcome.LOST)
-        self.lost.append(name)
+                self.end(job_id, Outcome.LOST)
+        self.later(600 * S, BACK, name)
 
 
-def measure(nodes: int, steps: int) -> dict[str, object]:
+def _written(events: Sequence[Event]) -> Sequence[Event]:
+    return events
+
+
+def measure(nodes: int, cycles: int) -> dict[str, Any]:
     """One size of cluster."""
     bench = Bench(nodes)
-    bench.build()
+    fill_s = bench.fill()
+    _tell(f"{nodes} nodes: filled with {len(bench.state.attempts)} gangs in one cycle of {fill_s:.1f} s")
+    begin = time.process_time()
+    bench.grow_old()
+    _tell(f"{nodes} nodes: two hours have passed in {time.process_time() - begin:.1f} s")
     running, waiting = len(bench.state.attempts), bench.state.waiting.count
-    for number in range(steps):
-        bench.step(KINDS[number % len(KINDS)])
+    for number, kind in enumerate(KINDS):
+        bench.later(number * S, kind)
+    told = 0
+    while (done := sum(map(len, bench.ms.values()))) < cycles:
+        bench.step()
+        if done // 100 > told:
+            told = done // 100
+            _tell(f"{nodes} nodes: {done} cycles and {len(bench.idle_ms)} that decided nothing")
     every = [each for times in bench.ms.values() for each in times]
     return {
         "nodes": nodes,
         "running": running,
         "waiting": waiting,
         "cycles": len(every),
-        "empty": sum(bench.empty.values()),
-        "p50_ms": round(float(np.percentile(every, 50)), 2),
-        "p99_ms": round(float(np.percentile(every, 99)), 2),
-        "max_ms": round(max(every), 2),
-        "by_kind": {
-            kind: {"cycles": len(times), "p50_ms": round(float(np.median(times)), 2), "max_ms": round(max(times), 2)}
-            for kind, times in bench.ms.items()
-        },
+        **_times(every),
+        "idle": {"cycles": len(bench.idle_ms), **_times(bench.idle_ms)},
+        "fill_s": round(fill_s, 2),
+        "by_kind": {kind: {"cycles": len(times), **_times(times)} for kind, times in sorted(bench.ms.items())},
         "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }
+
+
+def _times(ms: list[float]) -> dict[str, float]:
+    p50, p99, most = np.percentile(ms or [0.0], (50, 99, 100))
+    return {"p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2), "max_ms": round(float(most), 2)}
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def plot(rows: list[dict[str, Any]]) -> str:
+    """The curve."""
+    kinds = {"p99": ("", "p99_ms"), "p50": ("", "p50_ms"), "decides nothing": ("idle", "p50_ms")}
+    lines = [
+        Line(name, [(row["nodes"], (row[part] if part else row)[key]) for row in rows])
+        for name, (part, key) in kinds.items()
+    ]
+    x = Axis("nodes of 8 GPUs", "{:,.0f}".format, log=True, ticks=[row["nodes"] for row in rows])
+    y = Axis("CPU ms", "{:g}".format)
+    return chart_svg(lines, x, y, label="What a cycle costs by the size of the cluster")
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", default="100,400,1600,6400,12500")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--nodes", default="100,400,1000,4000,12500")
+    parser.add_argument("--cycles", type=int, default=400, help="that decide something, of each size")
+    parser.add_argument("--svg", type=Path, help="where to draw the curve")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = [measure(int(nodes), args.steps) for nodes in args.nodes.split(",")]
+    rows = [measure(int(nodes), args.cycles) for nodes in args.nodes.split(",")]
+    if args.svg is not None:
+        args.svg.write_text(plot(rows))
     if args.json:
         json.dump({"python": platform.python_version(), "rows": rows}, sys.stdout, indent=1)
         return
-    print(f"Python {platform.python_version()}, CPU time of one cycle, {args.steps} happenings")
-    heads = ("running", "waiting", "cycles", "empty", "p50 ms", "p99 ms", "max ms", "MB")
+    print(f"Python {platform.python_version()}, CPU time of one cycle that decides something")
+    heads = ("running", "waiting", "cycles", "p50 ms", "p99 ms", "max ms", "idle", "p50 ms", "fill s", "MB")
     print(f"{'nodes':>6}{''.join(f'{head:>9}' for head in heads)}")
     for row in rows:
         print(
-            f"{row['nodes']:>6}{row['running']:>9}{row['waiting']:>9}{row['cycles']:>9}{row['empty']:>9}"
-            f"{row['p50_ms']:>9}{row['p99_ms']:>9}{row['max_ms']:>9}{row['rss_mb']:>9}"
+            f"{row['nodes']:>6}{row['running']:>9}{row['waiting']:>9}{row['cycles']:>9}{row['p50_ms']:>9}"
+            f"{row['p99_ms']:>9}{row['max_ms']:>9}{row['idle']['cycles']:>9}{row['idle']['p50_ms']:>9}"
+            f"{row['fill_s']:>9}{row['rss_mb']:>9}"
         )
-    for kind, times in rows[-1]["by_kind"].items():  # type: ignore[attr-defined]
-        print(f"  {kind:<16} {times['cycles']:>5} cycles, p50 {times['p50_ms']} ms, max {times['max_ms']} ms")
+    for kind, times in rows[-1]["by_kind"].items():
+        print(f"  {kind:<26} {times['cycles']:>5} cycles, p50 {times['p50_ms']} ms, max {times['max_ms']} ms")
 
 
 if __name__ == "__main__":

@@ -265,7 +265,7 @@ class Considering:
             need = need_of(self.state.index, job, pool)
             if need is not None:
                 free = running.node_free[: len(running.node_names)][running.of_pool(pool)]
-                if int((free // need.unit).sum()) >= need.units:
+                if int((free[free >= need.unit] // need.unit).sum()) >= need.units:
                     return True
         return False
 

@@ -143,7 +143,7 @@ class Cycle(Considering):
         seen = state.attention.keys() | failed
         self._wake(next((at_us for at_us, job_id in state.limits if job_id not in seen), None))
         self._wake(next((until_us for until_us, _ in state.quarantines), None))
-        if state.quotas.queues:
+        if state.quotas.has_days:
             self._wake(state.quotas.wake_us(self.now_us))
 
     def _due(self) -> set[JobId]:
@@ -151,7 +151,7 @@ class Cycle(Considering):
         due = set(state.attempts) if state.draining else set()
         over = bisect_right(state.limits, self.now_us, key=itemgetter(0))
         due.update(job_id for _, job_id in state.limits[:over])
-        if state.quotas.queues:
+        if state.quotas.has_days:
             spent = {(each.queue, each.grace_us): each for each in (one.job for one in state.attempts.values())}
             spent = {key: each for key, each in spent.items() if state.quotas.spent(each, self.now_us)}
             if spent:

@@ -128,6 +128,8 @@ class Quotas:
         for queue in named.values():
             self._grow(queue, named)
         self.rules = any(_has_rules(queue) for queue in named.values())  # without any, everybody may start and push
+        self.keeps = any(not queue.lend for queue in named.values())  # what is its own, from others
+        self.has_days = any(holder.day is not None for holder in self._holders.values())
         self._leaves = {name: _own(holder) for name, holder in self._holders.items()}
         _first_claim(self._cluster)
 
@@ -270,7 +272,7 @@ class Quotas:
             refusal = refusal or bounds.day(holder, job, more, self._average(), now_us)
             if refusal is not None:
                 return refusal
-        return self._kept(job, path, more)
+        return self._kept(job, path, more) if self.keeps else None
 
     def never(self, job: Job, gpus: int | None = None) -> str | None:
         """The rule by which the job can never start, however empty the cluster is; None if there is none."""
