@@ -2,7 +2,7 @@
 
 A cluster of nodes with 8 GPUs is filled with jobs of all tiers, 0.8 a node, and as many wait in 12 queues with quotas.
 Two hours pass, in which jobs end and arrive, and those who wait take turns with those who run. Then a job ends or
-arrives, a production gang arrives and pushes others, a node is lost with all that runs on it and comes back, each victim
+arrives, a production gang arrives and pushes others, a node is lost with all on it and comes back, each victim
 leaves by itself, turns change; each is followed by a cycle. Cycles that decide nothing are counted apart.
 
 python benchmarks/scheduler_cycle.py [--nodes 100,400,1000,4000,12500] [--cycles 400] [--svg FILE] [--json]
