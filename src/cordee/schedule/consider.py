@@ -24,7 +24,7 @@ from cordee.schedule.running import NEVER
 from cordee.schedule.state import State
 from cordee.schedule.vain import Vain
 from cordee.schedule.view import Pool
-from cordee.schedule.waiting import Shape, shape_of
+from cordee.schedule.waiting import Alike, Shape, shape_of
 
 
 @dataclass(slots=True)
@@ -47,6 +47,7 @@ class Considering:
     _full: set[Shape] = field(default_factory=set)  # there is no place for these
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
     vain: Vain = field(default_factory=Vain)  # nor by making room
+    _hopeless: set[Alike] = field(default_factory=set)  # lines whose young found nothing, and nothing has changed that
     _passed: set[JobId] = field(default_factory=set)  # considered
     _spoken: dict[JobId, list[Lease]] = field(default_factory=dict)  # what leaves for whom
     _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
@@ -90,6 +91,11 @@ class Considering:
         """Whether those behind it in its line could still find something."""
         record = self.state.jobs[job_id]
         self._passed.add(job_id)
+        # Who has only just begun to wait has not tried everything yet; those behind it perhaps may.
+        young = self.now_us < record.waits_since_us + self.state.policy.push_after_us
+        alike = self.state.waiting.alike(job_id)
+        if young and alike in self._hopeless and job_id not in self._spoken and job_id not in self.state.returning:
+            return True
         candidates = self._candidates(record.job)
         if self._shut:  # nobody passes whoever waits first, wherever that may start
             candidates = tuple(pool for pool in candidates if self._shut.isdisjoint(pool))
@@ -113,8 +119,9 @@ class Considering:
             return True
         if refusal is None:
             self._reserve(record, candidates)
-        # Who has only just begun to wait has not tried everything yet; those behind it perhaps may.
-        return self.now_us < record.waits_since_us + self.state.policy.push_after_us
+            if young:
+                self._hopeless.add(alike)
+        return young
 
     def _find(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
         """Whether there is a place for it, or one that is being vacated."""
@@ -172,8 +179,7 @@ class Considering:
             return False
         job_id, epoch = record.job.job_id, record.epoch + 1
         self._emit(AttemptPlaced(at_us=self.now_us, job_id=job_id, epoch=epoch, leases=leases))
-        self._shares.clear()
-        self._moves += 1
+        self._holds_more()
         return True
 
     def _start_smaller(self, record: JobRecord, candidates: tuple[Pool, ...]) -> bool:
@@ -278,8 +284,14 @@ class Considering:
             held = held_by(job, leases, prices)
             self._count(job, held, +1)
             self.counted.append((job, held))
-            self._shares.clear()
-            self._moves += 1
+            self._holds_more()
+
+    def _holds_more(self) -> None:
+        """Of its queue: that changes shares, and may change who is refused and who may push whom."""
+        self._shares.clear()
+        self._moves += 1
+        if self.state.quotas.rules:
+            self._hopeless.clear()
 
     def _count(self, job: Job, held: Held, sign: int) -> None:
         quotas = self.state.quotas
@@ -315,6 +327,7 @@ class Considering:
         for other, leases in room.others:
             self._claim(other, leases)
         self._no_room.clear()
+        self._hopeless.clear()
 
     def _grow(self, job_id: JobId) -> bool:
         attempt = self.state.attempts[job_id]

@@ -66,6 +66,8 @@ class Pushing:
         self, record: JobRecord, power: Power, candidates: tuple[Pool, ...], refusal: Refusal | None
     ) -> Room | None:
         """The room that a push makes, in the first pool where it can; with a refusal it has to lift that as well."""
+        if self.victims.are_none(power):
+            return None
         if refusal is not None:
             return self._lift(record, power, candidates, refusal)
         for pool in candidates:

@@ -16,6 +16,7 @@ from cordee.ids import JobId
 from cordee.schedule.fill import Need
 from cordee.schedule.preempt import Cost, Victim, choose
 from cordee.schedule.records import Attempt
+from cordee.schedule.running import NEVER
 from cordee.schedule.share import TIERS, counts_service
 from cordee.schedule.state import State
 from cordee.schedule.vain import Power
@@ -82,6 +83,7 @@ class Victims:
         self._cost: Any = None
         self._standing: Any = None
         self._turn_over: Any = None
+        self._worsts: dict[tuple[int, bool], int] = {}
         self._reaches: dict[tuple[Power, frozenset[str]], _Reach] = {}
         self._fields: dict[tuple[Power, Pool, frozenset[str]], _Field] = {}
 
@@ -120,6 +122,24 @@ class Victims:
                     best = (key, rows)
         return None if best is None else tuple(sorted(self._state.running.jobs[row] for row in best[1]))
 
+    def are_none(self, power: Power) -> bool:
+        """Whether a look at tiers and standings tells that this power reaches nobody, as it does of most."""
+        if power.borrowers or power.moves is not None:
+            return False
+        if int(self._state.running.rows["tier"].max(initial=0)) > power.tier:
+            return False
+        return power.standing is None or self._worst(power.tier, power.standing) <= power.standing
+
+    def _worst(self, tier: int, standing: int) -> int:
+        """The worst standing in a tier of those whose turn is over for somebody of this standing."""
+        self._refresh()
+        key = (tier, standing < 0)
+        if key not in self._worsts:
+            rows = self._state.running.rows
+            over = rows["live"] & (rows["tier"] == tier) & self.turn_over(standing)
+            self._worsts[key] = int(self.standing().max(where=over, initial=-NEVER))
+        return self._worsts[key]
+
     def reached(self, power: Power) -> list[Attempt]:
         """Everybody whom this power reaches, in no order."""
         state = self._state
@@ -132,6 +152,7 @@ class Victims:
         if self._seen != running.rows.changes:
             self._seen, self._cost, self._standing = running.rows.changes, None, None
             self._turn_over = None
+            self._worsts.clear()
             self._reaches.clear()
             self._fields.clear()
         if self._seen_nodes != running.changes:

@@ -78,6 +78,10 @@ class Waiting:
         """Where a waiting job stands in its line."""
         return self._known[job_id][1]
 
+    def alike(self, job_id: JobId) -> Alike:
+        """What a waiting job shares with all of its line."""
+        return self._known[job_id][0]
+
     def line(self, job_id: JobId) -> Line:
         """The line of a waiting job."""
         return self.lines[self._known[job_id][0]]
