@@ -44,7 +44,7 @@ class Considering:
     pushing: Pushing = field(init=False)
     _kinds: tuple[Kind, ...] = ()
     _pools: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
-    _full: set[Shape] = field(default_factory=set)  # there is no place for these
+    _full: set[object] = field(default_factory=set)  # there is no place for these
     _no_room: set[Shape] = field(default_factory=set)  # nor where GPUs are being vacated
     vain: Vain = field(default_factory=Vain)  # nor by making room
     _hopeless: set[Alike] = field(default_factory=set)  # lines whose young found nothing, and nothing has changed that

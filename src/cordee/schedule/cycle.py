@@ -10,7 +10,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import is_, itemgetter
 
 from cordee.events import Event, Lease
 from cordee.ids import JobId
@@ -73,7 +73,7 @@ def _decided(state: State, now_us: int, policy: Policy | None, write: Write | No
         cycle.run()
         rest = Rest(state.news, state.newest, now_us, cycle.wake_at_us)
         written = write(cycle.events) if write is not None and cycle.events else []
-        as_decided = all(one is other for one, other in zip(written, cycle.events, strict=False))
+        as_decided = all(map(is_, written, cycle.events))
         if written and as_decided:
             cycle.let_go()
             state.journal.keep()
@@ -122,6 +122,7 @@ class Cycle(Considering):
         if not state.draining:
             self.pushing = Pushing(state, self.now_us, self.overdue)
             self.vain = state.vain.at(state.gains, self.now_us)
+            self._full.update(self.vain.full)
             if state.waiting.count or state.returning:
                 # 2. Take the heads of the lines in the order of tiers, shares and standing.
                 # 3. For each: place the whole gang, or claim what is being vacated, or make room for it, or
@@ -129,6 +130,8 @@ class Cycle(Considering):
                 self._kinds = tuple(sorted(state.index.kinds))
                 self._speak()
                 self._take_turns()
+                kept = self.claims or self.reserved or self._shut or state.policy.spares
+                self.vain.full = frozenset() if kept else frozenset(self._full)
                 self.vain.until_us = next_turn_us(state, self.now_us)
                 self._wake(self.vain.until_us)
             # 5. Let elastic jobs grow into what nobody waits for.

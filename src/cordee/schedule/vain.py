@@ -34,13 +34,16 @@ class Vain:
     from_us: int = 0
     until_us: int | None = None
     tried: dict[object, list[Power]] = field(default_factory=dict)
+    full: frozenset[object] = frozenset()  # shapes without a place, at whatever time, where nothing was kept for others
 
     def at(self, gains: int, now_us: int) -> "Vain":
         """What of it still holds."""
-        if gains == self.gains and self.from_us <= now_us and (self.until_us is None or now_us < self.until_us):
-            tried = {shape: list(powers) for shape, powers in self.tried.items()}
-            return Vain(gains, now_us, self.until_us, tried)
-        return Vain(gains, now_us)
+        if gains != self.gains or self.from_us > now_us:
+            return Vain(gains, now_us)
+        if self.until_us is not None and now_us >= self.until_us:
+            return Vain(gains, now_us, full=self.full)
+        tried = {shape: list(powers) for shape, powers in self.tried.items()}
+        return Vain(gains, now_us, self.until_us, tried, self.full)
 
     def reaches(self, shape: object, power: Power) -> bool:
         """Whether as much or more was tried already."""

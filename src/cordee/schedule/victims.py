@@ -109,10 +109,10 @@ class Victims:
         if need.within in ("island", "node") or need.units + (need.rest > 0) == 1:
             need = Need(need.gpus, 1, 0, need.in_island, None) if need.within else need
             groups = [nodes]
-            if power.moves is not None and not self._could_move(nodes, need.gpus, power.moves, field):
-                return None
         else:
             groups = list(self._domains(need, nodes, field))
+        if power.moves is not None and not self._could_move(nodes, need, power.moves, field):
+            return None
         best: tuple[Any, list[int]] | None = None
         for group in groups:
             rows = self._in(group, need, field)
@@ -286,9 +286,14 @@ class Victims:
             return self._on_one_node(nodes, need.gpus, field)
         return self._on_several(nodes, need, field)
 
-    def _could_move(self, nodes: Any, gpus: int, most: int, field: _Field) -> bool:
-        """Whether there is a node on which no more lacks than may be moved; else every set is too large."""
-        return bool((nodes & (field.avail >= gpus) & (field.free + most >= gpus)).any())
+    def _could_move(self, nodes: Any, need: Need, most: int, field: _Field) -> bool:
+        """Whether the units that lack lack no more GPUs than may be moved; else every set is too large."""
+        unit, free, avail = need.unit if need.units else need.rest, field.free[nodes], field.avail[nodes]
+        short = max(1, need.units) - int((free // unit).sum())
+        if short <= 0:
+            return True
+        lacks = np.sort((unit - free % unit)[avail // unit > free // unit])
+        return int(lacks[:short].sum()) + unit * max(0, short - len(lacks)) <= most
 
     def _on_one_node(self, nodes: Any, gpus: int, field: _Field) -> list[int] | None:
         there = nodes & (field.avail >= gpus)
