@@ -17,5 +17,5 @@ def point(name: str) -> None:
     if not _AT:
         return
     _passed[name] += 1
-    if _AT == name and _passed[name] == int(_TURN or 1):
+    if name == _AT and _passed[name] == int(_TURN or 1):
         os.kill(os.getpid(), signal.SIGKILL)
