@@ -99,6 +99,8 @@ class Victims:
             closed: nodes that are not looked at.
             shielded: queues whose attempts stay.
         """
+        if power.moves is not None and not self._could_move(need, pool, power.moves):
+            return None
         field = self._field(power, pool, frozenset(shielded))
         nodes = field.nodes
         numbers = self._state.running.nodes
@@ -111,8 +113,6 @@ class Victims:
             groups = [nodes]
         else:
             groups = list(self._domains(need, nodes, field))
-        if power.moves is not None and not self._could_move(nodes, need, power.moves, field):
-            return None
         best: tuple[Any, list[int]] | None = None
         for group in groups:
             rows = self._in(group, need, field)
@@ -286,14 +286,16 @@ class Victims:
             return self._on_one_node(nodes, need.gpus, field)
         return self._on_several(nodes, need, field)
 
-    def _could_move(self, nodes: Any, need: Need, most: int, field: _Field) -> bool:
+    def _could_move(self, need: Need, pool: Pool, most: int) -> bool:
         """Whether the units that lack lack no more GPUs than may be moved; else every set is too large."""
-        unit, free, avail = need.unit if need.units else need.rest, field.free[nodes], field.avail[nodes]
-        short = max(1, need.units) - int((free // unit).sum())
-        if short <= 0:
-            return True
-        lacks = np.sort((unit - free % unit)[avail // unit > free // unit])
-        return int(lacks[:short].sum()) + unit * max(0, short - len(lacks)) <= most
+        running = self._state.running
+        unit, units = (need.gpus, 1) if need.within in ("island", "node") else (need.unit, need.units)
+        unit, units = (unit, units) if units else (need.rest, 1)
+        nodes = running.of_pool(pool) & (running.node_usable[: len(running.node_names)] >= unit)
+        free = running.node_free[: len(nodes)][nodes]
+        short = units - int((free // unit).sum())
+        lacks = np.sort(unit - free % unit)[: max(0, short)]
+        return int(lacks.sum()) + unit * max(0, short - len(lacks)) <= most
 
     def _on_one_node(self, nodes: Any, gpus: int, field: _Field) -> list[int] | None:
         there = nodes & (field.avail >= gpus)
