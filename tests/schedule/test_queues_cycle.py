@@ -1,15 +1,12 @@
 """Queues in the cycle: limits hold, quotas come back, shares converge, in worlds played to their end."""
 
-from dataclasses import replace
-
 import pytest
 import random_worlds
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from cordee.events import AttemptPlaced, NoticeGiven, NoticeReason, Queue, QueuesSet
+from cordee.events import AttemptPlaced, NoticeGiven, Queue, QueuesSet
 from cordee.ids import JobId
-from cordee.schedule import Reason, State, explain
+from cordee.schedule import explain
 from cordee.units import US_PER_HOUR
 from world import S, World, job, node
 
@@ -157,80 +154,7 @@ def test_shares_converge_to_the_weights():
 # -- random worlds -------------------------------------------------------------------------------------------
 
 
-@st.composite
-def trees(draw):
-    """Two levels over 8 guaranteed GPUs; whether they are there depends on the nodes."""
-    left, tree = 8, []
-    for name in ("q", "r"):
-        quota = draw(st.integers(0, left))
-        left -= quota
-        inner = draw(st.integers(0, quota))
-        more = {"lend": draw(st.booleans()), "limit_gpus": draw(st.sampled_from([None, None, 8, 12]))}
-        tree += [
-            Queue(name=name, quota_gpus=quota, weight=draw(st.integers(1, 2)), **more),
-            Queue(name=f"{name}1", parent=name, quota_gpus=inner, user_gpus=draw(st.sampled_from([None, None, 4]))),
-        ]
-    return [
-        queue if queue.limit_gpus is None or queue.limit_gpus >= queue.quota_gpus else Queue(name=queue.name)
-        for queue in tree
-    ]
-
-
-NAMES = ("q", "q1", "r", "r1", "default")
-
-
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(**random_worlds.WORLDS, tree=trees(), which=st.lists(st.sampled_from(NAMES), min_size=7, max_size=7))
-def test_random_worlds_with_queues(up, submitted, broken, deaf, breaks, tree, which):
-    asked = [
-        replace(each, job=replace(each.job, queue=which[index], owner="ann" if index % 2 else "bob"))
-        for index, each in enumerate(submitted)
-    ]
-    world = World(*up, queues(*tree), broken=broken, deaf=deaf).later(*asked)
-    world.checks += [random_worlds.check_now, limits_hold]
-    for fault in breaks:
-        random_worlds.break_in(world, *fault)
-    world.play()
-    random_worlds.check_log(world.log)
-    the_log_keeps_the_rules(world)
-    assert not world.errors and not world.state.attempts
-    again = State()
-    for event in world.log:
-        again.apply(event)
-    assert again.snapshot() == world.state.snapshot(), "replaying the log gives the same state"
-    for job_id, record in world.state.jobs.items():
-        if not record.phase.ended and world.state.quotas.never(record.job) is None:
-            reason = explain(world.state, job_id, world.now_us).reason
-            assert reason in {*random_worlds.HOPELESS, Reason.KEPT}, f"{job_id} could run, and waits: {reason}"
-
-
-def limits_hold(world: World) -> None:
-    """Counted anew from the attempts."""
-    quotas = world.state.quotas
-    counted: dict[str, dict[str, int]] = {}
-    for attempt in world.state.attempts.values():
-        gpus = sum(len(lease.gpus) for lease in attempt.held)
-        for name in {holder.queue.name for holder in quotas.leaf(attempt.job.queue).path}:
-            users = counted.setdefault(name, {})
-            users[attempt.job.owner] = users.get(attempt.job.owner, 0) + gpus
-    for queue in quotas.queues:
-        users = counted.get(queue.name, {})
-        assert queue.limit_gpus is None or sum(users.values()) <= queue.limit_gpus
-        assert queue.user_gpus is None or max(users.values(), default=0) <= queue.user_gpus
-
-
-def the_log_keeps_the_rules(world: World) -> None:
-    """Told again: who was pushed had borrowed, or was below and not shielded; who started was not refused."""
-    state = State()
-    for event in world.log:
-        if isinstance(event, NoticeGiven) and event.reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA):
-            assert event.for_job is not None
-            attempt, push = state.attempts[event.job_id], state.quotas.push(state.jobs[event.for_job].job)
-            below = event.reason is NoticeReason.PREEMPT
-            gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
-            assert push.takes(attempt.job, gpu_milli, below=below), f"{event.job_id} is shielded: {event.reason}"
-        if isinstance(event, AttemptPlaced):
-            gpus = sum(len(lease.gpus) for lease in event.leases)
-            refusal = state.quotas.admits(state.jobs[event.job_id].job, event.at_us, gpus)
-            assert refusal is None, f"{event.job_id} was placed although {refusal.text}"
-        state.apply(event)
+@given(**random_worlds.QUEUES)
+def test_random_worlds_with_queues(**world):
+    random_worlds.keeps_the_rules_of_queues(**world)

@@ -28,9 +28,10 @@ def test_interleavings_of_the_log(soak: Soak) -> None:
     ("promise", "drawn"),
     [
         (random_worlds.comes_to_its_end_and_keeps_its_promises, random_worlds.WORLDS),
+        (random_worlds.keeps_the_rules_of_queues, random_worlds.QUEUES),
         (random_worlds.does_not_depend_on_the_order_of_reports, random_worlds.ORDERS),
     ],
-    ids=["worlds", "orders"],
+    ids=["worlds", "queues", "orders"],
 )
 def test_the_scheduler(soak: Soak, promise: Callable[..., None], drawn: Mapping[str, Any]) -> None:
     """Each seed is a batch of examples."""

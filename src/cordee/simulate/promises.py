@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cordee.account.ledger import Ledger
@@ -63,6 +63,7 @@ class _Live:
     held: dict[str, Lease]
     started_us: int | None = None
     told: set[type[Any]] = field(default_factory=set)
+    leaves_for: JobId | None = None
 
 
 class Promises:
@@ -221,7 +222,10 @@ class Promises:
             assert len({node.domain for node in nodes}) == 1, f"{name} is in several racks"
 
     def _noticed(self, event: NoticeGiven) -> None:
+        if event.reason in (*_FOR_OTHERS, NoticeReason.QUOTA) and event.for_job is not None:
+            self._by_right(event, self.jobs[event.for_job])
         live = self._told_once(event)
+        live.leaves_for = event.for_job
         self.noticed[event.reason] = self.noticed.get(event.reason, 0) + 1
         job = self.jobs[event.job_id]
         if event.reason is NoticeReason.PREEMPT and event.for_job is not None:
@@ -312,6 +316,55 @@ class Promises:
         claims = self._claims()
         if claims > claimed_before and claims > held:
             assert claims <= offered, f"{name}: {claims - held} are kept by queues that do not lend, of {offered}"
+
+    def _by_right(self, event: NoticeGiven, upper: Job) -> None:
+        """Of another queue only what is borrowed is taken back; who is inside its quota is pushed from inside one only.
+
+        Within a cycle, who claims what others vacate counts as holding it: here those do for whom somebody leaves.
+        """
+        theirs, ours = self._counts_in(self.jobs[event.job_id]), self._counts_in(upper)
+        meets = next(number for number, each in enumerate(theirs) if each in ours)
+        quota = event.reason is NoticeReason.QUOTA
+        name = f"{event.job_id} for {event.for_job} ({event.reason})"
+        if meets == 0:
+            assert not quota, f"{name}: both are of {theirs[0][0]}"
+            return
+        named = {live.leaves_for for live in self.live.values()} - self.live.keys() - self.ended.keys()
+        claim = [self.jobs[job_id] for job_id in named if job_id is not None and job_id != event.for_job]
+        over = all(self._stays(each, claim) > self._quota(each) for each in theirs[:meets])
+        mine = ours[ours.index(theirs[meets]) - 1]
+        smallest = replace(upper, gpus=min((upper.gpus, *upper.sizes)))
+        inside = self._stays(mine, [smallest]) <= self._quota(mine)
+        allowed = (inside and over) if quota else (inside or over)
+        assert allowed, f"{name}: {mine[0]} is inside its quota: {inside}; {theirs[:meets]} are over theirs: {over}"
+
+    def _counts_in(self, job: Job) -> list[tuple[str | None, bool]]:
+        """From the innermost queue to the cluster; True: beside the queues inside it, its own jobs."""
+        path: list[tuple[str | None, bool]] = [(queue.name, False) for queue in self._path(job.queue)]
+        own = [(path[0][0], True)] if any(queue.parent == path[0][0] for queue in self.queues.values()) else []
+        return [*own, *path, (None, False)]
+
+    def _quota(self, counted: tuple[str | None, bool]) -> int:
+        name, own = counted
+        assert name is not None, "the cluster has none"
+        inside = sum(queue.quota_gpus for queue in self.queues.values() if own and queue.parent == name)
+        return 1000 * (self.queues[name].quota_gpus - inside)
+
+    def _stays(self, counted: tuple[str | None, bool], more: Iterable[Job]) -> int:
+        """What it holds without those that have notice, and with more jobs, and what is kept inside it."""
+        name, own = counted
+        amount = sum(
+            lease.gpu_milli
+            for job_id, live in self.live.items()
+            if not live.told and self._path(self.jobs[job_id].queue)[0].name == name
+            for lease in live.held.values()
+        )
+        amount += sum(job.gpus * job.gpu_milli for job in more if self._path(job.queue)[0].name == name)
+        for queue in self.queues.values():
+            if queue.parent == name and not own:
+                inner = self._stays((queue.name, False), more)
+                amount += inner if queue.lend else max(inner, 1000 * queue.quota_gpus)
+        return amount
 
     # -- what the control plane holds ------------------------------------------------------------------------
 
