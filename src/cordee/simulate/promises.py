@@ -64,6 +64,7 @@ class _Live:
     started_us: int | None = None
     told: set[type[Any]] = field(default_factory=set)
     leaves_for: JobId | None = None
+    leaves_since_us: int | None = None
 
 
 class Promises:
@@ -225,7 +226,7 @@ class Promises:
         if event.reason in (*_FOR_OTHERS, NoticeReason.QUOTA) and event.for_job is not None:
             self._by_right(event, self.jobs[event.for_job])
         live = self._told_once(event)
-        live.leaves_for = event.for_job
+        live.leaves_for, live.leaves_since_us = event.for_job, event.at_us
         self.noticed[event.reason] = self.noticed.get(event.reason, 0) + 1
         job = self.jobs[event.job_id]
         if event.reason is NoticeReason.PREEMPT and event.for_job is not None:
@@ -331,12 +332,29 @@ class Promises:
             return
         named = {live.leaves_for for live in self.live.values()} - self.live.keys() - self.ended.keys()
         claim = [self.jobs[job_id] for job_id in named if job_id is not None and job_id != event.for_job]
-        over = all(self._stays(each, claim) > self._quota(each) for each in theirs[:meets])
+        over = all(
+            self._stays(each, claim) + self._larger(event, each[0]) > self._quota(each) for each in theirs[:meets]
+        )
         mine = ours[ours.index(theirs[meets]) - 1]
         smallest = replace(upper, gpus=min((upper.gpus, *upper.sizes)))
         inside = self._stays(mine, [smallest]) <= self._quota(mine)
         allowed = (inside and over) if quota else (inside or over)
         assert allowed, f"{name}: {mine[0]} is inside its quota: {inside}; {theirs[:meets]} are over theirs: {over}"
+
+    def _larger(self, event: NoticeGiven, name: str | None) -> int:
+        """By how much the largest that already left this queue for the same job is larger: it may have been the last.
+
+        Each push finds the queue above its quota in one order of those that are pushed together, not in every order.
+        """
+        own, largest = self._gpu_milli(self.live[event.job_id]), 0
+        for job_id, live in self.live.items():
+            together = live.leaves_for == event.for_job and live.leaves_since_us == event.at_us
+            if together and any(queue.name == name for queue in self._path(self.jobs[job_id].queue)):
+                largest = max(largest, self._gpu_milli(live))
+        return max(0, largest - own)
+
+    def _gpu_milli(self, live: _Live) -> int:
+        return sum(lease.gpu_milli for lease in live.held.values())
 
     def _counts_in(self, job: Job) -> list[tuple[str | None, bool]]:
         """From the innermost queue to the cluster; True: beside the queues inside it, its own jobs."""
