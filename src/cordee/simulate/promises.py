@@ -321,7 +321,8 @@ class Promises:
     def _by_right(self, event: NoticeGiven, upper: Job) -> None:
         """Of another queue only what is borrowed is taken back; who is inside its quota is pushed from inside one only.
 
-        Within a cycle, who claims what others vacate counts as holding it: here those do for whom somebody leaves.
+        Within a cycle, who claims what others vacate counts as holding it, and a log does not say who does: while any
+        leave, all who wait might.
         """
         theirs, ours = self._counts_in(self.jobs[event.job_id]), self._counts_in(upper)
         meets = next(number for number, each in enumerate(theirs) if each in ours)
@@ -330,8 +331,10 @@ class Promises:
         if meets == 0:
             assert not quota, f"{name}: both are of {theirs[0][0]}"
             return
-        named = {live.leaves_for for live in self.live.values()} - self.live.keys() - self.ended.keys()
-        claim = [self.jobs[job_id] for job_id in named if job_id is not None and job_id != event.for_job]
+        together = (event.for_job, event.at_us)
+        others = any(live.told and (live.leaves_for, live.leaves_since_us) != together for live in self.live.values())
+        waits = self.jobs.keys() - self.live.keys() - self.ended.keys() - {upper.job_id}
+        claim = [self.jobs[job_id] for job_id in waits] if others else []
         over = all(
             self._stays(each, claim) + self._larger(event, each[0]) > self._quota(each) for each in theirs[:meets]
         )
