@@ -93,19 +93,28 @@ def main(to: str, act: str) -> dict:
 
 
 def step_back(to: str, commit: Commit, state: dict) -> list:
-    """One flipped bit in what one rank reads: all of them go back to the generation before."""
+    """One flipped bit in what one rank reads, then in what none does: all of them go back to the generation before."""
+    whole = read_manifest(open_blobs(to), commit.manifest)
+    (weight, *_), (extras, *_) = whole.tensors["model/0.weight"].shards[-1].pieces, whole.ranks[3].extras
+    found = []
+    for piece in (weight, extras):
+        flip(Path(to) / whole.chunks[piece.chunk].key, piece.offset)
+        ck = Checkpointer(to, rank=RANK, world_size=WORLD)
+        loaded = ck.resume(state)
+        ck.close()
+        found.append([loaded.step, [skipped.step for skipped in ck.skipped], full(state)])
+        flip(Path(to) / whole.chunks[piece.chunk].key, piece.offset)
+    return found
+
+
+def flip(path: Path, offset: int) -> None:
+    """Rank 0 does it, while no rank reads."""
+    dist.barrier()
     if RANK == 0:
-        whole = read_manifest(open_blobs(to), commit.manifest)
-        shard = whole.tensors["model/0.weight"].shards[-1]  # the last rank's rows
-        path = Path(to) / whole.chunks[shard.pieces[0].chunk].key
         data = bytearray(path.read_bytes())
-        data[shard.pieces[0].offset] ^= 1
+        data[offset] ^= 1
         path.write_bytes(data)
     dist.barrier()
-    ck = Checkpointer(to, rank=RANK, world_size=WORLD)
-    loaded = ck.resume(state)
-    ck.close()
-    return [loaded.step, [skipped.step for skipped in ck.skipped], full(state)]
 
 
 def hold_while_it_drains(ck: Checkpointer, state: dict) -> None:

@@ -48,7 +48,7 @@ def test_resume_is_bitwise_on_the_same_world_and_reshards_on_another(tmp_path: P
     assert [code for code, _ in smaller] == [0] * 2
     for _, lines in smaller:
         assert lines[-1]["world"] == 4 and lines[-1]["at_load"] == whole["at_save"]
-        assert lines[-1]["back"] == [0, [3], whole["at_start"]], "one rank's damage takes all of them back"
+        assert lines[-1]["back"] == [[0, [3], whole["at_start"]]] * 2, "one rank's damage takes all of them back"
 
 
 @pytest.mark.gang

@@ -1,5 +1,6 @@
 """Checkpoints of one process: what comes back, what is refused, what is stepped over, what is told."""
 
+import errno
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from cordee.errors import CheckpointError, CorruptError, FencedError
+from cordee.errors import CheckpointError, CorruptError, DestinationError, FencedError
 from cordee.storage.chunks import FOLDER as CHUNKS
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import live_commits, log_key, read_entries
@@ -170,17 +171,48 @@ def test_when_nothing_verifies_it_is_an_error_not_a_fresh_start(make, tmp_path) 
 
 def test_what_nobody_reads_is_verified_too(make, tmp_path) -> None:
     first = make()
-    states = saved(first, build(), 2)
+    state = build() | {"big": torch.rand(300_000)}
+    states = saved(first, state, 1)
+    state["big"] += 1
+    first.save(state, step=2, extras={})
     first.close()
     whole = read_manifest(FileBlobs(tmp_path), first.newest().manifest)
-    (extras,) = whole.ranks[0].extras
-    path = tmp_path / whole.chunks[extras.chunk].key
+    (shard,) = whole.tensors["big"].shards  # alone in its chunk
+    (piece,) = shard.pieces
+    path = tmp_path / whole.chunks[piece.chunk].key
     path.write_bytes(path.read_bytes()[::-1])
     model = {"model": build()["model"]}
     again = make()
-    assert again.resume(model).step == 1, "the extras of the newest generation are damaged"
+    assert again.resume(model).step == 1, "the newest generation is damaged where no rank of this job reads"
     mine, _ = flat(model)
     assert all(torch.equal(value, states[0][0][name]) for name, value in mine.items())
+
+
+@pytest.mark.parametrize("why", [errno.EIO, errno.ETIMEDOUT])
+def test_a_sector_that_is_lost_is_damage_and_a_store_that_is_away_is_not(make, monkeypatch, why) -> None:
+    """No disk here fails when it is asked to: the error is put where the system would return it."""
+    first = make()
+    state = build() | {"big": torch.rand(300_000)}
+    saved(first, state, 1)
+    state["big"] += 1
+    first.save(state, step=2, extras={})
+    first.close()
+    whole = read_manifest(first._blobs, first.newest().manifest)
+    lost = whole.chunks[whole.tensors["big"].shards[0].pieces[0].chunk].key
+    for name in ("get", "read_blocks"):
+
+        def fails(self, key, *args, read=getattr(FileBlobs, name), **options):
+            if key == lost:
+                raise DestinationError(f"cannot read {key}") from OSError(why, os.strerror(why))
+            return read(self, key, *args, **options)
+
+        monkeypatch.setattr(FileBlobs, name, fails)
+    again = make()
+    if why == errno.EIO:
+        assert again.resume(state).step == 1
+    else:
+        with pytest.raises(DestinationError, match="cannot read chunks/"):
+            again.resume(state)
 
 
 def test_a_new_job_finds_nothing_and_its_state_stays(make) -> None:
@@ -270,6 +302,14 @@ def test_what_a_stopped_drains_pipe_cannot_take_goes_on_beside_the_training(make
     assert checkpointer.wait(WAIT_S).step == 2
     talker._thread.join(WAIT_S)
     assert not talker._unsaid and talker._stdin.closed and talker._pusher is None
+
+
+def test_what_is_larger_than_a_pipe_is_handed_over_when_the_save_returns(make) -> None:
+    checkpointer = make()
+    checkpointer.resume({})
+    checkpointer.save({"all": {f"name{i}": torch.zeros(1) for i in range(3000)}}, step=1, extras={})
+    assert not checkpointer._link._unsaid
+    assert checkpointer.wait(WAIT_S).step == 1
 
 
 def test_a_capture_is_handed_over_by_whoever_made_it(make, monkeypatch) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import weakref
+from contextlib import ExitStack
 from pathlib import Path
 
 import forks
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import cordee
-from cordee.errors import CheckpointError
+from cordee.errors import CheckpointError, CorruptError
 from cordee.storage.files import FileBlobs
 from cordee.storage.history import PastAttempt
 from cordee.storage.log import live_commits, read_entries
@@ -75,6 +76,49 @@ def test_a_job_that_is_closed_holds_nothing_of_its_state(tmp_path) -> None:
         assert train(3)() is None and train(6)() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("when", ["find", "load"])
+def test_what_fails_while_a_checkpoint_is_read_is_what_is_raised(tmp_path, when) -> None:
+    """Whoever opens a job by hand leaves its `with` block after it has closed itself."""
+    with cordee.job({"n": 0}, to=tmp_path) as job:
+        assert list(job.steps(2)) == [0, 1]
+    for path in (tmp_path / "manifests").iterdir():
+        path.write_bytes(b"{}")
+    job = cordee.job({"n": 0}, to=tmp_path)
+    with pytest.raises(CorruptError, match="none of 1 generations"), ExitStack() as cleanup:
+        job.open()
+        cleanup.push(job)
+        getattr(job, when)()
+
+
+READING = """
+import os, signal, sys, threading
+import cordee
+from cordee.train.checkpoint import checkpointer
+with cordee.job({"n": 0}, to=sys.argv[1]) as job:
+    assert len(list(job.steps(5))) == 5
+def restore(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait()
+if sys.argv[2] == "reads":
+    checkpointer.restore = restore
+else:
+    checkpointer.Checkpointer._start_drain = restore
+job = cordee.job({"n": 0}, to=sys.argv[1], grace="1s")
+job._reporter.left = lambda how, step: print(how, step, flush=True)
+with job:
+    print("it was read")
+"""
+
+
+@pytest.mark.parametrize("when", ["reads", "has read"])
+def test_a_notice_that_runs_out_while_the_checkpoint_is_read_loses_nothing(tmp_path, when) -> None:
+    script = tmp_path / "reading.py"
+    script.write_text(READING)
+    command = [sys.executable, str(script), str(tmp_path / "to"), when]
+    ((code, said, errors),) = forks.run([command], [dict(os.environ)], WAIT_S)
+    assert (code, said.split()) == (75, ["checkpointed", "5"]), errors
 
 
 def test_an_attempt_that_ends_with_its_last_save_is_no_failure(tmp_path) -> None:

@@ -4,7 +4,6 @@ A key ends in the save and the epoch that wrote it: `chunks/ab/<xxh3>.<save>.<ep
 attempt, or for an older save, can never hit a chunk that a newer save has just written with the same content.
 """
 
-import errno
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from cordee.errors import DestinationError
 from cordee.storage.base import owner_of
 from cordee.storage.files import BLOCK_BYTES, Blobs, Data
 from cordee.storage.sealed import Damaged
-from cordee.storage.tiers import read_intact
+from cordee.storage.tiers import is_decay, read_intact
 from cordee.units import MiB
 
 logger = logging.getLogger("cordee.storage")
@@ -121,8 +120,8 @@ def has_decayed(tier: Blobs, chunk: Chunk, key: str) -> bool:
     check = xxhash.xxh3_128()
     try:
         length_bytes = tier.read_blocks(key, check.update, from_disk=True)
-    except DestinationError as error:  # A sector that cannot be read any more is no copy either.
-        return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
+    except DestinationError as error:
+        return is_decay(error)
     return length_bytes != chunk.length_bytes or check.hexdigest() != chunk.xxh3
 
 

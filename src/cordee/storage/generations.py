@@ -90,10 +90,10 @@ def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> None:
         list(pool.map(partial(check_chunk, blobs), wanted))
 
 
-def check_generation(blobs: Blobs, name: str, *, rank: int = 0, world_size: int = 1) -> str | None:
-    """Verify one rank's share of a generation (every `world_size`-th chunk); what is wrong, or None."""
+def check_generation(blobs: Blobs, name: str) -> str | None:
+    """Verify a generation; what is wrong, or None."""
     try:
-        check_chunks(blobs, read_manifest(blobs, name).chunks[rank::world_size])
+        check_chunks(blobs, read_manifest(blobs, name).chunks)
     except Damaged as damage:
         return str(damage)
     return None

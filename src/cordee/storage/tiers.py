@@ -5,6 +5,7 @@ repaired from it. Everything else lives in the home only: there must not be two 
 farthest tiers: then its chunks are in the nearer ones only, while all that is small is in the home too.
 """
 
+import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -100,7 +101,10 @@ def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str
         try:
             data = tier.get(key)
         except DestinationError as error:
-            unreadable = error
+            if is_decay(error):
+                bad.append((tier, error.message))
+            else:
+                unreadable = error
             continue
         problem = problem_of(data)
         if problem is None and data is not None:
@@ -111,6 +115,11 @@ def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str
     if unreadable is not None:
         raise unreadable  # A copy that nobody has seen is not a damaged one.
     raise Damaged("; ".join(why if len(bad) == 1 else f"{why} in {store}" for store, why in bad))
+
+
+def is_decay(error: DestinationError) -> bool:
+    """Whether it tells of a sector that cannot be read any more: then the store is there, and the copy is not."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
 
 
 def _repair(store: Blobs, key: str, data: bytes, why: str, intact: Blobs) -> None:

@@ -87,7 +87,7 @@ class Job:
         self._told = told
         self._pace = Pace()
         self._points = 0  # safe points since the boundary before
-        self._finished = False
+        self._finished = self._closed = False
         self._final_failed = False
         self._rng: Any = None  # to go on from, when the loop begins
         self._saving: Saving | None = None
@@ -373,6 +373,9 @@ class Job:
         os._exit(StopError.exit_code)
 
     def _close(self, *, failed: bool = False) -> None:
+        if self._closed:  # by what failed within `find` or `load`, whose caller leaves the `with` block after that
+            return
+        self._closed = True
         if self._watch is not None:
             self._watch.close()
         if self._agreement is not None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,10 +20,10 @@ from cordee.errors import CheckpointError, CorruptError, FencedError
 from cordee.storage import rescue
 from cordee.storage.chunks import lay_out
 from cordee.storage.destination import open_blobs, parse_places
-from cordee.storage.generations import Commit, base_chunks, check_generation, commit_of
+from cordee.storage.generations import Commit, base_chunks, check_chunks, commit_of
 from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import Log, read_entries
-from cordee.storage.manifest import parts_prefix, write_failed
+from cordee.storage.manifest import parts_prefix, read_manifest, write_failed
 from cordee.storage.sealed import Damaged, canonical
 from cordee.train.checkpoint.cadence import LOOK_S, MEMORY, Outward, Standing
 from cordee.train.checkpoint.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
@@ -138,15 +139,8 @@ class Checkpointer:
             CorruptError: there are generations, and none verifies; the state may be half loaded.
         """
         found: list[Loaded] = []
-
-        def problem_of(commit: Commit) -> str | None:
-            try:
-                found.append(restore(state, commit, blobs=self._blobs, together=self._together))
-            except Damaged as damage:
-                return str(damage)
-            return None
-
-        if self._find(problem_of) is None:
+        load = partial(restore, state, blobs=self._blobs, together=self._together)
+        if self._find(lambda commit: found.append(load(commit))) is None:
             return None
         self._start_drain(saves_before=0)  # Not before: its start would take the processor from the load.
         return found[-1]
@@ -156,11 +150,12 @@ class Checkpointer:
 
         Who loads it then reads it twice.
         """
-        return self._find(
-            lambda commit: self._together.first_problems(
-                check_generation(self._blobs, commit.manifest, rank=self.rank, world_size=self.world_size)
-            )[0]
-        )
+
+        def check(commit: Commit) -> None:
+            whole = read_manifest(self._blobs, commit.manifest)
+            check_chunks(self._blobs, whole.chunks[self.rank :: self.world_size])
+
+        return self._find(lambda commit: self._together.on_all(lambda: check(commit), f"read step {commit.step}"))
 
     def load(self, state: dict[str, Any], commit: Commit) -> Loaded:
         """Put a generation that `open` has found, or that this attempt has committed, into the state.
@@ -288,7 +283,7 @@ class Checkpointer:
         return self._together.anywhere([flag])[0]
 
     def newest(self) -> Commit | None:
-        """The newest generation that this attempt has loaded or committed."""
+        """The newest generation that this attempt has loaded or committed, or the one that it reads."""
         with self._changed:
             return self._newest
 
@@ -331,21 +326,27 @@ class Checkpointer:
 
     # What `resume` and `open` are made of.
 
-    def _find(self, problem_of: Callable[[Commit], str | None]) -> Commit | None:
-        """The newest generation without a problem, after older attempts were fenced; None: nothing was committed."""
+    def _find(self, take: Callable[[Commit], None]) -> Commit | None:
+        """The newest generation that can be taken, after older attempts were fenced; None: nothing was committed.
+
+        `take` raises Damaged, on all ranks alike, for one that cannot be.
+        """
         self._await_rescue()
         self._epoch, self._nonce, candidates, damaged = self._together.from_rank0(self._begin)
         self.skipped = []
         for commit in candidates:
-            problem = problem_of(commit)
-            if problem is None:
-                self._opened = self._newest = commit
-                self._drain_s[len(self._drain_s) - 1 - min(commit.lacks, len(self._drain_s) - 1)] = (
-                    commit.drained_us / 1e6
-                )
-                break
-            where = "; only nearer destinations were to have it" if commit.lacks else ""
-            self.skipped.append(Skipped(commit.generation, commit.step, problem + where))
+            self._newest = commit
+            try:
+                take(commit)
+            except Damaged as damage:
+                self._newest = None
+                where = "; only nearer destinations were to have it" if commit.lacks else ""
+                self.skipped.append(Skipped(commit.generation, commit.step, f"{damage}{where}"))
+                continue
+            self._opened = commit
+            farthest = len(self._drain_s) - 1
+            self._drain_s[farthest - min(commit.lacks, farthest)] = commit.drained_us / 1e6
+            break
         oldest = self._opened.generation if self._opened else -1
         self.skipped += [Skipped(at, None, f"log record {at}: {reason}") for at, reason in damaged if at > oldest]
         if self.rank == 0:

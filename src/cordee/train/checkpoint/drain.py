@@ -480,13 +480,15 @@ def main() -> None:
     captured = [0]  # the newest
 
     def read() -> None:
-        for line in sys.stdin:
-            if line.endswith("\n"):  # Half a line is a trainer that died writing it: no capture.
-                command = json.loads(line)
-                captured[0] = command.get("save", captured[0])
-                commands.put(command)
-        trainer_left.set()
-        commands.put(None)
+        try:
+            for line in sys.stdin:
+                if line.endswith("\n"):  # Half a line is a trainer that died writing it: no capture.
+                    command = json.loads(line)
+                    captured[0] = command.get("save", captured[0])
+                    commands.put(command)
+        finally:  # Whatever it was that came last: what was handed over is brought, and held captures too.
+            trainer_left.set()
+            commands.put(None)
 
     def emit(event: dict[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):  # The trainer has gone; the log still tells what came of it.

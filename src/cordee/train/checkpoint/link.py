@@ -1,5 +1,6 @@
 """The trainer's end of its drain: starts the process, hands captures over, and learns what became of them."""
 
+import contextlib
 import json
 import logging
 import os
@@ -107,9 +108,9 @@ class DrainLink:
 
         Not `in_order`: as if the trainer had died, which the drains of the other ranks are told.
         """
+        if in_order:
+            self._say({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
         with self._saying:
-            if in_order:
-                self._say({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
             self._said_all = True
             self._push_on()
         self._thread.join(timeout_s)
@@ -134,15 +135,19 @@ class DrainLink:
             if self._said_all:
                 return
             self._unsaid += line
-            while not self._push() and self._pusher is None and (left_s := deadline_s - time.monotonic()) > 0:
-                self._await_room(left_s)
-            self._push_on()
+        while not self._push():  # Also if another thread pushes already: that one may be held up.
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                self._push_on()
+                return
+            self._await_room(left_s)
 
     def _push_on(self) -> None:
         """Have the rest written by a thread of its own, until there is none."""
-        if not self._push() and self._pusher is None:
-            self._pusher = threading.Thread(target=self._push_rest, name="cordee-drain-pipe", daemon=True)
-            self._pusher.start()
+        with self._saying:
+            if not self._push() and self._pusher is None:
+                self._pusher = threading.Thread(target=self._push_rest, name="cordee-drain-pipe", daemon=True)
+                self._pusher.start()
 
     def _push_rest(self) -> None:
         while True:
@@ -169,8 +174,9 @@ class DrainLink:
 
     def _await_room(self, timeout_s: float) -> None:
         room = select.poll()  # not select(), which knows no descriptors from 1,024 on
-        room.register(self._stdin, select.POLLOUT)
-        room.poll(timeout_s * 1000)
+        with contextlib.suppress(ValueError):  # It was closed meanwhile: nothing is left to say.
+            room.register(self._stdin, select.POLLOUT)
+            room.poll(timeout_s * 1000)
 
     def _listen(self) -> None:
         for line in self._stdout:

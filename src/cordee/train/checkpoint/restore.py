@@ -14,7 +14,6 @@ from cordee.errors import CheckpointError
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, check_chunks
 from cordee.storage.manifest import Manifest, read_extras, read_manifest
-from cordee.storage.sealed import Damaged
 from cordee.train.checkpoint import own
 from cordee.train.checkpoint.dcp import GenerationReader, load_tensors
 from cordee.train.checkpoint.fit import fit, model_names
@@ -56,24 +55,7 @@ def restore(
     """
 
     def on_all(work: Callable[[], T]) -> T:
-        misfit: CheckpointError | None = None
-        damage: str | None = None
-        try:
-            result = work()
-        except CheckpointError as error:
-            misfit = error
-        except Damaged as error:
-            damage = str(error)
-        elsewhere, damage = together.first_problems(str(misfit) if misfit else None, damage)
-        if misfit is not None:
-            raise misfit
-        if elsewhere:
-            raise CheckpointError(
-                f"another rank could not load step {commit.step}: {elsewhere}", hint="that rank's own log says more"
-            )
-        if damage:
-            raise Damaged(damage)
-        return result
+        return together.on_all(work, f"load step {commit.step}")
 
     manifest, template, fitted = on_all(lambda: _fitted(state, commit, blobs))
     _require_all_taken(state, manifest, fitted, together)
@@ -81,10 +63,11 @@ def restore(
     wanted, extras = on_all(lambda: _read(reader, template, fitted, together))
     place = own.dp_of(state)
     moved = extras is None or extras.get("dp") != place
+    chunks = () if is_verified else manifest.chunks
     # One choice for all ranks, also where a rank's own place is the same.
-    moved, *read = together.anywhere([moved, *(chunk.key in reader.verified for chunk in manifest.chunks)])
-    rest = [chunk for chunk, done in zip(manifest.chunks, read, strict=True) if not done]
-    if rest and not is_verified:
+    moved, *read = together.anywhere([moved, *(chunk.key in reader.verified for chunk in chunks)])
+    rest = [chunk for chunk, done in zip(chunks, read, strict=True) if not done]
+    if rest:
         on_all(lambda: check_chunks(blobs, rest[together.rank :: together.world_size]))
     on_all(lambda: _scatter(state, manifest, fitted, wanted))
     if extras is None or moved:

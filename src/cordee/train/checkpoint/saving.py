@@ -113,10 +113,10 @@ class Saving:
         The step to start from, 0 of a new job, and the random numbers to go on from, for when the loop begins.
         """
         own.enter(self._state)
-        found = self.checkpointer.newest()
         if not self._has_looked:
             loaded = self.checkpointer.resume(self._state)
         else:
+            found = self.checkpointer.newest()
             loaded = self.checkpointer.load(self._state, found) if found else None
         step = self._found()
         if loaded is not None:

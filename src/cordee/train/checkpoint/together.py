@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cordee.errors import CheckpointError
+from cordee.storage.sealed import Damaged
 
 T = TypeVar("T")
 
@@ -45,13 +46,33 @@ class Together:
         result: T = answer[0]
         return result
 
-    def first_problems(self, *mine: str | None) -> list[str | None]:
-        """Of each kind of problem that of the lowest rank that has one."""
-        if self.group is None:
-            return list(mine)
-        found: list[tuple[str | None, ...]] = [()] * self.world_size
-        self.call(lambda: dist.all_gather_object(found, mine, group=self.group))
-        return [next((problem for problem in kind if problem), None) for kind in zip(*found, strict=True)]
+    def on_all(self, work: Callable[[], T], doing: str) -> T:
+        """Do it on each rank; if it fails on one it fails on all, in the same way.
+
+        Raises:
+            CheckpointError: this rank's own, or that of another one, which could not do what `doing` says.
+            Damaged: a rank has found something damaged, and nothing worse has happened.
+        """
+        own: CheckpointError | None = None
+        damage: str | None = None
+        try:
+            result = work()
+        except CheckpointError as error:
+            own = error
+        except Damaged as error:
+            damage = str(error)
+        found: list[tuple[str | None, str | None]] = [(str(own) if own else None, damage)] * self.world_size
+        if self.group is not None:
+            mine = found[0]
+            self.call(lambda: dist.all_gather_object(found, mine, group=self.group))
+        elsewhere, damage = (next(filter(None, kind), None) for kind in zip(*found, strict=True))
+        if own is not None:
+            raise own
+        if elsewhere:
+            raise CheckpointError(f"another rank could not {doing}: {elsewhere}", hint="that rank's own log says more")
+        if damage:
+            raise Damaged(damage)
+        return result
 
     def anywhere(self, flags: list[bool]) -> list[bool]:
         """Each flag: does some rank raise it? All ranks have as many."""

@@ -120,7 +120,7 @@ class Leaving:
             self._say_plan()
 
     def _say_plan(self) -> None:
-        if self.saving is not None:
+        if self.saving is not None and self.agreement is not None:
             log.info("rank %d: %s", self._rank, deadline.plan(self._situation(self.saving)).says)
 
     def request(self) -> None:
@@ -247,10 +247,13 @@ class Leaving:
         with self._lock:
             said = self.exit_code
         if said is None:
+            if self.agreement is None and self.saving is not None:  # It reads a checkpoint still.
+                self._pace.step = self.saving.kept_step(machine_stays=True)
             kept = self.saving.kept_step(machine_stays=self._machine_stays) if self.saving else 0
-            durable = self.saving is not None and not self._pace.inside and kept == self._pace.step
+            nothing_done = self.agreement is None or (not self._pace.inside and kept == self._pace.step)
+            durable = self.saving is not None and nothing_done
             if durable:
-                log.info("rank %d: leaves before step %d, with nothing to lose", self._rank, kept)
+                log.info("rank %d: leaves before step %d, with nothing to lose", self._rank, self._pace.step)
             else:
                 where = f"in step {self._pace.step}" if self._pace.inside else f"before step {self._pace.step}"
                 log.error("rank %d: leaves %s; durable: %s", self._rank, where, name(self.saving))
