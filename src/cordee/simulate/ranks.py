@@ -232,6 +232,7 @@ class Ranks:
     def _leave(self, gang: Gang, outcome: Outcome) -> None:
         """Every share by itself, a little after each other."""
         gang.turn += 1
+        gang.leaving = True  # a notice that comes while it leaves changes nothing
         self._say(gang, RankLeft, rank=0, how=outcome.value, step=gang.step)
         for node in list(gang.running):
             at_us = self._engine.now_us() + self._later_us()
