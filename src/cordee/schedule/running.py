@@ -248,7 +248,7 @@ class Running:
         since_us = now_us - rows["work_from_us"]
         left_us = rows["every_us"] + rows["restart_us"] + rows["save_us"] - since_us
         served = self.served(now_us)
-        level = self.standings(now_us, policy.levels_gpu_us)
+        level = _marks(policy.levels_gpu_us)[:-1].searchsorted(served, side="right")
         below = served - np.array((0, *policy.levels_gpu_us), np.int64)[level]
         over_us = np.maximum(rows["shares_from_us"], now_us - below // np.maximum(1, rows["pace"]))
         longest_us = np.minimum(rows["every_us"], policy.share_min_run_us)

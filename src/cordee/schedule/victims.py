@@ -196,8 +196,9 @@ class Victims:
 
     def _of_queues(self, names: frozenset[str]) -> Any:
         """Of each row, whether its job waits in one of these queues."""
-        known = self._state.running.queues
-        return np.isin(self._state.running.rows["queue"], [known[name] for name in names if name in known])
+        running = self._state.running
+        named = np.array([name in names for name in running.queues], bool)  # by their numbers
+        return named[running.rows["queue"]]
 
     def _field(self, power: Power, pool: Pool, shielded: frozenset[str] = frozenset()) -> _Field:
         self._refresh()
