@@ -134,7 +134,7 @@ class Bench:
         assert not decision.errors, decision.errors
         (self.ms[kind] if decision.events else self.idle_ms).append(spent_ms)
         self.wake_at_us = decision.wake_at_us
-        self.state.quotas.forget(self.now_us)
+        self.state.quotas.forget()
         for event in decision.events:
             if isinstance(event, AttemptPlaced):
                 at_us, job_id, epoch = self.now_us, event.job_id, event.epoch
