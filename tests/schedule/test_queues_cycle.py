@@ -4,11 +4,11 @@ import pytest
 import random_worlds
 from hypothesis import HealthCheck, given, settings
 
-from cordee.events import AttemptPlaced, NoticeGiven, Queue, QueuesSet
+from cordee.events import AttemptPlaced, Capacity, NoticeGiven, Queue, QueuesSet
 from cordee.ids import JobId
-from cordee.schedule import explain
+from cordee.schedule import decide, explain
 from cordee.units import US_PER_HOUR
-from world import S, World, job, node
+from world import S, World, brief, job, node
 
 TWO = (Queue(name="a", quota_gpus=8), Queue(name="b", quota_gpus=8))
 
@@ -107,6 +107,68 @@ def test_what_is_kept_is_used_neither_by_a_claim_nor_by_who_leaves():
         assert "8 are kept" in refusal.text
         quotas.withdraw(world.state.jobs[JobId("mine")].job, held, world.now_us)
     assert world.cycle() == ()
+
+
+def look_again(world: World) -> list[str]:
+    """What a second cycle at the same moment decides, and who could start then."""
+    world.state.rest = None
+    could = [name for name in world.state.jobs if explain(world.state, name, world.now_us).reason.value == "starts-now"]
+    return [*brief(decide(world.state, world.now_us).events), *could]
+
+
+def test_a_cycle_decides_all_where_a_job_is_resized():
+    """`a` shrinks for `c`. What it starts again on is kept in the next cycle as well, and no GPU is counted twice."""
+    spot = {"capacity": Capacity.SPOT}
+    kept = queues(Queue(name="q", quota_gpus=3, lend=False), Queue(name="r", quota_gpus=1, lend=False))
+    world = World(node("n0", 2), node("n1", 2, **spot), node("n2", 2, **spot), node("n3", 4, "A100"), kept)
+    world.tell(job("a", 3, "production", queue="r", capacity="on-demand", sizes=(2,)))
+    world.tell(job("b", 1, "production", queue="q", gpu_name="H100"))
+    world.tell(job("c", 2, "production", queue="q", capacity="on-demand"))
+    world.tell(*(job(name, 1, "production", queue="q") for name in "defgh"))
+    assert brief(world.cycle()) == [
+        *("place a n3:3", "place b n0:1", "notice a resize for c"),
+        *("place d n0:1", "place e n1:1", "place f n1:1", "place g n2:1", "place h n2:1"),
+    ]
+    assert look_again(world) == []
+    world.tell(job("i", 1, "production", queue="default", gpu_name="A100"))
+    assert brief(world.cycle()) == [], "the fourth A100 is where a goes on"
+    world.play()
+    assert {world.phase(name) for name in "abcdefghi"} == {"done"}
+
+
+def test_what_is_vacated_for_somebody_is_counted_once():
+    """`c` waits for the GPUs of `x`; of 3 free ones `r` keeps 1, so `f` starts, before `g` uses what is kept."""
+    tree = (Queue(name="q", quota_gpus=4), Queue(name="r", quota_gpus=1, lend=False), Queue(name="s"))
+    world = World(node("n0", 4), node("n1", 4), queues(*tree))
+    world.tell(job("x", 4, "preemptible", queue="s"), job("y", 1, "production", queue="s")).play(until_s=10)
+    world.tell(job("c", 4, "production", queue="q", within="node", at_us=10 * S))
+    world.tell(job("f", 1, "production", queue="s", at_us=10 * S), job("g", 1, queue="r", at_us=10 * S))
+    assert brief(world.cycle()) == ["notice x preempt for c", "place f n0:1", "place g n0:1"]
+    assert look_again(world) == []
+
+
+def test_what_leaves_for_another_queue_stays_kept():
+    """`x` leaves for `c`: from then on its own queue keeps its 4 GPUs, and `f` may have none of them."""
+    tree = (Queue(name="q", quota_gpus=4), Queue(name="r", quota_gpus=4, lend=False), Queue(name="s"))
+    world = World(node("n0", 4, "A100"), node("n1", 8), queues(*tree), job("y", 4, queue="s", gpu_name="H100"))
+    world.tell(job("x", 4, "preemptible", queue="r", gpu_name="A100")).play(until_s=10)
+    world.tell(job("c", 4, "production", queue="q", gpu_name="A100", at_us=10 * S))
+    world.tell(job("f", 1, "production", queue="s", gpu_name="H100", at_us=10 * S))
+    assert brief(world.cycle()) == ["notice x preempt for c"]
+    assert look_again(world) == []
+    assert world.phase("f") == "queued"
+
+
+def test_what_is_kept_is_not_used_by_who_waits_for_other_gpus():
+    """`q` keeps 4; that `c` waits for 4 that are leased lets `f` in no more than before."""
+    tree = (Queue(name="q", quota_gpus=4, lend=False), Queue(name="s"))
+    world = World(node("n0", 4, "A100"), node("n1", 4), queues(*tree))
+    world.tell(job("x", 4, "preemptible", queue="s", gpu_name="A100")).play(until_s=10)
+    world.tell(job("f", 1, "standard", queue="s", at_us=10 * S))
+    assert brief(world.cycle()) == []
+    world.tell(job("c", 4, "production", queue="q", gpu_name="A100", at_us=10 * S))
+    assert brief(world.cycle()) == ["notice x preempt for c"]
+    assert look_again(world) == []
 
 
 def test_an_elastic_job_starts_on_what_its_queue_admits():

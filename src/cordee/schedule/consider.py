@@ -3,7 +3,7 @@
 Not whose turn it is, nor what follows from what was reported: that is cycle.py's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from cordee.schedule.lifecycle import notice
 from cordee.schedule.overdue import gpus_left, overdue
 from cordee.schedule.place import need_of, place, pools
 from cordee.schedule.push import Pushing, Room
+from cordee.schedule.quotas import Vacated
 from cordee.schedule.records import JobRecord, Phase
 from cordee.schedule.reserve import Reservation, reserve
 from cordee.schedule.running import NEVER
@@ -37,7 +38,7 @@ class Considering:
     errors: list[tuple[JobId, Exception]] = field(default_factory=list)
     wake_at_us: int | None = None
     claims: dict[JobId, tuple[Lease, ...]] = field(default_factory=dict)  # of gangs whose GPUs are being vacated
-    counted: list[tuple[Job, Held]] = field(default_factory=list)  # of claims, to their queues
+    counted: list[tuple[Job, Held, Vacated]] = field(default_factory=list)  # of claims, to their queues
     reserved: dict[Kind, Reservation] = field(default_factory=dict)
     refusals: dict[JobId, Refusal] = field(default_factory=dict)  # of those whom their queue keeps from starting
     overdue: frozenset[JobId] = field(init=False)  # they waited too long, and go first
@@ -61,8 +62,8 @@ class Considering:
     def let_go(self) -> None:
         """Nobody keeps a GPU between cycles: what was claimed or spoken for is open again, what was decided stays."""
         self.state.open_all()
-        for job, held in self.counted:
-            self._count(job, held, -1)
+        for job, held, vacated in self.counted:
+            self._count(job, held, vacated, -1)
 
     def _emit(self, event: Event) -> None:
         self.state.apply(event)
@@ -199,11 +200,32 @@ class Considering:
             gpus = record.size
         else:
             gpus = attempt.notice.gpus if attempt.notice is not None and attempt.notice.gpus else attempt.gpus
-        leases = self._place(self.state.soon, record.job, candidates, gpus)
+        resized = attempt is not None and attempt.notice is not None and attempt.notice.reason is NoticeReason.RESIZE
+        leases = self._beside(job_id, candidates, gpus) if resized else None
+        if leases is None:
+            leases = self._place(self.state.soon, record.job, candidates, gpus)
         if leases is not None:
             self._passed.add(job_id)
             self._claim(record.job, leases)
         return True
+
+    def _beside(self, job_id: JobId, candidates: tuple[Pool, ...], gpus: int | None) -> tuple[Lease, ...] | None:
+        """The place of who was resized beside that of the job that gains, as both had when it got notice.
+
+        It may go on on a part of what it leaves, and what it leaves is spoken for: else others would take the place.
+        """
+        state, for_job = self.state, self._leaves_for(job_id)
+        if for_job is None or for_job not in self._spoken:
+            return None
+        mark, other = state.mark(), state.jobs[for_job].job
+        for lease in self._spoken[for_job]:
+            state.speak_for(lease.node, state.spoken[lease.node] & ~mask_of(lease.gpus))
+        leases, theirs = None, self._place(state.soon, other, self._candidates(other))
+        if theirs is not None:
+            state.claim(theirs)
+            leases = self._place(state.soon, state.jobs[job_id].job, candidates, gpus)
+        state.take_back(mark)
+        return leases
 
     def _reserve(self, record: JobRecord, candidates: tuple[Pool, ...]) -> None:
         """Keep what the gang will have first, if it is the first that waits there and can ever fit."""
@@ -281,10 +303,21 @@ class Considering:
         self.claims[job.job_id] = leases
         if self.state.quotas.queues:
             prices = [self.state.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
-            held = held_by(job, leases, prices)
-            self._count(job, held, +1)
-            self.counted.append((job, held))
+            held, vacated = held_by(job, leases, prices), tuple(self._still_held(leases))
+            self._count(job, held, vacated, +1)
+            self.counted.append((job, held, vacated))
             self._holds_more()
+
+    def _still_held(self, leases: tuple[Lease, ...]) -> Iterator[tuple[str, int]]:
+        """By jobs that leave: their queues, and how much of these leases."""
+        for lease in leases:
+            for gpu in lease.gpus:
+                left = lease.milli
+                for leaving, job in self.state.vacating.get(lease.node, ()):
+                    held = min(left, leaving.milli) if gpu in leaving.gpus else 0
+                    if held:
+                        yield job.queue, held
+                        left -= held
 
     def _holds_more(self) -> None:
         """Of its queue: that changes shares, and may change who is refused and who may push whom."""
@@ -293,11 +326,11 @@ class Considering:
         if self.state.quotas.rules:
             self._hopeless.clear()
 
-    def _count(self, job: Job, held: Held, sign: int) -> None:
+    def _count(self, job: Job, held: Held, vacated: Vacated, sign: int) -> None:
         quotas = self.state.quotas
         change, undo = (quotas.promise, quotas.withdraw) if sign > 0 else (quotas.withdraw, quotas.promise)
-        change(job, held, self.now_us)
-        self.state.journal.note(undo, job, held, self.now_us)
+        change(job, held, self.now_us, vacated)
+        self.state.journal.note(undo, job, held, self.now_us, vacated)
 
     # -- room --------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,9 @@ SHARE = 10**9
 """The whole cluster, in `Quotas.share`."""
 
 _CLUSTER = "the cluster"
+Vacated = Sequence[tuple[str, int]]
+"""Queues, and how much jobs of theirs hold that leave."""
+
 _Key = tuple[str, str, int]  # the queue that a job names, its owner, its grace period
 
 
@@ -120,6 +123,8 @@ class Quotas:
         self._held: dict[_Key, Held] = {}
         self._leaving: dict[str, int] = {}  # by the queue that jobs name
         self._promised: dict[str, int] = {}  # alike; counted as held, and empty between cycles
+        self._awaited: dict[str, int] = {}  # alike, of what is promised: it is being vacated
+        self._vacated: dict[str, int] = {}  # the same by the queues of those who leave it, for whom it counts as well
         self._moves: list[tuple[int, _Key, Held]] = []  # of the last day at least
         self._cluster = Holder(Queue(name=_CLUSTER), None)
         self._holders: dict[str, Holder] = {}
@@ -159,18 +164,25 @@ class Quotas:
         """A job lets go of this; `put` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), NOTHING.less(held), at_us)
 
-    def promise(self, job: Job, held: Held, at_us: int) -> None:
+    def promise(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
         """A job that waits for its victims will hold this: those behind it see it, inside a cycle only.
 
         `withdraw` undoes it. What a queue keeps to itself is not used by a promise: who was refused for it stays so.
+        So much of it is still held by jobs of these queues, who leave.
         """
         self.put(job, held, at_us)
-        count(self._promised, job.queue, held.gpu_milli)
+        self._promise(job, held.gpu_milli, vacated, +1)
 
-    def withdraw(self, job: Job, held: Held, at_us: int) -> None:
+    def withdraw(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
         """It does not wait for them any more. `promise` undoes it."""
         self.take(job, held, at_us)
-        count(self._promised, job.queue, -held.gpu_milli)
+        self._promise(job, held.gpu_milli, vacated, -1)
+
+    def _promise(self, job: Job, gpu_milli: int, vacated: Vacated, sign: int) -> None:
+        count(self._promised, job.queue, sign * gpu_milli)
+        for queue, left_milli in vacated:
+            count(self._awaited, job.queue, sign * left_milli)
+            count(self._vacated, queue, sign * left_milli)
 
     def leave(self, job: Job, gpu_milli: int) -> None:
         """So much of what the job holds has notice: it is not counted as borrowed any more. `stay` undoes it."""
@@ -375,16 +387,15 @@ class Quotas:
 
     def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:
         """Whether it would need GPUs that queues keep for themselves which do not lend."""
-        added = more
-        for holder in path:
-            added = holder.claim_of(holder.inner + added) - holder.claim
-        claimed = self._cluster.claim + added
-        if claimed <= self.offered.gpu_milli or (kept := self._unused(path, more)) <= 0:
+        offered = self.offered.gpu_milli
+        if _claimed(path, more, now=True) <= offered or (kept := self._unused(path, more)) <= 0:
             return None
-        text = (
-            f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held)} of {show_gpus(self.offered.gpu_milli)}"
-        )
-        text += f" are held, and {show_gpus(kept)} are kept by queues that do not lend"
+        # What leaves for somebody is counted for both: it is either still with who leaves, or already with who waits.
+        counts_once = (self._without(each, now=True) for each in (self._awaited, self._vacated))
+        if self._vacated and all(_claimed(path, more, gone, now=True) <= offered for gone in counts_once):
+            return None
+        text = f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held - sum(self._vacated.values()))}"
+        text += f" of {show_gpus(offered)} are held, and {show_gpus(kept)} are kept by queues that do not lend"
         short = _claimed(path, more) - self.offered.gpu_milli
         return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
 
@@ -393,12 +404,16 @@ class Quotas:
 
         What is only promised is not used yet.
         """
-        gone = dict[Holder, int]()
-        for queue, gpu_milli in sorted(self._promised.items()):
-            for holder, less in _upward(self.leaf(queue).path, -gpu_milli, gone):
-                gone[holder] = gone.get(holder, 0) - less
         held = self._cluster.staying + more - sum(self._promised.values())
-        return _claimed(path, more, gone) - held
+        return _claimed(path, more, self._without(self._promised)) - held
+
+    def _without(self, amounts: Mapping[str, int], *, now: bool = False) -> dict[Holder, int]:
+        """So much less each holds and keeps once these amounts of the queues that jobs name are gone."""
+        gone = dict[Holder, int]()
+        for queue, gpu_milli in sorted(amounts.items()):
+            for holder, less in _upward(self.leaf(queue).path, -gpu_milli, gone, now=now):
+                gone[holder] = gone.get(holder, 0) - less
+        return gone
 
     def _average(self) -> int:
         """Nano-dollars per hour of a thousandth of a GPU."""
@@ -442,18 +457,23 @@ def _net(path: Sequence[Holder], more: int) -> None:
         more = holder.net_claim - before
 
 
-def _upward(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}) -> Iterator[tuple[Holder, int]]:
-    """What more in the innermost adds to what each holds and keeps, where so much is gone: what is kept hides it."""
+def _upward(
+    path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False
+) -> Iterator[tuple[Holder, int]]:
+    """What more in the innermost adds to what each holds and keeps, where so much is gone: what is kept hides it.
+
+    Once those with notice have left; or now, as long as they are there.
+    """
     for holder in path:
-        net, here = holder.net - gone.get(holder, 0), more
-        more = holder.claim_of(net + here) - holder.claim_of(net)
+        has, here = (holder.inner if now else holder.net) - gone.get(holder, 0), more
+        more = holder.claim_of(has + here) - holder.claim_of(has)
         yield holder, here
 
 
-def _claimed(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}) -> int:
+def _claimed(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False) -> int:
     """What the cluster holds and keeps with more in the innermost, once so much and all with notice are gone."""
-    *_, (cluster, added) = _upward(path, more, gone)
-    return cluster.net - gone.get(cluster, 0) + added
+    *_, (cluster, added) = _upward(path, more, gone, now=now)
+    return (cluster.inner if now else cluster.net) - gone.get(cluster, 0) + added
 
 
 def _over(holders: Iterable[Holder]) -> Iterator[Holder]:
