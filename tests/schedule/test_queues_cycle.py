@@ -4,7 +4,7 @@ import pytest
 import random_worlds
 from hypothesis import HealthCheck, given, settings
 
-from cordee.events import AttemptPlaced, Capacity, NoticeGiven, Queue, QueuesSet
+from cordee.events import AttemptPlaced, Capacity, CheckpointCommitted, NoticeGiven, Queue, QueuesSet
 from cordee.ids import JobId
 from cordee.schedule import decide, explain
 from cordee.units import US_PER_HOUR
@@ -187,6 +187,44 @@ def test_a_day_ends_by_notice_and_goes_on_when_it_may():
     assert world.phase("x") == "done"
     used = [held_within_a_day(world, at_s * S) for at_s in range(0, 80 * 3600, 600)]
     assert max(used) <= 16 * US_PER_HOUR
+
+
+def test_who_saves_nothing_in_all_of_a_day_does_not_start_again_for_ever():
+    """`x` needs 4 h and saves nothing; its queue lets it run for 2 h a day."""
+    tree = queues(Queue(name="a", gpu_us_per_day=16 * US_PER_HOUR))
+    world = World(node("n1"), tree, work={"x": 4 * 3600}, deaf={"x"}).tell(job("x", 8, queue="a"))
+    world.play(until_s=3 * 3600)
+    told = explain(world.state, JobId("x"), world.now_us)
+    assert told.reason.value == "day-gpu-time"
+    assert "x.1 did not leave within 30" in told.text and told.text.endswith(
+        "; it used 16 GPU-h of the 16 GPU-h that queue a may use within a day and made no checkpoint: it needs "
+        "checkpoints, or a larger limit (1 in a row without a checkpoint; 3 end the job)"
+    )
+    world.play()
+    assert world.phase("x") == "failed" and world.state.jobs[JobId("x")].epoch == 3
+    assert "3 attempts in a row without a checkpoint; x.3" in world.state.jobs[JobId("x")].ended.why
+
+
+@pytest.mark.parametrize(("by", "counts"), [("cost", 1), ("others", 0), ("checkpoint", 0)])
+def test_which_ends_of_a_day_count_as_fruitless(by, counts):
+    """Who has less than half of its queue's day may do with more of it; and no end counts after a checkpoint."""
+    tree = queues(
+        Queue(name="a", gpu_us_per_day=None if by == "cost" else 16 * US_PER_HOUR, micro_usd_per_day=16 * 10**6)
+    )
+    world = World(node("n1", micro_usd_per_gpu_hour=10**6), tree, deaf={"x"}, work={"x": 10**5, "y": 10**5})
+    if by == "others":
+        world.tell(job("y", 7, queue="a"))
+    world.tell(job("x", 1 if by == "others" else 8, queue="a")).cycle()
+    if by == "checkpoint":
+        world.play(until_s=600)
+        commit = CheckpointCommitted(
+            at_us=600 * S, job_id=JobId("x"), epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, drain_us=0
+        )
+        world.tell(commit)
+    world.play(until_s=3 * 3600)
+    record = world.state.jobs[JobId("x")]
+    assert record.last is not None and record.last.epoch == 1 and "(quota)" in record.last.why
+    assert record.barren == counts
 
 
 def held_within_a_day(world: World, at_us: int) -> int:

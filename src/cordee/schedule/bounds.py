@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cordee.events import Job
+from cordee.schedule.day import Pair
 from cordee.schedule.held import MILLI, Holder
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
@@ -137,6 +138,14 @@ def day(holder: Holder, job: Job, more: int, average_nano: int, now_us: int) -> 
         span = format_duration(runway_us(job) / US_PER_S)
         text += f"; with it, the next {span} would take {rule.show(wanted)}"
         return Refusal(bound=rule.bound, queue=holder.queue.name, text=text, until_us=until_us)
+    return None
+
+
+def eaten(holder: Holder, used: Pair) -> str | None:
+    """That somebody used at least half of what the queue may use within a day, with the numbers."""
+    for rule in day_limits(holder):
+        if 2 * used[rule.which] >= rule.most:
+            return f"{rule.show(used[rule.which])} of the {rule.show(rule.most)} that queue {holder.queue.name} may use"
     return None
 
 

@@ -12,6 +12,7 @@ from cordee.ids import JobId, attempt_name
 from cordee.schedule.bounds import Bound, Refusal
 from cordee.schedule.cycle import Cycle
 from cordee.schedule.entry import mask_of
+from cordee.schedule.lifecycle import ATTEMPTS_WITHOUT_COMMIT
 from cordee.schedule.place import fits, need_of, pools
 from cordee.schedule.preempt import insists_us
 from cordee.schedule.records import Attempt, JobRecord, Phase
@@ -176,7 +177,11 @@ def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
         and any(each.queue.name == refusal.queue for each in state.quotas.leaf(attempt.job.queue).path)
     )
     blocking = tuple(job_id for _, job_id in holders[:10])
-    return _say(record, Reason(refusal.bound.value), refusal.text, blocking=blocking, until_us=refusal.until_us)
+    text = refusal.text
+    if record.barren and record.last is not None and refusal.bound in (Bound.DAY_GPU_TIME, Bound.DAY_COST):
+        text += f"; {attempt_name(record.job.job_id, record.last.epoch)} {record.last.why}"
+        text += f" ({record.barren} in a row without a checkpoint; {ATTEMPTS_WITHOUT_COMMIT} end the job)"
+    return _say(record, Reason(refusal.bound.value), text, blocking=blocking, until_us=refusal.until_us)
 
 
 def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:

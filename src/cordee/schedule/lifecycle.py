@@ -15,7 +15,8 @@ An attempt ends with the worst outcome of its shares, when none of its leases is
     outcome        of the shares                                     the job then
     lost           one was lost: node, agent, a rank killed outside  again; failed after 3 in a row without a commit
     failed         one failed by itself, before any notice           again; failed after 3 in a row without a commit
-    killed         one was killed, or failed after a notice          again
+    killed         one was killed, or failed after a notice          again; counted as failed, if its queue's day ended
+                                                                     it, of which it used half, without a commit
     checkpointed   one left at the agreed step                       again
     finished       all came to their end                             done
 
@@ -159,6 +160,9 @@ def _end(state: State, attempt: Attempt, now_us: int, emit: Emit) -> None:
     outcome = _judged(attempt, share)
     failure = share.failure or next((each.failure for each in attempt.shares if each.failure is not None), None)
     why = share.why or _why_ended(attempt, outcome)
+    eaten = None if outcome is Outcome.FINISHED else state.eaten(attempt, now_us)
+    if eaten is not None:
+        why += f"; it used {eaten} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
     ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)
     emit(ended)
     verdict = _verdict(state.jobs[job_id], attempt, ended)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from cordee.events import Job, Queue
 from cordee.schedule import bounds
 from cordee.schedule.bounds import Bound, Refusal, milli, show_gpus
-from cordee.schedule.day import DAY_US
+from cordee.schedule.day import DAY_US, Pair
 from cordee.schedule.decay import Decay
 from cordee.schedule.held import MILLI, NOTHING, Held, Holder, count
 from cordee.schedule.queues import DEFAULT
@@ -294,6 +294,11 @@ class Quotas:
             if told is not None:
                 return told
         return None
+
+    def eaten(self, job: Job, used: Pair) -> str | None:
+        """Of which queue's day somebody who used so much of it used half or more; None if of none."""
+        told = (bounds.eaten(holder, used) for holder in self.leaf(job.queue).path[:-1])
+        return next((each for each in told if each is not None), None)
 
     def entitled(self, job: Job, gpus: int | None = None) -> bool:
         """Whether its queue, or one above it, stays inside its quota if the job starts: then it may take back."""

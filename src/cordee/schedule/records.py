@@ -16,6 +16,7 @@ from cordee.events import (
     ShareEnded,
     StopRequested,
 )
+from cordee.schedule.day import Pair
 from cordee.schedule.held import Held, held_by
 
 
@@ -91,6 +92,12 @@ class Attempt(NamedTuple):
     def micro_usd_per_hour(self) -> int:
         """The price of the whole gang."""
         return micro_usd_per_hour(self.leases, self.prices)
+
+    def used_since(self, since_us: int) -> Pair:
+        """What its ended shares used from then on: GPU time and money, as a queue's day counts them."""
+        price_of = {lease.node: (lease.gpu_milli, price) for lease, price in zip(self.leases, self.prices, strict=True)}
+        spans = [(*price_of[share.node], max(0, share.at_us - max(since_us, self.placed_us))) for share in self.shares]
+        return sum(milli * us for milli, _, us in spans), sum(milli * price * us for milli, price, us in spans)
 
     def holds(self, leases: tuple[Lease, ...]) -> Held:
         """What it holds by some of its leases."""

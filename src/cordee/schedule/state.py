@@ -37,6 +37,7 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
+from cordee.schedule.day import DAY_US
 from cordee.schedule.estimate import History
 from cordee.schedule.held import held_by
 from cordee.schedule.limits import notice_at_us
@@ -345,6 +346,16 @@ class State(Nodes):
                     self._heard()
                 self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
 
+    def eaten(self, attempt: Attempt, at_us: int) -> str | None:
+        """What an attempt used that made no checkpoint, if that is most of its queue's day, whose end ended it.
+
+        The next one has no more than that, so it counts as a failed one does.
+        """
+        given = attempt.notice
+        if given is None or given.reason is not NoticeReason.QUOTA or given.for_job or attempt.captured_us is not None:
+            return None
+        return self.quotas.eaten(attempt.job, attempt.used_since(at_us - DAY_US))
+
     def _behind(self, event: RankBehind) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None:
@@ -389,7 +400,7 @@ class State(Nodes):
         if attempt is None or attempt.held:
             return
         record, notice = self.jobs[event.job_id], attempt.notice
-        counted = event.outcome in _COUNTED and notice is None
+        counted = (event.outcome in _COUNTED and notice is None) or self.eaten(attempt, event.at_us) is not None
         returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
         queued = record._replace(
             phase=Phase.QUEUED,
