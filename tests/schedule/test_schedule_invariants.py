@@ -3,12 +3,13 @@
 A failing example is printed with the line that replays it (`@reproduce_failure`), and is found again by Hypothesis.
 """
 
+import gc
 from itertools import permutations
 
 import random_worlds
 from hypothesis import HealthCheck, given, settings
 
-from cordee.events import AttemptPlaced, Outcome, ShareEnded
+from cordee.events import AttemptPlaced, NoticeGiven, Outcome, ShareEnded
 from cordee.ids import JobId
 from world import S, World, job, node
 
@@ -38,3 +39,22 @@ def test_a_production_gang_starts_whole_after_its_victims_left_in_any_order():
             world.tell(ShareEnded(at_us=world.now_us, outcome=Outcome.CHECKPOINTED, **who))
             placed = [event for event in world.cycle() if isinstance(event, AttemptPlaced)]
             assert [event.job_id for event in placed] == (["p"] if number == 2 else [])
+
+
+def test_cycles_leave_no_garbage_in_circles():
+    # The service looks for such garbage in idle moments only, and a simulation never (control/collector.py).
+    up = (node(f"n{number}", 4) for number in range(6))
+    world = World(*up, *(job(f"s{number}", 2 + number % 3, "preemptible") for number in range(8)))
+    world.play(until_s=2)
+    world.tell(job("p", 12, "production", at_us=5 * S), job("q", 2, "production"))
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        pushed = [event for event in world.cycle() if isinstance(event, NoticeGiven)]
+        assert len(pushed) > 1  # chosen among all combinations
+        world.play()
+        assert gc.collect() == 0
+    finally:
+        if before:
+            gc.enable()

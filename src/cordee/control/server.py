@@ -24,6 +24,7 @@ import uvicorn
 
 from cordee.client import as_body
 from cordee.control.api import create_app, local_owner
+from cordee.control.collector import collected_when_idle
 from cordee.control.executors.local import LocalExecutor
 from cordee.control.home import Home
 from cordee.control.prices import Priced
@@ -37,6 +38,7 @@ from cordee.hardware.load import load_catalogue
 NODE_WAIT_S = 20.0
 _RETRY_S = 1.0
 _LET_GO_S = 1
+_IDLE_US = 1_000_000  # with nothing to do for so long, there is time to look for garbage
 
 
 class SystemClock:
@@ -166,12 +168,15 @@ class Server:
 
     def _loop(self) -> bool:
         """Turn until a signal (False) or until a drain is through (True)."""
-        while self._signal is None:
-            wake_at_us = self._tick()
-            with self.control.changed:
-                if self.control.state.draining and not self.control.state.attempts:
-                    return True
-            self._wait(wake_at_us)
+        with collected_when_idle() as idle:
+            while self._signal is None:
+                wake_at_us = self._tick()
+                with self.control.changed:
+                    if self.control.state.draining and not self.control.state.attempts:
+                        return True
+                if self._turn.empty() and (wake_at_us is None or wake_at_us > SystemClock().now_us() + _IDLE_US):
+                    idle()
+                self._wait(wake_at_us)
         return False
 
     def _tick(self) -> int | None:

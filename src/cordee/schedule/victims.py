@@ -74,13 +74,46 @@ class _Field:
         return np.flatnonzero((self.gain > 0) & there[self.node])
 
 
+class _Prices:
+    """What pushes weigh at one moment. It does not know who asks: a cycle leaves no circles to collect."""
+
+    def __init__(self, state: State, now_us: int) -> None:
+        self._state, self._now_us = state, now_us
+        self._seen = -1  # changes of rows
+        self._cost: Any = None
+
+    def to(self, power: Power) -> Any:
+        """Of each row. Who is pushed pushes in its turn who is below it, so a higher tier counts for those as well.
+
+        Of nearly equal ones of its own tier a job pushes who had more.
+        """
+        policy, tier = self._state.policy, self._state.running.rows["tier"]
+        cost = self._each() * (1 + policy.cascade * (len(TIERS) - 1 - tier))
+        if power.standing is None or not policy.favour or policy.order != "service":
+            return cost
+        hours = self._state.running.served(self._now_us) / US_PER_HOUR
+        favoured = cost * np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
+        return np.where(tier == power.tier, favoured, cost)
+
+    def _each(self) -> Any:
+        """What each row's push weighs: `preempt.charge` for all of them, as floats."""
+        rows = self._state.running.rows
+        if self._seen != rows.changes:
+            work = np.minimum(self._state.running.at_risk_us(self._now_us), rows["every_us"])
+            lost = np.where(rows["saves"], rows["save_us"], work) + rows["restart_us"]
+            usd = rows["rate"] * lost / US_PER_HOUR
+            self._cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
+            self._seen = rows.changes
+        return self._cost
+
+
 class Victims:
     """The search at one moment; `State` may change between two questions."""
 
     def __init__(self, state: State, now_us: int) -> None:
         self._state, self._now_us = state, now_us
         self._seen = self._seen_nodes = -1  # changes of rows, and of nodes
-        self._cost: Any = None
+        self._prices = _Prices(state, now_us)
         self._standing: Any = None
         self._turn_over: Any = None
         self._worsts: dict[tuple[int, bool], int] = {}
@@ -150,7 +183,7 @@ class Victims:
     def _refresh(self) -> None:
         running = self._state.running
         if self._seen != running.rows.changes:
-            self._seen, self._cost, self._standing = running.rows.changes, None, None
+            self._seen, self._standing = running.rows.changes, None
             self._turn_over = None
             self._worsts.clear()
             self._reaches.clear()
@@ -228,32 +261,8 @@ class Victims:
                 if len(row)
                 else np.zeros(count, np.int64)
             )
-            found = self._reaches[key] = _Reach(gain, pushed, partial(self._cost_to, power))
+            found = self._reaches[key] = _Reach(gain, pushed, partial(self._prices.to, power))
         return found
-
-    def _cost_to(self, power: Power) -> Any:
-        """Of each row. Who is pushed pushes in its turn who is below it, so a higher tier counts for those as well.
-
-        Of nearly equal ones of its own tier a job pushes who had more.
-        """
-        policy, tier = self._state.policy, self._state.running.rows["tier"]
-        cost = self.cost() * (1 + policy.cascade * (len(TIERS) - 1 - tier))
-        if power.standing is None or not policy.favour or policy.order != "service":
-            return cost
-        hours = self._state.running.served(self._now_us) / US_PER_HOUR
-        favoured = cost * np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
-        return np.where(tier == power.tier, favoured, cost)
-
-    def cost(self) -> Any:
-        """What each row's push weighs: `preempt.charge` for all of them, as floats."""
-        self._refresh()
-        if self._cost is None:
-            rows = self._state.running.rows
-            work = np.minimum(self._state.running.at_risk_us(self._now_us), rows["every_us"])
-            lost = np.where(rows["saves"], rows["save_us"], work) + rows["restart_us"]
-            usd = rows["rate"] * lost / US_PER_HOUR
-            self._cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
-        return self._cost
 
     def _domains(self, need: Need, nodes: Any, field: _Field) -> Iterable[Any]:
         """Masks of nodes that the gang may lie in together, each with enough of them."""
@@ -390,22 +399,21 @@ class Victims:
         """All combinations, cheapest first, cut off where they are dearer than the best."""
         cost = field.cost
         rows = sorted(rows, key=lambda row: (cost[row], self._state.running.jobs[row]))
-        best: list[tuple[Any, list[int]]] = []
-        bound = [0.0]
-
-        def extend(start: int, taken: list[int], weight: float) -> None:
-            if best and weight > bound[0] * (1 + 1e-12):
-                return
+        best: tuple[Any, list[int]] | None = None
+        bound = 0.0
+        ahead: list[tuple[int, list[int], float]] = [(0, [], 0.0)]  # the next is the last
+        while ahead:
+            start, taken, weight = ahead.pop()
+            if best is not None and weight > bound * (1 + 1e-12):
+                continue
             if taken and count.enough(count.with_rows(taken)):
                 key = self._weigh(taken, field)
-                if not best or key < best[0][0]:
-                    best[:], bound[0] = [(key, list(taken))], weight
-                return
-            for number in range(start, len(rows)):
-                extend(number + 1, [*taken, rows[number]], weight + float(cost[rows[number]]))
-
-        extend(0, [], 0.0)
-        return best[0][1] if best else None
+                if best is None or key < best[0]:
+                    best, bound = (key, taken), weight
+                continue
+            for number in range(len(rows) - 1, start - 1, -1):
+                ahead.append((number + 1, [*taken, rows[number]], weight + float(cost[rows[number]])))
+        return None if best is None else best[1]
 
     def _greedily(self, at: Any, count: "_Count", field: _Field, leases: Any) -> list[int]:
         """Node by node in the order of what a further unit costs there, the cost of a gang shared by all its GPUs."""

@@ -3,12 +3,11 @@
 The same inputs give the same log, byte for byte: there is no clock and no randomness here but the caller's.
 """
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cordee.account.ledger import Ledger
+from cordee.control.collector import collected_when_idle
 from cordee.control.tick import Control
 from cordee.events import Event, Job, Node, Queue
 from cordee.schedule.policy import Policy
@@ -40,18 +39,7 @@ class Run:
     errors: int = 0  # steps of decisions that failed; none should
 
 
-@contextmanager
-def rarely_collected() -> Iterator[None]:
-    """Garbage in circles is looked for seldom: a run makes many objects that live on, and no circles."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-@rarely_collected()
+@collected_when_idle()
 def run(
     nodes: Iterable[Node],
     submissions: Iterable[Submission],

@@ -1,0 +1,48 @@
+"""When garbage in circles is looked for, and that the settings of whoever calls come back."""
+
+import gc
+import weakref
+
+from cordee.control.collector import collected_when_idle
+
+
+class Circle:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_idle_moments_collect_and_everything_is_as_before_at_the_end() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with collected_when_idle() as idle:
+        assert gc.get_threshold() != before
+        gone = weakref.ref(Circle())
+        idle()
+        assert gone() is None
+        assert gc.get_freeze_count() > frozen
+        again = weakref.ref(Circle())
+        idle()  # too little is new since
+        assert again() is not None
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert again() is None
+
+
+def test_who_never_idles_freezes_nothing() -> None:
+    with collected_when_idle():
+        pass
+    assert gc.get_freeze_count() == 0
+
+
+def test_now_and_then_an_idle_moment_looks_at_what_lived_on_too() -> None:
+    with collected_when_idle() as idle:
+        circle = Circle()
+        gone = weakref.ref(circle)
+        idle()
+        del circle
+        for _ in range(50):
+            assert gone() is not None  # frozen with its circle
+            for _ in range(5):
+                gc.collect(1)  # as if much were new
+            idle()
+        assert gone() is None
