@@ -1,11 +1,13 @@
 """What one scheduling cycle costs, by the size of the cluster: CPU time of `enact`, as `tick` calls it.
 
 A cluster of nodes with 8 GPUs is filled with jobs of all tiers, 0.8 a node, and as many wait in 12 queues with quotas.
-Two hours pass, in which jobs end and arrive, and those who wait take turns with those who run. Then a job ends or
-arrives, a production gang arrives and pushes others, a node is lost with all on it and comes back, each victim
-leaves by itself, turns change; each is followed by a cycle. Cycles that decide nothing are counted apart.
+Two hours pass, in which jobs end and arrive, and those who wait take turns with those who run. Then jobs end, jobs
+arrive, some of which start at once and some push others, nodes are lost with all on them and come back, and each
+victim leaves by itself; each is followed by a cycle. It is the same world at every size: on twice as many nodes twice
+as much happens. p50, p99 and the longest are of cycles that decided something, equally many of each of these six kinds,
+evenly spread over the run. Garbage is looked for between the cycles, as the server does when it has nothing to do.
 
-python benchmarks/scheduler_cycle.py [--nodes 100,400,1000,4000,12500] [--cycles 400] [--svg FILE] [--json]
+python benchmarks/scheduler_cycle.py [--nodes 100,1000,12500] [--cycles 100] [--most 4000] [--svg FILE] [--json]
 """
 
 import argparse
@@ -17,13 +19,14 @@ import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cordee.control.collector import collected_when_idle
 from cordee.events import (
     AttemptPlaced,
     Event,
@@ -50,8 +53,13 @@ S = 1_000_000
 SIZES = (1, 1, 1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 8, 8, 16, 16, 32, 64)  # 9.9 on average: 0.8 jobs a node
 TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.STANDARD, Tier.PREEMPTIBLE, Tier.PREEMPTIBLE)
 QUEUES = 12
-KINDS = ("a job ends", "a job arrives", "a job ends", "a production gang arrives", "a node is lost")
+ENDS, ARRIVES, PUSHES, LOST = "a job ends", "a job arrives", "a job arrives and pushes", "a node is lost"
 LEAVES, BACK, TIME = "a victim leaves", "a node comes back", "turns change"
+MIX = (ENDS, ARRIVES, PUSHES, LOST, BACK, LEAVES)
+SMALL, PRODUCTION = "a small job arrives", "a production gang arrives"
+HAPPENINGS = (ENDS, ENDS, ENDS, ARRIVES, ARRIVES, PRODUCTION, SMALL, LOST)  # as many GPUs arrive as end
+EVERY_S = 12_500  # of a node: one of these; a job runs for about 7 hours
+AWAY_S = 120  # a lost node
 
 
 @dataclass
@@ -59,10 +67,12 @@ class Bench:
     """A cluster, what happens to it, and what the cycles cost."""
 
     nodes: int
+    idle: Callable[[], None]  # looks for garbage
     state: State = field(default_factory=State)
     now_us: int = 1_000_000 * S
     ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     idle_ms: list[float] = field(default_factory=list)  # of cycles that decided nothing
+    garbage_ms: list[float] = field(default_factory=list)  # between cycles
     agenda: list[tuple[int, str, Any]] = field(default_factory=list)  # what is to come: when, what, whom
     wake_at_us: int | None = None
     number: int = 0
@@ -81,7 +91,7 @@ class Bench:
         queues = tuple(Queue(name=f"q{each}", quota_gpus=quota, weight=1 + each % 3) for each in range(QUEUES))
         self.state.apply(QueuesSet(at_us=self.now_us, queues=queues))
         for _ in range(2 * int(0.8 * self.nodes)):
-            self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS))
+            self.submit(self.dice.choice(SIZES))
         self.cycle("fill")
         return self.ms.pop("fill")[0] / 1e3
 
@@ -97,10 +107,10 @@ class Bench:
                 self.end(job_id, Outcome.CHECKPOINTED)
             for job_id in self.dice.sample(self.running(), len(self.state.attempts) // 100):
                 self.end(job_id, Outcome.FINISHED)
-                self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS))
+                self.submit(self.dice.choice(SIZES))
             self.cycle("before")
-        self.ms.clear()
-        self.idle_ms.clear()
+        for kept in (self.ms, self.idle_ms, self.garbage_ms):
+            kept.clear()
 
     def node(self, number: int, epoch: int) -> Node:
         """Racks of 16 nodes, blocks of 8 racks."""
@@ -109,7 +119,7 @@ class Bench:
             name=f"n{number:05}", epoch=epoch, gpu_name="H100", gpus=8, micro_usd_per_gpu_hour=3_000_000, domain=domain
         )
 
-    def submit(self, gpus: int, tier: Tier) -> None:
+    def submit(self, gpus: int, tier: Tier | None = None) -> JobId:
         """A protected job."""
         self.number += 1
         job = Job(
@@ -117,21 +127,24 @@ class Bench:
             name="train",
             owner=f"u{self.dice.randrange(200)}",
             gpus=gpus,
-            tier=tier,
+            tier=tier or self.dice.choice(TIERS),
             queue=f"q{self.dice.randrange(QUEUES)}",
             protected=True,
             grace_us=60 * S,
         )
         self.state.apply(JobSubmitted(at_us=self.now_us, job=job, spec=""))
+        return job.job_id
 
     # -- a cycle ---------------------------------------------------------------------------------------------
 
-    def cycle(self, kind: str) -> None:
+    def cycle(self, kind: str, who: JobId | None = None) -> None:
         """One decision, timed and kept; ranks of what was placed start at once, victims leave within half a minute."""
         begin = time.process_time()
         decision = enact(self.state, self.now_us, None, _written)
         spent_ms = (time.process_time() - begin) * 1e3
         assert not decision.errors, decision.errors
+        if who is not None and any(isinstance(each, NoticeGiven) and each.for_job == who for each in decision.events):
+            kind = PUSHES
         (self.ms[kind] if decision.events else self.idle_ms).append(spent_ms)
         self.wake_at_us = decision.wake_at_us
         self.state.quotas.forget()
@@ -142,6 +155,9 @@ class Bench:
                     self.state.apply(RanksStarted(at_us=at_us, job_id=job_id, epoch=epoch, node=lease.node))
             elif isinstance(event, NoticeGiven):
                 self.later(self.dice.randrange(1000, 30_000) * 1000, LEAVES, event.job_id)
+        begin = time.process_time()
+        self.idle()
+        self.garbage_ms.append((time.process_time() - begin) * 1e3)
 
     def later(self, after_us: int, kind: str, whom: object = "") -> None:
         """Put it on the agenda."""
@@ -152,30 +168,32 @@ class Bench:
     def step(self) -> None:
         """The next thing on the agenda, and a cycle."""
         if self.wake_at_us is not None and self.wake_at_us < self.agenda[0][0]:
-            self.now_us, kind = max(self.now_us, self.wake_at_us), TIME
-        else:
-            self.now_us, kind, whom = heapq.heappop(self.agenda)
-            self.happens(kind, whom)
-        self.cycle(kind)
+            self.now_us = max(self.now_us, self.wake_at_us)
+            self.cycle(TIME)
+            return
+        self.now_us, kind, whom = heapq.heappop(self.agenda)
+        arrived = self.happens(kind, whom)
+        self.cycle(ARRIVES if arrived else kind, arrived)
 
-    def happens(self, kind: str, whom: Any) -> None:
-        """Tell the state."""
+    def happens(self, kind: str, whom: Any) -> JobId | None:
+        """Tell the state; who arrived."""
         if kind == LEAVES:
             self.end(whom, Outcome.CHECKPOINTED)
-            return
+            return None
         if kind == BACK:
             epoch = self.state.nodes[whom].node.epoch + 1
             self.state.apply(NodeUp(at_us=self.now_us, node=self.node(int(whom[1:]), epoch)))
-            return
-        if kind == "a job ends":
+            return None
+        after_s = self.dice.expovariate(self.nodes / EVERY_S)
+        self.later(round(after_s * S), self.dice.choice(HAPPENINGS))
+        if kind == ENDS:
             self.end(self.dice.choice(self.running()), Outcome.FINISHED)
-        elif kind == "a job arrives":
-            self.submit(self.dice.choice(SIZES), self.dice.choice(TIERS))
-        elif kind == "a production gang arrives":
-            self.submit(self.dice.choice((2, 4, 8, 16, 32, 64)), Tier.PRODUCTION)
-        else:
+        elif kind == LOST:
             self.lose()
-        self.later(self.dice.randrange(1, 10) * len(KINDS) * S, kind)  # again
+        else:
+            sizes = (1, 2) if kind == SMALL else SIZES
+            return self.submit(self.dice.choice(sizes), *((Tier.PRODUCTION,) if kind == PRODUCTION else ()))
+        return None
 
     def running(self) -> list[JobId]:
         """Jobs that run and are not asked to leave, in the order of their ids."""
@@ -190,47 +208,50 @@ class Bench:
             self.state.apply(ended)
 
     def lose(self) -> None:
-        """A node and all gangs on it; it comes back ten minutes later."""
+        """A node and all gangs on it; it comes back two minutes later."""
         name = self.state.attempts[self.dice.choice(self.running())].held[0].node
         epoch = self.state.nodes[name].node.epoch
         self.state.apply(NodeDown(at_us=self.now_us, node=name, epoch=epoch, why="silent"))
         for job_id, attempt in list(self.state.attempts.items()):
             if any(lease.node == name for lease in attempt.held):
                 self.end(job_id, Outcome.LOST)
-        self.later(600 * S, BACK, name)
+        self.later(AWAY_S * S, BACK, name)
 
 
 def _written(events: Sequence[Event]) -> Sequence[Event]:
     return events
 
 
-def measure(nodes: int, cycles: int) -> dict[str, Any]:
+def measure(nodes: int, cycles: int, most: int) -> dict[str, Any]:
     """One size of cluster."""
-    bench = Bench(nodes)
-    fill_s = bench.fill()
-    _tell(f"{nodes} nodes: filled with {len(bench.state.attempts)} gangs in one cycle of {fill_s:.1f} s")
-    begin = time.process_time()
-    bench.grow_old()
-    _tell(f"{nodes} nodes: two hours have passed in {time.process_time() - begin:.1f} s")
-    running, waiting = len(bench.state.attempts), bench.state.waiting.count
-    for number, kind in enumerate(KINDS):
-        bench.later(number * S, kind)
-    told = 0
-    while (done := sum(map(len, bench.ms.values()))) < cycles:
-        bench.step()
-        if done // 100 > told:
-            told = done // 100
-            _tell(f"{nodes} nodes: {done} cycles and {len(bench.idle_ms)} that decided nothing")
-    every = [each for times in bench.ms.values() for each in times]
+    with collected_when_idle() as idle:
+        bench = Bench(nodes, idle)
+        fill_s = bench.fill()
+        _tell(f"{nodes} nodes: filled with {len(bench.state.attempts)} gangs in one cycle of {fill_s:.1f} s")
+        begin = time.process_time()
+        bench.grow_old()
+        _tell(f"{nodes} nodes: two hours have passed in {time.process_time() - begin:.1f} s")
+        running, waiting, begin = len(bench.state.attempts), bench.state.waiting.count, time.process_time()
+        bench.later(0, ENDS)
+        for number in range(1, most + 1):
+            bench.step()
+            if number % 1000 == 0:
+                _tell(f"{nodes} nodes: {number} cycles, {', '.join(f'{kind} {len(bench.ms[kind])}' for kind in MIX)}")
+            if all(len(bench.ms[kind]) >= cycles for kind in MIX):
+                break
+        _tell(f"{nodes} nodes: {number} cycles in {time.process_time() - begin:.1f} s")
+    each = min(cycles, *(len(bench.ms[kind]) for kind in MIX))
+    mixed = [bench.ms[kind][at * len(bench.ms[kind]) // each] for kind in MIX for at in range(each)]
     return {
         "nodes": nodes,
         "running": running,
         "waiting": waiting,
-        "cycles": len(every),
-        **_times(every),
+        "cycles": len(mixed),
+        **_times(mixed),
         "idle": {"cycles": len(bench.idle_ms), **_times(bench.idle_ms)},
         "fill_s": round(fill_s, 2),
         "by_kind": {kind: {"cycles": len(times), **_times(times)} for kind, times in sorted(bench.ms.items())},
+        "garbage": _times(bench.garbage_ms),
         "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3),
     }
 
@@ -260,11 +281,12 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", default="100,400,1000,4000,12500")
-    parser.add_argument("--cycles", type=int, default=400, help="that decide something, of each size")
+    parser.add_argument("--cycles", type=int, default=100, help="that decide something, of each kind and size")
+    parser.add_argument("--most", type=int, default=4000, help="cycles of each size, where a kind is rare")
     parser.add_argument("--svg", type=Path, help="where to draw the curve")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = [measure(int(nodes), args.cycles) for nodes in args.nodes.split(",")]
+    rows = [measure(int(nodes), args.cycles, args.most) for nodes in args.nodes.split(",")]
     if args.svg is not None:
         args.svg.write_text(plot(rows))
     if args.json:
@@ -279,8 +301,16 @@ def main() -> None:
             f"{row['p99_ms']:>9}{row['max_ms']:>9}{row['idle']['cycles']:>9}{row['idle']['p50_ms']:>9}"
             f"{row['fill_s']:>9}{row['rss_mb']:>9}"
         )
-    for kind, times in rows[-1]["by_kind"].items():
-        print(f"  {kind:<26} {times['cycles']:>5} cycles, p50 {times['p50_ms']} ms, max {times['max_ms']} ms")
+    for row in rows:
+        print(
+            f"{row['nodes']} nodes; garbage between two cycles took {row['garbage']['max_ms']} ms at most"
+        )
+        for kind, times in row["by_kind"].items():
+            mixed = "" if kind in MIX else ", not in the mix"
+            print(
+                f"  {kind:<24}{times['cycles']:>5} cycles, p50 {times['p50_ms']:>6}, p99 {times['p99_ms']:>6}, "
+                f"longest {times['max_ms']:>6} ms{mixed}"
+            )
 
 
 if __name__ == "__main__":
