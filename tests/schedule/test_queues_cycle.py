@@ -136,6 +136,16 @@ def test_a_cycle_decides_all_where_a_job_is_resized():
     assert {world.phase(name) for name in "abcdefghi"} == {"done"}
 
 
+def test_who_is_resized_comes_right_behind_who_gains_in_the_next_cycle_too():
+    """`c` shrinks for `b` and goes on on n1, before `f` is looked at; that `c` is of a lower tier changes nothing."""
+    tree = queues(Queue(name="q", quota_gpus=2, lend=False), Queue(name="r", lend=False))
+    world = World(node("n0", 12), node("n1", 1), node("n2", 1), tree, job("c", 12, queue="r", sizes=(1,)))
+    world.play(until_s=10)
+    world.tell(*(job(name, gpus, "production", queue="q", at_us=10 * S) for name, gpus in (("b", 2), ("f", 1))))
+    assert brief(world.cycle()) == ["notice c resize for b"]
+    assert look_again(world) == []
+
+
 def test_what_is_vacated_for_somebody_is_counted_once():
     """`c` waits for the GPUs of `x`; of 3 free ones `r` keeps 1, so `f` starts, before `g` uses what is kept."""
     tree = (Queue(name="q", quota_gpus=4), Queue(name="r", quota_gpus=1, lend=False), Queue(name="s"))

@@ -51,6 +51,7 @@ class Considering:
     _hopeless: set[Alike] = field(default_factory=set)  # lines whose young found nothing, and nothing has changed that
     _passed: set[JobId] = field(default_factory=set)  # considered
     _spoken: dict[JobId, list[Lease]] = field(default_factory=dict)  # what leaves for whom
+    _shrink: dict[JobId, list[JobId]] = field(default_factory=dict)  # who was resized for whom, and leaves
     _shut: set[Kind] = field(default_factory=set)  # where nobody passes who waits, by the rule of strict order
     _shares: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of queues
     _moves: int = 0  # what may have changed whose turn it is, or who is the head of a line
@@ -192,16 +193,15 @@ class Considering:
         """Who was resized or moved starts again, or what it needs for that is kept while it leaves."""
         record, attempt = self.state.jobs[job_id], self.state.attempts.get(job_id)
         candidates = self._candidates(record.job)
-        if attempt is not None and not attempt.leaving:
-            return True  # it was owed as well, and has started
+        if job_id in self.claims or (attempt is not None and not attempt.leaving):
+            return True  # it came behind who gains, or it was owed as well, and has started
         if attempt is None:
             if self._start(record, candidates, record.size) or self._refusal(record, record.size) is not None:
                 return True
             gpus = record.size
         else:
             gpus = attempt.notice.gpus if attempt.notice is not None and attempt.notice.gpus else attempt.gpus
-        resized = attempt is not None and attempt.notice is not None and attempt.notice.reason is NoticeReason.RESIZE
-        leases = self._beside(job_id, candidates, gpus) if resized else None
+        leases = self._beside(job_id, candidates, gpus)
         if leases is None:
             leases = self._place(self.state.soon, record.job, candidates, gpus)
         if leases is not None:
@@ -214,7 +214,7 @@ class Considering:
 
         It may go on on a part of what it leaves, and what it leaves is spoken for: else others would take the place.
         """
-        state, for_job = self.state, self._leaves_for(job_id)
+        state, for_job = self.state, self._shrinks_for(job_id)
         if for_job is None or for_job not in self._spoken:
             return None
         mark, other = state.mark(), state.jobs[for_job].job
@@ -265,6 +265,12 @@ class Considering:
                     self._spoken.setdefault(for_job, []).append(lease)
             if mask:
                 state.speak_for(name, mask)
+
+    def _shrinks_for(self, job_id: JobId) -> JobId | None:
+        """Who waits for a part of what an attempt leaves, to go on on the rest or elsewhere."""
+        attempt = self.state.attempts.get(job_id)
+        given = None if attempt is None else attempt.notice
+        return self._leaves_for(job_id) if given is not None and given.reason is NoticeReason.RESIZE else None
 
     def _leaves_for(self, victim: JobId) -> JobId | None:
         """Who waits for a leaving attempt's GPUs."""

@@ -177,19 +177,22 @@ class Cycle(Considering):
         ]
         for job_id in self.state.returning:
             heap.append(((level(self.state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None, 0))
+            for_job = self._shrinks_for(job_id)
+            if for_job is not None:
+                self._shrink.setdefault(for_job, []).append(job_id)
         heap += [(turn, None, 0) for job_id in self.state.owed if (turn := self._owed(job_id)) is not None]
         heapq.heapify(heap)
         while heap:
             turn, alike, moves = heap[0]
             if alike is None:
-                self._guarded(turn[-1], self._consider if turn[0] < 0 else self._return)
+                self._in_turn(turn[-1], self._consider if turn[0] < 0 else self._return)
                 self._moves += 1
                 heapq.heappop(heap)
                 continue
             line = lines.get(alike)
             again = turn if moves == self._moves else None if line is None else self._head(line)
             if line is not None and again == turn:
-                goes_on = self._guarded(turn[-1], self._consider)
+                goes_on = self._in_turn(turn[-1], self._consider)
                 line = lines.get(alike)
                 again = self._head(line) if line is not None and goes_on else None
             if again is not None:
@@ -198,6 +201,14 @@ class Cycle(Considering):
             heapq.heappop(heap)
             if line is not None:
                 self._backfill(line)
+
+    def _in_turn(self, job_id: JobId, step: Callable[[JobId], bool]) -> bool:
+        """Behind a job come those that were resized for it, if not before: as when they got notice."""
+        goes_on = self._guarded(job_id, step)
+        for resized in self._shrink.pop(job_id, ()):
+            self._guarded(resized, self._return)
+            self._moves += 1
+        return goes_on
 
     def _owed(self, job_id: JobId) -> Turn | None:
         """Before everybody, so that what was pushed for it is not borrowed again by a higher tier, and pushed again."""
