@@ -4,10 +4,11 @@ A cluster of nodes with 8 GPUs is filled with jobs of all tiers, 0.8 a node, and
 Two hours pass, in which jobs end and arrive, and those who wait take turns with those who run. Then jobs end, jobs
 arrive, some of which start at once and some push others, nodes are lost with all on them and come back, and each
 victim leaves by itself; each is followed by a cycle. It is the same world at every size: on twice as many nodes twice
-as much happens. p50, p99 and the longest are of cycles that decided something, equally many of each of these six kinds,
-evenly spread over the run. Garbage is looked for between the cycles, as the server does when it has nothing to do.
+as much happens. p50, p99 and the longest are of cycles that decided something, and each of these six kinds of cycles
+weighs the same, however many there are of it. Garbage is looked for between the cycles, as the server does when it has
+nothing else to do.
 
-python benchmarks/scheduler_cycle.py [--nodes 100,1000,12500] [--cycles 100] [--most 4000] [--svg FILE] [--json]
+python benchmarks/scheduler_cycle.py [--nodes 100,1000,12500] [--cycles 50] [--most 3000] [--svg FILE] [--json]
 """
 
 import argparse
@@ -57,8 +58,9 @@ ENDS, ARRIVES, PUSHES, LOST = "a job ends", "a job arrives", "a job arrives and 
 LEAVES, BACK, TIME = "a victim leaves", "a node comes back", "turns change"
 MIX = (ENDS, ARRIVES, PUSHES, LOST, BACK, LEAVES)
 SMALL, PRODUCTION = "a small job arrives", "a production gang arrives"
-HAPPENINGS = (ENDS, ENDS, ENDS, ARRIVES, ARRIVES, PRODUCTION, SMALL, LOST)  # as many GPUs arrive as end
-EVERY_S = 12_500  # of a node: one of these; a job runs for about 7 hours
+HAPPENINGS = (ENDS, ENDS, ARRIVES, ARRIVES, SMALL, PRODUCTION, PRODUCTION, LOST)
+EVERY_S = 12_500  # of a node: one of these; a job runs for about ten hours
+GANG, GANG_S = 64, 600  # GPUs of a production gang that arrives, and how long it runs
 AWAY_S = 120  # a lost node
 
 
@@ -184,15 +186,24 @@ class Bench:
             epoch = self.state.nodes[whom].node.epoch + 1
             self.state.apply(NodeUp(at_us=self.now_us, node=self.node(int(whom[1:]), epoch)))
             return None
+        if kind == ENDS and whom:
+            if whom in self.state.attempts:
+                self.end(whom, Outcome.FINISHED)
+            else:
+                self.later(GANG_S * S, ENDS, whom)
+            return None
         after_s = self.dice.expovariate(self.nodes / EVERY_S)
         self.later(round(after_s * S), self.dice.choice(HAPPENINGS))
         if kind == ENDS:
             self.end(self.dice.choice(self.running()), Outcome.FINISHED)
         elif kind == LOST:
             self.lose()
+        elif kind == PRODUCTION:
+            arrived = self.submit(GANG, Tier.PRODUCTION)
+            self.later(GANG_S * S, ENDS, arrived)
+            return arrived
         else:
-            sizes = (1, 2) if kind == SMALL else SIZES
-            return self.submit(self.dice.choice(sizes), *((Tier.PRODUCTION,) if kind == PRODUCTION else ()))
+            return self.submit(self.dice.choice((1, 2) if kind == SMALL else SIZES))
         return None
 
     def running(self) -> list[JobId]:
@@ -240,14 +251,12 @@ def measure(nodes: int, cycles: int, most: int) -> dict[str, Any]:
             if all(len(bench.ms[kind]) >= cycles for kind in MIX):
                 break
         _tell(f"{nodes} nodes: {number} cycles in {time.process_time() - begin:.1f} s")
-    each = min(cycles, *(len(bench.ms[kind]) for kind in MIX))
-    mixed = [bench.ms[kind][at * len(bench.ms[kind]) // each] for kind in MIX for at in range(each)]
     return {
         "nodes": nodes,
         "running": running,
         "waiting": waiting,
-        "cycles": len(mixed),
-        **_times(mixed),
+        "cycles": sum(len(bench.ms[kind]) for kind in MIX),
+        **_times(*(bench.ms[kind] for kind in MIX)),
         "idle": {"cycles": len(bench.idle_ms), **_times(bench.idle_ms)},
         "fill_s": round(fill_s, 2),
         "by_kind": {kind: {"cycles": len(times), **_times(times)} for kind, times in sorted(bench.ms.items())},
@@ -256,9 +265,15 @@ def measure(nodes: int, cycles: int, most: int) -> dict[str, Any]:
     }
 
 
-def _times(ms: list[float]) -> dict[str, float]:
-    p50, p99, most = np.percentile(ms or [0.0], (50, 99, 100))
-    return {"p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2), "max_ms": round(float(most), 2)}
+def _times(*kinds: list[float]) -> dict[str, float]:
+    """Of all kinds together, each of the same weight."""
+    there = [times for times in kinds if times]
+    ms = np.concatenate([*there, [0.0]] if not there else there)
+    weights = np.concatenate([np.full(len(times), 1 / len(times)) for times in there] or [[1.0]])
+    order = np.argsort(ms)
+    below = np.cumsum(weights[order]) / weights.sum()
+    p50, p99 = (ms[order][np.searchsorted(below, share)] for share in (0.5, 0.99))
+    return {"p50_ms": round(float(p50), 2), "p99_ms": round(float(p99), 2), "max_ms": round(float(ms.max()), 2)}
 
 
 def _tell(line: str) -> None:
@@ -281,8 +296,8 @@ def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", default="100,400,1000,4000,12500")
-    parser.add_argument("--cycles", type=int, default=100, help="that decide something, of each kind and size")
-    parser.add_argument("--most", type=int, default=4000, help="cycles of each size, where a kind is rare")
+    parser.add_argument("--cycles", type=int, default=50, help="of each kind at least")
+    parser.add_argument("--most", type=int, default=3000, help="cycles of each size, however rare a kind is")
     parser.add_argument("--svg", type=Path, help="where to draw the curve")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -302,9 +317,7 @@ def main() -> None:
             f"{row['fill_s']:>9}{row['rss_mb']:>9}"
         )
     for row in rows:
-        print(
-            f"{row['nodes']} nodes; garbage between two cycles took {row['garbage']['max_ms']} ms at most"
-        )
+        print(f"{row['nodes']} nodes; garbage between two cycles took {row['garbage']['max_ms']} ms at most")
         for kind, times in row["by_kind"].items():
             mixed = "" if kind in MIX else ", not in the mix"
             print(

@@ -198,6 +198,8 @@ class Nodes:
         """Set a node's entries: what is free, what will be for anybody, what will be; returns those that were there."""
         free, open_, all_ = entries
         before = (self.index.put(name, free), self.soon.put(name, open_), self.vacated.put(name, all_))
+        if before[2] is all_ is not None:
+            return before
         if all_ is None:
             self.running.set_node(name, None, 0, 0)
         else:

@@ -170,16 +170,16 @@ class Quotas:
         `withdraw` undoes it. What a queue keeps to itself is not used by a promise: who was refused for it stays so.
         So much of it is still held by jobs of these queues, who leave.
         """
-        self.put(job, held, at_us)
-        self._promise(job, held.gpu_milli, vacated, +1)
+        self._promise(job, held, at_us, vacated, +1)
 
     def withdraw(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
         """It does not wait for them any more. `promise` undoes it."""
-        self.take(job, held, at_us)
-        self._promise(job, held.gpu_milli, vacated, -1)
+        self._promise(job, held, at_us, vacated, -1)
 
-    def _promise(self, job: Job, gpu_milli: int, vacated: Vacated, sign: int) -> None:
-        count(self._promised, job.queue, sign * gpu_milli)
+    def _promise(self, job: Job, held: Held, at_us: int, vacated: Vacated, sign: int) -> None:
+        counted = held if sign > 0 else NOTHING.less(held)
+        self._count((job.queue, job.owner, job.grace_us), counted, at_us, self._reading(at_us))  # not a move: it ends
+        count(self._promised, job.queue, sign * held.gpu_milli)
         for queue, left_milli in vacated:
             count(self._awaited, job.queue, sign * left_milli)
             count(self._vacated, queue, sign * left_milli)
