@@ -267,9 +267,9 @@ def measure(nodes: int, cycles: int, most: int) -> dict[str, Any]:
 
 def _times(*kinds: list[float]) -> dict[str, float]:
     """Of all kinds together, each of the same weight."""
-    there = [times for times in kinds if times]
-    ms = np.concatenate([*there, [0.0]] if not there else there)
-    weights = np.concatenate([np.full(len(times), 1 / len(times)) for times in there] or [[1.0]])
+    there = [times for times in kinds if times] or [[0.0]]
+    ms = np.concatenate(there)
+    weights = np.concatenate([np.full(len(times), 1 / len(times)) for times in there])
     order = np.argsort(ms)
     below = np.cumsum(weights[order]) / weights.sum()
     p50, p99 = (ms[order][np.searchsorted(below, share)] for share in (0.5, 0.99))
