@@ -24,7 +24,7 @@ TMP = "tmp"
 BLOCK_BYTES = 4096
 DIRECT_MIN_BYTES = 2**20
 # At once: into given memory so much that it is still in the processor's cache afterwards; else what keeps a disk busy.
-READ_BYTES, SCRATCH_BYTES = 2**20, 2**22
+READ_BYTES, SCRATCH_BYTES = 2**18, 2**22
 SYNCS = 4  # at once: flushes of a disk that wait together are one
 _scratch = threading.local()  # aligned memory of each reading thread
 
