@@ -267,3 +267,11 @@ def test_a_line_that_starts_whole_around_one_reservation_is_not_asked_around_the
     gangs = [job(f"g{each}", 8, **kind) for each, kind in enumerate(kinds)]
     world.tell(*gangs, job("s", 2, estimate_us=100 * S))
     assert brief(world.cycle()) == ["place s n1:2"]
+
+
+def test_a_question_leaves_no_trace_in_the_answer_to_the_next():
+    """What a decision places that nobody writes down is free again: also for the next question, and the next cycle."""
+    world = World(node("n1"), job("a", 8), job("b", 8))
+    asked = [brief(decide(world.state, at_us).events) for at_us in (S, S, 2 * S)]
+    assert asked == [["place a n1:8"]] * 3
+    assert brief(enact(world.state, 60 * S, None, lambda events: events).events) == ["place a n1:8"]

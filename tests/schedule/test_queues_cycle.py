@@ -8,7 +8,7 @@ from cordee.events import AttemptPlaced, Capacity, CheckpointCommitted, NoticeGi
 from cordee.ids import JobId
 from cordee.schedule import decide, explain
 from cordee.units import US_PER_HOUR
-from world import S, World, brief, job, node
+from world import S, World, brief, job, node, share_ended
 
 TWO = (Queue(name="a", quota_gpus=8), Queue(name="b", quota_gpus=8))
 
@@ -215,22 +215,26 @@ def test_who_saves_nothing_in_all_of_a_day_does_not_start_again_for_ever():
     assert "3 attempts in a row without a checkpoint; x.3" in world.state.jobs[JobId("x")].ended.why
 
 
-@pytest.mark.parametrize(("by", "counts"), [("cost", 1), ("others", 0), ("checkpoint", 0)])
+@pytest.mark.parametrize(("by", "counts"), [("cost", 1), ("others", 0), ("checkpoint", 0), ("its own", 0)])
 def test_which_ends_of_a_day_count_as_fruitless(by, counts):
-    """Who has less than half of its queue's day may do with more of it; and no end counts after a checkpoint."""
+    """Who has not nearly all of its queue's day may do with more; none counts after a checkpoint, its own included."""
     tree = queues(
         Queue(name="a", gpu_us_per_day=None if by == "cost" else 16 * US_PER_HOUR, micro_usd_per_day=16 * 10**6)
     )
     world = World(node("n1", micro_usd_per_gpu_hour=10**6), tree, deaf={"x"}, work={"x": 10**5, "y": 10**5})
     if by == "others":
-        world.tell(job("y", 7, queue="a"))
-    world.tell(job("x", 1 if by == "others" else 8, queue="a")).cycle()
+        world.tell(job("y", 2, queue="a"))
+    world.tell(job("x", 6 if by == "others" else 8, queue="a")).cycle()
     if by == "checkpoint":
         world.play(until_s=600)
         commit = CheckpointCommitted(
             at_us=600 * S, job_id=JobId("x"), epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, drain_us=0
         )
         world.tell(commit)
+    if by == "its own":  # A script that saves by itself says so with its exit code, 75.
+        world.play(until_s=7195)
+        assert world.state.attempts[JobId("x")].leaving and reasons(world) == ["x quota"]
+        world.tell(*share_ended(world, "x", "checkpointed")).cycle()
     world.play(until_s=3 * 3600)
     record = world.state.jobs[JobId("x")]
     assert record.last is not None and record.last.epoch == 1 and "(quota)" in record.last.why

@@ -2,6 +2,7 @@
 
 A cycle leaves no circles behind (a test), so a pass over everything finds nothing of it; at 12,500 nodes one takes a
 third of a second. Here such passes wait until nobody does. Who calls `decide` by himself keeps Python's own settings.
+They are the process's: two such stretches must not overlap in two threads, and what a host has frozen itself is thawed.
 """
 
 import gc

@@ -142,9 +142,9 @@ def day(holder: Holder, job: Job, more: int, average_nano: int, now_us: int) -> 
 
 
 def eaten(holder: Holder, used: Pair) -> str | None:
-    """That somebody used at least half of what the queue may use within a day, with the numbers."""
+    """That somebody used at least seven eighths of what the queue may use within a day, with the numbers."""
     for rule in day_limits(holder):
-        if 2 * used[rule.which] >= rule.most:
+        if 8 * used[rule.which] >= 7 * rule.most:
             return f"{rule.show(used[rule.which])} of the {rule.show(rule.most)} that queue {holder.queue.name} may use"
     return None
 

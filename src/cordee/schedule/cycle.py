@@ -83,6 +83,8 @@ def _decided(state: State, now_us: int, policy: Policy | None, write: Write | No
     if not imagined:  # what holds inside somebody's `what_if` says nothing of what is
         state.rest = None if cycle.errors else rest
         state.vain = cycle.vain
+        if cycle.events and not written:
+            state.vain.full = frozenset()  # What was placed is there again.
     return Decision(events=tuple(written or cycle.events), wake_at_us=cycle.wake_at_us, errors=tuple(cycle.errors))
 
 

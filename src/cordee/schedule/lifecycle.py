@@ -160,7 +160,7 @@ def _end(state: State, attempt: Attempt, now_us: int, emit: Emit) -> None:
     outcome = _judged(attempt, share)
     failure = share.failure or next((each.failure for each in attempt.shares if each.failure is not None), None)
     why = share.why or _why_ended(attempt, outcome)
-    eaten = None if outcome is Outcome.FINISHED else state.eaten(attempt, now_us)
+    eaten = state.eaten(attempt, outcome, now_us)
     if eaten is not None:
         why += f"; it used {eaten} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
     ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)

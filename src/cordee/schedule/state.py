@@ -346,13 +346,15 @@ class State(Nodes):
                     self._heard()
                 self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
 
-    def eaten(self, attempt: Attempt, at_us: int) -> str | None:
-        """What an attempt used that made no checkpoint, if that is most of its queue's day, whose end ended it.
+    def eaten(self, attempt: Attempt, outcome: Outcome, at_us: int) -> str | None:
+        """What an attempt used that saved nothing, if that is nearly all of its queue's day, whose end ended it.
 
-        The next one has no more than that, so it counts as a failed one does.
+        The next one has hardly more than that, so it counts as a failed one does. A script that saves by itself tells
+        so by its outcome alone.
         """
         given = attempt.notice
-        if given is None or given.reason is not NoticeReason.QUOTA or given.for_job or attempt.captured_us is not None:
+        saved = attempt.captured_us is not None or outcome in (Outcome.FINISHED, Outcome.CHECKPOINTED)
+        if saved or given is None or given.reason is not NoticeReason.QUOTA or given.for_job:
             return None
         return self.quotas.eaten(attempt.job, attempt.used_since(at_us - DAY_US))
 
@@ -400,7 +402,8 @@ class State(Nodes):
         if attempt is None or attempt.held:
             return
         record, notice = self.jobs[event.job_id], attempt.notice
-        counted = (event.outcome in _COUNTED and notice is None) or self.eaten(attempt, event.at_us) is not None
+        eaten = self.eaten(attempt, event.outcome, event.at_us)
+        counted = (event.outcome in _COUNTED and notice is None) or eaten is not None
         returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
         queued = record._replace(
             phase=Phase.QUEUED,
