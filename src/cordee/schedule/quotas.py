@@ -296,7 +296,7 @@ class Quotas:
         return None
 
     def eaten(self, job: Job, used: Pair) -> str | None:
-        """Of which queue's day somebody who used so much of it used half or more; None if of none."""
+        """Of which queue's day somebody who used so much of it used nearly all; None if of none."""
         told = (bounds.eaten(holder, used) for holder in self.leaf(job.queue).path[:-1])
         return next((each for each in told if each is not None), None)
 
