@@ -327,7 +327,9 @@ class Cordee(Way):
         import psutil
 
         drains = [
-            each for each in psutil.Process().children() if "cordee.train.checkpoint.drain" in " ".join(each.cmdline())
+            each
+            for each in psutil.Process().children()
+            if "cordee.train.checkpoint.uploader" in " ".join(each.cmdline())
         ]
         return sum(sum(each.cpu_times()[:2]) for each in drains)
 

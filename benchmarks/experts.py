@@ -147,11 +147,11 @@ def one_task(task: str, first: Floats, second: Floats, fleet: Fleet, *, effort: 
         "answer": asked.says,
         "layers_beyond_noise": asked.layers_beyond_noise,
         "few_moves": float(forced.balance_found.mean()),
-        "few_moves_share": forced.moved_slots / plan.slots.size,
+        "few_moves_fraction": forced.moved_slots / plan.slots.size,
         "few_moves_cpu_ms": moves_ms,
         "fresh_eplb": float(fresh_base.balance(second).mean()),
-        "fresh_eplb_moved_share": float((fresh_base.slots != base.slots).mean()),
-        "fresh_cordee_moved_share": float((aligned(plan.slots, fresh.slots) != plan.slots).mean()),
+        "fresh_eplb_moved_fraction": float((fresh_base.slots != base.slots).mean()),
+        "fresh_cordee_moved_fraction": float((aligned(plan.slots, fresh.slots) != plan.slots).mean()),
     }
 
 
@@ -183,7 +183,7 @@ def synthetic(effort: float) -> list[dict[str, Any]]:
                     "cpu_ms_cordee": plan_ms,
                     "drifted": float(moved.balance_before.mean()),
                     "few_moves": float(moved.balance_found.mean()),
-                    "few_moves_share": moved.moved_slots / plan.slots.size,
+                    "few_moves_fraction": moved.moved_slots / plan.slots.size,
                     "few_moves_cpu_ms": moved_ms,
                     "drifted_bound": float(balance_bound(second, fleet).mean()),
                 }
@@ -211,7 +211,7 @@ def told(real: list[dict[str, Any]], made: list[dict[str, Any]]) -> None:
     for row in real:
         print(
             f"{row['task']:<12}{row['gpus']:>4} x {row['slots']:<5}{row['few_moves']:>9.4f}"
-            f"{row['few_moves_share']:>7.1%}{row['few_moves_cpu_ms']:>7.0f}{row['fresh_eplb']:>19.4f}{row['fresh_eplb_moved_share']:>8.1%}"
+            f"{row['few_moves_fraction']:>7.1%}{row['few_moves_cpu_ms']:>7.0f}{row['fresh_eplb']:>19.4f}{row['fresh_eplb_moved_fraction']:>8.1%}"
             f"   {row['layers_beyond_noise']} layers: {row['answer'].split(':')[0]}"
         )
     print(
@@ -225,7 +225,7 @@ def told(real: list[dict[str, Any]], made: list[dict[str, Any]]) -> None:
             f"{row['sigma']:<5}{row['gpus']:>6} x {row['slots']:<3}{row['policy']:<13}{row['in_eplb']:>9.4f}"
             f"{row['in_cordee']:>8.4f}{row['bound']:>8.4f}{row['layers_worse_than_eplb']:>5}{row['cpu_ms_eplb']:>9.0f}"
             f"{row['cpu_ms_cordee']:>7.0f}{row['drifted']:>9.4f}{row['few_moves']:>8.4f}{row['drifted_bound']:>8.4f}"
-            f"{row['few_moves_share']:>7.1%}{row['few_moves_cpu_ms']:>7.0f}"
+            f"{row['few_moves_fraction']:>7.1%}{row['few_moves_cpu_ms']:>7.0f}"
         )
 
 

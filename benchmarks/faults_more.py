@@ -1,4 +1,4 @@
-"""More scenes of `faults.py`: notices, other worlds and shapes, stores and tiers, and the longer list."""
+"""More scenes of `faults.py`: notices, other worlds and shapes, stores and levels, and the longer list."""
 
 import contextlib
 import os
@@ -149,7 +149,7 @@ def other_shape(run: Run) -> Outcome:
     return reshaped(run)
 
 
-# Stores and tiers.
+# Stores and levels.
 
 
 @scene(17, "the object store answers 500 or 503, loses or tears answers", ("cordee", "DCP"))

@@ -144,7 +144,7 @@ def last_drains_end(run: Run) -> None:
     def gone() -> bool:
         for each in psutil.process_iter(["cmdline", "environ"]):
             ours = (each.info["environ"] or {}).get("FAULTS_FOLDER") == str(run.folder)
-            if ours and "cordee.train.checkpoint.drain" in " ".join(each.info["cmdline"] or ()):
+            if ours and "cordee.train.checkpoint.uploader" in " ".join(each.info["cmdline"] or ()):
                 return False
         return True
 

@@ -149,7 +149,7 @@ class Gang:
         for pid in self.here:
             with contextlib.suppress(psutil.NoSuchProcess):
                 children = psutil.Process(pid).children(recursive=True)
-                found += [each for each in children if "cordee.train.checkpoint.drain" in " ".join(each.cmdline())]
+                found += [each for each in children if "cordee.train.checkpoint.uploader" in " ".join(each.cmdline())]
         return found
 
 
@@ -265,7 +265,9 @@ class Run:
             gang.kill()
             gang.wait(5)
         for each in psutil.process_iter(["cmdline", "environ", "ppid"]):
-            orphan = each.info["ppid"] == 1 and "cordee.train.checkpoint.drain" in " ".join(each.info["cmdline"] or ())
+            orphan = each.info["ppid"] == 1 and "cordee.train.checkpoint.uploader" in " ".join(
+                each.info["cmdline"] or ()
+            )
             if orphan and (each.info["environ"] or {}).get("FAULTS_FOLDER") == str(self.folder):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     each.kill()

@@ -111,7 +111,7 @@ def half(jobs: Iterable[Submission]) -> Iterator[Submission]:
             yield each
         else:
             yield replace(
-                each, job=replace(each.job, save_us=120 * US_PER_S), work=replace(each.work, drain_us=120 * US_PER_S)
+                each, job=replace(each.job, save_us=120 * US_PER_S), work=replace(each.work, upload_us=120 * US_PER_S)
             )
 
 

@@ -17,17 +17,17 @@ from step_cases import Stack
 
 # How far each may move from its uncalibrated value: the standard deviation of its logarithm.
 FREEDOM = {
-    "product_share": 0.1,
-    "product8_share": 0.1,
-    "attention_share": 0.2,
-    "vendor_attention_share": 0.2,
-    "grouped_share": 0.1,
-    "memory_share": 0.2,
-    "island_share": 0.12,
-    "network_share": 0.2,
+    "product_fraction": 0.1,
+    "product8_fraction": 0.1,
+    "attention_fraction": 0.2,
+    "vendor_attention_fraction": 0.2,
+    "grouped_fraction": 0.1,
+    "memory_fraction": 0.2,
+    "island_fraction": 0.12,
+    "network_fraction": 0.2,
     "host_s": 0.5,
-    "exposed_share": 0.5,
-    "portable_share": 0.1,
+    "exposed_fraction": 0.5,
+    "portable_fraction": 0.1,
 }
 # What remains unexplained of a source's middle, and of a row against it: as logarithms.
 SOURCE_NOISE, ROW_NOISE = 0.10, 0.08

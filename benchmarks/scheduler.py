@@ -87,7 +87,7 @@ def one(
         "away_s_max": round(summary.away_s.max),
         "lost_gpu_hours": round(summary.lost_gpu_hours, 1),
         "lost_usd": round(summary.lost_micro_usd / 1e6, 2),
-        "pushed_usd": round(summary.lost_micro_usd / 1e6 + summary.restart_gpu_us / 3.6e9 * USD_MICRO / 1e6, 2),
+        "preempted_usd": round(summary.lost_micro_usd / 1e6 + summary.restart_gpu_us / 3.6e9 * USD_MICRO / 1e6, 2),
         "preemptions": summary.preemptions,
         "cpu_s": round(cpu_s, 1),
         "jobs_per_cpu_s": round(len(submitted) / cpu_s),
@@ -106,7 +106,7 @@ def halved(submitted: Iterable[Submission]) -> Iterator[Submission]:
     """Half of the jobs, by chance of their ids, take 120 s to save and cannot within their grace."""
     for each in submitted:
         save_us = (30 if zlib.crc32(each.job.job_id.encode()) // 5 % 2 else 120) * S
-        yield replace(each, job=replace(each.job, save_us=save_us), work=replace(each.work, drain_us=save_us))
+        yield replace(each, job=replace(each.job, save_us=save_us), work=replace(each.work, upload_us=save_us))
 
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
@@ -117,7 +117,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(
             f"{row['policy']:<14}{row['jct_s']:>11,}{row['jct_s_p99']:>9,}{row['away_s_max']:>10,}"
-            f"{row['lost_gpu_hours']:>11,}{row['lost_usd']:>10,}{row['pushed_usd']:>11,}{row['preemptions']:>8,}{row['jobs_per_cpu_s']:>11,}"
+            f"{row['lost_gpu_hours']:>11,}{row['lost_usd']:>10,}{row['preempted_usd']:>11,}{row['preemptions']:>8,}{row['jobs_per_cpu_s']:>11,}"
         )
 
 

@@ -40,9 +40,9 @@ from cordee.events import (
     Outcome,
     Queue,
     QueuesSet,
+    RanksEnded,
     RanksStarted,
     ServerUp,
-    ShareEnded,
     Tier,
 )
 from cordee.ids import JobId
@@ -215,7 +215,7 @@ class Bench:
         attempt = self.state.attempts.get(job_id)
         for lease in attempt.held if attempt is not None else ():
             assert attempt is not None
-            ended = ShareEnded(at_us=self.now_us, job_id=job_id, epoch=attempt.epoch, node=lease.node, outcome=outcome)
+            ended = RanksEnded(at_us=self.now_us, job_id=job_id, epoch=attempt.epoch, node=lease.node, outcome=outcome)
             self.state.apply(ended)
 
     def lose(self) -> None:

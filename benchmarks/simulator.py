@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cordee.events import encode
+from cordee.event_json import encode
 from cordee.schedule.policy import NAMED
 from cordee.simulate.cluster import cluster, vc_clusters
 from cordee.simulate.compare import Kept, Scenario, check, simulate

@@ -147,7 +147,7 @@ class Stack:
         seconds, shares = np.empty(len(self.measured)), np.empty(len(self.measured))
         for members, shape, gpu, layout, training in self.parts:
             step = step_time(shape, replace(gpu, efficiency=table), layout, training)
-            seconds[members], shares[members] = step.total_s, step.host_share
+            seconds[members], shares[members] = step.total_s, step.host_fraction
         return seconds, shares
 
 

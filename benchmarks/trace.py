@@ -60,7 +60,7 @@ with tempfile.TemporaryDirectory() as folder:
     except Exception:
         overlap = None
 own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-figures = {"idle_us": float(idle["idle_time(us)"]), "hidden_share": overlap}
+figures = {"idle_us": float(idle["idle_time(us)"]), "hidden_fraction": overlap}
 spent_s = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime - spent_before_s
 print("FIGURES" + json.dumps({**figures, "cpu_s": spent_s}))
 """
@@ -187,7 +187,7 @@ class Read:
     cpu_s: float
     memory_bytes_peak: int
     idle_us: float | None
-    hidden_share: float | None
+    hidden_fraction: float | None
     communication_us: float | None
 
 
@@ -209,7 +209,7 @@ def ours(path: Path) -> tuple[Read, dict[str, Any]]:
     output, cpu_s, peak = run([sys.executable, "-m", "cordee", "trace", str(path), "--json"])
     rank = json.loads(output)["ranks"][0]
     time = rank["time"]
-    found = Read("Cordee", cpu_s, peak, time["idle_us"], time["hidden_share"], time["communication_us"])
+    found = Read("Cordee", cpu_s, peak, time["idle_us"], time["hidden_fraction"], time["communication_us"])
     return found, rank
 
 
@@ -218,7 +218,7 @@ def theirs(python: str, path: Path) -> Read:
     output, _, peak = run([python, "-c", HTA, str(path)])
     line = next(line for line in output.splitlines() if line.startswith("FIGURES"))
     told = json.loads(line.removeprefix("FIGURES"))
-    share = told["hidden_share"]
+    share = told["hidden_fraction"]
     hidden = None if share is None or math.isnan(share) else share
     return Read("HolisticTraceAnalysis", told["cpu_s"], peak, told["idle_us"], hidden, None)
 
@@ -240,7 +240,7 @@ def print_reads(rows: Sequence[tuple[str, int, Read]], file: TextIO = sys.stdout
     print("| trace | reader | CPU s | memory MB | idle us | hidden | communication us |", file=file)
     print("|---|---|---|---|---|---|---|", file=file)
     for name, size, read in rows:
-        hidden = "nothing" if read.hidden_share is None else f"{read.hidden_share:.2%}"
+        hidden = "nothing" if read.hidden_fraction is None else f"{read.hidden_fraction:.2%}"
         talk = "-" if read.communication_us is None else f"{read.communication_us:,.0f}"
         print(
             f"| {name}, {size / 1e6:,.1f} MB | {read.reader} | {read.cpu_s:.2f} | {read.memory_bytes_peak / 1e6:,.0f} "

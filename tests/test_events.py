@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from cordee.event_json import decode, encode
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -24,8 +25,6 @@ from cordee.events import (
     ServerUp,
     SpanClass,
     Tier,
-    decode,
-    encode,
 )
 from cordee.ids import JobId
 

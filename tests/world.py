@@ -23,11 +23,11 @@ from cordee.events import (
     NodeUp,
     NoticeGiven,
     Outcome,
+    RanksEnded,
     RanksStarted,
     Reported,
     Restored,
     ServerUp,
-    ShareEnded,
     SpanClass,
     Tier,
 )
@@ -59,12 +59,12 @@ def job(name: str, gpus: int, tier: str = "standard", *, at_us: int = 0, **more:
     )
 
 
-def share_ended(world: "World", name: str, outcome: str, on: str | None = None, **more: Any) -> tuple[ShareEnded, ...]:
+def share_ended(world: "World", name: str, outcome: str, on: str | None = None, **more: Any) -> tuple[RanksEnded, ...]:
     """The shares of a job's live attempt end: all that are held, or the one on a node."""
     attempt = world.state.attempts[JobId(name)]
     nodes = [lease.node for lease in attempt.held] if on is None else [on]
     return tuple(
-        ShareEnded(
+        RanksEnded(
             at_us=world.now_us, job_id=JobId(name), epoch=attempt.epoch, node=each, outcome=Outcome(outcome), **more
         )
         for each in nodes
@@ -163,12 +163,12 @@ class World:
 
     def _is_stale(self, event: Event) -> bool:
         """What a rank that is gone would have done."""
-        if not isinstance(event, RanksStarted | Reported | Restored | CheckpointCommitted | ShareEnded):
+        if not isinstance(event, RanksStarted | Reported | Restored | CheckpointCommitted | RanksEnded):
             return False
         attempt = self.state.attempts.get(event.job_id)
         if attempt is None or attempt.epoch != event.epoch:
             return True
-        if isinstance(event, ShareEnded):
+        if isinstance(event, RanksEnded):
             leaves = event.outcome in (Outcome.KILLED, Outcome.CHECKPOINTED)
             return not leaves and attempt.leaving and event.at_us > self._leaves_us(event.job_id)
         return attempt.leaving and event.at_us > self._leaves_us(event.job_id)
@@ -217,7 +217,7 @@ class World:
             span: dict[str, Any] = {"span": SpanClass.USEFUL, "first_step": first, "steps": step - first, "tokens": 7}
             self._later(event.at_us, Reported(at_us=event.at_us, from_us=began_us, **span, **who))
             self._steps[event.job_id] = step
-            cost: dict[str, Any] = {"size_bytes": 1, "stall_us": 0, "drain_us": saved_us - event.at_us}
+            cost: dict[str, Any] = {"size_bytes": 1, "stall_us": 0, "upload_us": saved_us - event.at_us}
             commit = CheckpointCommitted(at_us=saved_us, step=step, generation=event.epoch, **cost, **who)
             self._later(saved_us, commit)
         for lease in attempt.held:
@@ -227,7 +227,7 @@ class World:
         failure = Failure(rank=0, exit_code=1, signal=None, tail=("boom",)) if outcome is Outcome.FAILED else None
         self._later(
             at_us,
-            ShareEnded(at_us=at_us, job_id=event.job_id, epoch=event.epoch, node=on, outcome=outcome, failure=failure),
+            RanksEnded(at_us=at_us, job_id=event.job_id, epoch=event.epoch, node=on, outcome=outcome, failure=failure),
         )
 
 

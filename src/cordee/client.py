@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from cordee import errors
 from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError
-from cordee.events import Event, Queue, decode
+from cordee.event_json import decode
+from cordee.events import Event, Queue
 from cordee.ids import JobId
 from cordee.ids import job_id as new_job_id
 
@@ -36,7 +37,7 @@ class HealthView(View):
     version: str
     pid: int
     home: str
-    draining: bool
+    shutting_down: bool
     live_attempts: int
     log_number: int
     problem: str | None = None
@@ -163,15 +164,15 @@ class QueueRules(View):
 class QueueView(QueueRules):
     """A queue as it stands, those inside it counted in.
 
-    GPUs are in thousandths. `lends` is what it leaves of its quota for others; `share_ppb` what it borrowed, by its
-    weight, in billionths of the cluster, now and in the past: the least is next.
+    GPUs are in thousandths. `lends` is what it leaves of its quota for others; `fair_share_ppb` what it borrowed,
+    by its weight, in billionths of the cluster, now and in the past: the least is next.
     """
 
     depth: int
     held_gpu_milli: int
     borrowed_gpu_milli: int
     lends_gpu_milli: int
-    share_ppb: int
+    fair_share_ppb: int
     users_gpu_milli: dict[str, int]
     day_gpu_us: int | None
     day_micro_usd: int | None

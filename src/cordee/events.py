@@ -4,18 +4,16 @@ Every decision and every observation is one of these; the log is a sequence of t
 order gives the state. Times are integer microseconds since the Unix epoch, money is integer micro-dollars.
 """
 
-import dataclasses
-import types
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
 
 from cordee.ids import JobId
 
 
 class Tier(StrEnum):
-    """Who may push whom: a job may preempt jobs of tiers below its own, never of its own."""
+    """A job preempts jobs of lower tiers. Within a tier, a job that has received less may take the place of one
+    that has
+    received more (`NoticeReason.TIME_SLICE`)."""
 
     PRODUCTION = "production"
     STANDARD = "standard"
@@ -38,7 +36,7 @@ class NoticeReason(StrEnum):
     STOP = "stop"  # the owner's
     DOWN = "down"  # the server goes down; the job goes on after the next `up`
     LIMIT = "limit"  # the job's own limit of time or cost
-    SHARE = "share"  # its turn is over: a job of its own tier that has had less goes first
+    TIME_SLICE = "time-slice"  # its time slice is over: a job of its own tier that has received less goes first
     QUOTA = "quota"  # what its queue borrowed is taken back for `for_job`, or its queue's day is used up
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
     MOVE = "move"  # it starts again at once elsewhere, so that the shape of `for_job` becomes free
@@ -92,6 +90,22 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The plan's answer for a job. It travels with the job; ranks report what they measured under the same names."""
+
+    layout: str  # of `plan.layout`, such as "tp8 pp2 fsdp4"
+    peak_bytes: int  # on the fullest GPU
+    gpu_memory_bytes: int  # of one GPU
+    step_us: int | None = None  # None: no time is known for this GPU
+    step_us_low: int | None = None  # nine of ten such steps are expected between low and high
+    step_us_high: int | None = None
+    tokens_per_step: int = 0
+    mfu: float | None = None
+    save_us: int = 0  # from notice to durable
+    restart_us: int = 0  # from placed to first new step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What the scheduler must know of a job."""
 
@@ -120,7 +134,8 @@ class Job:
     within: str | None = None  # the whole gang lies in one island, node, rack or block; None: as near as there is room
     sizes: tuple[int, ...] = ()  # fewer GPUs that it can run on, largest first; empty: not elastic
     estimate_us: int | None = None  # how long it will run on `gpus`, if somebody says so
-    preemptions_max: int | None = None  # times it may be pushed; None: no such limit
+    preemptions_max: int | None = None  # times it may be preempted; None: no such limit
+    estimate: Estimate | None = None  # the plan's answer for it, if the job names its model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +183,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The rank of a share that failed first."""
+    """The rank that failed first on a node."""
 
     rank: int | None
     exit_code: int | None  # None if a signal ended it
@@ -187,7 +202,7 @@ class ServerUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerDraining:
+class ServerShuttingDown:
     """The server goes down: every attempt gets notice, nothing new starts."""
 
     at_us: int
@@ -238,7 +253,7 @@ class NodeUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDown:
-    """The node's agent is gone. Its GPUs are not placeable until a NodeUp; its shares end with their ShareEnded."""
+    """The node's agent is gone. Its GPUs are not placeable until a NodeUp; its shares end with their RanksEnded."""
 
     at_us: int
     node: str
@@ -257,14 +272,24 @@ class NodeReclaimed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeDraining:
-    """An operator takes the node out: nothing new is placed there; with `evict` who runs there gets notice."""
+class NodeCordoned:
+    """An operator takes the node out of use: nothing new is placed there; with `drain` its attempts get notice."""
 
     at_us: int
     node: str
     by: str
-    evict: bool = False
-    over: bool = False  # it is back in use
+    why: str = ""
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUncordoned:
+    """An operator puts the node back into use."""
+
+    at_us: int
+    node: str
+    by: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,7 +342,7 @@ class KillOrdered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksStarted:
-    """The agent started its share of a gang's processes."""
+    """The agent of one node started the ranks that run there."""
 
     at_us: int
     job_id: JobId
@@ -327,7 +352,7 @@ class RanksStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareEnded:
+class RanksEnded:
     """Every process of the attempt on this node is gone, and its GPUs are free."""
 
     at_us: int
@@ -372,6 +397,20 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a rank measured since the attempt started, under the names of the `Estimate`."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    rank: int
+    peak_bytes: int  # CUDA's allocator; without a GPU the process's resident memory
+    step_us: int | None = None  # median of its steps; None: none has ended
+    tokens_per_s: float | None = None  # of the whole gang
+    mfu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
     """A generation is durable and verified: steps below `step` will never be repeated."""
 
@@ -382,7 +421,7 @@ class CheckpointCommitted:
     generation: int
     size_bytes: int
     stall_us: int
-    drain_us: int
+    upload_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,7 +457,7 @@ class RankBehind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
-    """Every share of the attempt has ended; the job is queued again or a JobEnded follows."""
+    """The ranks of the attempt have ended on every node; the job is queued again or a JobEnded follows."""
 
     at_us: int
     job_id: JobId
@@ -430,84 +469,26 @@ class AttemptEnded:
 
 Event = (
     ServerUp
-    | ServerDraining
+    | ServerShuttingDown
     | JobSubmitted
     | StopRequested
     | JobEnded
     | NodeUp
     | NodeDown
     | NodeReclaimed
-    | NodeDraining
+    | NodeCordoned
+    | NodeUncordoned
     | QueuesSet
     | AttemptPlaced
     | NoticeGiven
     | KillOrdered
     | RanksStarted
-    | ShareEnded
+    | RanksEnded
     | Restored
     | Reported
+    | Measured
     | CheckpointCommitted
     | RankLeft
     | RankBehind
     | AttemptEnded
 )
-
-_BY_KIND: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
-
-
-def encode(event: Event) -> dict[str, Any]:
-    """The event as JSON-ready data; `kind` is its class name.
-
-    >>> encode(ServerUp(at_us=5))
-    {'kind': 'ServerUp', 'at_us': 5}
-    """
-    return {"kind": type(event).__name__, **dataclasses.asdict(event)}
-
-
-def decode(data: dict[str, Any]) -> Event:
-    """The event of `encode`'s data.
-
-    >>> decode({"kind": "ServerUp", "at_us": 5})
-    ServerUp(at_us=5)
-
-    Raises:
-        ValueError: an unknown kind, or missing or unknown fields.
-    """
-    fields = dict(data)
-    cls = _BY_KIND.get(fields.pop("kind", ""))
-    if cls is None:
-        raise ValueError(f"unknown kind of event: {data.get('kind')!r}")
-    event: Event = _build(cls, fields)
-    return event
-
-
-def _build(cls: Any, fields: dict[str, Any]) -> Any:
-    hints = _hints(cls)
-    unknown = fields.keys() - hints.keys()
-    if unknown:
-        raise ValueError(f"{cls.__name__} has no field {sorted(unknown)[0]!r}")
-    try:
-        return cls(**{name: _value(hints[name], value) for name, value in fields.items()})
-    except TypeError as error:
-        raise ValueError(f"{cls.__name__}: {error}") from error
-
-
-def _value(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(hint, types.UnionType):
-        hint = next(arg for arg in get_args(hint) if arg is not types.NoneType)
-    if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        return tuple(_value(item, each) for each in value)
-    if dataclasses.is_dataclass(hint):
-        assert isinstance(hint, type)
-        return _build(hint, value)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return hint(value)
-    return value
-
-
-@cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return get_type_hints(cls)

@@ -16,9 +16,9 @@ from cordee.events import (
     NoticeReason,
     Outcome,
     RankLeft,
+    RanksEnded,
     Reported,
     Restored,
-    ShareEnded,
     SpanClass,
     StopRequested,
 )
@@ -51,7 +51,7 @@ def span(cls: str, from_s: float, to_s: float, first=0, steps=0, tokens=0) -> Re
 
 
 def commit(at_s: float, step: int, drain_s: float = 0) -> CheckpointCommitted:
-    more = {"generation": step, "size_bytes": 1, "stall_us": 0, "drain_us": round(drain_s * S)}
+    more = {"generation": step, "size_bytes": 1, "stall_us": 0, "upload_us": round(drain_s * S)}
     return CheckpointCommitted(at_us=round(at_s * S), step=step, **more, **WHO)
 
 
@@ -59,7 +59,7 @@ def ended(at_s: float, outcome: str, *names: str):
     """The shares end, and with them the attempt."""
     at_us = round(at_s * S)
     return (
-        *(ShareEnded(at_us=at_us, node=name, outcome=Outcome(outcome), **WHO) for name in names or ("n0",)),
+        *(RanksEnded(at_us=at_us, node=name, outcome=Outcome(outcome), **WHO) for name in names or ("n0",)),
         AttemptEnded(at_us=at_us, outcome=Outcome(outcome), why="", **WHO),
     )
 
@@ -193,7 +193,7 @@ def test_steps_repeated_and_tokens_kept():
     ledger.apply(AttemptPlaced(at_us=200 * S, leases=(Lease(node="n0", gpus=(0,)),), **who))
     again = {"span": SpanClass.USEFUL, "from_us": 210 * S, "first_step": 30, "steps": 20, "tokens": 200}
     ledger.apply(Reported(at_us=230 * S, **again, **who))
-    ledger.apply(ShareEnded(at_us=231 * S, node="n0", outcome=Outcome.FINISHED, **who))
+    ledger.apply(RanksEnded(at_us=231 * S, node="n0", outcome=Outcome.FINISHED, **who))
     ledger.apply(AttemptEnded(at_us=231 * S, outcome=Outcome.FINISHED, why="", **who))
     first, second = ledger.rows(0)
     assert (first.steps, first.steps_repeated, first.tokens) == (40, 0, 300)
@@ -270,7 +270,7 @@ def test_the_parts_are_the_whole_to_the_microsecond_whatever_was_told(events, mo
     for event in events:
         if not isinstance(event, Reported | Restored | CheckpointCommitted | RankLeft):
             clock_us = max(clock_us, event.at_us)
-        if isinstance(event, ShareEnded) and event.node in ("n0", "n1"):
+        if isinstance(event, RanksEnded) and event.node in ("n0", "n1"):
             freed_us.setdefault(event.node, clock_us)
     (live,) = ledger.rows(500 * S)
     held_us = sum(freed_us.get(name, 500 * S) - 100 * S for name in ("n0", "n1"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from cordee.control.executors.local import LocalExecutor
 from cordee.control.executors.supervise import NodeConfig
 from cordee.control.ports import Pending
-from cordee.events import AttemptPlaced, KillOrdered, Lease, NodeUp, NoticeGiven, NoticeReason, RanksStarted, ShareEnded
+from cordee.events import AttemptPlaced, KillOrdered, Lease, NodeUp, NoticeGiven, NoticeReason, RanksEnded, RanksStarted
 from cordee.ids import JobId
 
 DEADLINE_S = 40.0
@@ -98,7 +98,7 @@ class World:
 
     def ended(self, job=JOB, epoch=1, shares=1):
         found = self.until(
-            lambda: len(self.of(ShareEnded, job, epoch)) >= shares and self.of(ShareEnded, job, epoch), "ShareEnded"
+            lambda: len(self.of(RanksEnded, job, epoch)) >= shares and self.of(RanksEnded, job, epoch), "RanksEnded"
         )
         return found[0] if shares == 1 else found
 

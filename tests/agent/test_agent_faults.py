@@ -13,7 +13,7 @@ from agent_world import JOB, TAG, World, python
 
 from cordee.agent import process, wire
 from cordee.control.executors.supervise import NodeConfig
-from cordee.events import Lease, Node, NodeDown, NodeUp, Outcome, RankLeft, RanksStarted, ShareEnded
+from cordee.events import Lease, Node, NodeDown, NodeUp, Outcome, RankLeft, RanksEnded, RanksStarted
 
 SLEEPS = "import os, time; print(f'pid={os.getpid()}', flush=True); time.sleep(600)"
 
@@ -67,8 +67,8 @@ def test_server_gone_and_back_nothing_is_lost_nothing_twice(world):
     world.up()
     assert world.ended().outcome is Outcome.FINISHED
     assert [event.step for event in world.of(RankLeft)] == [0, 1, 2, 3, 4, 5]
-    assert len(world.of(RanksStarted)) == len(world.of(ShareEnded)) == 1
-    assert isinstance(world.log[-1], ShareEnded), "the ranks' records come before the end of their share"
+    assert len(world.of(RanksStarted)) == len(world.of(RanksEnded)) == 1
+    assert isinstance(world.log[-1], RanksEnded), "the ranks' records come before the end of their share"
     assert (world.agent_pid(), epochs_up(world)) == (pid, [1]), "the agent was adopted, not replaced"
     assert not [event for event in world.log if isinstance(event, NodeDown)]
 
@@ -96,8 +96,8 @@ def test_kill_9_of_the_agent_ends_its_ranks_before_the_node_is_up_again(world):
     # Some of the four may end by themselves when their agent has gone, before anybody counts.
     assert re.search(r"the agent of local died; [1-4] process(es)? that it left w(as|ere) ended", ended.why), ended.why
     world.until(lambda: epochs_up(world) == [1, 2])
-    tail = [event for event in world.log if isinstance(event, NodeDown | ShareEnded | NodeUp)][-3:]
-    assert [type(event).__name__ for event in tail] == ["NodeDown", "ShareEnded", "NodeUp"]
+    tail = [event for event in world.log if isinstance(event, NodeDown | RanksEnded | NodeUp)][-3:]
+    assert [type(event).__name__ for event in tail] == ["NodeDown", "RanksEnded", "NodeUp"]
     assert (tail[0].node, tail[0].epoch) == ("local", 1)
     world.start("true", epoch=2)
     assert world.ended(epoch=2).outcome is Outcome.FINISHED
@@ -128,7 +128,7 @@ def test_what_an_agent_wrote_before_it_died_is_forwarded_by_the_next(world):
         pipe.write("0\n1\n")
     world.until(lambda: not process.find(TAG))
     stream = world.home / "nodes" / "local" / "1.jsonl"
-    world.until(lambda: "ShareEnded" in stream.read_text())
+    world.until(lambda: "RanksEnded" in stream.read_text())
     kill_agent(world)
     world.until(lambda: world.agent_pid() is None)
     world.up()
@@ -137,7 +137,7 @@ def test_what_an_agent_wrote_before_it_died_is_forwarded_by_the_next(world):
     world.until(
         lambda: epochs_up(world) == [1, 2] and not stream.exists(), "the older stream goes when it is committed"
     )
-    assert len(world.of(ShareEnded)) == 1
+    assert len(world.of(RanksEnded)) == 1
 
 
 def test_an_older_agent_is_refused_and_ends_its_ranks(world):
@@ -179,7 +179,7 @@ def test_start_twice_is_once(world):
     world.start([sys.executable, "count.py"])
     world.until(lambda: not world.pending)
     assert world.log_text("rank0.log").count("started") == 1
-    assert len(world.of(RanksStarted)) == len(world.of(ShareEnded)) == 1
+    assert len(world.of(RanksStarted)) == len(world.of(RanksEnded)) == 1
 
 
 @pytest.mark.parametrize("between", [False, True])

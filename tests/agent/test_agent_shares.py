@@ -13,7 +13,7 @@ from agent_world import DEADLINE_S, JOB, TAG, python
 from cordee.agent import process
 from cordee.agent.launch import Assignment
 from cordee.agent.share import STILL_S_MAX, Share
-from cordee.events import Lease, NodeUp, Outcome, RankBehind, RankLeft, ShareEnded
+from cordee.events import Lease, NodeUp, Outcome, RankBehind, RankLeft, RanksEnded
 from cordee.storage.rescue import RESCUE_S_MAX
 
 IGNORES = """
@@ -97,7 +97,7 @@ def test_a_drain_may_bring_what_its_dead_trainer_held(world):
     (rank,) = [each for each in process.find(TAG) if not has_parent_in(each, process.find(TAG))]
     process.send(rank, signal.SIGKILL)
     world.until(lambda: len(process.find(TAG)) == 1, "the end of all but the drain")
-    assert not world.of(ShareEnded)
+    assert not world.of(RanksEnded)
     (world.home / "go").touch()
     assert world.ended().outcome is Outcome.LOST
     assert (world.home / "drain-done").exists() and not (world.home / "other-done").exists()
@@ -180,7 +180,7 @@ def test_the_record_of_leaving_says_the_outcome(world, how, code, outcome):
     assert world.ended().outcome is outcome
     assert world.of(RankLeft) == [RankLeft(at_us=5, job_id=JOB, epoch=1, rank=0, how=how, step=7)]
     kinds = [type(event).__name__ for event in world.log]
-    assert kinds.index("RankLeft") < kinds.index("ShareEnded")
+    assert kinds.index("RankLeft") < kinds.index("RanksEnded")
 
 
 def test_script_without_handler_dies_of_the_notice(world):
@@ -398,7 +398,7 @@ def test_what_cannot_start_says_why(world, spec, why):
 
 def test_a_spool_holds_only_what_a_rank_may_say(world):
     left = {"kind": "RankLeft", "at_us": 1, "job_id": JOB, "epoch": 1, "rank": 0, "how": "x", "step": 1}
-    events = [left | {"job_id": "other"}, {"kind": "ServerDraining", "at_us": 1}, left | {"at_us": "1"}, left]
+    events = [left | {"job_id": "other"}, {"kind": "ServerShuttingDown", "at_us": 1}, left | {"at_us": "1"}, left]
     lines = [json.dumps({"seq": seq, "event": event}) + "\n" for seq, event in enumerate(events, start=1)]
     text = "".join([*lines[:2], "no json\n", *lines[2:], '{"seq": 5, "ev'])
     code = f"import os; open(os.environ['CORDEE_SPOOL'] + '/rank0.jsonl', 'w').write({text!r})"

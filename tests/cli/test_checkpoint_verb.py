@@ -35,7 +35,7 @@ SCHEMAS = {
         "type": "array",
         "items": objects(
             {
-                **dict.fromkeys(("generation", "step", "epoch", "bytes", "lacks", "stall_us", "drained_us"), INT),
+                **dict.fromkeys(("generation", "step", "epoch", "bytes", "lacks", "stall_us", "uploaded_us"), INT),
                 "at": or_null("string"),
                 "stored_bytes": or_null("integer"),
                 "world_size": or_null("integer"),

@@ -28,8 +28,8 @@ from cordee.events import (
     NoticeReason,
     Outcome,
     RankLeft,
+    RanksEnded,
     Restored,
-    ShareEnded,
 )
 from cordee.ids import JobId
 from cordee.view.report import Claim
@@ -81,7 +81,7 @@ TRUE: list[Callable[[], Claim]] = [
     lambda: claims.bill("1.129 TB", 1_128_859_303_936, "1.129 TB"),
     lambda: claims.holds_the_bill({"fsdp64": 1_000_000, "dp64": 64_000_000}, 1_000_000),
     lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 4}),
-    lambda: claims.pushed_for(story(), GPT, EVAL),
+    lambda: claims.preempted_for(story(), GPT, EVAL),
     lambda: claims.left_together(story(), GPT, 4),
     lambda: claims.none_overlapped(story(), GPT, EVAL),
     lambda: claims.resumed_by_itself(story(), GPT),
@@ -110,9 +110,9 @@ FALSE: dict[str, Callable[[], Claim]] = {
     "three ranks came up": lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 3}),
     "placed on three GPUs": lambda: claims.whole_gang([placed(GPT, 1, 0, gpus=3)], GPT, 4, {1: 4}),
     "never placed": lambda: claims.whole_gang([], GPT, 4, {}),
-    "no notice": lambda: claims.pushed_for(without(NoticeGiven), GPT, EVAL),
-    "notice for somebody else": lambda: claims.pushed_for(story(), GPT, JobId("other-cccccc")),
-    "two notices": lambda: claims.pushed_for([*story(), replace(NOTICE, epoch=2)], GPT, EVAL),
+    "no notice": lambda: claims.preempted_for(without(NoticeGiven), GPT, EVAL),
+    "notice for somebody else": lambda: claims.preempted_for(story(), GPT, JobId("other-cccccc")),
+    "two notices": lambda: claims.preempted_for([*story(), replace(NOTICE, epoch=2)], GPT, EVAL),
     "a rank left elsewhere": lambda: claims.left_together(rank_three(step=41), GPT, 4),
     "a rank aborted": lambda: claims.left_together(rank_three(how="aborted"), GPT, 4),
     "a rank said nothing": lambda: claims.left_together(but(lambda event: None if event == left(3) else event), GPT, 4),
@@ -207,8 +207,8 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
 
 
 def test_what_was_leased_is_counted_from_the_log_alone() -> None:
-    def freed(at_s: int, node: str) -> ShareEnded:
-        return ShareEnded(at_us=at_s * S, job_id=GPT, epoch=1, node=node, outcome=Outcome.FINISHED)
+    def freed(at_s: int, node: str) -> RanksEnded:
+        return RanksEnded(at_us=at_s * S, job_id=GPT, epoch=1, node=node, outcome=Outcome.FINISHED)
 
     leases = (Lease(node="a", gpus=(0, 1)), Lease(node="b", gpus=(5,)))
     log = [

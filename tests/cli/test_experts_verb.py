@@ -29,7 +29,7 @@ SCHEMA = _object(
     groups=COUNT, slots_per_gpu=COUNT, policy={"enum": ["global", "hierarchical"]}, bound=BALANCE, before=BALANCE,
     after=BALANCE, fresh=BALANCE,
     rebalance={"anyOf": [{"type": "null"}, _object(
-        pays=BOOL, says=TEXT, balance_found=NUMBER, layers_beyond_noise=COUNT, moved_slots=COUNT, moved_share=NUMBER,
+        pays=BOOL, says=TEXT, balance_found=NUMBER, layers_beyond_noise=COUNT, moved_slots=COUNT, moved_fraction=NUMBER,
         moved_bytes=COUNT, transfer_s=NUMBER, saved_s=NUMBER,
     )]},
     gpu_loads_before=_rows(NUMBER, 2), gpu_loads_after=_rows(NUMBER, 2),
@@ -81,7 +81,7 @@ def test_other_loads_move_few_slots(capsys: pytest.CaptureFixture[str], loads: P
     np.savetxt(other, rows[:, ::-1], "%d", ",")
     _, out, _ = _run(capsys, other, *FLEET, "--from", plan, "--moves", "10%", "--json")
     told = json.loads(out)
-    assert told["rebalance"]["pays"] and 0 < told["rebalance"]["moved_share"] <= 0.1
+    assert told["rebalance"]["pays"] and 0 < told["rebalance"]["moved_fraction"] <= 0.1
     assert told["before"]["mean"] < told["after"]["mean"]
     before = json.loads(plan.read_text())["physical_to_logical_map"]
     moved = int((np.array(before) != np.array(told["placement"]["phy2log"])).sum())

@@ -33,7 +33,7 @@ TIMES = _object(
 )  # fmt: skip
 RUN = _object(
     placement=SHAPE, stages=COUNT, weight_copies={"enum": [1, 2]}, step_s=NUMBER, bubble_s=NUMBER,
-    bubble_s_without_barrier=NUMBER, idle_share=NUMBER, idle_s=_list(NUMBER), peak_activations=_list(NUMBER),
+    bubble_s_without_barrier=NUMBER, idle_fraction=NUMBER, idle_s=_list(NUMBER), peak_activations=_list(NUMBER),
 )  # fmt: skip
 SCHEMA = _object(
     version={"const": 1}, ranks=COUNT, micro_batches=COUNT, unit={"enum": ["s", "given"]}, times=TIMES,

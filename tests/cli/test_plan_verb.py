@@ -108,7 +108,7 @@ SCHEMA = _object(
     rent_or_buy=_or_null(
         _object(
             assumed={"type": "object"}, break_even_month=OR_NULL, rent_usd=NUMBER, own_usd=NUMBER,
-            own_usd_per_gpu_hour=NUMBER, break_even_busy_share=OR_NULL, verdict=TEXT,
+            own_usd_per_gpu_hour=NUMBER, break_even_busy_fraction=OR_NULL, verdict=TEXT,
             swings=_list(_object(name=TEXT, value=NUMBER, low_month=OR_NULL, high_month=OR_NULL)),
         )
     ),
@@ -116,9 +116,9 @@ SCHEMA = _object(
 )  # fmt: skip
 CURVE = _object(
     version={"const": 1}, model=MODEL, gpu=GPU, seq_tokens=COUNT, global_batch=COUNT, knee_gpus=OR_NULL,
-    points=_list(_object(gpus=COUNT, layout=_or_null(LAYOUT), added_share=OR_NULL), minItems=1),
+    points=_list(_object(gpus=COUNT, layout=_or_null(LAYOUT), added_fraction=OR_NULL), minItems=1),
 )  # fmt: skip
-ASSUMED = """busy_share = 0.7
+ASSUMED = """busy_fraction = 0.7
 purchase_usd_per_gpu = 40_000
 life_years = 4
 power_kw_per_gpu = 1.4
@@ -430,7 +430,7 @@ def test_rent_comes_from_the_price_and_without_one_from_the_file(
     assert told["rent_or_buy"]["assumed"]["rent_usd_per_gpu_hour"] == 2.99
     code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot", "--buy", str(own))
     assert code == 12 and "rent_usd_per_gpu_hour is missing" in err
-    own.write_text("busy_share = ")
+    own.write_text("busy_fraction = ")
     code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--buy", str(own))
     assert code == 12 and "cannot be read" in err
 

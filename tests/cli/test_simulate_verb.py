@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from cordee.cli.main import main
 from cordee.cli.simulate_text import Answer, ReplayAnswer
-from cordee.events import encode
+from cordee.event_json import encode
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import run
 from cordee.simulate.synthetic import Synthetic

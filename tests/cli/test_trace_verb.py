@@ -47,8 +47,8 @@ def _list(items: object, **limits: int) -> dict[str, object]:
 TIME = _object(
     span_us=NUMBER, busy_us=NUMBER, memory_us=NUMBER, transfer_us=NUMBER, waiting_us=NUMBER, communication_us=NUMBER,
     hidden_us=NUMBER, exposed_transfer_us=NUMBER, exposed_waiting_us=NUMBER, compute_us=NUMBER, idle_us=NUMBER,
-    exposed_us=NUMBER, alone_us=NUMBER, hidden_share=_or_null(SHARE), busy_share=SHARE, idle_share=SHARE,
-    compute_share=SHARE, communication_share=SHARE, exposed_share=SHARE,
+    exposed_us=NUMBER, alone_us=NUMBER, hidden_fraction=_or_null(SHARE), busy_fraction=SHARE, idle_fraction=SHARE,
+    compute_fraction=SHARE, communication_fraction=SHARE, exposed_fraction=SHARE,
 )  # fmt: skip
 IDLE = _object(
     gaps=COUNT, host_us=NUMBER, queued_us=NUMBER, unknown_us=NUMBER, launch_bound_us=NUMBER, launched=COUNT,
@@ -72,7 +72,7 @@ RANK = _object(
     )), minItems=1),
     idle=IDLE, steps=_list(_object(number=COUNT, start_us=NUMBER, time=TIME)),
     efficiency=_object(
-        busy_share=SHARE, compute_share=SHARE, mfu=_or_null(NUMBER), flop_per_step=_or_null(NUMBER),
+        busy_fraction=SHARE, compute_fraction=SHARE, mfu=_or_null(NUMBER), flop_per_step=_or_null(NUMBER),
         peak_flop_per_s=_or_null(NUMBER), steps=COUNT,
     ),
     faults=_list(_object(kind=TEXT, count=COUNT, example=TEXT)),
@@ -129,7 +129,7 @@ def ranks(tmp_path: Path) -> list[str]:
 def test_json_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = _json(capsys, "trace", str(expert_step().write(tmp_path / "t.json")))
     (rank,) = told["ranks"]  # type: ignore[misc]
-    assert (rank["time"]["exposed_us"], rank["time"]["hidden_share"]) == (30, 0.925)
+    assert (rank["time"]["exposed_us"], rank["time"]["hidden_fraction"]) == (30, 0.925)
     assert (told["skew"], told["base"], told["plan"]) == (None, None, None)
 
 
@@ -230,7 +230,7 @@ def test_what_pipelines_and_simulations_write_is_read(tmp_path: Path, capsys: py
     capsys.readouterr()
     ranks = _json(capsys, "trace", pipe)["ranks"]
     # 1F1B: a bubble of (ranks - 1) of 8 + 3 turns.
-    assert [rank["time"]["idle_share"] for rank in ranks] == [pytest.approx(3 / 11)] * 4  # type: ignore[attr-defined]
+    assert [rank["time"]["idle_fraction"] for rank in ranks] == [pytest.approx(3 / 11)] * 4  # type: ignore[attr-defined]
     assert {row["name"] for rank in ranks for row in rank["classes"]} == {"forward pass", "backward pass"}  # type: ignore[attr-defined]
     nodes = _json(capsys, "trace", sim)["ranks"]
     assert [rank["label"] for rank in nodes] == ["fifo: node-0000", "fifo: node-0001"]  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from pathlib import Path
 from cordee.control.ports import Pending, Report
 from cordee.control.store import SqlStore
 from cordee.control.tick import Control
-from cordee.events import Event, Job, Node, NodeUp, Outcome, ShareEnded, Tier
+from cordee.events import Event, Job, Node, NodeUp, Outcome, RanksEnded, Tier
 from cordee.ids import JobId
 
 GPT, PROD = JobId("gpt-abcdef"), JobId("prod-abcdef")
@@ -79,4 +79,4 @@ class Scene:
 
     def ended(self, job_id: JobId, epoch: int, outcome: Outcome) -> None:
         now = self.time.us
-        self.agents.tell(ShareEnded(at_us=now, job_id=job_id, epoch=epoch, node="local", outcome=outcome))
+        self.agents.tell(RanksEnded(at_us=now, job_id=job_id, epoch=epoch, node="local", outcome=outcome))

@@ -272,8 +272,8 @@ def test_stop_is_asked_once(api: Api) -> None:
 
 
 def test_down_is_asked_once(api: Api) -> None:
-    assert not api.client.health().draining
-    assert api.client.down().draining
+    assert not api.client.health().shutting_down
+    assert api.client.down().shutting_down
     number = api.client.health().log_number
     api.client.down()
     assert api.client.health().log_number == number

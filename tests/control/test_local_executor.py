@@ -14,7 +14,8 @@ from cordee.control.executors.local import LocalExecutor
 from cordee.control.executors.supervise import NodeConfig
 from cordee.control.ports import Pending
 from cordee.errors import StoreError
-from cordee.events import AttemptPlaced, KillOrdered, Lease, Node, NodeDown, NodeUp, encode
+from cordee.event_json import encode
+from cordee.events import AttemptPlaced, KillOrdered, Lease, Node, NodeDown, NodeUp
 
 DEADLINE_S = 20.0
 

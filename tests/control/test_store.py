@@ -39,7 +39,7 @@ PLACED = AttemptPlaced(at_us=3, job_id=GPT, epoch=1, leases=(Lease(node="local",
 NOTICE = NoticeGiven(at_us=5, job_id=GPT, epoch=1, reason=NoticeReason.PREEMPT, deadline_us=9)
 KILL = KillOrdered(at_us=9, job_id=GPT, epoch=1, why="the grace period is over")
 ENDED = AttemptEnded(at_us=10, job_id=GPT, epoch=1, outcome=Outcome.KILLED, why="killed")
-SAVED = CheckpointCommitted(at_us=6, job_id=GPT, epoch=1, step=7, generation=1, size_bytes=10, stall_us=1, drain_us=1)
+SAVED = CheckpointCommitted(at_us=6, job_id=GPT, epoch=1, step=7, generation=1, size_bytes=10, stall_us=1, upload_us=1)
 LIFE: list[Event] = [
     ServerUp(at_us=1),
     JobSubmitted(at_us=2, job=JOB, spec='{"run": "true"}'),

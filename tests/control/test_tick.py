@@ -18,10 +18,10 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    RanksEnded,
     RanksStarted,
     Reported,
     ServerUp,
-    ShareEnded,
     SpanClass,
 )
 from cordee.ids import JobId
@@ -168,7 +168,7 @@ def test_a_stop_goes_from_notice_to_kill(scene: Scene) -> None:
 def test_a_drain_places_nothing_until_the_next_up(scene: Scene) -> None:
     scene.control.submit(JOB, "{}")
     scene.control.tick()
-    scene.control.drain()
+    scene.control.shut_down()
     scene.control.tick()
     scene.ended(GPT, 1, Outcome.CHECKPOINTED)
     scene.control.tick()
@@ -199,10 +199,10 @@ def test_the_logs_time_goes_neither_back_nor_ahead_of_the_clock(scene: Scene) ->
     last_us = scene.log()[-1].at_us
     start = RanksStarted(at_us=5, job_id=GPT, epoch=1, node="local")
     scene.agents.tell(start)
-    scene.agents.tell(ShareEnded(at_us=10**18, job_id=GPT, epoch=1, node="local", outcome=Outcome.FINISHED))
+    scene.agents.tell(RanksEnded(at_us=10**18, job_id=GPT, epoch=1, node="local", outcome=Outcome.FINISHED))
     scene.control.tick()
     assert scene.of(RanksStarted) == [replace(start, at_us=last_us)]
-    [share] = scene.of(ShareEnded)
+    [share] = scene.of(RanksEnded)
     assert last_us <= share.at_us <= scene.time.us
 
 

@@ -60,7 +60,7 @@ class Scene:
 
     def drain(self, epoch: int, rank: int) -> psutil.Process:
         children = psutil.Process(self.pids(epoch)[rank]).children()
-        return next(each for each in children if "cordee.train.checkpoint.drain" in each.cmdline())
+        return next(each for each in children if "cordee.train.checkpoint.uploader" in each.cmdline())
 
     def until(self, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S

@@ -33,7 +33,7 @@ def test_facts_are_of_the_right_size(gpu) -> None:  # A wrong power of ten is th
     assert 100e12 <= gpu.peak_flop_per_s("bf16") <= 3e15
     assert gpu.flop_per_s["fp32"] < gpu.flop_per_s["bf16"]
     assert gpu.network_bytes_per_s < gpu.link_bytes_per_s <= 1e12
-    assert 0.4 < gpu.matmul_share < 1
+    assert 0.4 < gpu.matmul_fraction < 1
     spot, on_demand = CATALOGUE.price(gpu, "spot"), CATALOGUE.price(gpu, "on-demand")
     assert spot is None or on_demand is None or spot.usd_per_gpu_hour < on_demand.usd_per_gpu_hour
 

@@ -86,9 +86,9 @@ def test_a_curve_has_a_point_for_each_size_and_a_knee_where_gpus_stop_to_pay() -
     assert [point.gpus for point in curve.points] == [1, 2, 4, 8, 16, 32, 64]
     assert curve.knee is not None and curve.smallest is not None and curve.smallest.gpus == 1
     after = next(point for point in curve.points if point.gpus > curve.knee.gpus)
-    assert (after.added_share or 0) < 0.5
+    assert (after.added_fraction or 0) < 0.5
     before = [point for point in curve.points if point.gpus <= curve.knee.gpus]
-    assert all((point.added_share or 0) >= 0.5 for point in before)
+    assert all((point.added_fraction or 0) >= 0.5 for point in before)
     for point in curve.points:
         if point.candidate is not None and point.candidate.step is not None:
             assert point.tokens_per_s == pytest.approx(training.tokens_per_step / point.candidate.step.total_s)

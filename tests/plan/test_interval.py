@@ -48,7 +48,7 @@ def test_intervals(ranks, history, measured, save_s, expected) -> None:
     found = interval(history, ranks, measured, save_s=save_s)
     want, held = expected
     if want == "optimum":
-        want = best_period_s(found.mtbi_s, measured.restart_s, measured.stall_s, measured.drain_s)
+        want = best_period_s(found.mtbi_s, measured.restart_s, measured.stall_s, measured.upload_s)
     assert found.save_s == pytest.approx(want)
     assert (found.hold_s is None) == (held is None)
     if found.hold_s is not None:

@@ -18,8 +18,9 @@ from cordee.workload.load import load_shape
 
 L70, L405 = load_shape("llama-3-70b"), load_shape("llama-3-405b")
 OWNED = Ownership(
-    gpus=64, busy_share=0.7, rent_usd_per_gpu_hour=2.99, purchase_usd_per_gpu=40_000, life_years=4,
-    power_kw_per_gpu=1.4, usd_per_kwh=0.11, housing_usd_per_year=120_000, staff_usd_per_year=150_000, resale_share=0.1,
+    gpus=64, busy_fraction=0.7, rent_usd_per_gpu_hour=2.99, purchase_usd_per_gpu=40_000, life_years=4,
+    power_kw_per_gpu=1.4, usd_per_kwh=0.11, housing_usd_per_year=120_000, staff_usd_per_year=150_000,
+    resale_fraction=0.1,
 )  # fmt: skip
 
 
@@ -118,8 +119,8 @@ def test_rent_or_buy_by_hand() -> None:
     assert found.own_usd_per_gpu_hour == pytest.approx(found.own_usd / (64 * 0.7 * 8760 * 4))
     assert found.break_even_month == break_even_month(64 * 40_000, running, rent, 48) == 37
     assert "month 37 of 48" in found.verdict
-    assert found.break_even_busy_share is not None
-    even = compare(replace(OWNED, busy_share=found.break_even_busy_share))
+    assert found.break_even_busy_fraction is not None
+    even = compare(replace(OWNED, busy_fraction=found.break_even_busy_fraction))
     assert even.rent_usd == pytest.approx(even.own_usd)
 
 
@@ -129,32 +130,32 @@ def test_what_moves_the_month_most_stands_first_and_idle_gpus_are_rented() -> No
     assert spans == sorted(spans, reverse=True)
     price = next(s for s in swings if s.name == "purchase_usd_per_gpu")
     assert price.low_month is not None and price.high_month is not None and price.low_month < 37 < price.high_month
-    idle = compare(replace(OWNED, busy_share=0.1))
+    idle = compare(replace(OWNED, busy_fraction=0.1))
     assert idle.break_even_month is None and idle.verdict.startswith("Rent: ")
-    assert compare(replace(OWNED, rent_usd_per_gpu_hour=0.05)).break_even_busy_share is None
+    assert compare(replace(OWNED, rent_usd_per_gpu_hour=0.05)).break_even_busy_fraction is None
 
 
 @pytest.mark.parametrize(
     ("change", "says", "hint"),
     [
-        ({"busy": 0.5}, "unknown name 'busy'", "busy_share"),
-        ({"busy_share": None}, "busy_share is missing", "busy_share = 0.7"),
-        ({"busy_share": 7}, "busy_share is 7", "between 0 and 1"),
-        ({"busy_share": 0}, "busy_share is 0", "more than 0"),
+        ({"busy": 0.5}, "unknown name 'busy'", "busy_fraction"),
+        ({"busy_fraction": None}, "busy_fraction is missing", "busy_fraction = 0.7"),
+        ({"busy_fraction": 7}, "busy_fraction is 7", "between 0 and 1"),
+        ({"busy_fraction": 0}, "busy_fraction is 0", "more than 0"),
         ({"life_years": "four"}, "life_years is 'four'", "not negative"),
         ({"purchase_usd_per_gpu": -1}, "purchase_usd_per_gpu is -1", "not negative"),
         ({"staff_usd_per_year": True}, "staff_usd_per_year is True", "not negative"),
     ],
 )
 def test_assumptions_that_cannot_be_are_refused(change: dict[str, object], says: str, hint: str) -> None:
-    table = {"busy_share": 0.5, "purchase_usd_per_gpu": 40_000, "life_years": 4} | change
+    table = {"busy_fraction": 0.5, "purchase_usd_per_gpu": 40_000, "life_years": 4} | change
     with pytest.raises(SpecError) as caught:
         ownership_from(table, gpus=64, rent_usd_per_gpu_hour=2.99)
     assert says in caught.value.message and hint in (caught.value.hint or "")
 
 
 def test_gpus_and_rent_come_from_the_plan_unless_the_file_has_them() -> None:
-    table = {"busy_share": 0.5, "purchase_usd_per_gpu": 40_000, "life_years": 4}
+    table = {"busy_fraction": 0.5, "purchase_usd_per_gpu": 40_000, "life_years": 4}
     assert ownership_from(table, gpus=64, rent_usd_per_gpu_hour=2.99).rent_usd_per_gpu_hour == 2.99
     assert ownership_from(table | {"rent_usd_per_gpu_hour": 2}, gpus=64, rent_usd_per_gpu_hour=None).gpus == 64
     with pytest.raises(SpecError, match="rent_usd_per_gpu_hour is missing"):

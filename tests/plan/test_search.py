@@ -9,7 +9,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan import Layout, check_fit, fewest_gpus_to_hold, parse_layout, plan_layouts
 from cordee.plan.layout import Training, first_misfit
 from cordee.plan.memory import rank_memory
-from cordee.plan.step import model_flop_share, step_time
+from cordee.plan.step import model_flop_fraction, step_time
 from cordee.units import GB, format_bytes
 from cordee.workload.load import load_shape
 
@@ -217,7 +217,7 @@ def test_step_time_parts_are_where_they_belong() -> None:
     assert redone.tensor_s == pytest.approx(1.5 * kept.tensor_s)
     network_bound = step_time(L70, L40S, Layout(dp=64, zero=3), training)
     assert network_bound.data_s > plain.data_s
-    assert model_flop_share(L70, H100, training, 64, plain.total_s) == pytest.approx(
+    assert model_flop_fraction(L70, H100, training, 64, plain.total_s) == pytest.approx(
         L70.train_flop_per_token(8192) * 8192 * 512 / (64 * 989.4e12 * plain.total_s)
     )
 

@@ -11,7 +11,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.bubble import bubble_s
 from cordee.plan.comms import gradient_s, stage_send_s, tensor_layer_s
 from cordee.plan.host import layer_host_s
-from cordee.plan.kernels import fused_attention_s, product_s, row_share, unfused_attention_s, waves
+from cordee.plan.kernels import fused_attention_s, product_s, row_fraction, unfused_attention_s, waves
 from cordee.plan.layer import head_passes
 from cordee.plan.layout import SCHEDULES, Layout, Schedule, Training
 from cordee.plan.step import hidden_s, step_interval_s, step_time
@@ -34,7 +34,7 @@ def test_a_product_of_whole_waves_runs_at_the_ceiling() -> None:
     # 108 tiles of 256 x 128 fill 108 multiprocessors once; the pipeline of a tile fills in 64 elements of 8192.
     m, n, k = 256 * 12, 128 * 9, 8192
     flop_per_s = 2 * m * n * k / (float(product_s(PLAIN, m, n, k)) - table.launch_s)
-    assert flop_per_s == pytest.approx(312e12 * table.product_share * k / (k + 64))
+    assert flop_per_s == pytest.approx(312e12 * table.product_fraction * k / (k + 64))
 
 
 def test_one_tile_more_than_a_wave_takes_a_second_wave() -> None:
@@ -45,7 +45,7 @@ def test_one_tile_more_than_a_wave_takes_a_second_wave() -> None:
 
 
 def test_rows_that_do_not_fill_lines_are_slow() -> None:
-    assert row_share(np.array([1728, 1800, 1801, 1792])).tolist() == [1.0, 0.7, 0.5, 1.0]
+    assert row_fraction(np.array([1728, 1800, 1801, 1792])).tolist() == [1.0, 0.7, 0.5, 1.0]
 
 
 def test_small_products_are_bound_by_memory() -> None:
@@ -302,14 +302,14 @@ def test_an_interval_holds_the_prediction_and_says_how_sure_it_is() -> None:
 def test_what_waits_for_the_host_is_as_sure_as_the_host() -> None:
     small = step_time(gpt(256, 4, 4), PLAIN, Layout(), Training(128, 8))
     large = step_time(L70, PLAIN, Layout(dp=8, tp=8, zero=1, sp=True), Training(4096, 64))
-    assert 0.5 < float(small.host_share) <= 1
-    assert float(large.host_share) == 0
+    assert 0.5 < float(small.host_fraction) <= 1
+    assert float(large.host_fraction) == 0
 
 
 def test_every_chip_has_a_table_with_its_source() -> None:
     for gpu in CATALOGUE.gpus:
         for table in (gpu.uncalibrated, gpu.efficiency):
             assert table.source.title and table.source.as_of
-            assert 0 < table.product_share <= 1 and 0 < table.memory_share <= 1
+            assert 0 < table.product_fraction <= 1 and 0 < table.memory_fraction <= 1
         assert gpu.uncalibrated.fitted_on == ()
         assert gpu.efficiency == gpu.uncalibrated or gpu.efficiency.fitted_on

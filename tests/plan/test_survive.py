@@ -13,7 +13,7 @@ from cordee.plan.survive import (
     checkpoint_bytes,
     daly_s,
     goodput,
-    lost_share,
+    lost_fraction,
     lost_usd,
     survival,
     young_s,
@@ -85,7 +85,7 @@ def test_other_forms_of_the_known_vector() -> None:
     assert young_s(6000, 10) == pytest.approx(346.4, abs=0.05)
 
 
-ASYNC = {"stall_s": 2.0, "drain_s": 60.0, "restart_s": 300.0, "leave_s": 70.0}
+ASYNC = {"stall_s": 2.0, "upload_s": 60.0, "restart_s": 300.0, "leave_s": 70.0}
 
 
 @given(
@@ -93,41 +93,41 @@ ASYNC = {"stall_s": 2.0, "drain_s": 60.0, "restart_s": 300.0, "leave_s": 70.0}
     st.floats(0, 2000),
 )  # fmt: skip
 def test_no_other_period_keeps_more_with_failures_reclaims_and_a_drain(
-    failures_s: float, reclaims_s: float, grace_s: float, stall_s: float, drain_s: float, restart_s: float
+    failures_s: float, reclaims_s: float, grace_s: float, stall_s: float, upload_s: float, restart_s: float
 ) -> None:
     stops = Interruptions(failures_s, reclaims_s, grace_s)
-    losses = {"restart_s": restart_s, "stall_s": stall_s, "drain_s": drain_s, "leave_s": stall_s + drain_s}
+    losses = {"restart_s": restart_s, "stall_s": stall_s, "upload_s": upload_s, "leave_s": stall_s + upload_s}
 
     def kept(period_s: float) -> float:
-        return (1 - stall_s / period_s) / (1 + lost_share(period_s, stops, **losses))
+        return (1 - stall_s / period_s) / (1 + lost_fraction(period_s, stops, **losses))
 
     best = best_period_of_s(stops, **losses)
-    assert best >= drain_s and best > stall_s
+    assert best >= upload_s and best > stall_s
     for factor in (0.3, 0.7, 0.95, 1.05, 1.5, 4.0):
-        if best * factor > max(drain_s, stall_s):
+        if best * factor > max(upload_s, stall_s):
             assert kept(best * factor) <= kept(best) + 1e-12
 
 
 @given(st.floats(100, 1e6), st.floats(0, 5000), st.floats(0.1, 500), st.floats(0, 500))
 def test_with_failures_alone_it_is_the_closed_form(
-    mtbi_s: float, restart_s: float, stall_s: float, drain_s: float
+    mtbi_s: float, restart_s: float, stall_s: float, upload_s: float
 ) -> None:
     stops = Interruptions(mtbi_s)
-    found = best_period_of_s(stops, restart_s=restart_s, stall_s=stall_s, drain_s=drain_s, leave_s=0.0)
-    assert found == pytest.approx(best_period_s(mtbi_s, restart_s, stall_s, drain_s), rel=1e-9)
-    share = lost_share(found, stops, restart_s=restart_s, stall_s=stall_s, drain_s=drain_s, leave_s=0.0)
-    assert (1 - stall_s / found) / (1 + share) == pytest.approx(goodput(found, mtbi_s, restart_s, stall_s, drain_s))
+    found = best_period_of_s(stops, restart_s=restart_s, stall_s=stall_s, upload_s=upload_s, leave_s=0.0)
+    assert found == pytest.approx(best_period_s(mtbi_s, restart_s, stall_s, upload_s), rel=1e-9)
+    share = lost_fraction(found, stops, restart_s=restart_s, stall_s=stall_s, upload_s=upload_s, leave_s=0.0)
+    assert (1 - stall_s / found) / (1 + share) == pytest.approx(goodput(found, mtbi_s, restart_s, stall_s, upload_s))
 
 
 def test_the_interval_is_never_shorter_than_the_drain() -> None:
-    assert best_period_s(600, 60, 0.01, drain_s=400) == 400
-    assert best_period_s(1e6, 60, 10, drain_s=400) > 400
+    assert best_period_s(600, 60, 0.01, upload_s=400) == 400
+    assert best_period_s(1e6, 60, 10, upload_s=400) > 400
 
 
 def test_enough_notice_makes_reclaims_cost_a_save_and_a_restart_only() -> None:
     short, long = Interruptions(None, 3600, 30), Interruptions(None, 3600, 120)
-    assert lost_share(600, short, **ASYNC) == pytest.approx((300 + 60 + 300) / 3600)
-    assert lost_share(600, long, **ASYNC) == pytest.approx((2 + 60 + 300) / 3600)
+    assert lost_fraction(600, short, **ASYNC) == pytest.approx((300 + 60 + 300) / 3600)
+    assert lost_fraction(600, long, **ASYNC) == pytest.approx((2 + 60 + 300) / 3600)
     # Nothing is ever undone: only failures ask for an interval, and there are none.
     assert best_period_of_s(long, **ASYNC) == float("inf")
 
@@ -137,12 +137,12 @@ def test_an_asynchronous_save_loses_half_the_interval_and_the_drain() -> None:
     waits = survival(L70, Training(8192, 512), 64, **arguments)
     goes_on = survival(L70, Training(8192, 512), 64, **arguments, stall_s=2.0)
     write_s = 70_553_706_496 * 12 / 16e9
-    assert (waits.stall_s, waits.drain_s) == (pytest.approx(write_s), 0)
-    assert (goes_on.stall_s, goes_on.drain_s) == (2.0, pytest.approx(write_s))
+    assert (waits.stall_s, waits.upload_s) == (pytest.approx(write_s), 0)
+    assert (goes_on.stall_s, goes_on.upload_s) == (2.0, pytest.approx(write_s))
     assert goes_on.period_s < waits.period_s and goes_on.goodput > waits.goodput
     assert goes_on.lost_s_expected == pytest.approx(goes_on.period_s / 2 + write_s)
     assert goes_on.lost_usd_expected == pytest.approx(144 * (goes_on.lost_s_expected + goes_on.restart_s) / 3600)
-    assert goes_on.period_s >= goes_on.drain_s
+    assert goes_on.period_s >= goes_on.upload_s
 
 
 def test_spot_capacity_is_stopped_by_failures_and_reclaims_together() -> None:

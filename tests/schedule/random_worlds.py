@@ -17,9 +17,9 @@ from cordee.events import (
     Outcome,
     Queue,
     QueuesSet,
-    ServerDraining,
+    RanksEnded,
+    ServerShuttingDown,
     ServerUp,
-    ShareEnded,
     StopRequested,
 )
 from cordee.ids import JobId
@@ -106,7 +106,7 @@ def _shares(world: World, name: str):
     for job_id, attempt in sorted(world.state.attempts.items()):
         if any(lease.node == name for lease in attempt.held):
             who = {"job_id": job_id, "epoch": attempt.epoch, "node": name}
-            yield ShareEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
+            yield RanksEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
 
 
 def _rank_killed(world: World, which: int):
@@ -115,12 +115,12 @@ def _rank_killed(world: World, which: int):
         attempt = world.state.attempts[live[which % len(live)]]
         for lease in attempt.held[:1]:
             who = {"job_id": attempt.job.job_id, "epoch": attempt.epoch, "node": lease.node}
-            yield ShareEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
+            yield RanksEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
 
 
 def _drain(world: World, which: int):
     world.when(world.now_us / S + 60, lambda it: [ServerUp(at_us=it.now_us)])
-    yield ServerDraining(at_us=world.now_us)
+    yield ServerShuttingDown(at_us=world.now_us)
 
 
 FAULTS = {
@@ -168,7 +168,7 @@ def check_log(log: list[Event]) -> None:
                         assert (lease.node, gpu) not in leased, "no GPU is leased twice"
                         leased[(lease.node, gpu)] = event.job_id
                 held[event.job_id] = {lease.node: lease.gpus for lease in event.leases}
-            case ShareEnded():
+            case RanksEnded():
                 for gpu in held.get(event.job_id, {}).pop(event.node, ()):  # a share can be reported twice
                     del leased[(event.node, gpu)]
             case AttemptEnded():
@@ -214,7 +214,7 @@ def held_gpu_us(log: list[Event], now_us: int) -> int:
         if isinstance(event, AttemptPlaced):
             for lease in event.leases:
                 since[(event.job_id, event.epoch, lease.node)] = (event.at_us, len(lease.gpus))
-        elif isinstance(event, ShareEnded):
+        elif isinstance(event, RanksEnded):
             at_us, gpus = since.pop((event.job_id, event.epoch, event.node), (event.at_us, 0))
             total += gpus * (event.at_us - at_us)
     return total + sum(gpus * (now_us - at_us) for at_us, gpus in since.values())
@@ -248,7 +248,7 @@ def does_not_depend_on_the_order_of_reports(up, submitted, later, data):
     news: list[Event] = [job(f"new-{each.job.job_id}", each.job.gpus, each.job.tier) for each in later]
     for job_id, attempt in sorted(first.state.attempts.items()):
         who = {"job_id": job_id, "epoch": attempt.epoch, "outcome": Outcome.FINISHED}
-        news += [ShareEnded(at_us=first.now_us, node=lease.node, **who) for lease in attempt.held]
+        news += [RanksEnded(at_us=first.now_us, node=lease.node, **who) for lease in attempt.held]
     assert decide(first.state, first.now_us) == decide(second.state, first.now_us)
     first.tell(*news)
     second.tell(*data.draw(st.permutations(news)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cordee.events import Behind, NodeDown, RankBehind, RanksStarted, ServerDraining, StopRequested
+from cordee.events import Behind, NodeDown, RankBehind, RanksStarted, ServerShuttingDown, StopRequested
 from cordee.ids import JobId
 from cordee.schedule import Policy, explain
 from world import S, World, job, node, share_ended
@@ -22,7 +22,7 @@ CASES = {
     "unknown-job": ([N1, job("b", 1)], "no job a is known"),
     "running": ([N1, job("a", 8), job("b", 1, at_us=3 * S)], "a.1 runs on 8 GPUs on n1 since 2 s"),
     "leaving": ([N1, job("a", 8), StopRequested(at_us=2 * S, job_id=JobId("a"), by="ann")], None),
-    "server-draining": ([N1, PRODUCTION, job("a", 8), ServerDraining(at_us=2 * S)], "next `cordee up`"),
+    "server-shutting-down": ([N1, PRODUCTION, job("a", 8), ServerShuttingDown(at_us=2 * S)], "next `cordee up`"),
     "starts-now": ([N1, job("b", 1), job("a", 2)], "the next cycle places it on 2 GPUs"),
     "no-nodes": ([N1, NodeDown(at_us=0, node="n1", epoch=1, why=""), job("a", 1)], "no node is up, 1 are known"),
     "no-such-gpu": ([N1, job("a", 1, gpu_name="B200")], "1 B200 GPUs; no node that is up has them: there are H100"),

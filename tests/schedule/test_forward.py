@@ -46,7 +46,8 @@ def crowd(seed: int, count: int = 40, *, slow: bool = False) -> tuple[list[Node]
             protected=True, min_run_us=60 * S, save_us=save_us, restart_us=60 * S,
         )  # fmt: skip
         work = Work(
-            steps=steps, step_us=S, start_us=60 * S, first_start_us=0, stall_us=0, drain_us=save_us, saves_at_end=False,
+            steps=steps, step_us=S, start_us=60 * S, first_start_us=0, stall_us=0, upload_us=save_us,
+            saves_at_end=False,
             handles_notice=not late,
         )  # fmt: skip
         submissions.append(Submission(at_us=at_s * S, job=one, work=work))
@@ -192,7 +193,7 @@ def test_checkpoints_go_on_from_the_newest_that_was_told_of(told: bool, kept_s: 
     world = World(node("n", 8), job("low", 8, "preemptible", grace_us=30 * S, **fields)).play(until_s=2)
     if told:
         who = {"job_id": JobId("low"), "epoch": 1, "step": 5, "generation": 1}
-        world.tell(CheckpointCommitted(at_us=1060 * S, size_bytes=0, stall_us=0, drain_us=60 * S, **who))
+        world.tell(CheckpointCommitted(at_us=1060 * S, size_bytes=0, stall_us=0, upload_us=60 * S, **who))
     high = job("high", 8, "production").job
     draw = Draw(
         left_us={JobId("low"): 1900 * S}, arrivals=[Arrival(at_us=2000 * S, job=high, left_us=50 * S)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cordee.events import CheckpointCommitted, NodeDown, NoticeGiven, NoticeReason, ServerDraining, ServerUp
+from cordee.events import CheckpointCommitted, NodeDown, NoticeGiven, NoticeReason, ServerShuttingDown, ServerUp
 from cordee.events import StopRequested as Stop
 from cordee.ids import JobId
 from cordee.schedule import Phase
@@ -28,7 +28,7 @@ def stop(name: str, now: bool = False) -> Stop:
 
 
 def committed(name: str, step: int, epoch: int = 1, at_us: int = 0) -> CheckpointCommitted:
-    more = {"generation": step, "size_bytes": 1, "stall_us": 0, "drain_us": 0}
+    more = {"generation": step, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
     return CheckpointCommitted(at_us=at_us, job_id=JobId(name), epoch=epoch, step=step, **more)
 
 
@@ -143,7 +143,7 @@ def test_a_job_that_finishes_after_its_stop_is_done():
 
 
 def test_draining_gives_notice_to_all_and_places_nothing_until_the_server_is_up():
-    world = running(*TWO, job("a", 8), job("b", 8), job("c", 8)).tell(ServerDraining(at_us=0))
+    world = running(*TWO, job("a", 8), job("b", 8), job("c", 8)).tell(ServerShuttingDown(at_us=0))
     assert brief(world.cycle()) == ["notice a down", "notice b down"]
     end(world, "a", "checkpointed")
     end(world, "b", "killed")

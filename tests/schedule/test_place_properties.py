@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cordee.events import Job, Lease
 from cordee.ids import JobId
-from cordee.schedule.entry import Used, entry_of, host_share
+from cordee.schedule.entry import Used, entry_of, host_request
 from cordee.schedule.free import FreeIndex
 from cordee.schedule.place import fits, lacks, need_of, place, pools
 from world import job, node
@@ -110,7 +110,7 @@ HIGHEST = {"node": 0, "island": 1, "rack": 2, "block": 3, None: 99}
 def every_way(cluster, asked: Job, need):
     """All ways to lay units and the rest on nodes, as (spread, nodes)."""
     index = index_of(cluster)
-    cpu, memory = host_share(asked, 1)
+    cpu, memory = host_request(asked, 1)
     room = []
     for each, _ in cluster:
         entry = index.entries[each.name]

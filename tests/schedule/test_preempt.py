@@ -110,7 +110,7 @@ def world_of(*jobs, **options) -> World:
     world.at(990)
     for each in jobs:
         if str(each.job.job_id).startswith("kept"):
-            more = {"step": 9, "generation": 1, "size_bytes": 1, "stall_us": 0, "drain_us": 0}
+            more = {"step": 9, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
             world.tell(CheckpointCommitted(at_us=990 * S, job_id=each.job.job_id, epoch=1, **more))
     return world.at(1000)
 
@@ -180,7 +180,7 @@ def test_without_prices_gpu_time_decides():
     jobs = (job("a", 4, grace_us=0), job("b", 4, grace_us=0), job("kept", 4, grace_us=0))
     world = World(*(node(f"n{n}", 4, micro_usd_per_gpu_hour=0) for n in range(3)), *jobs)
     world.play(until_s=70)
-    more = {"step": 9, "generation": 1, "size_bytes": 1, "stall_us": 0, "drain_us": 0}
+    more = {"step": 9, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
     world.tell(CheckpointCommitted(at_us=65 * S, job_id=JobId("kept"), epoch=1, **more))
     assert push(world, 4) == ["notice kept preempt for p"]
 

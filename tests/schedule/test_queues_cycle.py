@@ -228,7 +228,7 @@ def test_which_ends_of_a_day_count_as_fruitless(by, counts):
     if by == "checkpoint":
         world.play(until_s=600)
         commit = CheckpointCommitted(
-            at_us=600 * S, job_id=JobId("x"), epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, drain_us=0
+            at_us=600 * S, job_id=JobId("x"), epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, upload_us=0
         )
         world.tell(commit)
     if by == "its own":  # A script that saves by itself says so with its exit code, 75.

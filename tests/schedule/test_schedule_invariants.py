@@ -9,7 +9,7 @@ from itertools import permutations
 import random_worlds
 from hypothesis import HealthCheck, given, settings
 
-from cordee.events import AttemptPlaced, NoticeGiven, Outcome, ShareEnded
+from cordee.events import AttemptPlaced, NoticeGiven, Outcome, RanksEnded
 from cordee.ids import JobId
 from world import S, World, job, node
 
@@ -36,7 +36,7 @@ def test_a_production_gang_starts_whole_after_its_victims_left_in_any_order():
         for number, name in enumerate(order):
             attempt = world.state.attempts[JobId(name)]
             who = {"job_id": JobId(name), "epoch": 1, "node": attempt.held[0].node}
-            world.tell(ShareEnded(at_us=world.now_us, outcome=Outcome.CHECKPOINTED, **who))
+            world.tell(RanksEnded(at_us=world.now_us, outcome=Outcome.CHECKPOINTED, **who))
             placed = [event for event in world.cycle() if isinstance(event, AttemptPlaced)]
             assert [event.job_id for event in placed] == (["p"] if number == 2 else [])
 

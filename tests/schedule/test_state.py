@@ -2,6 +2,7 @@
 
 import pytest
 
+from cordee.event_json import decode, encode
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -13,11 +14,9 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    RanksEnded,
     RanksStarted,
-    ShareEnded,
     StopRequested,
-    decode,
-    encode,
 )
 from cordee.ids import JobId
 from cordee.schedule import State
@@ -53,11 +52,11 @@ STALE = {
     ),
     "kill of an older epoch": lambda: KillOrdered(at_us=0, job_id=A, epoch=1, why=""),
     "start of an older epoch": lambda: RanksStarted(at_us=0, job_id=A, epoch=1, node="n1"),
-    "share of an older epoch": lambda: ShareEnded(at_us=0, job_id=A, epoch=1, node="n1", outcome=Outcome.LOST),
-    "share on another node": lambda: ShareEnded(at_us=0, job_id=A, epoch=2, node="n9", outcome=Outcome.LOST),
-    "share of nobody": lambda: ShareEnded(at_us=0, job_id=NOBODY, epoch=1, node="n1", outcome=Outcome.LOST),
+    "share of an older epoch": lambda: RanksEnded(at_us=0, job_id=A, epoch=1, node="n1", outcome=Outcome.LOST),
+    "share on another node": lambda: RanksEnded(at_us=0, job_id=A, epoch=2, node="n9", outcome=Outcome.LOST),
+    "share of nobody": lambda: RanksEnded(at_us=0, job_id=NOBODY, epoch=1, node="n1", outcome=Outcome.LOST),
     "commit of an older epoch": lambda: CheckpointCommitted(
-        at_us=0, job_id=A, epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, drain_us=0
+        at_us=0, job_id=A, epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, upload_us=0
     ),
     "end of an older attempt": lambda: AttemptEnded(at_us=0, job_id=A, epoch=1, outcome=Outcome.LOST, why=""),
     "end of an attempt that holds GPUs": lambda: AttemptEnded(at_us=0, job_id=A, epoch=2, outcome=Outcome.LOST, why=""),
@@ -82,7 +81,7 @@ def test_a_share_ends_once(world):
 
 def test_a_commit_covers_what_ran_before_its_capture_and_an_older_step_changes_nothing(world):
     def commit(at_s: int, step: int, drain_s: int) -> CheckpointCommitted:
-        more = {"generation": step, "size_bytes": 1, "stall_us": 0, "drain_us": drain_s * S}
+        more = {"generation": step, "size_bytes": 1, "stall_us": 0, "upload_us": drain_s * S}
         return CheckpointCommitted(at_us=at_s * S, job_id=A, epoch=2, step=step, **more)
 
     for event in (commit(900, 50, 10), commit(950, 40, 0)):

@@ -5,8 +5,9 @@ from dataclasses import replace
 from cordee.events import (
     AttemptPlaced,
     CheckpointCommitted,
+    NodeCordoned,
     NodeDown,
-    NodeDraining,
+    NodeUncordoned,
     NoticeGiven,
     NoticeReason,
     Queue,
@@ -32,7 +33,7 @@ def test_who_has_had_more_gives_way_to_who_has_waited_a_while():
     decision = decide(world.state, world.now_us)
     assert decision.events == () and decision.wake_at_us == (HOUR_S + 120) * S  # turns change at whole minutes
     assert brief(world.at(HOUR_S + 89).cycle()) == []
-    assert brief(world.at(HOUR_S + 120).cycle()) == ["notice old share for new"]
+    assert brief(world.at(HOUR_S + 120).cycle()) == ["notice old time-slice for new"]
     assert end(world, "old") == ["attempt old.1 checkpointed", "place new n1:4"]
 
 
@@ -51,7 +52,7 @@ def test_a_second_attempt_runs_half_an_hour_before_it_is_pushed_by_its_own_tier(
     world.tell(job("next", 8, at_us=world.now_us))
     assert brief(world.at(placed_us / S + 1799).cycle()) == []
     minute_s = -(-(placed_us // S + 1800) // 60) * 60
-    assert brief(world.at(minute_s).cycle()) == ["notice old share for next"]
+    assert brief(world.at(minute_s).cycle()) == ["notice old time-slice for next"]
 
 
 SLOW = {"save_us": 120 * S, "restart_us": 60 * S, "grace_us": 30 * S, "checkpoint_every_us": 1800 * S}
@@ -59,7 +60,7 @@ SLOW = {"save_us": 120 * S, "restart_us": 60 * S, "grace_us": 30 * S, "checkpoin
 
 def committed(at_s: int, step: int) -> CheckpointCommitted:
     """What `old` wrote 120 s before is durable."""
-    more = {"generation": step, "size_bytes": 1, "stall_us": 0, "drain_us": 120 * S}
+    more = {"generation": step, "size_bytes": 1, "stall_us": 0, "upload_us": 120 * S}
     return CheckpointCommitted(at_us=at_s * S, job_id=JobId("old"), epoch=1, step=step, **more)
 
 
@@ -80,22 +81,22 @@ def test_who_loses_its_turn_just_before_its_checkpoint_keeps_its_place_until_tha
     assert decision.events == () and decision.wake_at_us == 7440 * S  # 5,460 + 1,800, and 180 until it is durable
     world.at(7380).tell(committed(7380, 2))
     (given,) = world.cycle()
-    assert (given.job_id, given.reason) == ("old", NoticeReason.SHARE)
+    assert (given.job_id, given.reason) == ("old", NoticeReason.TIME_SLICE)
     assert given.expected_loss_micro_usd == 8 * 1000 * (120 + 60)  # since the capture, and a restart
     world = crossing(committed(5580, 1), policy=Policy(awaits_checkpoint=False))
-    assert brief(world.at(7260).cycle()) == ["notice old share for new"]
+    assert brief(world.at(7260).cycle()) == ["notice old time-slice for new"]
 
 
 def test_nobody_keeps_its_place_for_a_checkpoint_that_does_not_come_and_silence_gains_nothing():
     world = crossing(committed(5580, 1))
     assert brief(world.at(7320).cycle()) == []
-    assert brief(world.at(7440).cycle()) == ["notice old share for new"]
-    assert brief(crossing().at(7260).cycle()) == ["notice old share for new"]  # it told of none in its first interval
-    assert brief(crossing(committed(5200, 1)).at(7260).cycle()) == ["notice old share for new"]  # and of none for one
+    assert brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
+    assert brief(crossing().at(7260).cycle()) == ["notice old time-slice for new"]  # it told of none in its first interval
+    assert brief(crossing(committed(5200, 1)).at(7260).cycle()) == ["notice old time-slice for new"]  # and of none for one
     # Whose next checkpoint is far, whose turn was over for an interval, and who writes none, keeps nothing.
-    assert brief(crossing(committed(6600, 1)).at(7260).cycle()) == ["notice old share for new"]
-    assert brief(crossing(committed(7380, 1), new_s=8900).at(9000).cycle()) == ["notice old share for new"]
-    assert brief(crossing(protected=False).at(7260).cycle()) == ["notice old share for new"]
+    assert brief(crossing(committed(6600, 1)).at(7260).cycle()) == ["notice old time-slice for new"]
+    assert brief(crossing(committed(7380, 1), new_s=8900).at(9000).cycle()) == ["notice old time-slice for new"]
+    assert brief(crossing(protected=False).at(7260).cycle()) == ["notice old time-slice for new"]
 
 
 def test_a_place_is_kept_for_a_checkpoint_that_is_due_within_a_minimum_run_however_long_an_interval_is_declared():
@@ -119,14 +120,14 @@ def test_a_level_further_down_does_not_make_anybody_wait_longer():
     for at_s in (7260, 7320, 7380):
         decision = decide(world.at(at_s).state, world.now_us)
         assert decision.events == () and decision.wake_at_us <= 7440 * S
-    assert brief(world.at(7440).cycle()) == ["notice old share for new"]
+    assert brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
     assert world.state.attempts[JobId("old")].captured_us == 5460 * S  # and that although it told of no other
 
 
 def test_who_waited_too_long_does_not_wait_for_a_checkpoint():
-    world = crossing(committed(5580, 1), policy=Policy(patience_us=100 * S, patience_share=1.0))
+    world = crossing(committed(5580, 1), policy=Policy(patience_us=100 * S, patience_fraction=1.0))
     assert brief(world.at(7240).cycle()) == []
-    assert brief(world.at(7260).cycle()) == ["notice old share for new"]
+    assert brief(world.at(7260).cycle()) == ["notice old time-slice for new"]
 
 
 def test_who_waits_for_a_checkpoint_is_told_whose_and_for_how_long():
@@ -136,7 +137,7 @@ def test_who_waits_for_a_checkpoint_is_told_whose_and_for_how_long():
     assert (why.reason, why.blocking, why.until_us) == ("waits-for-checkpoint", ("old",), 7440 * S)
     assert "old keeps its place until its next checkpoint is durable, 2m20s more at most" in why.text
     assert (world.state.snapshot(), world.state.policy) == before
-    assert brief(world.cycle()) == [] and brief(world.at(7440).cycle()) == ["notice old share for new"]
+    assert brief(world.cycle()) == [] and brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
 
 
 def test_a_higher_tier_and_a_quota_do_not_wait_for_checkpoints():
@@ -159,7 +160,7 @@ def test_who_did_not_run_for_too_long_goes_first_pushes_any_level_and_is_pushed_
 
 def test_in_an_overloaded_cluster_those_who_waited_too_long_get_their_part_of_it():
     names = [f"j{each:02}" for each in range(40)]
-    policy = Policy(patience_us=5000 * S, patience_share=0.5, levels_gpu_us=(500 * S,))
+    policy = Policy(patience_us=5000 * S, patience_fraction=0.5, levels_gpu_us=(500 * S,))
     world = World(node("n1"), *(job(name, 1) for name in names), policy=policy, work=dict.fromkeys(names, 10**6))
     most = 0
     for until_s in range(4000, 16_000, 500):
@@ -243,12 +244,12 @@ def test_a_node_that_goes_down_again_and_again_rests_for_an_hour():
 def test_a_drained_node_takes_nobody_and_with_evict_gives_notice():
     world = World(node("n1"), node("n2"), job("a", 8), work={"a": 10**6})
     world.play(until_s=100)
-    world.tell(NodeDraining(at_us=100 * S, node="n1", by="ann"), job("b", 16))
+    world.tell(NodeCordoned(at_us=100 * S, node="n1", by="ann"), job("b", 16))
     assert brief(world.cycle()) == []
-    world.tell(NodeDraining(at_us=101 * S, node="n1", by="ann", evict=True))
+    world.tell(NodeCordoned(at_us=101 * S, node="n1", by="ann", drain=True))
     assert brief(world.cycle()) == ["notice a drain"]
     assert end(world, "a") == ["attempt a.1 checkpointed", "place a n2:8"]
-    world.tell(NodeDraining(at_us=200 * S, node="n1", by="ann", over=True), job("c", 8))
+    world.tell(NodeUncordoned(at_us=200 * S, node="n1", by="ann"), job("c", 8))
     assert brief(world.cycle()) == ["place c n1:8"]
 
 

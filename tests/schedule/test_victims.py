@@ -39,7 +39,7 @@ def full_world(drawn) -> World:
     world.play(until_s=65)
     for number, (_, _, ago) in enumerate(drawn):
         if JobId(f"v{number}") in world.state.attempts:
-            told = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "drain_us": 0}
+            told = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
             world.tell(CheckpointCommitted(at_us=(65 + 7 * ago) * S, job_id=JobId(f"v{number}"), epoch=1, **told))
     return world.at(95)
 
@@ -87,6 +87,6 @@ def test_the_rules_of_others_choose_others(victims, pushed):
     world = World(*(node(f"n{each}") for each in range(3)), policy=Policy(order="fifo", victims=victims))
     world.tell(job("saved", 8, grace_us=0), job("low", 8, "preemptible", grace_us=0))
     world.later(job("late", 8, grace_us=0, at_us=9 * S)).play(until_s=80)
-    told = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "drain_us": 0}
+    told = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
     world.tell(CheckpointCommitted(at_us=80 * S, job_id=JobId("saved"), epoch=1, **told))
     assert brief(world.tell(job("p", 8, "production")).cycle()) == [f"notice {pushed} preempt for p"]

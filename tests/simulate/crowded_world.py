@@ -6,7 +6,8 @@ import random
 import sys
 from typing import Any
 
-from cordee.events import Capacity, Job, Node, Tier, encode
+from cordee.event_json import encode
+from cordee.events import Capacity, Job, Node, Tier
 from cordee.ids import job_id
 from cordee.simulate.run import Run, Submission, run
 from cordee.simulate.work import Work
@@ -44,7 +45,7 @@ def _submission(dice: random.Random, number: int) -> Submission:
         start_us=dice.randrange(60 * S),
         every_us=dice.randrange(60, 600) * S if durable else None,
         stall_us=dice.randrange(5 * S),
-        drain_us=dice.randrange(30 * S),
+        upload_us=dice.randrange(30 * S),
         handles_notice=durable and dice.random() < 0.9,
         reports=dice.random() < 0.9,
     )

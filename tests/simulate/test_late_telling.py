@@ -44,7 +44,7 @@ def job(name: str, gpus: int = 8, tier: Tier = Tier.STANDARD) -> Job:
 
 def month(at_us: int = 0, **more: object) -> Submission:
     fields: dict[str, object] = {"steps": 30 * 86_400, "step_us": S, "start_us": 60 * S, "every_us": 1800 * S}
-    fields |= {"stall_us": 0, "drain_us": 30 * S, "saves_at_end": False} | more
+    fields |= {"stall_us": 0, "upload_us": 30 * S, "saves_at_end": False} | more
     return Submission(at_us=at_us, job=job("month"), work=Work(**fields))  # type: ignore[arg-type]
 
 

@@ -15,8 +15,8 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    RanksEnded,
     Reported,
-    ShareEnded,
     SpanClass,
     Tier,
 )
@@ -34,7 +34,7 @@ NODE = Node(name="n0", epoch=1, gpu_name="H100", gpus=8, micro_usd_per_gpu_hour=
 def given(name: str, gpus: int, at_s: int, run_s: int, **more: object) -> Submission:
     job = Job(job_id=JobId(name), name=name, owner="o", gpus=gpus, protected=True, **more)  # type: ignore[arg-type]
     work = Work(
-        steps=run_s, step_us=S, start_us=60 * S, first_start_us=0, stall_us=0, drain_us=30 * S, saves_at_end=False
+        steps=run_s, step_us=S, start_us=60 * S, first_start_us=0, stall_us=0, upload_us=30 * S, saves_at_end=False
     )
     return Submission(at_us=at_s * S, job=job, work=work)
 
@@ -58,7 +58,7 @@ def test_times_of_two_jobs_one_after_the_other() -> None:
     assert (said.jct_s.mean, said.jct_s.p50, said.jct_s.max) == (1250, 1000, 1500)
     assert (said.wait_s.mean, said.wait_s.max, said.away_s.max) == (500, 1000, 1000)
     assert said.makespan_s == 1500
-    assert said.held_share == said.goodput == 1, "nothing counts before the first job came"
+    assert said.held_fraction == said.goodput == 1, "nothing counts before the first job came"
     assert said.slowdown_max == 3
     assert said.slowdown_jain == pytest.approx((1 + 3) ** 2 / (2 * (1 + 9)))
 
@@ -109,13 +109,13 @@ def test_clusters_of_their_own_are_added() -> None:
     metrics.add(measured(parts[1])[0])
     said = metrics.summary(*((part.ledger, part.at_us) for part in parts))
     assert (said.jobs, said.ended, said.jct_s.mean, said.makespan_s) == (2, 2, 200, 350)
-    assert said.useful_gpu_us == 400 * 8 * S and said.held_share == 1
+    assert said.useful_gpu_us == 400 * 8 * S and said.held_fraction == 1
 
 
 def test_what_is_garbled_is_survived() -> None:
     who = {"job_id": JobId("x"), "epoch": 1}
     strange: list[Event] = [
-        ShareEnded(at_us=1, node="n", outcome=Outcome.LOST, **who),
+        RanksEnded(at_us=1, node="n", outcome=Outcome.LOST, **who),
         AttemptEnded(at_us=2, outcome=Outcome.LOST, why="", **who),
         NoticeGiven(at_us=3, reason=NoticeReason.DRAIN, deadline_us=9, **who),
         Reported(at_us=4, span=SpanClass.USEFUL, from_us=1, **who),

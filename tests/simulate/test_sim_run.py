@@ -25,9 +25,9 @@ from cordee.events import (
     NoticeReason,
     Outcome,
     RankLeft,
+    RanksEnded,
     Reported,
     Restored,
-    ShareEnded,
     SpanClass,
     Tier,
 )
@@ -37,7 +37,7 @@ from cordee.simulate.work import Work
 from cordee.simulate.world import Reclaim
 
 S = 1_000_000
-WORK = Work(steps=100, step_us=10 * S, start_us=20 * S, every_us=200 * S, stall_us=5 * S, drain_us=7 * S)
+WORK = Work(steps=100, step_us=10 * S, start_us=20 * S, every_us=200 * S, stall_us=5 * S, upload_us=7 * S)
 PLAIN = Work(steps=100, step_us=10 * S, start_us=20 * S, every_us=None, handles_notice=False, reports=False)
 
 
@@ -201,7 +201,7 @@ def test_in_any_crowd_no_gpu_is_held_twice_no_job_is_lost_and_the_ledger_adds_up
                 for gpu in lease.gpus:
                     assert (lease.node, gpu) not in held, f"seed {seed}: {lease.node}:{gpu} is leased twice"
                     held[lease.node, gpu] = event.job_id
-        elif isinstance(event, ShareEnded):
+        elif isinstance(event, RanksEnded):
             for lease in leases[event.job_id]:
                 if lease.node == event.node:
                     for gpu in lease.gpus:

@@ -9,7 +9,7 @@ import pytest
 from crowded_world import crowded
 
 from cordee.errors import TraceError
-from cordee.events import encode
+from cordee.event_json import encode
 from cordee.simulate.traces import TraceJob, open_trace
 from cordee.units import US_PER_S as S
 

@@ -23,6 +23,7 @@ from soaking import Soak
 from survive_job import EVERY, HOLD, STEPS_PER_S
 
 from cordee.account.ledger import Ledger
+from cordee.event_json import decode
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -33,8 +34,7 @@ from cordee.events import (
     Node,
     NodeUp,
     Outcome,
-    ShareEnded,
-    decode,
+    RanksEnded,
 )
 from cordee.ids import JobId
 from cordee.storage.destination import open_blobs
@@ -202,13 +202,13 @@ class World:
     def drained_s_max(self) -> float:
         """Of all commits, from the capture until it was durable."""
         records = [entry.record for entry in read_entries(open_blobs(str(self.to)))]
-        return max(each.fields["drained_us"] for each in records if each and each.kind == "commit") / 1e6
+        return max(each.fields["uploaded_us"] for each in records if each and each.kind == "commit") / 1e6
 
     def drains(self) -> list[psutil.Process]:
         found = []
         for each in processes_of(self.folder):
             with suppress(psutil.NoSuchProcess):
-                if "cordee.train.checkpoint.drain" in each.cmdline():
+                if "cordee.train.checkpoint.uploader" in each.cmdline():
                     found.append(each)
         return sorted(found, key=lambda each: each.pid)
 
@@ -344,7 +344,7 @@ class World:
             ledger.apply(AttemptPlaced(at_us=each.placed_us, leases=leases, **told))
             for event in sorted(self._spooled(each.epoch), key=lambda event: event.at_us):
                 ledger.apply(event)
-            ledger.apply(ShareEnded(at_us=each.ended_us, node="here", outcome=each.outcome, **told))
+            ledger.apply(RanksEnded(at_us=each.ended_us, node="here", outcome=each.outcome, **told))
             ledger.apply(AttemptEnded(at_us=each.ended_us, outcome=each.outcome, why="", **told))
         return ledger
 

@@ -114,7 +114,7 @@ def test_a_manifest_is_format_1_byte_by_byte_and_found_by_its_hash(tmp_path) -> 
     """Format 1 is fixed: these bytes must stay readable, and be what is written, for ever."""
     stored = (
         b'{"chunks":[["chunks/ab/ab.3.2",30,"cd"]],"epoch":2,"format":1,'
-        b'"ranks":[{"captured_bytes":30,"drained_us":12,"extras":[[0,24,6]],"stall_us":11,"written_bytes":30}],'
+        b'"ranks":[{"captured_bytes":30,"uploaded_us":12,"extras":[[0,24,6]],"stall_us":11,"written_bytes":30}],'
         b'"save":3,"step":7,'
         b'"tensors":{"model/w":{"dtype":"float32","shape":[2,3],"shards":[[[0,0],[2,3],[[0,0,24]]]]}},'
         b'"values":{"model":{"w":{"$":"tensor","name":"model/w"}}},"world_size":1}'
@@ -153,7 +153,7 @@ def a_part(rank: int, **changes) -> dict:
         "captured_bytes": 30,
         "written_bytes": 30,
         "stall_us": 1,
-        "drained_us": 2,
+        "uploaded_us": 2,
     } | changes
 
 

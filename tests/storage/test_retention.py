@@ -198,7 +198,7 @@ def test_how_it_is_said() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_tier_keeps_its_own_newest_verified(tmp_path, seed) -> None:
-    """Whatever farther tiers lack: of what reaches each, the newest two that verify stay, and all newer ones."""
+    """Whatever farther levels lack: of what reaches each, the newest two that verify stay, and all newer ones."""
     rng = random.Random(seed)
     log = Log.open(FileBlobs(tmp_path), nonce="a")
     good: list[tuple[int, int]] = []

@@ -26,7 +26,7 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
     assert (time.span_us, time.busy_us, time.idle_us) == (905, 905, 0)
     assert (time.compute_us, time.communication_us, time.memory_us) == (875, 400, 10)
     assert (time.hidden_us, time.exposed_transfer_us, time.exposed_waiting_us) == (370, 20, 10)
-    assert time.hidden_share == 0.925
+    assert time.hidden_fraction == 0.925
     assert (report.kernels_us, report.communication_kernels_us, report.waiting_kernels_us) == (1380, 400, 100)
     by_class = {row.belongs.name: (row.count, row.total_us, row.exposed_us) for row in report.classes}
     assert by_class == {
@@ -164,8 +164,8 @@ def test_mfu_stands_beside_what_is_busy(tmp_path: Path) -> None:
     # Two steps in 1,900 us at a peak of 1 TFLOP/s: room for 1.9 GFLOP.
     found = efficiency(report, 0.19e9, 1e12, None)
     assert (found.steps, found.mfu) == (2, pytest.approx(0.2))
-    assert found.busy_share == pytest.approx(1800 / 1900)
-    assert found.compute_share == pytest.approx(900 / 1900)
+    assert found.busy_fraction == pytest.approx(1800 / 1900)
+    assert found.compute_fraction == pytest.approx(900 / 1900)
     assert efficiency(report, 0.19e9, 1e12, 4).mfu == pytest.approx(0.4)
     assert efficiency(report, None, 1e12, None).mfu is None
 

@@ -28,7 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.distributed as dist
 
-from cordee.events import RankLeft, decode
+from cordee.event_json import decode
+from cordee.events import RankLeft
 from cordee.storage.destination import open_blobs
 from cordee.storage.log import read_entries
 from cordee.telemetry.notices import Told, write_notice
@@ -154,10 +155,10 @@ class Rank:
             self.ready()
         if phase == "finish" and step == STEP:
             until(lambda: saving.durable_step == 10)
-            saving.checkpointer._drain_s = [SLOW_DRAIN_S]  # as if it had taken so long
+            saving.checkpointer._upload_s = [SLOW_DRAIN_S]  # as if it had taken so long
         if phase == "near" and step == STEP:
             until(lambda: saving.durable_step == 10)
-            saving.checkpointer._drain_s = [0.5, 10 * SLOW_DRAIN_S]
+            saving.checkpointer._upload_s = [0.5, 10 * SLOW_DRAIN_S]
             self.ready()
             until(lambda: noticed(made))
         if phase == "finish" and step == 19:  # 20 will be captured, and not drained before the ranks have decided
@@ -286,7 +287,7 @@ class Gang:
                 if (
                     int(group) in self.pids
                     and state != "Z"
-                    and b"checkpoint.drain" not in (path / "cmdline").read_bytes()
+                    and b"checkpoint.uploader" not in (path / "cmdline").read_bytes()
                 ):
                     found.append(int(path.name))
         return found

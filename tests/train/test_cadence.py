@@ -47,17 +47,17 @@ def test_how_often_is_read_and_refused() -> None:
             parse_places(to)
 
 
-def due(rhythm: Rhythm, until_s: int, *, drain_s: float = 0.0) -> list[tuple[int, int]]:
+def due(rhythm: Rhythm, until_s: int, *, upload_s: float = 0.0) -> list[tuple[int, int]]:
     """(second since the beginning, reach) of each capture that is made by time."""
     began_s = 1000  # as of a clock that has run before
     rhythm.begin(began_s)
     found, busy_until_s = [], -1.0
     for now_s in range(began_s, began_s + until_s):
-        reach = rhythm.now(now_s, draining=now_s < busy_until_s)
+        reach = rhythm.now(now_s, uploading=now_s < busy_until_s)
         if reach is not None:
             found.append((now_s - began_s, reach))
             rhythm.captured(reach, now_s)
-            busy_until_s = now_s + drain_s if reach else busy_until_s
+            busy_until_s = now_s + upload_s if reach else busy_until_s
     return found
 
 
@@ -65,7 +65,7 @@ def test_by_time() -> None:
     assert due(Rhythm(parse_every("10s"), None, first_s=5), 35) == [(10, 1), (20, 1), (30, 1)]
     held = due(Rhythm(parse_every("10s"), parse_ram("4s"), first_s=5), 25)
     assert held == [(4, MEMORY), (8, MEMORY), (10, 1), (14, MEMORY), (18, MEMORY), (20, 1), (24, MEMORY)]
-    slow = due(Rhythm(parse_every("10s"), parse_ram("5s"), first_s=5), 40, drain_s=16)
+    slow = due(Rhythm(parse_every("10s"), parse_ram("5s"), first_s=5), 40, upload_s=16)
     assert slow == [(5, MEMORY), (10, 1), (15, MEMORY), (20, MEMORY), (25, MEMORY), (26, 1), (31, MEMORY), (36, MEMORY)]
     assert due(Rhythm(Every(), Every(), first_s=5), 12) == [(5, 1), (10, 1)], "nothing is held before it is estimated"
 
@@ -80,17 +80,17 @@ def test_by_steps() -> None:
         (16, MEMORY),
         (20, 1),
     ]
-    assert rhythm.wait_s(0.0, draining=False) is None and rhythm.now(1e9, draining=False) is None
+    assert rhythm.wait_s(0.0, uploading=False) is None and rhythm.now(1e9, uploading=False) is None
     assert rhythm.estimates == (False, False) and rhythm.holds
 
 
 def test_a_hint_makes_a_checkpoint_due_at_once() -> None:
     rhythm = Rhythm(parse_every("1h"), None, first_s=5)
-    assert rhythm.wait_s(10.0, draining=False) == 3590.0
+    assert rhythm.wait_s(10.0, uploading=False) == 3590.0
     rhythm.hasten()
-    assert rhythm.now(10.0, draining=False) == 1 and rhythm.wait_s(10.0, draining=True) > 0
+    assert rhythm.now(10.0, uploading=False) == 1 and rhythm.wait_s(10.0, uploading=True) > 0
     rhythm.captured(1, 10.0)
-    assert rhythm.now(11.0, draining=False) is None
+    assert rhythm.now(11.0, uploading=False) is None
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from cordee.storage.manifest import read_failed, read_manifest
 from cordee.train.checkpoint import link
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from cordee.train.checkpoint.dcp import _join_plans, planner_for
-from cordee.train.checkpoint.link import DrainLink
+from cordee.train.checkpoint.link import UploaderLink
 from cordee.train.checkpoint.state import decode, encode, gather
 
 WAIT_S = 60
@@ -86,7 +86,7 @@ def test_what_was_saved_comes_back_bitwise(make) -> None:
     first = make(on_commit=commits.append)
     states = saved(first, build(), 2)
     assert [commit.step for commit in commits] == [1, 2]
-    assert first.newest() == commits[-1] and commits[-1].stall_us > 0 and commits[-1].drained_us > 0
+    assert first.newest() == commits[-1] and commits[-1].stall_us > 0 and commits[-1].uploaded_us > 0
 
     torch.manual_seed(99)
     state = build()
@@ -314,7 +314,7 @@ def test_what_is_larger_than_a_pipe_is_handed_over_when_the_save_returns(make) -
 
 def test_a_capture_is_handed_over_by_whoever_made_it(make, monkeypatch) -> None:
     """No other thread has to run for it: the collector may have that one wait in somebody's finalizer."""
-    monkeypatch.setattr(DrainLink, "_push_rest", lambda self: pytest.fail("a thread was needed"))
+    monkeypatch.setattr(UploaderLink, "_push_rest", lambda self: pytest.fail("a thread was needed"))
     checkpointer = make()
     saved(checkpointer, build(), 3)
     assert checkpointer.wait(WAIT_S).step == 3
@@ -405,7 +405,7 @@ def test_a_damaged_base_is_no_base(make, tmp_path) -> None:
     first.close()
     second = make()
     commit = second.open()
-    second._start_drain(saves_before=0)
+    second._start_uploader(saves_before=0)
     second._link.wait_until_read(WAIT_S)
     os.kill(second._link.pid, signal.SIGKILL)
     second._link._thread.join(WAIT_S)

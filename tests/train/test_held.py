@@ -16,7 +16,8 @@ from test_drain import Process, capture, fill, generations, open_log
 from test_job import alone, end_of, environment, folders, gang, steps_of
 
 from cordee.errors import CheckpointError
-from cordee.events import CheckpointCommitted, decode
+from cordee.event_json import decode
+from cordee.events import CheckpointCommitted
 from cordee.storage import rescue
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
@@ -88,7 +89,7 @@ def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
     (record,) = last_records(tmp_path / "spool" / "rank0-drain.jsonl")
     event = decode(record.event)
     assert isinstance(event, CheckpointCommitted)
-    assert (event.job_id, event.epoch, event.step, event.at_us - event.drain_us) == ("job-a", 1, 10, 7)
+    assert (event.job_id, event.epoch, event.step, event.at_us - event.upload_us) == ("job-a", 1, 10, 7)
 
 
 def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_path) -> None:
@@ -346,10 +347,10 @@ def test_captures_are_held_while_the_drain_reads_and_the_one_it_reads_stays(tmp_
         saved = checkpointer.save(state, step=step, extras={}, reach=1 if step == 3 else 0)
         assert saved.reach == (step == 3)
     standing = checkpointer.standing()
-    assert (standing.held_step, standing.draining_step, standing.durable_step) == (6, 3, 1)
+    assert (standing.held_step, standing.uploading_step, standing.durable_step) == (6, 3, 1)
     os.kill(checkpointer._link.pid, signal.SIGCONT)
     assert checkpointer.wait(WAIT_S).step == 3
-    assert checkpointer.standing().drain_s[0] > 0
+    assert checkpointer.standing().upload_s[0] > 0
     checkpointer.load(state, checkpointer.newest())
     assert bool((state["w"] == 3).all())
     checkpointer.close()

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from forks import start
 
-from cordee.events import CheckpointCommitted, RankLeft, Reported, Restored, SpanClass, decode
+from cordee.event_json import decode
+from cordee.events import CheckpointCommitted, RankLeft, Reported, Restored, SpanClass
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
 

@@ -104,7 +104,7 @@ def restore(*args, **kwargs):
 if sys.argv[2] == "reads":
     checkpointer.restore = restore
 else:
-    checkpointer.Checkpointer._start_drain = restore
+    checkpointer.Checkpointer._start_uploader = restore
 job = cordee.job({"n": 0}, to=sys.argv[1], grace="1s")
 job._reporter.left = lambda how, step: print(how, step, flush=True)
 with job:

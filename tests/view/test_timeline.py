@@ -58,7 +58,7 @@ def committed(at_s: float, step: int, generation: int) -> Event:
         generation=generation,
         size_bytes=10,
         stall_us=0,
-        drain_us=0,
+        upload_us=0,
     )
 
 

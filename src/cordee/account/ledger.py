@@ -3,7 +3,7 @@
     capacity = held + idle
     held     = useful + checkpoint + restart + stall + lost + unreported
 
-Held is each lease from AttemptPlaced to its ShareEnded. The ledger folds the log, event by event; its clock never goes
+Held is each lease from AttemptPlaced to its RanksEnded. The ledger folds the log, event by event; its clock never goes
 back, so an event stamped earlier than the one before it counts at that one's time. What ranks tell has times of its
 own, by their node's clock, and moves no other. Useful is provisional until a
 checkpoint covers it: what none covers, when the attempt ends otherwise than finished, is lost, charged to the job that
@@ -32,9 +32,9 @@ from cordee.events import (
     Outcome,
     RankBehind,
     RankLeft,
+    RanksEnded,
     Reported,
     Restored,
-    ShareEnded,
     StopRequested,
 )
 from cordee.ids import JobId, attempt_name
@@ -194,7 +194,7 @@ class Ledger:
             NodeDown: self._node_down,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
-            ShareEnded: self._share_ended,
+            RanksEnded: self._ranks_ended,
             Reported: self._reported,
             Restored: self._restored,
             RankLeft: self._rank_left,
@@ -308,7 +308,7 @@ class Ledger:
         if attempt is not None and attempt.notice is None:
             attempt.notice = event
 
-    def _share_ended(self, event: ShareEnded) -> None:
+    def _ranks_ended(self, event: RanksEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and event.node in attempt.leases and event.node not in attempt.freed_us:
             attempt.freed_us[event.node] = self.at_us

@@ -72,7 +72,7 @@ class Timeline:
         """
         self.reports = True
         self._committed_step = max(self._committed_step, event.step)
-        self._captured_us = max(self._captured_us or 0, event.at_us - event.drain_us)
+        self._captured_us = max(self._captured_us or 0, event.at_us - event.upload_us)
         while len(self._segments) > 1:
             segment = self._segments[0]
             if segment.to_us > fold_until_us or self._durable(segment) < segment.to_us:

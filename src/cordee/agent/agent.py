@@ -21,8 +21,9 @@ from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
 from cordee.agent.reclaim import Reclaims
-from cordee.agent.share import Share, ShareResult, rank_event, read_secrets, without_secrets
+from cordee.agent.share import RankGroupResult, Share, rank_event, read_secrets, without_secrets
 from cordee.agent.takeover import end_survivors, read_ends
+from cordee.event_json import decode
 from cordee.events import (
     AttemptPlaced,
     Event,
@@ -33,9 +34,8 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    RanksEnded,
     RanksStarted,
-    ShareEnded,
-    decode,
 )
 from cordee.ids import JobId
 from cordee.telemetry.cloud import Hint, Reclaim
@@ -69,7 +69,7 @@ class NodeAgent:
         self._link = Link(home, node, epoch, self._selector)
         self._shares: dict[str, Share] = {}
         self._unavailable: tuple[int, ...] = ()
-        self._ends: dict[str, list[tuple[int, ShareEnded]]] = {}  # by stream: what the server has not committed
+        self._ends: dict[str, list[tuple[int, RanksEnded]]] = {}  # by stream: what the server has not committed
         self._older: dict[str, tuple[Path, int]] = {}  # streams of earlier agents: file and last seq
         self._leaving = self._terminated = False
         self._reclaim: Reclaim | None = None
@@ -148,7 +148,7 @@ class NodeAgent:
                 continue
             n_ended = end_survivors(order, self._journal.ranks(order))
             why = f"the agent of {self._node} died; {n_ended} processes that it left were ended"
-            self._report_end(order, ShareResult(Outcome.LOST, why))
+            self._report_end(order, RankGroupResult(Outcome.LOST, why))
 
     def _forward_older_streams(self) -> set[str]:
         """Forward them, and this agent's own after them; the attempts whose end is in one of them."""
@@ -238,9 +238,9 @@ class NodeAgent:
     def _report(self, event: Event) -> int:
         return self._stream.append(event)
 
-    def _report_end(self, order: Assignment, result: ShareResult) -> None:
+    def _report_end(self, order: Assignment, result: RankGroupResult) -> None:
         _log.info("%s ended: %s: %s", order.tag, result.outcome, result.why)
-        ended = ShareEnded(
+        ended = RanksEnded(
             at_us=_now_us(),
             job_id=JobId(order.job_id),
             epoch=order.epoch,
@@ -408,7 +408,7 @@ class NodeAgent:
         folder = self._journal.folder(order.job_id, order.epoch)
         if self._journal.has(order.job_id, order.epoch, "killed"):
             self._journal.keep_order(order)
-            self._report_end(order, ShareResult(Outcome.KILLED, "it was killed before it started"))
+            self._report_end(order, RankGroupResult(Outcome.KILLED, "it was killed before it started"))
             return
         try:
             secrets = read_secrets(self._home, list(order.spec.get("secrets") or ()))
@@ -423,7 +423,7 @@ class NodeAgent:
         except Exception as error:  # whatever is wrong with one job's spec must not end the node's other shares
             why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
             self._journal.keep_order(order)
-            self._report_end(order, ShareResult(Outcome.FAILED, why))
+            self._report_end(order, RankGroupResult(Outcome.FAILED, why))
             return
         self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
         share = self._shares[order.tag] = Share(order, folder)

@@ -3,7 +3,7 @@
 attempts/<job>/<epoch>/<node>/order.json    the share was ordered (fsynced before the confirmation)
                               killed.json   it was killed before it was ordered: it must never start
                               ranks.json    the direct children, to find them whatever they do to their environment
-                              ended.json    the server has its ShareEnded: nothing is left to do
+                              ended.json    the server has its RanksEnded: nothing is left to do
 """
 
 import json
@@ -13,7 +13,8 @@ from typing import Any
 
 from cordee.agent.launch import Assignment
 from cordee.agent.process import Process
-from cordee.events import Lease, ShareEnded, encode
+from cordee.event_json import encode
+from cordee.events import Lease, RanksEnded
 
 
 class Journal:
@@ -62,7 +63,7 @@ class Journal:
             return []
         return [Process(int(pid), float(started)) for pid, started in data]
 
-    def settle(self, ended: ShareEnded) -> None:
+    def settle(self, ended: RanksEnded) -> None:
         """The server has committed the share's end."""
         _write(self.folder(ended.job_id, ended.epoch) / "ended.json", encode(ended))
 

@@ -95,7 +95,7 @@ class RankLaunch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareLaunch:
+class RankGroupLaunch:
     """All processes of a share, and the sentence that says how they are started."""
 
     cwd: str
@@ -113,7 +113,7 @@ def prepare(
     secrets: dict[str, str],
     real_gpus: bool,
     gpus: int,
-) -> ShareLaunch:
+) -> RankGroupLaunch:
     """The processes of a share.
 
     Args:
@@ -152,7 +152,7 @@ def prepare(
         says = f"one process on this node: {starter} starts the ranks of its {n_local} {device}s"
         processes = (_launcher(order, argv, env),)
     says += f" (launch: {wanted})"
-    return ShareLaunch(cwd=cwd, per_rank=per_rank, says=says, omp_num_threads=omp, processes=processes)
+    return RankGroupLaunch(cwd=cwd, per_rank=per_rank, says=says, omp_num_threads=omp, processes=processes)
 
 
 def launcher_of(run: str | Sequence[str]) -> str | None:

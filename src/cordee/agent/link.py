@@ -1,6 +1,6 @@
 """The agent's end of the wire: dials the server of this home, again and again, and forwards streams to it.
 
-Rank streams go before the node's own ones, so that a ShareEnded never overtakes what its ranks reported.
+Rank streams go before the node's own ones, so that a RanksEnded never overtakes what its ranks reported.
 """
 
 import json

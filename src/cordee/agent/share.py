@@ -13,22 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cordee.agent import process
-from cordee.agent.launch import Assignment, LaunchError, RankLaunch, ShareLaunch
+from cordee.agent.launch import Assignment, LaunchError, RankGroupLaunch, RankLaunch
 from cordee.agent.logs import LogPump, tail, torchrun_root_cause
 from cordee.agent.process import Process
 from cordee.errors import EXIT_CHECKPOINTED
-from cordee.events import (
-    Behind,
-    CheckpointCommitted,
-    Event,
-    Failure,
-    Outcome,
-    RankBehind,
-    RankLeft,
-    Reported,
-    Restored,
-    decode,
-)
+from cordee.event_json import decode
+from cordee.events import Behind, CheckpointCommitted, Event, Failure, Outcome, RankBehind, RankLeft, Reported, Restored
 from cordee.storage.rescue import DRAIN, RESCUE_S_MAX
 from cordee.telemetry.notices import Told, write_notice
 from cordee.telemetry.stream import StreamRecord, last_records
@@ -36,7 +26,7 @@ from cordee.units import US_PER_S
 
 _NUMBERS = (
     "at_us", "from_us", "since_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us",
-    "drain_us",
+    "upload_us",
 )  # fmt: skip
 _STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
@@ -53,7 +43,7 @@ class _Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareResult:
+class RankGroupResult:
     """How a share ended."""
 
     outcome: Outcome
@@ -90,7 +80,7 @@ class Share:
         self._first_bad: _Rank | None = None
         self._not_started = ""
 
-    def start(self, launch: ShareLaunch, secrets: Mapping[str, str]) -> None:
+    def start(self, launch: RankGroupLaunch, secrets: Mapping[str, str]) -> None:
         """Start all processes, or, when one cannot be started, end those that were."""
         self._per_rank = launch.per_rank
         for each in launch.processes:
@@ -191,31 +181,31 @@ class Share:
         """All that run of this share."""
         return process.find(self.order.tag, self.known, node=self.order.node)
 
-    def result(self) -> ShareResult:
+    def result(self) -> RankGroupResult:
         """How it ended; to be asked when `tick` has returned True and the logs are closed."""
         if self._not_started:
-            return ShareResult(Outcome.FAILED, self._not_started)
+            return RankGroupResult(Outcome.FAILED, self._not_started)
         left = self._how_ranks_left()
         codes = [rank.exit_code for rank in self._ranks]
         if self._all_checkpointed(left):
-            return ShareResult(Outcome.CHECKPOINTED, "every rank left with a checkpoint")
+            return RankGroupResult(Outcome.CHECKPOINTED, "every rank left with a checkpoint")
         if self._killed_why:
-            return ShareResult(Outcome.KILLED, self._killed_why)
+            return RankGroupResult(Outcome.KILLED, self._killed_why)
         if "hung" in left.values():
-            return ShareResult(Outcome.LOST, self._why_hung(left))
+            return RankGroupResult(Outcome.LOST, self._why_hung(left))
         if all(code == 0 for code in codes):
-            return ShareResult(Outcome.FINISHED, "every process exited with 0")
+            return RankGroupResult(Outcome.FINISHED, "every process exited with 0")
         if self._first_bad is None:
             return self._result_without_failure(codes, left)
         failure = self._failure(self._first_bad)
         who = f"rank {failure.rank}" if failure.rank is not None else "the node's launcher"
         if failure.signal == signal.SIGKILL:
             why = f"{who} was killed by SIGKILL that Cordee did not send (out of memory?)"
-            return ShareResult(Outcome.LOST, why, failure)
+            return RankGroupResult(Outcome.LOST, why, failure)
         if self._noticed and "aborted" in left.values():
-            return ShareResult(Outcome.KILLED, "it left on notice without a checkpoint of that step", failure)
+            return RankGroupResult(Outcome.KILLED, "it left on notice without a checkpoint of that step", failure)
         how = f"by {_signal_name(failure.signal)}" if failure.signal else f"with {failure.exit_code}"
-        return ShareResult(Outcome.FAILED, f"{who} exited {how}", failure)
+        return RankGroupResult(Outcome.FAILED, f"{who} exited {how}", failure)
 
     def _sweep(self, now_s: float) -> None:
         self._sweeping = True
@@ -262,12 +252,12 @@ class Share:
         expected = len(self.order.gpus) if self._killed_why else 1
         return len(left) >= expected and all(how == "checkpointed" for how in left.values())
 
-    def _result_without_failure(self, codes: list[int | None], left: Mapping[int, str]) -> ShareResult:
+    def _result_without_failure(self, codes: list[int | None], left: Mapping[int, str]) -> RankGroupResult:
         saved = sum(code == EXIT_CHECKPOINTED for code in codes)
         if saved and all(code in (0, EXIT_CHECKPOINTED) for code in codes):
             why = f"{saved} of {len(codes)} processes exited with {EXIT_CHECKPOINTED}, the others with 0"
-            return ShareResult(Outcome.CHECKPOINTED, why)
-        return ShareResult(Outcome.KILLED, "it left on notice without a checkpoint")
+            return RankGroupResult(Outcome.CHECKPOINTED, why)
+        return RankGroupResult(Outcome.KILLED, "it left on notice without a checkpoint")
 
     def _failure(self, rank: _Rank) -> Failure:
         lines = tail(rank.log.path)

@@ -8,20 +8,21 @@ from pathlib import Path
 from cordee.agent import process
 from cordee.agent.launch import Assignment
 from cordee.agent.process import Process
-from cordee.events import ShareEnded, decode
+from cordee.event_json import decode
+from cordee.events import RanksEnded
 from cordee.telemetry.stream import StreamReader
 
 _SWEEP_S = 0.01
 
 
-def read_ends(path: Path) -> tuple[list[tuple[int, ShareEnded]], int]:
+def read_ends(path: Path) -> tuple[list[tuple[int, RanksEnded]], int]:
     """The ends of shares in an agent's stream, with their seq, and the stream's last seq."""
-    ends: list[tuple[int, ShareEnded]] = []
+    ends: list[tuple[int, RanksEnded]] = []
     reader = StreamReader(path)
     while records := reader.read(1000):
         for record in records:
             event = decode(record.event)
-            if isinstance(event, ShareEnded):
+            if isinstance(event, RanksEnded):
                 ends.append((record.seq, event))
     reader.close()
     return ends, reader.after

@@ -93,10 +93,10 @@ def verify(
     entries = read_entries(blobs)
     live = live_commits(entries)
     chosen = audit.meant_for(blobs, live) if every and which is None else [audit.find(entries, which, blobs)]
-    total_bytes = sum(generations.commit_of(entry).bytes for entry in chosen) * len(blobs.tiers)
+    total_bytes = sum(generations.commit_of(entry).bytes for entry in chosen) * len(blobs.levels)
     with _bar("verifying", total_bytes, quiet=as_json) as told:
         checked = [
-            audit.verify(blobs, entry, repair=repair, told=lambda n: told(n * len(blobs.tiers))) for entry in chosen
+            audit.verify(blobs, entry, repair=repair, told=lambda n: told(n * len(blobs.levels))) for entry in chosen
         ]
     if as_json:
         print(json.dumps([_checked(each) for each in checked], indent=2))
@@ -107,8 +107,8 @@ def verify(
             said += " repaired" if repair else " beside intact ones: --repair"
         name = f"step {each.commit.step} (g{each.commit.generation})"
         print(f"{name}: {said}; {each.chunks} chunks, {format_bytes(each.bytes)}")
-        for tier, why in each.bad:
-            print(f"  {why} in {tier}")
+        for level, why in each.bad:
+            print(f"  {why} in {level}")
     if every and len(chosen) < len(live) and not as_json:
         print(f"not meant to be in {to}, but in nearer destinations only: {len(live) - len(chosen)} more")
     lost = [each for each in checked if each.lost]
@@ -278,7 +278,7 @@ def _listed(each: audit.Generation) -> dict[str, Any]:
         "lacks": commit.lacks,
         "pin": each.pin,
         "stall_us": commit.stall_us,
-        "drained_us": commit.drained_us,
+        "uploaded_us": commit.uploaded_us,
     }
 
 
@@ -289,7 +289,7 @@ def _checked(each: audit.Checked) -> dict[str, Any]:
         "intact": each.lost is None,
         "chunks": each.chunks,
         "bytes": each.bytes,
-        "bad": [{"tier": tier, "why": why} for tier, why in each.bad],
+        "bad": [{"level": level, "why": why} for level, why in each.bad],
     }
 
 

@@ -247,7 +247,7 @@ def _rebalance(found: Rebalance) -> dict[str, Any]:
         "balance_found": float(found.balance_found.mean()),
         "layers_beyond_noise": found.layers_beyond_noise,
         "moved_slots": found.moved_slots,
-        "moved_share": found.moved_slots / found.before.slots.size,
+        "moved_fraction": found.moved_slots / found.before.slots.size,
         "moved_bytes": found.moved_bytes,
         "transfer_s": found.transfer_s,
         "saved_s": found.saved_s,

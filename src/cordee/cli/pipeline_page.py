@@ -93,7 +93,7 @@ def pipeline_page(asked: Asked) -> str:
             (choice.schedule, "to use"),
             (
                 said(choice.timeline.makespan_s, asked.in_seconds),
-                f"a step, {choice.timeline.idle_share:.1%} of it idle",
+                f"a step, {choice.timeline.idle_fraction:.1%} of it idle",
             ),
             (f"{choice.timeline.peak:g}", "activations on the fullest rank"),
         ]
@@ -107,7 +107,7 @@ def pipeline_page(asked: Asked) -> str:
 
 def _figures(run: Timeline, in_seconds: bool) -> list[str]:
     times = [said(run.makespan_s, in_seconds), said(run.bubble_s, in_seconds)]
-    return [*times, f"{run.idle_share:.1%}", f"{run.peak:g}"]
+    return [*times, f"{run.idle_fraction:.1%}", f"{run.peak:g}"]
 
 
 def _rehearsed(ran: Ran) -> Section:

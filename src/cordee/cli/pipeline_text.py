@@ -144,7 +144,12 @@ def row_note(row: Row, in_seconds: bool) -> str:
 
 def _cells(run: Timeline, gap: float | None, in_seconds: bool, style: str) -> list[Text]:
     over = "" if gap is None else f"{max(0.0, gap):.1%}"
-    cells = [said(run.makespan_s, in_seconds), said(run.bubble_s, in_seconds), f"{run.idle_share:.1%}", f"{run.peak:g}"]
+    cells = [
+        said(run.makespan_s, in_seconds),
+        said(run.bubble_s, in_seconds),
+        f"{run.idle_fraction:.1%}",
+        f"{run.peak:g}",
+    ]
     return [Text(cell, style) for cell in (*cells, over)]
 
 
@@ -193,7 +198,7 @@ def verdict(asked: Asked) -> list[str]:
         proven = ": no order of its stages is faster" if choice.gap is not None and choice.gap <= 1e-9 else ""
         lines.append(
             f"Use {choice.schedule}: {said(run.makespan_s, asked.in_seconds)} a step, "
-            f"{run.idle_share:.1%} of it idle, {run.peak:g} activations{proven}."
+            f"{run.idle_fraction:.1%} of it idle, {run.peak:g} activations{proven}."
         )
         faster = _faster(best, run)
         if faster is not None and best is not None:
@@ -312,6 +317,6 @@ def _run_json(run: Timeline) -> dict[str, Any]:
     place = run.table.placement
     return {
         "placement": place.shape, "stages": place.stages, "weight_copies": place.chains, "step_s": run.makespan_s,
-        "bubble_s": run.bubble_s, "bubble_s_without_barrier": run.bubble_apart_s, "idle_share": run.idle_share,
+        "bubble_s": run.bubble_s, "bubble_s_without_barrier": run.bubble_apart_s, "idle_fraction": run.idle_fraction,
         "idle_s": list(run.idle_s), "peak_activations": list(run.peaks),
     }  # fmt: skip

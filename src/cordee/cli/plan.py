@@ -25,7 +25,7 @@ from cordee.plan.layout import FRAMEWORKS, LOSSES, PRECISIONS, RECOMPUTES, Layou
 from cordee.plan.longest import longest_contexts
 from cordee.plan.own import Comparison, compare, ownership_from
 from cordee.plan.search import Plan, fewest_gpus_to_train, plan_layouts, training_for
-from cordee.plan.survive import ASSUMED_START_S, TierSave, checkpoint_bytes, survival, tier_saves
+from cordee.plan.survive import ASSUMED_START_S, LevelSave, checkpoint_bytes, level_saves, survival
 from cordee.plan.why import why_not
 from cordee.units import parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
@@ -148,7 +148,7 @@ def plan(
         **about,  # type: ignore[arg-type]
     )  # fmt: skip
     stops = _Stops(storage, mtbi, reclaims, notice, stall)
-    facts = Facts(found, wanted, _survivors(found, catalogue, stops), storage, _tiers(found))
+    facts = Facts(found, wanted, _survivors(found, catalogue, stops), storage, _levels(found))
     more = More(
         smallest=fewest_gpus_to_train(shape, gpu, found.training, found.fewest_gpus, last) if found.best else None,
         why=why_not(found, why) if why is not None else None,
@@ -253,9 +253,9 @@ def _survivor(
     return Survivor(capacity, price, source, expected)
 
 
-def _tiers(found: Plan) -> tuple[TierSave, ...]:
+def _levels(found: Plan) -> tuple[LevelSave, ...]:
     nodes = -(-found.gpus // found.gpu.gpus_per_node)
-    return tier_saves(checkpoint_bytes(found.shape, found.training), found.gpus, nodes)
+    return level_saves(checkpoint_bytes(found.shape, found.training), found.gpus, nodes)
 
 
 def _lasting(flag: str, text: str) -> float:

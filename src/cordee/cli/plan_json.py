@@ -57,7 +57,7 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
             for remedy in found.remedies
         ],
         "survival": [_survivor_json(survivor) for survivor in facts.survivors],
-        "storage_tiers": [asdict(save) for save in facts.tiers],
+        "storage_levels": [asdict(save) for save in facts.levels],
         "capture_bytes_per_node": facts.capture_bytes_per_node(held=False),
         "why": more.why and _why(more.why),
         "longest_contexts": [_longest(found) for found in more.longest],
@@ -80,7 +80,7 @@ def curve_json(curve: Curve, shape: ModelShape, gpu: Gpu) -> dict[str, Any]:
             {
                 "gpus": point.gpus,
                 "layout": point.candidate and _layout_json(point.candidate),
-                "added_share": point.added_share,
+                "added_fraction": point.added_fraction,
             }
             for point in curve.points
         ],

@@ -75,7 +75,7 @@ def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
     ascii_only = not out.encoding.lower().startswith("utf")
     for point in curve.points:
         found = point.candidate
-        if found is None or point.tokens_per_s is None or point.added_share is None or found.mfu is None:
+        if found is None or point.tokens_per_s is None or point.added_fraction is None or found.mfu is None:
             table.add_row(f"  {point.gpus}", "", "", "", "", "", Text("nothing fits or divides", "red"))
             continue
         bar = max(1, round(bars * math.log2(1 + point.tokens_per_s) / math.log2(1 + most)))
@@ -85,7 +85,7 @@ def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
             f"  {point.gpus}",
             Text(("#" if ascii_only else "▓") * bar, "bold" if knee else "green"),
             count(point.tokens_per_s),
-            f"{point.added_share:.0%}",
+            f"{point.added_fraction:.0%}",
             f"{found.mfu:.0%}",
             "" if price is None else usd(price),
             Text(f"{found.layout}{'  <- knee' if knee else ''}", "bold" if knee else ""),
@@ -145,7 +145,7 @@ def _run(out: Console, run: TrainingRun, facts: Facts) -> None:
 
 def _own(out: Console, own: Comparison) -> None:
     assumed = own.assumed
-    title(out, "Rent or buy", f"{assumed.gpus} GPUs, needed {assumed.busy_share:.0%} of the time")
+    title(out, "Rent or buy", f"{assumed.gpus} GPUs, needed {assumed.busy_fraction:.0%} of the time")
     indented(out, own.verdict, style="bold")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  over its life", no_wrap=True)
@@ -158,8 +158,8 @@ def _own(out: Console, own: Comparison) -> None:
         out,
         f"Owned, a used GPU-hour costs {usd(own.own_usd_per_gpu_hour)}; rented {usd(assumed.rent_usd_per_gpu_hour)}.",
     )
-    if own.break_even_busy_share is not None:
-        indented(out, f"Both cost the same if they are needed {own.break_even_busy_share:.0%} of the time.")
+    if own.break_even_busy_fraction is not None:
+        indented(out, f"Both cost the same if they are needed {own.break_even_busy_fraction:.0%} of the time.")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  break-even month if this is", no_wrap=True)
     for name in ("a fifth less", "as assumed", "a fifth more"):

@@ -63,9 +63,9 @@ def curve_page(curve: Curve, shape: ModelShape, gpu: Gpu) -> str:
     rows = []
     for point in known:
         found = point.candidate
-        assert found is not None and found.mfu is not None and point.added_share is not None, "it fits"
+        assert found is not None and found.mfu is not None and point.added_fraction is not None, "it fits"
         price = found.usd_per_billion_tokens
-        cells = [f"{point.gpus:,}", str(found.layout), f"{point.tokens_per_s:,.0f}", f"{point.added_share:.0%}"]
+        cells = [f"{point.gpus:,}", str(found.layout), f"{point.tokens_per_s:,.0f}", f"{point.added_fraction:.0%}"]
         rows.append([*cells, f"{found.mfu:.0%}", "" if price is None else f"${price:,.0f}"])
     names = ("GPUs", "layout", "tokens/s", "each added", "MFU", "$ per 1B tokens")
     knee = "No knee in this range." if curve.knee is None else f"The knee is at {curve.knee.gpus} GPUs."
@@ -172,8 +172,8 @@ def _survival(facts: Facts) -> Section:
         f"{facts.storage_per_node} a node, of which the ranks wait {format_duration(one.stall_s)}. "
         "The dollars are what one preemption loses."
     )
-    times = [f"{save.tier} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.tiers]
-    notes = ["A checkpoint by tier, assumed: " + ", ".join(times)]
+    times = [f"{save.level} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.levels]
+    notes = ["A checkpoint by level, assumed: " + ", ".join(times)]
     captures = [format_bytes(facts.capture_bytes_per_node(held=held)) for held in (False, True)]
     notes.append(f"Captures take {captures[0]} of a node's host memory; {captures[1]} if some are held there (ram)")
     notes += [f"{survivor.capacity} interruptions: {survivor.mtbi_source}" for survivor in facts.survivors]
@@ -202,7 +202,7 @@ def _own(own: Comparison) -> Section:
         rows.append([each.name, f"{each.value:g}", *("never" if month is None else str(month) for month in moves)])
     names = ("assumption", "value", "a fifth less", "as assumed", "a fifth more")
     table = table_html([Column(name) for name in names], rows)
-    needed = f"{assumed.gpus} GPUs, needed {assumed.busy_share:.0%} of the time for {assumed.life_years:g} years"
+    needed = f"{assumed.gpus} GPUs, needed {assumed.busy_fraction:.0%} of the time for {assumed.life_years:g} years"
     rented = f"rent {usd(assumed.rent_usd_per_gpu_hour)} a GPU-hour"
     owned = f"{usd(assumed.purchase_usd)} at once and {usd(assumed.running_usd_per_month)} a month to own"
     notes = [

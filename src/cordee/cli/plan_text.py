@@ -20,7 +20,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.longest import LongestContext
 from cordee.plan.own import Comparison
 from cordee.plan.step import step_interval_s
-from cordee.plan.survive import Survival, TierSave, capture_bytes_per_node
+from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node
 from cordee.plan.why import Why
 from cordee.units import GB, format_bytes, format_duration, format_usd
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
@@ -58,7 +58,7 @@ class Facts:
     capacity: Capacity
     survivors: tuple[Survivor, ...]
     storage_per_node: str
-    tiers: tuple[TierSave, ...]
+    levels: tuple[LevelSave, ...]
 
     def capture_bytes_per_node(self, *, held: bool) -> int:
         """Host memory for captures."""
@@ -314,14 +314,16 @@ def _survival(out: Console, facts: Facts) -> None:
     size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
     weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a parameter): ", (time, "bold"))
     out.print(weight.append(f" at {facts.storage_per_node} a node"))
-    times = ", ".join(f"{save.tier} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.tiers)
-    indented(out, f"by tier, assumed: {times}")
+    times = ", ".join(
+        f"{save.level} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.levels
+    )
+    indented(out, f"by level, assumed: {times}")
     captures = [format_bytes(facts.capture_bytes_per_node(held=held)) for held in (False, True)]
     indented(out, f"captures take {captures[0]} of a node's host memory; {captures[1]} if some are held there (ram)")
-    if one.drain_s:
+    if one.upload_s:
         held = format_duration(one.stall_s)
         indented(
-            out, f"asynchronous: a save holds the ranks {held} and is durable {format_duration(one.drain_s)} later"
+            out, f"asynchronous: a save holds the ranks {held} and is durable {format_duration(one.upload_s)} later"
         )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  capacity", no_wrap=True)

@@ -63,7 +63,7 @@ def _tree(seen: QueuesView) -> Table:
             _gpus(queue.borrowed_gpu_milli),
             "no" if not queue.lend else _gpus(queue.lends_gpu_milli),
             *([str(queue.weight)] if weights else []),
-            f"{queue.share_ppb / _SHARE:.1%}" if queue.share_ppb else "–",
+            f"{queue.fair_share_ppb / _SHARE:.1%}" if queue.fair_share_ppb else "–",
             str(queue.running_jobs or "–"),
             f"{queue.waiting_jobs} ({_gpus(queue.waiting_gpu_milli)})" if queue.waiting_jobs else "–",
         )

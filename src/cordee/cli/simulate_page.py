@@ -53,7 +53,7 @@ def _table(answer: Answer) -> Section:
         ("99th percentile", lambda each: seconds(each.summary.wait_s.p99)),
         ("longest time without GPUs", lambda each: seconds(each.summary.away_s.max)),
         ("goodput: useful of held GPU time", lambda each: f"{each.summary.goodput:.2%}"),
-        ("GPU time held", lambda each: f"{each.summary.held_share:.1%}"),
+        ("GPU time held", lambda each: f"{each.summary.held_fraction:.1%}"),
         ("fragmented", lambda each: f"{each.summary.fragmented:.2%}"),
         ("slowdown, largest", lambda each: f"{each.summary.slowdown_max:,.0f}"),
         ("slowdown, Jain's index", lambda each: f"{each.summary.slowdown_jain:.3f}"),

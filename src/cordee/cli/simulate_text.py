@@ -188,7 +188,7 @@ def _gpus(policies: Sequence[PolicyAnswer]) -> Table:
         table.add_row(
             each.policy,
             f"{summary.goodput:.2%}",
-            f"{summary.held_share:.1%}",
+            f"{summary.held_fraction:.1%}",
             f"{summary.fragmented:.1%}",
             f"{summary.preemptions:,}",
             f"{each.lost_gpu_hours:,.1f}",

@@ -55,9 +55,9 @@ def time_json(time: Time) -> dict[str, Any]:
     """Where a while went, and the shares that are quoted."""
     derived = {
         "compute_us": time.compute_us, "idle_us": time.idle_us, "exposed_us": time.exposed_us,
-        "alone_us": time.alone_us, "hidden_share": time.hidden_share, "busy_share": time.share(time.busy_us),
-        "idle_share": time.share(time.idle_us), "compute_share": time.share(time.compute_us),
-        "communication_share": time.share(time.communication_us), "exposed_share": time.share(time.exposed_us),
+        "alone_us": time.alone_us, "hidden_fraction": time.hidden_fraction, "busy_fraction": time.share(time.busy_us),
+        "idle_fraction": time.share(time.idle_us), "compute_fraction": time.share(time.compute_us),
+        "communication_fraction": time.share(time.communication_us), "exposed_fraction": time.share(time.exposed_us),
     }  # fmt: skip
     return asdict(time) | derived
 

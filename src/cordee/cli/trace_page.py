@@ -58,8 +58,8 @@ def trace_page(answer: Answer) -> str:
         sections.append(Section("Wrong in the traces", "Left out; everything above is of the rest.", notes=faults))
     facts = [(f"{time.share(time.compute_us):.1%}", "of the time computing"),
              (f"{time.share(time.idle_us):.1%}", "of the time idle")]  # fmt: skip
-    if time.hidden_share is not None:
-        facts.append((f"{time.hidden_share:.2%}", "of the communication hidden"))
+    if time.hidden_fraction is not None:
+        facts.append((f"{time.hidden_fraction:.2%}", "of the communication hidden"))
         facts.append((said_us(time.exposed_us), "communication that nothing hides"))
     mfu = answer.efficiency[answer.shown].mfu
     if mfu is not None:
@@ -192,7 +192,7 @@ def _ranks(answer: Answer) -> list[Section]:
         time = report.time
         rows.append([
             report.label, said_us(time.span_us), f"{time.share(time.compute_us):.1%}",
-            "" if time.hidden_share is None else f"{time.hidden_share:.1%}", said_us(time.exposed_us),
+            "" if time.hidden_fraction is None else f"{time.hidden_fraction:.1%}", said_us(time.exposed_us),
             f"{time.share(time.idle_us):.1%}",
             *((said_us(waits.waited_us), said_us(waits.caused_us), f"{waits.last:,}") if matched else ()),
         ])  # fmt: skip

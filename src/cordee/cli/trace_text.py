@@ -148,11 +148,12 @@ def verdict(report: RankReport) -> str:
     """The figures that are quoted, in a sentence or two."""
     time = report.time
     told = f"Computing {time.share(time.compute_us):.2%} of the time, "
-    if time.hidden_share is None:
+    if time.hidden_fraction is None:
         return f"{told}idle {time.share(time.idle_us):.2%}; nothing communicates."
     told += f"communicating {time.share(time.communication_us):.2%}, idle {time.share(time.idle_us):.2%}."
     told += (
-        f" {time.hidden_share:.2%} of the communication is hidden behind compute, {said_us(time.exposed_us)} is exposed"
+        f" {time.hidden_fraction:.2%} of the communication is hidden behind compute, "
+        f"{said_us(time.exposed_us)} is exposed"
         f" ({time.share(time.exposed_us):.2%} of the time)."
     )
     if report.waiting_kernels_us:
@@ -186,8 +187,8 @@ def _print_efficiency(out: Console, efficient: Efficiency, report: RankReport) -
 def efficiency_words(efficient: Efficiency) -> tuple[str, str]:
     """What nvidia-smi would show, and the MFU."""
     busy = (
-        f"Utilisation as nvidia-smi shows it: {efficient.busy_share:.1%}. It counts a kernel that waits as busy: "
-        f"computing is {efficient.compute_share:.1%}."
+        f"Utilisation as nvidia-smi shows it: {efficient.busy_fraction:.1%}. It counts a kernel that waits as busy: "
+        f"computing is {efficient.compute_fraction:.1%}."
     )
     if efficient.mfu is not None:
         assert efficient.peak_flop_per_s is not None and efficient.flop_per_step is not None, "the MFU is of both"
@@ -323,7 +324,7 @@ def _print_steps(out: Console, report: RankReport) -> None:
 
 
 def _shares(time: Time) -> list[str]:
-    hidden = "" if time.hidden_share is None else f"{time.hidden_share:.1%}"
+    hidden = "" if time.hidden_fraction is None else f"{time.hidden_fraction:.1%}"
     return [f"{time.share(time.compute_us):.1%}", hidden, said_us(time.exposed_us), f"{time.share(time.idle_us):.1%}"]
 
 

@@ -34,7 +34,8 @@ from cordee.client import (
 from cordee.control import logs
 from cordee.control.service import Service
 from cordee.errors import CordeeError, InputError, NotFoundError, TokenError
-from cordee.events import Event, encode
+from cordee.event_json import encode
+from cordee.events import Event
 
 EVENTS_AT_ONCE = 500
 DRAWS_MAX = 1_000

@@ -62,7 +62,7 @@ def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> Rehea
 def foretell(state: State, now_us: int, job_id: JobId, draws: int) -> Forecast | None:
     """When a job starts and ends; None without draws, of a job that has ended, and while the server goes down."""
     record = state.jobs.get(job_id)
-    if not draws or record is None or record.phase.ended or state.draining:
+    if not draws or record is None or record.phase.ended or state.shutting_down:
         return None
     return forecast(Present(state), now_us, [job_id], draws=draws)[job_id]
 

@@ -172,7 +172,7 @@ class Server:
             while self._signal is None:
                 wake_at_us = self._tick()
                 with self.control.changed:
-                    if self.control.state.draining and not self.control.state.attempts:
+                    if self.control.state.shutting_down and not self.control.state.attempts:
                         return True
                 if self._turn.empty() and (wake_at_us is None or wake_at_us > SystemClock().now_us() + _IDLE_US):
                     idle()

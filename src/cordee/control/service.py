@@ -87,7 +87,7 @@ class Service:
                 version=cordee.__version__,
                 pid=os.getpid(),
                 home=str(self.home),
-                draining=self.control.state.draining,
+                shutting_down=self.control.state.shutting_down,
                 live_attempts=len(self.control.state.attempts),
                 log_number=self.control.number,
                 problem=self.problem,
@@ -148,8 +148,8 @@ class Service:
     def down(self) -> HealthView:
         """Give every attempt notice; the control loop ends the server when all have left."""
         with self.control.changed:
-            if not self.control.state.draining:
-                self.control.drain()
+            if not self.control.state.shutting_down:
+                self.control.shut_down()
         self.wake()
         return self.health()
 
@@ -314,7 +314,7 @@ def _queue_view(standing: Standing, running: int, waiting: list[int]) -> QueueVi
         held_gpu_milli=standing.held_milli,
         borrowed_gpu_milli=standing.borrowed_milli,
         lends_gpu_milli=standing.lends_milli,
-        share_ppb=standing.share,
+        fair_share_ppb=standing.share,
         users_gpu_milli=dict(standing.users),
         day_gpu_us=standing.day_gpu_us,
         day_micro_usd=standing.day_micro_usd,

@@ -20,7 +20,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from cordee.control import tables
 from cordee.control.ports import Pending
 from cordee.errors import StoreError
-from cordee.events import AttemptPlaced, Event, KillOrdered, NodeUp, NoticeGiven, decode
+from cordee.event_json import decode
+from cordee.events import AttemptPlaced, Event, KillOrdered, NodeUp, NoticeGiven
 
 _PAGE = 1000  # events fetched at once: a reader never holds a transaction open over its own work
 _BUSY_MS = 10_000

@@ -9,6 +9,7 @@ import json
 
 import sqlalchemy as sa
 
+from cordee.event_json import encode
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -24,7 +25,6 @@ from cordee.events import (
     RanksStarted,
     Reported,
     Restored,
-    encode,
 )
 from cordee.schedule.explain import held_up
 

@@ -21,7 +21,7 @@ from cordee.events import (
     RankLeft,
     Reported,
     Restored,
-    ServerDraining,
+    ServerShuttingDown,
     ServerUp,
     StopRequested,
 )
@@ -72,9 +72,9 @@ class Control:
         """The server takes jobs, also after a drain."""
         self._append(ServerUp(at_us=self._clock.now_us()))
 
-    def drain(self) -> None:
+    def shut_down(self) -> None:
         """Every attempt gets notice, and nothing new starts until `up`."""
-        self._append(ServerDraining(at_us=self._clock.now_us()))
+        self._append(ServerShuttingDown(at_us=self._clock.now_us()))
 
     def submit(self, job: Job, spec: str) -> None:
         """Queue an admitted job."""

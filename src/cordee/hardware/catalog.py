@@ -33,32 +33,32 @@ class Efficiency:
     The uncalibrated table holds vendor facts, published ceilings and stated assumptions; a calibrated one was fitted to
     published step times by `benchmarks/fit_efficiency.py`, and `fitted_on` says on whose.
 
-    `product_share` is of the dense peak of 16-bit products whose tiles fill the chip, `product8_share` of 8-bit ones,
-    `grouped_share` what a grouped product over experts keeps of a plain one's rate. `attention_share` is of the 16-bit
-    peak in portable fused attention (FlashAttention-2), `vendor_attention_share` in the vendor's own (cuDNN).
-    `memory_share`, `island_share` and `network_share` are of the bandwidths. `host_s` is what the host needs to issue
-    one kernel, `launch_s` what the device loses between two. `exposed_share` is the part of overlapped traffic that
-    costs time all the same. `portable_share` is what frameworks that are not the vendor's own reach of its speed.
-    `spread` is the standard deviation of log(measured / predicted),
-    `host_spread` that of log(host_s).
+    `product_fraction` is of the dense peak of 16-bit products whose tiles fill the chip, `product8_fraction` of
+    8-bit ones, `grouped_fraction` what a grouped product over experts keeps of a plain one's rate.
+    `attention_fraction` is of the 16-bit peak in portable fused attention (FlashAttention-2),
+    `vendor_attention_fraction` in the vendor's own (cuDNN). `memory_fraction`, `island_fraction` and
+    `network_fraction` are of the bandwidths. `host_s` is what the host needs to issue one kernel, `launch_s`
+    what the device loses between two. `exposed_fraction` is the part of overlapped traffic that costs time all
+    the same. `portable_fraction` is what frameworks that are not the vendor's own reach of its speed. `spread`
+    is the standard deviation of log(measured / predicted), `host_spread` that of log(host_s).
     """
 
     units: int
     switch_reduces: bool
-    product_share: float
-    product8_share: float
-    attention_share: float
-    vendor_attention_share: float
-    grouped_share: float
-    memory_share: float
-    island_share: float
-    network_share: float
+    product_fraction: float
+    product8_fraction: float
+    attention_fraction: float
+    vendor_attention_fraction: float
+    grouped_fraction: float
+    memory_fraction: float
+    island_fraction: float
+    network_fraction: float
     island_alpha_s: float
     network_alpha_s: float
     launch_s: float
     host_s: float
-    exposed_share: float
-    portable_share: float
+    exposed_fraction: float
+    portable_fraction: float
     spread: float
     host_spread: float
     source: Source
@@ -70,7 +70,7 @@ class Gpu:
     """One GPU as its vendor describes it, and the node it usually comes in.
 
     `memory_bytes` is the nameplate in decimal bytes. `flop_per_s` is dense, by dtype. `link_bytes_per_s` (inside an
-    island) and `network_bytes_per_s` (between nodes) are per GPU and per direction. `matmul_share` is the part of
+    island) and `network_bytes_per_s` (between nodes) are per GPU and per direction. `matmul_fraction` is the part of
     the dense bf16 peak that large matrix products reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72).
     `efficiency` is what step times are predicted with: the calibrated table of the chip, if it has one.
     """
@@ -82,7 +82,7 @@ class Gpu:
     flop_per_s: Mapping[str, float] = field(hash=False)
     link: str
     link_bytes_per_s: float
-    matmul_share: float
+    matmul_fraction: float
     gpus_per_node: int
     island_gpus: int
     network_bytes_per_s: float

@@ -27,13 +27,15 @@ class Link:
 def island_link(gpu: Gpu) -> Link:
     """The fast link inside an island."""
     return Link(
-        gpu.efficiency.island_alpha_s, gpu.link_bytes_per_s * gpu.efficiency.island_share, gpu.efficiency.switch_reduces
+        gpu.efficiency.island_alpha_s,
+        gpu.link_bytes_per_s * gpu.efficiency.island_fraction,
+        gpu.efficiency.switch_reduces,
     )
 
 
 def network_link(gpu: Gpu) -> Link:
     """The network between nodes, as one GPU's share of it."""
-    return Link(gpu.efficiency.network_alpha_s, gpu.network_bytes_per_s * gpu.efficiency.network_share)
+    return Link(gpu.efficiency.network_alpha_s, gpu.network_bytes_per_s * gpu.efficiency.network_fraction)
 
 
 def near_gpus(gpu: Gpu) -> int:

@@ -59,7 +59,7 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
         flop_per_s={dtype: tera * 1e12 for dtype, tera in facts["dense_tflops"].items()},
         link=facts["link"],
         link_bytes_per_s=parse_bytes_per_s(facts["link_per_direction"]),
-        matmul_share=facts["matmul"]["share"],
+        matmul_fraction=facts["matmul"]["share"],
         gpus_per_node=node["gpus"],
         island_gpus=node["island_gpus"],
         network_bytes_per_s=parse_bytes_per_s(node["network_per_gpu"]),
@@ -77,7 +77,7 @@ def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[Effici
     assumed = {key: value for key, value in tables["assumed"].items() if key not in ("source", "as_of")}
     ceiling = facts["matmul"]["share"]
     own = {key: value for key, value in chip.items() if key not in ("calibrated", "source", "as_of")}
-    shares = {"product_share": ceiling, "product8_share": ceiling} | assumed | own
+    shares = {"product_fraction": ceiling, "product8_fraction": ceiling} | assumed | own
     plain = Efficiency(**shares, source=_source(chip))
     if "calibrated" not in chip:
         return plain, plain

@@ -69,7 +69,7 @@ def layer_activation_bytes(
     moe = shape.experts
     if expert and moe is not None:
         per_token = per_token + _inner_widths(shape) * moe.shared_ffn / tp
-        per_token = per_token + routed_share(shape, layout, training) * shape.hidden
+        per_token = per_token + routed_fraction(shape, layout, training) * shape.hidden
         per_token = per_token + moe.per_token / tp * training.imbalance * _inner_widths(shape) * moe.ffn
     else:
         per_token = per_token + _inner_widths(shape) * shape.ffn / tp
@@ -96,7 +96,7 @@ def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, ex
     if not expert or moe is None:
         return shape.ffn / layout.tp
     routed = moe.per_token / layout.tp * training.imbalance * moe.ffn
-    return moe.shared_ffn / layout.tp + routed + routed_share(shape, layout, training) * shape.hidden
+    return moe.shared_ffn / layout.tp + routed + routed_fraction(shape, layout, training) * shape.hidden
 
 
 def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
@@ -105,7 +105,7 @@ def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
     return each * shape.heads / layout.tp * training.seq_tokens * rank_tokens(layout, training)
 
 
-def routed_share(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def routed_fraction(shape: ModelShape, layout: Layout, training: Training) -> Any:
     """Copies of a token that the experts of this GPU receive: top-k, less where tp divides tokens and not experts."""
     assert shape.experts is not None, "only experts receive routed tokens"
     return shape.experts.per_token * layout.expert_tp / layout.tp * training.imbalance
@@ -190,7 +190,7 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
     moe = shape.experts
     if expert and moe is not None:
         inner = moe.shared_ffn / tp + moe.per_token / tp * training.imbalance * moe.ffn
-        outer = routed_share(shape, layout, training) * shape.hidden
+        outer = routed_fraction(shape, layout, training) * shape.hidden
     else:
         inner, outer = shape.ffn / tp, shape.hidden
     per_token = shape.hidden / sequence_split(layout) + (query + value + attended) / tp + inner + outer
@@ -248,7 +248,7 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
             continue
         moe = shape.experts
         if expert and moe is not None:
-            routed = item * tokens * routed_share(shape, layout, training) * shape.hidden
+            routed = item * tokens * routed_fraction(shape, layout, training) * shape.hidden
             inner = item * tokens * moe.per_token / layout.tp * training.imbalance * _inner_widths(shape) * moe.ffn
             shared = item * tokens * _inner_widths(shape) * moe.shared_ffn / layout.tp
             here = gathered + cut + 3 * routed + inner + shared

@@ -17,12 +17,12 @@ WORTH = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The best layout of one size. `added_share` is what each GPU added since the last size
+    """The best layout of one size. `added_fraction` is what each GPU added since the last size
     brings, as a share of what one brought at its best."""
 
     gpus: int
     candidate: Candidate | None
-    added_share: float | None
+    added_fraction: float | None
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -96,8 +96,8 @@ def scaling_curve(
 
 def _knee(points: list[Point]) -> Point | None:
     """The last size whose added GPUs were worth it, if a larger one is not."""
-    known = [point for point in points if point.added_share is not None]
+    known = [point for point in points if point.added_fraction is not None]
     for before, after in pairwise(known):
-        if (after.added_share or 0.0) < WORTH:
+        if (after.added_fraction or 0.0) < WORTH:
             return before
     return None

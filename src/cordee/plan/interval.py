@@ -37,7 +37,7 @@ class Measured:
     """What a save of this job takes: it holds training up, and is durable later; and what a restart takes."""
 
     stall_s: float
-    drain_s: float
+    upload_s: float
     restart_s: float
 
 
@@ -81,7 +81,7 @@ def interval(history: Iterable[Lived], ranks: int, measured: Measured, *, save_s
     checkpoints were asked for more rarely than they would be.
     """
     mean_s = mtbi_s(history, ranks)
-    best_s = best_period_s(mean_s, measured.restart_s, measured.stall_s, measured.drain_s)
+    best_s = best_period_s(mean_s, measured.restart_s, measured.stall_s, measured.upload_s)
     chosen_s = min(SAVE_S_MAX, best_s) if save_s is None else save_s
     llama_per_s = ranks / LLAMA3_MTBI_GPU_HOURS / 3600
     stays_per_s = min(1 / mean_s, llama_per_s) * LLAMA3_PROCESS_SHARE + max(0.0, 1 / mean_s - llama_per_s)

@@ -37,20 +37,22 @@ SCORE_WORDS_BACKWARD = 10.0
 
 def product_s(gpu: Gpu, m: Any, n: Any, k: Any, *, bits: int = 16, share: float = 1.0) -> Any:
     """An m x n product over an inner dimension of k: whole waves of whole tiles, or its bytes if they take longer."""
-    peak = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_share
+    peak = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_fraction
     if bits == 8:
-        peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_share
+        peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_fraction
     elif bits == 32:
-        peak = gpu.peak_flop_per_s("tf32") * gpu.efficiency.product_share
-    per_unit = share * peak / gpu.efficiency.units * row_share(n, bits) * row_share(k, bits)
+        peak = gpu.peak_flop_per_s("tf32") * gpu.efficiency.product_fraction
+    per_unit = share * peak / gpu.efficiency.units * row_fraction(n, bits) * row_fraction(k, bits)
     depth = 2.0 * (k + FILL_ELEMENTS)
     fastest: Any = np.inf
-    for height, width, tile_share in TILES:
+    for height, width, tile_fraction in TILES:
         tiles = np.ceil(m / height) * np.ceil(n / width)
-        wave = height * width * depth / (per_unit * tile_share)
+        wave = height * width * depth / (per_unit * tile_fraction)
         fastest = np.minimum(fastest, waves(tiles, gpu.efficiency.units) * wave)
     moved = bits / 8 * (m * k + k * n) + 2.0 * m * n
-    return np.maximum(fastest, moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)) + gpu.efficiency.launch_s
+    return (
+        np.maximum(fastest, moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)) + gpu.efficiency.launch_s
+    )
 
 
 def waves(tiles: Any, units: int) -> Any:
@@ -62,10 +64,10 @@ def waves(tiles: Any, units: int) -> Any:
     return np.ceil(tiles / units)
 
 
-def row_share(elements: Any, bits: int = 16) -> Any:
+def row_fraction(elements: Any, bits: int = 16) -> Any:
     """The share of the rate that rows of so many elements reach.
 
-    >>> float(row_share(13824 // 8)), round(float(row_share(14400 // 8)), 2), float(row_share(109))
+    >>> float(row_fraction(13824 // 8)), round(float(row_fraction(14400 // 8)), 2), float(row_fraction(109))
     (1.0, 0.7, 0.5)
     """
     row_bytes = elements * bits // 8
@@ -75,7 +77,7 @@ def row_share(elements: Any, bits: int = 16) -> Any:
 
 def move_s(gpu: Gpu, n_bytes: Any) -> Any:
     """Reading or writing so many bytes of the GPU's own memory."""
-    return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)
+    return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
 
 
 def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, kind: Attention = "second") -> tuple[Any, Any]:
@@ -83,7 +85,7 @@ def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, kind: Attention = "se
 
     The vendor's own kernels (cuDNN) know the chip better than portable ones.
     """
-    share = gpu.efficiency.vendor_attention_share if kind == "vendor" else gpu.efficiency.attention_share
+    share = gpu.efficiency.vendor_attention_fraction if kind == "vendor" else gpu.efficiency.attention_fraction
     share *= FIRST_GENERATION if kind == "first" else 1.0
     rate = gpu.peak_flop_per_s("bf16") * share * tokens / (tokens + FLASH_HALF_TOKENS)
     return flop / rate + gpu.efficiency.launch_s, FLASH_BACKWARD * flop / rate + gpu.efficiency.launch_s
@@ -94,7 +96,7 @@ def unfused_attention_s(gpu: Gpu, batch_heads: Any, tokens: Any, head_dim: Any) 
     scores = batch_heads * tokens * tokens
     # Batched products whose rows are no multiple of 16 bytes leave the tensor cores.
     peak = np.where(head_dim * 2 % 16 == 0, gpu.peak_flop_per_s("bf16"), gpu.peak_flop_per_s("fp32"))
-    rate = peak * gpu.efficiency.product_share * head_dim / (head_dim + FILL_ELEMENTS)
+    rate = peak * gpu.efficiency.product_fraction * head_dim / (head_dim + FILL_ELEMENTS)
     product = 2.0 * scores * head_dim / rate
     forward = 2 * product + move_s(gpu, 2 * SCORE_WORDS_FORWARD * scores)
     backward = 4 * product + move_s(gpu, 2 * SCORE_WORDS_BACKWARD * scores)

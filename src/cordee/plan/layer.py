@@ -78,7 +78,7 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         rows = tokens * moe.per_token * layout.expert_tp / tp * training.imbalance
         rows = local * np.ceil(rows / local / GROUP_TILE) * GROUP_TILE
         sizes = _mlp_sizes(shape, moe.ffn, layout.expert_tp)
-        total += _products(gpu, training, rows, sizes, share=gpu.efficiency.grouped_share)
+        total += _products(gpu, training, rows, sizes, share=gpu.efficiency.grouped_fraction)
         if moe.shared_ffn:
             total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
         inner = moe.ffn * moe.per_token + moe.shared_ffn
@@ -90,7 +90,7 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
 
 def _software(gpu: Gpu, training: Training) -> float:
     """How much longer products and kernels of the same sizes take where they are not Megatron-LM's."""
-    return 1.0 if training.framework in ("megatron", "deepspeed") else 1 / gpu.efficiency.portable_share
+    return 1.0 if training.framework in ("megatron", "deepspeed") else 1 / gpu.efficiency.portable_fraction
 
 
 def _small_words(shape: ModelShape, training: Training, inner: Any) -> Any:

@@ -16,10 +16,10 @@ SWING = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What rent and purchase are compared on. `busy_share` is the part of the year in which the GPUs are needed."""
+    """What rent and purchase are compared on. `busy_fraction` is the part of the year in which the GPUs are needed."""
 
     gpus: int
-    busy_share: float
+    busy_fraction: float
     rent_usd_per_gpu_hour: float
     purchase_usd_per_gpu: float
     life_years: float
@@ -27,12 +27,12 @@ class Ownership:
     usd_per_kwh: float = 0.0
     housing_usd_per_year: float = 0.0
     staff_usd_per_year: float = 0.0
-    resale_share: float = 0.0
+    resale_fraction: float = 0.0
 
     @property
     def rent_usd_per_month(self) -> float:
         """Renting what is used."""
-        return self.gpus * self.busy_share * HOURS_PER_YEAR / 12 * self.rent_usd_per_gpu_hour
+        return self.gpus * self.busy_fraction * HOURS_PER_YEAR / 12 * self.rent_usd_per_gpu_hour
 
     @property
     def purchase_usd(self) -> float:
@@ -42,7 +42,7 @@ class Ownership:
     @property
     def running_usd_per_month(self) -> float:
         """What owning costs each month; power is drawn while they work."""
-        power = self.gpus * self.power_kw_per_gpu * self.busy_share * HOURS_PER_YEAR * self.usd_per_kwh
+        power = self.gpus * self.power_kw_per_gpu * self.busy_fraction * HOURS_PER_YEAR * self.usd_per_kwh
         return (power + self.housing_usd_per_year + self.staff_usd_per_year) / 12
 
     @property
@@ -70,7 +70,7 @@ class Comparison:
     rent_usd: float
     own_usd: float
     own_usd_per_gpu_hour: float
-    break_even_busy_share: float | None
+    break_even_busy_fraction: float | None
     swings: tuple[Swing, ...]
 
     @property
@@ -104,15 +104,15 @@ def compare(assumed: Ownership) -> Comparison:
     months = assumed.life_months
     rent = assumed.rent_usd_per_month * months
     running = assumed.running_usd_per_month * months
-    own = assumed.purchase_usd * (1 - assumed.resale_share) + running
-    used_hours = assumed.gpus * assumed.busy_share * HOURS_PER_YEAR * assumed.life_years
+    own = assumed.purchase_usd * (1 - assumed.resale_fraction) + running
+    used_hours = assumed.gpus * assumed.busy_fraction * HOURS_PER_YEAR * assumed.life_years
     return Comparison(
         assumed=assumed,
         break_even_month=_month(assumed),
         rent_usd=rent,
         own_usd=own,
         own_usd_per_gpu_hour=own / used_hours,
-        break_even_busy_share=_break_even_busy_share(assumed),
+        break_even_busy_fraction=_break_even_busy_fraction(assumed),
         swings=_swings(assumed),
     )
 
@@ -123,12 +123,12 @@ def _month(assumed: Ownership) -> int | None:
     )
 
 
-def _break_even_busy_share(assumed: Ownership) -> float | None:
+def _break_even_busy_fraction(assumed: Ownership) -> float | None:
     """How busy they must be for both to cost the same over the whole life; None if no year is long enough."""
-    full = replace(assumed, busy_share=1.0)
-    idle = replace(assumed, busy_share=0.0)
+    full = replace(assumed, busy_fraction=1.0)
+    idle = replace(assumed, busy_fraction=0.0)
     per_share = full.rent_usd_per_month - (full.running_usd_per_month - idle.running_usd_per_month)
-    fixed = assumed.purchase_usd * (1 - assumed.resale_share) / assumed.life_months + idle.running_usd_per_month
+    fixed = assumed.purchase_usd * (1 - assumed.resale_fraction) / assumed.life_months + idle.running_usd_per_month
     if per_share <= 0 or fixed > per_share:
         return None
     return fixed / per_share
@@ -139,11 +139,13 @@ def _swings(assumed: Ownership) -> tuple[Swing, ...]:
     found = []
     for field in fields(assumed):
         value = getattr(assumed, field.name)
-        if field.name in ("gpus", "resale_share", "life_years") or not value:
+        if field.name in ("gpus", "resale_fraction", "life_years") or not value:
             continue
         low, high = (
             _month(
-                replace(assumed, **{field.name: min(value * factor, 1.0 if field.name == "busy_share" else math.inf)})
+                replace(
+                    assumed, **{field.name: min(value * factor, 1.0 if field.name == "busy_fraction" else math.inf)}
+                )
             )
             for factor in (1 - SWING, 1 + SWING)
         )
@@ -163,7 +165,7 @@ def ownership_from(table: Mapping[str, object], *, gpus: int, rent_usd_per_gpu_h
     unknown = sorted(set(given) - names)
     if unknown:
         raise SpecError(f"assumptions: unknown name {unknown[0]!r}", hint="known are " + ", ".join(sorted(names)))
-    for name in ("busy_share", "rent_usd_per_gpu_hour", "purchase_usd_per_gpu", "life_years"):
+    for name in ("busy_fraction", "rent_usd_per_gpu_hour", "purchase_usd_per_gpu", "life_years"):
         if given.get(name) is None:
             raise SpecError(f"assumptions: {name} is missing", hint=f"add a line: {name} = {_EXAMPLES[name]}")
     for name, value in given.items():
@@ -171,12 +173,12 @@ def ownership_from(table: Mapping[str, object], *, gpus: int, rent_usd_per_gpu_h
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:
             within = "between 0 and 1" if limit == 1.0 else "that is not negative"
             raise SpecError(f"assumptions: {name} is {value!r}", hint=f"{name} must be a number {within}")
-    for name in ("gpus", "busy_share", "life_years"):
+    for name in ("gpus", "busy_fraction", "life_years"):
         if not given[name]:
             raise SpecError(f"assumptions: {name} is 0", hint=f"{name} must be more than 0")
     return Ownership(**given)  # type: ignore[arg-type]
 
 
 _EXAMPLES = {
-    "busy_share": "0.7", "rent_usd_per_gpu_hour": "2.99", "purchase_usd_per_gpu": "40_000", "life_years": "4"
+    "busy_fraction": "0.7", "rent_usd_per_gpu_hour": "2.99", "purchase_usd_per_gpu": "40_000", "life_years": "4"
 }  # fmt: skip

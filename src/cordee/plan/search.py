@@ -24,7 +24,7 @@ from cordee.plan.memory import rank_memory, state_bytes
 from cordee.plan.offload import host_bytes
 from cordee.plan.optimum import Case, best_of_meshes, optimum
 from cordee.plan.space import EVERYTHING, Choices
-from cordee.plan.step import StepTime, model_flop_share, step_interval_s, step_time
+from cordee.plan.step import StepTime, model_flop_fraction, step_interval_s, step_time
 from cordee.units import format_bytes
 from cordee.workload.model import ModelShape
 
@@ -280,11 +280,11 @@ def judge(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
     usd = None
     if price is not None:
         usd = usd_per_billion_tokens(layout.gpus, tokens_per_s, price.usd_per_gpu_hour)
-    low, high = step_interval_s(step.total_s, gpu, step.host_share)
+    low, high = step_interval_s(step.total_s, gpu, step.host_fraction)
     return replace(
         candidate,
         step=step,
-        mfu=float(model_flop_share(shape, gpu, training, layout.gpus, step.total_s)),
+        mfu=float(model_flop_fraction(shape, gpu, training, layout.gpus, step.total_s)),
         tokens_per_s=tokens_per_s,
         usd_per_billion_tokens=usd,
         step_interval_s=(float(low), float(high)),

@@ -55,16 +55,16 @@ class StepTime:
         return busy + self.pipeline_s + self.bubble_s + self.data_s + self.optimizer_s + self.offload_s + self.host_s
 
     @property
-    def host_share(self) -> Any:
+    def host_fraction(self) -> Any:
         """The part of the step that would grow with the host's time for a kernel: where it waits for it, all passes."""
         passes = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s + self.bubble_s
         return np.where(self.host_s > 0, (passes + self.host_s) / self.total_s, 0.0)
 
 
-def step_interval_s(total_s: Any, gpu: Gpu, host_share: Any = 0.0) -> tuple[Any, Any]:
+def step_interval_s(total_s: Any, gpu: Gpu, host_fraction: Any = 0.0) -> tuple[Any, Any]:
     """Where nine of ten measured steps are expected, by the spread of the GPU's table.
 
-    `host_share` of the step grows with what the host needs for a kernel, of which less is known than of the rest.
+    `host_fraction` of the step grows with what the host needs for a kernel, of which less is known than of the rest.
 
     >>> from cordee.hardware.load import load_catalogue
     >>> low, high = step_interval_s(1.0, load_catalogue().find_gpu("A100"))
@@ -72,11 +72,11 @@ def step_interval_s(total_s: Any, gpu: Gpu, host_share: Any = 0.0) -> tuple[Any,
     True
     """
     table = gpu.efficiency
-    factor = np.exp(INTERVAL_SIGMAS * np.hypot(table.spread, host_share * table.host_spread))
+    factor = np.exp(INTERVAL_SIGMAS * np.hypot(table.spread, host_fraction * table.host_spread))
     return total_s / factor, total_s * factor
 
 
-def model_flop_share(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: Any) -> Any:
+def model_flop_fraction(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: Any) -> Any:
     """MFU: the model's own FLOPs (causal attention counted half, recomputation not at all) over the dense peak."""
     flop = shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step
     return flop / (step_s * gpus * gpu.peak_flop_per_s(training.precision))
@@ -107,7 +107,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
         forward_s=mean.forward_s, inner_s=mean.inner_s + rest, weight_s=mean.weight_s,
     )  # fmt: skip
     send = 2 * layout.chunks * stage_send_s(shape, gpu, layout, training)
-    send = send * np.where(layout.vpp > 1, gpu.efficiency.exposed_share if training.overlap else 1.0, 1.0)
+    send = send * np.where(layout.vpp > 1, gpu.efficiency.exposed_fraction if training.overlap else 1.0, 1.0)
     parameters = _stage_parameters(shape, layout, share)
     return StepTime(
         compute_s=count * (busy * (layer.forward_s + layer.backward_s) + np.where(ends_busy, loss, 0.0)),
@@ -162,7 +162,7 @@ def _layer_traffic(
     shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, core_s: Any, repeated: Any
 ) -> tuple[Any, Any, Any]:
     """What a layer waits for in one micro-batch: tensor, context and expert parallel traffic that is not hidden."""
-    shown = gpu.efficiency.exposed_share if training.overlap else 1.0
+    shown = gpu.efficiency.exposed_fraction if training.overlap else 1.0
     # The weights' gradient does not need the input gradient's all-reduce, so even without more one backward half hides.
     forward, backward = 2 + 2 * repeated, 2 * (0.5 + 0.5 * shown)
     tensor = (forward * (0.5 + 0.5 * shown) + backward) * tensor_layer_s(shape, gpu, layout, training)
@@ -212,7 +212,7 @@ def _data_s(
     `third_s` is about the forward pass of one micro-batch; the backward pass takes twice as long.
     """
     optimizer = training.optimizer
-    shown = gpu.efficiency.exposed_share
+    shown = gpu.efficiency.exposed_fraction
     # Experts have their own, smaller group of ranks with the same weights; its traffic is counted as if in this one.
     few = np.where(layout.expert_data_ranks > 1, weights.experts, 0.0)
     reduce = gradient_s(gpu, layout, (weights.shared + few) * optimizer.gradient_bytes)
@@ -244,7 +244,7 @@ def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights
     elements = weights.shared / shards + weights.experts / np.maximum(1, expert_shards)
     states = optimizer.weight_bytes + optimizer.gradient_bytes + optimizer.master_bytes + optimizer.moment_bytes
     moved = 2 * elements * states
-    return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_share)
+    return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
 
 
 def _offload_s(

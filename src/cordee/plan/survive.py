@@ -21,7 +21,7 @@ ASSUMED_START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class StorageTier:
+class StorageLevel:
     """A place for checkpoints: what each GPU or each node writes to it, and what it outlives."""
 
     name: str
@@ -31,31 +31,32 @@ class StorageTier:
 
 
 # Assumed: a copy over PCIe 4 x16, one good NVMe drive or a stripe of older ones, a node's share of an object store.
-STORAGE_TIERS = (
-    StorageTier("host memory", 25e9, "GPU", "the process"),
-    StorageTier("local NVMe", 6e9, "node", "the job"),
-    StorageTier("object store", 2e9, "node", "the node"),
+STORAGE_LEVELS = (
+    StorageLevel("host memory", 25e9, "GPU", "the process"),
+    StorageLevel("local NVMe", 6e9, "node", "the job"),
+    StorageLevel("object store", 2e9, "node", "the node"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class TierSave:
-    """What one checkpoint takes to a tier."""
+class LevelSave:
+    """What one checkpoint takes to a level."""
 
-    tier: str
+    level: str
     seconds: float
     outlives: str
 
 
-def tier_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[TierSave, ...]:
-    """Seconds of one checkpoint to each tier, all ranks writing their share at once.
+def level_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[LevelSave, ...]:
+    """Seconds of one checkpoint to each level, all ranks writing their share at once.
 
-    >>> [round(save.seconds, 1) for save in tier_saves(980_000_000_000, 64, 8)]
+    >>> [round(save.seconds, 1) for save in level_saves(980_000_000_000, 64, 8)]
     [0.6, 20.4, 61.2]
     """
     writers = {"GPU": gpus, "node": nodes}
     return tuple(
-        TierSave(tier.name, n_bytes / (tier.bytes_per_s * writers[tier.each]), tier.outlives) for tier in STORAGE_TIERS
+        LevelSave(level.name, n_bytes / (level.bytes_per_s * writers[level.each]), level.outlives)
+        for level in STORAGE_LEVELS
     )
 
 
@@ -87,7 +88,7 @@ class Survival:
     lost_usd_expected: float | None
     lost_usd_with_notice: float | None
     stall_s: float
-    drain_s: float
+    upload_s: float
     lost_s_expected: float
     reclaim_mtbi_s: float | None
     grace_s: float
@@ -104,7 +105,7 @@ def checkpoint_bytes(shape: ModelShape, training: Training) -> int:
     return round(shape.parameters * training.optimizer.checkpoint_bytes_per_parameter)
 
 
-def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, drain_s: float = 0.0) -> float:
+def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s: float = 0.0) -> float:
     """The period (work and its save) that keeps the most time useful: the maximum of `goodput`.
 
     For a synchronous save `checkpoint_s` is its whole time; for an asynchronous one it is the stall, and the next save
@@ -112,11 +113,11 @@ def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, drain_s:
 
     >>> round(best_period_s(6000, 600, 10), 1)
     373.5
-    >>> best_period_s(6000, 600, 0.1, drain_s=60)
+    >>> best_period_s(6000, 600, 0.1, upload_s=60)
     60.0
     """
     c = checkpoint_s
-    return max(float(drain_s), c + math.sqrt(2 * (mtbi_s + restart_s + drain_s) * c + c * c))
+    return max(float(upload_s), c + math.sqrt(2 * (mtbi_s + restart_s + upload_s) * c + c * c))
 
 
 def young_s(mtbi_s: float, checkpoint_s: float) -> float:
@@ -140,13 +141,13 @@ def daly_s(mtbi_s: float, checkpoint_s: float) -> float:
     return young_s(mtbi_s, checkpoint_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
 
 
-def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float, drain_s: float = 0.0) -> float:
+def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s: float = 0.0) -> float:
     """The useful share of held time at this period: (1 - s/t) * M / (M + R + d + t/2).
 
     >>> round(goodput(373.5, 6000, 600, 10), 4)
     0.8604
     """
-    return (1 - checkpoint_s / period_s) * mtbi_s / (mtbi_s + restart_s + drain_s + period_s / 2)
+    return (1 - checkpoint_s / period_s) * mtbi_s / (mtbi_s + restart_s + upload_s + period_s / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,34 +164,34 @@ class Interruptions:
         return sum(1 / between for between in (self.failure_mtbi_s, self.reclaim_mtbi_s) if between)
 
 
-def lost_share(
-    period_s: float, stops: Interruptions, *, restart_s: float, stall_s: float, drain_s: float, leave_s: float
+def lost_fraction(
+    period_s: float, stops: Interruptions, *, restart_s: float, stall_s: float, upload_s: float, leave_s: float
 ) -> float:
     """Seconds lost for one that is kept, apart from the stalls themselves: the sum of rate times loss.
 
     `leave_s` is what leaving in order takes (the step in progress and a save): a reclaim whose grace is shorter is
     lost like a failure, another one costs its save and the restart.
     """
-    undone = period_s / 2 + drain_s + restart_s
-    warned = stall_s + drain_s + restart_s if stops.grace_s >= leave_s else undone
+    undone = period_s / 2 + upload_s + restart_s
+    warned = stall_s + upload_s + restart_s if stops.grace_s >= leave_s else undone
     failures = undone / stops.failure_mtbi_s if stops.failure_mtbi_s else 0.0
     return failures + (warned / stops.reclaim_mtbi_s if stops.reclaim_mtbi_s else 0.0)
 
 
 def best_period_of_s(
-    stops: Interruptions, *, restart_s: float, stall_s: float, drain_s: float, leave_s: float
+    stops: Interruptions, *, restart_s: float, stall_s: float, upload_s: float, leave_s: float
 ) -> float:
     """The period that maximises (1 - s/t) / (1 + a + b*t), from its derivative: s + sqrt(s^2 + s(1 + a)/b).
 
     With failures alone this is `best_period_s`. Where nothing is ever lost (b = 0) the period is infinite.
     """
-    losses = {"restart_s": restart_s, "stall_s": stall_s, "drain_s": drain_s, "leave_s": leave_s}
-    at_zero = lost_share(0.0, stops, **losses)
-    slope = lost_share(1.0, stops, **losses) - at_zero
+    losses = {"restart_s": restart_s, "stall_s": stall_s, "upload_s": upload_s, "leave_s": leave_s}
+    at_zero = lost_fraction(0.0, stops, **losses)
+    slope = lost_fraction(1.0, stops, **losses) - at_zero
     if slope <= 0:
         return math.inf
     best = stall_s + math.sqrt(stall_s**2 + stall_s * (1 + at_zero) / slope)
-    return max(drain_s, best)
+    return max(upload_s, best)
 
 
 def lost_usd(gpus: int, lost_s: float, restart_s: float, usd_per_gpu_hour: float) -> float:
@@ -237,14 +238,14 @@ def survival(
     write_s = n_bytes / storage_bytes_per_s
     held_s = write_s if stall_s is None else min(stall_s, write_s)
     # An asynchronous save still takes the whole write after the ranks go on.
-    drain_s = 0.0 if stall_s is None else write_s
+    upload_s = 0.0 if stall_s is None else write_s
     restart_s = start_s + write_s
     failures_s = mtbi_s if mtbi_s is not None else LLAMA3_MTBI_GPU_HOURS / gpus * 3600
     stops = Interruptions(failures_s, reclaim_mtbi_s, grace_s)
-    durable_s = held_s + drain_s
-    losses = {"restart_s": restart_s, "stall_s": held_s, "drain_s": drain_s, "leave_s": step_s + durable_s}
+    durable_s = held_s + upload_s
+    losses = {"restart_s": restart_s, "stall_s": held_s, "upload_s": upload_s, "leave_s": step_s + durable_s}
     chosen_s = period_s if period_s is not None else best_period_of_s(stops, **losses)
-    useful = (1 - held_s / chosen_s) / (1 + lost_share(chosen_s, stops, **losses))
+    useful = (1 - held_s / chosen_s) / (1 + lost_fraction(chosen_s, stops, **losses))
 
     def usd(lost_s: float) -> float | None:
         return None if usd_per_gpu_hour is None else lost_usd(gpus, lost_s, restart_s, usd_per_gpu_hour)
@@ -257,12 +258,12 @@ def survival(
         period_s=chosen_s,
         goodput=useful,
         usd_per_hour=None if usd_per_gpu_hour is None else hold_usd(gpus, 3600, usd_per_gpu_hour),
-        lost_usd_worst=usd(chosen_s + drain_s),
-        lost_usd_expected=usd(chosen_s / 2 + drain_s),
+        lost_usd_worst=usd(chosen_s + upload_s),
+        lost_usd_expected=usd(chosen_s / 2 + upload_s),
         lost_usd_with_notice=usd(0.0),
         stall_s=held_s,
-        drain_s=drain_s,
-        lost_s_expected=chosen_s / 2 + drain_s,
+        upload_s=upload_s,
+        lost_s_expected=chosen_s / 2 + upload_s,
         reclaim_mtbi_s=reclaim_mtbi_s,
         grace_s=grace_s,
         grace_is_enough=grace_s >= step_s + durable_s,

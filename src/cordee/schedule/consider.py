@@ -94,7 +94,7 @@ class Considering:
         record = self.state.jobs[job_id]
         self._passed.add(job_id)
         # Who has only just begun to wait has not tried everything yet; those behind it perhaps may.
-        young = self.now_us < record.waits_since_us + self.state.policy.push_after_us
+        young = self.now_us < record.waits_since_us + self.state.policy.preempt_after_us
         alike = self.state.waiting.alike(job_id)
         if young and alike in self._hopeless and job_id not in self._spoken and job_id not in self.state.returning:
             return True

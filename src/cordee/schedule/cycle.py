@@ -121,7 +121,7 @@ class Cycle(Considering):
         # 1. Settle: attempts whose shares ended, deadlines, limits, stops, the server going down.
         for job_id in sorted(self._due()):
             self._guarded(job_id, self._settle)
-        if not state.draining:
+        if not state.shutting_down:
             self.pushing = Pushing(state, self.now_us, self.overdue)
             self.vain = state.vain.at(state.gains, self.now_us)
             self._full.update(self.vain.full)
@@ -153,7 +153,7 @@ class Cycle(Considering):
 
     def _due(self) -> set[JobId]:
         state = self.state
-        due = set(state.attempts) if state.draining else set()
+        due = set(state.attempts) if state.shutting_down else set()
         over = bisect_right(state.limits, self.now_us, key=itemgetter(0))
         due.update(job_id for _, job_id in state.limits[:over])
         if state.quotas.has_days:

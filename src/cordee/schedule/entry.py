@@ -36,14 +36,14 @@ def gpus_of(mask: int) -> tuple[int, ...]:
     return tuple(gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1)
 
 
-def host_share(job: Job, gpus: int) -> tuple[int, int]:
+def host_request(job: Job, gpus: int) -> tuple[int, int]:
     """CPU milli-cores and bytes of host memory that so many GPUs of a job take along, rounded up for each GPU.
 
     A job without GPUs takes all of it in one place.
 
     >>> from cordee.ids import JobId
     >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=8, cpu_milli=20_001, memory_bytes=80)
-    >>> host_share(job, 4)
+    >>> host_request(job, 4)
     (10004, 40)
     """
     if not job.cpu_milli and not job.memory_bytes:
@@ -73,7 +73,7 @@ class Used(NamedTuple):
         >>> Used().plus(Lease(node="n", gpus=(2,), milli=300), job).parts
         ((2, 300),)
         """
-        cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
+        cpu_milli, memory_bytes = host_request(job, len(lease.gpus))
         mask = mask_of(lease.gpus)
         if lease.milli >= 1000:
             twice = mask & self.touched
@@ -88,7 +88,7 @@ class Used(NamedTuple):
 
     def minus(self, lease: Lease, job: Job) -> "Used":
         """Without this lease, which is in it."""
-        cpu_milli, memory_bytes = host_share(job, len(lease.gpus))
+        cpu_milli, memory_bytes = host_request(job, len(lease.gpus))
         whole, left = self.whole, self.parts
         if lease.milli >= 1000:
             whole &= ~mask_of(lease.gpus)
@@ -129,7 +129,7 @@ class Entry(NamedTuple):
                     else:
                         shared[gpu] = left
             if cpu_milli is not None or memory_bytes is not None:
-                cpu, memory = host_share(job, len(lease.gpus))
+                cpu, memory = host_request(job, len(lease.gpus))
                 cpu_milli = None if cpu_milli is None else cpu_milli + cpu
                 memory_bytes = None if memory_bytes is None else memory_bytes + memory
         free &= ~mask_of(self.node.unavailable)

@@ -33,7 +33,7 @@ class Reason(StrEnum):
     HELD_UP = "held-up"  # it runs, and one of its ranks stands still or is slower than the others
     STARTING = "starting"  # placed; its ranks have not started
     LEAVING = "leaving"  # has notice, or is being killed
-    SERVER_DRAINING = "server-draining"
+    SERVER_SHUTTING_DOWN = "server-shutting-down"
     STARTS_NOW = "starts-now"  # the next cycle places it
     NO_NODES = "no-nodes"
     NO_SUCH_GPU = "no-such-gpu"
@@ -84,8 +84,10 @@ def explain(state: State, job_id: JobId, now_us: int) -> Explanation:
     attempt = state.attempts.get(job_id)
     if attempt is not None:
         return _live(record, attempt, now_us)
-    if state.draining:
-        return _say(record, Reason.SERVER_DRAINING, "the server is going down; it goes on after the next `cordee up`")
+    if state.shutting_down:
+        return _say(
+            record, Reason.SERVER_SHUTTING_DOWN, "the server is going down; it goes on after the next `cordee up`"
+        )
     return _waiting(state, record, now_us)
 
 
@@ -309,9 +311,9 @@ def _shape(job: Job) -> str:
 def _out_of_use(state: State, now_us: int) -> str:
     """Nodes that are kept out because they went down too often, or by an operator."""
     names = [name for name, node in sorted(state.nodes.items()) if node.quarantined_until_us > now_us]
-    drained = [name for name, node in sorted(state.nodes.items()) if node.drained_by is not None]
+    cordoned = [name for name, node in sorted(state.nodes.items()) if node.cordoned_by is not None]
     text = f"; {_and(names)} went down too often and {'rests' if len(names) == 1 else 'rest'}" if names else ""
-    return text + (f"; {_and(drained)} {'is' if len(drained) == 1 else 'are'} drained" if drained else "")
+    return text + (f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else "")
 
 
 def _jobs(count: int, one: str, several: str) -> str:

@@ -21,8 +21,8 @@ from cordee.events import (
     Lease,
     NoticeGiven,
     Outcome,
+    RanksEnded,
     RanksStarted,
-    ShareEnded,
 )
 from cordee.ids import JobId
 from cordee.schedule.cycle import decide
@@ -261,7 +261,7 @@ class _Run:
             self.state.apply(
                 CheckpointCommitted(
                     at_us=at_us, job_id=job_id, epoch=epoch, step=1 + (attempt.committed_step or 0), generation=0,
-                    size_bytes=0, stall_us=0, drain_us=save_us,
+                    size_bytes=0, stall_us=0, upload_us=save_us,
                 )
             )  # fmt: skip
             gang.durable_us = at_us + every_us
@@ -341,6 +341,6 @@ class _Run:
         gang = self._gangs.pop(job_id)
         self._left_at_us[job_id] = at_us
         for lease in self.state.attempts[job_id].held:
-            ended = ShareEnded(at_us=at_us, job_id=job_id, epoch=gang.epoch, node=lease.node, outcome=gang.outcome)
+            ended = RanksEnded(at_us=at_us, job_id=job_id, epoch=gang.epoch, node=lease.node, outcome=gang.outcome)
             self.state.apply(ended)
         return gang.placed_us

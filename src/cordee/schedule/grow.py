@@ -22,7 +22,7 @@ def worth_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
     costs_us = PAYS * (job.save_us + job.restart_us)
     ran_us = costs_us * job.gpus // (job.gpus - gpus)
     started_us = attempt.placed_us if attempt.started_us is None else attempt.started_us
-    return max(started_us + ran_us - record.used_us, attempt.placed_us + policy.share_min_run_us)
+    return max(started_us + ran_us - record.used_us, attempt.placed_us + policy.time_slice_us)
 
 
 def grown(state: State, attempt: Attempt, candidates: tuple[Pool, ...], now_us: int) -> tuple[Lease, ...] | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from cordee.events import Job, Lease, Node, Queue
 from cordee.schedule.day import Day
-from cordee.schedule.entry import host_share
+from cordee.schedule.entry import host_request
 
 MILLI = 1000
 
@@ -40,7 +40,7 @@ NOTHING = Held()
 
 def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[int]) -> Held:
     """What an attempt holds by these leases, at their nodes' prices; CPU and memory lie where its GPUs lie."""
-    shares = [host_share(job, len(lease.gpus)) for lease in leases]
+    shares = [host_request(job, len(lease.gpus)) for lease in leases]
     prices = zip(leases, micro_usd_per_gpu_hour, strict=True)
     return Held(
         gpu_milli=sum(len(lease.gpus) * lease.milli for lease in leases),

@@ -5,7 +5,7 @@ A job:
     JobSubmitted ─▶ queued ──AttemptPlaced──▶ running ──NoticeGiven, KillOrdered──▶ stopping
                      ▲  │                        │                                    │
                      │  │                        └─────────────┬──────────────────────┘
-                     │  │                                every ShareEnded
+                     │  │                                every RanksEnded
                      │  │                                      ▼
                      ├──│───────────── again ◀───────── AttemptEnded ──JobEnded──▶ done | failed | stopped
                         └──StopRequested, JobEnded──▶ stopped
@@ -36,7 +36,7 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
-    ShareEnded,
+    RanksEnded,
 )
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.limits import is_used_up
@@ -106,12 +106,12 @@ def wake_us(attempt: Attempt) -> int | None:
     return attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
 
 
-def outcome_of(attempt: Attempt) -> ShareEnded:
+def outcome_of(attempt: Attempt) -> RanksEnded:
     """The share that says how the attempt ended: the first of the worst outcome."""
     return min(attempt.shares, key=lambda share: _WORST_FIRST.index(_judged(attempt, share)))
 
 
-def _judged(attempt: Attempt, share: ShareEnded) -> Outcome:
+def _judged(attempt: Attempt, share: RanksEnded) -> Outcome:
     # A script that does not know SIGTERM exits with whatever code once it gets notice; that is no failure of its own.
     if share.outcome is Outcome.FAILED and attempt.notice is not None:
         return Outcome.KILLED
@@ -137,11 +137,11 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return None
     if record.stop is not None:
         return NoticeReason.STOP
-    if state.draining:
+    if state.shutting_down:
         return NoticeReason.DOWN
     if _reclaimed_us(state, attempt) is not None:
         return NoticeReason.RECLAIM
-    if any(state.nodes[lease.node].evicts for lease in attempt.held):
+    if any(state.nodes[lease.node].drains for lease in attempt.held):
         return NoticeReason.DRAIN
     if attempt.limit_at_us is not None and now_us >= attempt.limit_at_us:
         return NoticeReason.LIMIT

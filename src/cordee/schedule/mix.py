@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cordee.events import Job
-from cordee.schedule.entry import host_share
+from cordee.schedule.entry import host_request
 
 Ask = tuple[int, int, int, int]
 """Milli-cores and bytes for each GPU (or in all, without one), GPUs, thousandths of each."""
@@ -26,7 +26,7 @@ Learnt = tuple[tuple[Ask, int], ...]
 
 def ask_of(job: Job) -> Ask:
     """The shape of a job."""
-    return (*host_share(job, 1), job.gpus, job.gpu_milli)
+    return (*host_request(job, 1), job.gpus, job.gpu_milli)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Not about jobs: whom a node is leased to, and what follows for them, is state.py
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cordee.events import Job, Lease, NodeDown, NodeDraining, NodeReclaimed, NodeUp
+from cordee.events import Job, Lease, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp
 from cordee.ids import JobId
 from cordee.schedule.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.free import FreeIndex
@@ -135,16 +135,19 @@ class Nodes:
             self._set_node(replace(known, reclaimed_us=event.deadline_us), event.at_us)
             self._look_at(event.node)
 
-    def _node_draining(self, event: NodeDraining) -> None:
+    def _node_cordoned(self, event: NodeCordoned) -> None:
         known = self.nodes.get(event.node)
         if known is None:
             return
-        if event.over:
-            self._set_node(replace(known, drained_by=None, evicts=False), event.at_us)
-            return
-        self._set_node(replace(known, drained_by=event.by, evicts=event.evict), event.at_us)
-        if event.evict:
+        record = replace(known, cordoned_by=event.by, cordon_why=event.why, drains=event.drain)
+        self._set_node(record, event.at_us)
+        if event.drain:
             self._look_at(event.node)
+
+    def _node_uncordoned(self, event: NodeUncordoned) -> None:
+        known = self.nodes.get(event.node)
+        if known is not None:
+            self._set_node(replace(known, cordoned_by=None, cordon_why="", drains=False), event.at_us)
 
     def _set_node(self, record: NodeRecord, at_us: int) -> None:
         name = record.node.name

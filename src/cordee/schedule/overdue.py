@@ -1,6 +1,6 @@
 """Who has waited too long: they go first in their tier, push any level of it, and are left alone by it once they run.
 
-They get a part of the GPUs that way (`Policy.patience_share`), the first of them first. Without that bound an
+They get a part of the GPUs that way (`Policy.patience_fraction`), the first of them first. Without that bound an
 overloaded cluster would become a queue in the order of arrival.
 """
 
@@ -43,4 +43,4 @@ def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt) -> bool:
 def gpus_left(policy: Policy, running: Running, quotas: Quotas) -> float:
     """What is left of the GPUs that are for them."""
     held = int(running.rows["gpus"][running.rows["overdue"]].sum())
-    return policy.patience_share * quotas.offered.gpu_milli / 1000 - held
+    return policy.patience_fraction * quotas.offered.gpu_milli / 1000 - held

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 
 from cordee.events import Job
-from cordee.schedule.entry import Entry, host_share
+from cordee.schedule.entry import Entry, host_request
 from cordee.schedule.free import FreeIndex
 from cordee.schedule.view import Pool
 
 
 def lacks_part(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry]) -> int | None:
     """0: there is room; 1: there is none now; None: there never is, with the nodes that are up."""
-    if not index.view(pool, *host_share(job, 1), empty=True, hosts=not job.gpus).total:
+    if not index.view(pool, *host_request(job, 1), empty=True, hosts=not job.gpus).total:
         return None
-    if index.view(pool, *host_share(job, 1), hosts=not job.gpus).total_if(freed):
+    if index.view(pool, *host_request(job, 1), hosts=not job.gpus).total_if(freed):
         return 0
     with index.as_if(freed):
         return 0 if job.gpus and _tightest(index, job, pool) else 1
@@ -20,7 +20,7 @@ def lacks_part(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry
 
 def _tightest(index: FreeIndex, job: Job, pool: Pool) -> tuple[int, str, int] | None:
     """The shared GPU with the least left that is enough, on a node with CPU and memory for it."""
-    cpu_milli, memory_bytes = host_share(job, 1)
+    cpu_milli, memory_bytes = host_request(job, 1)
     found = []
     for kind in pool:
         for milli, name, gpu in index.shared(kind, job.gpu_milli):

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 from cordee.events import Capacity, Job, Lease
-from cordee.schedule.entry import Entry, Kind, host_share
+from cordee.schedule.entry import Entry, Kind, host_request
 from cordee.schedule.fill import Need, Shape, choose, lacking, missing, search
 from cordee.schedule.free import FreeIndex
 from cordee.schedule.part import lacks_part
@@ -60,7 +60,7 @@ def _pools(gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind]) -> 
 def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> Need | None:
     """The units of a gang in a pool; None if the nodes that are up could not hold it even with nothing leased."""
     gpus = job.gpus if gpus is None else gpus
-    host = host_share(job, 1)
+    host = host_request(job, 1)
     key = (pool, host, gpus, job.unit_gpus, job.within)
     if key not in index.needs:
         if len(index.needs) >= _NEEDS_MAX:
@@ -109,12 +109,12 @@ def lacks(
     need = need_of(index, job, pool, gpus)
     if need is None:
         return None
-    view = index.view(pool, *host_share(job, 1))
+    view = index.view(pool, *host_request(job, 1))
     if not freed:
         return missing(view, need)
     if need.within is not None:
         with index.as_if(freed):
-            return missing(index.view(pool, *host_share(job, 1)), need)
+            return missing(index.view(pool, *host_request(job, 1)), need)
     units = rests = 0
     for cls, nodes in view.total_if(freed).items():
         each, beside = holds(cls, need.unit, need.rest, need.in_island)
@@ -188,7 +188,7 @@ def _place(
         if found and len(pool) > 1:
             break  # both capacities together are the last resort, and stand last
         need = need_of(index, job, pool, gpus)
-        shape = None if need is None else search(index.view(pool, *host_share(job, 1)), need)
+        shape = None if need is None else search(index.view(pool, *host_request(job, 1)), need)
         if need is not None and shape is not None:
             found.append((need, shape))
     if not found:
@@ -206,7 +206,7 @@ def _is_scored(job: Job, packing: Packing) -> bool:
 
 
 def _packed(index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int, packing: Packing) -> Lease | None:
-    ask = (*host_share(job, 1), gpus, job.gpu_milli)
+    ask = (*host_request(job, 1), gpus, job.gpu_milli)
     found = index.packer(packing).pick(ask, [pool[0] for pool in candidates if len(pool) == 1])
     if found is None:
         return None

@@ -29,22 +29,24 @@ class Policy:
     """The rules of one scheduler.
 
     Attributes:
-        spares: so many nodes of each pool stay free for jobs that lost theirs.
-        notice: False: victims are killed without warning.
-        levels_gpu_us: GPU time received at which a job of the orders `service` and `las` goes down a level.
-        push_after_us: so long a job waits before it pushes its own tier or moves others; ends often make room by then.
-        share_min_run_us: so long an attempt that is not the first runs before its own tier pushes it, or it is moved.
-        patience_us: who has not run for so long in all goes first in its tier, may push any level of it, and is not
-            pushed by its own tier any more; the order `service` only.
-        patience_share: of all GPUs, those that such jobs may hold: so an overloaded cluster does not become a queue in
-            the order of arrival, where nobody who is short gets through.
-        cascade: a victim of a higher tier counts for so much more for each tier below it: it pushes them in its turn.
-        favour: with each doubling of the GPU-hours that it had, a victim of its own tier counts for so much less.
-        pushes_max: so often a job is pushed by its own tier; None: no such limit.
-        move_share: running jobs of so much of the size of a waiting one move elsewhere to make room for its shape.
-        awaits_checkpoint: who cannot save in its grace and loses its turn keeps its place until its next checkpoint is
-            durable, if that is near: due within an interval and `share_min_run_us` of when its turn was over; the
-            orders `service` and `las` only.
+        spares: number of nodes of each pool kept free for jobs that lost theirs.
+        notice: False: victims are killed without notice.
+        levels_gpu_us: GPU time received at which a job moves down a level, for the orders `service` and `las`.
+        preempt_after_us: how long a job waits before it preempts within its own tier or moves other jobs; running jobs
+            often end by then.
+        time_slice_us: how long an attempt that is not the job's first runs before its own tier may preempt it, or
+            before it may be moved.
+        patience_us: a job that has not run for this long in total goes first in its tier, may preempt any level of
+            that tier, and is not preempted by it any more; the order `service` only.
+        patience_fraction: the fraction of all GPUs that such jobs may hold. With all of them, an overloaded cluster
+            becomes a queue in the order of arrival, and short jobs wait behind long ones.
+        cascade: how much more a victim of a higher tier counts for each tier below it: it preempts those in its turn.
+        favour: how much less a victim of the same tier counts with each doubling of the GPU-hours it has received.
+        preemptions_max: how often a job is preempted by its own tier; None: no limit.
+        move_fraction: running jobs of up to this fraction of a waiting job's size move elsewhere to make room for it.
+        awaits_checkpoint: a job that cannot save within its grace and whose time slice is over keeps its place until
+            its next checkpoint is durable, if that is due within an interval and `time_slice_us`; the orders
+            `service` and `las` only.
         resize: whether elastic jobs start smaller, shrink and grow.
 
     The numbers are those of a study on the Philly traces (docs/design/schedule.md).
@@ -57,14 +59,14 @@ class Policy:
     spares: int = 0
     notice: bool = True
     levels_gpu_us: tuple[int, ...] = tuple(hours * US_PER_HOUR for hours in (1, 16, 64, 256))
-    push_after_us: int = 90 * US_PER_S
-    share_min_run_us: int = 1800 * US_PER_S
+    preempt_after_us: int = 90 * US_PER_S
+    time_slice_us: int = 1800 * US_PER_S
     patience_us: int | None = 150_000 * US_PER_S
-    patience_share: float = 0.6
+    patience_fraction: float = 0.6
     cascade: float = 1.0
     favour: float = 0.05
-    pushes_max: int | None = None
-    move_share: float = 0.75
+    preemptions_max: int | None = None
+    move_fraction: float = 0.75
     awaits_checkpoint: bool = True
     resize: bool = True
 
@@ -80,7 +82,7 @@ class Policy:
 
 
 _PEER: dict[str, Any] = {
-    "push_after_us": 0, "share_min_run_us": 0, "patience_us": None, "favour": 0.0, "move_share": 0.0,
+    "preempt_after_us": 0, "time_slice_us": 0, "patience_us": None, "favour": 0.0, "move_fraction": 0.0,
     "awaits_checkpoint": False, "resize": False,
 }  # fmt: skip
 

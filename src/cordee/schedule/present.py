@@ -23,7 +23,7 @@ class Present:
     def __init__(self, state: State) -> None:
         """Take it; nobody may change the state meanwhile."""
         assert not state.journal.keeps, "inside `what_if` a state is not what it is"
-        self.policy, self.draining = state.policy, state.draining
+        self.policy, self.shutting_down = state.policy, state.shutting_down
         self._collections = {name: getattr(state, name).copy() for name in _COLLECTIONS}
         self.jobs, self.attempts = self._collections["jobs"], self._collections["attempts"]
         self._remembered = {name: getattr(state, name) for name in _REMEMBERED}
@@ -33,7 +33,7 @@ class Present:
         """A state of its own that equals the one it was taken of."""
         # `use` builds all indexes when the policy is another one.
         made = State(replace(self.policy, notice=not self.policy.notice))
-        made.draining, made.quotas, made.history = self.draining, self._quotas.copied(), self.history.copied()
+        made.shutting_down, made.quotas, made.history = self.shutting_down, self._quotas.copied(), self.history.copied()
         for name, value in self._collections.items():
             setattr(made, name, value.copy())
         made.index = FreeIndex(deepcopy(self._mix))

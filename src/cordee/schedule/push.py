@@ -57,7 +57,7 @@ class Pushing:
         """Whom a waiting job may push."""
         job, waiting, quotas = record.job, self.state.waiting, self.state.quotas
         standing = None
-        if self.state.policy.takes_turns and self.now_us >= record.waits_since_us + self.state.policy.push_after_us:
+        if self.state.policy.takes_turns and self.now_us >= record.waits_since_us + self.state.policy.preempt_after_us:
             standing = -1 if job.job_id in self.overdue else turn_of(self.state.policy, waiting.standing(job.job_id))
         borrowers = frozenset(each.queue for each in quotas.borrowers(job)) if quotas.queues else _NOBODY
         return Power(level(job.tier), job.priority, standing, borrowers)
@@ -111,8 +111,8 @@ class Pushing:
     def move(self, record: JobRecord, candidates: tuple[Pool, ...]) -> Room | None:
         """The room that comes of moving smaller ones elsewhere, if all of them fit there now."""
         policy, job = self.state.policy, record.job
-        most = int(policy.move_share * job.gpus)
-        if self.now_us < record.waits_since_us + policy.push_after_us:
+        most = int(policy.move_fraction * job.gpus)
+        if self.now_us < record.waits_since_us + policy.preempt_after_us:
             return None
         for pool in candidates:
             need = need_of(self.state.index, job, pool)
@@ -240,7 +240,7 @@ class Pushing:
     def _reason(self, attempt: Attempt, record: JobRecord) -> NoticeReason:
         if not self._is_below(attempt, record):
             return NoticeReason.QUOTA
-        return NoticeReason.PREEMPT if is_below(attempt.job.tier, record.job.tier) else NoticeReason.SHARE
+        return NoticeReason.PREEMPT if is_below(attempt.job.tier, record.job.tier) else NoticeReason.TIME_SLICE
 
     def _notices(
         self, attempt: Attempt, reason: NoticeReason, gpus: int | None, record: JobRecord

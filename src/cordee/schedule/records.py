@@ -13,7 +13,7 @@ from cordee.events import (
     Node,
     NoticeGiven,
     RankBehind,
-    ShareEnded,
+    RanksEnded,
     StopRequested,
 )
 from cordee.schedule.day import Pair
@@ -74,7 +74,7 @@ class Attempt(NamedTuple):
     captured_us: int | None = None  # work before this is durable
     committed_step: int | None = None
     behind: RankBehind | None = None  # the rank that holds the others up
-    shares: tuple[ShareEnded, ...] = ()
+    shares: tuple[RanksEnded, ...] = ()
     notice: NoticeGiven | None = None
     kill: KillOrdered | None = None
 
@@ -118,12 +118,13 @@ class NodeRecord:
     up: bool = True
     why: str = ""  # it is down
     reclaimed_us: int | None = None  # the cloud takes it back then
-    drained_by: str | None = None  # an operator takes it out
-    evicts: bool = False  # and who runs there gets notice
+    cordoned_by: str | None = None  # an operator takes it out of use
+    cordon_why: str = ""
+    drains: bool = False  # cordoned, and its attempts get notice
     downs: tuple[int, ...] = ()  # when it went down lately
     quarantined_until_us: int = 0  # it went down too often
 
     @property
     def stays(self) -> bool:
         """Whether what becomes free on it can be used again."""
-        return self.up and self.reclaimed_us is None and self.drained_by is None and not self.quarantined_until_us
+        return self.up and self.reclaimed_us is None and self.cordoned_by is None and not self.quarantined_until_us

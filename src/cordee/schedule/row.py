@@ -16,8 +16,8 @@ def columns_of(
     job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
     value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
     spent = is_spent(record)
-    rested = policy.pushes_max is not None and record.pushes >= policy.pushes_max
-    shares_from_us = placed_us + (policy.share_min_run_us if attempt.epoch > 1 else 0)
+    rested = policy.preemptions_max is not None and record.pushes >= policy.preemptions_max
+    slice_ends_us = placed_us + (policy.time_slice_us if attempt.epoch > 1 else 0)
     return {
         "gpus": gpus,
         "tier": level(job.tier),
@@ -26,7 +26,7 @@ def columns_of(
         "pace": rate,
         "placed_us": placed_us,
         "rests_until_us": NEVER if spent else rests_until_us(attempt),
-        "shares_from_us": NEVER if spent or rested or overdue else shares_from_us,
+        "slice_ends_us": NEVER if spent or rested or overdue else slice_ends_us,
         "overdue": overdue,
         "ends_us": _ends_us(attempt, left_us),
         "rate": attempt.micro_usd_per_hour,

@@ -26,7 +26,7 @@ _ROW: dict[str, Any] = {
     "pace": np.int64,  # and how that changes each microsecond
     "placed_us": np.int64,
     "rests_until_us": np.int64,  # from then on other tiers may push it
-    "shares_from_us": np.int64,  # from then on its own tier may
+    "slice_ends_us": np.int64,  # from then on its own tier may
     "overdue": np.bool_,  # it had waited too long when it was placed
     "ends_us": np.int64,  # at the latest, or as far as one can tell
     "rate": np.float64,  # micro-dollars per hour of the gang
@@ -250,8 +250,8 @@ class Running:
         served = self.served(now_us)
         level = _marks(policy.levels_gpu_us)[:-1].searchsorted(served, side="right")
         below = served - np.array((0, *policy.levels_gpu_us), np.int64)[level]
-        over_us = np.maximum(rows["shares_from_us"], now_us - below // np.maximum(1, rows["pace"]))
-        longest_us = np.minimum(rows["every_us"], policy.share_min_run_us)
+        over_us = np.maximum(rows["slice_ends_us"], now_us - below // np.maximum(1, rows["pace"]))
+        longest_us = np.minimum(rows["every_us"], policy.time_slice_us)
         is_kept = rows["awaited"] & (level > 0) & (over_us <= now_us) & (left_us > 0) & (left_us < since_us)
         return np.where(is_kept & (now_us + left_us <= over_us + longest_us), now_us + left_us, 0)
 

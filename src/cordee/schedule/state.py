@@ -5,7 +5,7 @@ the same state, and `what_if()` takes back whatever was applied inside it. Recor
 
 What `apply` ignores, so that late and repeated reports do no harm: a job submitted twice; anything about a job that is
 not known or has ended; anything about an attempt that is not the job's live one (an older epoch, or one that ended);
-a second ShareEnded of a node; a NodeUp or NodeDown of an epoch below the node's newest; Reported, Restored and
+a second RanksEnded of a node; a NodeUp or NodeDown of an epoch below the node's newest; Reported, Restored and
 RankLeft, which are the ledger's. A placement that leases a GPU twice is a programmer's error and is asserted.
 """
 
@@ -21,19 +21,20 @@ from cordee.events import (
     JobEnded,
     JobSubmitted,
     KillOrdered,
+    NodeCordoned,
     NodeDown,
-    NodeDraining,
     NodeReclaimed,
+    NodeUncordoned,
     NodeUp,
     NoticeGiven,
     NoticeReason,
     Outcome,
     QueuesSet,
     RankBehind,
+    RanksEnded,
     RanksStarted,
-    ServerDraining,
+    ServerShuttingDown,
     ServerUp,
-    ShareEnded,
     StopRequested,
 )
 from cordee.ids import JobId
@@ -54,7 +55,7 @@ from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
-_PUSHED = (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA)
+_PUSHED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)
 _RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
 """Who left for one of these lost its place by no turn of others, and starts again before the others of its tier."""
 
@@ -74,7 +75,7 @@ class State(Nodes):
         """
         super().__init__(half_life_us)
         self.policy = policy or Policy()
-        self.draining = False
+        self.shutting_down = False
         self.jobs: dict[JobId, JobRecord] = {}
         self.owed: dict[JobId, None] = {}  # jobs that wait for what borrowers give back
         self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
@@ -87,21 +88,22 @@ class State(Nodes):
         self.vain = Vain()  # what the last cycle tried in vain
         self.what_if, self.mark, self.take_back = self.journal.what_if, self.journal.mark, self.journal.take_back
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            ServerUp: lambda event: self._drain(False),
-            ServerDraining: lambda event: self._drain(True),
+            ServerUp: lambda event: self._shut_down(False),
+            ServerShuttingDown: lambda event: self._shut_down(True),
             JobSubmitted: self._submitted,
             StopRequested: self._stop_requested,
             JobEnded: self._job_ended,
             NodeUp: self._node_up,
             NodeDown: self._node_down,
             NodeReclaimed: self._node_reclaimed,
-            NodeDraining: self._node_draining,
+            NodeCordoned: self._node_cordoned,
+            NodeUncordoned: self._node_uncordoned,
             QueuesSet: self._queues_set,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._kill_ordered,
             RanksStarted: self._ranks_started,
-            ShareEnded: self._share_ended,
+            RanksEnded: self._ranks_ended,
             CheckpointCommitted: self._committed,
             RankBehind: self._behind,
             AttemptEnded: self._attempt_ended,
@@ -136,7 +138,7 @@ class State(Nodes):
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
         return {
-            "draining": self.draining,
+            "shutting_down": self.shutting_down,
             "jobs": dict(self.jobs),
             "attempts": dict(self.attempts),
             "nodes": dict(self.nodes),
@@ -161,9 +163,9 @@ class State(Nodes):
             "news": self.news,
         }
 
-    def _drain(self, draining: bool) -> None:
-        self.journal.note(setattr, self, "draining", self.draining)
-        self.draining = draining
+    def _shut_down(self, shutting_down: bool) -> None:
+        self.journal.note(setattr, self, "shutting_down", self.shutting_down)
+        self.shutting_down = shutting_down
         self._heard()
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -338,7 +340,7 @@ class State(Nodes):
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and event.step > (attempt.committed_step or -1):
             # What ran while the capture drained is not in it.
-            captured_us = event.at_us - event.drain_us
+            captured_us = event.at_us - event.upload_us
             committed = attempt._replace(captured_us=captured_us, committed_step=event.step)
             self.journal.put(self.attempts, event.job_id, committed)
             if attempt.started_us is not None:
@@ -365,7 +367,7 @@ class State(Nodes):
             if not over or (attempt.behind is not None and attempt.behind.rank == event.rank):
                 self.journal.put(self.attempts, event.job_id, attempt._replace(behind=None if over else event))
 
-    def _share_ended(self, event: ShareEnded) -> None:
+    def _ranks_ended(self, event: RanksEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
         lease = next((each for each in attempt.held if each.node == event.node), None) if attempt else None
         if attempt is None or lease is None:

@@ -24,7 +24,7 @@ def next_turn_us(state: State, now_us: int) -> int | None:
             times.append(line.ages[later][0])
     rests_us = state.running.next_us("rests_until_us", now_us)
     times += [] if rests_us is None else [rests_us]
-    if policy.takes_turns or policy.move_share:
+    if policy.takes_turns or policy.move_fraction:
         turn_us = _own_tier_us(state, now_us)
         if turn_us is not None:
             times.append(-(-turn_us // EVERY_US) * EVERY_US)
@@ -47,13 +47,13 @@ def _own_tier_us(state: State, now_us: int) -> int | None:
 
 
 def _young_us(state: State, now_us: int) -> int | None:
-    since, after_us = state.waiting.since, state.policy.push_after_us
+    since, after_us = state.waiting.since, state.policy.preempt_after_us
     young = bisect_right(since, now_us - after_us, key=itemgetter(0))
     return since[young][0] + after_us if young < len(since) else None
 
 
 def _rested_us(state: State, now_us: int) -> int | None:
-    return state.running.next_us("shares_from_us", now_us)
+    return state.running.next_us("slice_ends_us", now_us)
 
 
 def _crosses_us(state: State, now_us: int) -> int | None:

@@ -205,10 +205,10 @@ class Victims:
         """Of each row, whether its own tier may push it now if it stands worse; who waited too long waits no longer."""
         self._refresh()
         if standing < 0:
-            return self._state.running.rows["shares_from_us"] <= self._now_us
+            return self._state.running.rows["slice_ends_us"] <= self._now_us
         if self._turn_over is None:
             running, now_us = self._state.running, self._now_us
-            over = running.rows["shares_from_us"] <= now_us
+            over = running.rows["slice_ends_us"] <= now_us
             self._turn_over = over & (running.kept_until_us(now_us, self._state.policy) <= now_us)
         return self._turn_over
 
@@ -217,7 +217,7 @@ class Victims:
         rows, now_us = self._state.running.rows, self._now_us
         if power.moves is not None:
             allowed = (rows["tier"] >= power.tier) & (rows["gpus"] <= power.moves) & rows["saves"]
-            return allowed & (rows["shares_from_us"] <= now_us) & rows["live"]
+            return allowed & (rows["slice_ends_us"] <= now_us) & rows["live"]
         rested = rows["rests_until_us"] <= now_us
         allowed = (rows["tier"] > power.tier) & rested
         if power.standing is not None:

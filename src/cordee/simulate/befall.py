@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cordee.events import NodeDraining
+from cordee.events import NodeCordoned, NodeUncordoned
 from cordee.units import US_PER_S
 
 if TYPE_CHECKING:
@@ -96,16 +96,16 @@ def _stop(world: "FaultWorld", dice: random.Random) -> str:
 
 
 def _down(world: "FaultWorld", dice: random.Random) -> str:
-    world.ask(lambda control: control.drain())
+    world.ask(lambda control: control.shut_down())
     at_us = world.engine.now_us() + dice.randint(1, 90) * US_PER_S
     world.engine.at(at_us, world.ask, lambda control: control.up())
-    return "the server drains"
+    return "the server shuts down"
 
 
 def _drain(world: "FaultWorld", dice: random.Random) -> str:
     name, now_us = dice.choice(world.nodes).name, world.engine.now_us()
-    world.operator(NodeDraining(at_us=now_us, node=name, by="ann", evict=dice.random() < 0.5))
-    over = NodeDraining(at_us=now_us, node=name, by="ann", over=True)
+    world.operator(NodeCordoned(at_us=now_us, node=name, by="ann", drain=dice.random() < 0.5))
+    over = NodeUncordoned(at_us=now_us, node=name, by="ann")
     world.engine.at(now_us + dice.randint(1, 200) * US_PER_S, world.operator, over)
     return name
 

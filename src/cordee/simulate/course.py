@@ -47,7 +47,7 @@ class Course:
         cycles = max(0, left - 1) // k
         last_us = train_us + cycles * cycle_us + (left - cycles * k) * step_us
         saves = work.saves_at_end and (every_us is not None or work.handles_notice)
-        leave_us = last_us + work.stall_us + work.drain_us if saves else last_us
+        leave_us = last_us + work.stall_us + work.upload_us if saves else last_us
         return cls(
             work, step_us, k, cycle_us, first_step, train_us, cycles, last_us, work.steps, leave_us, saves
         )  # fmt: skip
@@ -68,7 +68,7 @@ class Course:
         self.last_us = began_us + in_steps * self.step_us
         self.last_step = min(self.last_step, self.first_step + cycle * self.k + in_steps)
         self.saves = work.saves_at_end or self.last_step < work.steps
-        self.leave_us = self.last_us + work.stall_us + work.drain_us if self.saves else self.last_us
+        self.leave_us = self.last_us + work.stall_us + work.upload_us if self.saves else self.last_us
         return True
 
     def done_cycles(self, now_us: int) -> int:
@@ -77,7 +77,7 @@ class Course:
 
     def durable_cycles(self, now_us: int) -> int:
         """Cycles whose capture is durable."""
-        return max(0, min((now_us - self.work.drain_us - self.train_us) // self.cycle_us, self.cycles))
+        return max(0, min((now_us - self.work.upload_us - self.train_us) // self.cycle_us, self.cycles))
 
     def next_us(self, now_us: int) -> int | None:
         """When the next span ends or the next capture is durable, before it leaves; None if only that is left."""
@@ -86,7 +86,7 @@ class Course:
         cycle = self.done_cycles(now_us)
         began_us = self.train_us + cycle * self.cycle_us
         steps_us = began_us + self.k * self.step_us if cycle < self.cycles else self.last_us
-        times = [steps_us, self.train_us + (self.durable_cycles(now_us) + 1) * self.cycle_us + self.work.drain_us]
+        times = [steps_us, self.train_us + (self.durable_cycles(now_us) + 1) * self.cycle_us + self.work.upload_us]
         if cycle < self.cycles:
             times.append(began_us + self.cycle_us)
         if self.durable_cycles(now_us) >= self.cycles:

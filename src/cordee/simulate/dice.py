@@ -11,8 +11,8 @@ from cordee.units import US_PER_S
 
 QUICK = Policy(
     levels_gpu_us=(40 * US_PER_S, 300 * US_PER_S),
-    push_after_us=5 * US_PER_S,
-    share_min_run_us=10 * US_PER_S,
+    preempt_after_us=5 * US_PER_S,
+    time_slice_us=10 * US_PER_S,
     patience_us=900 * US_PER_S,
 )
 """Cordee's own rules on the scale of minutes: in worlds this small, turns change within a job's run."""

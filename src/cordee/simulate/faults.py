@@ -22,7 +22,8 @@ from typing import TypeVar
 from cordee.control.ports import Pending, Report, Store
 from cordee.control.tick import Control
 from cordee.errors import QueuesError, StoreError
-from cordee.events import AttemptPlaced, Event, Job, JobSubmitted, NodeDraining, NodeUp, QueuesSet, encode
+from cordee.event_json import encode
+from cordee.events import AttemptPlaced, Event, Job, JobSubmitted, NodeCordoned, NodeUncordoned, NodeUp, QueuesSet
 from cordee.ids import JobId
 from cordee.schedule.cycle import decide
 from cordee.schedule.explain import explain
@@ -187,7 +188,7 @@ class FaultWorld:
         self.network.lost = self.network.late = self.network.doubled = 0.0
         self.fuse.dies = self.fuse.refuses = 0.0
         for name in sorted(self._drains):
-            self.operator(NodeDraining(at_us=self.engine.now_us(), node=name, by="ann", over=True))
+            self.operator(NodeUncordoned(at_us=self.engine.now_us(), node=name, by="ann"))
         self._asked.append(lambda control: control.up())
 
     @property
@@ -197,7 +198,7 @@ class FaultWorld:
 
     def operator(self, event: Event) -> None:
         """What an operator says of nodes comes through a stream of its own."""
-        if isinstance(event, NodeDraining):
+        if isinstance(event, NodeCordoned | NodeUncordoned):
             self._drains[event.node] = 1
         self.cluster.say("operator", event)
 
@@ -333,7 +334,7 @@ class FaultWorld:
         """Whether it would be placed if it were alone on the nodes as they are."""
         alone, at_us = State(self.policy), self.engine.now_us()
         for each in self.promises.nodes.values():
-            if each.up and not each.reclaimed and not each.drained:
+            if each.up and not each.reclaimed and not each.cordoned:
                 alone.apply(NodeUp(at_us=at_us, node=each.node))
         if state.quotas.queues:
             alone.apply(QueuesSet(at_us=at_us, queues=state.quotas.queues))

@@ -4,7 +4,7 @@ log."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cordee.events import AttemptPlaced, Event, Outcome, ShareEnded
+from cordee.events import AttemptPlaced, Event, Outcome, RanksEnded
 from cordee.ids import JobId
 
 NODES = 32
@@ -38,7 +38,7 @@ class Gantt:
             for lease in event.leases:
                 if lease.node in self._shown:
                     self._live[event.job_id, lease.node] = (event.at_us, lease.gpus)
-        elif isinstance(event, ShareEnded) and event.node in self._shown:
+        elif isinstance(event, RanksEnded) and event.node in self._shown:
             live = self._live.pop((event.job_id, event.node), None)
             if live is not None and len(self.held) < _KEPT:
                 self.held.append(Held(event.node, live[1], event.job_id, live[0], event.at_us, event.outcome))

@@ -20,8 +20,8 @@ from cordee.events import (
     NodeUp,
     NoticeGiven,
     Outcome,
+    RanksEnded,
     RanksStarted,
-    ShareEnded,
 )
 from cordee.simulate.engine import Engine
 from cordee.simulate.ranks import Key, Ranks
@@ -244,10 +244,10 @@ class HostileCluster:
 
     def _report_end(self, machine: Machine, key: Key, outcome: Outcome, why: str) -> None:
         machine.ended.add(key)
-        self._report(machine, self._share_ended(machine.node.name, key, outcome, why))
+        self._report(machine, self._ranks_ended(machine.node.name, key, outcome, why))
 
-    def _share_ended(self, name: str, key: Key, outcome: Outcome, why: str) -> ShareEnded:
-        return ShareEnded(at_us=self._now_us(), job_id=key[0], epoch=key[1], node=name, outcome=outcome, why=why)
+    def _ranks_ended(self, name: str, key: Key, outcome: Outcome, why: str) -> RanksEnded:
+        return RanksEnded(at_us=self._now_us(), job_id=key[0], epoch=key[1], node=name, outcome=outcome, why=why)
 
     def _report(self, machine: Machine, event: Event) -> None:
         machine.streams.setdefault(f"node/{machine.node.name}/{machine.node.epoch}", []).append(event)
@@ -268,7 +268,7 @@ class HostileCluster:
         """The share is over, whatever its machine does later: it will not be told of it again."""
         if (key, name) not in self._given_up:
             self._given_up.add((key, name))
-            self.say(f"members/{name}", self._share_ended(name, key, Outcome.LOST, why))
+            self.say(f"members/{name}", self._ranks_ended(name, key, Outcome.LOST, why))
 
     def _is_down(self, name: str, why: str) -> None:
         down = NodeDown(at_us=self._now_us(), node=name, epoch=self.machines[name].node.epoch, why=why)
@@ -345,7 +345,7 @@ class HostileCluster:
     def _is_unheard(self, machine: Machine, key: Key) -> bool:
         """Whether the end of the share may lie in a stream that goes with the disk."""
         return any(
-            isinstance(event, ShareEnded) and (event.job_id, event.epoch) == key
+            isinstance(event, RanksEnded) and (event.job_id, event.epoch) == key
             for name, told in machine.streams.items()
             for event in told[machine.acknowledged.get(name, 0) :]
         )

@@ -31,8 +31,8 @@ from cordee.events import (
     NodeUp,
     NoticeGiven,
     NoticeReason,
+    RanksEnded,
     Reported,
-    ShareEnded,
     SpanClass,
 )
 from cordee.ids import JobId
@@ -40,7 +40,7 @@ from cordee.units import US_PER_HOUR, US_PER_S
 
 _AT_LEAST_US = 10 * US_PER_S
 CHOSEN = frozenset(
-    (NoticeReason.PREEMPT, NoticeReason.SHARE, NoticeReason.QUOTA, NoticeReason.RESIZE, NoticeReason.MOVE)
+    (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA, NoticeReason.RESIZE, NoticeReason.MOVE)
 )
 """Notices that the scheduler gave by its own choice: preemptions."""
 POINTS = 1000
@@ -107,7 +107,7 @@ class Summary:
         wait_s: from submission to the first start, of jobs that started.
         away_s: of jobs that ended, all the time that they did not hold GPUs.
         goodput: useful over held GPU time.
-        held_share: held over all GPU time that there was, until the last job ended.
+        held_fraction: held over all GPU time that there was, until the last job ended.
         fragmented: of all GPU time.
         slowdown_max, slowdown_jain: fairness.
         restart_gpu_us: GPU time until the first new step of attempts.
@@ -121,7 +121,7 @@ class Summary:
     away_s: Spread
     makespan_s: float
     goodput: float
-    held_share: float
+    held_fraction: float
     fragmented: float
     slowdown_max: float
     slowdown_jain: float
@@ -180,7 +180,7 @@ class Metrics:
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._kill_ordered,
-            ShareEnded: self._share_ended,
+            RanksEnded: self._ranks_ended,
             AttemptEnded: self._attempt_ended,
         }
 
@@ -242,7 +242,7 @@ class Metrics:
             away_s=spread(self._away_us),
             makespan_s=(self._last_end_us - self._first_us) / US_PER_S if self.jct_us else 0.0,
             goodput=useful / held if held else 0.0,
-            held_share=was_held / capacity if capacity else 0.0,
+            held_fraction=was_held / capacity if capacity else 0.0,
             fragmented=fragmented / capacity if capacity else 0.0,
             slowdown_max=max(self._slow, default=0.0),
             slowdown_jain=math.fsum(self._slow) ** 2 / (len(self._slow) * squares) if squares else 1.0,
@@ -358,7 +358,7 @@ class Metrics:
     def _kill_ordered(self, event: KillOrdered) -> None:
         self._kills += 1
 
-    def _share_ended(self, event: ShareEnded) -> None:
+    def _ranks_ended(self, event: RanksEnded) -> None:
         job = self._open.get(event.job_id)
         if job is not None and not job.waits:
             self._held -= job.leases.pop(event.node, 0)

@@ -43,7 +43,7 @@ class SeenJob:
         worked_us: useful time that its last attempt ended with, or held time of a script that told nothing.
         starts_us: from placed to the first new step, of each attempt that came so far.
         every_us: useful time between its checkpoints; None if it wrote none.
-        drains_us: what its checkpoints took until they were durable.
+        uploads_us: what its checkpoints took until they were durable.
     """
 
     job: Job
@@ -55,7 +55,7 @@ class SeenJob:
     starts_us: list[int] = field(default_factory=list)
     commits: int = 0
     stalls_us: list[int] = field(default_factory=list)
-    drains_us: list[int] = field(default_factory=list)
+    uploads_us: list[int] = field(default_factory=list)
     handles_notice: bool = False
 
 
@@ -170,7 +170,7 @@ class _Observer:
         seen = self._jobs[event.job_id]
         seen.commits += 1
         seen.stalls_us.append(event.stall_us)
-        seen.drains_us.append(event.drain_us)
+        seen.uploads_us.append(event.upload_us)
 
     def _node_up(self, event: NodeUp) -> None:
         name = event.node.name
@@ -212,7 +212,7 @@ def _work(seen: SeenJob) -> Work:
         first_start_us=seen.starts_us[0] if seen.starts_us else 0,
         every_us=max(step_us, worked_us // seen.commits) if seen.commits else None,
         stall_us=round(median(seen.stalls_us)) if seen.stalls_us else 0,
-        drain_us=round(median(seen.drains_us)) if seen.drains_us else job.save_us if job.protected else 0,
+        upload_us=round(median(seen.uploads_us)) if seen.uploads_us else job.save_us if job.protected else 0,
         saves_at_end=False,
         handles_notice=seen.handles_notice or (job.protected and seen.reports),
         reports=seen.reports,

@@ -21,21 +21,22 @@ from cordee.events import (
     KillOrdered,
     Lease,
     Node,
+    NodeCordoned,
     NodeDown,
-    NodeDraining,
     NodeReclaimed,
+    NodeUncordoned,
     NodeUp,
     NoticeGiven,
     NoticeReason,
     Queue,
     QueuesSet,
     RankLeft,
+    RanksEnded,
     RanksStarted,
     Reported,
     Restored,
-    ServerDraining,
+    ServerShuttingDown,
     ServerUp,
-    ShareEnded,
     Tier,
 )
 from cordee.ids import JobId
@@ -44,7 +45,7 @@ from cordee.simulate.ranks import Key, Ranks
 
 _TIERS = tuple(Tier)
 _TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
-_FOR_OTHERS = (NoticeReason.PREEMPT, NoticeReason.SHARE)
+_FOR_OTHERS = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE)
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _Node:
     node: Node
     up: bool = True
     reclaimed: bool = False
-    drained: bool = False
+    cordoned: bool = False
 
 
 @dataclass(slots=True)
@@ -89,24 +90,25 @@ class Promises:
         self._pushes: dict[JobId, int] = {}
         self._leased: dict[tuple[str, int], int] = {}  # thousandths of each GPU
         self._held: dict[Key, int] = {}  # thousandths of a GPU x time, of attempts that ended
-        self._draining = False
+        self._shutting_down = False
         self.at_us: int | None = None
         self._idle_milli_us = 0
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
-            ServerUp: lambda event: self._drain(False),
-            ServerDraining: lambda event: self._drain(True),
+            ServerUp: lambda event: self._shut_down(False),
+            ServerShuttingDown: lambda event: self._shut_down(True),
             JobSubmitted: self._submitted,
             JobEnded: self._job_ended,
             NodeUp: self._node_up,
             NodeDown: self._node_down,
             NodeReclaimed: self._node_reclaimed,
-            NodeDraining: self._node_draining,
+            NodeCordoned: self._node_cordoned,
+            NodeUncordoned: self._node_uncordoned,
             QueuesSet: self._queues_set,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._killed,
             RanksStarted: self._ranks_started,
-            ShareEnded: self._share_ended,
+            RanksEnded: self._ranks_ended,
             AttemptEnded: self._attempt_ended,
         }
 
@@ -131,8 +133,8 @@ class Promises:
 
     # -- jobs and nodes --------------------------------------------------------------------------------------
 
-    def _drain(self, draining: bool) -> None:
-        self._draining = draining
+    def _shut_down(self, shutting_down: bool) -> None:
+        self._shutting_down = shutting_down
 
     def _submitted(self, event: JobSubmitted) -> None:
         assert event.job.job_id not in self.jobs, f"{event.job.job_id} was submitted twice"
@@ -150,7 +152,7 @@ class Promises:
             self.nodes[event.node.name] = _Node(event.node)
         elif event.node.epoch >= known.node.epoch:
             reclaimed = known.reclaimed and event.node.epoch == known.node.epoch
-            self.nodes[event.node.name] = _Node(event.node, True, reclaimed, known.drained)
+            self.nodes[event.node.name] = _Node(event.node, True, reclaimed, known.cordoned)
 
     def _node_down(self, event: NodeDown) -> None:
         known = self.nodes.get(event.node)
@@ -162,9 +164,13 @@ class Promises:
         if known is not None and event.epoch == known.node.epoch:
             known.reclaimed = True
 
-    def _node_draining(self, event: NodeDraining) -> None:
+    def _node_cordoned(self, event: NodeCordoned) -> None:
         if event.node in self.nodes:
-            self.nodes[event.node].drained = not event.over
+            self.nodes[event.node].cordoned = True
+
+    def _node_uncordoned(self, event: NodeUncordoned) -> None:
+        if event.node in self.nodes:
+            self.nodes[event.node].cordoned = False
 
     def _queues_set(self, event: QueuesSet) -> None:
         self.queues = {"default": Queue(name="default")} | {queue.name: queue for queue in event.queues}
@@ -174,14 +180,14 @@ class Promises:
     def _placed(self, event: AttemptPlaced) -> None:
         job_id, job = event.job_id, self.jobs[event.job_id]
         name = f"{job_id}.{event.epoch}"
-        assert not self._draining, f"{name} was placed while the server drains"
+        assert not self._shutting_down, f"{name} was placed while the server shuts down"
         assert job_id not in self.live, f"{name} was placed while {self._epochs[job_id]} lives"
         assert job_id not in self.ended, f"{name} was placed, and the job has ended"
         assert event.epoch == self._epochs.get(job_id, 0) + 1, f"{name} follows {self._epochs.get(job_id, 0)}"
         self._whole(name, job, event.leases)
         for lease in event.leases:
             node = self.nodes[lease.node]
-            assert node.up and not node.reclaimed and not node.drained, f"{name} was placed on {node}"
+            assert node.up and not node.reclaimed and not node.cordoned, f"{name} was placed on {node}"
             assert len(set(lease.gpus)) == len(lease.gpus) and all(gpu < node.node.gpus for gpu in lease.gpus), lease
             assert not set(lease.gpus) & set(node.node.unavailable), f"{name}: {lease} is in use by others"
             for gpu in lease.gpus:
@@ -255,7 +261,7 @@ class Promises:
         if live is not None and live.placed.epoch == event.epoch and live.started_us is None:
             live.started_us = event.at_us
 
-    def _share_ended(self, event: ShareEnded) -> None:
+    def _ranks_ended(self, event: RanksEnded) -> None:
         self._ranks.log_says_ended(event.job_id, event.epoch, event.node)
         live = self.live.get(event.job_id)
         lease = live.held.pop(event.node, None) if live is not None and live.placed.epoch == event.epoch else None

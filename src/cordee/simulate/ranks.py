@@ -217,7 +217,7 @@ class Ranks:
         step, _ = self.durable.get(job_id, (0, 0))
         assert gang.step >= step, f"{gang.name} commits step {gang.step} after {step}"
         self.durable[job_id] = (gang.step, gang.generation)
-        took = {"size_bytes": 1, "stall_us": gang.script.work.stall_us, "drain_us": 0}
+        took = {"size_bytes": 1, "stall_us": gang.script.work.stall_us, "upload_us": 0}
         self._say(gang, CheckpointCommitted, step=gang.step, generation=gang.generation, **took)
         self._go_on(gang)
 

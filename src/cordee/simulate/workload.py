@@ -100,7 +100,7 @@ def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, 
         first_start_us=0,
         every_us=costs.every_us,
         stall_us=0,
-        drain_us=max(0, costs.save_us - step_us),
+        upload_us=max(0, costs.save_us - step_us),
         saves_at_end=False,
         gpus=each.gpus,
     )

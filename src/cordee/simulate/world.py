@@ -22,10 +22,10 @@ from cordee.events import (
     NoticeGiven,
     Outcome,
     RankLeft,
+    RanksEnded,
     RanksStarted,
     Reported,
     Restored,
-    ShareEnded,
     SpanClass,
 )
 from cordee.ids import JobId, attempt_name
@@ -207,7 +207,7 @@ class SimCluster:
         for key in list(self._on[name]):
             attempt = self._attempts[key]
             self._interrupt(attempt)  # the other ranks hang in a collective until they are killed
-            self._share_ended(attempt, name, Outcome.LOST, why)
+            self._ranks_ended(attempt, name, Outcome.LOST, why)
         self._down.add(name)
         now_us, epoch = self._engine.now_us(), self._nodes[name].epoch
         self._node_reports(name, NodeDown(at_us=now_us, node=name, epoch=epoch, why=why))
@@ -314,15 +314,15 @@ class SimCluster:
     def _end(self, attempt: _Attempt, outcome: Outcome, why: str) -> None:
         attempt.turn = -1
         for name in list(attempt.nodes):
-            self._share_ended(attempt, name, outcome, why)
+            self._ranks_ended(attempt, name, outcome, why)
 
-    def _share_ended(self, attempt: _Attempt, name: str, outcome: Outcome, why: str) -> None:
+    def _ranks_ended(self, attempt: _Attempt, name: str, outcome: Outcome, why: str) -> None:
         attempt.nodes.remove(name)
         key = (attempt.job_id, attempt.epoch)
         del self._on[name][key]
         if not attempt.nodes:
             del self._attempts[key]
-        ended = ShareEnded(
+        ended = RanksEnded(
             at_us=self._engine.now_us(), job_id=attempt.job_id, epoch=attempt.epoch, node=name, outcome=outcome, why=why
         )
         self._node_reports(name, ended)
@@ -360,7 +360,7 @@ class SimCluster:
             self._tell_steps(attempt, course.last_us, course.last_step)
         durable = course.durable_cycles(now_us)
         if durable > attempt.told_commits:
-            at_us = course.train_us + durable * course.cycle_us + attempt.work.drain_us
+            at_us = course.train_us + durable * course.cycle_us + attempt.work.upload_us
             self._keep(attempt, course.first_step + durable * course.k, durable, at_us)
 
     def _tell_cycle(self, attempt: _Attempt, number: int) -> None:
@@ -407,7 +407,7 @@ class SimCluster:
             generation=durable.generation,
             size_bytes=work.checkpoint_bytes,
             stall_us=work.stall_us,
-            drain_us=work.drain_us,
+            upload_us=work.upload_us,
         )
         self._rank_reports(attempt, committed)
 

@@ -9,10 +9,10 @@ from cordee.storage.base import is_of_base
 from cordee.storage.chunks import Chunk, check_chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, commit_of, is_verified, lacks_of
+from cordee.storage.levels import without_farthest
 from cordee.storage.log import Entry, live_commits, pins
 from cordee.storage.manifest import Manifest, Tensor, read_manifest
 from cordee.storage.sealed import Damaged
-from cordee.storage.tiers import without_farthest
 from cordee.storage.transfer import read_tensor
 
 _THREADS = 8
@@ -32,7 +32,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of one generation: `bad` copies are (tier, what is wrong); it is `lost` if no tier has some chunk."""
+    """The state of one generation: `bad` copies as (level, problem); `lost` if no level has some chunk."""
 
     commit: Commit
     chunks: int
@@ -102,43 +102,43 @@ def find(entries: list[Entry], which: str | None, blobs: Blobs) -> Entry:
 
 
 def meant_for(blobs: Blobs, entries: list[Entry]) -> list[Entry]:
-    """Without the generations that were only to be in nearer tiers than these."""
-    return [entry for entry in entries if lacks_of(entry) < len(blobs.tiers)]
+    """Without the generations that were only to be in nearer levels than these."""
+    return [entry for entry in entries if lacks_of(entry) < len(blobs.levels)]
 
 
 def verify(
     blobs: Blobs, entry: Entry, *, repair: bool = False, told: Callable[[int], None] = lambda n: None
 ) -> Checked:
-    """Read every copy of every chunk of a generation, and repair what another tier has; `told` hears of the bytes.
+    """Read every copy of every chunk of a generation, and repair what another level has; `told` hears of the bytes.
 
-    Tiers that were not to have the chunks are not asked for them.
+    Levels that were not to have the chunks are not asked for them.
     """
     commit = commit_of(entry)
-    if commit.lacks >= len(blobs.tiers):
+    if commit.lacks >= len(blobs.levels):
         why = f"its chunks were never to be in {blobs}: they are in a nearer destination of the job"
         return Checked(commit, 0, 0, (), why)
     bad: list[tuple[str, str]] = []
     lost: str | None = None
     whole: Manifest | None = None
-    for tier in blobs.tiers:
+    for level in blobs.levels:
         try:
-            whole = read_manifest(tier, commit.manifest)
+            whole = read_manifest(level, commit.manifest)
         except Damaged as damage:
-            bad.append((str(tier), str(damage)))
+            bad.append((str(level), str(damage)))
     if whole is None:
         return Checked(commit, 0, 0, tuple(bad), bad[0][1])
     if bad and repair:
         read_manifest(blobs, commit.manifest)
 
-    holding = without_farthest(blobs, commit.lacks).tiers
+    holding = without_farthest(blobs, commit.lacks).levels
 
     def check(chunk: Chunk) -> list[tuple[str, str]]:
         found = []
-        for tier in holding:
+        for level in holding:
             try:
-                check_chunk(tier, chunk)
+                check_chunk(level, chunk)
             except Damaged as damage:
-                found.append((str(tier), str(damage)))
+                found.append((str(level), str(damage)))
         if found and repair and len(found) < len(holding):
             read_chunk(blobs, chunk)
         told(chunk.length_bytes)

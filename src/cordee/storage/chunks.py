@@ -13,8 +13,8 @@ import xxhash
 from cordee.errors import DestinationError
 from cordee.storage.base import owner_of
 from cordee.storage.files import BLOCK_BYTES, Blobs, Data
+from cordee.storage.levels import is_decay, read_intact
 from cordee.storage.sealed import Damaged
-from cordee.storage.tiers import is_decay, read_intact
 from cordee.units import MiB
 
 logger = logging.getLogger("cordee.storage")
@@ -88,7 +88,8 @@ def write_chunk(
 ) -> tuple[Chunk, bool]:
     """Store the data unless `known` (by xxh3) has it whole; the chunk, and whether it was written.
 
-    `rotten` are copies that `has_decayed` was true of, by tier and key: they are put there anew, and are none any more.
+    `rotten` are copies that `has_decayed` was true of, by level and key: they are put there anew, and are none any
+    more.
     """
     digest = xxhash.xxh3_128_hexdigest(data)
     chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, digest)
@@ -101,32 +102,32 @@ def write_chunk(
 def _is_there(blobs: Blobs, old: Chunk, data: Data, rotten: set[tuple[Blobs, str]]) -> bool:
     """Whether the store has it, where it is lacking or has decayed from now on; a base is not ours to mend."""
     owner, key = owner_of(blobs, old.key)
-    lacking = [tier for tier in owner.tiers if tier.size(key) != old.length_bytes]
-    if len(lacking) == len(owner.tiers):
+    lacking = [level for level in owner.levels if level.size(key) != old.length_bytes]
+    if len(lacking) == len(owner.levels):
         return False
-    decayed = [tier for tier in owner.tiers if (tier, key) in rotten and tier not in lacking]
+    decayed = [level for level in owner.levels if (level, key) in rotten and level not in lacking]
     if owner is not blobs:
-        return len(lacking) + len(decayed) < len(owner.tiers)
-    for tier in (*lacking, *decayed):  # Lacking: a node that is new to the job has an empty disk.
-        tier.put(key, data)  # Under its own key, so that every generation that uses it is mended at once.
-        rotten.discard((tier, key))
-        if tier in decayed:
-            logger.warning("%s had decayed in %s; written anew from memory", key, tier)
+        return len(lacking) + len(decayed) < len(owner.levels)
+    for level in (*lacking, *decayed):  # Lacking: a node that is new to the job has an empty disk.
+        level.put(key, data)  # Under its own key, so that every generation that uses it is mended at once.
+        rotten.discard((level, key))
+        if level in decayed:
+            logger.warning("%s had decayed in %s; written anew from memory", key, level)
     return True
 
 
-def has_decayed(tier: Blobs, chunk: Chunk, key: str) -> bool:
-    """Whether this tier has something else than was written, on the disk; of one that is away nothing is known."""
+def has_decayed(level: Blobs, chunk: Chunk, key: str) -> bool:
+    """Whether this level has something else than was written, on the disk; of one that is away nothing is known."""
     check = xxhash.xxh3_128()
     try:
-        length_bytes = tier.read_blocks(key, check.update, from_disk=True)
+        length_bytes = level.read_blocks(key, check.update, from_disk=True)
     except DestinationError as error:
         return is_decay(error)
     return length_bytes != chunk.length_bytes or check.hexdigest() != chunk.xxh3
 
 
 def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:
-    """The verified content, from the nearest tier where it is intact; nearer ones are repaired.
+    """The verified content, from the nearest level where it is intact; nearer ones are repaired.
 
     Raises:
         Damaged: missing, of another length, or with another checksum.
@@ -148,17 +149,17 @@ def check_chunk(blobs: Blobs, chunk: Chunk, into: memoryview | None = None, *, f
     """Read and verify it without new memory for it, into the given memory if there is any; else as `read_chunk`.
 
     Raises:
-        Damaged: no tier has it intact; what is in the memory then is not to be used.
+        Damaged: no level has it intact; what is in the memory then is not to be used.
     """
     owner, key = owner_of(blobs, chunk.key)
     check = xxhash.xxh3_128()
     try:
-        length_bytes = owner.tiers[0].read_blocks(key, check.update, into, from_disk=from_disk)
+        length_bytes = owner.levels[0].read_blocks(key, check.update, into, from_disk=from_disk)
     except DestinationError:
         length_bytes = None
     if length_bytes == chunk.length_bytes and check.hexdigest() == chunk.xxh3:
         return
-    data = read_chunk(blobs, chunk)  # Says what is wrong, or finds it in another tier.
+    data = read_chunk(blobs, chunk)  # Says what is wrong, or finds it in another level.
     if from_disk:
         raise Damaged(f"{chunk.key} is not on the disk as it was written")
     if into is not None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from cordee.errors import DestinationError, InputError
 from cordee.storage.files import Blobs, FileBlobs, folder_of
+from cordee.storage.levels import Levels
 from cordee.storage.remote import SCHEMES, RemoteBlobs
-from cordee.storage.tiers import Tiers
 from cordee.units import format_duration, parse_duration_s
 
 
@@ -113,7 +113,7 @@ def check_destination(to: str) -> None:
                 f"{place!r} names no bucket", hint=f"write {place.partition('://')[0]}://bucket/prefix"
             )
     if len({place.rstrip("/") for place in found}) < len(found):
-        raise DestinationError(f"{to!r} names a destination twice", hint="each tier is a place of its own")
+        raise DestinationError(f"{to!r} names a destination twice", hint="each level is a place of its own")
 
 
 def below(to: str, name: str) -> str:
@@ -126,7 +126,7 @@ def below(to: str, name: str) -> str:
 
 
 def open_blobs(to: str) -> Blobs:
-    """The store behind a destination, or the tiers behind several.
+    """The store behind a destination, or the levels behind several.
 
     Raises:
         DestinationError: an unknown scheme, or a folder that cannot be made.
@@ -136,7 +136,7 @@ def open_blobs(to: str) -> Blobs:
     opened: list[Blobs] = [
         RemoteBlobs(place) if is_remote(place) else FileBlobs(folder_of(place)) for place in places(to)
     ]
-    return opened[0] if len(opened) == 1 else Tiers(opened)
+    return opened[0] if len(opened) == 1 else Levels(opened)
 
 
 def open_existing(to: str) -> Blobs:

@@ -35,7 +35,7 @@ class Blobs(Protocol):
     """What the log, the chunks and the manifests need from a store. Keys are relative POSIX paths."""
 
     @property
-    def tiers(self) -> "tuple[Blobs, ...]":
+    def levels(self) -> "tuple[Blobs, ...]":
         """The stores behind it, the nearest first; of a plain one, itself."""
 
     def put_if_absent(self, key: str, data: Data, *, durable: bool = True) -> bool:
@@ -80,7 +80,7 @@ class FileBlobs:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.tiers: tuple[Blobs, ...] = (self,)
+        self.levels: tuple[Blobs, ...] = (self,)
         with self._reporting("create the folder"):
             try:
                 (root / TMP).mkdir(parents=True, exist_ok=True)

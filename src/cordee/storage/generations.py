@@ -32,9 +32,9 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class Commit:
-    """One committed generation. `stall_us` and `drained_us` are those of the slowest rank.
+    """One committed generation. `stall_us` and `uploaded_us` are those of the slowest rank.
 
-    `lacks` of the farthest tiers do not have its chunks.
+    `lacks` of the farthest levels do not have its chunks.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Commit:
     manifest: str
     bytes: int
     stall_us: int
-    drained_us: int
+    uploaded_us: int
     lacks: int = 0
 
 
@@ -60,7 +60,7 @@ def commit_fields(
         "manifest": name,
         "bytes": sum(rank.captured_bytes for rank in whole.ranks),
         "stall_us": max((rank.stall_us for rank in whole.ranks), default=0),
-        "drained_us": max((rank.drained_us for rank in whole.ranks), default=0),
+        "uploaded_us": max((rank.uploaded_us for rank in whole.ranks), default=0),
         "at_us": at_us,
     }
 
@@ -69,13 +69,13 @@ def commit_of(entry: Entry) -> Commit:
     """The commit that a commit record announces."""
     record = entry.record
     assert record is not None and record.kind == "commit", "only a commit record makes a commit"
-    names = ("step", "manifest", "bytes", "stall_us", "drained_us")
+    names = ("step", "manifest", "bytes", "stall_us", "uploaded_us")
     told = {name: record.fields[name] for name in names}
     return Commit(epoch=record.epoch, generation=entry.index, lacks=lacks_of(entry), **told)
 
 
 def lacks_of(entry: Entry) -> int:
-    """How many of the farthest tiers do not have the chunks of this generation."""
+    """How many of the farthest levels do not have the chunks of this generation."""
     assert entry.record is not None, "a commit has a record"
     return int(entry.record.fields.get("lacks", 0))
 
@@ -131,13 +131,13 @@ def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
 
 
 def sweep_near(log: Log, blobs: Blobs, save: int) -> None:
-    """Remove from this node's own tiers what no live generation needs: only the node itself can."""
-    near = blobs.tiers[:-1]
+    """Remove from this node's own levels what no live generation needs: only the node itself can."""
+    near = blobs.levels[:-1]
     if near:
         with contextlib.suppress(Damaged):  # Then what is needed is not known.
             for key in _unneeded(blobs, live_commits(log.entries), _front(log, save), near):
-                for tier in near:
-                    tier.delete(key)
+                for level in near:
+                    level.delete(key)
 
 
 def is_verified(blobs: Blobs, entry: Entry) -> bool:
@@ -219,7 +219,7 @@ def collect(
 def kept_of(entries: list[Entry], good: list[Entry], keep: Keep) -> list[Entry]:
     """The live generations that stay, given those that verify, oldest first.
 
-    Each tier keeps its own: the newest of all may be on disks that are gone when they are needed.
+    Each level keeps its own: the newest of all may be on disks that are gone when they are needed.
     """
     live = live_commits(entries)
     verifies = {entry.index for entry in good}
@@ -312,7 +312,7 @@ def _front(log: Log, save: int | None) -> tuple[int, str, int]:
 
 
 def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int], within: Sequence[Blobs] = ()) -> list[str]:
-    """Keys in the store, or in these tiers of it."""
+    """Keys in the store, or in these levels of it."""
     epoch, nonce, save = front
     needed: set[str] = set()
     prefixes = []
@@ -325,8 +325,8 @@ def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int], with
     doomed = [
         key
         for folder in (chunks.FOLDER, manifest.FOLDER)
-        for tier in within or (blobs,)
-        for key in tier.list(folder)
+        for level in within or (blobs,)
+        for key in level.list(folder)
         if key not in needed and (by := written_by(key)) is not None and by <= (epoch, save)
     ]
     running = parts_prefix(epoch, nonce, save)

@@ -15,8 +15,8 @@ from blake3 import blake3
 from cordee.errors import CheckpointError, DestinationError
 from cordee.storage.chunks import Chunk, Piece, join_pieces, read_chunk
 from cordee.storage.files import Blobs
+from cordee.storage.levels import read_intact
 from cordee.storage.sealed import FORMAT, canonical, seal, unseal
-from cordee.storage.tiers import read_intact
 
 FOLDER = "manifests"
 
@@ -50,7 +50,7 @@ class RankPart:
     captured_bytes: int
     written_bytes: int
     stall_us: int
-    drained_us: int
+    uploaded_us: int
     values: dict[str, Any] | None = None
 
 
@@ -128,7 +128,7 @@ class Manifest:
                     r["captured_bytes"],
                     r["written_bytes"],
                     r["stall_us"],
-                    r["drained_us"],
+                    r["uploaded_us"],
                     r.get("values"),
                 )
                 for r in body["ranks"]
@@ -267,7 +267,7 @@ def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Man
                 part["captured_bytes"],
                 part["written_bytes"],
                 part["stall_us"],
-                part["drained_us"],
+                part["uploaded_us"],
                 part["values"] if ranks else None,
             )
         )

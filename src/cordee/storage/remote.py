@@ -38,7 +38,7 @@ class RemoteBlobs:
 
     def __init__(self, url: str, *, wait_s: float = WAIT_S, request_s: float = REQUEST_S) -> None:
         self.url = url.rstrip("/")
-        self.tiers: tuple[Blobs, ...] = (self,)
+        self.levels: tuple[Blobs, ...] = (self,)
         self._wait_s = wait_s
         self._obstore, self._store = _connect(self.url, request_s)
 

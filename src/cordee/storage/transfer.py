@@ -167,8 +167,8 @@ def import_safetensors(
     values = {of: {name: {"$": "tensor", "name": f"{of}/{name}"} for name in names}}
     whole = Manifest(step, log.epoch, 1, 0, tuple(chunks), tensors, values, ())
     manifest = write_manifest(blobs, whole)
-    for tier in blobs.tiers:
-        problem = check_generation(tier, manifest)
+    for level in blobs.levels:
+        problem = check_generation(level, manifest)
         if problem is not None:
             raise CheckpointError(f"the destination does not give back what was written: {problem}")
     fields = commit_fields(manifest, whole, at_us=time.time_ns() // 1000)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cordee.events import Event, encode
+from cordee.event_json import encode
+from cordee.events import Event
 
 _TAIL_BYTES = 1 << 16
 

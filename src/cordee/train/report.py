@@ -116,7 +116,7 @@ class Reporter:
             commit.step,
             format_bytes(commit.bytes),
             format_duration(commit.stall_us / 1e6),
-            format_duration(commit.drained_us / 1e6),
+            format_duration(commit.uploaded_us / 1e6),
         )
         self._append(
             CheckpointCommitted,
@@ -124,7 +124,7 @@ class Reporter:
             generation=commit.generation,
             size_bytes=commit.bytes,
             stall_us=commit.stall_us,
-            drain_us=commit.drained_us,
+            upload_us=commit.uploaded_us,
         )
 
     def left(self, how: str, step: int) -> None:

@@ -85,7 +85,7 @@ def whole_gang(events: Iterable[Event], job_id: JobId, gpus: int, started: Mappi
     return check(whole, f"{job_id} only ever ran as a whole gang of {gpus}", measured or "it was never placed")
 
 
-def pushed_for(events: Iterable[Event], job_id: JobId, for_job: JobId) -> Claim:
+def preempted_for(events: Iterable[Event], job_id: JobId, for_job: JobId) -> Claim:
     """The scheduler gave the job notice for the other one, once."""
     notices = [event for event in events if isinstance(event, NoticeGiven) and event.job_id == job_id]
     right = len(notices) == 1 and notices[0].reason is NoticeReason.PREEMPT and notices[0].for_job == for_job

@@ -14,9 +14,9 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     RankLeft,
+    RanksEnded,
     Reported,
     Restored,
-    ShareEnded,
     SpanClass,
 )
 from cordee.ids import JobId
@@ -42,7 +42,7 @@ def line(event: Event, names: Names) -> str | None:
         return f"{name} rank {event.rank} leaves at step {event.step}: {event.how}"
     if isinstance(event, KillOrdered):
         return f"{name} is killed: {event.why}"
-    if isinstance(event, ShareEnded):
+    if isinstance(event, RanksEnded):
         return f"{name} gives back its slots on {event.node}"
     if isinstance(event, AttemptEnded):
         return f"{name} attempt {event.epoch} ended: {event.outcome}"

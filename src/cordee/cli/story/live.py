@@ -59,7 +59,7 @@ def _tell_push(teller: Teller, stage: Stage, pushed: JobId) -> JobId:
     with teller.part("The push", lead):
         production = stage.submit(_spec(stage, "release", "production", STEPS_PRODUCTION))
         stage.follow(lambda event: _is_end(event, production), "the production job takes the slots and runs")
-        teller.claim(claims.pushed_for(stage.events, pushed, production))
+        teller.claim(claims.preempted_for(stage.events, pushed, production))
         teller.claim(claims.left_together(stage.events, pushed, stage.ranks))
         teller.claim(claims.whole_gang(stage.events, production, stage.ranks, _started(stage.out / "release")))
         teller.claim(claims.none_overlapped(stage.events, pushed, production))

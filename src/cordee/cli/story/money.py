@@ -8,7 +8,7 @@ from cordee.cli.story.live import Cast
 from cordee.cli.story.stage import Stage
 from cordee.cli.story.teller import Teller, bars
 from cordee.client import CostRowView, CostView
-from cordee.events import AttemptPlaced, Event, ShareEnded
+from cordee.events import AttemptPlaced, Event, RanksEnded
 from cordee.ids import JobId
 from cordee.simulate.story import BACK_US, USD_PER_GPU_HOUR, Story, known_story
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
@@ -57,7 +57,7 @@ def leased_gpu_us(events: Sequence[Event]) -> int:
         if isinstance(event, AttemptPlaced):
             for lease in event.leases:
                 open_leases[event.job_id, event.epoch, lease.node] = (event.at_us, len(lease.gpus))
-        elif isinstance(event, ShareEnded):
+        elif isinstance(event, RanksEnded):
             from_us, gpus = open_leases.pop((event.job_id, event.epoch, event.node), (event.at_us, 0))
             total += (event.at_us - from_us) * gpus
     return total

@@ -19,7 +19,8 @@ from cordee.control.executors import rendezvous
 from cordee.control.executors.supervise import LOOK_S, NodeConfig, Supervised
 from cordee.control.ports import Pending, Report
 from cordee.errors import StoreError
-from cordee.events import AttemptPlaced, NodeDown, decode, encode
+from cordee.event_json import decode, encode
+from cordee.events import AttemptPlaced, NodeDown
 
 _log = logging.getLogger("cordee.control")
 

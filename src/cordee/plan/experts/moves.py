@@ -23,14 +23,14 @@ STEPS = 40
 class Costs:
     """What a moved expert costs, and what balance brings.
 
-    `expert_share` of the time is in the experts of these layers, so it shrinks with their fullest GPU; the loads are
+    `expert_fraction` of the time is in the experts of these layers, so it shrinks with their fullest GPU; the loads are
     expected to stay like this for `horizon_s`. The defaults: an expert of DeepSeek-V3 in FP8 (3 x 7168 x 2048), one
     400 Gbps port for each GPU, and assumed: a third of the time, ten minutes.
     """
 
     expert_bytes: int = 3 * 7168 * 2048
     gpu_bytes_per_s: float = 50e9
-    expert_share: float = 1 / 3
+    expert_fraction: float = 1 / 3
     horizon_s: float = 600.0
 
 
@@ -88,7 +88,7 @@ def rebalance(
     most = np.where(real, min(present.fleet.replicas, 2 * -(-budget // len(loads))), 0)
     search = Search(loads, present.slots, present.fleet.domains)
     steps = search.run(least_max(loads, present.fleet), STEPS, most)
-    second = costs.horizon_s * costs.expert_share / steps.max_load[0].sum()
+    second = costs.horizon_s * costs.expert_fraction / steps.max_load[0].sum()
     stop = _stops(steps, second, costs.expert_bytes / costs.gpu_bytes_per_s / present.fleet.gpus, budget)
     found = replace(present, slots=aligned(present.slots, steps.placed(present.slots, stop)))
     return _answer(loads, present, found, costs, int(real.sum()))
@@ -119,7 +119,7 @@ def _answer(loads: Floats, before: Placement, found: Placement, costs: Costs, re
     moved = int(changed.sum())
     busiest = int(changed.sum(axis=(0, 2)).max())
     transfer_s = busiest * costs.expert_bytes / costs.gpu_bytes_per_s
-    saved_s = costs.horizon_s * costs.expert_share * float(1 - new.sum() / old.sum())
+    saved_s = costs.horizon_s * costs.expert_fraction * float(1 - new.sum() / old.sum())
     pays = moved > 0 and saved_s > transfer_s
     if not real:
         says = "do not rebalance: no layer's imbalance is more than the noise of its counts"

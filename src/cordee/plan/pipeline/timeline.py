@@ -66,7 +66,7 @@ class Timeline:
         return round(self.period_s - min(self.busy_s), 9) + 0.0
 
     @property
-    def idle_share(self) -> float:
+    def idle_fraction(self) -> float:
         """Idle share of all ranks' time."""
         return sum(self.idle_s) / (self.makespan_s * len(self.spans))
 

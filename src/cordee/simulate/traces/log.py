@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cordee.errors import TraceError
-from cordee.events import Event, decode
+from cordee.event_json import decode
+from cordee.events import Event
 from cordee.simulate.observed import observe
 from cordee.simulate.traces.job import TraceJob, open_text
 

@@ -134,8 +134,8 @@ class Efficiency:
     Busy is what nvidia-smi calls GPU-Util: a GPU that waits within a kernel counts as busy.
     """
 
-    busy_share: float
-    compute_share: float
+    busy_fraction: float
+    compute_fraction: float
     mfu: float | None
     flop_per_step: float | None
     peak_flop_per_s: float | None

@@ -57,7 +57,7 @@ class Time:
         return self.busy_us - self.communication_us
 
     @property
-    def hidden_share(self) -> float | None:
+    def hidden_fraction(self) -> float | None:
         """The part of communication that work hides; None without communication."""
         return self.hidden_us / self.communication_us if self.communication_us else None
 

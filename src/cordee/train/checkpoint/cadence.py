@@ -87,15 +87,15 @@ class Rhythm:
             return 1
         return MEMORY if self._ram and self._ram.steps and step % self._ram.steps == 0 else None
 
-    def now(self, now_s: float, *, draining: bool) -> int | None:
+    def now(self, now_s: float, *, uploading: bool) -> int | None:
         """By time: the same. A store slower than the interval decides the interval: it gets none while it drains."""
-        if self._save_left_s(now_s) <= 0 and not draining:
+        if self._save_left_s(now_s) <= 0 and not uploading:
             return 1
         return MEMORY if self._hold_left_s(now_s) <= 0 else None
 
-    def wait_s(self, now_s: float, *, draining: bool) -> float | None:
+    def wait_s(self, now_s: float, *, uploading: bool) -> float | None:
         """Until it is worth asking again; None: nothing is due by time."""
-        save_s = max(self._save_left_s(now_s), LOOK_S if draining else 0.0)
+        save_s = max(self._save_left_s(now_s), LOOK_S if uploading else 0.0)
         left_s = min(save_s, self._hold_left_s(now_s))
         return None if math.isinf(left_s) else max(0.0, left_s)
 
@@ -129,15 +129,15 @@ class Standing:
     Attributes:
         bytes: of the newest checkpoint, all ranks together.
         stall_s: how long it held training up, on the slowest rank.
-        drain_s: until it was durable, by reach: the first for the nearest place alone, the last for all of them.
+        upload_s: until it was durable, by reach: the first for the nearest place alone, the last for all of them.
         held_step: of the newest capture that is in memory only, whole on this rank.
-        draining_step: of the checkpoint that is on its way.
+        uploading_step: of the checkpoint that is on its way.
         durable_step: of the newest checkpoint that is committed.
     """
 
     bytes: int | None
     stall_s: float | None
-    drain_s: tuple[float | None, ...]
+    upload_s: tuple[float | None, ...]
     held_step: int | None
-    draining_step: int | None
+    uploading_step: int | None
     durable_step: int | None

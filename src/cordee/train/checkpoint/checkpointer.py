@@ -27,13 +27,13 @@ from cordee.storage.manifest import parts_prefix, read_manifest, write_failed
 from cordee.storage.sealed import Damaged, canonical
 from cordee.train.checkpoint.cadence import LOOK_S, MEMORY, Outward, Standing
 from cordee.train.checkpoint.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
-from cordee.train.checkpoint.drain import Setup
-from cordee.train.checkpoint.link import DrainLink
+from cordee.train.checkpoint.link import UploaderLink
 from cordee.train.checkpoint.restore import Loaded, restore
 from cordee.train.checkpoint.seals import BUFFERS
 from cordee.train.checkpoint.staging import Buffers, local_bytes
 from cordee.train.checkpoint.state import encode, gather
 from cordee.train.checkpoint.together import Together
+from cordee.train.checkpoint.uploader import Setup
 from cordee.units import MiB
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 
@@ -106,13 +106,13 @@ class Checkpointer:
         self._laid_out: list[Plan | None] = [None] * len(self._writers)
         self._outward = Outward(parse_places(to))
         self._nonce = ""
-        self._link: DrainLink | None = None
+        self._link: UploaderLink | None = None
         self._plan: Plan | None = None
-        self._sent_plan: tuple[DrainLink, Plan] | None = None
+        self._sent_plan: tuple[UploaderLink, Plan] | None = None
         self._number = 0  # of captures
         self._awaited = 0  # the newest of them that is on its way to the store, or was
         self._way: dict[int, tuple[int, int, float]] = {}  # of those on their way: step, reach, captured at
-        self._drain_s: list[float | None] = [None] * len(self._blobs.tiers)
+        self._upload_s: list[float | None] = [None] * len(self._blobs.levels)
         self._changed = threading.Condition()
         self._filling = threading.Lock()
         self._leaving = False  # nothing is captured any more
@@ -142,7 +142,7 @@ class Checkpointer:
         load = partial(restore, state, blobs=self._blobs, together=self._together)
         if self._find(lambda commit: found.append(load(commit))) is None:
             return None
-        self._start_drain(saves_before=0)  # Not before: its start would take the processor from the load.
+        self._start_uploader(saves_before=0)  # Not before: its start would take the processor from the load.
         return found[-1]
 
     def open(self) -> Commit | None:
@@ -172,7 +172,7 @@ class Checkpointer:
                 hint="start the job again: it goes back to the newest generation that verifies",
             ) from damage
         if self._link is None:
-            self._start_drain(saves_before=0)
+            self._start_uploader(saves_before=0)
         return loaded
 
     def prepare(self, state: dict[str, Any], *, hold: bool = False) -> None:
@@ -215,7 +215,7 @@ class Checkpointer:
         started_s = time.monotonic()
         assert self._nonce, "call resume() before save()"
         if self._link is None:
-            self._start_drain(saves_before=0)  # What was found was not loaded.
+            self._start_uploader(saves_before=0)  # What was found was not loaded.
         assert self._link is not None, "it was just started"
         self._number += 1
         link = self._link
@@ -295,7 +295,7 @@ class Checkpointer:
             return Standing(
                 newest.bytes if newest else None,
                 newest.stall_us / 1e6 if newest else None,
-                tuple(self._drain_s),
+                tuple(self._upload_s),
                 self._buffers.held_step if known else None,
                 max((step for step, _, _ in self._way.values()), default=None),
                 newest.step if newest else None,
@@ -344,8 +344,8 @@ class Checkpointer:
                 self.skipped.append(Skipped(commit.generation, commit.step, f"{damage}{where}"))
                 continue
             self._opened = commit
-            farthest = len(self._drain_s) - 1
-            self._drain_s[farthest - min(commit.lacks, farthest)] = commit.drained_us / 1e6
+            farthest = len(self._upload_s) - 1
+            self._upload_s[farthest - min(commit.lacks, farthest)] = commit.uploaded_us / 1e6
             break
         oldest = self._opened.generation if self._opened else -1
         self.skipped += [Skipped(at, None, f"log record {at}: {reason}") for at, reason in damaged if at > oldest]
@@ -359,7 +359,7 @@ class Checkpointer:
                 hint="restore the folder from a copy, or move it away to start again from step 0",
             )
         if self._opened is None:
-            self._start_drain(saves_before=0)
+            self._start_uploader(saves_before=0)
         return self._opened
 
     def _await_rescue(self) -> None:
@@ -408,23 +408,23 @@ class Checkpointer:
 
     # What `save` is made of.
 
-    def _ready_link(self, slots: Collection[int]) -> DrainLink:
+    def _ready_link(self, slots: Collection[int]) -> UploaderLink:
         """A living drain that leaves one of these buffers to write to."""
         assert self._link is not None, "resume() starts the drain"
         self._buffers.settle()
         self._wait_until_read(self._link, slots)
         if not self._link.alive:
-            self._start_drain(self._number - 1)
+            self._start_uploader(self._number - 1)
         return self._link
 
-    def _wait_until_read(self, link: DrainLink, slots: Collection[int]) -> None:
+    def _wait_until_read(self, link: UploaderLink, slots: Collection[int]) -> None:
         if not link.wait_until_read(self.grace_s, slots):
             raise CheckpointError(
                 f"the drain still reads the save before this one after {self.grace_s:.1f} s",
                 hint="the store is slower than the interval between saves: save less often",
             )
 
-    def _free_slot(self, link: DrainLink, step: int, *, hold: bool) -> int:
+    def _free_slot(self, link: UploaderLink, step: int, *, hold: bool) -> int:
         try:
             self._wait_until_read(link, self._buffers.slots(hold=hold))
         except CheckpointError as error:
@@ -433,7 +433,7 @@ class Checkpointer:
         assert slot is not None, "one was free, and only this thread takes any"
         return slot
 
-    def _start_drain(self, saves_before: int) -> None:
+    def _start_uploader(self, saves_before: int) -> None:
         setup = Setup(
             self.to,
             self.rank,
@@ -450,7 +450,7 @@ class Checkpointer:
             self.base,
         )
         self._buffers.forget()
-        self._link = DrainLink(setup, self._committed, self._failed)
+        self._link = UploaderLink(setup, self._committed, self._failed)
 
     def _capture(self, slot: int, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
         writer = self._writers[slot]
@@ -490,7 +490,7 @@ class Checkpointer:
             "captured_us": time.time_ns() // 1000,
         }
 
-    def _hand_over(self, link: DrainLink, plan: Plan, command: dict[str, Any], reach: int, started_s: float) -> None:
+    def _hand_over(self, link: UploaderLink, plan: Plan, command: dict[str, Any], reach: int, started_s: float) -> None:
         if self._sent_plan != (link, plan):
             link.send_layout({"plan": plan.name, "shards": plan.shards(self._writers[command["slot"]].layout)})
             self._sent_plan = (link, plan)
@@ -501,7 +501,7 @@ class Checkpointer:
         with self._changed:
             self._outward.captured()
             self._way[self._number] = (command["step"], reach, started_s)
-        link.send_save(self._number, {**command, "lacks": len(self._blobs.tiers) - reach})
+        link.send_save(self._number, {**command, "lacks": len(self._blobs.levels) - reach})
 
     # What the drain tells; called from its listener.
 
@@ -511,7 +511,7 @@ class Checkpointer:
             self._newest = commit
             if number in self._way:
                 _, reach, captured_s = self._way[number]
-                self._drain_s[reach - 1] = commit.drained_us / 1e6
+                self._upload_s[reach - 1] = commit.uploaded_us / 1e6
                 self._outward.arrived(reach, captured_s)
             self._settle(number, commit)
 

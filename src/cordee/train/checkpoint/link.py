@@ -17,16 +17,16 @@ from typing import Any
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
 from cordee.storage.rescue import DRAIN
-from cordee.train.checkpoint.drain import Setup
+from cordee.train.checkpoint.uploader import Setup
 
 HAND_OVER_S_MAX = 2.0  # A drain that hangs must not hang its trainer.
 
 logger = logging.getLogger("cordee.train")
 
-_live: "weakref.WeakSet[DrainLink]" = weakref.WeakSet()
+_live: "weakref.WeakSet[UploaderLink]" = weakref.WeakSet()
 
 
-class DrainLink:
+class UploaderLink:
     """One drain process. Its events are handled in a thread of this process, one after the other."""
 
     def __init__(
@@ -46,7 +46,7 @@ class DrainLink:
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cordee.train.checkpoint.drain"],
+            [sys.executable, "-P", "-m", "cordee.train.checkpoint.uploader"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(*setup.fds, setup.seals_fd),

@@ -1,6 +1,6 @@
 """The saves of one attempt: when one is due, that it is made, and what became of it.
 
-Captures are made on the main thread, between two steps; draining them is `checkpointer.py`'s. That all ranks save at
+Captures are made on the main thread, between two steps; uploading them is `checkpointer.py`'s. That all ranks save at
 the same boundary is for `stop/agreement.py`, and how a rank leaves for `stop/leaving.py`.
 """
 
@@ -92,9 +92,9 @@ class Saving:
         )
 
     @property
-    def draining(self) -> bool:
+    def uploading(self) -> bool:
         """Whether a capture is on its way to the stores."""
-        return self.checkpointer.standing().draining_step is not None
+        return self.checkpointer.standing().uploading_step is not None
 
     def kept_step(self, *, machine_stays: bool) -> int:
         """The step that a new attempt would start with; 0 if there is no checkpoint."""
@@ -167,11 +167,11 @@ class Saving:
 
     def is_due(self) -> bool:
         """By rank 0's clock."""
-        return self._rhythm.now(time.monotonic(), draining=self.draining) is not None
+        return self._rhythm.now(time.monotonic(), uploading=self.uploading) is not None
 
     def wait_s(self) -> float | None:
         """Until it may be due by rank 0's clock; None: nothing is by time."""
-        return self._rhythm.wait_s(time.monotonic(), draining=self.draining)
+        return self._rhythm.wait_s(time.monotonic(), uploading=self.uploading)
 
     def asked(self) -> int | None:
         """The reach of the capture that the ranks have agreed on: rank 0 says, None for what `to` says."""
@@ -179,7 +179,7 @@ class Saving:
             return len(self._stores)
         if self._rank != 0:
             return None
-        now = self._rhythm.now(time.monotonic(), draining=self.draining)
+        now = self._rhythm.now(time.monotonic(), uploading=self.uploading)
         late = now is None and self._rhythm.hold_s is not None  # one by steps has come between: it may still drain
         return MEMORY if now == MEMORY or late else None
 
@@ -266,7 +266,7 @@ class Saving:
 
     def finish(self, left_s: float) -> None:
         """Let the drain bring what it has. What is only held it brings when this process has ended."""
-        if self.draining:
+        if self.uploading:
             try:
                 self.checkpointer.wait(left_s)
             except CheckpointError as error:
@@ -280,30 +280,30 @@ class Saving:
         """What there is to decide on."""
         standing = self.checkpointer.standing()
         newest = self.checkpointer.newest()
-        drain_s = next((each for each in reversed(standing.drain_s) if each is not None), 0.0)
+        upload_s = next((each for each in reversed(standing.upload_s) if each is not None), 0.0)
         busy_s = 0.0
-        if standing.draining_step is not None:
-            late_s = time.monotonic() - self._handed_s - drain_s
+        if standing.uploading_step is not None:
+            late_s = time.monotonic() - self._handed_s - upload_s
             busy_s = abs(late_s)  # one that is overdue may be as late again
         return Situation(
             left_s=left_s,
             step=pace.step + (pace.inside and not at_boundary),
             stores=tuple(
-                Store(name=name, drain_s=each) for name, each in zip(self._stores, standing.drain_s, strict=True)
+                Store(name=name, upload_s=each) for name, each in zip(self._stores, standing.upload_s, strict=True)
             ),
             boundary_s=0.0 if at_boundary else pace.boundary_s(),
             step_s=pace.step_s(),
             stall_s=standing.stall_s or 0.0,
             size_bytes=standing.bytes or 0,
             busy_s=busy_s,
-            draining_step=standing.draining_step,
+            uploading_step=standing.uploading_step,
             held_step=standing.held_step,
             durable_step=self.durable_step,
             near_step=newest.step if newest else 0,
             machine_stays=machine_stays,
         )
 
-    def _estimate(self, stall_s: float, drain_s: float, *, told: bool = True) -> None:
+    def _estimate(self, stall_s: float, upload_s: float, *, told: bool = True) -> None:
         """The plan's interval for what is measured by now, and for how this job has fared so far."""
         saves, holds = self._rhythm.estimates
         if self._rank != 0 or not (saves or holds):
@@ -316,7 +316,7 @@ class Saving:
         past = self.checkpointer.past
         history = [Lived(each.ranks, each.seconds, not each.left) for each in past]
         history.append(Lived(self._world_size, time.monotonic() - self._began_s, failed=False))
-        measured = Measured(stall_s, drain_s, self._restart_s)
+        measured = Measured(stall_s, upload_s, self._restart_s)
         found = interval(history, self._world_size, measured, save_s=given_s)
         if holds:
             self._rhythm.hold_s = found.hold_s
@@ -337,7 +337,7 @@ class Saving:
             format_duration(found.save_s),
             "" if before_s is None else f" (was {format_duration(before_s)})",
             format_duration(measured.stall_s),
-            format_duration(measured.drain_s),
+            format_duration(measured.upload_s),
             format_duration(found.mtbi_s),
             failures,
         )
@@ -346,9 +346,9 @@ class Saving:
         if not commit.lacks:
             self.durable_step = commit.step
         self._reporter.committed(commit)
-        self._costs_s.append((commit.stall_us / 1e6, commit.drained_us / 1e6))
-        stalls_s, drains_s = zip(*self._costs_s, strict=True)
-        self._estimate(statistics.median(stalls_s), statistics.median(drains_s))
+        self._costs_s.append((commit.stall_us / 1e6, commit.uploaded_us / 1e6))
+        stalls_s, uploads_s = zip(*self._costs_s, strict=True)
+        self._estimate(statistics.median(stalls_s), statistics.median(uploads_s))
 
 
 def _synchronize() -> None:

@@ -31,11 +31,11 @@ class Store:
 
     Attributes:
         name: as the job calls it.
-        drain_s: from a capture until it is durable in this one and all nearer ones; None: not measured.
+        upload_s: from a capture until it is durable in this one and all nearer ones; None: not measured.
     """
 
     name: str
-    drain_s: float | None
+    upload_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Situation:
         size_bytes: of a capture, all ranks together.
         stores: nearest first, the one that lasts at the end.
         busy_s: until the drain is done with what it has.
-        draining_step: of the capture that the drain has; None: it has none.
+        uploading_step: of the capture that the drain has; None: it has none.
         held_step: of the newest capture that only lies in memory.
         durable_step: of the newest checkpoint in all stores.
         near_step: of the newest checkpoint in some of them.
@@ -66,7 +66,7 @@ class Situation:
     stall_s: float = 0.0
     size_bytes: int = 0
     busy_s: float = 0.0
-    draining_step: int | None = None
+    uploading_step: int | None = None
     held_step: int | None = None
     durable_step: int = 0
     near_step: int = 0
@@ -119,7 +119,7 @@ def reaches(now: Situation) -> list[int]:
 
 def fits(now: Situation, reach: int) -> bool:
     """Whether a new capture can be brought so far. Without any measure nothing speaks against it."""
-    if now.stores[reach - 1].drain_s is None and any(store.drain_s is not None for store in now.stores):
+    if now.stores[reach - 1].upload_s is None and any(store.upload_s is not None for store in now.stores):
         return False
     waits_s = max(now.boundary_s, now.busy_s)
     return waits_s + ROOM * (save_s(now, reach) - waits_s) <= now.left_s
@@ -127,26 +127,26 @@ def fits(now: Situation, reach: int) -> bool:
 
 def save_s(now: Situation, reach: int) -> float:
     """A new capture begins at the boundary, and when the drain has done what it has."""
-    return max(now.boundary_s, now.busy_s) + now.stall_s + (now.stores[reach - 1].drain_s or 0.0)
+    return max(now.boundary_s, now.busy_s) + now.stall_s + (now.stores[reach - 1].upload_s or 0.0)
 
 
 def finish_s(now: Situation) -> float | None:
     """Until the newest capture in memory that can make it has made it; None: there is none."""
-    held = now.held_step is not None and now.held_step > max(now.kept_step, now.draining_step or 0)
+    held = now.held_step is not None and now.held_step > max(now.kept_step, now.uploading_step or 0)
     if held and (needs_s := now.busy_s + _held_s(now)) <= now.left_s:
         return needs_s
-    if now.draining_step is not None and now.draining_step > now.kept_step and now.busy_s <= now.left_s:
+    if now.uploading_step is not None and now.uploading_step > now.kept_step and now.busy_s <= now.left_s:
         return now.busy_s
     return None
 
 
 def _held_s(now: Situation) -> float:
     """What is held goes to all stores."""
-    return now.stores[-1].drain_s or 0.0
+    return now.stores[-1].upload_s or 0.0
 
 
 def _plan(now: Situation, choice: Choice, reach: int, needs_s: float) -> Plan:
-    held = now.held_step is not None and now.held_step > max(now.kept_step, now.draining_step or 0)
+    held = now.held_step is not None and now.held_step > max(now.kept_step, now.uploading_step or 0)
     turn_s = now.busy_s + RESCUE_S + ROOM * _held_s(now) if held else 0.0
     return Plan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, says=_says(now, choice, reach, needs_s))
 
@@ -160,12 +160,12 @@ def _says(now: Situation, choice: Choice, reach: int, needs_s: float) -> str:
         figures.append(f"step {now.step_s:.1f} s")
     if now.busy_s:
         figures.append(f"the drain is busy for {now.busy_s:.1f} s")
-    if (drain_s := now.stores[reach - 1].drain_s) is not None:
-        rate = f" at {format_bytes(now.size_bytes / drain_s)}/s" if drain_s > 0 else ""
-        figures.append(f"capture {now.stall_s:.1f} s, drain {format_bytes(now.size_bytes)}{rate} = {drain_s:.1f} s")
+    if (upload_s := now.stores[reach - 1].upload_s) is not None:
+        rate = f" at {format_bytes(now.size_bytes / upload_s)}/s" if upload_s > 0 else ""
+        figures.append(f"capture {now.stall_s:.1f} s, drain {format_bytes(now.size_bytes)}{rate} = {upload_s:.1f} s")
     else:
         figures.append("no save was measured yet")
-    captured = max(now.held_step or 0, now.draining_step or 0)
+    captured = max(now.held_step or 0, now.uploading_step or 0)
     what = {
         Choice.SAVE: f"saving at step {now.step}",
         Choice.FINISH: f"no new capture; the one of step {captured} needs {needs_s:.1f} s",

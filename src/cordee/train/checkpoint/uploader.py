@@ -1,6 +1,6 @@
 """The drain: a process beside each rank that brings captures from shared memory to the store, and commits them.
 
-Started as `python -m cordee.train.checkpoint.drain` with the staging memory's descriptor. It imports no torch, takes
+Started as `python -m cordee.train.checkpoint.uploader` with the staging memory's descriptor. It imports no torch, takes
 part in no collective, ignores the signals that end the trainer, and ends when its standard input closes and its work is
 done.
 It is also what outlives the trainer: captures that are held in memory are its own to bring, once the trainer is gone.
@@ -37,6 +37,7 @@ from cordee.storage.destination import is_remote, open_blobs, places
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, base_chunks, collect, commit_fields, commit_of, known_chunks, sweep_near
 from cordee.storage.history import RESCUED
+from cordee.storage.levels import without_farthest
 from cordee.storage.log import Log
 from cordee.storage.manifest import (
     join_parts,
@@ -50,7 +51,6 @@ from cordee.storage.manifest import (
     write_part,
 )
 from cordee.storage.sealed import Damaged, seal
-from cordee.storage.tiers import without_farthest
 from cordee.telemetry.stream import StreamWriter
 from cordee.train.checkpoint.seals import Seals
 from cordee.workload.keep import parse_keep
@@ -89,7 +89,7 @@ class Setup:
 Brought = tuple[Commit, list[Chunk], list[Chunk]]  # a commit, its chunks, and those of them that are new
 
 
-class Drain:
+class Uploader:
     """Handles one save after the other."""
 
     def __init__(
@@ -114,9 +114,9 @@ class Drain:
         self.base = {} if setup.base is None else base_chunks(blobs, setup.base)
         self.known: dict[str, Chunk] = dict(self.base)
         self.known_since = setup.verified
-        # By tier. Anywhere: a drain that dies often must not begin alike each time.
-        self.turns = [secrets.randbelow(REREAD_SAVES) for _ in blobs.tiers]
-        self.rotten: set[tuple[Blobs, str]] = set()  # tier and key, until a save that reaches it has mended it
+        # By level. Anywhere: a drain that dies often must not begin alike each time.
+        self.turns = [secrets.randbelow(REREAD_SAVES) for _ in blobs.levels]
+        self.rotten: set[tuple[Blobs, str]] = set()  # level and key, until a save that reaches it has mended it
         self.pool = ThreadPoolExecutor(THREADS)  # Kept: each thread has memory of its own to read into.
         self.unsaid: dict[int, str] = {}  # by save: why it failed, which the others have not been told yet
         for entry in self.log.commits():
@@ -240,7 +240,7 @@ class Drain:
     def _save(self, command: dict[str, Any], prefix: str) -> Brought:
         started_s = time.monotonic()
         memory = self.memory(command["slot"], command["total_bytes"])
-        lacks = min(command.get("lacks", 0), len(self.blobs.tiers) - 1)
+        lacks = min(command.get("lacks", 0), len(self.blobs.levels) - 1)
         blobs = without_farthest(self.blobs, lacks)
         point("chunks.before")
 
@@ -272,7 +272,7 @@ class Drain:
             "chunks": [[chunk.key, chunk.length_bytes, chunk.xxh3] for chunk in chunks],
             "captured_bytes": sum(length for _, length in command["cuts"]),
             "written_bytes": sum(chunk.length_bytes for chunk in written),
-            "drained_us": _us_since(started_s),
+            "uploaded_us": _us_since(started_s),
         }
         write_part(self.blobs, prefix, self.setup.rank, body)
         self.emit({"event": "written", "save": command["save"]})
@@ -312,7 +312,7 @@ class Drain:
                     raise CheckpointError(f"rank {rank} used chunks of generation {part['since']}, which is retired")
             return {
                 **commit_fields(name, whole, at_us=time.time_ns() // 1000, **says),
-                "drained_us": max(_us_since(started_s), *(rank.drained_us for rank in whole.ranks)),
+                "uploaded_us": max(_us_since(started_s), *(rank.uploaded_us for rank in whole.ranks)),
             }
 
         index = self.log.append("commit", fields)
@@ -346,31 +346,31 @@ class Drain:
 
     def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk], lacks: int) -> None:
         """Verify what this save wrote from the disk, not from the page cache; then say so."""
-        for tier in without_farthest(
+        for level in without_farthest(
             self.blobs, lacks
-        ).tiers:  # Each by itself: one intact copy says nothing of the others.
-            list(self.pool.map(partial(check_chunk, tier, from_disk=True), written))
+        ).levels:  # Each by itself: one intact copy says nothing of the others.
+            list(self.pool.map(partial(check_chunk, level, from_disk=True), written))
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
 
     def _reread(self, chunks: list[Chunk], written: list[Chunk], lacks: int) -> None:
         """Read what is due of what was used again; what has decayed the next save mends, which has it in memory.
 
-        Not while that one waits, nor behind the last of an attempt. A base, which is no tier of ours, is read where any
-        tier is due.
+        Not while that one waits, nor behind the last of an attempt. A base, which is no level of ours, is read
+        where any level is due.
         """
-        tiers = without_farthest(self.blobs, lacks).tiers
-        self.turns = [turn + (at < len(tiers)) for at, turn in enumerate(self.turns)]
+        levels = without_farthest(self.blobs, lacks).levels
+        self.turns = [turn + (at < len(levels)) for at, turn in enumerate(self.turns)]
         new = {chunk.key for chunk in written}
 
         def look(number: int, chunk: Chunk) -> None:
-            due = [tier for at, tier in enumerate(tiers) if (number + self.turns[at]) % REREAD_SAVES == 0]
+            due = [level for at, level in enumerate(levels) if (number + self.turns[at]) % REREAD_SAVES == 0]
             if chunk.key in new or not due or self.busy():
                 return
             owner, key = owner_of(self.blobs, chunk.key)
-            for tier in due if owner is self.blobs else owner.tiers:
-                if has_decayed(tier, chunk, key):
-                    logger.warning("%s has decayed in %s", key, tier)
-                    self.rotten.add((tier, key))
+            for level in due if owner is self.blobs else owner.levels:
+                if has_decayed(level, chunk, key):
+                    logger.warning("%s has decayed in %s", key, level)
+                    self.rotten.add((level, key))
 
         list(self.pool.map(look, itertools.count(), chunks))
 
@@ -414,7 +414,7 @@ def _report(rank: int, log: Log, command: dict[str, Any]) -> None:
         generation=entry.index,
         size_bytes=record.fields["bytes"],
         stall_us=record.fields["stall_us"],
-        drain_us=max(0, now_us - command["captured_us"]),  # so that what ran since the capture counts as lost
+        upload_us=max(0, now_us - command["captured_us"]),  # so that what ran since the capture counts as lost
     )
     with contextlib.suppress(OSError):
         StreamWriter(Path(spool) / f"rank{rank}-drain.jsonl").append(event)
@@ -443,7 +443,7 @@ def _us_since(started_s: float) -> int:
     return round((time.monotonic() - started_s) * 1_000_000)
 
 
-def _serve(drain: Drain, commands: "queue.SimpleQueue[dict[str, Any] | None]", newest: int, seals: Seals) -> None:
+def _serve(drain: Uploader, commands: "queue.SimpleQueue[dict[str, Any] | None]", newest: int, seals: Seals) -> None:
     """One command after the other until there are none, then what the trainer has left behind; `newest`: its save."""
     layout: dict[str, Any] = {}
     held: dict[int, dict[str, Any]] = {}  # by buffer
@@ -515,7 +515,7 @@ def main() -> None:
         living = rescue.Living(
             blobs, setup.epoch, setup.nonce, setup.rank, left=trainer_left, captured=lambda: captured[0]
         )
-        drain = Drain(setup, blobs, emit, memory, busy=busy, settled=living.settled)
+        drain = Uploader(setup, blobs, emit, memory, busy=busy, settled=living.settled)
     except (CordeeError, Damaged) as error:
         emit({**_plain(error), "save": None})
         return

@@ -20,7 +20,7 @@ from cordee.storage.generations import check_generation, collect, commit_of
 from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
 from cordee.storage.manifest import read_manifest
 from cordee.storage.sealed import seal
-from cordee.train.checkpoint.drain import REREAD_SAVES, Drain, Setup
+from cordee.train.checkpoint.uploader import REREAD_SAVES, Setup, Uploader
 from cordee.workload.keep import Keep
 
 FROZEN = b"F" * 2**20
@@ -88,7 +88,7 @@ class Bench:
         self.memory = b""
         self.setup = setup(log, folder, **changes)
         self.blobs = blobs or FileBlobs(folder)
-        self.drain = Drain(self.setup, self.blobs, self.events.append, lambda slot, size: memoryview(self.memory))
+        self.drain = Uploader(self.setup, self.blobs, self.events.append, lambda slot, size: memoryview(self.memory))
 
     def save(self, save: int, step: int, **more) -> list[str]:
         before = len(self.events)
@@ -190,7 +190,7 @@ def test_each_store_is_read_again_once_in_so_many_saves_that_reach_it(tmp_path) 
     to = f"{tmp_path}/near,{tmp_path}/far"
     bench = Bench(open_log(to), to, open_blobs(to))
     bench.save(1, 1)
-    near, far = bench.blobs.tiers
+    near, far = bench.blobs.levels
     frozen, reads = frozen_chunk(far), [reads_of(near), reads_of(far)]
     for save in range(2, 2 + 2 * REREAD_SAVES):
         bench.save(save, save, lacks=save % 2)
@@ -384,7 +384,7 @@ class Process:
         self.fd, self.second, self.seals_fd = (os.memfd_create("test") for _ in range(3))
         os.ftruncate(self.seals_fd, mmap.PAGESIZE)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cordee.train.checkpoint.drain"],
+            [sys.executable, "-P", "-m", "cordee.train.checkpoint.uploader"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(self.fd, self.second, self.seals_fd),
@@ -541,5 +541,5 @@ def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) 
 
 
 def test_the_drain_imports_neither_torch_nor_numpy() -> None:
-    code = "import sys, cordee.train.checkpoint.drain; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, cordee.train.checkpoint.uploader; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

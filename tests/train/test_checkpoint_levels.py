@@ -14,9 +14,9 @@ from cordee.storage.chunks import has_decayed, write_chunk
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
 from cordee.storage.generations import check_generation, pin, sweep_near
+from cordee.storage.levels import Levels
 from cordee.storage.log import Log, live_commits, read_entries
 from cordee.storage.manifest import Manifest, read_manifest, write_manifest
-from cordee.storage.tiers import Tiers
 from cordee.train.checkpoint.checkpointer import Checkpointer
 
 WAIT_S = 60
@@ -82,7 +82,7 @@ def test_a_store_that_is_away_fails_the_save_and_not_the_run(s3) -> None:
 def test_bad_copies_are_repaired_from_the_other_tier(tmp_path, s3, caplog) -> None:
     to = f"{tmp_path}/near,s3://bucket/run"
     weights = saved(to, 2)
-    near, home = open_blobs(to).tiers
+    near, home = open_blobs(to).levels
     assert list(near.list("chunks")) == list(home.list("chunks")) and list(near.list("log")) == []
     flipped, gone = own_chunks(to)[1][:2]
     flip(tmp_path / "near" / flipped)
@@ -93,14 +93,14 @@ def test_bad_copies_are_repaired_from_the_other_tier(tmp_path, s3, caplog) -> No
     assert torch.equal(found, weights[-1]) and checkpointer.skipped == []
     assert "does not match its checksum" in caplog.text and "repaired from s3://bucket/run" in caplog.text
     name = live_commits(read_entries(home))[-1].record.fields["manifest"]
-    assert check_generation(Tiers([near, near]), name) is None, "whole in the near tier again"
+    assert check_generation(Levels([near, near]), name) is None, "whole in the near level again"
 
 
 def test_where_no_tier_has_it_intact_the_load_steps_back_and_names_both(tmp_path) -> None:
     to = f"{tmp_path}/near,{tmp_path}/home"
     weights = saved(to, 2)
-    for tier in ("near", "home"):
-        flip(tmp_path / tier / own_chunks(to)[1][0])
+    for level in ("near", "home"):
+        flip(tmp_path / level / own_chunks(to)[1][0])
     found, checkpointer = loaded(to)
     assert torch.equal(found, weights[0])
     (skipped,) = checkpointer.skipped
@@ -116,26 +116,26 @@ def test_a_new_node_with_an_empty_disk_reads_from_home_and_fills_its_own(tmp_pat
 
 
 def test_a_chunk_that_is_used_again_is_brought_to_the_tiers_that_lack_it(tmp_path) -> None:
-    tiers = Tiers([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
-    first, _ = write_chunk(tiers.tiers[1], b"frozen", save=1, epoch=1, known={})
-    again, new = write_chunk(tiers, b"frozen", save=2, epoch=1, known={first.xxh3: first})
-    assert again == first and not new and tiers.tiers[0].get(first.key) == b"frozen"
+    levels = Levels([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
+    first, _ = write_chunk(levels.levels[1], b"frozen", save=1, epoch=1, known={})
+    again, new = write_chunk(levels, b"frozen", save=2, epoch=1, known={first.xxh3: first})
+    assert again == first and not new and levels.levels[0].get(first.key) == b"frozen"
 
 
 def test_a_tier_that_cannot_be_read_is_no_damage(tmp_path) -> None:
-    tiers = Tiers([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
-    saved(str(tiers), 1)
-    name = live_commits(read_entries(tiers))[-1].record.fields["manifest"]
+    levels = Levels([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
+    saved(str(levels), 1)
+    name = live_commits(read_entries(levels))[-1].record.fields["manifest"]
 
     def away(key: str, *how: object, **more: object) -> bytes:
         raise DestinationError(f"cannot read {key}")
 
-    tiers.tiers[0].get = tiers.tiers[0].read_blocks = away
-    assert check_generation(tiers, name) is None
-    (chunk, *_) = own_chunks(str(tiers))[0]
+    levels.levels[0].get = levels.levels[0].read_blocks = away
+    assert check_generation(levels, name) is None
+    (chunk, *_) = own_chunks(str(levels))[0]
     flip(tmp_path / "home" / chunk)
     with pytest.raises(DestinationError, match="cannot read chunks"):
-        check_generation(tiers, name)
+        check_generation(levels, name)
 
 
 def test_frozen_weights_cost_nothing_the_second_time(tmp_path) -> None:
@@ -170,14 +170,14 @@ def test_frozen_weights_cost_nothing_the_second_time(tmp_path) -> None:
 
 def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(tmp_path) -> None:
     near, home, base = (FileBlobs(tmp_path / name) for name in ("near", "home", "base"))
-    both, data = Tiers([near, home]), bytes(range(256)) * 8192
+    both, data = Levels([near, home]), bytes(range(256)) * 8192
     chunk, _ = write_chunk(both, data, save=1, epoch=1, known={})
     known = {chunk.xxh3: chunk}
     for harmed in ((near,), (home,), (near, home)):
-        for tier in harmed:
-            flip(tier.root / chunk.key)
-        rotten = {(tier, chunk.key) for tier in both.tiers if has_decayed(tier, chunk, chunk.key)}
-        assert {tier for tier, _ in rotten} == set(harmed)
+        for level in harmed:
+            flip(level.root / chunk.key)
+        rotten = {(level, chunk.key) for level in both.levels if has_decayed(level, chunk, chunk.key)}
+        assert {level for level, _ in rotten} == set(harmed)
         assert write_chunk(both, data, save=2, epoch=1, known=known, rotten=rotten) == (chunk, False)
         assert near.get(chunk.key) == home.get(chunk.key) == data and not rotten
     # What a base has lost the job gets for itself.
@@ -231,14 +231,14 @@ def test_each_node_removes_from_its_own_disk_what_nobody_needs(tmp_path) -> None
     """Rank 0 cannot: it does not see the disks of other nodes."""
     home = FileBlobs(tmp_path / "home")
     log = Log.open(home, nonce="a")
-    tiers = Tiers([FileBlobs(tmp_path / "node1"), home])
-    kept, _ = write_chunk(tiers, b"kept", save=1, epoch=1, known={})
-    name = write_manifest(tiers, Manifest(1, 1, 1, 0, (kept,), {}, {}, ()))
-    log.append("commit", save=1, step=1, world_size=0, manifest=name, bytes=4, stall_us=0, drained_us=0)
-    write_chunk(tiers, b"of a save that failed", save=1, epoch=1, known={})
-    running, _ = write_chunk(tiers, b"of the next save", save=2, epoch=1, known={})
-    sweep_near(log, tiers, save=1)
-    assert sorted(tiers.tiers[0].list("chunks")) == sorted([kept.key, running.key])
+    levels = Levels([FileBlobs(tmp_path / "node1"), home])
+    kept, _ = write_chunk(levels, b"kept", save=1, epoch=1, known={})
+    name = write_manifest(levels, Manifest(1, 1, 1, 0, (kept,), {}, {}, ()))
+    log.append("commit", save=1, step=1, world_size=0, manifest=name, bytes=4, stall_us=0, uploaded_us=0)
+    write_chunk(levels, b"of a save that failed", save=1, epoch=1, known={})
+    running, _ = write_chunk(levels, b"of the next save", save=2, epoch=1, known={})
+    sweep_near(log, levels, save=1)
+    assert sorted(levels.levels[0].list("chunks")) == sorted([kept.key, running.key])
     assert len(list(home.list("chunks"))) == 3, "the home is rank 0's"
 
 
@@ -272,8 +272,8 @@ def test_the_home_gets_each_third_and_each_tier_keeps_its_own_newest_two(tmp_pat
     assert steps_in(str(home)) == {4: True, 7: True, 8: False, 9: False}
     large = [key for key in FileBlobs(home).list("chunks") if (home / key).stat().st_size > 1_000_000]
     assert len(large) == 3, "w of steps 4 and 7, and once what did not change"
-    drain_s = checkpointer.standing().drain_s
-    assert drain_s[0] > 0 and drain_s[1] > 0, "each reach is measured by itself"
+    upload_s = checkpointer.standing().upload_s
+    assert upload_s[0] > 0 and upload_s[1] > 0, "each reach is measured by itself"
     again = Checkpointer(to, rank=0, world_size=1)
     commit = again.open()
     assert (commit.step, commit.lacks, again.skipped) == (9, 1, [])
