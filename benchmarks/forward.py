@@ -28,7 +28,7 @@ from typing import Any
 from cordee.control.forecast import Spread, forecast
 from cordee.events import AttemptPlaced, Event, JobEnded, JobSubmitted
 from cordee.ids import JobId
-from cordee.schedule.present import Present
+from cordee.schedule.forecast.snapshot import Present
 from cordee.schedule.state import State
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run

@@ -16,8 +16,8 @@ from typing import Any
 
 from cordee.events import AttemptPlaced, CheckpointCommitted, Event
 from cordee.ids import JobId
-from cordee.schedule.forward import Arrival, Draw, forward
-from cordee.schedule.present import Present
+from cordee.schedule.forecast.forward import Arrival, Draw, forward
+from cordee.schedule.forecast.snapshot import Present
 from cordee.schedule.state import State
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run

@@ -29,10 +29,10 @@ import numpy as np
 from cordee.events import Job, Node
 from cordee.hardware.topology import parse_cluster
 from cordee.ids import JobId
-from cordee.schedule.entry import Used, entry_of
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.mix import ask_of, ranked
-from cordee.schedule.place import place, pools
+from cordee.schedule.placement.entry import Used, entry_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.mix import ask_of, ranked
+from cordee.schedule.placement.place import place, pools
 from cordee.schedule.policy import Packing
 
 MIB = 1 << 20

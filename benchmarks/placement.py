@@ -15,9 +15,9 @@ from typing import Any
 
 from cordee.events import Job, Lease, Node
 from cordee.ids import JobId
-from cordee.schedule.entry import Used, entry_of
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.place import fits, place, pools
+from cordee.schedule.placement.entry import Used, entry_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.place import fits, place, pools
 
 SIZES, SHARES = (1, 2, 4, 8, 16, 64, 256), (6, 2, 2, 3, 1, 0.5, 0.2)
 

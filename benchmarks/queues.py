@@ -11,8 +11,8 @@ from itertools import count
 
 from cordee.events import Job, Queue
 from cordee.ids import JobId
-from cordee.schedule.held import Held
-from cordee.schedule.quotas import Quotas
+from cordee.schedule.quota.held import Held
+from cordee.schedule.quota.quotas import Quotas
 
 REPEATS = 5
 CALLS = 4_000

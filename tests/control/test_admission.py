@@ -29,10 +29,10 @@ from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
 from cordee.plan.comms import gradient_s, tensor_layer_s
 from cordee.plan.layout import Layout, Training
-from cordee.schedule.entry import Used, entry_of
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.place import place, pools
-from cordee.schedule.quotas import Quotas
+from cordee.schedule.placement.entry import Used, entry_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.place import place, pools
+from cordee.schedule.quota.quotas import Quotas
 from cordee.units import parse_bytes_per_s
 from cordee.workload.load import load_shape
 from cordee.workload.spec import JobSpec

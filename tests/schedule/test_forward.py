@@ -11,9 +11,9 @@ from cordee.control.forecast import forecast
 from cordee.events import AttemptPlaced, CheckpointCommitted, Event, Job, JobEnded, JobSubmitted, Node, Tier
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide
-from cordee.schedule.forward import Ahead, Arrival, Draw, forward
-from cordee.schedule.lengths import drawn_us
-from cordee.schedule.present import Present
+from cordee.schedule.forecast.forward import Ahead, Arrival, Draw, forward
+from cordee.schedule.forecast.run_times import drawn_us
+from cordee.schedule.forecast.snapshot import Present
 from cordee.simulate.run import Submission, run
 from cordee.simulate.work import Work
 from world import S, World, job, node

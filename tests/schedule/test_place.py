@@ -7,9 +7,9 @@ import pytest
 
 from cordee.events import Capacity, Lease, NodeDown
 from cordee.schedule import decide
-from cordee.schedule.entry import Entry, Used, entry_of
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.place import fits, lacks, place, pools, spare_nodes
+from cordee.schedule.placement.entry import Entry, Used, entry_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.place import fits, lacks, place, pools, spare_nodes
 from cordee.schedule.policy import Policy
 from world import S, World, brief, job, node, share_ended
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cordee.events import Job, Lease
 from cordee.ids import JobId
-from cordee.schedule.entry import Used, entry_of, host_request
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.place import fits, lacks, need_of, place, pools
+from cordee.schedule.placement.entry import Used, entry_of, host_request
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.place import fits, lacks, need_of, place, pools
 from world import job, node
 
 USED = st.tuples(st.integers(0, 255), st.dictionaries(st.integers(0, 7), st.integers(1, 999), max_size=2))

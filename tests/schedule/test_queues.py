@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from cordee.errors import QueuesError
 from cordee.events import Job, Queue, Tier
 from cordee.ids import JobId
-from cordee.schedule.bounds import Bound
-from cordee.schedule.day import DAY_US, Day
-from cordee.schedule.decay import Decay
-from cordee.schedule.held import Held
-from cordee.schedule.queues import check
-from cordee.schedule.quotas import HALF_LIFE_US, SHARE, Quotas
+from cordee.schedule.quota.bounds import Bound
+from cordee.schedule.quota.day import DAY_US, Day
+from cordee.schedule.quota.decay import Decay
+from cordee.schedule.quota.held import Held
+from cordee.schedule.quota.queues import check
+from cordee.schedule.quota.quotas import HALF_LIFE_US, SHARE, Quotas
 from cordee.units import US_PER_HOUR
 
 HOUR = US_PER_HOUR

@@ -91,8 +91,8 @@ def test_nobody_keeps_its_place_for_a_checkpoint_that_does_not_come_and_silence_
     world = crossing(committed(5580, 1))
     assert brief(world.at(7320).cycle()) == []
     assert brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
-    assert brief(crossing().at(7260).cycle()) == ["notice old time-slice for new"]  # it told of none in its first interval
-    assert brief(crossing(committed(5200, 1)).at(7260).cycle()) == ["notice old time-slice for new"]  # and of none for one
+    assert brief(crossing().at(7260).cycle()) == ["notice old time-slice for new"]  # none in its first interval
+    assert brief(crossing(committed(5200, 1)).at(7260).cycle()) == ["notice old time-slice for new"]  # nor in the next
     # Whose next checkpoint is far, whose turn was over for an interval, and who writes none, keeps nothing.
     assert brief(crossing(committed(6600, 1)).at(7260).cycle()) == ["notice old time-slice for new"]
     assert brief(crossing(committed(7380, 1), new_s=8900).at(9000).cycle()) == ["notice old time-slice for new"]

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from cordee.events import CheckpointCommitted, NoticeGiven, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule import Policy
-from cordee.schedule.place import fits, need_of
-from cordee.schedule.preempt import charge
-from cordee.schedule.share import level
-from cordee.schedule.vain import Power
-from cordee.schedule.victims import Victims
+from cordee.schedule.order import level
+from cordee.schedule.placement.place import fits, need_of
+from cordee.schedule.preemption.failed_searches import Power
+from cordee.schedule.preemption.loss import charge
+from cordee.schedule.preemption.victims import Victims
 from world import S, World, brief, job, node
 
 POOL = (("H100", "on-demand"),)

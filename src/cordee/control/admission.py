@@ -18,8 +18,8 @@ from cordee.ids import JobId
 from cordee.plan.layout import near_ranks, parse_layout
 from cordee.plan.search import Verdict, check_fit, training_for
 from cordee.plan.survive import ASSUMED_START_S, Survival, survival
-from cordee.schedule.queues import DEFAULT, near
-from cordee.schedule.quotas import Quotas
+from cordee.schedule.quota.queues import DEFAULT, near
+from cordee.schedule.quota.quotas import Quotas
 from cordee.storage.destination import check_destination
 from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
 from cordee.workload.load import load_shape

@@ -13,9 +13,9 @@ from math import ceil
 
 from cordee.events import Job, Lease
 from cordee.ids import JobId
-from cordee.schedule.forward import Ahead, Arrival, Draw, Fate, forward
-from cordee.schedule.lengths import drawn_us, left_us
-from cordee.schedule.present import Present
+from cordee.schedule.forecast.forward import Ahead, Arrival, Draw, Fate, forward
+from cordee.schedule.forecast.run_times import drawn_us, left_us
+from cordee.schedule.forecast.snapshot import Present
 from cordee.units import US_PER_HOUR
 
 DRAWS = 20

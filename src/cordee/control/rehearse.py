@@ -12,7 +12,7 @@ from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven
 from cordee.ids import JobId
 from cordee.schedule.cycle import decide
 from cordee.schedule.explain import Reason, explain
-from cordee.schedule.present import Present
+from cordee.schedule.forecast.snapshot import Present
 from cordee.schedule.records import micro_usd_per_hour
 from cordee.schedule.state import State
 from cordee.units import US_PER_HOUR

@@ -44,9 +44,9 @@ from cordee.events import Lease, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId
 from cordee.schedule.explain import explain
-from cordee.schedule.present import Present
-from cordee.schedule.queues import DEFAULT
-from cordee.schedule.quotas import Standing
+from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.quota.queues import DEFAULT
+from cordee.schedule.quota.quotas import Standing
 from cordee.schedule.records import NodeRecord, Phase
 from cordee.schedule.state import State
 from cordee.workload.spec import JobSpec

@@ -29,7 +29,7 @@ from cordee.ids import JobId
 from cordee.points import point
 from cordee.schedule.cycle import enact
 from cordee.schedule.policy import Policy
-from cordee.schedule.queues import check
+from cordee.schedule.quota.queues import check
 from cordee.schedule.state import State
 
 _TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft, RankBehind))

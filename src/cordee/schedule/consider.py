@@ -9,22 +9,22 @@ from functools import partial
 
 from cordee.events import AttemptPlaced, Event, Job, Lease, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.bounds import Refusal
-from cordee.schedule.entry import Kind, mask_of
-from cordee.schedule.free import FreeIndex
 from cordee.schedule.grow import grown, worth_us
-from cordee.schedule.held import Held, held_by
 from cordee.schedule.lifecycle import notice
 from cordee.schedule.overdue import gpus_left, overdue
-from cordee.schedule.place import need_of, place, pools
-from cordee.schedule.push import Pushing, Room
-from cordee.schedule.quotas import Vacated
+from cordee.schedule.placement.entry import Kind, mask_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.place import need_of, place, pools
+from cordee.schedule.placement.reserve import Reservation, reserve
+from cordee.schedule.placement.view import Pool
+from cordee.schedule.preemption.failed_searches import Vain
+from cordee.schedule.preemption.make_room import Pushing, Room
+from cordee.schedule.preemption.running import NEVER
+from cordee.schedule.quota.bounds import Refusal
+from cordee.schedule.quota.held import Held, held_by
+from cordee.schedule.quota.quotas import Vacated
 from cordee.schedule.records import JobRecord, Phase
-from cordee.schedule.reserve import Reservation, reserve
-from cordee.schedule.running import NEVER
 from cordee.schedule.state import State
-from cordee.schedule.vain import Vain
-from cordee.schedule.view import Pool
 from cordee.schedule.waiting import Alike, Shape, shape_of
 
 

@@ -16,14 +16,14 @@ from cordee.events import Event, Lease
 from cordee.ids import JobId
 from cordee.schedule.consider import Considering
 from cordee.schedule.lifecycle import settle, wake_us
+from cordee.schedule.order import level
+from cordee.schedule.placement.reserve import Reservation
 from cordee.schedule.policy import Policy
-from cordee.schedule.preempt import insists_us
-from cordee.schedule.push import Pushing
+from cordee.schedule.preemption.loss import insists_us
+from cordee.schedule.preemption.make_room import Pushing
+from cordee.schedule.preemption.row import is_spent
+from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import JobRecord, Phase
-from cordee.schedule.reserve import Reservation
-from cordee.schedule.row import is_spent
-from cordee.schedule.running import NEVER
-from cordee.schedule.share import level
 from cordee.schedule.state import State
 from cordee.schedule.turns import next_turn_us
 from cordee.schedule.waiting import Alike, Line

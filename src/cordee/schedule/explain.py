@@ -9,18 +9,18 @@ from enum import StrEnum
 
 from cordee.events import AttemptPlaced, Behind, Capacity, Job, Lease, NoticeGiven, RankBehind
 from cordee.ids import JobId, attempt_name
-from cordee.schedule.bounds import Bound, Refusal
 from cordee.schedule.cycle import Cycle
-from cordee.schedule.entry import mask_of
 from cordee.schedule.lifecycle import ATTEMPTS_WITHOUT_COMMIT
-from cordee.schedule.place import fits, need_of, pools
-from cordee.schedule.preempt import insists_us
+from cordee.schedule.order import is_below
+from cordee.schedule.placement.entry import mask_of
+from cordee.schedule.placement.place import fits, need_of, pools
+from cordee.schedule.placement.view import Pool
+from cordee.schedule.preemption.failed_searches import Vain
+from cordee.schedule.preemption.loss import insists_us
+from cordee.schedule.preemption.running import NEVER
+from cordee.schedule.quota.bounds import Bound, Refusal
 from cordee.schedule.records import Attempt, JobRecord, Phase
-from cordee.schedule.running import NEVER
-from cordee.schedule.share import is_below
 from cordee.schedule.state import State
-from cordee.schedule.vain import Vain
-from cordee.schedule.view import Pool
 from cordee.units import US_PER_S, format_duration
 
 

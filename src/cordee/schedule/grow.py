@@ -2,11 +2,11 @@
 
 from cordee.events import Lease, NoticeReason
 from cordee.schedule.lifecycle import notice
-from cordee.schedule.place import place
+from cordee.schedule.placement.place import place
+from cordee.schedule.placement.view import Pool
 from cordee.schedule.policy import Policy
 from cordee.schedule.records import Attempt, JobRecord
 from cordee.schedule.state import State
-from cordee.schedule.view import Pool
 
 PAYS = 4
 """The time that growing saves must be so many times what the save and the restart take."""

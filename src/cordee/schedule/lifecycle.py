@@ -39,8 +39,8 @@ from cordee.events import (
     RanksEnded,
 )
 from cordee.ids import JobId, attempt_name
-from cordee.schedule.limits import is_used_up
-from cordee.schedule.preempt import expected_loss
+from cordee.schedule.preemption.loss import expected_loss
+from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.records import Attempt, JobRecord, Phase
 from cordee.schedule.state import State
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from cordee.events import Job, Lease, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp
 from cordee.ids import JobId
-from cordee.schedule.entry import Entry, Used, entry_of, mask_of
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.held import NOTHING, offered_by
 from cordee.schedule.journal import Journal
-from cordee.schedule.quotas import Quotas
+from cordee.schedule.placement.entry import Entry, Used, entry_of, mask_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.preemption.running import Running
+from cordee.schedule.quota.held import NOTHING, offered_by
+from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.records import Attempt, NodeRecord
-from cordee.schedule.running import Running
 from cordee.units import US_PER_HOUR
 
 _Entries = tuple[Entry | None, Entry | None, Entry | None]

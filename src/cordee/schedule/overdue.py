@@ -10,9 +10,9 @@ from operator import itemgetter
 
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
-from cordee.schedule.quotas import Quotas
+from cordee.schedule.preemption.running import Running
+from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.records import Attempt, JobRecord
-from cordee.schedule.running import Running
 from cordee.schedule.waiting import Waiting
 
 

@@ -16,8 +16,8 @@ from cordee.events import (
     RanksEnded,
     StopRequested,
 )
-from cordee.schedule.day import Pair
-from cordee.schedule.held import Held, held_by
+from cordee.schedule.quota.day import Pair
+from cordee.schedule.quota.held import Held, held_by
 
 
 class Phase(StrEnum):

@@ -38,20 +38,20 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
-from cordee.schedule.day import DAY_US
-from cordee.schedule.estimate import History
-from cordee.schedule.held import held_by
-from cordee.schedule.limits import notice_at_us
+from cordee.schedule.forecast.estimate import History
 from cordee.schedule.nodes import UNUSED, Nodes
+from cordee.schedule.order import counts_service, standing
 from cordee.schedule.overdue import gpus_left, is_overdue
 from cordee.schedule.policy import Policy
-from cordee.schedule.preempt import insists_us
-from cordee.schedule.quotas import HALF_LIFE_US
+from cordee.schedule.preemption.failed_searches import Vain
+from cordee.schedule.preemption.loss import insists_us
+from cordee.schedule.preemption.row import columns_of, is_spent, rests_until_us
+from cordee.schedule.preemption.running import NEVER, Running
+from cordee.schedule.quota.day import DAY_US
+from cordee.schedule.quota.held import held_by
+from cordee.schedule.quota.limits import notice_at_us
+from cordee.schedule.quota.quotas import HALF_LIFE_US
 from cordee.schedule.records import Attempt, JobRecord, Phase, micro_usd_per_hour
-from cordee.schedule.row import columns_of, is_spent, rests_until_us
-from cordee.schedule.running import NEVER, Running
-from cordee.schedule.share import counts_service, standing
-from cordee.schedule.vain import Vain
 from cordee.schedule.waiting import Waiting
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)

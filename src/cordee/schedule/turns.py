@@ -3,8 +3,8 @@
 from bisect import bisect_right
 from operator import itemgetter
 
-from cordee.schedule.running import NEVER
-from cordee.schedule.share import counts_service
+from cordee.schedule.order import counts_service
+from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.state import State
 from cordee.units import US_PER_S
 

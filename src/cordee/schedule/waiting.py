@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from cordee.events import Job
 from cordee.ids import JobId
 from cordee.schedule.journal import Journal
+from cordee.schedule.order import level
+from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import JobRecord
-from cordee.schedule.running import NEVER
-from cordee.schedule.share import level
 
 Place = tuple[int, int, JobId]
 """Standing, time of submission, job id."""

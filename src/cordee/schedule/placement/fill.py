@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cordee.schedule.entry import Entry, gpus_of, mask_of
-from cordee.schedule.view import ANYWHERE, Class, View, holds
+from cordee.schedule.placement.entry import Entry, gpus_of, mask_of
+from cordee.schedule.placement.view import ANYWHERE, Class, View, holds
 
 _HIGHEST = {"island": -1, "rack": 0, "block": 1, None: ANYWHERE}
 """The highest domain that a gang may need, counted from the rack."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cordee.events import Job
-from cordee.schedule.entry import host_request
+from cordee.schedule.placement.entry import host_request
 
 Ask = tuple[int, int, int, int]
 """Milli-cores and bytes for each GPU (or in all, without one), GPUs, thousandths of each."""

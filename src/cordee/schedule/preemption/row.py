@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from cordee.schedule.order import level, pace
 from cordee.schedule.policy import Policy
-from cordee.schedule.preempt import insists_us
+from cordee.schedule.preemption.loss import insists_us
+from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import Attempt, JobRecord
-from cordee.schedule.running import NEVER
-from cordee.schedule.share import level, pace
 
 
 def columns_of(

@@ -26,10 +26,10 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.cycle import decide
-from cordee.schedule.preempt import late_us
-from cordee.schedule.present import Present
+from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.preemption.loss import late_us
+from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import Attempt
-from cordee.schedule.running import NEVER
 from cordee.schedule.state import State
 
 _AGAIN_MAX = 1_000

@@ -17,12 +17,12 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 from cordee.events import Capacity, Job, Lease
-from cordee.schedule.entry import Entry, Kind, host_request
-from cordee.schedule.fill import Need, Shape, choose, lacking, missing, search
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.part import lacks_part
+from cordee.schedule.placement.entry import Entry, Kind, host_request
+from cordee.schedule.placement.fill import Need, Shape, choose, lacking, missing, search
+from cordee.schedule.placement.fractional import lacks_part
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.view import Pool, View, holds
 from cordee.schedule.policy import Packing
-from cordee.schedule.view import Pool, View, holds
 
 _NEEDS_MAX = 1 << 16
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cordee.events import Job, Lease, Node, Queue
-from cordee.schedule.day import Day
-from cordee.schedule.entry import host_request
+from cordee.schedule.placement.entry import host_request
+from cordee.schedule.quota.day import Day
 
 MILLI = 1000
 

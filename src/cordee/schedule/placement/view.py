@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cordee.schedule.entry import Entry, Kind
+from cordee.schedule.placement.entry import Entry, Kind
 
 Domain = tuple[str, ...]
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from cordee.events import Job
-from cordee.schedule.entry import Entry, host_request
-from cordee.schedule.free import FreeIndex
-from cordee.schedule.view import Pool
+from cordee.schedule.placement.entry import Entry, host_request
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.view import Pool
 
 
 def lacks_part(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry]) -> int | None:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cordee.schedule.entry import Entry, Kind, Used, entry_of
-from cordee.schedule.mix import Mix
-from cordee.schedule.pack import Packer
+from cordee.schedule.placement.entry import Entry, Kind, Used, entry_of
+from cordee.schedule.placement.mix import Mix
+from cordee.schedule.placement.pack import Packer
+from cordee.schedule.placement.view import Feed, Pool, View
 from cordee.schedule.policy import Packing
-from cordee.schedule.view import Feed, Pool, View
 
 _NODES_MAX = 1_000_000  # in all views together: about 300 MB
 

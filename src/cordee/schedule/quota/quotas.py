@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from cordee.events import Job, Queue
-from cordee.schedule import bounds
-from cordee.schedule.bounds import Bound, Refusal, milli, show_gpus
-from cordee.schedule.day import DAY_US, Pair
-from cordee.schedule.decay import Decay
-from cordee.schedule.held import MILLI, NOTHING, Held, Holder, count
-from cordee.schedule.queues import DEFAULT
+from cordee.schedule.quota import bounds
+from cordee.schedule.quota.bounds import Bound, Refusal, milli, show_gpus
+from cordee.schedule.quota.day import DAY_US, Pair
+from cordee.schedule.quota.decay import Decay
+from cordee.schedule.quota.held import MILLI, NOTHING, Held, Holder, count
+from cordee.schedule.quota.queues import DEFAULT
 from cordee.units import US_PER_HOUR
 
 HALF_LIFE_US = 7 * DAY_US

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from cordee.ids import JobId
-from cordee.schedule.fill import Need
-from cordee.schedule.preempt import Cost, Victim, choose
+from cordee.schedule.order import TIERS, counts_service
+from cordee.schedule.placement.fill import Need
+from cordee.schedule.placement.view import Pool
+from cordee.schedule.preemption.failed_searches import Power
+from cordee.schedule.preemption.loss import Cost, Victim, choose
+from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import Attempt
-from cordee.schedule.running import NEVER
-from cordee.schedule.share import TIERS, counts_service
 from cordee.schedule.state import State
-from cordee.schedule.vain import Power
-from cordee.schedule.view import Pool
 from cordee.units import US_PER_HOUR
 
 _EXACT = 10

@@ -12,9 +12,9 @@ import numpy as np
 from cordee.events import Lease
 from cordee.ids import JobId
 from cordee.schedule.journal import Journal
+from cordee.schedule.order import counts_service
 from cordee.schedule.policy import Policy
-from cordee.schedule.preempt import at_risk_us
-from cordee.schedule.share import counts_service
+from cordee.schedule.preemption.loss import at_risk_us
 
 _ROW: dict[str, Any] = {
     "live": np.bool_,

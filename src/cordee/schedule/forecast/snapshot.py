@@ -7,7 +7,7 @@ Taking it copies dictionaries of frozen records and little else, so it is done u
 from copy import deepcopy
 from dataclasses import replace
 
-from cordee.schedule.free import FreeIndex
+from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.state import State
 
 _COLLECTIONS = (

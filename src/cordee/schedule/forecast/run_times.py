@@ -6,7 +6,7 @@ P(longer than x) = t / x. The uniform numbers come from the caller.
 
 from cordee.events import Job
 from cordee.ids import JobId
-from cordee.schedule.present import Present
+from cordee.schedule.forecast.snapshot import Present
 from cordee.units import US_PER_S
 
 _SHORTEST_US = 60 * US_PER_S  # where nothing is known at all

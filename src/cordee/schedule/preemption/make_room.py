@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.bounds import Bound, Refusal
-from cordee.schedule.free import FreeIndex
 from cordee.schedule.lifecycle import notice
-from cordee.schedule.place import need_of, place, pools
-from cordee.schedule.preempt import Victim, charge, choose
+from cordee.schedule.order import is_below, level, turn_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.place import need_of, place, pools
+from cordee.schedule.placement.view import Pool
+from cordee.schedule.preemption.failed_searches import Power
+from cordee.schedule.preemption.loss import Victim, charge, choose
+from cordee.schedule.preemption.victims import Victims
+from cordee.schedule.quota.bounds import Bound, Refusal
 from cordee.schedule.records import Attempt, JobRecord
-from cordee.schedule.share import is_below, level, turn_of
 from cordee.schedule.state import State
-from cordee.schedule.vain import Power
-from cordee.schedule.victims import Victims
-from cordee.schedule.view import Pool
 
 _TRIES = 8
 """So many sets are tried where leaving GPUs do not make the room that was counted (CPU, memory, islands, quotas)."""

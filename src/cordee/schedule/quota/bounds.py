@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cordee.events import Job
-from cordee.schedule.day import Pair
-from cordee.schedule.held import MILLI, Holder
+from cordee.schedule.quota.day import Pair
+from cordee.schedule.quota.held import MILLI, Holder
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 RUNWAY_US = US_PER_HOUR

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from cordee.events import Job, Lease
-from cordee.schedule.entry import gpus_of
-from cordee.schedule.fill import Need
-from cordee.schedule.running import NEVER
+from cordee.schedule.placement.entry import gpus_of
+from cordee.schedule.placement.fill import Need
+from cordee.schedule.placement.view import Pool
+from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.state import State
-from cordee.schedule.view import Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

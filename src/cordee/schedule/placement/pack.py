@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from cordee.schedule.entry import Entry, Kind
-from cordee.schedule.mix import Ask, Learnt, Mix, Table
+from cordee.schedule.placement.entry import Entry, Kind
+from cordee.schedule.placement.mix import Ask, Learnt, Mix, Table
+from cordee.schedule.placement.view import Feed
 from cordee.schedule.policy import Packing
-from cordee.schedule.view import Feed
 
 _BENT = 0.05  # of the square of a node's free GPUs; from 0.01 to 0.2 the benchmark gives the same within noise
 _SAME = 1e-6

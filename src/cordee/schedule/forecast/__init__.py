@@ -1,0 +1,1 @@
+"""When jobs will start and end: the same `decide`, run forward over run times."""
