@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check soak docs clean
+.PHONY: demo test check faults soak docs clean
 
 demo: .venv/ready
 	$(BIN)/cordee demo
@@ -16,6 +16,10 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Worlds that fail, from a seed: make faults SEED=7; make faults SEEDS=1000; SQL=1 plays on SQLite, STEPS=100 stops there.
+faults: .venv/ready
+	PYTHONPATH=tests $(BIN)/python -m faults_world --seed $(or $(SEED),0) --seeds $(or $(SEEDS),1) $(if $(STEPS),--steps $(STEPS)) $(if $(SQL),--sql)
 
 # Each test takes CORDEE_SOAK_S seconds (600). One of them, for an hour:
 # make soak CORDEE_SOAK_S=3600 SOAK=tests/soak/test_soak_survive.py

@@ -3,11 +3,11 @@
 import pytest
 from soaking import Soak
 
-from cordee.simulate.faults import play
+from faults_world.play import play
 
 
 @pytest.mark.parametrize("sql", [False, True], ids=["memory", "sqlite"])
-def test_every_promise_is_kept(soak: Soak, sql: bool) -> None:
+def test_every_invariant_holds(soak: Soak, sql: bool) -> None:
     def story(seed: int) -> str:
         world = play(seed, sql=sql)
         return f"{world.steps} steps, {world.events} events, {world.deaths} deaths of the server"

@@ -1,6 +1,6 @@
-"""What must hold of every log, whatever befell its cluster; counted anew, by none of the scheduler's own code.
+"""What must hold of every log, whatever injected its cluster; counted anew, by none of the scheduler's own code.
 
-`Promises` takes each event as it is committed and asserts. It knows no policy and needs no state; `of_state` and
+`Invariants` takes each event as it is committed and asserts. It knows no policy and needs no state; `of_state` and
 `of_ledger` compare what the control plane holds with it.
 """
 
@@ -41,7 +41,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.state import State
-from cordee.simulate.ranks import Key, Ranks
+from faults_world.ranks import Key, Ranks
 
 _TIERS = tuple(Tier)
 _TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
@@ -68,7 +68,7 @@ class _Live:
     leaves_since_us: int | None = None
 
 
-class Promises:
+class Invariants:
     """A fold over the log that asserts.
 
     Attributes:

@@ -24,8 +24,8 @@ from cordee.events import (
     RanksStarted,
 )
 from cordee.simulate.engine import Engine
-from cordee.simulate.ranks import Key, Ranks
 from cordee.units import US_PER_S
+from faults_world.ranks import Key, Ranks
 
 LEASE_US = 40 * US_PER_S
 """An agent that hears from nobody for so long ends its ranks."""
@@ -79,14 +79,14 @@ class HostileCluster:
         self,
         engine: Engine,
         nodes: Iterable[Node],
-        dice: random.Random,
+        rng: random.Random,
         network: Network,
         late_us: Mapping[str, int] | None = None,
     ) -> None:
         """All nodes come up now, or so much later."""
-        self._engine, self._dice, self.network = engine, dice, network
+        self._engine, self._rng, self.network = engine, rng, network
         self.jitter_us = 2 * US_PER_S
-        self.ranks = Ranks(engine, self._told_by_rank, self._left, lambda: dice.randrange(1 + self.jitter_us))
+        self.ranks = Ranks(engine, self._told_by_rank, self._left, lambda: rng.randrange(1 + self.jitter_us))
         self.machines = {node.name: Machine(replace(node, epoch=node.epoch - 1)) for node in nodes}
         self._membership: dict[str, list[Event]] = {}  # streams that outlive machines
         self._acknowledged: dict[str, int] = {}
@@ -110,11 +110,11 @@ class HostileCluster:
         ]
         streams += [(name, told, self._acknowledged.get(name, 0)) for name, told in self._membership.items()]
         found: list[Report] = []
-        self._dice.shuffle(streams)
+        self._rng.shuffle(streams)
         for name, told, seen in streams:
             until = len(told)
             if until > seen and self._happens(self.network.late):
-                until = self._dice.randint(seen, until - 1)
+                until = self._rng.randint(seen, until - 1)
                 self._nudge(self._late_us())
             begin = max(0, seen - 2) if self._happens(self.network.doubled) else seen
             found += [Report(source=name, seq=seq, event=told[seq - 1]) for seq in range(begin + 1, until + 1)]
@@ -173,10 +173,10 @@ class HostileCluster:
     # -- messages --------------------------------------------------------------------------------------------
 
     def _happens(self, chance: float) -> bool:
-        return chance > 0 and self._dice.random() < chance
+        return chance > 0 and self._rng.random() < chance
 
     def _late_us(self) -> int:
-        return self._dice.randint(1, self.network.late_us_max)
+        return self._rng.randint(1, self.network.late_us_max)
 
     def _nudge(self, wait_us: int) -> None:
         """Whoever drives the engine turns the control plane after each action."""
@@ -233,7 +233,7 @@ class HostileCluster:
             if key not in machine.orders:
                 machine.tombstones.setdefault(key, command.why)
             elif key not in machine.ended:
-                at_us = self._now_us() + self._dice.randrange(1 + self.jitter_us)
+                at_us = self._now_us() + self._rng.randrange(1 + self.jitter_us)
                 self._engine.at(at_us, self.ranks.end, name, key, Outcome.KILLED, command.why)
 
     def _left(self, name: str, key: Key, outcome: Outcome, why: str) -> None:

@@ -1,22 +1,14 @@
-"""Fault simulation: the control plane in a world that fails, from a seed; every promise checked at each step.
+"""The world of one seed: the control plane over ports that fail, and an invariant check after each step.
 
-    python -m cordee.simulate.faults --seed 1234              one seed; on a failure the trace and the line to replay it
-    python -m cordee.simulate.faults --seed 1 --seeds 1000    many
-
-The same `Control.tick()` and store as in production. What suffers: the server (it dies before or after any call of a
-port, and a new `Control` reads the log), the store (it refuses), the network, agents, machines (hostile.py), ranks.
-Then the faults stop, and everything that can run has to run to its end.
+It has the same `Control.tick()` and store as production. The server dies before or after any call of a port and a new
+`Control` reads the log; the store refuses; network, agents, machines and ranks fail (hostile.py, ranks.py). Then the
+faults stop, and everything that can run has to run to its end.
 """
 
-import argparse
 import random
-import sys
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from cordee.control.ports import Pending, Report, Store
@@ -28,13 +20,12 @@ from cordee.ids import JobId
 from cordee.schedule.cycle import decide
 from cordee.schedule.explain import explain
 from cordee.schedule.state import State
-from cordee.simulate import dice as draw
-from cordee.simulate.befall import BEFALLS, RATES
 from cordee.simulate.engine import Engine
-from cordee.simulate.hostile import HostileCluster, Network
-from cordee.simulate.promises import Promises
 from cordee.simulate.store import MemoryStore
 from cordee.units import US_PER_S
+from faults_world import inputs
+from faults_world.hostile import HostileCluster, Network
+from faults_world.invariants import Invariants
 
 T = TypeVar("T")
 BEGIN_US = 1_000_000 * US_PER_S
@@ -45,32 +36,43 @@ IN_VAIN = 20
 """So many turns at one moment that bring nothing are a wake-up in the past that never ends."""
 
 
+CHANCES: dict[str, tuple[float, ...]] = {
+    "lost": (0.05, 0.3),
+    "late": (0.1, 0.4),
+    "doubled": (0.1, 0.4),
+    "crash": (0.002, 0.01),
+    "refuse": (0.005, 0.02),
+    "skew": (0.5, 20.0),
+}
+"""Probabilities for each message (lost, late, doubled) and each call (crash, refuse); skew of the clock in seconds."""
+
+
 class ServerDied(BaseException):
     """The server is gone, here and now: nothing catches it but who starts the next one."""
 
 
 @dataclass(slots=True)
 class Fuse:
-    """Where the server dies, or the store refuses; `burnt` counts the places."""
+    """Where the server dies, or the store refuses; `blown` counts the places."""
 
-    dice: random.Random
+    rng: random.Random
     dies: float = 0.0
     refuses: float = 0.0
-    burnt: dict[str, int] = field(default_factory=dict)
+    blown: dict[str, int] = field(default_factory=dict)
 
     def around(self, name: str, call: Callable[[], T], *, stores: bool = False) -> T:
         """Make the call, if the server lives to make it; it may not live to see the answer."""
         self._at(f"before {name}")
-        if stores and self.refuses and self.dice.random() < self.refuses:
-            self.burnt[f"refused {name}"] = self.burnt.get(f"refused {name}", 0) + 1
+        if stores and self.refuses and self.rng.random() < self.refuses:
+            self.blown[f"refused {name}"] = self.blown.get(f"refused {name}", 0) + 1
             raise StoreError("the disk is full, says the fault simulation")
         answer = call()
         self._at(f"after {name}")
         return answer
 
     def _at(self, place: str) -> None:
-        if self.dies and self.dice.random() < self.dies:
-            self.burnt[place] = self.burnt.get(place, 0) + 1
+        if self.dies and self.rng.random() < self.dies:
+            self.blown[place] = self.blown.get(place, 0) + 1
             raise ServerDied(place)
 
 
@@ -114,58 +116,72 @@ class _Ports:
         return self._fuse.around("executor.carry_out", lambda: self._world.cluster.carry_out(pending))
 
 
-class FaultWorld:
-    """One seed."""
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kind of fault that is injected at random times.
 
-    def __init__(self, seed: int, store: Store | None = None) -> None:
-        self.seed, dice = seed, random.Random(seed)
+    Attributes:
+        rates: how many are expected for each node; a world draws one of these.
+        inject: does it, and returns the line for the trace; empty if nothing could be done.
+    """
+
+    rates: tuple[float, ...]
+    inject: Callable[["FaultWorld", random.Random], str]
+
+
+class FaultWorld:
+    """The world of one seed."""
+
+    def __init__(self, seed: int, faults: Mapping[str, Fault], store: Store | None = None) -> None:
+        self.seed, rng = seed, random.Random(seed)
         self._trace: deque[tuple[int, str | Event]] = deque(maxlen=TRACE)
         self.engine = Engine(BEGIN_US)
         self.store: Store = store or MemoryStore()
-        self.policy_name, self.policy = draw.policy(dice)
-        self.nodes, self.jobs = draw.nodes(dice), draw.jobs(dice)
-        self.queues = draw.queues(dice, sum(node.gpus for node in self.nodes))
-        self._dice = random.Random(dice.randrange(2**32))  # of what befalls
-        on = {kind: dice.random() < 0.6 for kind in RATES}  # each world suffers from some kinds of faults only
-        chance = {kind: on[kind] * dice.choice(rates) for kind, rates in RATES.items()}
+        self.policy_name, self.policy = inputs.policy(rng)
+        self.nodes, self.jobs = inputs.nodes(rng), inputs.jobs(rng)
+        self.queues = inputs.queues(rng, sum(node.gpus for node in self.nodes))
+        self._rng = random.Random(rng.randrange(2**32))  # of faults
+        rates = CHANCES | {kind: fault.rates for kind, fault in faults.items()}
+        on = {kind: rng.random() < 0.6 for kind in rates}  # each world suffers from some kinds of faults only
+        chance = {kind: on[kind] * rng.choice(each) for kind, each in rates.items()}
         self.network = Network(lost=chance["lost"], late=chance["late"], doubled=chance["doubled"])
-        self.fuse = Fuse(random.Random(dice.randrange(2**32)), chance["dies"], chance["refuses"])
+        self.fuse = Fuse(random.Random(rng.randrange(2**32)), chance["crash"], chance["refuse"])
         self.skew_us_max = round(chance["skew"] * US_PER_S)
         self.skew_us = 0
-        late = {node.name: dice.choice((0, 0, 0, 30)) * US_PER_S for node in self.nodes}
-        self.cluster = HostileCluster(self.engine, self.nodes, random.Random(dice.randrange(2**32)), self.network, late)
-        self.promises = Promises(self.cluster.ranks)
+        late = {node.name: rng.choice((0, 0, 0, 30)) * US_PER_S for node in self.nodes}
+        self.cluster = HostileCluster(self.engine, self.nodes, random.Random(rng.randrange(2**32)), self.network, late)
+        self.invariants = Invariants(self.cluster.ranks)
         self.shadow = State(self.policy)
         self.marks: dict[str, int] = {}
-        self.befell: dict[str, int] = {}
+        self.injected: dict[str, int] = {}
         self._checked: tuple[Control | None, int] = (None, 0)  # this state was
         self.accepted: set[JobId] = set()
         self.control: Control | None = None
         self.steps = self.deaths = self.events = 0
-        self.horizon_us = self.engine.now_us() + dice.randint(60, 900) * US_PER_S
+        self.horizon_us = self.engine.now_us() + rng.randint(60, 900) * US_PER_S
         self._asked: deque[Callable[[Control], None]] = deque()
         self._drains: dict[str, int] = {}
-        self._plan(chance, dice)
+        self._plan(faults, chance, rng)
 
-    # -- what befalls ----------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------------
 
-    def _plan(self, chance: dict[str, float], dice: random.Random) -> None:
+    def _plan(self, faults: Mapping[str, Fault], chance: dict[str, float], rng: random.Random) -> None:
         begin_us, span_us = self.engine.now_us(), self.horizon_us - self.engine.now_us()
         self._asked.append(lambda control: control.up())
         if self.queues:
             self._asked.append(self._set_queues)
         for job, script in self.jobs:
             self.cluster.ranks.scripts[job.job_id] = script
-            self.engine.at(begin_us + dice.randint(0, span_us // 3), self._asked.append, self._submit(job))
-        for kind, befall in BEFALLS.items():
-            for _ in range(round(chance[kind] * dice.random() * len(self.nodes))):
-                self.engine.at(begin_us + dice.randint(1, span_us), self._befall, kind, befall)
+            self.engine.at(begin_us + rng.randint(0, span_us // 3), self._asked.append, self._submit(job))
+        for kind, fault in faults.items():
+            for _ in range(round(chance[kind] * rng.random() * len(self.nodes))):
+                self.engine.at(begin_us + rng.randint(1, span_us), self._inject, kind, fault)
         self.engine.at(self.horizon_us, self._calm)
 
-    def _befall(self, kind: str, befall: "Callable[[FaultWorld, random.Random], str]") -> None:
-        said = befall(self, self._dice)
+    def _inject(self, kind: str, fault: Fault) -> None:
+        said = fault.inject(self, self._rng)
         if said:
-            self.befell[kind] = self.befell.get(kind, 0) + 1
+            self.injected[kind] = self.injected.get(kind, 0) + 1
             self.say(f"{kind}: {said}")
 
     def _submit(self, job: Job) -> Callable[[Control], None]:
@@ -249,7 +265,7 @@ class FaultWorld:
         for event in events:
             self.events += 1
             self.say(event)
-            self.promises.take(event)
+            self.invariants.take(event)
             self.shadow.apply(event)
         for source, seq in marks:
             assert seq > self.marks.get(source, 0), f"the mark of {source} goes from {self.marks.get(source)} to {seq}"
@@ -284,7 +300,7 @@ class FaultWorld:
 
     def _start(self) -> None:
         ports = _Ports(self)
-        self.skew_us = self._dice.randint(-self.skew_us_max, self.skew_us_max) if not self.calm else self.skew_us
+        self.skew_us = self._rng.randint(-self.skew_us_max, self.skew_us_max) if not self.calm else self.skew_us
         self.cluster.server_restarts()
         control = Control(clock=ports, store=ports, executor=ports, policy=self.policy)
         assert control.state.snapshot() == self.shadow.snapshot(), "the log does not give the state back"
@@ -302,26 +318,26 @@ class FaultWorld:
         if self._checked == (control, control.number):
             return
         self._checked = (control, control.number)
-        self.promises.of_state(control.state)
+        self.invariants.of_state(control.state)
         before = control.state.snapshot()
         assert before == self.shadow.snapshot(), "the state is not what was committed"
         control.state.rest = None  # as if it had not decided yet
-        decide(control.state, max(self.engine.now_us() + self.skew_us, self.promises.at_us or 0))
+        decide(control.state, max(self.engine.now_us() + self.skew_us, self.invariants.at_us or 0))
         assert control.state.snapshot() == before, "decide() left a trace"
         if self.steps % 8 == 0:
-            self.promises.of_ledger(control.ledger, self.engine.now_us())
+            self.invariants.of_ledger(control.ledger, self.engine.now_us())
 
     def _open(self) -> list[JobId]:
         """Jobs that have not ended."""
-        return [job.job_id for job, _ in self.jobs if job.job_id not in self.promises.ended]
+        return [job.job_id for job, _ in self.jobs if job.job_id not in self.invariants.ended]
 
     def _end(self) -> None:
         """Everything that can run has run, and a new server knows the same."""
         assert self.control is not None and not self._asked, "the server did not come back"
         now_us = self.engine.now_us()
-        self.promises.of_ledger(self.control.ledger, now_us)
+        self.invariants.of_ledger(self.control.ledger, now_us)
         assert self.accepted == {job.job_id for job, _ in self.jobs}, "a job was never accepted"
-        assert not self.promises.live, f"{list(self.promises.live)} hold GPUs for ever"
+        assert not self.invariants.live, f"{list(self.invariants.live)} hold GPUs for ever"
         for job_id in self._open():
             if self._could_run(self.control.state, job_id):
                 why = explain(self.control.state, job_id, now_us)
@@ -333,7 +349,7 @@ class FaultWorld:
     def _could_run(self, state: State, job_id: JobId) -> bool:
         """Whether it would be placed if it were alone on the nodes as they are."""
         alone, at_us = State(self.policy), self.engine.now_us()
-        for each in self.promises.nodes.values():
+        for each in self.invariants.nodes.values():
             if each.up and not each.reclaimed and not each.cordoned:
                 alone.apply(NodeUp(at_us=at_us, node=each.node))
         if state.quotas.queues:
@@ -355,55 +371,3 @@ def brief(event: Event) -> str:
     if isinstance(event, NodeUp):
         return f"{kind} {event.node.name} epoch {event.node.epoch}: {event.node.gpus} {event.node.gpu_name}"
     return f"{kind} " + " ".join(f"{name}={value}" for name, value in fields.items() if value not in (None, "", ()))
-
-
-def play(seed: int, steps: int | None = None, *, sql: bool | None = None) -> FaultWorld:
-    """Play one seed; every fiftieth on the real store, in SQLite.
-
-    Raises:
-        AssertionError: a promise was broken; the message has the trace and the line that replays it.
-    """
-    with ExitStack() as stack:
-        store: Store | None = None
-        if sql or (sql is None and seed % 50 == 0):
-            from cordee.control.store import SqlStore
-
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            database = SqlStore(f"sqlite:///{Path(folder) / 'log.db'}")
-            stack.callback(database.close)
-            store = database
-        world = FaultWorld(seed, store)
-        try:
-            world.play(steps)
-        except Exception as error:
-            line = f"{sys.executable} -m cordee.simulate.faults --seed {seed}" + (" --sql" if sql else "")
-            said = "\n".join((f"{world.policy_name}; {len(world.nodes)} nodes, {len(world.jobs)} jobs", *world.trace))
-            raise AssertionError(f"{said}\nstep {world.steps}: {error!r}\nreplay: {line}") from error
-        return world
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Play seeds from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m cordee.simulate.faults", description="Play worlds that fail.")
-    parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--seeds", type=int, default=1, help="how many")
-    parser.add_argument("--steps", type=int, help="stop after so many and show the trace")
-    parser.add_argument("--sql", action="store_true", default=None, help="on SQLite, whatever the seed")
-    asked = parser.parse_args(argv)
-    failed = 0
-    for seed in range(asked.seed, asked.seed + asked.seeds):
-        try:
-            world = play(seed, asked.steps, sql=asked.sql)
-        except AssertionError as error:
-            print(error)
-            failed += 1
-            continue
-        if asked.seeds == 1:
-            print("\n".join(world.trace))
-            print(f"seed {seed}: {world.steps} steps, {world.deaths} deaths of the server, {world.events} events")
-    print(f"{asked.seeds - failed} of {asked.seeds} seeds kept every promise")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

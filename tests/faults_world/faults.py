@@ -1,0 +1,100 @@
+"""Kinds of faults: how often each comes, and what it does to a `FaultWorld`."""
+
+import random
+
+from cordee.events import NodeCordoned, NodeUncordoned
+from cordee.units import US_PER_S
+from faults_world.world import Fault, FaultWorld
+
+
+def _agent(world: FaultWorld, rng: random.Random) -> str:
+    name, back_us = rng.choice(world.nodes).name, rng.randint(0, 30) * US_PER_S
+    return f"the agent of {name} dies for {back_us} us" if world.cluster.agent_dies(name, back_us) else ""
+
+
+def _machine(world: FaultWorld, rng: random.Random) -> str:
+    name, back_s = rng.choice(world.nodes).name, rng.choice((None, 1, 1, 20, 60, 200))
+    back_us = None if back_s is None else back_s * US_PER_S
+    return f"{name} is gone, back after {back_us} us" if world.cluster.machine_dies(name, back_us) else ""
+
+
+def _power(world: FaultWorld, rng: random.Random) -> str:
+    name, back_us = rng.choice(world.nodes).name, rng.randint(1, 60) * US_PER_S
+    return f"{name} for {back_us} us" if world.cluster.machine_dies(name, back_us, disk=True) else ""
+
+
+def _reclaim(world: FaultWorld, rng: random.Random) -> str:
+    machine = world.cluster.machines[rng.choice(world.nodes).name]
+    if not machine.reachable or machine.reclaim_us is not None:
+        return ""
+    deadline_us = world.engine.now_us() + rng.choice((1, 15, 60)) * US_PER_S
+    world.cluster.announce(machine.node.name, deadline_us)
+    world.engine.at(deadline_us, _take_back, world, machine.node.name, rng.choice((None, 1, 1, 30, 100)))
+    return f"{machine.node.name} goes at {deadline_us}"
+
+
+def _take_back(world: FaultWorld, name: str, back_s: int | None) -> None:
+    if world.cluster.machines[name].reclaim_us is None:
+        return  # it went by itself
+    if world.cluster.machine_dies(name, None if back_s is None else back_s * US_PER_S):
+        world.say(f"{name} is taken back")
+    else:
+        world.engine.at(world.engine.now_us() + US_PER_S, _take_back, world, name, back_s)
+
+
+def _cut(world: FaultWorld, rng: random.Random) -> str:
+    name, for_us = rng.choice(world.nodes).name, rng.choice((3, 20, 39, 42, 90)) * US_PER_S
+    return f"{name} for {for_us} us" if world.cluster.cut(name, for_us) else ""
+
+
+def _flap(world: FaultWorld, rng: random.Random) -> str:
+    name, now_us = rng.choice(world.nodes).name, world.engine.now_us()
+    for number in range(rng.randint(2, 5)):
+        world.engine.at(now_us + number * 3 * US_PER_S, _agent_dies, world, name)
+    return name
+
+
+def _agent_dies(world: FaultWorld, name: str) -> None:
+    world.cluster.agent_dies(name, US_PER_S)
+
+
+def _rank(world: FaultWorld, rng: random.Random) -> str:
+    name = rng.choice(world.nodes).name
+    return f"a rank on {name}" if world.cluster.rank_dies(name, rng.randrange(4)) else ""
+
+
+def _stop(world: FaultWorld, rng: random.Random) -> str:
+    (job, _), now = rng.choice(world.jobs), rng.random() < 0.5
+    if job.job_id not in world.accepted:
+        return ""
+    world.ask(lambda control: control.stop(job.job_id, by="ann", now=now))
+    return f"{job.job_id} now={now}"
+
+
+def _down(world: FaultWorld, rng: random.Random) -> str:
+    world.ask(lambda control: control.shut_down())
+    at_us = world.engine.now_us() + rng.randint(1, 90) * US_PER_S
+    world.engine.at(at_us, world.ask, lambda control: control.up())
+    return "the server shuts down"
+
+
+def _drain(world: FaultWorld, rng: random.Random) -> str:
+    name, now_us = rng.choice(world.nodes).name, world.engine.now_us()
+    world.operator(NodeCordoned(at_us=now_us, node=name, by="ann", drain=rng.random() < 0.5))
+    over = NodeUncordoned(at_us=now_us, node=name, by="ann")
+    world.engine.at(now_us + rng.randint(1, 200) * US_PER_S, world.operator, over)
+    return name
+
+
+FAULTS = {
+    "agent": Fault((1.0, 4.0), _agent),
+    "machine": Fault((1.0, 3.0), _machine),
+    "power": Fault((1.0, 2.0), _power),
+    "reclaim": Fault((1.0, 3.0), _reclaim),
+    "cut": Fault((1.0, 3.0), _cut),
+    "flap": Fault((1.0,), _flap),
+    "rank": Fault((1.0, 4.0), _rank),
+    "stop": Fault((1.0, 2.0), _stop),
+    "down": Fault((0.5, 1.0), _down),
+    "drain": Fault((1.0, 2.0), _drain),
+}
