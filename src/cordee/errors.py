@@ -9,7 +9,8 @@
     │   ├── LayoutError            15     a layout that does not divide
     │   ├── ScriptError            16     the program to run is not there
     │   ├── QueuesError            17     a tree of queues that cannot be
-    │   └── TraceError             18     a trace of jobs or of a profiler, or a part of one under --strict
+    │   ├── TraceError             18     a trace of jobs, or a row of one under --strict
+    │   └── ProfileError           19     a profiler's file
     ├── AdmissionError             20   a job that was refused; nothing was queued
     │   ├── DoesNotFitError        21     its model does not fit its GPUs
     │   ├── UnprotectedError       22     preemptible without a checkpoint
@@ -98,9 +99,15 @@ class QueuesError(InputError):
 
 
 class TraceError(InputError):
-    """A trace of jobs or of a profiler cannot be read, or a row of one under `--strict`."""
+    """A trace of jobs cannot be read, or a row of one under `--strict`."""
 
     exit_code = 18
+
+
+class ProfileError(InputError):
+    """A profiler's file cannot be read."""
+
+    exit_code = 19
 
 
 class AdmissionError(CordeeError):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cordee.view.chrome import Flow, Lane, Slice, chrome_trace
+from cordee.view.chrome import Flow, Lane, Slice, chrome_trace_text
 from cordee.view.pipeline import GUTTER, RIGHT, WIDTH, Block, Line, pipeline_svg
 
 
@@ -38,7 +38,7 @@ def test_a_trace_has_lanes_slices_and_messages() -> None:
     upper, lower = Lane(0, 0, "rank 0", "passes"), Lane(1, 0, "rank 1", "passes")
     one = Slice(upper, 'F "0"', "forward", 10, 5, {"stage": 0})
     other = Slice(lower, "F 0", "forward", 20, 5)
-    trace = json.loads(chrome_trace([other, one], [Flow("activation 0", one, other)], {"schedule": "1f1b"}))
+    trace = json.loads(chrome_trace_text([other, one], [Flow("activation 0", one, other)], {"schedule": "1f1b"}))
     assert trace["schedule"] == "1f1b"
     names = [(event["pid"], event["args"]["name"]) for event in trace["traceEvents"] if event["name"] == "process_name"]
     assert names == [(0, "rank 0"), (1, "rank 1")]
@@ -48,4 +48,4 @@ def test_a_trace_has_lanes_slices_and_messages() -> None:
     ]  # fmt: skip
     begin, finish = (next(event for event in trace["traceEvents"] if event["ph"] == phase) for phase in "sf")
     assert (begin["ts"], finish["ts"], begin["id"]) == (15, 20, finish["id"])
-    assert json.loads(chrome_trace([]))["traceEvents"] == []
+    assert json.loads(chrome_trace_text([]))["traceEvents"] == []

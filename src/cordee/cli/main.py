@@ -24,9 +24,9 @@ VERBS: dict[str, tuple[str, str]] = {
         "Replicate and place a model's experts from their loads; say if moving them pays.",
     ),
     "pipeline": ("cordee.cli.pipeline", "Pipeline schedules on your times: bubbles, memory, which to use."),
-    "trace": (
-        "cordee.cli.trace",
-        "Where a GPU's time went, by its profiler's trace: exposed, waiting, idle; who is late.",
+    "profile": (
+        "cordee.cli.profile",
+        "Read profiles of ranks: compute, exposed communication, idle time, stragglers; compare them with the plan.",
     ),
     "run": ("cordee.cli.jobs", "Queue a job, and start a server if none runs."),
     "stop": ("cordee.cli.jobs", "Ask a job to end: it checkpoints first, unless --now."),
@@ -54,7 +54,7 @@ EXAMPLES = {
     "figures": "cordee figures --json",
     "experts": "cordee experts loads.csv --gpus 32 --nodes 4 --replicas 288 --groups 8 --json > plan.json",
     "pipeline": "cordee pipeline --ranks 8 --microbatches 20 --times f=1,b=1,w=1 --memory 9",
-    "trace": "cordee trace rank*.json.gz --html trace.html",
+    "profile": "cordee profile rank*.json.gz --html profile.html",
     "run": "cordee run --gpus 4 --tier preemptible --checkpoint-to /shared/checkpoints -- python train.py",
     "stop": "cordee stop my-job --wait",
     "jobs": "cordee jobs my-job",
@@ -70,6 +70,10 @@ EXAMPLES = {
     "checkpoint": "cordee checkpoint export s3://bucket/run/my-job 400 --to hf --out my-model",
 }
 
+# Earlier names, which scripts may still use: of verbs, and of the flags of some verbs.
+RENAMED_VERBS = {"trace": "profile"}
+RENAMED_FLAGS = {verb: {"--trace": "--chrome-trace"} for verb in ("pipeline", "simulate", "cost")}
+
 
 def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print the version."""
@@ -78,12 +82,29 @@ def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = current_words(sys.argv[1:] if argv is None else argv)
     try:
         _app(words)(words)
     except CordeeError as error:
         _complain(error, as_json="--json" in _before_dashes(words))
         raise SystemExit(error.exit_code) from None
+
+
+def current_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with earlier names of verbs and flags replaced; what follows `--` stays.
+
+    >>> current_words(["trace", "rank0.json"]), current_words(["cost", "--trace=spent.json"])
+    (['profile', 'rank0.json'], ['cost', '--chrome-trace=spent.json'])
+    """
+    at = next((at for at, word in enumerate(words) if not word.startswith("-")), None)
+    if at is None:
+        return list(words)
+    verb = RENAMED_VERBS.get(words[at], words[at])
+    flags = RENAMED_FLAGS.get(verb, {})
+    own = _before_dashes(words)
+    renamed = [flags.get(name, name) + equals + value for name, equals, value in (word.partition("=") for word in own)]
+    renamed[at] = verb
+    return [*renamed, *words[len(own) :]]
 
 
 def _app(words: Sequence[str]) -> typer.Typer:

@@ -144,8 +144,8 @@ def _price(node: NodeView) -> str:
 def cost(
     *,
     by: Annotated[str, typer.Option(help="job, user, queue or epoch (each attempt).")] = "job",
-    trace: Annotated[
-        Path | None, typer.Option(help="Write it over time as a Chrome trace, for Perfetto and `cordee trace`.")
+    chrome_trace: Annotated[
+        Path | None, typer.Option(help="Write it over time as a Chrome trace, for Perfetto and `cordee profile`.")
     ] = None,
     home: Home = None,
     as_json: Json = False,
@@ -155,13 +155,13 @@ def cost(
         raise InputError(f"cost cannot be told by {by!r}", hint=f"use --by {', '.join(BY)}")
     with terminal.connect(home) as client:
         bill = client.cost(by)
-        told = [event for _, event in client.events()] if trace is not None else []
-    if trace is not None:
+        told = [event for _, event in client.events()] if chrome_trace is not None else []
+    if chrome_trace is not None:
         from cordee.cli.plan_more import write_page
-        from cordee.view.chrome import chrome_trace
+        from cordee.view.chrome import chrome_trace_text
         from cordee.view.chrome_log import log_slices
 
-        write_page(trace, chrome_trace(*log_slices(told), {"traceName": trace.name}))
+        write_page(chrome_trace, chrome_trace_text(*log_slices(told), {"traceName": chrome_trace.name}))
     if as_json:
         terminal.print_json(bill)
         return

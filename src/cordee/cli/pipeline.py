@@ -48,7 +48,7 @@ OwnTable = Annotated[
 ]
 Html = Annotated[Path | None, typer.Option(help="Write all of them as one page, drawn.")]
 Svg = Annotated[Path | None, typer.Option(help="Write the schedule's picture.")]
-Trace = Annotated[Path | None, typer.Option(help="Write its timeline as a Chrome trace, for Perfetto.")]
+ChromeTrace = Annotated[Path | None, typer.Option(help="Write its timeline as a Chrome trace, for Perfetto.")]
 Csv = Annotated[Path | None, typer.Option(help="Write its table, for torch's pipeline runtime.")]
 Run = Annotated[bool, typer.Option("--run", help="Rehearse it on ranks of this machine, with waits for passes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -70,7 +70,7 @@ def pipeline(
     table: OwnTable = None,
     html: Html = None,
     svg: Svg = None,
-    trace: Trace = None,
+    chrome_trace: ChromeTrace = None,
     csv: Csv = None,
     run: Run = False,
     as_json: AsJson = False,
@@ -81,7 +81,7 @@ def pipeline(
     if schedule is not None and schedule not in (*NAMED, BEST):
         raise LayoutError(f"unknown schedule {schedule!r}", hint=f"known are {', '.join(NAMED)}, and {BEST}")
     if table is not None:
-        if schedule or html or trace or csv or run:
+        if schedule or html or chrome_trace or csv or run:
             raise SpecError(
                 f"--table {table}: of a table of your own only --svg is written", hint="leave the others out"
             )
@@ -95,8 +95,8 @@ def pipeline(
         write_page(html, pipeline_page(asked))
     if svg is not None:
         write_page(svg, picture(chosen, in_seconds))
-    if trace is not None:
-        write_page(trace, trace_text(asked))
+    if chrome_trace is not None:
+        write_page(chrome_trace, trace_text(asked))
     if csv is not None:
         write_page(csv, table_csv(chosen.table))
     if as_json:

@@ -16,7 +16,7 @@ from cordee.plan.pipeline import Placement, Timeline
 from cordee.plan.pipeline.measured import Step
 from cordee.plan.pipeline.table import Action
 from cordee.plan.pipeline.timeline import Span
-from cordee.view.chrome import Flow, Lane, Slice, chrome_trace
+from cordee.view.chrome import Flow, Lane, Slice, chrome_trace_text
 from cordee.view.pipeline import Block, Line, pipeline_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import Column, table_html
@@ -135,7 +135,7 @@ def trace_text(asked: Asked) -> str:
     if asked.ran is not None:
         slices += _measured_slices(asked.ran.step, first_group=predicted.table.placement.ranks)
     about = {"schedule": asked.chosen.table.name, "timeUnit": "s" if asked.in_seconds else "1 unit = 1 ms"}
-    return chrome_trace(slices, flows, about)
+    return chrome_trace_text(slices, flows, about)
 
 
 def _predicted_slices(run: Timeline, scale: float) -> tuple[list[Slice], list[Flow]]:

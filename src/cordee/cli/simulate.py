@@ -77,7 +77,7 @@ def simulate(
     strict: Annotated[bool, typer.Option("--strict", help="A bad row is an error.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the comparison as one page.")] = None,
     chrome: Annotated[
-        Path | None, typer.Option("--trace", help="Write who held the first nodes when, as a Chrome trace.")
+        Path | None, typer.Option("--chrome-trace", help="Write who held the first nodes when, as a Chrome trace.")
     ] = None,
     as_json: terminal.Json = False,
 ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cordee.simulate.compare import Result
 from cordee.simulate.gantt import Held
-from cordee.view.chrome import Lane, Slice, chrome_trace
+from cordee.view.chrome import Lane, Slice, chrome_trace_text
 
 
 def trace_text(results: Sequence[Result]) -> str:
@@ -16,7 +16,7 @@ def trace_text(results: Sequence[Result]) -> str:
         for held in result.gantt.window(0, end_us):
             slices += _slices(held, number[held.node], result.named.name)
     policies = ", ".join(result.named.name for result in results)
-    return chrome_trace(slices, about={"traceName": policies})
+    return chrome_trace_text(slices, about={"traceName": policies})
 
 
 def _slices(held: Held, group: int, policy: str) -> list[Slice]:

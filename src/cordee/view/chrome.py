@@ -40,11 +40,13 @@ class Flow:
     target: Slice
 
 
-def chrome_trace(slices: Iterable[Slice], flows: Iterable[Flow] = (), about: Mapping[str, str] | None = None) -> str:
+def chrome_trace_text(
+    slices: Iterable[Slice], flows: Iterable[Flow] = (), about: Mapping[str, str] | None = None
+) -> str:
     """The trace as JSON text; one event a line, in the order of their start.
 
     >>> lane = Lane(0, 0, "rank 0", "passes")
-    >>> [event["ph"] for event in json.loads(chrome_trace([Slice(lane, "F0", "forward", 0, 5)]))["traceEvents"]]
+    >>> [event["ph"] for event in json.loads(chrome_trace_text([Slice(lane, "F0", "forward", 0, 5)]))["traceEvents"]]
     ['M', 'M', 'X']
     """
     rows = sorted(slices, key=lambda each: (each.start_us, each.lane.group, each.lane.line))

@@ -1,4 +1,4 @@
-"""The text of a trace as batches of decoded events, within bounded memory.
+"""The text of a profile as batches of decoded events, within bounded memory.
 
 A batch is cut where one event ends and the next begins. Whether a cut is right the decoder itself says: only a
 sequence of whole events, in brackets, is a JSON list. Where it finds none, as in a damaged file, events are taken one
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.errors import MissingExtraError
-from cordee.telemetry.trace.faults import Faults
+from cordee.telemetry.profile.faults import Faults
 
 try:
     import msgspec
 except ModuleNotFoundError:
-    raise MissingExtraError("traces are read with msgspec", hint='pip install "cordee[trace]"') from None
+    raise MissingExtraError("profiles are read with msgspec", hint='pip install "cordee[profile]"') from None
 
 # Without a cut in so much text, something is broken: no single event is that long.
 RESCUE_BYTES = 16 << 20
@@ -80,7 +80,7 @@ class Batches:
     blocks: Iterator[bytes]
     faults: Faults
     bytes_read: int = 0
-    is_no_trace: str = ""
+    not_a_profile: str = ""
     _outside: dict[str, bytes] = field(default_factory=dict)
     _decoder: msgspec.json.Decoder[list[Event]] = field(default_factory=lambda: msgspec.json.Decoder(list[Event]))
     _raws: msgspec.json.Decoder[list[msgspec.Raw]] = field(
@@ -91,7 +91,7 @@ class Batches:
     def __iter__(self) -> Iterator[list[Event]]:
         blocks = self._counted()
         buffer, listed = self._to_first_event(blocks)
-        if self.is_no_trace:
+        if self.not_a_profile:
             return
         wait = 0
         for block in blocks:
@@ -155,11 +155,11 @@ class Batches:
             if len(buffer) > HEAD_BYTES_MAX:
                 break
         if not buffer:
-            self.is_no_trace = "it is empty"
+            self.not_a_profile = "it is empty"
         elif buffer.startswith(b"{"):
-            self.is_no_trace = f"{len(buffer):,} bytes of it hold no traceEvents"
+            self.not_a_profile = f"{len(buffer):,} bytes of it hold no traceEvents"
         else:
-            self.is_no_trace = f"it begins with {buffer[:16]!r}"
+            self.not_a_profile = f"it begins with {buffer[:16]!r}"
         return b"", False
 
     def _keep_outside(self, text: bytes) -> None:
@@ -202,7 +202,7 @@ class Batches:
         return [event for raw in raws if (event := self._single(bytes(raw))) is not None]
 
     def _single(self, text: bytes) -> Event | None:
-        """One event whose JSON is sound, or None if its fields are not what a trace has."""
+        """One event whose JSON is sound, or None if its fields are not what a profile has."""
         try:
             return self._one.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

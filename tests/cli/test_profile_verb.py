@@ -1,4 +1,4 @@
-"""`cordee trace` as people and scripts call it; and what writes traces is read again."""
+"""`cordee profile` as people and scripts call it; and what writes profiles is read again."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId
-from cordee.view.chrome import chrome_trace
+from cordee.view.chrome import chrome_trace_text
 from cordee.view.chrome_log import log_slices
 from kineto import ADD, GEMM, REDUCE, Kineto, expert_step
 from world import S, job
@@ -92,7 +92,7 @@ SCHEMA = _object(
         )),
     )),
     base=_or_null(_object(
-        files=_list(TEXT, minItems=1), per={"enum": ["step", "trace"]}, times=DELTAS, classes=DELTAS, kernels=DELTAS,
+        files=_list(TEXT, minItems=1), per={"enum": ["step", "profile"]}, times=DELTAS, classes=DELTAS, kernels=DELTAS,
     )),
     plan=_or_null(_object(
         model=TEXT, gpus=COUNT, gpu=TEXT, layout=TEXT, mfu=_or_null(NUMBER), steps=COUNT, times=DELTAS,
@@ -127,7 +127,7 @@ def ranks(tmp_path: Path) -> list[str]:
 
 
 def test_json_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = _json(capsys, "trace", str(expert_step().write(tmp_path / "t.json")))
+    told = _json(capsys, "profile", str(expert_step().write(tmp_path / "t.json")))
     (rank,) = told["ranks"]  # type: ignore[misc]
     assert (rank["time"]["exposed_us"], rank["time"]["hidden_fraction"]) == (30, 0.925)
     assert (told["skew"], told["base"], told["plan"]) == (None, None, None)
@@ -135,7 +135,7 @@ def test_json_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_json_of_ranks_with_a_base_and_a_plan(ranks: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["--plan", "llama-3-8b", "--gpus", "8xH100", "--layout", "tp=2", "--batch", "8"]
-    told = _json(capsys, "trace", *ranks, "--base", ranks[0], *plan)
+    told = _json(capsys, "profile", *ranks, "--base", ranks[0], *plan)
     assert [rank["caused_us"] for rank in told["skew"]["ranks"]] == [0, 400]  # type: ignore[index]
     assert told["plan"]["steps"] == 2  # type: ignore[index]
     step = told["plan"]["times"][0]  # type: ignore[index]
@@ -146,7 +146,7 @@ def test_json_of_ranks_with_a_base_and_a_plan(ranks: list[str], capsys: pytest.C
 
 def test_text_says_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(expert_step().write(tmp_path / "t.json"))
-    _run("trace", path, "--flop-per-step", "1e11")
+    _run("profile", path, "--flop-per-step", "1e11")
     out = capsys.readouterr().out
     assert "92.50% of the communication is hidden behind compute, 30 us is exposed (3.31% of the time)" in " ".join(
         out.split()
@@ -162,13 +162,13 @@ def test_lines_fit_the_terminal(
     ranks: list[str], width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    _run("trace", *ranks, "--base", ranks[1], "--flop-per-step", "1e12")
+    _run("profile", *ranks, "--base", ranks[1], "--flop-per-step", "1e12")
     assert max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
 def test_the_page_holds_every_stream_and_stands_alone(ranks: list[str], tmp_path: Path) -> None:
     page = tmp_path / "t.html"
-    _run("trace", *ranks, "--html", str(page))
+    _run("profile", *ranks, "--html", str(page))
     text = page.read_text()
     assert "stream 20" in text
     assert "rank 1 on NVIDIA H100" in text, "the rank that was waited for is told in full"
@@ -177,14 +177,14 @@ def test_the_page_holds_every_stream_and_stands_alone(ranks: list[str], tmp_path
     big = Kineto()
     for at in range(5000):
         big.kernel(ADD, at * 10, 1 + at % 9)
-    _run("trace", str(big.write(tmp_path / "big.json", None)), "--html", str(page))
+    _run("profile", str(big.write(tmp_path / "big.json", None)), "--html", str(page))
     assert len(page.read_text()) < 2 * small, "a picture does not grow with the kernels"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (["none.json"], 18, "No such file"),
+        (["none.json"], 19, "No such file"),
         (["{t}", "--rank", "7"], 12, "no such rank"),
         (["{t}", "--layout", "tp=2"], 12, "add --plan MODEL"),
         (["{t}", "--plan", "llama-3-8b"], 12, "on which GPUs"),
@@ -200,7 +200,7 @@ def test_what_cannot_be_says_why(
 ) -> None:
     paths = {"t": expert_step().write(tmp_path / "t.json"), "empty": Kineto().write(tmp_path / "empty.json")}
     with pytest.raises(SystemExit) as left:
-        main(["trace", *(word.format(**paths) for word in words)])
+        main(["profile", *(word.format(**paths) for word in words)])
     said = capsys.readouterr().err
     assert left.value.code == code
     assert why in said
@@ -208,31 +208,31 @@ def test_what_cannot_be_says_why(
 
 
 def test_work_that_no_gpu_can_do_is_doubted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = str(expert_step().write(tmp_path / "t.json"))
-    _run("trace", trace, "--flop-per-step", "1e18")
+    profile = str(expert_step().write(tmp_path / "t.json"))
+    _run("profile", profile, "--flop-per-step", "1e18")
     assert "More than 100%" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(SystemExit) as left:
-        main(["trace", trace, "--flop-per-step", "-1"])
+        main(["profile", profile, "--flop-per-step", "-1"])
     assert left.value.code == 2
 
 
 def test_faults_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = expert_step().text()
     (tmp_path / "cut.json").write_text(text[: len(text) // 2])
-    _run("trace", str(tmp_path / "cut.json"))
+    _run("profile", str(tmp_path / "cut.json"))
     assert "cut.json: 1 truncated" in capsys.readouterr().out
 
 
 def test_what_pipelines_and_simulations_write_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe, sim = str(tmp_path / "pipe.json"), str(tmp_path / "sim.json")
-    _run("pipeline", "--ranks", "4", "--microbatches", "8", "--schedule", "1f1b", "--no-search", "--trace", pipe)
-    _run("simulate", "synthetic", "--cluster", "2x8", "--jobs", "20", "--policy", "fifo", "--trace", sim)
+    _run("pipeline", "--ranks", "4", "--microbatches", "8", "--schedule", "1f1b", "--no-search", "--chrome-trace", pipe)
+    _run("simulate", "synthetic", "--cluster", "2x8", "--jobs", "20", "--policy", "fifo", "--chrome-trace", sim)
     capsys.readouterr()
-    ranks = _json(capsys, "trace", pipe)["ranks"]
+    ranks = _json(capsys, "profile", pipe)["ranks"]
     # 1F1B: a bubble of (ranks - 1) of 8 + 3 turns.
     assert [rank["time"]["idle_fraction"] for rank in ranks] == [pytest.approx(3 / 11)] * 4  # type: ignore[attr-defined]
     assert {row["name"] for rank in ranks for row in rank["classes"]} == {"forward pass", "backward pass"}  # type: ignore[attr-defined]
-    nodes = _json(capsys, "trace", sim)["ranks"]
+    nodes = _json(capsys, "profile", sim)["ranks"]
     assert [rank["label"] for rank in nodes] == ["fifo: node-0000", "fifo: node-0001"]  # type: ignore[attr-defined]
     assert {row["name"] for rank in nodes for row in rank["classes"]} == {"held"}  # type: ignore[attr-defined]
 
@@ -259,8 +259,8 @@ def test_a_log_is_a_trace_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]  # fmt: skip
     assert [(flow.source.start_us, flow.target.start_us) for flow in flows] == [(60 * S, 70 * S)]
     path = tmp_path / "log.json"
-    path.write_text(chrome_trace(slices, flows))
-    first, second = _json(capsys, "trace", str(path))["ranks"]  # type: ignore[misc]
+    path.write_text(chrome_trace_text(slices, flows))
+    first, second = _json(capsys, "profile", str(path))["ranks"]  # type: ignore[misc]
     assert (first["time"]["compute_us"], first["time"]["waiting_us"], second["time"]["idle_us"]) == (
         50 * S,
         20 * S,
@@ -270,7 +270,7 @@ def test_a_log_is_a_trace_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_two_files_of_one_rank_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(_rank(0, 300 + at).write(tmp_path / f"run{at}.json")) for at in range(2)]
-    told = _json(capsys, "trace", *paths)
+    told = _json(capsys, "profile", *paths)
     labels = [rank["label"] for rank in told["ranks"]]  # type: ignore[attr-defined]
     assert labels == ["rank 0 of run0.json", "rank 0 of run1.json"]
 
@@ -278,7 +278,7 @@ def test_two_files_of_one_rank_are_told_apart(tmp_path: Path, capsys: pytest.Cap
 def test_without_msgspec_it_says_what_to_install(tmp_path: Path) -> None:
     path = expert_step().write(tmp_path / "t.json")
     code = (
-        f"import sys; sys.modules['msgspec'] = None; from cordee.cli.main import main; main(['trace', {str(path)!r}])"
+        f"import sys; sys.modules['msgspec'] = None; from cordee.cli.main import main; main(['profile', {str(path)!r}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, "cordee[trace]" in done.stderr) == (70, True), done.stderr
+    assert (done.returncode, "cordee[profile]" in done.stderr) == (70, True), done.stderr

@@ -1,16 +1,16 @@
-"""What `cordee trace --json` prints: microseconds, shares from 0 to 1, version 1; new keys may come, old ones stay."""
+"""The JSON of `cordee profile`: microseconds, fractions from 0 to 1, version 1; new keys may come, old ones stay."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from cordee.cli.trace_text import Answer
-from cordee.telemetry.trace import Efficiency, RankReport
-from cordee.telemetry.trace.compare import Delta
-from cordee.telemetry.trace.sweep import Time
+from cordee.cli.profile_text import Answer
+from cordee.telemetry.profile import Efficiency, RankReport
+from cordee.telemetry.profile.compare import Delta
+from cordee.telemetry.profile.sweep import Time
 
 
-def trace_json(answer: Answer) -> dict[str, Any]:
+def profile_json(answer: Answer) -> dict[str, Any]:
     """Everything that was found."""
     compared, against, waits = answer.compared, answer.against, answer.skew
     return {

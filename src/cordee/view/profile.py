@@ -1,4 +1,4 @@
-"""A trace as pictures: what ran on each stream over time, and where the span went as one bar. Light and dark.
+"""A profile as pictures: what ran on each stream over time, and where the span went as one bar. Light and dark.
 
 It is given shares of time in equal slots, so a picture is as small for a million kernels as for ten.
 """

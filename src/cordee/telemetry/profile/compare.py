@@ -1,11 +1,11 @@
-"""A trace beside another one, beside the plan of the same layout, and beside the peak of its GPU."""
+"""A profile beside another one, beside the plan of the same layout, and beside the peak of its GPU."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cordee.plan.step import StepTime
-from cordee.telemetry.trace.account import RankReport
-from cordee.telemetry.trace.sweep import Time
+from cordee.telemetry.profile.account import RankReport
+from cordee.telemetry.profile.sweep import Time
 
 US_PER_S = 1e6
 # What makes a difference of kernels worth a line: a thousandth of the time compared.
@@ -28,7 +28,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Means over ranks, of a step where both sides have steps, of the whole trace otherwise."""
+    """Means over ranks, of a step where both sides have steps, of the whole profile otherwise."""
 
     per: str
     times: tuple[Delta, ...]
@@ -60,7 +60,7 @@ def compare(before: Sequence[RankReport], after: Sequence[RankReport]) -> Compar
         for pair in ([side.classes for side in sides], [side.kernels for side in sides])
     )
     changed = tuple(delta for delta in kernels if abs(delta.change_us) >= least)
-    return Comparison("step" if stepped else "trace", times, tuple(classes), changed)
+    return Comparison("step" if stepped else "profile", times, tuple(classes), changed)
 
 
 class _Side:
@@ -96,7 +96,7 @@ class AgainstPlan:
 
 
 def against_plan(reports: Sequence[RankReport], planned: StepTime, steps: int | None) -> AgainstPlan:
-    """The plan's step before, the mean of the measured steps after; `steps` where the trace has no marks of them."""
+    """The plan's step before, the mean of the measured steps after; `steps` where the profile has no marks of them."""
     count, side = _steps_of(reports, steps)
     work_s = planned.compute_s + planned.recompute_s + planned.optimizer_s
     shown_s = planned.tensor_s + planned.context_s + planned.expert_s + planned.pipeline_s + planned.data_s
@@ -109,7 +109,7 @@ def against_plan(reports: Sequence[RankReport], planned: StepTime, steps: int | 
         ("idle", idle_s, TIMES["idle"]),
         ("not computing", shown_s + idle_s, lambda time: time.exposed_us + time.idle_us),
     ]
-    parts = count if side == "trace" else 1
+    parts = count if side == "profile" else 1
     measured = [time for report in reports for time in _times(report, side == "step")]
     return AgainstPlan(
         count,
@@ -121,10 +121,10 @@ def against_plan(reports: Sequence[RankReport], planned: StepTime, steps: int | 
 
 
 def _steps_of(reports: Sequence[RankReport], steps: int | None) -> tuple[int, str]:
-    """How many steps a rank has, and whether the trace marks them."""
+    """How many steps a rank has, and whether the profile marks them."""
     if steps is None and all(report.steps for report in reports):
         return min(len(report.steps) for report in reports), "step"
-    return steps or 1, "trace"
+    return steps or 1, "profile"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""A trace as one page to forward: the streams over time, where the span went, and the tables of the terminal."""
+"""A profile as one page to forward: the streams over time, where the span went, and the tables of the terminal."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from cordee.cli.trace_text import (
+from cordee.cli.profile_text import (
     CAUSES,
     PLAN_NOTE,
     SIDES,
@@ -18,19 +18,19 @@ from cordee.cli.trace_text import (
     skew_words,
     verdict,
 )
-from cordee.telemetry.trace import RankReport
-from cordee.telemetry.trace.compare import Delta
-from cordee.telemetry.trace.sweep import BIT, Sweep
+from cordee.telemetry.profile import RankReport
+from cordee.telemetry.profile.compare import Delta
+from cordee.telemetry.profile.sweep import BIT, Sweep
+from cordee.view.profile import SLOTS, Strip, breakdown_svg, strips_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import Column, table_html
-from cordee.view.trace import SLOTS, Strip, breakdown_svg, strips_svg
 
 STREAMS_DRAWN, RANKS_DRAWN, ROWS = 12, 64, 24
 PARTS = {"alone": "alone", "hidden": "hidden", "transfer": "exposed-transfer", "waiting": "exposed-waiting",
          "idle": "nothing"}  # fmt: skip
 
 
-def trace_page(answer: Answer) -> str:
+def profile_page(answer: Answer) -> str:
     """The whole answer."""
     report = answer.reports[answer.shown]
     time = report.time
@@ -55,7 +55,7 @@ def trace_page(answer: Answer) -> str:
     faults = [f"{each.source}: {fault.count:,} {fault.kind}; the first: {fault.example}"
               for each in answer.reports for fault in each.faults]  # fmt: skip
     if faults:
-        sections.append(Section("Wrong in the traces", "Left out; everything above is of the rest.", notes=faults))
+        sections.append(Section("Wrong in the profiles", "Left out; everything above is of the rest.", notes=faults))
     facts = [(f"{time.share(time.compute_us):.1%}", "of the time computing"),
              (f"{time.share(time.idle_us):.1%}", "of the time idle")]  # fmt: skip
     if time.hidden_fraction is not None:
@@ -69,7 +69,7 @@ def trace_page(answer: Answer) -> str:
         Report(
             title=f"{report.label}{on}", lead=f"{report.source}: {said_us(time.span_us)}{SIDES[report.side]}.",
             sections=sections, facts=facts,
-            footer="cordee trace: times are unions over the streams where they are shares of the span, sums elsewhere.",
+            footer="Fractions of the span are of unions over the streams; other times are sums.",
         )
     )  # fmt: skip
 

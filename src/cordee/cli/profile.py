@@ -1,4 +1,4 @@
-"""`cordee trace`: where a GPU's time went, by traces of PyTorch's profiler or of Cordee; ranks and plans compared."""
+"""`cordee profile`: where the time of GPUs went, by the files of PyTorch's profiler; compared with the plan."""
 
 import json
 import sys
@@ -13,12 +13,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
-from cordee.cli.trace_json import trace_json
-from cordee.cli.trace_text import Answer, Planned, print_answer
+from cordee.cli.profile_json import profile_json
+from cordee.cli.profile_text import Answer, Planned, print_answer
 from cordee.errors import CatalogueError, DoesNotFitError, SpecError
 from cordee.hardware.load import load_catalogue
 from cordee.plan.search import plan_layouts
-from cordee.telemetry.trace import (
+from cordee.telemetry.profile import (
     KernelTable,
     RankReport,
     account,
@@ -26,21 +26,21 @@ from cordee.telemetry.trace import (
     compare,
     efficiency,
     load_kernels,
-    read_trace,
+    read_profile,
     skew,
 )
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
 
-Files = Annotated[list[Path], typer.Argument(help="Chrome traces, .json or .json.gz: one of each rank.")]
+Files = Annotated[list[Path], typer.Argument(help="Profiles, .json or .json.gz: one of each rank.")]
 Kernels = Annotated[Path | None, typer.Option(help="Your own classes of kernels, TOML; they come before ours.")]
-Base = Annotated[list[Path] | None, typer.Option(help="Compare with this trace; again for each of its ranks.")]
+Base = Annotated[list[Path] | None, typer.Option(help="Compare with this profile; again for each of its ranks.")]
 RankNumber = Annotated[
     int | None, typer.Option("--rank", help="The rank that is told in full.", show_default="the one waited for most")
 ]
 Flop = Annotated[float | None, typer.Option(min=0, help="The model's FLOPs in a step on one GPU, for MFU: 2.1e15.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps in the trace.", show_default="by the profiler's marks")]
-GpuName = Annotated[str | None, typer.Option("--gpu", help="Whose peak counts.", show_default="what the trace says")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Steps in the profile.", show_default="by the profiler's marks")]
+GpuName = Annotated[str | None, typer.Option("--gpu", help="Whose peak counts.", show_default="what the profile says")]
 Precision = Annotated[str, typer.Option(help="bf16, fp16, fp8, ...: which peak.")]
 PlanModel = Annotated[str | None, typer.Option("--plan", help="Compare with the plan of this model.")]
 Gpus = Annotated[str | None, typer.Option(help="--plan: the job's GPUs, 64xH100.")]
@@ -52,7 +52,7 @@ Top = Annotated[int, typer.Option(min=1, help="Kernels and gaps that are listed.
 Html = Annotated[Path | None, typer.Option(help="Write the whole as one page.")]
 
 
-def trace(
+def profile(
     files: Files,
     *,
     kernels: Kernels = None,
@@ -96,11 +96,11 @@ def trace(
         top=top,
     )
     if html is not None:
-        from cordee.cli.trace_page import trace_page
+        from cordee.cli.profile_page import profile_page
 
-        write_page(html, trace_page(answer))
+        write_page(html, profile_page(answer))
     if as_json:
-        print(json.dumps(trace_json(answer), indent=2))
+        print(json.dumps(profile_json(answer), indent=2))
     else:
         print_answer(answer)
 
@@ -111,7 +111,7 @@ def _reports(paths: Sequence[Path], table: KernelTable) -> list[RankReport]:
     empty = []
     for order, path in enumerate(paths):
         with _bar(path) as progress:
-            read = read_trace(path, table.categories, progress)
+            read = read_profile(path, table.categories, progress)
         reports = account(read, table, order)
         found += reports
         if not reports:
@@ -150,12 +150,12 @@ def _shown(reports: Sequence[RankReport], rank: int | None, straggler: int) -> i
     places = [at for at, report in enumerate(reports) if report.rank == rank]
     if not places:
         there = ", ".join(str(report.rank) for report in reports)
-        raise SpecError(f"--rank {rank}: no such rank", hint=f"the traces are of rank {there}")
+        raise SpecError(f"--rank {rank}: no such rank", hint=f"the profiles are of rank {there}")
     return places[0]
 
 
 def _peak(name: str | None, precision: str, reports: Sequence[RankReport]) -> float | None:
-    """FLOP/s of the GPU that was named, or of the one that the trace names if it is known."""
+    """FLOP/s of the GPU that was named, or of the one that the profile names if it is known."""
     catalogue = load_catalogue()
     if name is not None:
         return catalogue.find_gpu(name).peak_flop_per_s(precision)
@@ -170,7 +170,7 @@ def _planned(
     model: str | None, gpus: str | None, layout: str | None, precision: str, *, seq: int | None, batch: int | None,
     micro_batch: int | None,
 ) -> Planned | None:  # fmt: skip
-    """The plan of the layout that was traced.
+    """The plan of the layout that was profiled.
 
     Raises:
         DoesNotFitError: the plan says that it cannot have run so.

@@ -1,4 +1,4 @@
-"""Traces in: whatever stands in the file, what can be read is read, and the rest is named and counted."""
+"""Profiles in: whatever stands in the file, what can be read is read, and the rest is named and counted."""
 
 import gzip
 import json
@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from cordee.errors import CatalogueError, TraceError
-from cordee.telemetry.trace import account, load_kernels, read_trace
-from cordee.telemetry.trace import read as reading
-from cordee.telemetry.trace.read import Trace
+from cordee.errors import CatalogueError, ProfileError
+from cordee.telemetry.profile import account, load_kernels, read_profile
+from cordee.telemetry.profile import read as reading
+from cordee.telemetry.profile.read import Profile
 from kineto import GEMM, HOST, Kineto, expert_step
 
 TABLE = load_kernels()
 
 
-def _read(path: Path) -> Trace:
-    return read_trace(path, TABLE.categories)
+def _read(path: Path) -> Profile:
+    return read_profile(path, TABLE.categories)
 
 
-def _faults(read: Trace) -> dict[str, int]:
+def _faults(read: Profile) -> dict[str, int]:
     return {fault.kind: fault.count for fault in read.faults}
 
 
@@ -57,7 +57,7 @@ def test_a_packed_file_reads_as_the_plain_one(tmp_path: Path) -> None:
     plain = _read(expert_step().write(tmp_path / "t.json"))
     told: list[int] = []
     packed_path = _written(tmp_path / "t.json.gz", gzip.compress(expert_step().text().encode()))
-    packed = read_trace(packed_path, TABLE.categories, told.append)
+    packed = read_profile(packed_path, TABLE.categories, told.append)
     assert packed.device.start_ns.tolist() == plain.device.start_ns.tolist()
     assert told[-1] == packed_path.stat().st_size, "the bar ends at the file's end"
 
@@ -86,7 +86,7 @@ def test_a_file_cut_anywhere_gives_the_events_before_the_cut(tmp_path: Path) -> 
         path = _written(tmp_path / "t.json", text[:cut])
         try:
             read = _read(path)
-        except TraceError as error:
+        except ProfileError as error:
             assert cut < text.index("[", first) + 1, error
             continue
         assert "truncated" in _faults(read) or read.events == len(made.events), f"cut at byte {cut}"
@@ -119,7 +119,7 @@ def test_damage_costs_only_the_events_that_it_hit(tmp_path: Path, monkeypatch: p
     first = data.index(b"traceEvents") + 40
     for _ in range(3):
         data[rng.randrange(first, len(data) - 40)] = rng.choice(b'"{}[],x\x00')
-    from cordee.telemetry.trace import batches
+    from cordee.telemetry.profile import batches
 
     monkeypatch.setattr(batches, "RESCUE_BYTES", 4000)
     monkeypatch.setattr(reading, "BLOCK_BYTES", 1000)
@@ -178,13 +178,13 @@ def test_each_kind_of_fault_is_named_counted_and_left_out(tmp_path: Path) -> Non
         (b"<html>", "it begins with b'<html>'"),
     ],
 )
-def test_what_is_no_trace_says_why(tmp_path: Path, content: bytes, why: str) -> None:
-    with pytest.raises(TraceError, match=why):
+def test_what_is_not_a_profile_says_why(tmp_path: Path, content: bytes, why: str) -> None:
+    with pytest.raises(ProfileError, match=why):
         _read(_written(tmp_path / "t.json", content))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="No such file"):
+    with pytest.raises(ProfileError, match="No such file"):
         _read(tmp_path / "none.json")
 
 

@@ -7,7 +7,7 @@ the shortest came last, and every other rank waited for it as much longer as it 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cordee.telemetry.trace.account import RankReport
+from cordee.telemetry.profile.account import RankReport
 
 WORST = 8
 

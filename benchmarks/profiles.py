@@ -1,14 +1,12 @@
-"""Reading a large trace: CPU seconds, memory, and what is found, beside HolisticTraceAnalysis.
+"""Reading a large profile: CPU seconds, memory, and what is found, beside HolisticTraceAnalysis.
 
-`python benchmarks/trace.py [--megabytes 500] [--file TRACE ...] [--hta PYTHON] [--json]`.
+`python benchmarks/profiles.py [--megabytes 500] [--file PROFILE ...] [--hta PYTHON] [--json]`.
 
-A trace in the form of PyTorch's profiler is written from a fixed seed: steps of operators, launches, flows and kernels
+A file in the form of PyTorch's profiler is written from a fixed seed: steps of operators, launches, flows and kernels
 on three streams, with NCCL and DeepEP communication of known length, so that the sums are known without a reader. Each
-reader runs in a process of its own, `cordee trace FILE --json` as a user calls it; CPU is user and system time of that
-process and its children, memory its largest resident set. PYTHON is an interpreter that has HolisticTraceAnalysis.
+reader runs in a process of its own, `cordee profile FILE --json` as a user calls it; CPU is user and system time of
+that process and its children, memory its largest resident set. PYTHON is an interpreter that has HolisticTraceAnalysis.
 """
-
-# ruff: noqa: A005 - run as a script: nothing imports it.
 
 import argparse
 import json
@@ -77,7 +75,7 @@ class Known:
 
 
 def write(path: Path, n_bytes: int) -> Known:
-    """A trace of about so many bytes."""
+    """A profile of about so many bytes."""
     draw, known = random.Random(SEED), Known()
     with path.open("w", encoding="utf-8") as file:
         head = {
@@ -206,7 +204,7 @@ def run(command: Sequence[str]) -> tuple[str, float, int]:
 
 def ours(path: Path) -> tuple[Read, dict[str, Any]]:
     """Cordee's reader, as a user calls it."""
-    output, cpu_s, peak = run([sys.executable, "-m", "cordee", "trace", str(path), "--json"])
+    output, cpu_s, peak = run([sys.executable, "-m", "cordee", "profile", str(path), "--json"])
     rank = json.loads(output)["ranks"][0]
     time = rank["time"]
     found = Read("Cordee", cpu_s, peak, time["idle_us"], time["hidden_fraction"], time["communication_us"])
@@ -237,7 +235,7 @@ def agree(known: Known, rank: dict[str, Any]) -> dict[str, tuple[float, float]]:
 
 def print_reads(rows: Sequence[tuple[str, int, Read]], file: TextIO = sys.stdout) -> None:
     """The table."""
-    print("| trace | reader | CPU s | memory MB | idle us | hidden | communication us |", file=file)
+    print("| profile | reader | CPU s | memory MB | idle us | hidden | communication us |", file=file)
     print("|---|---|---|---|---|---|---|", file=file)
     for name, size, read in rows:
         hidden = "nothing" if read.hidden_fraction is None else f"{read.hidden_fraction:.2%}"
@@ -251,8 +249,8 @@ def print_reads(rows: Sequence[tuple[str, int, Read]], file: TextIO = sys.stdout
 def main() -> None:
     """Write, read, compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=500, help="size of the synthetic trace; 0 leaves it out")
-    parser.add_argument("--file", type=Path, action="append", default=[], help="a trace of your own as well")
+    parser.add_argument("--megabytes", type=int, default=500, help="size of the synthetic profile; 0 leaves it out")
+    parser.add_argument("--file", type=Path, action="append", default=[], help="a profile of your own as well")
     parser.add_argument("--hta", metavar="PYTHON", help="an interpreter that has HolisticTraceAnalysis")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -270,7 +268,7 @@ def main() -> None:
             if options.hta:
                 rows.append((path.name, path.stat().st_size, theirs(options.hta, path)))
     if options.json:
-        reads = [{"trace": name, "bytes": size, **asdict(read)} for name, size, read in rows]
+        reads = [{"profile": name, "bytes": size, **asdict(read)} for name, size, read in rows]
         print(json.dumps({"python": platform.python_version(), "reads": reads, "written_and_read": both}, indent=2))
         return
     print_reads(rows)

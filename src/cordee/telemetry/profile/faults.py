@@ -1,4 +1,4 @@
-"""What was wrong with a trace: named, counted, the first of each kind quoted. What was right is read all the same."""
+"""What was wrong with a profile: named, counted, the first of each kind quoted. What was right is read all the same."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Fault:
 
 
 class Faults:
-    """Counts them while a trace is read."""
+    """Counts them while a profile is read."""
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[int, str]] = {}

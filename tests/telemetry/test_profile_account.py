@@ -1,4 +1,4 @@
-"""What became of the time: by hand, against a count of every microsecond, and on traces that torch itself writes."""
+"""What became of the time: by hand, against a count of every microsecond, and on profiles that torch itself writes."""
 
 import doctest
 import importlib
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cordee.errors import CatalogueError
-from cordee.telemetry.trace import RankReport, account, compare, efficiency, load_kernels, read_trace, skew
+from cordee.telemetry.profile import RankReport, account, compare, efficiency, load_kernels, read_profile, skew
 from kineto import ADD, GEMM, HOST, NOTIFY, REDUCE, Kineto, expert_step
 
 TABLE = load_kernels()
@@ -17,7 +17,7 @@ KERNELS = {"compute": GEMM, "transfer": REDUCE, "waiting": NOTIFY, "memory": "Me
 
 
 def _reports(made: Kineto, folder: Path, order: int = 0) -> list[RankReport]:
-    return account(read_trace(made.write(folder / f"t{order}.json"), TABLE.categories), TABLE, order)
+    return account(read_profile(made.write(folder / f"t{order}.json"), TABLE.categories), TABLE, order)
 
 
 def test_a_step_by_hand(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
             left = (left @ right).relu()
     path = tmp_path / "torch.json.gz"
     profiler.export_chrome_trace(str(path))
-    read = read_trace(path, TABLE.categories)
+    read = read_profile(path, TABLE.categories)
     assert read.faults == ()
     (report,) = account(read, TABLE)
     assert report.side == "host"
@@ -211,7 +211,14 @@ def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["telemetry.trace.kernels", "telemetry.trace.sweep", "telemetry.trace.account", "cli.trace_text", "cli.trace_page"],
+    [
+        "telemetry.profile.kernels",
+        "telemetry.profile.sweep",
+        "telemetry.profile.account",
+        "cli.profile_text",
+        "cli.profile_page",
+        "cli.main",
+    ],
 )
 def test_examples_in_docstrings_hold(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"cordee.{module}"))

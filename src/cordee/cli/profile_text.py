@@ -1,4 +1,4 @@
-"""What `cordee trace` prints for people: where the time went, what was exposed, who waited for whom, what is wrong."""
+"""The text of `cordee profile`: where the time went, exposed communication, stragglers, defects of the files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from cordee.cli.plan_text import console, indented, title
 from cordee.plan.step import StepTime
-from cordee.telemetry.trace import AgainstPlan, Comparison, Efficiency, RankReport, Skew
-from cordee.telemetry.trace.account import short_name
-from cordee.telemetry.trace.compare import Delta
-from cordee.telemetry.trace.kernels import Kind
-from cordee.telemetry.trace.sweep import Time
+from cordee.telemetry.profile import AgainstPlan, Comparison, Efficiency, RankReport, Skew
+from cordee.telemetry.profile.account import short_name
+from cordee.telemetry.profile.compare import Delta
+from cordee.telemetry.profile.kernels import Kind
+from cordee.telemetry.profile.sweep import Time
 from cordee.units import format_duration
 
 # Where the time went, in the order of the bar: name, words, style, and a shade for where there is no colour.
@@ -28,14 +28,14 @@ KIND_STYLES = {"compute": "blue", "memory": "magenta", "transfer": "yellow", "wa
 RANKS_SHOWN, STEPS_SHOWN = 16, 8
 SIDES = {
     "device": " from its first kernel to the end of its last",
-    "host": "; no GPU in this trace: this is what the host's threads did themselves",
+    "host": "; no GPU in this profile: this is what the host's threads did themselves",
     "lanes": " from the first slice in the file to the last",
 }
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of the layout that was traced; `flop_per_step` are those of one GPU."""
+    """The plan of the layout that was profiled; `flop_per_step` are those of one GPU."""
 
     model: str
     gpus: int
@@ -193,14 +193,14 @@ def efficiency_words(efficient: Efficiency) -> tuple[str, str]:
     if efficient.mfu is not None:
         assert efficient.peak_flop_per_s is not None and efficient.flop_per_step is not None, "the MFU is of both"
         steps = f"{efficient.steps} step{'s' if efficient.steps != 1 else ''}"
-        doubt = " More than 100%: the model, its layout or the steps are not the trace's." if efficient.mfu > 1 else ""
+        doubt = " More than 100%: the model, the layout or the number of steps is wrong."
         return busy, (
             f"MFU: {efficient.mfu:.1%}, {efficient.flop_per_step / 1e12:,.4g} TFLOP a step, {steps}, of a peak of "
             f"{efficient.peak_flop_per_s / 1e12:,.4g} TFLOP/s.{doubt}"
         )
     if efficient.flop_per_step is not None:
         return busy, "MFU: the GPU's peak is not known; name one that is, with --gpu H100."
-    return busy, "MFU: not known from a trace alone; give --flop-per-step, or --plan with the model and its layout."
+    return busy, "MFU: not known from a profile alone; give --flop-per-step, or --plan with the model and its layout."
 
 
 def _print_classes(out: Console, report: RankReport) -> None:
@@ -294,7 +294,7 @@ def idle_words(report: RankReport) -> list[str]:
     if report.side != "device":
         return []
     if not told.launched:
-        return ["The trace has no launches, so it cannot be told why the GPU stood idle."]
+        return ["The profile has no launches, so it cannot be told why the GPU stood idle."]
     host = f"{said_us(told.host_us)} waited for the host: the next kernel was launched after the GPU had fallen idle."
     queued = f"{said_us(told.queued_us)} waited with the next kernel launched already: for another stream, or to begin."
     words = [f"{host} {queued}"]
@@ -435,7 +435,7 @@ def _print_plan(out: Console, against: AgainstPlan, planned: Planned, efficient:
 
 
 PLAN_NOTE = (
-    "The plan's idle is bubble and host; a pipeline's bubble is seen in a trace as receives that nothing hides, so "
+    "The plan's idle is bubble and host; a pipeline's bubble is seen in a profile as receives that nothing hides, so "
     "compare what is not computing as a whole."
 )
 
@@ -444,6 +444,6 @@ def _print_faults(out: Console, reports: Sequence[RankReport]) -> None:
     told = [(report, fault) for report in reports for fault in report.faults]
     if not told:
         return
-    title(out, "Wrong in the traces", "left out; everything above is of the rest")
+    title(out, "Wrong in the profiles", "left out; everything above is of the rest")
     for report, fault in told:
         indented(out, f"{report.source}: {fault.count:,} {fault.kind}; the first: {fault.example}", style="yellow")

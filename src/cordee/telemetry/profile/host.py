@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cordee.telemetry.trace.faults import Faults
-from cordee.telemetry.trace.read import Longs, Ops, Trace
-from cordee.telemetry.trace.sweep import US, Sweep
+from cordee.telemetry.profile.faults import Faults
+from cordee.telemetry.profile.read import Longs, Ops, Profile
+from cordee.telemetry.profile.sweep import US, Sweep
 
 Cause = Literal["host", "queued", "unknown"]
 NOT_LAUNCHED = np.iinfo(np.int64).min
@@ -56,7 +56,7 @@ class Idle:
 
 
 def launches_of(ops: Ops, launches: Ops) -> tuple[Longs, Longs]:
-    """When each operation's launch began and ended, `NOT_LAUNCHED` where the trace does not tell."""
+    """When each operation's launch began and ended, `NOT_LAUNCHED` where the profile does not tell."""
     begin = np.full(len(ops), NOT_LAUNCHED)
     end = begin.copy()
     known = np.flatnonzero(launches.correlation > 0)
@@ -71,10 +71,10 @@ def launches_of(ops: Ops, launches: Ops) -> tuple[Longs, Longs]:
     return begin, end
 
 
-def idle(trace: Trace, ops: Ops, swept: Sweep, most: int) -> Idle:
+def idle(profile: Profile, ops: Ops, swept: Sweep, most: int) -> Idle:
     """The gaps of one device."""
     origin = int(swept.edge_ns[0])
-    begin, end = launches_of(ops, trace.launches)
+    begin, end = launches_of(ops, profile.launches)
     empty = np.flatnonzero(swept.state == 0)
     start, length = swept.edge_ns[empty], swept.length_ns[empty]
     # In a span that reaches beyond the operations, nothing comes after the last of them.
@@ -88,8 +88,8 @@ def idle(trace: Trace, ops: Ops, swept: Sweep, most: int) -> Idle:
     for at in np.lexsort((start, -length))[:most].tolist():
         begins, lasts = int(start[at]), int(length[at])
         cause: Cause = "unknown" if unknown[at] else "host" if late[at] else "queued"
-        before = "" if last[at] else trace.names[ops.name[following[at]]].text
-        during = _host_in(trace, begins, begins + lasts)
+        before = "" if last[at] else profile.names[ops.name[following[at]]].text
+        during = _host_in(profile, begins, begins + lasts)
         longest.append(Gap((begins - origin) / US, lasts / US, cause, before, during))
     stretches = _stretches(ops, begin, swept)
     known = begin != NOT_LAUNCHED
@@ -128,16 +128,16 @@ def _stretches(ops: Ops, begin: Longs, swept: Sweep) -> list[Stretch]:
     ]
 
 
-def _host_in(trace: Trace, start_ns: int, end_ns: int) -> str | None:
+def _host_in(profile: Profile, start_ns: int, end_ns: int) -> str | None:
     """What the host spent most of a while in: a call of the runtime before an operator around it."""
-    for table, least in ((trace.launches, 0.5), (trace.host, 0.0)):
+    for table, least in ((profile.launches, 0.5), (profile.host, 0.0)):
         upto = int(np.searchsorted(table.start_ns, end_ns))
         within = np.minimum(table.end_ns[:upto], end_ns) - np.maximum(table.start_ns[:upto], start_ns)
         if not len(within) or within.max() <= least * (end_ns - start_ns):
             continue
         most = np.flatnonzero(within == within.max())
         inner = most[np.argmin(table.length_ns[most])]
-        return str(trace.names[table.name[inner]].text)
+        return str(profile.names[table.name[inner]].text)
     return None
 
 

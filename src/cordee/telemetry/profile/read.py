@@ -1,8 +1,8 @@
-"""Chrome traces in, as PyTorch's profiler (Kineto) and Cordee write them: a stream of bytes to columns of numbers.
+"""Profiles in, as PyTorch's profiler (Kineto) and Cordee write them: a stream of bytes to columns of numbers.
 
-A trace of hundreds of megabytes is never whole in memory: batches of events are decoded as they come, and of each event
-a few numbers are kept. What cannot be read is named, counted and left out; the rest is read. What the events mean is
-not said here.
+A file of hundreds of megabytes is never whole in memory: batches of events are decoded as they come, and a few numbers
+of each event are kept. Whatever cannot be read is named, counted and left out; the rest is read. The meaning of events
+is not known here.
 """
 
 import re
@@ -16,10 +16,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from cordee.errors import TraceError
-from cordee.telemetry.trace.batches import Arg, Batches, Event
-from cordee.telemetry.trace.faults import Fault, Faults
-from cordee.telemetry.trace.kernels import Categories
+from cordee.errors import ProfileError
+from cordee.telemetry.profile.batches import Arg, Batches, Event
+from cordee.telemetry.profile.faults import Fault, Faults
+from cordee.telemetry.profile.kernels import Categories
 
 Longs = NDArray[np.int64]
 Indices = NDArray[np.int32]
@@ -34,7 +34,7 @@ MOST_US = 4e15
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Where an event ran: a process and a thread in the trace's words; on a GPU they are the device and the stream."""
+    """The process and the thread of an event, as the file names them; on a GPU they are the device and the stream."""
 
     pid: int | str
     tid: int | str
@@ -50,7 +50,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Events as columns, in the order of their start; `name`, `lane` and `group` are indices into the trace's lists."""
+    """Events as columns, in the order of their start; `name`, `lane` and `group` index the profile's lists."""
 
     start_ns: Longs
     length_ns: Longs
@@ -73,7 +73,7 @@ class Ops:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Profile:
     """One file. Times are nanoseconds after its first event."""
 
     path: Path
@@ -96,8 +96,8 @@ class Trace:
     """No profiler wrote it: whatever ran on a lane counts as an operation of that lane's process."""
 
 
-def read_trace(path: Path, categories: Categories, progress: Callable[[int], None] | None = None) -> Trace:
-    """Read one trace, packed or not.
+def read_profile(path: Path, categories: Categories, progress: Callable[[int], None] | None = None) -> Profile:
+    """Read one profile, packed or not.
 
     Args:
         path: JSON, or JSON packed by gzip.
@@ -105,7 +105,7 @@ def read_trace(path: Path, categories: Categories, progress: Callable[[int], Non
         progress: told how many bytes of the file are behind.
 
     Raises:
-        TraceError: no such file, or no trace is in it.
+        ProfileError: no such file, or no profile is in it.
     """
     faults = Faults()
     columns = _Columns(categories, faults)
@@ -115,11 +115,13 @@ def read_trace(path: Path, categories: Categories, progress: Callable[[int], Non
             for batch in batches:
                 columns.take(batch)
     except OSError as error:
-        raise TraceError(f"{path} cannot be read: {error.strerror}", hint="give a trace file, .json or .gz") from None
-    if batches.is_no_trace:
-        hint = "a Chrome trace is an object with traceEvents, or a list of events; torch.profiler's export_chrome_trace"
-        raise TraceError(f"{path} is no trace: {batches.is_no_trace}", hint=hint)
-    return columns.trace(path, batches)
+        raise ProfileError(
+            f"{path} cannot be read: {error.strerror}", hint="give a profile file, .json or .gz"
+        ) from None
+    if batches.not_a_profile:
+        hint = "a profile is an object with traceEvents, or a list of events; torch.profiler's export_chrome_trace"
+        raise ProfileError(f"{path} is no profile: {batches.not_a_profile}", hint=hint)
+    return columns.profile(path, batches)
 
 
 def _blocks(file: BinaryIO, faults: Faults, progress: Callable[[int], None] | None) -> Iterator[bytes]:
@@ -256,7 +258,7 @@ class _Columns:
         elif event.ph not in QUIET_PHASES:
             self._faults.note(f"unknown phase {event.ph!r}", f"{event.name!r}")
 
-    def trace(self, path: Path, batches: Batches) -> Trace:
+    def profile(self, path: Path, batches: Batches) -> Profile:
         """All that was taken."""
         plain = not len(self._device.name) and not len(self._host.name) and bool(len(self._other.name))
         if not plain:
@@ -264,7 +266,7 @@ class _Columns:
                 self._faults.note(f"category {category!r}, which is not in the table", "its events are left out", count)
         device = self._other if plain else self._device
         about = batches.about()
-        return Trace(
+        return Profile(
             path=path, device=device.ops(), launches=self._launches.ops(), host=self._host.ops(),
             marks=self._marks.ops(), names=tuple(Name(text, category or "") for text, category in self._names),
             lanes=tuple(Lane(*each) for each in self._lanes), lane_names=self._lane_names,
@@ -283,13 +285,13 @@ class _Columns:
         return sorted(found.items())
 
 
-def lane_label(trace: Trace, lane: int) -> str:
-    """A lane in few words: `stream 7`, or what its trace calls it.
+def lane_label(profile: Profile, lane: int) -> str:
+    """A lane in few words: `stream 7`, or what its profile calls it.
 
     Kineto calls a stream's thread `stream 7 7`: the number is there twice.
     """
-    place = trace.lanes[lane]
-    told = trace.lane_names.get(place)
+    place = profile.lanes[lane]
+    told = profile.lane_names.get(place)
     if told is None:
-        return f"{place.tid}" if isinstance(place.tid, str) else f"{'line' if trace.plain else 'stream'} {place.tid}"
+        return f"{place.tid}" if isinstance(place.tid, str) else f"{'line' if profile.plain else 'stream'} {place.tid}"
     return re.sub(r"^(stream (\S+)) \2\s*$", r"\1", told.strip())

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cordee.telemetry.trace.kernels import KINDS
-from cordee.telemetry.trace.read import Longs, Ops
+from cordee.telemetry.profile.kernels import KINDS
+from cordee.telemetry.profile.read import Longs, Ops
 
 US = 1000.0
 BIT = {kind: 1 << at for at, kind in enumerate(KINDS)}
