@@ -38,7 +38,7 @@ def test_a_drain_that_hangs_is_ended_by_the_deadline(world, tmp_path) -> None:
     world.start(run, checkpoint={"to": str(tmp_path / "to"), "every_s": "auto"})
     steps = out / "steps0"
     world.until(lambda: steps.exists() and "47" in steps.read_text().split(), "step 47")
-    (drain,) = [each for each in process.find(f"{JOB}.1") if process.has(each, "CORDEE_DRAIN")]
+    (drain,) = [each for each in process.find(f"{JOB}.1") if process.has(each, "CORDEE_UPLOADER")]
     process.send(drain, signal.SIGSTOP)
     began_s = time.monotonic()
     world.notice(3.0)

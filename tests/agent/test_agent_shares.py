@@ -83,7 +83,7 @@ DRAINED = """
 import os, signal, subprocess, sys, time
 wait = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\\nopen(sys.argv[2], 'w').close()"
 for name in ("drain", "other"):
-    env = os.environ | ({"CORDEE_DRAIN": "1"} if name == "drain" else {})
+    env = os.environ | ({"CORDEE_UPLOADER": "1"} if name == "drain" else {})
     subprocess.Popen([sys.executable, "-c", wait, "go", f"{name}-done"], env=env)
 print("ready", flush=True)
 time.sleep(600)

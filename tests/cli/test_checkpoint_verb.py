@@ -35,7 +35,9 @@ SCHEMAS = {
         "type": "array",
         "items": objects(
             {
-                **dict.fromkeys(("generation", "step", "epoch", "bytes", "lacks", "stall_us", "uploaded_us"), INT),
+                **dict.fromkeys(
+                    ("generation", "step", "epoch", "bytes", "missing_levels", "stall_us", "uploaded_us"), INT
+                ),
                 "at": or_null("string"),
                 "stored_bytes": or_null("integer"),
                 "world_size": or_null("integer"),
@@ -50,7 +52,7 @@ SCHEMAS = {
             {
                 **dict.fromkeys(("generation", "step", "chunks", "bytes"), INT),
                 "intact": {"type": "boolean"},
-                "bad": {"type": "array", "items": objects({"tier": TEXT, "why": TEXT})},
+                "bad": {"type": "array", "items": objects({"level": TEXT, "why": TEXT})},
             }
         ),
     },
@@ -151,13 +153,13 @@ def test_verify_and_what_it_finds(run, capsys) -> None:
     assert code == 52 and "3 of 3 generations" in err, "they share that chunk"
 
 
-def test_verify_repairs_one_tier_from_the_other(run, tmp_path, capsys) -> None:
+def test_verify_repairs_one_level_from_the_other(run, tmp_path, capsys) -> None:
     shutil.copytree(run, tmp_path / "home")
     to = f"{run},{tmp_path / 'home'}"
     key = largest_of_newest(to)
     flip(run / key)
     (found,) = told(capsys, "verify", to)
-    assert found["intact"] and [bad["tier"] for bad in found["bad"]] == [str(run)]
+    assert found["intact"] and [bad["level"] for bad in found["bad"]] == [str(run)]
     assert "1 bad copy beside intact ones: --repair" in said(capsys, "verify", to, 30)
     assert "1 bad copy repaired" in said(capsys, "verify", to, "--repair")
     assert told(capsys, "verify", to)[0]["bad"] == []

@@ -114,13 +114,14 @@ def test_a_manifest_is_format_1_byte_by_byte_and_found_by_its_hash(tmp_path) -> 
     """Format 1 is fixed: these bytes must stay readable, and be what is written, for ever."""
     stored = (
         b'{"chunks":[["chunks/ab/ab.3.2",30,"cd"]],"epoch":2,"format":1,'
-        b'"ranks":[{"captured_bytes":30,"uploaded_us":12,"extras":[[0,24,6]],"stall_us":11,"written_bytes":30}],'
+        b'"ranks":[{"captured_bytes":30,"extras":[[0,24,6]],"stall_us":11,"uploaded_us":12,"written_bytes":30}],'
         b'"save":3,"step":7,'
         b'"tensors":{"model/w":{"dtype":"float32","shape":[2,3],"shards":[[[0,0],[2,3],[[0,0,24]]]]}},'
         b'"values":{"model":{"w":{"$":"tensor","name":"model/w"}}},"world_size":1}'
     )
     assert a_manifest().to_bytes() == stored
     assert Manifest.from_bytes(stored) == a_manifest()
+    assert Manifest.from_bytes(stored.replace(b"uploaded_us", b"drained_us")) == a_manifest(), "of version 0.1.0"
     assert Manifest.from_bytes(json.dumps(json.loads(stored) | {"later": 1}).encode()) == a_manifest()
     blobs = FileBlobs(tmp_path)
     digest = write_manifest(blobs, a_manifest())

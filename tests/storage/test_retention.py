@@ -18,7 +18,7 @@ HOUR_US = 3600 * 10**6
 
 
 def commit(
-    log: Log, save: int, *, at_us: int = 0, verified: bool = True, data: bytes | None = None, lacks: int = 0
+    log: Log, save: int, *, at_us: int = 0, verified: bool = True, data: bytes | None = None, missing_levels: int = 0
 ) -> int:
     """One generation with one chunk of its own; its index."""
     chunk, _ = write_chunk(log.blobs, data or f"{log.epoch}.{save}".encode(), save=save, epoch=log.epoch, known={})
@@ -26,7 +26,9 @@ def commit(
     whole = Manifest(save * 10, log.epoch, save, 1, (chunk,), {}, {}, (rank,))
     if verified:
         log.blobs.put_if_absent(verified_key(parts_prefix(log.epoch, log.nonce, save), 0), seal({}))
-    return log.append("commit", **commit_fields(write_manifest(log.blobs, whole), whole, at_us=at_us, lacks=lacks))
+    return log.append(
+        "commit", **commit_fields(write_manifest(log.blobs, whole), whole, at_us=at_us, missing_levels=missing_levels)
+    )
 
 
 def saves(log: Log) -> list[int]:
@@ -204,13 +206,13 @@ def test_each_tier_keeps_its_own_newest_verified(tmp_path, seed) -> None:
     good: list[tuple[int, int]] = []
     keep = Keep(rng.choice([2, 3]), rng.choice([None, 2]))
     for save in range(1, 16):
-        lacks, verified = rng.choice([0, 1, 1, 2]), rng.random() < 0.7
-        index = commit(log, save, verified=verified, lacks=lacks)
-        good += [(index, lacks)] if verified else []
+        missing_levels, verified = rng.choice([0, 1, 1, 2]), rng.random() < 0.7
+        index = commit(log, save, verified=verified, missing_levels=missing_levels)
+        good += [(index, missing_levels)] if verified else []
         collect(log, log.blobs, keep=keep, save=save)
         live = {entry.index for entry in live_commits(log.entries)}
         for reach in range(3):
-            newest = [index for index, lacks in good if lacks <= reach][-keep.last :]
+            newest = [index for index, missing_levels in good if missing_levels <= reach][-keep.last :]
             assert set(newest) <= live, f"python -m pytest {__file__} -k each_tier_keeps, seed {seed}"
-    near = [entry for entry in live_commits(log.entries) if entry.record.fields.get("lacks")]
+    near = [entry for entry in live_commits(log.entries) if entry.record.fields.get("missing_levels")]
     assert len(near) < 12, "near generations go too"

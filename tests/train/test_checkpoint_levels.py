@@ -276,9 +276,9 @@ def test_the_home_gets_each_third_and_each_tier_keeps_its_own_newest_two(tmp_pat
     assert upload_s[0] > 0 and upload_s[1] > 0, "each reach is measured by itself"
     again = Checkpointer(to, rank=0, world_size=1)
     commit = again.open()
-    assert (commit.step, commit.lacks, again.skipped) == (9, 1, [])
+    assert (commit.step, commit.missing_levels, again.skipped) == (9, 1, [])
     again.save({"w": torch.zeros(300_000), "frozen": torch.ones(300_000)}, step=10, extras={})
-    assert again.wait(WAIT_S).lacks == 0, "the first checkpoint of an attempt goes everywhere"
+    assert again.wait(WAIT_S).missing_levels == 0, "the first checkpoint of an attempt goes everywhere"
     again.close()
     assert steps_in(str(home))[10]
 
@@ -317,7 +317,11 @@ def test_verify_asks_a_store_only_for_what_it_was_to_have(tmp_path) -> None:
     run_of(to, 3)
     blobs = open_blobs(to)
     found = [verify(blobs, entry) for entry in live_commits(read_entries(blobs))]
-    assert [(each.commit.lacks, each.bad, each.lost) for each in found] == [(0, (), None), (1, (), None), (1, (), None)]
+    assert [(each.commit.missing_levels, each.bad, each.lost) for each in found] == [
+        (0, (), None),
+        (1, (), None),
+        (1, (), None),
+    ]
     alone = [verify(FileBlobs(home), entry).lost for entry in live_commits(read_entries(FileBlobs(home)))]
     assert alone[0] is None and all("nearer destination" in each for each in alone[1:])
     entries = read_entries(FileBlobs(home))
@@ -328,11 +332,11 @@ def test_a_capture_goes_as_far_as_it_is_asked_to(tmp_path) -> None:
     """Who leaves in a hurry writes to the near disk only; who has time writes to all."""
     checkpointer = Checkpointer(f"{tmp_path}/near,{tmp_path}/home every 9", rank=0, world_size=1)
     checkpointer.open()
-    lacks = []
+    missing_levels = []
     for step, reach in enumerate((1, None, None, 2, 1), 1):
         checkpointer.save({"w": torch.full((9,), step)}, step=step, extras={}, reach=reach, last=step == 5)
-        lacks.append(checkpointer.wait(WAIT_S).lacks)
+        missing_levels.append(checkpointer.wait(WAIT_S).missing_levels)
     checkpointer.close()
-    assert lacks == [1, 0, 1, 0, 1]
+    assert missing_levels == [1, 0, 1, 0, 1]
     last = live_commits(read_entries(FileBlobs(tmp_path / "home")))[-1]
     assert last.record.fields["ending"] == "left"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from forks import run
-from test_drain import Process, capture, fill, generations, open_log
 from test_job import alone, end_of, environment, folders, gang, steps_of
+from test_uploader import Process, capture, fill, generations, open_log
 
 from cordee.errors import CheckpointError
 from cordee.event_json import decode
@@ -86,7 +86,7 @@ def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
     rank = Rank(open_log(tmp_path), tmp_path, env=told)
     rank.hold(1, 10)
     dies(rank)
-    (record,) = last_records(tmp_path / "spool" / "rank0-drain.jsonl")
+    (record,) = last_records(tmp_path / "spool" / "rank0-uploader.jsonl")
     event = decode(record.event)
     assert isinstance(event, CheckpointCommitted)
     assert (event.job_id, event.epoch, event.step, event.at_us - event.upload_us) == ("job-a", 1, 10, 7)

@@ -215,8 +215,8 @@ def test_a_manifest_says_what_later_ranks_hold_and_reads_those_that_do_not() -> 
     whole = Manifest(3, 1, 1, 2, (), {}, {"model": {"a": 1}}, ranks)
     stored = whole.to_bytes()
     assert stored.endswith(
-        b'"ranks":[{"captured_bytes":1,"uploaded_us":1,"extras":[],"stall_us":1,"written_bytes":1},'
-        b'{"captured_bytes":1,"uploaded_us":1,"extras":[],"stall_us":1,"values":{"model":{"b":1}},"written_bytes":1}],'
+        b'"ranks":[{"captured_bytes":1,"extras":[],"stall_us":1,"uploaded_us":1,"written_bytes":1},'
+        b'{"captured_bytes":1,"extras":[],"stall_us":1,"uploaded_us":1,"values":{"model":{"b":1}},"written_bytes":1}],'
         b'"save":1,"step":3,"tensors":{},"values":{"model":{"a":1}},"world_size":2}'
     )
     again = Manifest.from_bytes(stored)

@@ -193,7 +193,7 @@ def test_each_store_is_read_again_once_in_so_many_saves_that_reach_it(tmp_path) 
     near, far = bench.blobs.levels
     frozen, reads = frozen_chunk(far), [reads_of(near), reads_of(far)]
     for save in range(2, 2 + 2 * REREAD_SAVES):
-        bench.save(save, save, lacks=save % 2)
+        bench.save(save, save, missing_levels=save % 2)
     assert [read.count(frozen) for read in reads] == [2, 1]
 
 

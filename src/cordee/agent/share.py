@@ -19,7 +19,7 @@ from cordee.agent.process import Process
 from cordee.errors import EXIT_CHECKPOINTED
 from cordee.event_json import decode
 from cordee.events import Behind, CheckpointCommitted, Event, Failure, Outcome, RankBehind, RankLeft, Reported, Restored
-from cordee.storage.rescue import DRAIN, RESCUE_S_MAX
+from cordee.storage.rescue import RESCUE_S_MAX, UPLOADER_MARKS
 from cordee.telemetry.notices import Told, write_notice
 from cordee.telemetry.stream import StreamRecord, last_records
 from cordee.units import US_PER_S
@@ -168,7 +168,9 @@ class Share:
 
     def _is_spared(self, each: Process, now_s: float) -> bool:
         """A drain is, as long as it works and there is time."""
-        if now_s >= min(self._spare_until_s, self._deadline_s) or not process.has(each, DRAIN):
+        if now_s >= min(self._spare_until_s, self._deadline_s) or not any(
+            process.has(each, mark) for mark in UPLOADER_MARKS
+        ):
             return False
         worked = process.worked(each)
         before, since_s = self._drains.get(each, (-1.0, now_s))

@@ -62,7 +62,7 @@ def ls(to: To, *, as_json: Json = False) -> None:
         print(f"no checkpoints in {to}")
         return
     heads = ["GEN", "STEP", "AGE", "SIZE", "ADDED", "RANKS"]
-    near = ["NEAR ONLY"] if any(each.commit.lacks for each in found) else []
+    near = ["NEAR ONLY"] if any(each.commit.missing_levels for each in found) else []
     table = terminal.table(*heads, "VERIFIED", *near, "PIN", right=heads, folds=("PIN",))
     for each in found:
         table.add_row(
@@ -73,7 +73,7 @@ def ls(to: To, *, as_json: Json = False) -> None:
             "unreadable" if each.stored_bytes is None else format_bytes(each.stored_bytes),
             str(each.world_size or "any"),
             "yes" if each.verified else "no",
-            *(["yes" if each.commit.lacks else ""] if near else []),
+            *(["yes" if each.commit.missing_levels else ""] if near else []),
             each.pin or "",
         )
     terminal.stdout().print(table)
@@ -275,7 +275,7 @@ def _listed(each: audit.Generation) -> dict[str, Any]:
         "stored_bytes": each.stored_bytes,
         "world_size": each.world_size or None,
         "verified": each.verified,
-        "lacks": commit.lacks,
+        "missing_levels": commit.missing_levels,
         "pin": each.pin,
         "stall_us": commit.stall_us,
         "uploaded_us": commit.uploaded_us,

@@ -8,7 +8,7 @@ from cordee.errors import InputError
 from cordee.storage.base import is_of_base
 from cordee.storage.chunks import Chunk, check_chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
-from cordee.storage.generations import Commit, commit_of, is_verified, lacks_of
+from cordee.storage.generations import Commit, commit_of, is_verified, missing_levels_of
 from cordee.storage.levels import without_farthest
 from cordee.storage.log import Entry, live_commits, pins
 from cordee.storage.manifest import Manifest, Tensor, read_manifest
@@ -103,7 +103,7 @@ def find(entries: list[Entry], which: str | None, blobs: Blobs) -> Entry:
 
 def meant_for(blobs: Blobs, entries: list[Entry]) -> list[Entry]:
     """Without the generations that were only to be in nearer levels than these."""
-    return [entry for entry in entries if lacks_of(entry) < len(blobs.levels)]
+    return [entry for entry in entries if missing_levels_of(entry) < len(blobs.levels)]
 
 
 def verify(
@@ -114,7 +114,7 @@ def verify(
     Levels that were not to have the chunks are not asked for them.
     """
     commit = commit_of(entry)
-    if commit.lacks >= len(blobs.levels):
+    if commit.missing_levels >= len(blobs.levels):
         why = f"its chunks were never to be in {blobs}: they are in a nearer destination of the job"
         return Checked(commit, 0, 0, (), why)
     bad: list[tuple[str, str]] = []
@@ -130,7 +130,7 @@ def verify(
     if bad and repair:
         read_manifest(blobs, commit.manifest)
 
-    holding = without_farthest(blobs, commit.lacks).levels
+    holding = without_farthest(blobs, commit.missing_levels).levels
 
     def check(chunk: Chunk) -> list[tuple[str, str]]:
         found = []

@@ -34,7 +34,7 @@ _THREADS = 4
 class Commit:
     """One committed generation. `stall_us` and `uploaded_us` are those of the slowest rank.
 
-    `lacks` of the farthest levels do not have its chunks.
+    `missing_levels`: number of storage levels, counted from the farthest, that do not have its chunks.
     """
 
     step: int
@@ -44,16 +44,16 @@ class Commit:
     bytes: int
     stall_us: int
     uploaded_us: int
-    lacks: int = 0
+    missing_levels: int = 0
 
 
 def commit_fields(
-    name: str, whole: Manifest, *, at_us: int, lacks: int = 0, ending: str | None = None
+    name: str, whole: Manifest, *, at_us: int, missing_levels: int = 0, ending: str | None = None
 ) -> dict[str, Any]:
     """What a commit record says of a manifest; `ending`: how the attempt ended, if this was its last word."""
-    more: dict[str, Any] = {**({"lacks": lacks} if lacks else {}), **({"ending": ending} if ending else {})}
+    optional = {"missing_levels": missing_levels, "ending": ending}
     return {
-        **more,
+        **{name: value for name, value in optional.items() if value},
         "save": whole.save,
         "step": whole.step,
         "world_size": whole.world_size,
@@ -71,13 +71,13 @@ def commit_of(entry: Entry) -> Commit:
     assert record is not None and record.kind == "commit", "only a commit record makes a commit"
     names = ("step", "manifest", "bytes", "stall_us", "uploaded_us")
     told = {name: record.fields[name] for name in names}
-    return Commit(epoch=record.epoch, generation=entry.index, lacks=lacks_of(entry), **told)
+    return Commit(epoch=record.epoch, generation=entry.index, missing_levels=missing_levels_of(entry), **told)
 
 
-def lacks_of(entry: Entry) -> int:
+def missing_levels_of(entry: Entry) -> int:
     """How many of the farthest levels do not have the chunks of this generation."""
     assert entry.record is not None, "a commit has a record"
-    return int(entry.record.fields.get("lacks", 0))
+    return int(entry.record.fields.get("missing_levels", 0))
 
 
 def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> None:
@@ -223,20 +223,24 @@ def kept_of(entries: list[Entry], good: list[Entry], keep: Keep) -> list[Entry]:
     """
     live = live_commits(entries)
     verifies = {entry.index for entry in good}
-    commits = [entry for entry in entries if entry.record and entry.record.kind == "commit" and not lacks_of(entry)]
+    commits = [
+        entry for entry in entries if entry.record and entry.record.kind == "commit" and not missing_levels_of(entry)
+    ]
     nth = {entry.index: number for number, entry in enumerate(commits)}
     staying = set(pins(entries))
-    for lacks in {lacks_of(entry) for entry in live} | {0}:
-        reach = [entry for entry in good if lacks_of(entry) <= lacks]
+    for missing_levels in {missing_levels_of(entry) for entry in live} | {0}:
+        reach = [entry for entry in good if missing_levels_of(entry) <= missing_levels]
         oldest = reach[-keep.last].index if len(reach) >= keep.last else -1
-        staying |= {entry.index for entry in live if lacks_of(entry) <= lacks and entry.index >= oldest}
-    home = [entry for entry in good if not lacks_of(entry)]
+        staying |= {
+            entry.index for entry in live if missing_levels_of(entry) <= missing_levels and entry.index >= oldest
+        }
+    home = [entry for entry in good if not missing_levels_of(entry)]
     newest_us = _at_us(home[-1]) if home else 0
 
     def stays(entry: Entry) -> bool:
         if entry.index in staying:
             return True
-        if entry.index not in verifies or lacks_of(entry):
+        if entry.index not in verifies or missing_levels_of(entry):
             return False
         young = keep.within_s is not None and newest_us - _at_us(entry) <= keep.within_s * US_PER_S
         return young or (keep.every is not None and nth[entry.index] % keep.every == 0)

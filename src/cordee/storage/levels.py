@@ -83,9 +83,9 @@ def _is_copied(key: str) -> bool:
     return key.partition("/")[0] in COPIED
 
 
-def without_farthest(blobs: Blobs, lacks: int) -> Blobs:
-    """The same store without its `lacks` farthest levels, but never without the nearest."""
-    return Levels(blobs.levels[: max(1, len(blobs.levels) - lacks)]) if lacks else blobs
+def without_farthest(blobs: Blobs, missing_levels: int) -> Blobs:
+    """Return the same store without so many of its farthest levels, but never without the nearest."""
+    return Levels(blobs.levels[: max(1, len(blobs.levels) - missing_levels)]) if missing_levels else blobs
 
 
 def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str | None]) -> bytes:

@@ -24,8 +24,11 @@ from cordee.storage.files import Blobs
 from cordee.storage.log import Entry
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 
-DRAIN = "CORDEE_DRAIN"
-"""In the environment of a drain, so that whoever ends the processes of an attempt can spare it for a while."""
+UPLOADER_MARKS = ("CORDEE_UPLOADER", "CORDEE_DRAIN")
+"""Variables of an uploader's environment, by which an agent that ends an attempt's processes spares it for a while.
+
+The second one is the name of version 0.1.0: trainer and agent may be of different versions.
+"""
 
 RESCUE_S_MAX = 120.0
 """What the drains of dead trainers are given: after it the agent ends them, and the next attempt fences them."""

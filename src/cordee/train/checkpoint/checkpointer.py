@@ -340,12 +340,12 @@ class Checkpointer:
                 take(commit)
             except Damaged as damage:
                 self._newest = None
-                where = "; only nearer destinations were to have it" if commit.lacks else ""
+                where = "; only nearer destinations were to have it" if commit.missing_levels else ""
                 self.skipped.append(Skipped(commit.generation, commit.step, f"{damage}{where}"))
                 continue
             self._opened = commit
             farthest = len(self._upload_s) - 1
-            self._upload_s[farthest - min(commit.lacks, farthest)] = commit.uploaded_us / 1e6
+            self._upload_s[farthest - min(commit.missing_levels, farthest)] = commit.uploaded_us / 1e6
             break
         oldest = self._opened.generation if self._opened else -1
         self.skipped += [Skipped(at, None, f"log record {at}: {reason}") for at, reason in damaged if at > oldest]
@@ -501,7 +501,7 @@ class Checkpointer:
         with self._changed:
             self._outward.captured()
             self._way[self._number] = (command["step"], reach, started_s)
-        link.send_save(self._number, {**command, "lacks": len(self._blobs.levels) - reach})
+        link.send_save(self._number, {**command, "missing_levels": len(self._blobs.levels) - reach})
 
     # What the drain tells; called from its listener.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
-from cordee.storage.rescue import DRAIN
+from cordee.storage.rescue import UPLOADER_MARKS
 from cordee.train.checkpoint.uploader import Setup
 
 HAND_OVER_S_MAX = 2.0  # A drain that hangs must not hang its trainer.
@@ -51,7 +51,7 @@ class UploaderLink:
             stdout=subprocess.PIPE,
             pass_fds=(*setup.fds, setup.seals_fd),
             # Whoever ends what a trainer has left behind can tell it from the rest, and give it the time it needs.
-            env=os.environ | {DRAIN: "1"},
+            env=os.environ | dict.fromkeys(UPLOADER_MARKS, "1"),
         )
         assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"
         self._stdin, self._stdout = self._process.stdin, self._process.stdout

@@ -135,7 +135,7 @@ class Saving:
     def _found(self) -> int:
         newest = self.checkpointer.newest()
         self._start_step = newest.step if newest else 0
-        if newest is not None and not newest.lacks:
+        if newest is not None and not newest.missing_levels:
             self.durable_step = newest.step
         return self._start_step
 
@@ -343,7 +343,7 @@ class Saving:
         )
 
     def _on_commit(self, commit: Commit) -> None:
-        if not commit.lacks:
+        if not commit.missing_levels:
             self.durable_step = commit.step
         self._reporter.committed(commit)
         self._costs_s.append((commit.stall_us / 1e6, commit.uploaded_us / 1e6))

@@ -149,7 +149,7 @@ class Uploader:
         number, prefix = command["save"], self._prefix(command["save"])
         self.known = dict(self.base)
         try:
-            self._read_back(prefix, chunks, written, commit.lacks)
+            self._read_back(prefix, chunks, written, commit.missing_levels)
             self.known |= {chunk.xxh3: chunk for chunk in chunks}
             self.known_since = commit.generation
             if self.setup.rank == 0:
@@ -157,7 +157,7 @@ class Uploader:
             elif os.environ.get("LOCAL_RANK", "0") == "0":
                 sweep_near(self.log, self.blobs, number)
             if not command.get("ending"):
-                self._reread(chunks, written, commit.lacks)
+                self._reread(chunks, written, commit.missing_levels)
         except (CordeeError, Damaged) as error:
             self.emit({**_plain(error), "save": number})
 
@@ -240,8 +240,8 @@ class Uploader:
     def _save(self, command: dict[str, Any], prefix: str) -> Brought:
         started_s = time.monotonic()
         memory = self.memory(command["slot"], command["total_bytes"])
-        lacks = min(command.get("lacks", 0), len(self.blobs.levels) - 1)
-        blobs = without_farthest(self.blobs, lacks)
+        missing_levels = min(command.get("missing_levels", 0), len(self.blobs.levels) - 1)
+        blobs = without_farthest(self.blobs, missing_levels)
         point("chunks.before")
 
         def write(cut: list[int]) -> tuple[Chunk, bool]:
@@ -278,7 +278,7 @@ class Uploader:
         self.emit({"event": "written", "save": command["save"]})
         patience_s = max(self.setup.grace_s, 2 * (time.monotonic() - started_s))
         if self.setup.rank == 0:
-            says = {"lacks": lacks, "ending": command.get("ending")}
+            says = {"missing_levels": missing_levels, "ending": command.get("ending")}
             commit = self._commit(prefix, command["save"], started_s, patience_s, says)
         else:
             commit = self._await_commit(prefix, command["save"], 2 * patience_s)
@@ -344,21 +344,21 @@ class Uploader:
         if reason is not None:
             raise CheckpointError(reason, hint="the previous generation is intact, and the next save may succeed")
 
-    def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk], lacks: int) -> None:
+    def _read_back(self, prefix: str, chunks: list[Chunk], written: list[Chunk], missing_levels: int) -> None:
         """Verify what this save wrote from the disk, not from the page cache; then say so."""
         for level in without_farthest(
-            self.blobs, lacks
+            self.blobs, missing_levels
         ).levels:  # Each by itself: one intact copy says nothing of the others.
             list(self.pool.map(partial(check_chunk, level, from_disk=True), written))
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(chunks)}))
 
-    def _reread(self, chunks: list[Chunk], written: list[Chunk], lacks: int) -> None:
+    def _reread(self, chunks: list[Chunk], written: list[Chunk], missing_levels: int) -> None:
         """Read what is due of what was used again; what has decayed the next save mends, which has it in memory.
 
         Not while that one waits, nor behind the last of an attempt. A base, which is no level of ours, is read
         where any level is due.
         """
-        levels = without_farthest(self.blobs, lacks).levels
+        levels = without_farthest(self.blobs, missing_levels).levels
         self.turns = [turn + (at < len(levels)) for at, turn in enumerate(self.turns)]
         new = {chunk.key for chunk in written}
 
@@ -417,7 +417,7 @@ def _report(rank: int, log: Log, command: dict[str, Any]) -> None:
         upload_us=max(0, now_us - command["captured_us"]),  # so that what ran since the capture counts as lost
     )
     with contextlib.suppress(OSError):
-        StreamWriter(Path(spool) / f"rank{rank}-drain.jsonl").append(event)
+        StreamWriter(Path(spool) / f"rank{rank}-uploader.jsonl").append(event)
 
 
 def _poll(done: Callable[[], bool], patience_s: float, wait_s_max: float) -> bool:
