@@ -10,6 +10,7 @@ from typing import Any
 
 from cordee.errors import CheckpointError, DestinationError, FencedError
 from cordee.storage.files import Blobs
+from cordee.storage.old_keys import renamed
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 
 FOLDER = "log"
@@ -50,7 +51,7 @@ class Record:
             Damaged: the bytes are not what was written.
             CheckpointError: a later Cordee wrote them.
         """
-        body = unseal(data)
+        body = renamed(unseal(data))
         version = body.pop("format", None)
         if not isinstance(version, int) or version > FORMAT:
             raise CheckpointError(

@@ -16,6 +16,7 @@ from cordee.errors import CheckpointError, DestinationError
 from cordee.storage.chunks import Chunk, Piece, join_pieces, read_chunk
 from cordee.storage.files import Blobs
 from cordee.storage.levels import read_intact
+from cordee.storage.old_keys import renamed
 from cordee.storage.sealed import FORMAT, canonical, seal, unseal
 
 FOLDER = "manifests"
@@ -131,7 +132,7 @@ class Manifest:
                     r["uploaded_us"],
                     r.get("values"),
                 )
-                for r in body["ranks"]
+                for r in map(renamed, body["ranks"])
             ),
         )
 
