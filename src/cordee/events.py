@@ -94,15 +94,30 @@ class Estimate:
     """The plan's answer for a job. It travels with the job; ranks report what they measured under the same names."""
 
     layout: str  # of `plan.layout`, such as "tp8 pp2 fsdp4"
-    peak_bytes: int  # on the fullest GPU
-    gpu_memory_bytes: int  # of one GPU
+    peak_bytes: int  # on the fullest GPU, with the driver's context
+    gpu_memory_bytes: int  # of one GPU; 0: CPU slots have no limit
+    gpus: int = 0  # on which it holds
+    allocated_bytes: int = 0  # of the peak, the part that torch's allocator hands out; 0: not known
     step_us: int | None = None  # None: no time is known for this GPU
     step_us_low: int | None = None  # nine of ten such steps are expected between low and high
     step_us_high: int | None = None
     tokens_per_step: int = 0
+    flop_per_token: float = 0.0  # of the model, forward and backward; 0: not known
+    gpu_flop_per_s: float = 0.0  # the dense peak of one GPU; 0: not known
     mfu: float | None = None
     save_us: int = 0  # from notice to durable
     restart_us: int = 0  # from placed to first new step
+
+    def mfu_at(self, tokens_per_s: float) -> float | None:
+        """Return the MFU of the whole gang at so many tokens a second; None where FLOPs or peak are not known.
+
+        >>> Estimate(
+        ...     layout="fsdp4", peak_bytes=1, gpu_memory_bytes=1, gpus=4, flop_per_token=6e9, gpu_flop_per_s=1e15
+        ... ).mfu_at(200_000)
+        0.3
+        """
+        peak_flop_per_s = self.gpus * self.gpu_flop_per_s
+        return tokens_per_s * self.flop_per_token / peak_flop_per_s if peak_flop_per_s and self.flop_per_token else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +150,11 @@ class Job:
     sizes: tuple[int, ...] = ()  # fewer GPUs that it can run on, largest first; empty: not elastic
     estimate_us: int | None = None  # how long it will run on `gpus`, if somebody says so
     preemptions_max: int | None = None  # times it may be preempted; None: no such limit
-    estimate: Estimate | None = None  # the plan's answer for it, if the job names its model
+    estimates: tuple[Estimate, ...] = ()  # the plan's answers for `gpus` and `sizes`, if the job names its model
+
+    def estimate_on(self, gpus: int) -> Estimate | None:
+        """Return the estimate for so many GPUs; None if there is none."""
+        return next((each for each in self.estimates if each.gpus == gpus), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,14 +417,17 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a rank measured since the attempt started, under the names of the `Estimate`."""
+    """Values that a rank measured since the attempt started, under the names of the `Estimate`."""
 
     at_us: int
     job_id: JobId
     epoch: int
     rank: int
-    peak_bytes: int  # CUDA's allocator; without a GPU the process's resident memory
-    step_us: int | None = None  # median of its steps; None: none has ended
+    step: int  # the next one to begin
+    peak_bytes: int  # the most that CUDA's allocator handed out; without a GPU the process's resident memory
+    reserved_bytes: int | None = None  # the most that CUDA's allocator held; None: no GPU
+    steps_total: int | None = None  # the job is done after so many; None: the script did not say
+    step_us: int | None = None  # median of its last steps; None: none has ended
     tokens_per_s: float | None = None  # of the whole gang
     mfu: float | None = None
 
@@ -456,6 +478,17 @@ class RankBehind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateMissed:
+    """An attempt measured a value outside its estimate; said once for each quantity of a job."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    quantity: str  # of `account.measured.Quantity`
+    why: str  # one sentence with the numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
     """The ranks of the attempt have ended on every node; the job is queued again or a JobEnded follows."""
 
@@ -490,5 +523,6 @@ Event = (
     | CheckpointCommitted
     | RankLeft
     | RankBehind
+    | EstimateMissed
     | AttemptEnded
 )

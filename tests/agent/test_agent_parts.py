@@ -162,7 +162,7 @@ def test_launch_auto(run, launcher):
     assert launcher_of(run) == launcher
 
 
-def launched(tmp_path, spec, *, node="b", base=None, secrets=None, real=False):
+def launched(tmp_path, spec, *, node="b", base=None, secrets=None, real=False, estimate=None):
     leases = (Lease(node="a", gpus=(0, 1)), Lease(node="b", gpus=(2, 5)))
     order = Assignment(
         job_id="j",
@@ -172,6 +172,7 @@ def launched(tmp_path, spec, *, node="b", base=None, secrets=None, real=False):
         spec=spec | {"cwd": str(tmp_path)},
         master_addr="h",
         master_port=9,
+        estimate=estimate,
     )
     return prepare(order, folder=tmp_path / "f", base_env=base or {}, secrets=secrets or {}, real_gpus=real, gpus=8)
 
@@ -249,6 +250,13 @@ def test_the_environment_of_a_rank(tmp_path):
         "LOCAL_WORLD_SIZE": "2",
     }
     assert "'v'" not in repr(made), "a secret must not come out by printing a launch"
+
+
+def test_ranks_get_the_planned_layout(tmp_path):
+    estimate = {"layout": "tp2 fsdp2", "peak_bytes": 7}
+    env = launched(tmp_path, {"run": "true"}, estimate=estimate).processes[0].env
+    assert env["CORDEE_LAYOUT"] == "tp2 fsdp2"
+    assert json.loads(env["CORDEE_ESTIMATE"]) == estimate
 
 
 def test_a_launcher_gets_torchruns_options_as_environment(tmp_path):

@@ -13,8 +13,11 @@ from cordee.control.tick import Control
 from cordee.errors import StoreError
 from cordee.events import (
     AttemptPlaced,
+    Estimate,
+    EstimateMissed,
     JobEnded,
     KillOrdered,
+    Measured,
     NoticeGiven,
     NoticeReason,
     Outcome,
@@ -256,3 +259,24 @@ def test_a_report_that_comes_again_is_acknowledged_again(scene: Scene) -> None:
     scene.control.tick()
     assert scene.agents.waiting == []
     assert scene.control.number == number
+
+
+def test_a_job_off_its_estimate_is_said_once_even_after_a_restart(scene: Scene) -> None:
+    plan = Estimate(
+        layout="fsdp4", gpus=4, peak_bytes=80, gpu_memory_bytes=90, step_us=10, step_us_low=8, step_us_high=12
+    )
+    scene.control.submit(replace(JOB, estimates=(plan,)), "{}")
+    scene.control.tick()
+    [order] = scene.agents.orders
+    assert order.estimate == plan
+    for n in range(3):
+        now = scene.time.us
+        scene.agents.tell(Measured(at_us=now, job_id=GPT, epoch=1, rank=0, step=20, peak_bytes=60 + n, step_us=20))
+        scene.control.tick()
+        scene.restart()
+    [missed] = scene.of(EstimateMissed)
+    assert isinstance(missed, EstimateMissed)
+    assert missed.quantity == "step time"
+    assert scene.store.jobs(GPT)[0]["why"] == missed.why
+    assert (found := scene.control.measurements.of(GPT)) is not None
+    assert found.peak_bytes == 62

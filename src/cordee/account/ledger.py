@@ -24,6 +24,7 @@ from cordee.events import (
     Job,
     JobSubmitted,
     Lease,
+    Measured,
     Node,
     NodeDown,
     NodeUp,
@@ -47,7 +48,7 @@ _MILLI = 1000  # GPUs are counted in thousandths, since a lease may be of a part
 _CHARGED = frozenset(NoticeReason) - {NoticeReason.QUOTA}
 """Who gains by these pays; who takes back what was borrowed does not: the borrower knew."""
 
-_TOLD_BY_RANKS = frozenset((Reported, Restored, RankLeft, RankBehind, CheckpointCommitted))
+_TOLD_BY_RANKS = frozenset((Reported, Restored, Measured, RankLeft, RankBehind, CheckpointCommitted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

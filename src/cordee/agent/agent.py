@@ -402,6 +402,7 @@ class NodeAgent:
             node=self._node,
             leases=placed.leases,
             spec=json.loads(message.spec),
+            estimate=message.estimate,
             master_addr=message.master_addr,
             master_port=message.master_port,
         )

@@ -41,6 +41,7 @@ class Journal:
             "node": order.node,
             "leases": [{"node": lease.node, "gpus": lease.gpus} for lease in order.leases],
             "spec": order.spec,
+            "estimate": order.estimate,
             "master_addr": order.master_addr,
             "master_port": order.master_port,
             **recorded,
@@ -84,6 +85,7 @@ def _read_order(path: Path) -> Assignment:
         node=data["node"],
         leases=tuple(Lease(node=lease["node"], gpus=tuple(lease["gpus"])) for lease in data["leases"]),
         spec=data["spec"],
+        estimate=data.get("estimate"),
         master_addr=data["master_addr"],
         master_port=data["master_port"],
     )

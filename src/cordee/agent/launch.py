@@ -51,6 +51,7 @@ class Assignment:
     spec: dict[str, Any]
     master_addr: str
     master_port: int
+    estimate: dict[str, Any] | None = None  # an `events.Estimate`, where the job was planned
 
     @property
     def tag(self) -> str:
@@ -242,6 +243,8 @@ def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
         "NODE_RANK": str(order.node_rank),
         "NNODES": str(len(order.leases)),
     }
+    if order.estimate:
+        env |= {"CORDEE_LAYOUT": order.estimate["layout"], "CORDEE_ESTIMATE": json.dumps(order.estimate)}
     on_hang = order.spec.get("on_hang") or {}
     for key, name in (("report_after_s", "CORDEE_HANG_REPORT_S"), ("restart_after_s", "CORDEE_HANG_RESTART_S")):
         if on_hang.get(key) is not None:

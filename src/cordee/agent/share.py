@@ -18,7 +18,18 @@ from cordee.agent.logs import LogPump, tail, torchrun_root_cause
 from cordee.agent.process import Process
 from cordee.errors import EXIT_CHECKPOINTED
 from cordee.event_json import decode
-from cordee.events import Behind, CheckpointCommitted, Event, Failure, Outcome, RankBehind, RankLeft, Reported, Restored
+from cordee.events import (
+    Behind,
+    CheckpointCommitted,
+    Event,
+    Failure,
+    Measured,
+    Outcome,
+    RankBehind,
+    RankLeft,
+    Reported,
+    Restored,
+)
 from cordee.storage.rescue import RESCUE_S_MAX, UPLOADER_MARKS
 from cordee.telemetry.notices import Told, write_notice
 from cordee.telemetry.stream import StreamRecord, last_records
@@ -26,7 +37,7 @@ from cordee.units import US_PER_S
 
 _NUMBERS = (
     "at_us", "from_us", "since_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us",
-    "upload_us",
+    "upload_us", "peak_bytes",
 )  # fmt: skip
 _STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
@@ -278,7 +289,7 @@ def rank_event(record: StreamRecord, order: Assignment) -> Event | None:
         event = decode(record.event)
     except ValueError:
         return None
-    if not isinstance(event, Restored | Reported | CheckpointCommitted | RankLeft | RankBehind):
+    if not isinstance(event, Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind):
         return None
     if (event.job_id, event.epoch) != (order.job_id, order.epoch):
         return None

@@ -73,11 +73,15 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A command: the encoded event it follows from, the JobSpec as JSON, and where the gang meets."""
+    """A command: the encoded event it follows from, the JobSpec as JSON, and where the gang meets.
+
+    `estimate` is an `events.Estimate` as a dict, for an attempt whose job was planned.
+    """
 
     number: int
     event: dict[str, Any]
     spec: str
+    estimate: dict[str, Any] | None = None
     master_addr: str = "127.0.0.1"
     master_port: int = 0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cordee.events import AttemptPlaced, Event, KillOrdered, NoticeGiven
+from cordee.events import AttemptPlaced, Estimate, Event, KillOrdered, NoticeGiven
 
 Command = AttemptPlaced | NoticeGiven | KillOrdered
 """A decision that someone must carry out: start, notify, kill. Idempotent by (job_id, epoch) and kind."""
@@ -35,6 +35,7 @@ class Pending:
     number: int
     command: Command
     spec: str  # the job's JobSpec as JSON
+    estimate: Estimate | None = None  # the plan's answer for the GPUs of an attempt that starts
 
 
 class Clock(Protocol):

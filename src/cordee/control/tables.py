@@ -15,6 +15,7 @@ from cordee.events import (
     AttemptPlaced,
     Behind,
     CheckpointCommitted,
+    EstimateMissed,
     Event,
     JobEnded,
     JobSubmitted,
@@ -140,6 +141,9 @@ def _follow_job(connection: sa.Connection, event: Event) -> None:
             why = "" if event.how is Behind.OVER else held_up(event)
             runs = (jobs.c.job_id == event.job_id) & (jobs.c.epoch == event.epoch) & (jobs.c.state == "running")
             connection.execute(jobs.update().where(runs).values(why=why))
+        case EstimateMissed():
+            runs = (jobs.c.job_id == event.job_id) & (jobs.c.epoch == event.epoch) & (jobs.c.state == "running")
+            connection.execute(jobs.update().where(runs & (jobs.c.why == "")).values(why=event.why))
         case AttemptEnded():
             _set_job(connection, event.job_id, state="queued", why=event.why)
         case JobEnded():

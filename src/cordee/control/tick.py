@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cordee.account.ledger import Ledger
-from cordee.control.ports import Clock, Executor, Report, Store
+from cordee.account.measured import Measurements
+from cordee.control.ports import Clock, Executor, Pending, Report, Store
 from cordee.events import (
+    AttemptPlaced,
     CheckpointCommitted,
     Event,
     Job,
     JobSubmitted,
+    Measured,
     Queue,
     QueuesSet,
     RankBehind,
@@ -32,7 +35,7 @@ from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
 from cordee.schedule.state import State
 
-_TOLD_BY_RANKS = frozenset((Restored, Reported, CheckpointCommitted, RankLeft, RankBehind))
+_TOLD_BY_RANKS = frozenset((Restored, Reported, Measured, CheckpointCommitted, RankLeft, RankBehind))
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class Control:
     Attributes:
         state: what the scheduler knows; hold `changed` while reading it.
         ledger: what was held, for what, at what price; hold `changed` while reading it.
+        measurements: what attempts measured beside their estimates; hold `changed` while reading it.
         changed: the lock, and the condition that is notified after each commit.
         number: the log's last number.
         errors: jobs on which the last decision failed, and how; it stands for all others.
@@ -61,6 +65,7 @@ class Control:
         self._policy = policy or Policy()
         self.state = State(self._policy)
         self.ledger = Ledger()
+        self.measurements = Measurements()
         self.number = 0
         self.errors: tuple[tuple[JobId, Exception], ...] = ()
         self._clock, self._store, self._executor = clock, store, executor
@@ -112,6 +117,8 @@ class Control:
                 point("reports.before_commit")
                 self._commit(fresh.events, fresh.marks)
                 point("reports.after_commit")
+            if missed := self.measurements.due():
+                self._commit(missed, {})
             # Also what was committed before: that it comes again says that nobody heard of it.
             for source, seq in fresh.seen.items():
                 self._executor.acknowledge(source, seq)
@@ -126,11 +133,19 @@ class Control:
         # Without the lock: an agent that hangs keeps nobody from being answered. Only ticks write and end commands.
         for pending in self._store.pending():
             point("command.before_carry_out")
-            if self._executor.carry_out(pending):
+            if self._executor.carry_out(self._with_estimate(pending)):
                 point("command.before_confirm")
                 self._store.confirm(pending.number)
                 point("command.after_confirm")
         return decision.wake_at_us
+
+    def _with_estimate(self, pending: Pending) -> Pending:
+        """Add the estimate for the GPUs of an attempt that starts: its ranks get the layout."""
+        command = pending.command
+        if not isinstance(command, AttemptPlaced):
+            return pending
+        gpus = sum(len(lease.gpus) for lease in command.leases)
+        return replace(pending, estimate=self.state.jobs[command.job_id].job.estimate_on(gpus))
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
         """Reports above their stream's mark. Those about jobs that this log never saw only move the mark."""
@@ -168,6 +183,7 @@ class Control:
         """What was decided is written down, and the state holds it already."""
         for event in events:
             self.ledger.apply(event)
+            self.measurements.apply(event)
         self.state.quotas.forget()
         self.number += len(events)
         self._last_us = events[-1].at_us
@@ -191,6 +207,7 @@ class Control:
     def _apply(self, number: int, event: Event) -> None:
         self.state.apply(event)
         self.ledger.apply(event)
+        self.measurements.apply(event)
         self.number = number
         if type(event) not in _TOLD_BY_RANKS:
             self._last_us = event.at_us

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -167,6 +168,7 @@ class LocalExecutor:
             number=pending.number,
             event=encode(command),
             spec=pending.spec,
+            estimate=None if pending.estimate is None else asdict(pending.estimate),
             master_addr=meeting.master_addr if meeting else "",
             master_port=meeting.master_port if meeting else 0,
         )

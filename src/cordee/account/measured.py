@@ -1,0 +1,234 @@
+"""Planned, measured, off by: each attempt's estimate beside what its ranks measured.
+
+A fold over the log like the ledger. It compares like with like: the plan's allocated bytes with those of CUDA's
+allocator, the plan's save with stall and upload of the newest checkpoint, its restart with the time from placed to the
+first new step. Step time and peak memory that leave their estimate give one `EstimateMissed` a job, however often
+ranks measure.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from cordee.events import (
+    AttemptPlaced,
+    CheckpointCommitted,
+    Estimate,
+    EstimateMissed,
+    Event,
+    JobSubmitted,
+    Measured,
+    Reported,
+    Restored,
+    SpanClass,
+)
+from cordee.ids import JobId
+from cordee.units import US_PER_S, format_bytes, format_duration
+
+PEAK_SLACK = 1.10  # a peak is off above so many times the planned one
+STEPS_MIN = 10  # steps of an attempt before their median counts: the first ones compile and warm up
+
+
+class Quantity(StrEnum):
+    """A value that is planned and measured."""
+
+    PEAK = "peak memory"
+    STEP = "step time"
+    MFU = "MFU"
+    SAVE = "save"
+    RESTART = "restart"
+
+
+Unit = Literal["bytes", "us", "fraction"]
+UNITS: dict[Quantity, Unit] = {
+    Quantity.PEAK: "bytes",
+    Quantity.STEP: "us",
+    Quantity.MFU: "fraction",
+    Quantity.SAVE: "us",
+    Quantity.RESTART: "us",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One quantity of one attempt, in `unit`. `low` to `high` is the planned interval, None without one."""
+
+    quantity: Quantity
+    planned: float | None
+    measured: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def unit(self) -> Unit:
+        """Bytes, microseconds, or a fraction."""
+        return UNITS[self.quantity]
+
+    @property
+    def off_by(self) -> float | None:
+        """The fraction by which the measured value is above the planned one; negative: below.
+
+        >>> Comparison(Quantity.SAVE, 4_000_000, 5_000_000).off_by
+        0.25
+        """
+        return None if not self.planned or self.measured is None else self.measured / self.planned - 1
+
+    @property
+    def missed(self) -> bool:
+        """Whether the measured value lies outside the planned interval."""
+        value = self.measured
+        if value is None:
+            return False
+        return (self.low is not None and value < self.low) or (self.high is not None and value > self.high)
+
+    def sentence(self) -> str:
+        """Say how a missed value differs."""
+        if self.quantity is Quantity.PEAK:
+            measured, planned = format_bytes(round(self.measured or 0)), format_bytes(round(self.planned or 0))
+            return f"its peak memory is {measured}, {100 * (self.off_by or 0):.0f} % more than the planned {planned}"
+        measured, low, high = (
+            format_duration((value or 0) / US_PER_S) for value in (self.measured, self.low, self.high)
+        )
+        return f"its {self.quantity} is {measured}, outside the planned {low} to {high}"
+
+
+@dataclass(slots=True)
+class Measurement:
+    """One attempt's estimate, and the newest values that its ranks measured; a peak is the largest of all ranks."""
+
+    job_id: JobId
+    epoch: int
+    placed_us: int
+    estimate: Estimate | None
+    first_step: int = 0
+    step: int = 0
+    steps_total: int | None = None
+    peak_bytes: int | None = None
+    step_us: int | None = None
+    tokens_per_s: float | None = None
+    mfu: float | None = None
+    save_us: int | None = None
+    restart_us: int | None = None
+
+    @property
+    def left_us(self) -> int | None:
+        """Time until its last step at its own pace; None where the number of steps or the pace is not known."""
+        if self.steps_total is None or self.step_us is None:
+            return None
+        return max(0, self.steps_total - self.step) * self.step_us
+
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Compare every quantity that was planned or measured."""
+        plan = self.estimate or _NO_ESTIMATE
+        steady = self.step - self.first_step >= STEPS_MIN
+        low, high = (plan.step_us_low, plan.step_us_high) if steady else (None, None)
+        rows = (
+            self._peak(plan),
+            Comparison(Quantity.STEP, plan.step_us, self.step_us, low, high),
+            Comparison(Quantity.MFU, plan.mfu, self.mfu),
+            Comparison(Quantity.SAVE, plan.save_us or None, self.save_us),
+            Comparison(Quantity.RESTART, plan.restart_us or None, self.restart_us),
+        )
+        return tuple(row for row in rows if row.planned is not None or row.measured is not None)
+
+    def _peak(self, plan: Estimate) -> Comparison:
+        planned = plan.allocated_bytes or plan.peak_bytes or None
+        # Without GPUs the process's own memory is measured, of which the interpreter and its libraries are no plan.
+        most = min(PEAK_SLACK * planned, plan.gpu_memory_bytes) if planned and plan.gpu_memory_bytes else None
+        return Comparison(Quantity.PEAK, planned, self.peak_bytes, high=most)
+
+
+_NO_ESTIMATE = Estimate(layout="", peak_bytes=0, gpu_memory_bytes=0)
+
+
+class Measurements:
+    """A fold over the log: the estimate and the measured values of every attempt."""
+
+    def __init__(self) -> None:
+        self._estimates: dict[JobId, tuple[Estimate, ...]] = {}
+        self._attempts: dict[JobId, list[Measurement]] = {}
+        self._said: dict[JobId, dict[Quantity, str]] = {}
+        self._due: dict[tuple[JobId, Quantity], EstimateMissed] = {}
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            JobSubmitted: self._submitted,
+            AttemptPlaced: self._placed,
+            Restored: self._restored,
+            Reported: self._reported,
+            CheckpointCommitted: self._committed,
+            Measured: self._measured,
+            EstimateMissed: self._missed,
+        }
+
+    def apply(self, event: Event) -> None:
+        """Take note of one event; what concerns no known attempt changes nothing."""
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event)
+
+    def of(self, job_id: JobId, epoch: int | None = None) -> Measurement | None:
+        """Return the newest attempt of a job, or the one of this epoch."""
+        attempts = self._attempts.get(job_id, ())
+        return next((each for each in reversed(attempts) if epoch in (None, each.epoch)), None)
+
+    def said(self, job_id: JobId) -> tuple[str, ...]:
+        """Return the sentences that were said of this job."""
+        return tuple(self._said.get(job_id, {}).values())
+
+    def due(self) -> Sequence[EstimateMissed]:
+        """Return what is to be said and was not yet; applying it settles it."""
+        return tuple(self._due.values())
+
+    def _submitted(self, event: JobSubmitted) -> None:
+        if event.job.estimates:
+            self._estimates.setdefault(event.job.job_id, event.job.estimates)
+
+    def _placed(self, event: AttemptPlaced) -> None:
+        gpus = sum(len(lease.gpus) for lease in event.leases)
+        estimate = next((each for each in self._estimates.get(event.job_id, ()) if each.gpus == gpus), None)
+        attempt = Measurement(event.job_id, event.epoch, event.at_us, estimate)
+        self._attempts.setdefault(event.job_id, []).append(attempt)
+
+    def _live(self, job_id: JobId, epoch: int) -> Measurement | None:
+        attempts = self._attempts.get(job_id)
+        return attempts[-1] if attempts and attempts[-1].epoch == epoch else None
+
+    def _reported(self, event: Reported) -> None:
+        attempt = self._live(event.job_id, event.epoch)
+        if attempt is None or event.span is not SpanClass.USEFUL:
+            return
+        attempt.step = event.first_step + event.steps
+        if attempt.restart_us is None:
+            attempt.restart_us = max(0, event.from_us - attempt.placed_us)
+
+    def _restored(self, event: Restored) -> None:
+        if (attempt := self._live(event.job_id, event.epoch)) is not None:
+            attempt.first_step = attempt.step = event.step
+
+    def _committed(self, event: CheckpointCommitted) -> None:
+        if (attempt := self._live(event.job_id, event.epoch)) is not None:
+            attempt.save_us = event.stall_us + event.upload_us
+
+    def _missed(self, event: EstimateMissed) -> None:
+        quantity = Quantity(event.quantity)
+        self._said.setdefault(event.job_id, {})[quantity] = event.why
+        self._due.pop((event.job_id, quantity), None)
+
+    def _measured(self, event: Measured) -> None:
+        attempt = self._live(event.job_id, event.epoch)
+        if attempt is None:
+            return
+        attempt.peak_bytes = max(event.peak_bytes, attempt.peak_bytes or 0)
+        if event.rank == 0:
+            attempt.step, attempt.step_us = max(event.step, attempt.step), event.step_us
+            attempt.steps_total, attempt.tokens_per_s, attempt.mfu = event.steps_total, event.tokens_per_s, event.mfu
+        said = self._said.get(event.job_id, {})
+        for row in attempt.comparisons() if attempt.estimate else ():
+            if row.missed and row.quantity not in said:
+                self._due[event.job_id, row.quantity] = EstimateMissed(
+                    at_us=event.at_us,
+                    job_id=event.job_id,
+                    epoch=event.epoch,
+                    quantity=row.quantity.value,
+                    why=row.sentence(),
+                )
