@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from forks import start
 
 from cordee.event_json import decode
-from cordee.events import CheckpointCommitted, RankLeft, Reported, Restored, SpanClass
+from cordee.events import CheckpointCommitted, Estimate, Measured, RankLeft, Reported, Restored, SpanClass
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
 
@@ -128,8 +129,15 @@ def test_a_signal_costs_no_step_and_no_bit(tmp_path: Path, uninterrupted: dict[s
 def test_its_reports_have_no_gap_and_its_commits_are_told(tmp_path: Path) -> None:
     out, to, spool = folders(tmp_path, "out", "to", "spool")
     told = {**UNDER_AGENT, "CORDEE_SPOOL": str(spool), "CORDEE_CHECKPOINT_TO": str(to), "CORDEE_GRACE_S": "30"}
+    planned = Estimate(layout="dp1", gpus=1, peak_bytes=1, gpu_memory_bytes=0, flop_per_token=1e6, gpu_flop_per_s=1e12)
+    told["CORDEE_ESTIMATE"] = json.dumps(asdict(planned))
     assert alone(out, "--every", "25", "--to", "/nowhere", **told).wait() == 0
     events = events_of(spool, 0)
+    first, last = [event for event in events if isinstance(event, Measured)]
+    assert (first.step, last.step, last.steps_total) == (3, 60, 60)
+    assert 50e6 < first.peak_bytes <= last.peak_bytes < 4e9, "resident memory of a process that has imported torch"
+    assert last.step_us > 0
+    assert last.mfu == pytest.approx(last.tokens_per_s * 1e6 / 1e12)
     spans = [event for event in events if isinstance(event, Reported)]
     assert all(before.at_us == after.from_us for before, after in pairwise(spans))
     assert spans[0].span is SpanClass.RESTART

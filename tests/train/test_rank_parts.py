@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from cordee.errors import InputError, UnitError
+from cordee.errors import InputError, LayoutError, UnitError
+from cordee.plan.layout import Layout
 from cordee.telemetry.cloud import Aws
 from cordee.telemetry.notices import Told, read_notice, write_hint, write_notice
 from cordee.train.checkpoint import own
 from cordee.train.checkpoint.state import decode, encode, gather, names_in
 from cordee.train.job import job
+from cordee.train.measure import Meter
+from cordee.train.mesh import layout_mesh
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Every, settings
@@ -252,3 +255,50 @@ def test_a_model_in_flat_parts_is_refused_before_anything_is_trained(tmp_path: P
             pass
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_the_planned_layout_reaches_the_script() -> None:
+    told = settings({"CORDEE_LAYOUT": "tp2 pp2 fsdp4", "WORLD_SIZE": "16"})
+    assert told.layout == Layout(tp=2, pp=2, dp=4, zero=3)
+    assert settings({}).layout is None
+    assert settings({"CORDEE_ESTIMATE": '{"of": "another version"}'}).estimate is None
+    with pytest.raises(InputError, match="CORDEE_LAYOUT cannot be read"):
+        settings({"CORDEE_LAYOUT": "qp2"})
+    with pytest.raises(LayoutError, match="is for 16 ranks, but the gang has 8"):
+        layout_mesh(Layout(tp=2, pp=2, dp=4, zero=3), 8)
+
+
+class Heard:
+    """A reporter that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+
+    def measured(self, **values: Any) -> None:
+        self.reports.append(values)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_measures_after_its_first_steps_then_by_the_minute_and_at_the_end(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, peak = [0.0], [100]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr("cordee.train.measure.peak_memory", lambda: (peak[0], None))
+    pace, heard = Pace(), Heard()
+    meter = Meter(heard, pace, rank, None)  # type: ignore[arg-type]
+    for step in range(200):
+        pace.began()
+        now_s[0] += 1.0
+        meter.log(10)
+        pace.ended()
+        peak[0] += step == 100
+        meter.stepped()
+    meter.report()
+    meter.report()
+    if rank:
+        assert [each["step"] for each in heard.reports] == [3], "its peak has not grown by more than 1 %"
+        return
+    assert [each["step"] for each in heard.reports] == [3, 63, 123, 183, 200]
+    assert heard.reports[1]["tokens_per_s"] == 10.0
+    assert (heard.reports[1]["step_us"], heard.reports[-1]["peak_bytes"]) == (1_000_000, 101)

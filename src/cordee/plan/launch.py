@@ -121,10 +121,6 @@ def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str,
     """A job's YAML, whose model section admission judges by the same plan, and the mesh that its script builds."""
     notes = ["the script makes the mesh; Cordee starts, stops and restores it"]
     cannot = ["a job's YAML has no precision fp8 yet"] if training.precision == "fp8" else []
-    axes = [("pp", layout.pp), ("dp", layout.dp), ("cp", layout.cp), ("tp", layout.tp)]
-    named = [(name, size) for name, size in axes if size > 1] or [("dp", 1)]
-    sizes = ", ".join(str(size) for _, size in named) + ("," if len(named) == 1 else "")
-    names = ", ".join(f'"{name}"' for name, _ in named) + ("," if len(named) == 1 else "")
     lines = [
         "run: [python, train.py]",
         f"gpus: {layout.gpus}",
@@ -139,7 +135,7 @@ def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str,
         f"  layout: {layout}",
         "",
         "# in train.py",
-        f'# mesh = init_device_mesh("cuda", ({sizes}), mesh_dim_names=({names}))',
+        f"# mesh = job.mesh(): {', '.join(f'{name} of {size}' for name, size in layout.axes)}",
     ]
     if layout.zero == 3 and layout.shard_ranks > 1:
         lines.append('# fully_shard(layer, mesh=mesh["dp"]) for each layer, then for the model')

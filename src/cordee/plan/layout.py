@@ -228,6 +228,16 @@ class Layout:
         return global_batch // (self.dp * self.micro_batch)
 
     @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """Names and sizes of the mesh's axes, outermost first; those of size 1 are left out, except where all are.
+
+        >>> Layout(dp=4, tp=8, pp=2, zero=3).axes, Layout().axes
+        ((('pp', 2), ('dp', 4), ('tp', 8)), (('dp', 1),))
+        """
+        sizes = (("pp", self.pp), ("dp", self.dp), ("cp", self.cp), ("tp", self.tp))
+        return tuple((name, size) for name, size in sizes if size > 1) or (("dp", 1),)
+
+    @property
     def mesh(self) -> str:
         """The axes as people write them; those of size 1 go without saying.
 

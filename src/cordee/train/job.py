@@ -15,12 +15,16 @@ from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from cordee.errors import CheckpointError, CordeeError, StopError
-from cordee.events import SpanClass
+from cordee.events import Estimate, SpanClass
+from cordee.plan.layout import Layout
 from cordee.train import needs  # noqa: F401 - raises where torch is too old for the rest
 from cordee.train.checkpoint import own
 from cordee.train.checkpoint.saving import Saving
+from cordee.train.measure import Meter
+from cordee.train.mesh import layout_mesh
 from cordee.train.pace import Pace
 from cordee.train.report import Reporter, speak
 from cordee.train.settings import Settings, settings
@@ -95,8 +99,27 @@ class Job:
         self._agreement: Agreement | None = None
         self._watch: Watch | None = None
         self._reporter = Reporter(told, self.rank)
+        self._meter = Meter(self._reporter, self._pace, self.rank, told.estimate)
 
     # -- the user's side -----------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout | None:
+        """The planned layout of this attempt (CORDEE_LAYOUT); None where nothing was planned."""
+        return self._told.layout
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The plan's answer for this attempt; None where nothing was planned."""
+        return self._told.estimate
+
+    def mesh(self, device_type: str | None = None) -> DeviceMesh:
+        """Return the device mesh of the planned layout, with axes pp, dp, cp and tp; without a plan all ranks are dp.
+
+        Raises:
+            LayoutError: the layout is for another number of ranks.
+        """
+        return layout_mesh(self.layout or Layout(dp=self.world_size), self.world_size, device_type)
 
     def __enter__(self) -> "Job":
         self.open()
@@ -169,6 +192,7 @@ class Job:
         Raises:
             Preempted: out of the loop, at the agreed step.
         """
+        self._meter.steps_total = n
         self.begin()
         while self._pace.step < n:
             self.boundary()
@@ -218,6 +242,7 @@ class Job:
         """After a step."""
         self._reporter.stepped(self._pace.step)
         self._pace.ended()
+        self._meter.stepped()
 
     def safe_point(self) -> None:
         """Here the state is whole, in the middle of a step or outside of the loop: leave if a notice asks for it.
@@ -243,11 +268,13 @@ class Job:
         if (saving := self._saving) is not None and (leaving := self._leaving) is not None:
             self._final_failed = not saving.make_durable(self._pace.step, lambda: leaving.left_s(_NO_LIMIT_S))
         self._finished = True
+        self._meter.report()
         self._reporter.switch(SpanClass.RESTART, self._pace.step)
 
     def log(self, *, loss: Any = None, tokens: int = 0) -> None:
         """Tell about the step that runs: its loss, and the tokens of the whole gang in it."""
         self._reporter.log(loss, tokens)
+        self._meter.log(tokens)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -301,6 +328,7 @@ class Job:
             durable = saving.make_durable(step, lambda: leaving.left_s(self._told.grace_s), reach)
         elif choice is Choice.FINISH:
             saving.finish(leaving.left_s(self._told.grace_s))
+        self._meter.report()
         leaving.say_notice(durable=durable)
         if self.rank == 0:
             log.info(

@@ -12,7 +12,17 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from cordee.events import Behind, CheckpointCommitted, Event, RankBehind, RankLeft, Reported, Restored, SpanClass
+from cordee.events import (
+    Behind,
+    CheckpointCommitted,
+    Event,
+    Measured,
+    RankBehind,
+    RankLeft,
+    Reported,
+    Restored,
+    SpanClass,
+)
 from cordee.storage.generations import Commit
 from cordee.telemetry.stream import StreamWriter
 from cordee.train.settings import Settings
@@ -105,6 +115,30 @@ class Reporter:
             self._loss = loss.detach() if hasattr(loss, "detach") else loss
             self._tokens += tokens
             self._progress_tokens += tokens
+
+    def measured(
+        self,
+        *,
+        step: int,
+        steps_total: int | None,
+        peak_bytes: int,
+        reserved_bytes: int | None,
+        step_us: int | None,
+        tokens_per_s: float | None,
+        mfu: float | None,
+    ) -> None:
+        """Report what this rank measured since the attempt started."""
+        self._append(
+            Measured,
+            rank=self._rank,
+            step=step,
+            steps_total=steps_total,
+            peak_bytes=peak_bytes,
+            reserved_bytes=reserved_bytes,
+            step_us=step_us,
+            tokens_per_s=tokens_per_s,
+            mfu=mfu,
+        )
 
     def committed(self, commit: Commit) -> None:
         """A generation became durable; the drain says so on each rank, rank 0 reports it."""

@@ -1,13 +1,16 @@
 """What a rank is told: by the agent (environment), by the script (arguments), or by defaults, in this order."""
 
+import json
 import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cordee.errors import InputError
+from cordee.errors import InputError, LayoutError
+from cordee.events import Estimate
 from cordee.ids import JobId
+from cordee.plan.layout import Layout, parse_layout
 from cordee.storage.destination import below
 from cordee.telemetry.cloud import Cloud, cloud_here
 from cordee.units import parse_duration_s
@@ -44,6 +47,8 @@ class Settings:
     hang_restart_s: float | None  # and after so long all start again
     torchelastic: bool
     quiet: bool
+    estimate: Estimate | None  # the plan's answer for this attempt
+    layout: Layout | None  # that was planned
 
 
 def settings(
@@ -92,7 +97,26 @@ def settings(
         hang_restart_s=(parse_duration_s(hang) if hang else None) if restart_s is None else restart_s,
         torchelastic="TORCHELASTIC_RUN_ID" in env,
         quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
+        estimate=_estimate(env.get("CORDEE_ESTIMATE")),
+        layout=_layout(env.get("CORDEE_LAYOUT"), int(env.get("WORLD_SIZE") or 1)),
     )
+
+
+def _estimate(text: str | None) -> Estimate | None:
+    """Return the agent's estimate; one that another version wrote with other fields is left out."""
+    try:
+        return Estimate(**json.loads(text)) if text else None
+    except (TypeError, ValueError):
+        return None
+
+
+def _layout(text: str | None, world_size: int) -> Layout | None:
+    if not text:
+        return None
+    try:
+        return parse_layout(text).plainest(world_size)
+    except LayoutError as error:
+        raise InputError(f"CORDEE_LAYOUT cannot be read: {error.message}", hint=error.hint) from None
 
 
 def _signals(env: Mapping[str, str]) -> tuple[int, ...]:

@@ -1,0 +1,89 @@
+"""What a rank measures of itself under the names of the plan's estimate: peak memory, step time, tokens, MFU.
+
+Values go to the agent's spool like every other report: after the first steps, then at most once a minute, and at the
+end. Nothing here waits for a device or for another rank.
+"""
+
+import resource
+import sys
+import time
+from contextlib import suppress
+
+import torch
+
+from cordee.events import Estimate
+from cordee.train.pace import Pace
+from cordee.train.report import Reporter
+
+FIRST_STEPS = 3  # gradients, optimizer state and the allocator's blocks are there after the first ones
+PERIOD_S = 60.0
+GROWTH = 1.01  # a rank other than 0 reports again when its peak has grown by more
+
+
+class Meter:
+    """The measured values of one rank, reported through its `Reporter`.
+
+    Attributes:
+        steps_total: the job is done after so many; None: the loop did not say.
+    """
+
+    def __init__(self, reporter: Reporter, pace: Pace, rank: int, estimate: Estimate | None) -> None:
+        self._reporter, self._pace, self._rank, self._estimate = reporter, pace, rank, estimate
+        self.steps_total: int | None = None
+        self._steps = self._reported_steps = 0
+        self._tokens = self._tokens_steps = 0
+        self._next_s = 0.0
+        self._peak_bytes = 0
+
+    def log(self, tokens: int) -> None:
+        """Count the tokens of the whole gang in the step that runs."""
+        self._tokens += tokens
+
+    def stepped(self) -> None:
+        """Count a step, and report if it is time."""
+        self._steps += 1
+        self._tokens_steps += 1
+        if self._steps == FIRST_STEPS or (self._steps > FIRST_STEPS and time.monotonic() >= self._next_s):
+            self.report()
+
+    def report(self) -> None:
+        """Report what was measured since the attempt started, unless nothing is new."""
+        if self._steps == self._reported_steps:
+            return
+        self._reported_steps, self._next_s = self._steps, time.monotonic() + PERIOD_S
+        peak_bytes, reserved_bytes = peak_memory()
+        if self._rank != 0 and peak_bytes <= GROWTH * self._peak_bytes:
+            return
+        self._peak_bytes = peak_bytes
+        step_s = self._pace.step_s()
+        tokens_per_s = self._tokens / self._tokens_steps / step_s if self._tokens and step_s else None
+        self._tokens = self._tokens_steps = 0
+        self._reporter.measured(
+            step=self._pace.step,
+            steps_total=self.steps_total,
+            peak_bytes=peak_bytes,
+            reserved_bytes=reserved_bytes,
+            step_us=None if step_s is None else round(step_s * 1e6),
+            tokens_per_s=tokens_per_s,
+            mfu=self._estimate.mfu_at(tokens_per_s) if self._estimate and tokens_per_s else None,
+        )
+
+
+def peak_memory() -> tuple[int, int | None]:
+    """Return the most bytes that CUDA's allocator handed out and held on one GPU; without one, what was resident."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = range(torch.cuda.device_count())
+        allocated_bytes = max(torch.cuda.max_memory_allocated(device) for device in devices)
+        return allocated_bytes, max(torch.cuda.max_memory_reserved(device) for device in devices)
+    return resident_peak_bytes(), None
+
+
+def resident_peak_bytes() -> int:
+    """Return the most memory that this process had resident."""
+    # getrusage counts what the process had before exec, too: a small script would inherit its parent's peak.
+    with suppress(OSError, StopIteration, ValueError, IndexError):
+        with open("/proc/self/status", encoding="utf-8") as status:  # noqa: PTH123 - a kernel file
+            peak = next(line for line in status if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) * 1024
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes
