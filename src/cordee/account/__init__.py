@@ -1,6 +1,8 @@
 """The ledger: events in, classes of GPU-seconds and dollars out. No clock, no I/O."""
 
-from cordee.account.ledger import AttemptRow, CostRow, Ledger, Totals
+from cordee.account.attempt import AttemptRow
+from cordee.account.ledger import CostRow, Ledger, Totals, attempt_segments
 from cordee.account.split import Class, Split
+from cordee.account.timeline import Segment
 
-__all__ = ["AttemptRow", "Class", "CostRow", "Ledger", "Split", "Totals"]
+__all__ = ["AttemptRow", "Class", "CostRow", "Ledger", "Segment", "Split", "Totals", "attempt_segments"]

@@ -1,21 +1,22 @@
-"""The ledger: every GPU-microsecond of every attempt in exactly one class, and the dollars of it.
+"""The ledger: every GPU-microsecond of every attempt in exactly one class, and its dollars.
 
     capacity = held + idle
     held     = useful + checkpoint + restart + stall + lost + unreported
 
-Held is each lease from AttemptPlaced to its RanksEnded. The ledger folds the log, event by event; its clock never goes
-back, so an event stamped earlier than the one before it counts at that one's time. What ranks tell has times of its
-own, by their node's clock, and moves no other. Useful is provisional until a
-checkpoint covers it: what none covers, when the attempt ends otherwise than finished, is lost, charged to the job that
-gained by the notice, under the notice's reason. GPUs of a node that is down are neither held nor idle unless leased.
+A lease is held from AttemptPlaced to its RanksEnded. The ledger folds the log event by event, and its clock never goes
+back: an event stamped earlier than the one before it counts at that one's time. Reports of ranks carry times of their
+own, by their node's clock, and do not move the ledger's. Useful time is provisional until a checkpoint covers it: what
+none covers is lost if the attempt ends otherwise than finished, and the job that gained by the notice is charged.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cordee.account.split import Class, Split, rounded
-from cordee.account.timeline import Timeline
+from cordee.account.attempt import AttemptRow, OpenAttempt
+from cordee.account.idle import IdleGpus
+from cordee.account.split import Split
+from cordee.account.timeline import Segment, Timeline
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
@@ -23,14 +24,10 @@ from cordee.events import (
     Event,
     Job,
     JobSubmitted,
-    Lease,
     Measured,
-    Node,
     NodeDown,
     NodeUp,
     NoticeGiven,
-    NoticeReason,
-    Outcome,
     RankBehind,
     RankLeft,
     RanksEnded,
@@ -39,43 +36,15 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId, attempt_name
-from cordee.units import US_PER_HOUR
 
 By = Literal["job", "user", "queue", "epoch"]
 
-_MILLI = 1000  # GPUs are counted in thousandths, since a lease may be of a part of one
-
-_CHARGED = frozenset(NoticeReason) - {NoticeReason.QUOTA}
-"""Who gains by these pays; who takes back what was borrowed does not: the borrower knew."""
-
-_TOLD_BY_RANKS = frozenset((Reported, Restored, Measured, RankLeft, RankBehind, CheckpointCommitted))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRow:
-    """One attempt's account. `cause` says why what is lost was lost, `for_job` who is charged with it."""
-
-    job_id: JobId
-    epoch: int
-    owner: str
-    queue: str
-    gpus: int
-    placed_us: int
-    ended_us: int | None  # None: live, and every class provisional
-    outcome: Outcome | None
-    gpu_us: Split
-    micro_usd: Split
-    cause: str | None
-    for_job: JobId | None
-    steps: int
-    steps_repeated: int  # done before by an attempt of this job that did not keep them
-    tokens: int  # of steps that are not lost
-    price_sources: tuple[str, ...]
+_REPORTED_BY_RANKS = frozenset((Reported, Restored, Measured, RankLeft, RankBehind, CheckpointCommitted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """The accounts of a job, user, queue or attempt, summed."""
+    """The sum of the accounts of a job, user, queue or attempt."""
 
     key: str
     attempts: int
@@ -91,13 +60,13 @@ class CostRow:
 
     @property
     def micro_usd_per_million_tokens(self) -> int | None:
-        """All dollars paid per million tokens kept; None where no tokens were told."""
+        """Dollars paid per million tokens kept; None if no tokens were reported."""
         return self.micro_usd.held * 1_000_000 // self.tokens if self.tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """The whole cluster."""
+    """Held and idle time of the whole cluster."""
 
     gpu_us: Split
     micro_usd: Split
@@ -106,93 +75,28 @@ class Totals:
 
     @property
     def capacity_gpu_us(self) -> int:
-        """What there was to hold."""
+        """All GPU time that was there to be held."""
         return self.gpu_us.held + self.idle_gpu_us
 
 
-class _Open:
-    """An attempt whose account is not closed."""
-
-    __slots__ = (
-        "epoch", "freed_us", "job", "leases", "notice", "placed_us", "prices", "sources", "steps_repeated", "stopped",
-        "timeline",
-    )  # fmt: skip
-
-    def __init__(self, job: Job, event: AttemptPlaced, at_us: int, nodes: dict[str, Node]) -> None:
-        self.job, self.epoch, self.placed_us = job, event.epoch, at_us
-        self.leases = {lease.node: lease for lease in event.leases}
-        self.prices = {name: nodes[name].micro_usd_per_gpu_hour for name in self.leases}
-        self.sources = tuple(sorted({nodes[name].price_source for name in self.leases}))
-        self.freed_us: dict[str, int] = {}
-        self.timeline = Timeline(at_us)
-        self.notice: NoticeGiven | None = None
-        self.stopped = False
-        self.steps_repeated = 0
-
-    def row(self, now_us: int, outcome: Outcome | None) -> AttemptRow:
-        """The account until now, or until its GPUs were free."""
-        held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and these times their price
-        for name, lease in self.leases.items():
-            sums = held.setdefault(self.freed_us.get(name, max(now_us, self.placed_us)), [0, 0])
-            milli = len(lease.gpus) * lease.milli
-            sums[0] += milli
-            sums[1] += milli * self.prices[name]
-        gpu_us: dict[Class, int] = {}
-        cost: dict[Class, int] = {}
-        for end_us, (milli, rate) in held.items():
-            for cls, time_us in self.timeline.split(end_us, outcome).items():
-                gpu_us[cls] = gpu_us.get(cls, 0) + time_us * milli
-                cost[cls] = cost.get(cls, 0) + time_us * rate
-        split = rounded(gpu_us, _MILLI)
-        cause = None if outcome is None or not split.lost else self._cause(outcome)
-        return AttemptRow(
-            job_id=self.job.job_id,
-            epoch=self.epoch,
-            owner=self.job.owner,
-            queue=self.job.queue,
-            gpus=sum(len(lease.gpus) for lease in self.leases.values()),
-            placed_us=self.placed_us,
-            ended_us=None if outcome is None else max(self.freed_us.values()),
-            outcome=outcome,
-            gpu_us=split,
-            micro_usd=rounded(cost, _MILLI * US_PER_HOUR),
-            cause=cause,
-            for_job=self.notice.for_job if cause and self.notice and self.notice.reason in _CHARGED else None,
-            steps=self.timeline.steps,
-            steps_repeated=self.steps_repeated,
-            tokens=self.timeline.tokens_kept(outcome),
-            price_sources=self.sources,
-        )
-
-    def _cause(self, outcome: Outcome) -> str:
-        if self.notice is not None:
-            return self.notice.reason.value
-        if outcome is Outcome.KILLED:
-            return "stop" if self.stopped else "kill"
-        return "failure" if outcome is Outcome.FAILED else "infrastructure"
-
-
 class Ledger:
-    """A fold over the log."""
+    """A fold over the log. With `detailed` it keeps each attempt's segments, which a picture needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, detailed: bool = False) -> None:
         self.at_us = 0
+        self._detailed = detailed
         self._jobs: dict[JobId, Job] = {}
         self._high: dict[JobId, int] = {}  # steps that some attempt of a job has done
-        self._open: dict[JobId, _Open] = {}
+        self._open: dict[JobId, OpenAttempt] = {}
         self._epochs: dict[JobId, int] = {}
         self._closed: list[AttemptRow] = []
-        self._nodes: dict[str, Node] = {}
-        self._up: dict[str, bool] = {}
-        self._leased: dict[str, dict[int, int]] = {}  # node: thousandths of each GPU
-        self._idle: dict[str, tuple[int, int]] = {}  # node: thousandths of GPUs, and these times their price
-        self._idle_milli = self._idle_rate = 0
-        self._idle_milli_us = self._idle_cost = 0
+        self._segments: dict[tuple[JobId, int], tuple[Segment, ...]] = {}
+        self._idle = IdleGpus()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             StopRequested: self._stop_requested,
-            NodeUp: self._node_up,
-            NodeDown: self._node_down,
+            NodeUp: self._idle.node_up,
+            NodeDown: self._idle.node_down,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             RanksEnded: self._ranks_ended,
@@ -204,21 +108,29 @@ class Ledger:
         }
 
     def apply(self, event: Event) -> None:
-        """Take note of one event. Stale ones (another epoch, a share or attempt that ended) change nothing."""
+        """Fold one event. A stale one (of another epoch, or of a lease or attempt that ended) changes nothing."""
         kind = type(event)
-        if event.at_us > self.at_us and kind not in _TOLD_BY_RANKS:
-            self._pass(event.at_us)
+        if event.at_us > self.at_us and kind not in _REPORTED_BY_RANKS:
+            self._idle.advance(event.at_us)
+            self.at_us = event.at_us
         handler = self._handlers.get(kind)
         if handler is not None:
             handler(event)
 
     def rows(self, now_us: int) -> tuple[AttemptRow, ...]:
-        """Every attempt, closed ones first in the order they closed; live ones until now."""
+        """Return a row for each attempt: closed ones in the order they closed, then live ones until now."""
         now_us = max(now_us, self.at_us)
         return (*self._closed, *(self._open[job_id].row(now_us, None) for job_id in sorted(self._open)))
 
+    def segments(self, now_us: int) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
+        """Return the segments of each attempt by job and epoch, live ones until now; only of a detailed ledger."""
+        assert self._detailed, "a ledger keeps segments only if it is told to when it is made"
+        now_us = max(now_us, self.at_us)
+        live = {(job_id, each.epoch): each.segments(now_us, None) for job_id, each in self._open.items()}
+        return self._segments | live
+
     def cost(self, by: By, now_us: int) -> tuple[CostRow, ...]:
-        """The rows of each job, user, queue or attempt summed, in the order of their keys."""
+        """Return the rows of each job, user, queue or attempt summed, in the order of their keys."""
         key = self._key(by)
         groups: dict[str, list[AttemptRow]] = {}
         charged: dict[str, list[AttemptRow]] = {}
@@ -230,15 +142,15 @@ class Ledger:
         return tuple(_sum(key, groups.get(key, []), charged.get(key, [])) for key in keys)
 
     def totals(self, now_us: int) -> Totals:
-        """Held and idle of the whole cluster until now."""
+        """Return held and idle time of the whole cluster until now."""
         now_us = max(now_us, self.at_us)
         rows = self.rows(now_us)
-        ahead_us = now_us - self.at_us
+        idle_gpu_us, idle_micro_usd = self._idle.until(now_us)
         return Totals(
             gpu_us=sum((row.gpu_us for row in rows), Split()),
             micro_usd=sum((row.micro_usd for row in rows), Split()),
-            idle_gpu_us=(self._idle_milli_us + self._idle_milli * ahead_us) // _MILLI,
-            idle_micro_usd=(self._idle_cost + self._idle_rate * ahead_us) // (_MILLI * US_PER_HOUR),
+            idle_gpu_us=idle_gpu_us,
+            idle_micro_usd=idle_micro_usd,
         )
 
     # -- jobs ------------------------------------------------------------------------------------------------
@@ -250,45 +162,6 @@ class Ledger:
         if event.job_id in self._open:
             self._open[event.job_id].stopped = True
 
-    # -- nodes and what is idle ------------------------------------------------------------------------------
-
-    def _pass(self, at_us: int) -> None:
-        # The log's first event is where time begins; nothing was idle before it, since no node was up.
-        self._idle_milli_us += self._idle_milli * (at_us - self.at_us)
-        self._idle_cost += self._idle_rate * (at_us - self.at_us)
-        self.at_us = at_us
-
-    def _node_up(self, event: NodeUp) -> None:
-        known = self._nodes.get(event.node.name)
-        if known is None or event.node.epoch >= known.epoch:
-            self._nodes[event.node.name], self._up[event.node.name] = event.node, True
-            self._recount(event.node.name)
-
-    def _node_down(self, event: NodeDown) -> None:
-        known = self._nodes.get(event.node)
-        if known is not None and event.epoch >= known.epoch:
-            self._up[event.node] = False
-            self._recount(event.node)
-
-    def _recount(self, name: str) -> None:
-        """What of the node is idle from now on."""
-        node, milli = self._nodes[name], 0
-        if self._up[name]:
-            leased = self._leased.get(name, {})
-            milli = _MILLI * node.gpus - sum(leased.values())
-            milli -= sum(_MILLI - leased.get(gpu, 0) for gpu in node.unavailable)
-        was_milli, was_rate = self._idle.get(name, (0, 0))
-        rate = milli * node.micro_usd_per_gpu_hour
-        self._idle[name] = (milli, rate)
-        self._idle_milli += milli - was_milli
-        self._idle_rate += rate - was_rate
-
-    def _lease(self, lease: Lease, sign: int) -> None:
-        leased = self._leased.setdefault(lease.node, {})
-        for gpu in lease.gpus:
-            leased[gpu] = leased.get(gpu, 0) + sign * lease.milli
-        self._recount(lease.node)
-
     # -- attempts --------------------------------------------------------------------------------------------
 
     def _placed(self, event: AttemptPlaced) -> None:
@@ -296,11 +169,11 @@ class Ledger:
         if job is None or event.job_id in self._open or event.epoch <= self._epochs.get(event.job_id, 0):
             return
         self._epochs[event.job_id] = event.epoch
-        self._open[event.job_id] = _Open(job, event, self.at_us, self._nodes)
-        for lease in event.leases:
-            self._lease(lease, +1)
+        timeline = Timeline(self.at_us, detailed=self._detailed)
+        self._open[event.job_id] = OpenAttempt(job, event, self._idle.nodes, timeline)
+        self._idle.take(event.leases)
 
-    def _live(self, job_id: JobId, epoch: int) -> _Open | None:
+    def _live(self, job_id: JobId, epoch: int) -> OpenAttempt | None:
         attempt = self._open.get(job_id)
         return attempt if attempt is not None and attempt.epoch == epoch else None
 
@@ -313,11 +186,11 @@ class Ledger:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and event.node in attempt.leases and event.node not in attempt.freed_us:
             attempt.freed_us[event.node] = self.at_us
-            self._lease(attempt.leases[event.node], -1)
+            self._idle.give_back(attempt.leases[event.node])
 
     def _reported(self, event: Reported) -> None:
         attempt = self._live(event.job_id, event.epoch)
-        segment = attempt.timeline.tell(event) if attempt is not None else None
+        segment = attempt.timeline.report(event) if attempt is not None else None
         if attempt is not None and segment is not None and segment.steps:
             after, high = segment.first_step + segment.steps, self._high.get(event.job_id, 0)
             attempt.steps_repeated += max(0, min(after, high) - segment.first_step)
@@ -337,13 +210,15 @@ class Ledger:
     def _committed(self, event: CheckpointCommitted) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None:
-            # Every lease still runs, and will at least until now: what is durable before now counts for all of them.
+            # While every lease runs, each will last at least until now: durable time before now counts for all.
             attempt.timeline.commit(event, fold_until_us=0 if attempt.freed_us else self.at_us)
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)
         if attempt is not None and len(attempt.freed_us) == len(attempt.leases):
             self._closed.append(attempt.row(self.at_us, event.outcome))
+            if self._detailed:
+                self._segments[event.job_id, event.epoch] = attempt.segments(self.at_us, event.outcome)
             del self._open[event.job_id]
 
     # -- keys ------------------------------------------------------------------------------------------------
@@ -362,6 +237,15 @@ class Ledger:
         if by == "job" or job is None:
             return job_id
         return job.owner if by == "user" else job.queue
+
+
+def attempt_segments(events: Iterable[Event]) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
+    """Return the segments of each attempt in a log, by job and epoch; live ones until the log's last time."""
+    ledger, last_us = Ledger(detailed=True), 0
+    for event in events:
+        ledger.apply(event)
+        last_us = max(last_us, event.at_us)
+    return ledger.segments(last_us)
 
 
 def _sum(key: str, rows: Iterable[AttemptRow], charged: Iterable[AttemptRow]) -> CostRow:

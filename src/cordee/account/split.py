@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+MILLI = 1000
+"""GPUs are counted in thousandths, since a lease may be of a part of one."""
+
 
 class Class(StrEnum):
     """Where a held GPU-microsecond went; each is in exactly one."""

@@ -1,11 +1,13 @@
-"""How the time of one attempt divides into classes, from what one of its ranks told.
+"""The time of one attempt as segments, each of one class, from the spans that one of its ranks reported.
 
     placed ── restart ── first span │ spans, and stall in the gaps between them │ last span ── tail ── GPUs free
 
-Reports can be garbled and the parts still fill the whole: a span is cut to the time it adds after the span before it;
-one that begins inside the span before it ends that one there; one that adds nothing is ignored, steps and all.
+Reports can be garbled, and the segments still cover the whole without a gap: a span is cut to the time it adds after
+the span before it; one that begins inside the span before it ends that one there; one that adds nothing is ignored,
+steps and all. The ledger sums the segments, and the picture draws them.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cordee.account.split import Class
@@ -19,34 +21,67 @@ _CLASS = {span: Class(span.value) for span in SpanClass}
 
 
 class Segment(NamedTuple):
-    """A span as it was accepted."""
+    """A stretch of an attempt's time in one class; its steps are `first_step` up to `first_step + steps`."""
 
     cls: Class
     from_us: int
     to_us: int
-    first_step: int
-    steps: int
-    tokens: int
+    first_step: int = 0
+    steps: int = 0
+    tokens: int = 0
+
+
+class Conclusion(NamedTuple):
+    """An attempt's time under one outcome. Its leases may end at different times, and each is cut at its own end."""
+
+    folded: Mapping[Class, int]  # microseconds by class until `folded_until_us`
+    folded_until_us: int
+    details: Sequence[Segment]  # what `folded` sums, if the timeline keeps it
+    rest: Sequence[Segment]  # after `folded_until_us`, without a gap
+    tail: Class  # after the last report
+    tokens: int  # of steps that are not lost
+
+    def split(self, end_us: int) -> dict[Class, int]:
+        """Return the microseconds from placed to `end_us` by class."""
+        parts = dict(self.folded)
+        for segment in self._until(end_us):
+            parts[segment.cls] = parts.get(segment.cls, 0) + segment.to_us - segment.from_us
+        return parts
+
+    def segments(self, end_us: int) -> tuple[Segment, ...]:
+        """Return the segments from placed to `end_us`; only of a timeline that keeps its details."""
+        return (*self.details, *self._until(end_us))
+
+    def _until(self, end_us: int) -> Sequence[Segment]:
+        last_us = self.rest[-1].to_us if self.rest else self.folded_until_us
+        if last_us < end_us:
+            return [*self.rest, Segment(self.tail, last_us, end_us)]
+        if last_us == end_us:
+            return self.rest
+        return [each._replace(to_us=min(each.to_us, end_us)) for each in self.rest if each.from_us < end_us]
 
 
 class Timeline:
-    """Of one attempt. Spans are merged, and durable ones folded into sums, so that a long attempt stays small."""
+    """The spans of one attempt. They are merged, and durable ones folded into sums: a long attempt stays small.
 
-    def __init__(self, placed_us: int) -> None:
+    With `detailed`, folded segments are kept as well.
+    """
+
+    def __init__(self, placed_us: int, *, detailed: bool = False) -> None:
         self.placed_us = placed_us
-        self.reports = False  # whether the script has told anything
+        self.reports = False  # whether the script has reported anything
         self.restored_us: int | None = None
         self.steps = 0
         self._segments: list[Segment] = []
+        self._details: list[Segment] | None = [] if detailed else None
         self._folded: dict[Class, int] = {}
         self._folded_tokens = 0
         self._folded_until_us = placed_us
-        self._any_folded = False
         self._committed_step = 0
         self._captured_us: int | None = None
 
-    def tell(self, event: Reported) -> Segment | None:
-        """Accept a span; None if it adds no time."""
+    def report(self, event: Reported) -> Segment | None:
+        """Accept a span and return it as it counts; None if it adds no time."""
         self.reports = True
         last = self._segments[-1] if self._segments else None
         from_us = max(event.from_us, self._folded_until_us)
@@ -66,7 +101,7 @@ class Timeline:
         return segment
 
     def commit(self, event: CheckpointCommitted, *, fold_until_us: int) -> None:
-        """Steps below `event.step` are durable; what they and others took until `fold_until_us` needs no more detail.
+        """Make steps below `event.step` durable, and fold the durable segments that end by `fold_until_us`.
 
         No lease of the attempt may end before that time.
         """
@@ -75,48 +110,54 @@ class Timeline:
         self._captured_us = max(self._captured_us or 0, event.at_us - event.upload_us)
         while len(self._segments) > 1:
             segment = self._segments[0]
-            if segment.to_us > fold_until_us or self._durable(segment) < segment.to_us:
+            if segment.to_us > fold_until_us or self._durable_until_us(segment) < segment.to_us:
                 return
             self._fold(segment)
 
-    def split(self, end_us: int, outcome: Outcome | None) -> dict[Class, int]:
-        """Microseconds by class from placed to `end_us`; the outcome is None while the attempt is live."""
-        parts = dict(self._folded)
-        cursor = self._folded_until_us
+    def conclude(self, outcome: Outcome | None) -> Conclusion:
+        """Return the attempt's time as it counts if it ends like this; the outcome is None while it is live."""
+        rest = list(self._concluded(outcome))
+        return Conclusion(
+            folded=self._folded,
+            folded_until_us=self._folded_until_us,
+            details=self._details or (),
+            rest=rest,
+            tail=self._tail(outcome),
+            tokens=self._folded_tokens + sum(each.tokens for each in rest if each.cls is Class.USEFUL),
+        )
 
-        def add(cls: Class, until_us: int) -> None:
-            nonlocal cursor
-            until_us = min(until_us, end_us)
-            if until_us > cursor:
-                parts[cls] = parts.get(cls, 0) + until_us - cursor
-                cursor = until_us
-
-        for number, segment in enumerate(self._segments):
-            add(Class.STALL if number or self._any_folded else Class.RESTART, segment.from_us)
-            if segment.cls is Class.USEFUL and outcome not in (None, Outcome.FINISHED):
-                add(Class.USEFUL, self._kept(segment, outcome))
-                add(Class.LOST, segment.to_us)
-            else:
-                add(segment.cls, segment.to_us)
-        if self.restored_us is not None and not self._segments and not self._any_folded:
-            add(Class.RESTART, self.restored_us)
-        add(self._tail(outcome), end_us)
-        return parts
-
-    def tokens_kept(self, outcome: Outcome | None) -> int:
-        """Tokens of steps that are not lost."""
-        kept = self._folded_tokens
+    def _concluded(self, outcome: Outcome | None) -> Iterator[Segment]:
+        """Yield the segments that are not folded, without the tail: one after the other, with no gap."""
+        at_us, gap = self._folded_until_us, Class.STALL if self._folded else Class.RESTART
+        keeps_all = outcome is None or outcome is Outcome.FINISHED
         for segment in self._segments:
-            if outcome in (None, Outcome.FINISHED):
-                kept += segment.tokens
-            elif segment.steps:
-                kept += segment.tokens * self._durable_steps(segment) // segment.steps
-            elif self._kept(segment, outcome) == segment.to_us:
-                kept += segment.tokens
-        return kept
+            if segment.from_us > at_us:
+                yield Segment(gap, at_us, segment.from_us)
+            at_us, gap = segment.to_us, Class.STALL
+            kept_us = segment.to_us if keeps_all else self._kept_until_us(segment, outcome)
+            if kept_us == segment.to_us:
+                yield segment
+            else:
+                yield from self._divided(segment, kept_us)
+        if self.restored_us is not None and gap is Class.RESTART and self.restored_us > at_us:
+            yield Segment(gap, at_us, self.restored_us)
+
+    def _divided(self, segment: Segment, kept_us: int) -> Iterator[Segment]:
+        steps = self._durable_steps(segment)
+        tokens = segment.tokens * steps // segment.steps if segment.steps else 0
+        if kept_us > segment.from_us:
+            yield segment._replace(to_us=kept_us, steps=steps, tokens=tokens)
+        yield Segment(
+            Class.LOST,
+            kept_us,
+            segment.to_us,
+            segment.first_step + steps,
+            segment.steps - steps,
+            segment.tokens - tokens,
+        )
 
     def _merge_last_two(self) -> None:
-        """Spans of a second each become one of a minute, within which steps are taken to be equally long."""
+        """Merge spans of a second each into one of a minute, within which steps are taken to be equally long."""
         before, last = self._segments[-2:]
         goes_on = before.first_step + before.steps == last.first_step and before.steps > 0 and last.steps > 0
         if (
@@ -133,22 +174,22 @@ class Timeline:
             return Class.UNREPORTED
         if outcome not in (Outcome.FINISHED, Outcome.CHECKPOINTED):
             return Class.LOST
-        if self._segments or self._any_folded:
+        if self._segments or self._folded:
             return Class.RESTART
         return Class.UNREPORTED if outcome is Outcome.FINISHED or self.reports else Class.LOST
 
     def _durable_steps(self, segment: Segment) -> int:
         return min(segment.steps, max(0, self._committed_step - segment.first_step))
 
-    def _kept(self, segment: Segment, outcome: Outcome | None) -> int:
-        """Until when a segment is not lost by this end: whoever leaves at the durable step has begun no other."""
+    def _kept_until_us(self, segment: Segment, outcome: Outcome | None) -> int:
+        """Return until when this end keeps a segment: an attempt that left at the durable step began no other."""
         at_durable_step = segment.steps == 0 and 0 < segment.first_step == self._committed_step
         if outcome is Outcome.CHECKPOINTED and at_durable_step:
             return segment.to_us
-        return self._durable(segment)
+        return self._durable_until_us(segment)
 
-    def _durable(self, segment: Segment) -> int:
-        """Until when a segment is durable: of a useful one by its steps, or by its time if it told no steps."""
+    def _durable_until_us(self, segment: Segment) -> int:
+        """Return until when a segment is durable: a useful one by its steps, or by its time if it reported none."""
         if segment.cls is not Class.USEFUL:
             return segment.to_us
         if segment.steps == 0:
@@ -157,9 +198,11 @@ class Timeline:
         return segment.from_us + whole_us * self._durable_steps(segment) // segment.steps
 
     def _fold(self, segment: Segment) -> None:
-        gap = Class.STALL if self._any_folded else Class.RESTART
-        self._folded[gap] = self._folded.get(gap, 0) + segment.from_us - self._folded_until_us
-        self._folded[segment.cls] = self._folded.get(segment.cls, 0) + segment.to_us - segment.from_us
+        gap = Segment(Class.STALL if self._folded else Class.RESTART, self._folded_until_us, segment.from_us)
+        for each in (gap, segment):
+            self._folded[each.cls] = self._folded.get(each.cls, 0) + each.to_us - each.from_us
+            if self._details is not None and each.to_us > each.from_us:
+                self._details.append(each)
         self._folded_tokens += segment.tokens
-        self._folded_until_us, self._any_folded = segment.to_us, True
+        self._folded_until_us = segment.to_us
         del self._segments[0]

@@ -1,0 +1,102 @@
+"""The account of one attempt: what it holds until when, at which price, and who caused its losses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cordee.account.split import MILLI, Class, Split, rounded
+from cordee.account.timeline import Segment, Timeline
+from cordee.events import AttemptPlaced, Job, Node, NoticeGiven, NoticeReason, Outcome
+from cordee.ids import JobId
+from cordee.units import US_PER_HOUR
+
+_CHARGED = frozenset(NoticeReason) - {NoticeReason.QUOTA}
+"""The job that gains by these pays; a queue that takes back what it lent does not: the borrower knew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow:
+    """One attempt's account. `cause` says why its losses were lost, `for_job` which job is charged with them."""
+
+    job_id: JobId
+    epoch: int
+    owner: str
+    queue: str
+    gpus: int
+    placed_us: int
+    ended_us: int | None  # None: live, and every class provisional
+    outcome: Outcome | None
+    gpu_us: Split
+    micro_usd: Split
+    cause: str | None
+    for_job: JobId | None
+    steps: int
+    steps_repeated: int  # done before by an attempt of this job that did not keep them
+    tokens: int  # of steps that are not lost
+    price_sources: tuple[str, ...]
+
+
+class OpenAttempt:
+    """An attempt whose account is not closed."""
+
+    __slots__ = (
+        "epoch", "freed_us", "job", "leases", "notice", "placed_us", "prices", "sources", "steps_repeated", "stopped",
+        "timeline",
+    )  # fmt: skip
+
+    def __init__(self, job: Job, event: AttemptPlaced, nodes: Mapping[str, Node], timeline: Timeline) -> None:
+        self.job, self.epoch, self.placed_us, self.timeline = job, event.epoch, timeline.placed_us, timeline
+        self.leases = {lease.node: lease for lease in event.leases}
+        self.prices = {name: nodes[name].micro_usd_per_gpu_hour for name in self.leases}
+        self.sources = tuple(sorted({nodes[name].price_source for name in self.leases}))
+        self.freed_us: dict[str, int] = {}
+        self.notice: NoticeGiven | None = None
+        self.stopped = False
+        self.steps_repeated = 0
+
+    def segments(self, now_us: int, outcome: Outcome | None) -> tuple[Segment, ...]:
+        """Return its time until its last GPUs were free, or until now; its timeline must keep details."""
+        end_us = max(self.freed_us.get(name, max(now_us, self.placed_us)) for name in self.leases)
+        return self.timeline.conclude(outcome).segments(end_us)
+
+    def row(self, now_us: int, outcome: Outcome | None) -> AttemptRow:
+        """Return the account until its GPUs were free, or until now."""
+        held: dict[int, list[int]] = {}  # end: thousandths of GPUs, and the same times their price
+        for name, lease in self.leases.items():
+            sums = held.setdefault(self.freed_us.get(name, max(now_us, self.placed_us)), [0, 0])
+            milli = len(lease.gpus) * lease.milli
+            sums[0] += milli
+            sums[1] += milli * self.prices[name]
+        concluded = self.timeline.conclude(outcome)
+        gpu_us: dict[Class, int] = {}
+        cost: dict[Class, int] = {}
+        for end_us, (milli, rate) in held.items():
+            for cls, time_us in concluded.split(end_us).items():
+                gpu_us[cls] = gpu_us.get(cls, 0) + time_us * milli
+                cost[cls] = cost.get(cls, 0) + time_us * rate
+        split = rounded(gpu_us, MILLI)
+        cause = None if outcome is None or not split.lost else self._cause(outcome)
+        return AttemptRow(
+            job_id=self.job.job_id,
+            epoch=self.epoch,
+            owner=self.job.owner,
+            queue=self.job.queue,
+            gpus=sum(len(lease.gpus) for lease in self.leases.values()),
+            placed_us=self.placed_us,
+            ended_us=None if outcome is None else max(self.freed_us.values()),
+            outcome=outcome,
+            gpu_us=split,
+            micro_usd=rounded(cost, MILLI * US_PER_HOUR),
+            cause=cause,
+            for_job=self.notice.for_job if cause and self.notice and self.notice.reason in _CHARGED else None,
+            steps=self.timeline.steps,
+            steps_repeated=self.steps_repeated,
+            tokens=concluded.tokens,
+            price_sources=self.sources,
+        )
+
+    def _cause(self, outcome: Outcome) -> str:
+        if self.notice is not None:
+            return self.notice.reason.value
+        if outcome is Outcome.KILLED:
+            return "stop" if self.stopped else "kill"
+        return "failure" if outcome is Outcome.FAILED else "infrastructure"

@@ -1,0 +1,77 @@
+"""The GPUs that are there and not leased, and what they cost while nothing runs on them."""
+
+from collections.abc import Iterable
+
+from cordee.account.split import MILLI
+from cordee.events import Lease, Node, NodeDown, NodeUp
+from cordee.units import US_PER_HOUR
+
+
+class IdleGpus:
+    """Idle GPUs of all nodes, summed over time. Its clock never goes back.
+
+    GPUs of a node that is down, and those that foreign processes use, count only while they are leased.
+    """
+
+    def __init__(self) -> None:
+        self.at_us = 0
+        self.nodes: dict[str, Node] = {}
+        self._up: dict[str, bool] = {}
+        self._leased: dict[str, dict[int, int]] = {}  # node: thousandths of each GPU
+        self._idle: dict[str, tuple[int, int]] = {}  # node: thousandths of GPUs, and the same times their price
+        self._milli = self._rate = 0
+        self._milli_us = self._cost = 0
+
+    def advance(self, at_us: int) -> None:
+        """Let time pass until `at_us`."""
+        # Time begins with the log's first event: nothing was idle before it, since no node was up.
+        self._milli_us += self._milli * (at_us - self.at_us)
+        self._cost += self._rate * (at_us - self.at_us)
+        self.at_us = at_us
+
+    def until(self, now_us: int) -> tuple[int, int]:
+        """Return GPU-microseconds and micro-dollars from the beginning until `now_us`."""
+        ahead_us = now_us - self.at_us
+        gpu_us = (self._milli_us + self._milli * ahead_us) // MILLI
+        return gpu_us, (self._cost + self._rate * ahead_us) // (MILLI * US_PER_HOUR)
+
+    def node_up(self, event: NodeUp) -> None:
+        """Count a node from now on, or count it anew."""
+        known = self.nodes.get(event.node.name)
+        if known is None or event.node.epoch >= known.epoch:
+            self.nodes[event.node.name], self._up[event.node.name] = event.node, True
+            self._recount(event.node.name)
+
+    def node_down(self, event: NodeDown) -> None:
+        """Count a node no longer."""
+        known = self.nodes.get(event.node)
+        if known is not None and event.epoch >= known.epoch:
+            self._up[event.node] = False
+            self._recount(event.node)
+
+    def take(self, leases: Iterable[Lease]) -> None:
+        """Lease GPUs."""
+        for lease in leases:
+            self._add(lease, lease.milli)
+
+    def give_back(self, lease: Lease) -> None:
+        """End a lease."""
+        self._add(lease, -lease.milli)
+
+    def _add(self, lease: Lease, milli: int) -> None:
+        leased = self._leased.setdefault(lease.node, {})
+        for gpu in lease.gpus:
+            leased[gpu] = leased.get(gpu, 0) + milli
+        self._recount(lease.node)
+
+    def _recount(self, name: str) -> None:
+        node, milli = self.nodes[name], 0
+        if self._up[name]:
+            leased = self._leased.get(name, {})
+            milli = MILLI * node.gpus - sum(leased.values())
+            milli -= sum(MILLI - leased.get(gpu, 0) for gpu in node.unavailable)
+        was_milli, was_rate = self._idle.get(name, (0, 0))
+        rate = milli * node.micro_usd_per_gpu_hour
+        self._idle[name] = (milli, rate)
+        self._milli += milli - was_milli
+        self._rate += rate - was_rate
