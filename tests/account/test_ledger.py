@@ -1,5 +1,7 @@
 """Every GPU-microsecond in exactly one class; the parts sum to the whole, whatever the ranks told."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
+from cordee.view.timeline import joined, tracks
 from world import HOUR, PRICE, S, World, job, node
 
 A = JobId("a")
@@ -291,6 +294,47 @@ def test_the_parts_are_the_whole_to_the_microsecond_whatever_was_told(events, mo
         assert row.gpu_us.lost == 0
     sums = [sum(each.micro_usd.held for each in ledger.cost(by, 0)) for by in ("job", "user", "epoch")]
     assert sums == [row.micro_usd.held] * 3
+
+
+@given(events=garbled, outcome=st.sampled_from(Outcome), end_s=times)
+def test_the_drawn_segments_sum_to_the_ledger_in_each_class(events, outcome, end_s):
+    """Both leases are of one GPU; the first may end earlier, and the ledger cuts the segments there."""
+    log = [node("n0"), node("n1"), job("a", 2)]
+    log.append(AttemptPlaced(at_us=100 * S, leases=(Lease(node="n0", gpus=(0,)), Lease(node="n1", gpus=(0,))), **WHO))
+    log += [*events, *ended(end_s, outcome.value, "n0", "n1")]
+    ledger, freed_us = Ledger(detailed=True), {}
+    for event in log:
+        ledger.apply(event)
+        if isinstance(event, RanksEnded) and event.node in ("n0", "n1"):
+            freed_us.setdefault(event.node, ledger.at_us)
+    (row,) = ledger.rows(0)
+    segments = ledger.segments(0)
+    (lane,) = tracks(log, segments)
+    drawn = lane.attempts[0].spans
+    assert drawn == joined(segments[A, 1])
+    assert all(before.to_us == after.from_us for before, after in pairwise(drawn))
+    for name in Class:
+        cut_us = [
+            max(0, min(each.to_us, end_us) - each.from_us)
+            for end_us in freed_us.values() for each in drawn if each.name == name
+        ]  # fmt: skip
+        assert sum(cut_us) == getattr(row.gpu_us, name), name
+    assert sum(each.to_us - each.from_us for each in drawn) == max(freed_us.values()) - 100 * S
+
+
+def test_a_killed_attempt_loses_all_its_time_since_the_last_step_that_counts():
+    """What it called useful in the 21 s before it was killed ended no step that a checkpoint covers."""
+    log = [U(101, 117, 0, 16), commit(117, 16), U(117, 137, 16, 0), *ended(138, "killed")]
+    ledger = Ledger(detailed=True)
+    for event in (node("n0"), job("a", 1), AttemptPlaced(at_us=100 * S, leases=(Lease(node="n0", gpus=(0,)),), **WHO)):
+        ledger.apply(event)
+    for event in log:
+        ledger.apply(event)
+    (row,) = ledger.rows(0)
+    assert row.gpu_us == Split(restart=S, useful=16 * S, lost=21 * S)
+    assert [(each.cls, each.from_us // S, each.to_us // S) for each in ledger.segments(0)[A, 1]] == [
+        ("restart", 100, 101), ("useful", 101, 117), ("lost", 117, 137), ("lost", 137, 138),
+    ]  # fmt: skip
 
 
 def test_a_rank_whose_clock_is_ahead_moves_no_other_time():

@@ -9,6 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from cordee.account import attempt_segments
 from cordee.cli.main import main
 from cordee.events import (
     AttemptEnded,
@@ -17,6 +18,7 @@ from cordee.events import (
     NoticeGiven,
     NoticeReason,
     Outcome,
+    RanksEnded,
     Reported,
     SpanClass,
 )
@@ -24,7 +26,7 @@ from cordee.ids import JobId
 from cordee.view.chrome import chrome_trace_text
 from cordee.view.chrome_log import log_slices
 from kineto import ADD, GEMM, REDUCE, Kineto, expert_step
-from world import S, job
+from world import S, job, node
 
 NUMBER, TEXT = {"type": "number"}, {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0}
@@ -241,19 +243,21 @@ def test_a_log_is_a_trace_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     one, two = JobId("one"), JobId("two")
     leases = (Lease(node="n1", gpus=(0, 1, 2, 3)),)
     events = [
-        job("one", gpus=4), job("two", gpus=4),
+        node("n1", gpus=4), job("one", gpus=4), job("two", gpus=4),
         AttemptPlaced(at_us=0, job_id=one, epoch=1, leases=leases),
         Reported(at_us=60 * S, job_id=one, epoch=1, from_us=10 * S, span=SpanClass.USEFUL, first_step=0,
                  steps=5),
         NoticeGiven(at_us=60 * S, job_id=one, epoch=1, reason=NoticeReason.PREEMPT, deadline_us=70 * S,
                     for_job=two),
+        RanksEnded(at_us=70 * S, job_id=one, epoch=1, node="n1", outcome=Outcome.FINISHED),
         AttemptEnded(at_us=70 * S, job_id=one, epoch=1, outcome=Outcome.FINISHED, why=""),
         AttemptPlaced(at_us=70 * S, job_id=two, epoch=1, leases=leases),
         Reported(at_us=90 * S, job_id=two, epoch=1, from_us=70 * S, span=SpanClass.USEFUL, first_step=0,
                  steps=2),
+        RanksEnded(at_us=90 * S, job_id=two, epoch=1, node="n1", outcome=Outcome.FINISHED),
         AttemptEnded(at_us=90 * S, job_id=two, epoch=1, outcome=Outcome.FINISHED, why=""),
     ]  # fmt: skip
-    slices, flows = log_slices(events)
+    slices, flows = log_slices(events, attempt_segments(events))
     assert [(each.kind, each.start_us, each.length_us) for each in slices] == [
         ("restart", 0, 10 * S), ("useful", 10 * S, 50 * S), ("restart", 60 * S, 10 * S), ("useful", 70 * S, 20 * S),
     ]  # fmt: skip

@@ -157,11 +157,13 @@ def cost(
         bill = client.cost(by)
         told = [event for _, event in client.events()] if chrome_trace is not None else []
     if chrome_trace is not None:
+        from cordee.account.ledger import attempt_segments
         from cordee.cli.plan_more import write_page
         from cordee.view.chrome import chrome_trace_text
         from cordee.view.chrome_log import log_slices
 
-        write_page(chrome_trace, chrome_trace_text(*log_slices(told), {"traceName": chrome_trace.name}))
+        slices, flows = log_slices(told, attempt_segments(told))
+        write_page(chrome_trace, chrome_trace_text(slices, flows, {"traceName": chrome_trace.name}))
     if as_json:
         terminal.print_json(bill)
         return

@@ -1,22 +1,22 @@
 """A log as a Chrome trace: a group for each job, a line for each attempt, what it did with its time as slices.
 
-The classes are the ledger's: useful, checkpoint, restart, stall, lost, unreported. A push is an arrow from the attempt
-that had to go to the one that gained by it.
+The classes are the ledger's: useful, checkpoint, restart, stall, lost, unreported. An arrow leads from an attempt that
+got notice for another job to the attempt that gained by it.
 """
 
 from collections.abc import Iterable
 
 from cordee.events import Event
 from cordee.view.chrome import Flow, Lane, Slice
-from cordee.view.timeline import tracks
+from cordee.view.timeline import Segments, tracks
 
 
-def log_slices(events: Iterable[Event]) -> tuple[list[Slice], list[Flow]]:
-    """All attempts of a log; times are those of the log's clock."""
+def log_slices(events: Iterable[Event], segments: Segments) -> tuple[list[Slice], list[Flow]]:
+    """Return the slices and arrows of all attempts of a log; times are those of the log's clock."""
     slices: list[Slice] = []
     first: dict[str, list[Slice]] = {}
-    pushed: list[tuple[Slice, str]] = []
-    for group, track in enumerate(tracks(events)):
+    preempted: list[tuple[Slice, str]] = []
+    for group, track in enumerate(tracks(events, segments)):
         job = track.job
         for attempt in track.attempts:
             lane = Lane(group, attempt.epoch, job.name, f"attempt {attempt.epoch}, {job.gpus} GPUs")
@@ -28,11 +28,11 @@ def log_slices(events: Iterable[Event]) -> tuple[list[Slice], list[Flow]]:
             slices += own
             if own:
                 first.setdefault(job.job_id, []).append(own[0])
-                pushed += [(own[-1], notice.for_job) for notice in attempt.notices if notice.for_job]
+                preempted += [(own[-1], notice.for_job) for notice in attempt.notices if notice.for_job]
     flows = []
-    for source, gained in pushed:
+    for source, preemptor in preempted:
         end_us = source.start_us + source.length_us
-        later = [each for each in first.get(gained, []) if each.start_us >= end_us]
+        later = [each for each in first.get(preemptor, []) if each.start_us >= end_us]
         if later:
-            flows.append(Flow("pushed", source, min(later, key=lambda each: each.start_us)))
+            flows.append(Flow("preempted", source, min(later, key=lambda each: each.start_us)))
     return slices, flows

@@ -1,11 +1,12 @@
-"""The log as a picture: a lane for each job, its attempts, what they did with their time, who pushed whom.
+"""The log as a picture: a lane for each job, its attempts, what they did with their time, which job preempted which.
 
-It draws what the events say, and what the ledger concludes from them: useful time that no checkpoint covers when
-an attempt is cut short is lost, and so on.
+It draws events, and the segments of time that the ledger concludes from them: it has no rules of its own for where an
+attempt's time went.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from cordee.events import (
     AttemptEnded,
@@ -20,7 +21,6 @@ from cordee.events import (
     Outcome,
     Reported,
     Restored,
-    SpanClass,
 )
 from cordee.ids import JobId
 from cordee.units import US_PER_S, format_bytes, format_duration
@@ -29,12 +29,31 @@ from cordee.view.markup import SPAN_COLOURS, num, palette_css, text
 WIDTH, GUTTER, RIGHT = 1080, 168, 26
 LANE, BAR_TOP, BAR = 96, 34, 24
 TOP, AXIS = 12, 34
-LEGEND = ("useful", "checkpoint", "restart", "stall", "lost", "unreported")
+LEGEND = [name for name in SPAN_COLOURS if name != "idle"]
+
+
+class Timed(Protocol):
+    """A stretch of an attempt's time in one class, as the ledger concludes it (`account.Segment`)."""
+
+    @property
+    def cls(self) -> str: ...
+    @property
+    def from_us(self) -> int: ...
+    @property
+    def to_us(self) -> int: ...
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+
+
+Segments = Mapping[tuple[JobId, int], Sequence[Timed]]
+"""By job and epoch: without gaps, from placed until the attempt's GPUs were free, or until now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of one class of time."""
+    """Time of one class as it is drawn: neighbouring segments of a class are one span."""
 
     name: str
     from_us: int
@@ -53,7 +72,6 @@ class AttemptTrack:
     outcome: Outcome | None = None
     restored_step: int | None = None
     reached_step: int = 0
-    committed_step: int = 0
     spans: list[Span] = field(default_factory=list)
     checkpoints: list[CheckpointCommitted] = field(default_factory=list)
     notices: list[NoticeGiven] = field(default_factory=list)
@@ -70,8 +88,8 @@ class JobTrack:
     ended: JobEnded | None = None
 
 
-def tracks(events: Iterable[Event]) -> list[JobTrack]:
-    """The log, job by job in the order of their submission."""
+def tracks(events: Iterable[Event], segments: Segments) -> list[JobTrack]:
+    """Return the log job by job, in the order of their submission."""
     jobs: dict[JobId, JobTrack] = {}
     for event in events:
         if isinstance(event, JobSubmitted):
@@ -79,12 +97,10 @@ def tracks(events: Iterable[Event]) -> list[JobTrack]:
         elif isinstance(event, JobEnded):
             jobs[event.job_id].ended = event
         elif isinstance(event, AttemptPlaced):
-            jobs[event.job_id].attempts.append(AttemptTrack(event.epoch, event.at_us))
+            spans = joined(segments.get((event.job_id, event.epoch), ()))
+            jobs[event.job_id].attempts.append(AttemptTrack(event.epoch, event.at_us, spans=spans))
         elif isinstance(event, NoticeGiven | KillOrdered | Restored | Reported | CheckpointCommitted | AttemptEnded):
             _note(jobs[event.job_id].attempts[event.epoch - 1], event)
-    for job in jobs.values():
-        for attempt in job.attempts:
-            attempt.spans = _concluded(attempt)
     return list(jobs.values())
 
 
@@ -96,60 +112,45 @@ def _note(attempt: AttemptTrack, event: Event) -> None:
     elif isinstance(event, Restored):
         attempt.restored_step = attempt.reached_step = event.step
     elif isinstance(event, Reported):
-        attempt.spans.append(Span(event.span, event.from_us, event.at_us, event.first_step, event.steps))
         attempt.reached_step = max(attempt.reached_step, event.first_step + event.steps)
     elif isinstance(event, CheckpointCommitted):
         attempt.checkpoints.append(event)
-        attempt.committed_step = max(attempt.committed_step, event.step)
     elif isinstance(event, AttemptEnded):
         attempt.ended_us, attempt.outcome = event.at_us, event.outcome
 
 
-def _concluded(attempt: AttemptTrack) -> list[Span]:
-    """All of the attempt's time in order, as the ledger concludes it, with equal neighbours joined."""
-    cut_short = attempt.outcome not in (None, Outcome.FINISHED)
-    told = sorted(attempt.spans, key=lambda each: each.from_us)
-    if not told:
-        name = "lost" if cut_short else "unreported"
-        return [] if attempt.ended_us is None else [Span(name, attempt.placed_us, attempt.ended_us)]
-    joined: list[Span] = []
-    at_us = attempt.placed_us
-    for span in told:
-        _join(joined, Span("stall" if joined else "restart", at_us, span.from_us))
-        for part in _by_durability(span, attempt.committed_step) if cut_short else [span]:
-            _join(joined, part)
-        at_us = max(at_us, span.to_us)
-    if attempt.ended_us is not None:
-        left = attempt.outcome in (Outcome.FINISHED, Outcome.CHECKPOINTED)
-        _join(joined, Span("restart" if left else "lost", at_us, attempt.ended_us))
-    return joined
-
-
-def _by_durability(span: Span, committed_step: int) -> list[Span]:
-    """Useful steps from the committed one on were lost."""
-    if span.name != SpanClass.USEFUL or span.first_step + span.steps <= committed_step:
-        return [span]
-    kept = max(0, committed_step - span.first_step)
-    cut_us = span.from_us + (span.to_us - span.from_us) * kept // max(1, span.steps)
-    lost = Span("lost", cut_us, span.to_us, span.first_step + kept, span.steps - kept)
-    return [Span(span.name, span.from_us, cut_us, span.first_step, kept), lost] if kept else [lost]
+def joined(segments: Iterable[Timed]) -> list[Span]:
+    """Return the segments with neighbours of one class joined; every microsecond stays in its class."""
+    spans: list[Span] = []
+    for each in segments:
+        _join(spans, Span(each.cls, each.from_us, each.to_us, each.first_step, each.steps))
+    return spans
 
 
 def _join(spans: list[Span], span: Span) -> None:
-    """Append, or make the last one longer; gaps too short to be seen belong to what follows them."""
     last = spans[-1] if spans else None
-    if last is not None and last.name == span.name and span.from_us - last.to_us < _GAP_US:
-        spans[-1] = Span(last.name, last.from_us, span.to_us, last.first_step, last.steps + span.steps)
-    elif span.to_us - span.from_us >= _GAP_US or span.steps:
+    if last is None or last.name != span.name:
         spans.append(span)
+    else:
+        first_step = span.first_step if span.steps and not last.steps else last.first_step
+        spans[-1] = Span(last.name, last.from_us, span.to_us, first_step, last.steps + span.steps)
 
 
-_GAP_US = US_PER_S // 100
+def _visible(spans: Iterable[Span], scale: "_Scale") -> list[Span]:
+    """Return the spans that can be seen; a class goes on through what is too short for that, except lost time."""
+    seen: list[Span] = []
+    for span in spans:
+        if span.name == "lost" or scale.x(span.to_us) - scale.x(span.from_us) >= _SEEN_PX:
+            _join(seen, span)
+    return seen
 
 
-def timeline_svg(events: Sequence[Event], *, title: str = "What ran, and when") -> str:
-    """One SVG that stands alone and also sits inline in a page; empty of lanes if no job was submitted."""
-    lanes = tracks(events)
+_SEEN_PX = 0.25
+
+
+def timeline_svg(events: Sequence[Event], segments: Segments, *, title: str = "What ran, and when") -> str:
+    """Return one SVG that stands alone or inline in a page; it has no lanes if no job was submitted."""
+    lanes = tracks(events, segments)
     start_us = min((lane.submitted_us for lane in lanes), default=0)
     end_us = max((event.at_us for event in events), default=start_us)
     scale = _Scale(start_us, max(end_us, start_us + 1))
@@ -157,7 +158,7 @@ def timeline_svg(events: Sequence[Event], *, title: str = "What ran, and when") 
     rows = {lane.job.job_id: TOP + LANE * index for index, lane in enumerate(lanes)}
     body = [_axis(scale, TOP + LANE * len(lanes))]
     body += [_lane(lane, rows[lane.job.job_id], scale) for lane in lanes]
-    body += [_pushes(lane, rows, scale) for lane in lanes]
+    body += [_notices(lane, rows, scale) for lane in lanes]
     body.append(_legend(lanes, height - 20))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" viewBox="0 0 {WIDTH} {height}" role="img" '
@@ -172,8 +173,8 @@ class _Scale:
     end_us: int
 
     def x(self, at_us: int) -> float:
-        share = (min(max(at_us, self.start_us), self.end_us) - self.start_us) / (self.end_us - self.start_us)
-        return GUTTER + share * (WIDTH - GUTTER - RIGHT)
+        fraction = (min(max(at_us, self.start_us), self.end_us) - self.start_us) / (self.end_us - self.start_us)
+        return GUTTER + fraction * (WIDTH - GUTTER - RIGHT)
 
 
 def _axis(scale: _Scale, bottom: float) -> str:
@@ -198,15 +199,15 @@ def _lane(lane: JobTrack, top: float, scale: _Scale) -> str:
         f'<text class="name" x="0" y="{num(bar + 9)}">{text(_short(job.name, 19))}{_tip(job.job_id)}</text>',
         f'<text class="soft" x="0" y="{num(bar + 26)}">{text(job.tier)} · gang of {job.gpus}</text>',
     ]
-    waits_us: int | None = lane.submitted_us
+    queued_us: int | None = lane.submitted_us
     for attempt in lane.attempts:
-        if waits_us is not None:
-            parts.append(_waiting(waits_us, attempt.placed_us, bar, scale))
+        if queued_us is not None:
+            parts.append(_queued(queued_us, attempt.placed_us, bar, scale))
         parts.append(_attempt(attempt, bar, scale))
-        waits_us = attempt.ended_us
+        queued_us = attempt.ended_us
     ended = lane.ended
-    if ended is None and waits_us is not None:
-        parts.append(_waiting(waits_us, scale.end_us, bar, scale))
+    if ended is None and queued_us is not None:
+        parts.append(_queued(queued_us, scale.end_us, bar, scale))
     elif ended is not None:
         x = scale.x(ended.at_us)
         anchor = "end" if x > WIDTH - 90 else "start"
@@ -217,10 +218,10 @@ def _lane(lane: JobTrack, top: float, scale: _Scale) -> str:
     return "".join(parts)
 
 
-def _waiting(from_us: int, to_us: int, bar: float, scale: _Scale) -> str:
+def _queued(from_us: int, to_us: int, bar: float, scale: _Scale) -> str:
     x1, x2, y = num(scale.x(from_us)), num(scale.x(to_us)), num(bar + BAR / 2)
     waited = format_duration((to_us - from_us) / US_PER_S)
-    return f'<line class="waits" x1="{x1}" y1="{y}" x2="{x2}" y2="{y}"><title>queued {text(waited)}</title></line>'
+    return f'<line class="queued" x1="{x1}" y1="{y}" x2="{x2}" y2="{y}"><title>queued {text(waited)}</title></line>'
 
 
 def _attempt(attempt: AttemptTrack, bar: float, scale: _Scale) -> str:
@@ -230,7 +231,7 @@ def _attempt(attempt: AttemptTrack, bar: float, scale: _Scale) -> str:
     outcome = attempt.outcome or "running"
     about = f"attempt {attempt.epoch}: {outcome}, {format_duration((end_us - attempt.placed_us) / US_PER_S)}"
     parts = [f'<g><rect class="held" {_box(x1, bar, width)} rx="3">{_tip(about)}</rect>']
-    parts += [_span(span, bar, scale) for span in attempt.spans]
+    parts += [_span(span, bar, scale) for span in _visible(attempt.spans, scale)]
     parts += [_diamond(commit, bar, scale) for commit in _apart(attempt.checkpoints, scale)]
     for kill in attempt.kills:
         x, y = scale.x(kill.at_us), bar + BAR / 2
@@ -254,7 +255,7 @@ def _span(span: Span, bar: float, scale: _Scale) -> str:
 
 
 def _apart(commits: Sequence[CheckpointCommitted], scale: _Scale) -> list[CheckpointCommitted]:
-    """The newest of those that would cover one another; the last one is always among them."""
+    """Return the newest of those commits that would cover one another; the last one is always among them."""
     shown: list[CheckpointCommitted] = []
     for commit in reversed(commits):
         if not shown or scale.x(shown[-1].at_us) - scale.x(commit.at_us) >= 9:
@@ -268,8 +269,8 @@ def _diamond(commit: CheckpointCommitted, bar: float, scale: _Scale) -> str:
     return f'<path class="mark" d="M{num(x)} {num(y - 6)}l5 6l-5 6l-5 -6z">{_tip(about)}</path>'
 
 
-def _pushes(lane: JobTrack, rows: dict[JobId, int], scale: _Scale) -> str:
-    """Each notice: an arrow from who gains by it, or from above if nobody does."""
+def _notices(lane: JobTrack, rows: dict[JobId, int], scale: _Scale) -> str:
+    """Draw each notice as an arrow from the job that gains by it, or from above if none does."""
     parts = []
     for attempt in lane.attempts:
         for notice in attempt.notices:
@@ -285,7 +286,7 @@ def _pushes(lane: JobTrack, rows: dict[JobId, int], scale: _Scale) -> str:
             label_y = bar + BAR + 32 if gains is not None and gains > bar else bar - 22
             allowed = format_duration(max(0, notice.deadline_us - notice.at_us) / US_PER_S)
             parts.append(
-                f'<g><line class="push" x1="{num(x)}" y1="{num(from_y)}" x2="{num(x)}" y2="{num(to_y)}" '
+                f'<g><line class="preempts" x1="{num(x)}" y1="{num(from_y)}" x2="{num(x)}" y2="{num(to_y)}" '
                 f'marker-end="url(#tl-arrow)"/>'
                 f'<text class="notice" x="{num(label_x)}" y="{num(label_y)}" text-anchor="{anchor}">'
                 f"{text(notice.reason)}: {text(allowed)} to leave</text></g>"
@@ -304,7 +305,7 @@ def _legend(lanes: Sequence[JobTrack], y: float) -> str:
     parts.append(f'<path class="mark" d="M{num(x + 6)} {num(y - 10)}l5 6l-5 6l-5 -6z"/>')
     parts.append(f'<text class="key" x="{num(x + 19)}" y="{num(y + 1)}">checkpoint is durable</text>')
     x += 176
-    parts.append(f'<line class="waits" x1="{num(x)}" y1="{num(y - 4)}" x2="{num(x + 22)}" y2="{num(y - 4)}"/>')
+    parts.append(f'<line class="queued" x1="{num(x)}" y1="{num(y - 4)}" x2="{num(x + 22)}" y2="{num(y - 4)}"/>')
     parts.append(f'<text class="key" x="{num(x + 29)}" y="{num(y + 1)}">queued</text>')
     return "".join(parts)
 
@@ -335,9 +336,9 @@ _CSS = """
 .timeline .rule{stroke:var(--rule)}
 .timeline .held{fill:var(--idle)}
 .timeline .lost{fill:url(#tl-lost)}
-.timeline .waits{stroke:var(--soft);stroke-width:1.6;stroke-dasharray:2 5;stroke-linecap:round}
+.timeline .queued{stroke:var(--soft);stroke-width:1.6;stroke-dasharray:2 5;stroke-linecap:round}
 .timeline .mark{fill:var(--card);stroke:var(--ink);stroke-width:1.6}
-.timeline .push{stroke:var(--accent);stroke-width:1.6;stroke-dasharray:5 3}
+.timeline .preempts{stroke:var(--accent);stroke-width:1.6;stroke-dasharray:5 3}
 .timeline .notice{fill:var(--accent);font-size:12px;font-weight:600}
 .timeline .kill{stroke:var(--ink);stroke-width:2.4;fill:none}
 .timeline .end{font-size:12px;font-weight:600;fill:var(--useful)}

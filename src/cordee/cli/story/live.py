@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from cordee.account.ledger import attempt_segments
 from cordee.cli.story import claims
 from cordee.cli.story.stage import Stage
 from cordee.cli.story.teller import Teller
@@ -80,7 +81,8 @@ def _tell_resume(teller: Teller, stage: Stage, pushed: JobId, production: JobId,
         alone = stage.submit(_spec(stage, "gpt-alone", "preemptible", steps))
         stage.follow(lambda event: _is_end(event, alone), "the same job runs without interruption")
         teller.claim(claims.same_bits(_digests(stage.out / "gpt"), _digests(stage.out / "gpt-alone")))
-        teller.figure(timeline_svg(stage.events, title="The three jobs: attempts, checkpoints and the push"))
+        title = "The three jobs: attempts, checkpoints and the preemption"
+        teller.figure(timeline_svg(stage.events, attempt_segments(stage.events), title=title))
     return alone
 
 
