@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cordee.train.needs import TORCH_MIN
+from cordee.train.torch_version import TORCH_MIN
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = str(ROOT / "tests" / "train" / "job_script.py")

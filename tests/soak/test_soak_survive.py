@@ -20,7 +20,7 @@ from survive_job import GLOBAL_BATCH, SAMPLES, SEED
 from survive_world import SLOTS, World
 
 from cordee.events import Outcome
-from cordee.train.data.order import Order
+from cordee.train.data.order import SampleOrder
 
 STEPS_PER_S = 4.0  # of the time that it is given: more than it can do in it while things befall it
 TOLERANCE = 1e-6
@@ -65,7 +65,7 @@ def _check(world: World) -> None:
     # The numbers of a step tell it from its neighbours (but for a few once it has learnt): another state would be seen.
     alike = sum(_far(one, next_) <= 10 * TOLERANCE for one, next_ in pairwise(alone))
     assert alike <= world.steps // 100, f"{alike} of {world.steps} steps look like the one before"
-    order = Order(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, drop_last=False)
+    order = SampleOrder(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=SEED, drop_last=False)
     done: set[int] = set()
     reached, allowed = 0, 0.0
     for each in world.attempts:

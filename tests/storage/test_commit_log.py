@@ -5,7 +5,7 @@ from log_histories import one_history
 
 from cordee.errors import CheckpointError, DestinationError, FencedError
 from cordee.storage.files import FileBlobs
-from cordee.storage.log import Log, Record, live_commits, log_key, read_entries, unfinished_gcs
+from cordee.storage.log import Log, LogRecord, live_commits, log_key, read_entries, unfinished_gcs
 from cordee.storage.sealed import canonical, seal
 
 SEEDS = 500
@@ -120,11 +120,11 @@ def test_gc_records_retire_and_end(tmp_path) -> None:
 
 def test_format_1_byte_by_byte() -> None:
     """Format 1 is fixed: these bytes must stay readable, and be what is written, for ever."""
-    record = Record("commit", 3, "9f", {"save": 2, "step": 40})
+    record = LogRecord("commit", 3, "9f", {"save": 2, "step": 40})
     stored = (
         b'{"body":{"epoch":3,"format":1,"kind":"commit","nonce":"9f","save":2,"step":40},'
         b'"xxh3":"695d4728bdaf9759140e386039e611f8"}'
     )
     assert record.to_bytes() == stored
-    assert Record.from_bytes(stored) == record
+    assert LogRecord.from_bytes(stored) == record
     assert canonical({"é": [1, 2.5, None, True]}) == '{"é":[1,2.5,null,true]}'.encode()

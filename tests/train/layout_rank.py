@@ -25,7 +25,7 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from cordee.errors import CheckpointError
-from cordee.train.checkpoint import own
+from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from cordee.train.data.sampler import ElasticBatchSampler
 from forked import gang
@@ -327,11 +327,11 @@ def moved(checkpointer: Checkpointer, rank: int) -> list[Any]:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(rank)
     before = {"data": ElasticBatchSampler(range(50), 12)}
-    checkpointer.save(before, step=50, extras=own.capture(before))
+    checkpointer.save(before, step=50, extras=rank_state.capture(before))
     commit, found = checkpointer.wait(60), []
     for dp in (None, mesh["dp"], mesh["dp"], mesh["tp"]):
         loaded = checkpointer.load({"data": ElasticBatchSampler(range(50), 12, dp=dp)}, commit)
-        own.restore_rng(loaded.rng)
+        rank_state.restore_rng(loaded.rng)
         found.append(torch.rand(1).item())
     torch.manual_seed(rank)
     return [*found, torch.rand(1).item()]

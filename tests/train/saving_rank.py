@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import cordee
 from cordee.errors import CheckpointError
-from cordee.train.checkpoint import own
+from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.saving import Saving
 from cordee.train.job import Job
 
@@ -58,7 +58,7 @@ def main(to: str) -> dict[str, Any]:
                     no_memory(saving, odd)
                     found[f"save {number}"] = saving.save(number)
                     found[f"durable {number}"] = saving.make_durable(number, lambda: WAIT_S)
-                fail_once(own, "capture", CheckpointError("nobody has counted"), 1)
+                fail_once(rank_state, "capture", CheckpointError("nobody has counted"), 1)
                 found["uncounted"] = [saving.save(103), saving.make_durable(103, lambda: WAIT_S)]
             if step == 3:  # by steps it fails on one rank, and at the same boundary one by time is due
                 no_memory(saving, 1)

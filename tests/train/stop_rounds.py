@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 import torch.distributed as dist
 
-from cordee.train.stop.agreement import Agreement, Verdict
+from cordee.train.stop.agreement import Agreement, BoundaryAction
 from forked import gang
 
 MODES = ("blocking", "async", "pipeline", "alone", "done")
@@ -85,13 +85,13 @@ def one_round(seed: int, rank: int, world: int) -> tuple[float, int]:
     timers += [threading.Timer(when, agreement.request) for when in saves if rank == 0]
     for timer in timers:
         timer.start()
-    number, verdict, saved_at = first_step, Verdict.BEGIN, []
+    number, verdict, saved_at = first_step, BoundaryAction.BEGIN, []
     while number < first_step + n_steps:
-        while (verdict := agreement.at(number)) is Verdict.SAVE:
+        while (verdict := agreement.at(number)) is BoundaryAction.SAVE:
             dist.barrier()  # would hang or mismatch if the ranks were at different boundaries
             saved_at.append(number)
             agreement.conclude()
-        if verdict is Verdict.LEAVE:
+        if verdict is BoundaryAction.LEAVE:
             break
         traffic.step(number)
         number += 1
@@ -101,13 +101,13 @@ def one_round(seed: int, rank: int, world: int) -> tuple[float, int]:
         timer.cancel()
         timer.join()
     accepted = {option for option in OPTIONS if traffic.mine.random() < 0.7}
-    chosen = agreement.choose(OPTIONS, accepted, 30.0) if verdict is Verdict.LEAVE else None
+    chosen = agreement.choose(OPTIONS, accepted, 30.0) if verdict is BoundaryAction.LEAVE else None
     agreement.count_out(30.0)
     everyone: list[tuple[int, list[int], float, int]] = [(0, [], 0.0, 0)] * world
     dist.all_gather_object(everyone, (number, saved_at, agreement.held_s_max, pledge))
     choices: list[tuple[set[str], str | None]] = [(set(), None)] * world
     dist.all_gather_object(choices, (accepted, chosen))
-    if verdict is Verdict.LEAVE:
+    if verdict is BoundaryAction.LEAVE:
         common = [option for option in OPTIONS if all(option in theirs for theirs, _ in choices)]
         assert {theirs for _, theirs in choices} == {next(iter(common), None)}, f"they chose differently: {choices}"
     # A save agreed on for the last boundary is the final save's, which a rank that is done makes anyway.

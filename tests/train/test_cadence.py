@@ -3,16 +3,16 @@
 import pytest
 
 from cordee.errors import DestinationError, InputError
-from cordee.storage.destination import below, parse_places, places
+from cordee.storage.destination import below, parse_levels, places
 from cordee.storage.history import LEFT, PastAttempt, past_attempts
-from cordee.storage.log import Entry, Record
-from cordee.train.checkpoint.cadence import MEMORY, Outward, Rhythm
+from cordee.storage.log import LogEntry, LogRecord
+from cordee.train.checkpoint.cadence import MEMORY, Cadence, LevelSchedule
 from cordee.train.settings import Every, parse_every, parse_ram, settings
 
 
 def reaches(to: str, times_s: list[float], failing: tuple[int, ...] = ()) -> list[int]:
     """How far each checkpoint goes; those named fail and arrive nowhere."""
-    outward, found = Outward(parse_places(to)), []
+    outward, found = LevelSchedule(parse_levels(to)), []
     for number, now_s in enumerate(times_s):
         found.append(outward.reach(now_s))
         outward.captured()
@@ -41,13 +41,13 @@ def test_how_far_each_checkpoint_goes(to, times_s, failing, expected) -> None:
 def test_how_often_is_read_and_refused() -> None:
     assert places("/a, s3://b/c every 30m") == ("/a", "s3://b/c")
     assert below("/a,/b every 10", "job") == "/a/job,/b/job every 10"
-    assert [str(place) for place in parse_places("/a,/b every 1,/c every 90s")] == ["/a", "/b", "/c every 90s"]
+    assert [str(place) for place in parse_levels("/a,/b every 1,/c every 90s")] == ["/a", "/b", "/c every 90s"]
     for to in ("/a every 10", "/a,/b every now", "/a,/b every 0", "/a,,/b"):
         with pytest.raises(DestinationError):
-            parse_places(to)
+            parse_levels(to)
 
 
-def due(rhythm: Rhythm, until_s: int, *, upload_s: float = 0.0) -> list[tuple[int, int]]:
+def due(rhythm: Cadence, until_s: int, *, upload_s: float = 0.0) -> list[tuple[int, int]]:
     """(second since the beginning, reach) of each capture that is made by time."""
     began_s = 1000  # as of a clock that has run before
     rhythm.begin(began_s)
@@ -62,16 +62,16 @@ def due(rhythm: Rhythm, until_s: int, *, upload_s: float = 0.0) -> list[tuple[in
 
 
 def test_by_time() -> None:
-    assert due(Rhythm(parse_every("10s"), None, first_s=5), 35) == [(10, 1), (20, 1), (30, 1)]
-    held = due(Rhythm(parse_every("10s"), parse_ram("4s"), first_s=5), 25)
+    assert due(Cadence(parse_every("10s"), None, first_s=5), 35) == [(10, 1), (20, 1), (30, 1)]
+    held = due(Cadence(parse_every("10s"), parse_ram("4s"), first_s=5), 25)
     assert held == [(4, MEMORY), (8, MEMORY), (10, 1), (14, MEMORY), (18, MEMORY), (20, 1), (24, MEMORY)]
-    slow = due(Rhythm(parse_every("10s"), parse_ram("5s"), first_s=5), 40, upload_s=16)
+    slow = due(Cadence(parse_every("10s"), parse_ram("5s"), first_s=5), 40, upload_s=16)
     assert slow == [(5, MEMORY), (10, 1), (15, MEMORY), (20, MEMORY), (25, MEMORY), (26, 1), (31, MEMORY), (36, MEMORY)]
-    assert due(Rhythm(Every(), Every(), first_s=5), 12) == [(5, 1), (10, 1)], "nothing is held before it is estimated"
+    assert due(Cadence(Every(), Every(), first_s=5), 12) == [(5, 1), (10, 1)], "nothing is held before it is estimated"
 
 
 def test_by_steps() -> None:
-    rhythm = Rhythm(parse_every(10), parse_ram(4), first_s=5)
+    rhythm = Cadence(parse_every(10), parse_ram(4), first_s=5)
     assert [(step, rhythm.at_step(step)) for step in range(1, 21) if rhythm.at_step(step) is not None] == [
         (4, MEMORY),
         (8, MEMORY),
@@ -85,7 +85,7 @@ def test_by_steps() -> None:
 
 
 def test_a_hint_makes_a_checkpoint_due_at_once() -> None:
-    rhythm = Rhythm(parse_every("1h"), None, first_s=5)
+    rhythm = Cadence(parse_every("1h"), None, first_s=5)
     assert rhythm.wait_s(10.0, uploading=False) == 3590.0
     rhythm.hasten()
     assert rhythm.now(10.0, uploading=False) == 1 and rhythm.wait_s(10.0, uploading=True) > 0
@@ -113,9 +113,9 @@ def test_a_time_without_a_unit_is_refused() -> None:
         settings({}, ram="30")
 
 
-def log_of(*records: tuple) -> list[Entry]:
-    made = [Record(kind, 1, nonce, fields) for kind, nonce, fields in records]
-    return [Entry(index, record) for index, record in enumerate(made)]
+def log_of(*records: tuple) -> list[LogEntry]:
+    made = [LogRecord(kind, 1, nonce, fields) for kind, nonce, fields in records]
+    return [LogEntry(index, record) for index, record in enumerate(made)]
 
 
 def test_what_the_log_tells_of_past_attempts() -> None:

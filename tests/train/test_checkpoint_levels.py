@@ -9,12 +9,12 @@ import torch
 
 from cordee.errors import CheckpointError, DestinationError
 from cordee.storage.audit import find, generations, verify
-from cordee.storage.base import owner_of, remember
+from cordee.storage.base_destination import owner_of, remember
 from cordee.storage.chunks import has_decayed, write_chunk
 from cordee.storage.destination import open_blobs
 from cordee.storage.files import FileBlobs
 from cordee.storage.generations import check_generation, pin, sweep_near
-from cordee.storage.levels import Levels
+from cordee.storage.levels import LeveledBlobs
 from cordee.storage.log import Log, live_commits, read_entries
 from cordee.storage.manifest import Manifest, read_manifest, write_manifest
 from cordee.train.checkpoint.checkpointer import Checkpointer
@@ -93,7 +93,7 @@ def test_bad_copies_are_repaired_from_the_other_tier(tmp_path, s3, caplog) -> No
     assert torch.equal(found, weights[-1]) and checkpointer.skipped == []
     assert "does not match its checksum" in caplog.text and "repaired from s3://bucket/run" in caplog.text
     name = live_commits(read_entries(home))[-1].record.fields["manifest"]
-    assert check_generation(Levels([near, near]), name) is None, "whole in the near level again"
+    assert check_generation(LeveledBlobs([near, near]), name) is None, "whole in the near level again"
 
 
 def test_where_no_tier_has_it_intact_the_load_steps_back_and_names_both(tmp_path) -> None:
@@ -116,14 +116,14 @@ def test_a_new_node_with_an_empty_disk_reads_from_home_and_fills_its_own(tmp_pat
 
 
 def test_a_chunk_that_is_used_again_is_brought_to_the_tiers_that_lack_it(tmp_path) -> None:
-    levels = Levels([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
+    levels = LeveledBlobs([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
     first, _ = write_chunk(levels.levels[1], b"frozen", save=1, epoch=1, known={})
     again, new = write_chunk(levels, b"frozen", save=2, epoch=1, known={first.xxh3: first})
     assert again == first and not new and levels.levels[0].get(first.key) == b"frozen"
 
 
 def test_a_tier_that_cannot_be_read_is_no_damage(tmp_path) -> None:
-    levels = Levels([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
+    levels = LeveledBlobs([FileBlobs(tmp_path / "near"), FileBlobs(tmp_path / "home")])
     saved(str(levels), 1)
     name = live_commits(read_entries(levels))[-1].record.fields["manifest"]
 
@@ -170,7 +170,7 @@ def test_frozen_weights_cost_nothing_the_second_time(tmp_path) -> None:
 
 def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(tmp_path) -> None:
     near, home, base = (FileBlobs(tmp_path / name) for name in ("near", "home", "base"))
-    both, data = Levels([near, home]), bytes(range(256)) * 8192
+    both, data = LeveledBlobs([near, home]), bytes(range(256)) * 8192
     chunk, _ = write_chunk(both, data, save=1, epoch=1, known={})
     known = {chunk.xxh3: chunk}
     for harmed in ((near,), (home,), (near, home)):
@@ -231,7 +231,7 @@ def test_each_node_removes_from_its_own_disk_what_nobody_needs(tmp_path) -> None
     """Rank 0 cannot: it does not see the disks of other nodes."""
     home = FileBlobs(tmp_path / "home")
     log = Log.open(home, nonce="a")
-    levels = Levels([FileBlobs(tmp_path / "node1"), home])
+    levels = LeveledBlobs([FileBlobs(tmp_path / "node1"), home])
     kept, _ = write_chunk(levels, b"kept", save=1, epoch=1, known={})
     name = write_manifest(levels, Manifest(1, 1, 1, 0, (kept,), {}, {}, ()))
     log.append("commit", save=1, step=1, world_size=0, manifest=name, bytes=4, stall_us=0, uploaded_us=0)

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from cordee import ElasticBatchSampler
 from cordee.errors import CheckpointError, InputError, LayoutError
-from cordee.train.checkpoint import own
-from cordee.train.data.order import Order
+from cordee.train.checkpoint import rank_state
+from cordee.train.data.order import SampleOrder
 
 
 class Numbers(Dataset):
@@ -65,9 +65,9 @@ class Loader:
 def test_an_epoch_has_each_sample_once_and_any_place_is_reached_at_once(length, batch, seed, drop, shuffle) -> None:
     if drop and length < batch:
         with pytest.raises(InputError, match=f"{length} samples do not fill one global batch of {batch}"):
-            Order(length=length, global_batch=batch, drop_last=drop)
+            SampleOrder(length=length, global_batch=batch, drop_last=drop)
         return
-    order = Order(length=length, global_batch=batch, seed=seed, drop_last=drop, shuffle=shuffle)
+    order = SampleOrder(length=length, global_batch=batch, seed=seed, drop_last=drop, shuffle=shuffle)
     three = order.samples(0, 3 * order.epoch_samples).tolist()
     for epoch in range(3):
         samples = three[epoch * order.epoch_samples : (epoch + 1) * order.epoch_samples]
@@ -91,7 +91,10 @@ def test_all_numbers_of_ranks_see_one_line_of_samples(drop_last: bool) -> None:
 
 def test_the_order_is_what_it_was() -> None:
     """A resumed run may have a newer Cordee: these numbers must never change."""
-    small, large = Order(length=1000, global_batch=8, seed=7), Order(length=10**12, global_batch=8, seed=2**40)
+    small, large = (
+        SampleOrder(length=1000, global_batch=8, seed=7),
+        SampleOrder(length=10**12, global_batch=8, seed=2**40),
+    )
     assert small.samples(0, 8).tolist() == [682, 186, 793, 138, 754, 316, 499, 369]
     assert small.samples(5 * 1000, 4).tolist() == [930, 386, 668, 401]
     assert large.samples(10**15, 3).tolist() == [293022167506, 764296955952, 708386402296]
@@ -101,7 +104,7 @@ def test_all_orders_are_about_equally_likely() -> None:
     """Chi-square of the first two samples of 6, over 4,000 seeds; 29 degrees of freedom exceed 58 once in 1,000."""
     counts = np.zeros((6, 6))
     for seed in range(4_000):
-        first, second = Order(length=6, global_batch=1, seed=seed).samples(0, 2).tolist()
+        first, second = SampleOrder(length=6, global_batch=1, seed=seed).samples(0, 2).tolist()
         counts[first, second] += 1
     expected = 4_000 / 30
     assert ((counts[~np.eye(6, dtype=bool)] - expected) ** 2 / expected).sum() < 58
@@ -109,7 +112,7 @@ def test_all_orders_are_about_equally_likely() -> None:
 
 
 def test_a_long_order_has_no_trend() -> None:
-    order = Order(length=100_003, global_batch=1, seed=1, drop_last=False)
+    order = SampleOrder(length=100_003, global_batch=1, seed=1, drop_last=False)
     first, second = order.samples(0, 100_003), order.samples(100_003, 100_003)
     bound = 5 / math.sqrt(100_003)  # five standard deviations of a correlation of independent numbers
     for one, other in ((first[:-1], first[1:]), (first, np.arange(100_003)), (first, second)):
@@ -184,7 +187,7 @@ def test_a_checkpoint_within_a_global_batch_goes_back_to_its_beginning(caplog) -
     first = [next(batches) for _ in range(3)]
     again = [next(batches) for _ in range(2)]
     with caplog.at_level(logging.WARNING, "cordee"):
-        own.capture({"data": sampler})
+        rank_state.capture({"data": sampler})
     assert "middle of a global batch (2 of 3 micro-batches)" in caplog.text
     other = ElasticBatchSampler(range(20), 6, dp=(0, 1))
     other.load_state_dict(sampler.state_dict())
@@ -202,12 +205,12 @@ def test_batches_that_were_fetched_before_a_load_are_thrown_away() -> None:
 
 def test_a_position_that_nobody_counted_is_no_checkpoint() -> None:
     sampler = ElasticBatchSampler(range(20), 6)
-    own.capture({"data": sampler})
+    rank_state.capture({"data": sampler})
     next(iter(sampler))
     with pytest.raises(CheckpointError, match="nobody knows how many the loop has trained on"):
-        own.capture({"data": sampler})
+        rank_state.capture({"data": sampler})
     sampler.position = 6  # by a loop that counts for itself
-    assert own.capture({"data": sampler})["own"]["data"]["position"] == 6
+    assert rank_state.capture({"data": sampler})["own"]["data"]["position"] == 6
     with pytest.raises(InputError, match="not be in this sampler's order"):
         sampler.batches(DataLoader(range(20)))
 

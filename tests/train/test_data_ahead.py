@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import cordee
 from cordee.errors import InputError
-from cordee.train.checkpoint import own
+from cordee.train.checkpoint import rank_state
 
 STEPS = 16
 
@@ -137,10 +137,10 @@ def test_a_thread_that_fetches_ahead_is_told(tmp_path: Path, caplog: pytest.LogC
 
 def test_what_was_taken_before_the_job_is_told(caplog: pytest.LogCaptureFixture) -> None:
     sampler = cordee.ElasticBatchSampler(Numbers(), 6)
-    own.enter({"data": sampler})
+    rank_state.enter({"data": sampler})
     assert not caplog.records
     next(sampler.batches(DataLoader(Numbers(), batch_sampler=sampler)))
-    own.enter({"data": sampler})
+    rank_state.enter({"data": sampler})
     assert "1 micro-batches were taken before the job was entered" in caplog.text
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.train.stop.deadline import RESCUE_S, ROOM, Choice, Plan, Situation, Store, plan
+from cordee.train.stop.deadline import RESCUE_S, ROOM, Choice, ExitPlan, LevelTiming, Situation, plan
 
-NEAR, HOME = Store(name="/nvme", upload_s=2.0), Store(name="s3://b", upload_s=8.0)
+NEAR, HOME = LevelTiming(name="/nvme", upload_s=2.0), LevelTiming(name="s3://b", upload_s=8.0)
 # 41 is the next boundary, 1.5 s away; 30 is durable; a capture takes 0.1 s.
 AT = Situation(
     left_s=18.0,
@@ -102,7 +102,7 @@ def situations(draw: st.DrawFn) -> Situation:
         stall_s=draw(st.floats(0, 5)),
         size_bytes=draw(st.integers(0, 10**13)),
         stores=tuple(
-            Store(name=f"store {i}", upload_s=None if draw(st.booleans()) else upload_s)
+            LevelTiming(name=f"store {i}", upload_s=None if draw(st.booleans()) else upload_s)
             for i, upload_s in enumerate(drains)
         ),
         busy_s=draw(seconds),
@@ -117,7 +117,7 @@ def situations(draw: st.DrawFn) -> Situation:
 _ORDER = [Choice.TRY, Choice.FINISH, Choice.DURABLE]
 
 
-def rank(made: Plan) -> tuple[int, int]:
+def rank(made: ExitPlan) -> tuple[int, int]:
     """How good a plan is: fewer steps lost first, then how far it reaches."""
     whole = {Choice.SAVE: Choice.DURABLE}.get(made.choice, made.choice)  # no step is lost by either
     return _ORDER.index(whole), 0 if made.choice is Choice.TRY else made.reach

@@ -16,15 +16,15 @@ from cordee.errors import InputError, LayoutError, UnitError
 from cordee.plan.layout import Layout
 from cordee.telemetry.cloud import Aws
 from cordee.telemetry.notices import Told, read_notice, write_hint, write_notice
-from cordee.train.checkpoint import own
+from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.state import decode, encode, gather, names_in
 from cordee.train.job import job
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh
-from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Every, settings
-from cordee.train.stop import leaving
+from cordee.train.step_timer import StepTimer
+from cordee.train.stop import rank_exit
 from cordee.train.stop.agreement import Agreement
 from cordee.train.stop.notice import Notices
 from cordee.workload.keep import Keep
@@ -123,11 +123,11 @@ def test_a_timer_that_fails_costs_no_later_one(caplog: pytest.LogCaptureFixture)
 def test_a_hint_of_the_agent_waits_until_there_is_something_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "HINT_LOOK_S", 0.01)
+    monkeypatch.setattr(rank_exit, "HINT_LOOK_S", 0.01)
     env = {"CORDEE_SPOOL": str(tmp_path), "CORDEE_JOB": "a-bcdefg", "CORDEE_EPOCH": "1"}
     told, heard = settings(env), threading.Semaphore(0)
     write_hint(tmp_path, 1, "maintenance")
-    rank = leaving.Leaving(told, 0, Reporter(told, 0), Pace(), heard.release)
+    rank = rank_exit.RankExit(told, 0, Reporter(told, 0), StepTimer(), heard.release)
     try:
         assert not heard.acquire(timeout=0.1)
         rank.agreement = Agreement(first_step=0)
@@ -140,7 +140,7 @@ def test_a_hint_of_the_agent_waits_until_there_is_something_to_save(
 
 
 def test_the_pace_is_the_median_of_the_last_steps() -> None:
-    pace = Pace()
+    pace = StepTimer()
     assert pace.step_s() is None and pace.boundary_s() == 0.0
     for _ in range(30):
         pace.began()
@@ -217,16 +217,16 @@ class Loader:
 
 def test_a_small_state_with_tensors_is_the_ranks_own_and_a_large_one_is_shared() -> None:
     state: dict[str, Any] = {"data": Loader(torch.get_rng_state()), "average": Loader(torch.zeros(2**18 + 1))}
-    assert own.capture(state)["own"].keys() == {"data"}
+    assert rank_state.capture(state)["own"].keys() == {"data"}
     tensors, values = gather(state)
     assert list(tensors) == ["average/generator/0"] and names_in(values["data"]) == set()
-    own.restore(state, decode(encode({"own": {"data": {"at": 3, "generator": [torch.ones(2)]}}}, "extras")))
+    rank_state.restore(state, decode(encode({"own": {"data": {"at": 3, "generator": [torch.ones(2)]}}}, "extras")))
     assert torch.equal(state["data"].kept, torch.ones(2))
 
 
 def test_generators_and_plain_state_come_back_and_tensors_are_left_to_the_checkpoint() -> None:
     state: dict[str, Any] = {"model": torch.nn.Linear(2, 2), "seen": 7, "average": torch.ones(2), "path": ["a", 1]}
-    kept = own.capture(state)
+    kept = rank_state.capture(state)
     assert kept["own"] == {"seen": 7, "path": ["a", 1]}
 
     def draw() -> list[float]:
@@ -234,8 +234,8 @@ def test_generators_and_plain_state_come_back_and_tensors_are_left_to_the_checkp
 
     first = draw()
     state["seen"] = 9
-    own.restore(state, kept)
-    own.restore_rng(kept["rng"])
+    rank_state.restore(state, kept)
+    rank_state.restore_rng(kept["rng"])
     assert draw() == first
     assert state["seen"] == 7
 
@@ -285,7 +285,7 @@ def test_a_rank_measures_after_its_first_steps_then_by_the_minute_and_at_the_end
     now_s, peak = [0.0], [100]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
     monkeypatch.setattr("cordee.train.measure.peak_memory", lambda: (peak[0], None))
-    pace, heard = Pace(), Heard()
+    pace, heard = StepTimer(), Heard()
     meter = Meter(heard, pace, rank, None)  # type: ignore[arg-type]
     for step in range(200):
         pace.began()

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from cordee import ElasticBatchSampler
 from cordee.errors import CheckpointError
 from cordee.storage.manifest import Manifest, RankPart
-from cordee.train.checkpoint import own
+from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.checkpointer import Checkpointer
-from cordee.train.checkpoint.fit import fit
+from cordee.train.checkpoint.reshard import fit
 from cordee.train.checkpoint.state import FRESH, decode, gather, scatter
 
 SCHEDULES = {
@@ -94,13 +94,13 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(tmp_path: Path) -> No
     begun = first.run(3)  # within an epoch; workers have fetched ahead
     checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
     checkpointer.open()
-    checkpointer.save(first.state, step=3, extras=own.capture(first.state))
+    checkpointer.save(first.state, step=3, extras=rank_state.capture(first.state))
     commit = checkpointer.wait(60)
     second = seeded()
     loaded = checkpointer.load(second.state, commit)
     checkpointer.close()
-    own.restore(second.state, loaded.extras)
-    own.restore_rng(loaded.rng)
+    rank_state.restore(second.state, loaded.extras)
+    rank_state.restore_rng(loaded.rng)
     assert begun + second.run(6) == whole
     for name in SCHEDULES:
         for mine, theirs in zip(second.models[name].parameters(), uninterrupted.models[name].parameters(), strict=True):
@@ -112,33 +112,35 @@ def seen_rng(dp: list[int] | None, seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
-    return {"rng": own.capture_rng(), "own": {}, "dp": dp}
+    return {"rng": rank_state.capture_rng(), "own": {}, "dp": dp}
 
 
 def drawn(rng: Any) -> tuple[float, float, float]:
-    own.restore_rng(rng)
+    rank_state.restore_rng(rng)
     return random.random(), float(np.random.rand()), torch.rand(1).item()
 
 
 def test_generators_of_another_world_follow_from_the_checkpoint() -> None:
     first, last = seen_rng(None, 1), seen_rng(None, 2)
-    streams = [drawn(own.rng_elsewhere(first, last, 40, stream)) for stream in range(3)]
+    streams = [drawn(rank_state.rng_elsewhere(first, last, 40, stream)) for stream in range(3)]
     assert len({number for stream in streams for number in stream}) == 9, "three ranks, three generators, all different"
-    assert streams == [drawn(own.rng_elsewhere(seen_rng(None, 1), last, 40, stream)) for stream in range(3)]
-    assert drawn(own.rng_elsewhere(first, last, 41, 0)) not in streams
-    assert own.rng_elsewhere(first, seen_rng(None, 1), 40, 2) == first["rng"], (
+    assert streams == [drawn(rank_state.rng_elsewhere(seen_rng(None, 1), last, 40, stream)) for stream in range(3)]
+    assert drawn(rank_state.rng_elsewhere(first, last, 41, 0)) not in streams
+    assert rank_state.rng_elsewhere(first, seen_rng(None, 1), 40, 2) == first["rng"], (
         "ranks that shared a seed go on sharing it"
     )
-    assert "seed" in own.rng_elsewhere(first, first, 40, 0), "one rank shared with nobody"
+    assert "seed" in rank_state.rng_elsewhere(first, first, 40, 0), "one rank shared with nobody"
     one, other = seen_rng([0, 2], 1), seen_rng([0, 2], 1)
-    assert "seed" in own.rng_elsewhere(one, other, 40, 0), "the same data, as under tp: nothing is known of other ranks"
-    assert own.rng_elsewhere(one, seen_rng([1, 2], 1), 40, 0) is one["rng"]
+    assert "seed" in rank_state.rng_elsewhere(one, other, 40, 0), (
+        "the same data, as under tp: nothing is known of other ranks"
+    )
+    assert rank_state.rng_elsewhere(one, seen_rng([1, 2], 1), 40, 0) is one["rng"]
 
 
 def test_what_ranks_had_each_for_itself_is_named() -> None:
     first, last = {"own": {"data": {"at": 1}, "n": 3}}, {"own": {"data": {"at": 2}, "n": 3}}
-    assert own.differing(first, last) == ("data",)
-    assert own.differing({}, {}) == ()
+    assert rank_state.differing(first, last) == ("data",)
+    assert rank_state.differing({}, {}) == ()
 
 
 def optimizer_over(model: torch.nn.Module, *rates: tuple[float, list[str]]) -> torch.optim.Optimizer:

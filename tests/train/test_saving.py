@@ -52,7 +52,7 @@ def test_the_interval_follows_what_was_measured_and_how_attempts_before_ended(tm
     assert len(lines) == 3 and "(0 in the attempts before)" in lines[0] and "(2 in the attempts before)" in lines[2]
 
 
-class Place:
+class Level:
     """Something with a state, such as a data loader."""
 
     def state_dict(self) -> dict:
@@ -66,7 +66,7 @@ def test_a_job_that_is_closed_holds_nothing_of_its_state(tmp_path) -> None:
     """Nor until the collector comes by, in whatever thread: a data loader's finalizer waits for its workers."""
 
     def train(until: int) -> weakref.ref:
-        place = Place()
+        place = Level()
         with cordee.job({"w": torch.ones(3), "place": place}, to=tmp_path, every=2) as job:
             assert list(job.steps(until))[-1] == until - 1
         return weakref.ref(place)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from forks import run
 
-from cordee.train.stop.agreement import Agreement, Verdict
+from cordee.train.stop.agreement import Agreement, BoundaryAction
 
 ROUNDS = Path(__file__).with_name("stop_rounds.py")
 
@@ -23,23 +23,23 @@ def test_all_ranks_meet_at_one_step(seed: int, rounds: int, world: int) -> None:
 
 def test_one_rank_meets_itself_at_its_next_boundary() -> None:
     agreement = Agreement(first_step=3)
-    assert agreement.at(3) is Verdict.BEGIN
+    assert agreement.at(3) is BoundaryAction.BEGIN
     agreement.request()
-    assert agreement.at(4) is Verdict.SAVE
+    assert agreement.at(4) is BoundaryAction.SAVE
     agreement.conclude()
-    assert agreement.at(4) is Verdict.BEGIN
+    assert agreement.at(4) is BoundaryAction.BEGIN
     agreement.request(leave_in_s=5.0)
-    assert agreement.at(5) is Verdict.LEAVE
+    assert agreement.at(5) is BoundaryAction.LEAVE
     agreement.close()
 
 
 def test_a_notice_during_a_save_leaves_without_another_step() -> None:
     agreement = Agreement(first_step=0)
     agreement.request()
-    assert agreement.at(0) is Verdict.SAVE
+    assert agreement.at(0) is BoundaryAction.SAVE
     agreement.request(leave_in_s=5.0)
     agreement.conclude()
-    assert agreement.at(0) is Verdict.LEAVE
+    assert agreement.at(0) is BoundaryAction.LEAVE
     agreement.close()
 
 
@@ -52,8 +52,8 @@ def test_one_rank_chooses_what_it_likes_best() -> None:
 
 def test_numbers_of_boundaries_grow_and_may_leave_gaps() -> None:
     agreement = Agreement(first_step=-5)
-    assert agreement.at(0) is Verdict.BEGIN and agreement.at(7) is Verdict.BEGIN
-    assert agreement.at(7) is Verdict.BEGIN, "a loop that is entered anew"
+    assert agreement.at(0) is BoundaryAction.BEGIN and agreement.at(7) is BoundaryAction.BEGIN
+    assert agreement.at(7) is BoundaryAction.BEGIN, "a loop that is entered anew"
     agreement.request(leave_in_s=5.0)
-    assert agreement.at(100) is Verdict.LEAVE, "the first one that is not below"
+    assert agreement.at(100) is BoundaryAction.LEAVE, "the first one that is not below"
     agreement.close()

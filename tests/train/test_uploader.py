@@ -20,7 +20,7 @@ from cordee.storage.generations import check_generation, collect, commit_of
 from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
 from cordee.storage.manifest import read_manifest
 from cordee.storage.sealed import seal
-from cordee.train.checkpoint.uploader import REREAD_SAVES, Setup, Uploader
+from cordee.train.checkpoint.uploader import REREAD_SAVES, Uploader, UploaderSetup
 from cordee.workload.keep import Keep
 
 FROZEN = b"F" * 2**20
@@ -60,8 +60,8 @@ def capture(save: int, step: int, rank: int = 0, world: int = 1) -> tuple[bytes,
     return bytes(memory), command
 
 
-def setup(log: Log, folder, rank: int = 0, world: int = 1, **changes) -> Setup:
-    return Setup(
+def setup(log: Log, folder, rank: int = 0, world: int = 1, **changes) -> UploaderSetup:
+    return UploaderSetup(
         **{
             "to": str(folder),
             "rank": rank,
@@ -381,16 +381,16 @@ class Process:
     """A drain as the trainer starts it."""
 
     def __init__(self, log: Log, folder, env: dict[str, str] | None = None, **changes) -> None:
-        self.fd, self.second, self.seals_fd = (os.memfd_create("test") for _ in range(3))
-        os.ftruncate(self.seals_fd, mmap.PAGESIZE)
+        self.fd, self.second, self.marks_fd = (os.memfd_create("test") for _ in range(3))
+        os.ftruncate(self.marks_fd, mmap.PAGESIZE)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cordee.train.checkpoint.uploader"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(self.fd, self.second, self.seals_fd),
+            pass_fds=(self.fd, self.second, self.marks_fd),
             env=os.environ | (env or {}),
         )
-        self.tell(vars(setup(log, folder, fds=[self.fd, self.second], seals_fd=self.seals_fd, **changes)))
+        self.tell(vars(setup(log, folder, fds=[self.fd, self.second], marks_fd=self.marks_fd, **changes)))
 
     def tell(self, message: dict) -> None:
         try:
@@ -426,7 +426,7 @@ class Process:
         return code
 
     def close(self) -> None:
-        for fd in (self.fd, self.second, self.seals_fd):
+        for fd in (self.fd, self.second, self.marks_fd):
             os.close(fd)
 
 

@@ -15,10 +15,10 @@ from test_job import LIMIT_S, UNDER_AGENT, Rank, environment, events_of, folders
 
 from cordee.events import Behind, RankBehind, RankLeft, Reported, SpanClass
 from cordee.ids import JobId
-from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
-from cordee.train.watch.watch import Watch
+from cordee.train.step_timer import StepTimer
+from cordee.train.watch.watch import RankWatch
 
 WATCHED = str(Path(__file__).with_name("watched_script.py"))
 
@@ -41,8 +41,10 @@ def told(spool: Path, rank: int, how: Behind) -> list[RankBehind]:
 def test_a_rank_alone_tells_of_itself_and_its_pause_is_a_stall(tmp_path: Path) -> None:
     mine = settings({}, to=None)
     mine = replace(mine, job_id=JobId("a-bcdefg"), epoch=1, spool=tmp_path, hang_report_s=0.2)
-    pace, reporter, hung = Pace(), Reporter(mine, 0), []
-    watch = Watch(mine, rank=0, world_size=1, store=None, prefix="", pace=pace, reporter=reporter, on_hung=hung.append)
+    pace, reporter, hung = StepTimer(), Reporter(mine, 0), []
+    watch = RankWatch(
+        mine, rank=0, world_size=1, store=None, prefix="", pace=pace, reporter=reporter, on_hung=hung.append
+    )
     reporter.switch(SpanClass.USEFUL, 0)
     watch.on()
     for step in range(3):
@@ -68,9 +70,9 @@ def test_a_rank_alone_tells_of_itself_and_its_pause_is_a_stall(tmp_path: Path) -
 
 
 def test_the_first_step_may_compile_and_long_steps_are_waited_for() -> None:
-    pace = Pace()
+    pace = StepTimer()
     mine = replace(settings({}), hang_report_s=60.0)
-    watch = Watch(
+    watch = RankWatch(
         mine, rank=0, world_size=1, store=None, prefix="", pace=pace, reporter=Reporter(mine, 0), on_hung=lambda s: None
     )
     watch.close()

@@ -43,7 +43,7 @@ Which = Annotated[
 ]
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """What to export to."""
 
     SAFETENSORS = "safetensors"
@@ -196,8 +196,8 @@ def export(
     which: Which = None,
     *,
     form: Annotated[
-        Format, typer.Option("--to", help="One file, or a folder for from_pretrained.")
-    ] = Format.SAFETENSORS,
+        ExportFormat, typer.Option("--to", help="One file, or a folder for from_pretrained.")
+    ] = ExportFormat.SAFETENSORS,
     out: Annotated[Path, typer.Option(help="The file or folder to make.")],
     of: Annotated[
         str | None, typer.Option("--object", help="Only this object of the state.", show_default="all; hf: model")
@@ -206,15 +206,15 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a generation's tensors as safetensors; every byte is verified on the way."""
-    if like is not None and form is not Format.HF:
+    if like is not None and form is not ExportFormat.HF:
         raise InputError("--like goes with --to hf")
     blobs = open_existing(to)
     whole = _read(blobs, which)
-    of = of or ("model" if form is Format.HF else None)
+    of = of or ("model" if form is ExportFormat.HF else None)
     size_bytes = transfer.exported_bytes(whole, of)
     try:
         with _bar("writing", size_bytes, quiet=as_json) as told:
-            if form is Format.HF:
+            if form is ExportFormat.HF:
                 paths = transfer.export_hf(blobs, whole, out, of=of, like=like, told=told)
             else:
                 paths = transfer.export_safetensors(blobs, whole, out, of=of, told=told)
@@ -282,7 +282,7 @@ def _listed(each: audit.Generation) -> dict[str, Any]:
     }
 
 
-def _checked(each: audit.Checked) -> dict[str, Any]:
+def _checked(each: audit.Verification) -> dict[str, Any]:
     return {
         "generation": each.commit.generation,
         "step": each.commit.step,

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from cordee.errors import InputError
-from cordee.storage.base import is_of_base
+from cordee.storage.base_destination import is_of_base
 from cordee.storage.chunks import Chunk, check_chunk, read_chunk, written_by
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, commit_of, is_verified, missing_levels_of
 from cordee.storage.levels import without_farthest
-from cordee.storage.log import Entry, live_commits, pins
+from cordee.storage.log import LogEntry, live_commits, pins
 from cordee.storage.manifest import Manifest, Tensor, read_manifest
 from cordee.storage.sealed import Damaged
 from cordee.storage.transfer import read_tensor
@@ -31,7 +31,7 @@ class Generation:
 
 
 @dataclass(frozen=True)
-class Checked:
+class Verification:
     """The state of one generation: `bad` copies as (level, problem); `lost` if no level has some chunk."""
 
     commit: Commit
@@ -42,7 +42,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Difference:
+class CheckpointDiff:
     """Between two generations: tensors by name, and bytes of the second that the first has too."""
 
     only_first: tuple[str, ...]
@@ -53,7 +53,7 @@ class Difference:
     second_bytes: int
 
 
-def generations(blobs: Blobs, entries: list[Entry]) -> list[Generation]:
+def generations(blobs: Blobs, entries: list[LogEntry]) -> list[Generation]:
     """All live ones, oldest first."""
     pinned = pins(entries)
     found = []
@@ -76,7 +76,7 @@ def _written_in(chunk: Chunk, whole: Manifest) -> bool:
     return written_by(chunk.key) == (whole.epoch, whole.save) and not is_of_base(chunk.key)
 
 
-def find(entries: list[Entry], which: str | None, blobs: Blobs) -> Entry:
+def find(entries: list[LogEntry], which: str | None, blobs: Blobs) -> LogEntry:
     """The newest generation of a step (`40`), a generation by number (`g7`), by the name of its pin, or the newest.
 
     The newest is that of those which are to be in this store, if there are any.
@@ -101,14 +101,14 @@ def find(entries: list[Entry], which: str | None, blobs: Blobs) -> Entry:
     )
 
 
-def meant_for(blobs: Blobs, entries: list[Entry]) -> list[Entry]:
+def meant_for(blobs: Blobs, entries: list[LogEntry]) -> list[LogEntry]:
     """Without the generations that were only to be in nearer levels than these."""
     return [entry for entry in entries if missing_levels_of(entry) < len(blobs.levels)]
 
 
 def verify(
-    blobs: Blobs, entry: Entry, *, repair: bool = False, told: Callable[[int], None] = lambda n: None
-) -> Checked:
+    blobs: Blobs, entry: LogEntry, *, repair: bool = False, told: Callable[[int], None] = lambda n: None
+) -> Verification:
     """Read every copy of every chunk of a generation, and repair what another level has; `told` hears of the bytes.
 
     Levels that were not to have the chunks are not asked for them.
@@ -116,7 +116,7 @@ def verify(
     commit = commit_of(entry)
     if commit.missing_levels >= len(blobs.levels):
         why = f"its chunks were never to be in {blobs}: they are in a nearer destination of the job"
-        return Checked(commit, 0, 0, (), why)
+        return Verification(commit, 0, 0, (), why)
     bad: list[tuple[str, str]] = []
     lost: str | None = None
     whole: Manifest | None = None
@@ -126,7 +126,7 @@ def verify(
         except Damaged as damage:
             bad.append((str(level), str(damage)))
     if whole is None:
-        return Checked(commit, 0, 0, tuple(bad), bad[0][1])
+        return Verification(commit, 0, 0, tuple(bad), bad[0][1])
     if bad and repair:
         read_manifest(blobs, commit.manifest)
 
@@ -149,16 +149,16 @@ def verify(
             bad += found
             if len(found) == len(holding):
                 lost = lost or found[0][1]
-    return Checked(commit, len(whole.chunks), sum(chunk.length_bytes for chunk in whole.chunks), tuple(bad), lost)
+    return Verification(commit, len(whole.chunks), sum(chunk.length_bytes for chunk in whole.chunks), tuple(bad), lost)
 
 
-def diff(blobs: Blobs, first: Manifest, second: Manifest) -> Difference:
+def diff(blobs: Blobs, first: Manifest, second: Manifest) -> CheckpointDiff:
     """Compare by content: by addresses where both are cut alike, else by reading both."""
     one, two = first.tensors, second.tensors
     both = sorted(one.keys() & two.keys())
     changed = tuple(name for name in both if not _alike(blobs, first, one[name], second, two[name]))
     known = {chunk.xxh3 for chunk in first.chunks}
-    return Difference(
+    return CheckpointDiff(
         tuple(sorted(one.keys() - two.keys())),
         tuple(sorted(two.keys() - one.keys())),
         changed,

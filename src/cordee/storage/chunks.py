@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import xxhash
 
 from cordee.errors import DestinationError
-from cordee.storage.base import owner_of
+from cordee.storage.base_destination import owner_of
 from cordee.storage.files import BLOCK_BYTES, Blobs, Data
 from cordee.storage.levels import is_decay, read_intact
 from cordee.storage.sealed import Damaged
@@ -46,7 +46,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChunkLayout:
     """Where each shard lies in staging memory, how that memory is cut into chunks, and the pieces of each shard."""
 
     offsets: tuple[int, ...]
@@ -166,7 +166,7 @@ def check_chunk(blobs: Blobs, chunk: Chunk, into: memoryview | None = None, *, f
         into[:] = data
 
 
-def lay_out(lengths_bytes: Iterable[int]) -> Layout:
+def lay_out(lengths_bytes: Iterable[int]) -> ChunkLayout:
     """Place shards one after the other and cut chunks: large shards alone in pieces of 64 MiB, small ones together.
 
     >>> lay_out([100, 3 * MiB, 50]).cuts
@@ -198,7 +198,7 @@ def lay_out(lengths_bytes: Iterable[int]) -> Layout:
             shared = length < OWN_CHUNK_BYTES
         offsets.append(start)
         end = start + length
-    return Layout(tuple(offsets), tuple(cuts), tuple(pieces), _up(end, BLOCK_BYTES))
+    return ChunkLayout(tuple(offsets), tuple(cuts), tuple(pieces), _up(end, BLOCK_BYTES))
 
 
 def join_pieces(contents: Sequence[bytes], pieces: Sequence[Piece]) -> bytearray:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from cordee.errors import DestinationError, InputError
 from cordee.storage.files import Blobs, FileBlobs, folder_of
-from cordee.storage.levels import Levels
+from cordee.storage.levels import LeveledBlobs
 from cordee.storage.remote import SCHEMES, RemoteBlobs
 from cordee.units import format_duration, parse_duration_s
 
 
 @dataclass(frozen=True)
-class Place:
+class Level:
     """One destination. It gets each `every`th checkpoint, or one in `every_s` seconds; without either, each."""
 
     at: str
@@ -23,14 +23,14 @@ class Place:
     every_s: float | None = None
 
     def __str__(self) -> str:
-        """What `parse_places` reads."""
+        """What `parse_levels` reads."""
         often = f"{self.every}" if self.every else f"{self.every_s:.17g}s" if self.every_s else ""
         return f"{self.at} every {often}" if often else self.at
 
-    def told(self) -> str:
+    def frequency(self) -> str:
         """How often, for people.
 
-        >>> Place("/a", every=10).told(), Place("/a", every_s=1800).told(), Place("/a").told()
+        >>> Level("/a", every=10).frequency(), Level("/a", every_s=1800).frequency(), Level("/a").frequency()
         ('each 10th', 'every 30m', 'each')
         """
         if self.every_s:
@@ -38,14 +38,14 @@ class Place:
         return f"each {self.every}th" if self.every else "each"
 
 
-def parse_places(to: str) -> tuple[Place, ...]:
+def parse_levels(to: str) -> tuple[Level, ...]:
     """The destinations that a text names, and how often each gets a checkpoint.
 
     Raises:
         DestinationError: an empty one, or a time that cannot be read.
 
-    >>> parse_places("/local/run, s3://bucket/run every 10")[1]
-    Place(at='s3://bucket/run', every=10, every_s=None)
+    >>> parse_levels("/local/run, s3://bucket/run every 10")[1]
+    Level(at='s3://bucket/run', every=10, every_s=None)
     """
     found = []
     for text in (place.strip() for place in to.split(",")):
@@ -65,13 +65,13 @@ def parse_places(to: str) -> tuple[Place, ...]:
     return tuple(found)
 
 
-def _place(at: str, often: str) -> Place:
+def _place(at: str, often: str) -> Level:
     if not often:
-        return Place(at)
+        return Level(at)
     if often.isdecimal() and int(often) > 0:
-        return Place(at, every=int(often) if int(often) > 1 else None)
+        return Level(at, every=int(often) if int(often) > 1 else None)
     try:
-        return Place(at, every_s=parse_duration_s(often))
+        return Level(at, every_s=parse_duration_s(often))
     except InputError as error:
         raise DestinationError(
             f"{at} every {often} cannot be read",
@@ -85,12 +85,12 @@ def places(to: str) -> tuple[str, ...]:
     >>> places("/local/run, s3://bucket/run every 10")
     ('/local/run', 's3://bucket/run')
     """
-    return tuple(place.at for place in parse_places(to))
+    return tuple(place.at for place in parse_levels(to))
 
 
 def moved(to: str, where: Callable[[str], str]) -> str:
     """The same text with each destination put elsewhere."""
-    return ",".join(str(replace(place, at=where(place.at))) for place in parse_places(to))
+    return ",".join(str(replace(place, at=where(place.at))) for place in parse_levels(to))
 
 
 def is_remote(place: str) -> bool:
@@ -136,7 +136,7 @@ def open_blobs(to: str) -> Blobs:
     opened: list[Blobs] = [
         RemoteBlobs(place) if is_remote(place) else FileBlobs(folder_of(place)) for place in places(to)
     ]
-    return opened[0] if len(opened) == 1 else Levels(opened)
+    return opened[0] if len(opened) == 1 else LeveledBlobs(opened)
 
 
 def open_existing(to: str) -> Blobs:

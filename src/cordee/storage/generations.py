@@ -16,11 +16,11 @@ from blake3 import blake3
 from cordee.errors import CheckpointError
 from cordee.points import point
 from cordee.storage import chunks, manifest
-from cordee.storage.base import remember
+from cordee.storage.base_destination import remember
 from cordee.storage.chunks import Chunk, check_chunk, written_by
 from cordee.storage.destination import open_existing
 from cordee.storage.files import Blobs
-from cordee.storage.log import Entry, Log, live_commits, pins, read_entries, unfinished_gcs
+from cordee.storage.log import Log, LogEntry, live_commits, pins, read_entries, unfinished_gcs
 from cordee.storage.manifest import Manifest, parts_prefix, read_manifest, verified_key
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 from cordee.units import US_PER_S
@@ -65,7 +65,7 @@ def commit_fields(
     }
 
 
-def commit_of(entry: Entry) -> Commit:
+def commit_of(entry: LogEntry) -> Commit:
     """The commit that a commit record announces."""
     record = entry.record
     assert record is not None and record.kind == "commit", "only a commit record makes a commit"
@@ -74,7 +74,7 @@ def commit_of(entry: Entry) -> Commit:
     return Commit(epoch=record.epoch, generation=entry.index, missing_levels=missing_levels_of(entry), **told)
 
 
-def missing_levels_of(entry: Entry) -> int:
+def missing_levels_of(entry: LogEntry) -> int:
     """How many of the farthest levels do not have the chunks of this generation."""
     assert entry.record is not None, "a commit has a record"
     return int(entry.record.fields.get("missing_levels", 0))
@@ -99,7 +99,7 @@ def check_generation(blobs: Blobs, name: str) -> str | None:
     return None
 
 
-def known_chunks(blobs: Blobs, entries: list[Entry], whole: Manifest) -> dict[str, Chunk]:
+def known_chunks(blobs: Blobs, entries: list[LogEntry], whole: Manifest) -> dict[str, Chunk]:
     """Chunks of a verified generation that a new save may use again, by xxh3.
 
     What an unfinished gc record names counts as absent: a late delete may still take it.
@@ -140,7 +140,7 @@ def sweep_near(log: Log, blobs: Blobs, save: int) -> None:
                     level.delete(key)
 
 
-def is_verified(blobs: Blobs, entry: Entry) -> bool:
+def is_verified(blobs: Blobs, entry: LogEntry) -> bool:
     """Did every rank read its chunks of this generation back from the store?"""
     record = entry.record
     assert record is not None, "a commit has a record"
@@ -216,7 +216,7 @@ def collect(
     return Collected(retired, len(doomed))
 
 
-def kept_of(entries: list[Entry], good: list[Entry], keep: Keep) -> list[Entry]:
+def kept_of(entries: list[LogEntry], good: list[LogEntry], keep: Keep) -> list[LogEntry]:
     """The live generations that stay, given those that verify, oldest first.
 
     Each level keeps its own: the newest of all may be on disks that are gone when they are needed.
@@ -237,7 +237,7 @@ def kept_of(entries: list[Entry], good: list[Entry], keep: Keep) -> list[Entry]:
     home = [entry for entry in good if not missing_levels_of(entry)]
     newest_us = _at_us(home[-1]) if home else 0
 
-    def stays(entry: Entry) -> bool:
+    def stays(entry: LogEntry) -> bool:
         if entry.index in staying:
             return True
         if entry.index not in verifies or missing_levels_of(entry):
@@ -248,7 +248,7 @@ def kept_of(entries: list[Entry], good: list[Entry], keep: Keep) -> list[Entry]:
     return [entry for entry in live if stays(entry)]
 
 
-def _at_us(entry: Entry) -> int:
+def _at_us(entry: LogEntry) -> int:
     """When its committer says it was. Files have times too, but those of whoever copied them last."""
     assert entry.record is not None, "a commit has a record"
     return int(entry.record.fields.get("at_us", 0))
@@ -266,12 +266,12 @@ def would_collect(log: Log, blobs: Blobs, *, keep: Keep | None) -> tuple[list[in
         return [], []
 
 
-def _verifies(blobs: Blobs, entry: Entry, verified: Set[int], damaged: Set[int]) -> bool:
+def _verifies(blobs: Blobs, entry: LogEntry, verified: Set[int], damaged: Set[int]) -> bool:
     return entry.index not in damaged and (entry.index in verified or is_verified(blobs, entry))
 
 
 def _plan(
-    log: Log, blobs: Blobs, keep: Keep | None, save: int | None, verifies: Callable[[Entry], bool]
+    log: Log, blobs: Blobs, keep: Keep | None, save: int | None, verifies: Callable[[LogEntry], bool]
 ) -> tuple[list[int], list[str]]:
     """(generations to retire, keys to remove)."""
     live = live_commits(log.entries)
@@ -315,7 +315,9 @@ def _front(log: Log, save: int | None) -> tuple[int, str, int]:
     return epoch, nonce, newest
 
 
-def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int], within: Sequence[Blobs] = ()) -> list[str]:
+def _unneeded(
+    blobs: Blobs, kept: list[LogEntry], front: tuple[int, str, int], within: Sequence[Blobs] = ()
+) -> list[str]:
     """Keys in the store, or in these levels of it."""
     epoch, nonce, save = front
     needed: set[str] = set()
@@ -342,7 +344,7 @@ def _unneeded(blobs: Blobs, kept: list[Entry], front: tuple[int, str, int], with
     return doomed
 
 
-def _doomed_by(blobs: Blobs, entry: Entry) -> list[str]:
+def _doomed_by(blobs: Blobs, entry: LogEntry) -> list[str]:
     assert entry.record is not None, "a gc entry has a record"
     key = f"{GC_FOLDER}/{entry.record.fields['doomed']}"
     data = blobs.get(key)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cordee.storage.log import Entry
+from cordee.storage.log import LogEntry
 from cordee.units import US_PER_S
 
 LEFT = "left"
@@ -21,7 +21,7 @@ class PastAttempt:
     left: bool
 
 
-def past_attempts(entries: list[Entry]) -> list[PastAttempt]:
+def past_attempts(entries: list[LogEntry]) -> list[PastAttempt]:
     """All that say when they began, oldest first; the newest `open` is the one that runs."""
     records = [entry.record for entry in entries if entry.record]
     opened = [record for record in records if record.kind == "open"]

@@ -18,7 +18,7 @@ logger = logging.getLogger("cordee.storage")
 COPIED = ("chunks", "manifests", "bases")
 
 
-class Levels:
+class LeveledBlobs:
     """`Blobs` over several stores. The near ones may differ from node to node; the home is the same for all ranks."""
 
     def __init__(self, levels: Sequence[Blobs]) -> None:
@@ -85,7 +85,7 @@ def _is_copied(key: str) -> bool:
 
 def without_farthest(blobs: Blobs, missing_levels: int) -> Blobs:
     """Return the same store without so many of its farthest levels, but never without the nearest."""
-    return Levels(blobs.levels[: max(1, len(blobs.levels) - missing_levels)]) if missing_levels else blobs
+    return LeveledBlobs(blobs.levels[: max(1, len(blobs.levels) - missing_levels)]) if missing_levels else blobs
 
 
 def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str | None]) -> bytes:

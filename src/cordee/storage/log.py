@@ -30,7 +30,7 @@ def log_key(index: int) -> str:
 
 
 @dataclass(frozen=True)
-class Record:
+class LogRecord:
     """One record; `fields` are what its kind adds (docs/design/checkpoint.md lists them)."""
 
     kind: str
@@ -44,7 +44,7 @@ class Record:
         return seal({**self.fields, **base})
 
     @staticmethod
-    def from_bytes(data: bytes) -> "Record":
+    def from_bytes(data: bytes) -> "LogRecord":
         """Read a stored record.
 
         Raises:
@@ -59,24 +59,24 @@ class Record:
                 hint="install a newer Cordee",
             )
         try:
-            return Record(body.pop("kind"), body.pop("epoch"), body.pop("nonce"), body)
+            return LogRecord(body.pop("kind"), body.pop("epoch"), body.pop("nonce"), body)
         except KeyError as error:
             raise Damaged(f"field {error} is missing") from error
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """What stands at one index: a record, or the reason why it cannot be read."""
 
     index: int
-    record: Record | None
+    record: LogRecord | None
     damage: str = ""
 
 
 class Log:
     """One writer's view of the log: all entries it has read, and the right to append after them."""
 
-    def __init__(self, blobs: Blobs, *, epoch: int, nonce: str, entries: list[Entry]) -> None:
+    def __init__(self, blobs: Blobs, *, epoch: int, nonce: str, entries: list[LogEntry]) -> None:
         self.blobs = blobs
         self.epoch = epoch
         self.nonce = nonce
@@ -131,7 +131,7 @@ class Log:
             problem: DestinationError | None = None
             try:
                 if self.blobs.put_if_absent(log_key(index), data):
-                    self.entries.append(Entry(index, record))
+                    self.entries.append(LogEntry(index, record))
                     return index
             except DestinationError as error:
                 problem = error  # The put may have arrived all the same: the log itself says.
@@ -148,7 +148,7 @@ class Log:
             if make:
                 record, data = self._record(kind, make())
 
-    def refresh(self) -> list[Entry]:
+    def refresh(self) -> list[LogEntry]:
         """Read what was appended since; the new entries.
 
         Raises:
@@ -160,15 +160,15 @@ class Log:
             self.entries.append(entry)
         return self.entries[before:]
 
-    def commits(self) -> list[Entry]:
+    def commits(self) -> list[LogEntry]:
         """Entries of live generations, oldest first."""
         return live_commits(self.entries)
 
-    def _record(self, kind: str, fields: dict[str, Any]) -> tuple[Record, bytes]:
-        data = Record(kind, self.epoch, self.nonce, fields).to_bytes()
-        return Record.from_bytes(data), data
+    def _record(self, kind: str, fields: dict[str, Any]) -> tuple[LogRecord, bytes]:
+        data = LogRecord(kind, self.epoch, self.nonce, fields).to_bytes()
+        return LogRecord.from_bytes(data), data
 
-    def _check(self, entry: Entry) -> None:
+    def _check(self, entry: LogEntry) -> None:
         if self.epoch == VISITOR:
             return  # It commits nothing, so nobody fences it.
         record = entry.record
@@ -190,16 +190,16 @@ class Log:
         return any(entry.record and entry.record.nonce == self.nonce for entry in self.entries)
 
 
-def read_entries(blobs: Blobs) -> list[Entry]:
+def read_entries(blobs: Blobs) -> list[LogEntry]:
     """All entries; a record that has vanished from the middle is a damaged one."""
     listed = [int(key.rsplit("/", 1)[1]) for key in blobs.list(FOLDER) if key.rsplit("/", 1)[1].isdigit()]
     entries = [
-        _read(blobs, index) or Entry(index, None, "it is missing") for index in range(max(listed, default=-1) + 1)
+        _read(blobs, index) or LogEntry(index, None, "it is missing") for index in range(max(listed, default=-1) + 1)
     ]
     return [*entries, *_read_from(blobs, len(entries))]
 
 
-def live_commits(entries: list[Entry]) -> list[Entry]:
+def live_commits(entries: list[LogEntry]) -> list[LogEntry]:
     """Commits that no gc record has retired, oldest first."""
     retired = {
         index
@@ -210,7 +210,7 @@ def live_commits(entries: list[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.record and entry.record.kind == "commit" and entry.index not in retired]
 
 
-def pins(entries: list[Entry]) -> dict[int, str]:
+def pins(entries: list[LogEntry]) -> dict[int, str]:
     """Names of the generations that are pinned: no gc retires them."""
     found: dict[int, str] = {}
     for entry in entries:
@@ -221,24 +221,24 @@ def pins(entries: list[Entry]) -> dict[int, str]:
     return found
 
 
-def unfinished_gcs(entries: list[Entry]) -> list[Entry]:
+def unfinished_gcs(entries: list[LogEntry]) -> list[LogEntry]:
     """Begun gc records without their end: what they name may vanish at any time."""
     gcs = [entry for entry in entries if entry.record and entry.record.kind == "gc"]
     ended = {entry.record.fields["ends"] for entry in gcs if entry.record and "ends" in entry.record.fields}
     return [e for e in gcs if e.record and "doomed" in e.record.fields and e.index not in ended]
 
 
-def _read_from(blobs: Blobs, index: int) -> Iterator[Entry]:
+def _read_from(blobs: Blobs, index: int) -> Iterator[LogEntry]:
     while (entry := _read(blobs, index)) is not None:
         yield entry
         index += 1
 
 
-def _read(blobs: Blobs, index: int) -> Entry | None:
+def _read(blobs: Blobs, index: int) -> LogEntry | None:
     data = blobs.get(log_key(index))
     if data is None:
         return None
     try:
-        return Entry(index, Record.from_bytes(data))
+        return LogEntry(index, LogRecord.from_bytes(data))
     except Damaged as damage:
-        return Entry(index, None, str(damage))
+        return LogEntry(index, None, str(damage))

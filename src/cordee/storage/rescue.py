@@ -21,7 +21,7 @@ from typing import Any
 
 from cordee.errors import DestinationError
 from cordee.storage.files import Blobs
-from cordee.storage.log import Entry
+from cordee.storage.log import LogEntry
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 
 UPLOADER_MARKS = ("CORDEE_UPLOADER", "CORDEE_DRAIN")
@@ -91,13 +91,13 @@ def newest_of_all(
     return max(set.intersection(*held.values()), default=None)
 
 
-def newest_attempt(entries: list[Entry]) -> tuple[int, str] | None:
+def newest_attempt(entries: list[LogEntry]) -> tuple[int, str] | None:
     """(epoch, nonce) of the newest attempt in the log."""
     opened = [entry.record for entry in entries if entry.record and entry.record.kind == "open"]
     return (opened[-1].epoch, opened[-1].nonce) if opened else None
 
 
-class Living:
+class SignsOfLife:
     """A drain's signs of life, from when its trainer has `left` until nothing is to be brought any more.
 
     So the next attempt waits for what can still be committed, and not for what is done behind a commit. `captured` says
@@ -156,7 +156,7 @@ def give_sign(blobs: Blobs, key: str, sign: int, process: dict[str, Any]) -> Non
     blobs.put(key, seal({"format": FORMAT, "sign": sign, **process}))
 
 
-class Outlook:
+class EarlierUploaders:
     """The drains of an older attempt, as the next one sees them.
 
     Attributes:

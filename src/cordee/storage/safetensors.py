@@ -40,7 +40,7 @@ _TORCH_NAMES = {theirs: ours for ours, (theirs, _) in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Held:
+class FileTensor:
     """A tensor in an open file."""
 
     dtype: str
@@ -78,7 +78,7 @@ def write_file(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], in
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[dict[str, Held]]:
+def open_file(path: Path) -> Iterator[dict[str, FileTensor]]:
     """The tensors of a file, mapped and not read.
 
     Raises:
@@ -118,7 +118,7 @@ def _header(path: Path, length: bytes, file: Any) -> tuple[dict[str, Any], int]:
     return header, 8 + bytes_said
 
 
-def _held(path: Path, name: str, entry: Any, data: memoryview) -> Held:
+def _held(path: Path, name: str, entry: Any, data: memoryview) -> FileTensor:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     except (KeyError, TypeError, ValueError):
@@ -136,4 +136,4 @@ def _held(path: Path, name: str, entry: Any, data: memoryview) -> Held:
             f"{path}: {name} needs {wanted} bytes, and its header says {begin} to {end} of {len(data)}",
             hint="the file is cut off, or was not downloaded whole",
         )
-    return Held(ours, shape, data[begin:end])
+    return FileTensor(ours, shape, data[begin:end])

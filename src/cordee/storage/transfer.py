@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from cordee.errors import CheckpointError, InputError
-from cordee.storage.chunks import Chunk, Layout, join_pieces, lay_out, read_chunk, write_chunk
+from cordee.storage.chunks import Chunk, ChunkLayout, join_pieces, lay_out, read_chunk, write_chunk
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, check_generation, commit_fields, commit_of
 from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import Manifest, Shard, Tensor, write_manifest
-from cordee.storage.safetensors import DTYPES, Held, open_file, write_file
+from cordee.storage.safetensors import DTYPES, FileTensor, open_file, write_file
 
 # As transformers divides by default, so that no file is too large to download again.
 FILE_BYTES_MAX = 5_000_000_000
@@ -145,7 +145,7 @@ def import_safetensors(
     if read_entries(blobs):
         raise CheckpointError("the destination has a log already", hint="import into a place of its own, and pin it")
     with ExitStack() as files:
-        held: dict[str, Held] = {}
+        held: dict[str, FileTensor] = {}
         for path in paths:
             found = files.enter_context(open_file(path))
             twice = held.keys() & found.keys()
@@ -207,7 +207,7 @@ def _write(
 
 
 def _write_chunks(
-    blobs: Blobs, layout: Layout, held: Sequence[Held], epoch: int, told: Callable[[int], None]
+    blobs: Blobs, layout: ChunkLayout, held: Sequence[FileTensor], epoch: int, told: Callable[[int], None]
 ) -> Iterator[Chunk]:
     inside: list[list[tuple[int, memoryview]]] = [[] for _ in layout.cuts]
     for tensor, pieces in zip(held, layout.pieces, strict=True):

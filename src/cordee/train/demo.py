@@ -27,7 +27,7 @@ VOCABULARY = 256
 TEXT_BYTES = 2_000_000
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class DecoderBlock(nn.Module):  # type: ignore[misc]
     """Attention and a perceptron, each on its residual."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(DecoderBlock() for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -20,18 +20,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from cordee.errors import CheckpointError, CordeeError, StopError
 from cordee.events import Estimate, SpanClass
 from cordee.plan.layout import Layout
-from cordee.train import needs  # noqa: F401 - raises where torch is too old for the rest
-from cordee.train.checkpoint import own
+from cordee.train import torch_version  # noqa: F401 - raises where torch is too old for the rest
+from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.saving import Saving
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh
-from cordee.train.pace import Pace
 from cordee.train.report import Reporter, speak
 from cordee.train.settings import Settings, settings
-from cordee.train.stop.agreement import Agreement, Verdict
+from cordee.train.step_timer import StepTimer
+from cordee.train.stop.agreement import Agreement, BoundaryAction
 from cordee.train.stop.deadline import Choice
-from cordee.train.stop.leaving import Leaving, beside, name
-from cordee.train.watch.watch import Watch
+from cordee.train.stop.rank_exit import RankExit, beside, name
+from cordee.train.watch.watch import RankWatch
 from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
@@ -89,15 +89,15 @@ class Job:
         self.start_step = 0  # the step this attempt starts with
         self.rank, self.world_size = _rank_and_world_size()
         self._told = told
-        self._pace = Pace()
+        self._pace = StepTimer()
         self._points = 0  # safe points since the boundary before
         self._finished = self._closed = False
         self._final_failed = False
         self._rng: Any = None  # to go on from, when the loop begins
         self._saving: Saving | None = None
-        self._leaving: Leaving | None = None
+        self._leaving: RankExit | None = None
         self._agreement: Agreement | None = None
-        self._watch: Watch | None = None
+        self._watch: RankWatch | None = None
         self._reporter = Reporter(told, self.rank)
         self._meter = Meter(self._reporter, self._pace, self.rank, told.estimate)
 
@@ -133,7 +133,7 @@ class Job:
             if self.rank == 0:
                 log.warning("no checkpoint destination: this job is unprotected (cordee.job(state, to=...) names one)")
             return
-        self._leaving = leaving = Leaving(self._told, self.rank, self._reporter, self._pace, self._hinted)
+        self._leaving = leaving = RankExit(self._told, self.rank, self._reporter, self._pace, self._hinted)
         try:
             self._saving = leaving.saving = Saving(
                 self.state,
@@ -205,13 +205,13 @@ class Job:
     def begin(self) -> None:
         """Just before the first step: the generators are put back, since what came before may have drawn numbers."""
         if self._rng is not None:
-            own.restore_rng(self._rng)
+            rank_state.restore_rng(self._rng)
             self._rng = None
-        own.begin(self.state, self._pace.step)
+        rank_state.begin(self.state, self._pace.step)
         self._finished = False
         self._reporter.switch(SpanClass.USEFUL, self._pace.step)
         if self._watch is None and self._told.hang_report_s:
-            self._watch = Watch(
+            self._watch = RankWatch(
                 self._told,
                 rank=self.rank,
                 world_size=self.world_size,
@@ -309,12 +309,12 @@ class Job:
         agreement = self._agreement
         assert agreement is not None, "enter the job first"
         step = self._pace.step + self._pace.inside  # within a step its training is done, or this were no boundary
-        while (verdict := agreement.at(number)) is Verdict.SAVE:
+        while (verdict := agreement.at(number)) is BoundaryAction.SAVE:
             if step != saving.tried_step:  # not saved_step: all ranks save here, or none
                 saving.save(step, saving.asked())
             agreement.conclude()
             self._plan_save()
-        if verdict is Verdict.LEAVE:
+        if verdict is BoundaryAction.LEAVE:
             if self._pace.inside:
                 self.stepped()
             self._leave(saving, agreement)
@@ -351,7 +351,7 @@ class Job:
         if self._leaving is not None:
             self._leaving.stay()
 
-    def _is_leaving(self, leaving: Leaving) -> bool:
+    def _is_leaving(self, leaving: RankExit) -> bool:
         """Whether there was a notice; this rank may fail of it before it is told."""
         if leaving.by_s is not None or self._agreement is None:
             return leaving.by_s is not None

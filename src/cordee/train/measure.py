@@ -12,8 +12,8 @@ from contextlib import suppress
 import torch
 
 from cordee.events import Estimate
-from cordee.train.pace import Pace
 from cordee.train.report import Reporter
+from cordee.train.step_timer import StepTimer
 
 FIRST_STEPS = 3  # gradients, optimizer state and the allocator's blocks are there after the first ones
 PERIOD_S = 60.0
@@ -27,7 +27,7 @@ class Meter:
         steps_total: the job is done after so many; None: the loop did not say.
     """
 
-    def __init__(self, reporter: Reporter, pace: Pace, rank: int, estimate: Estimate | None) -> None:
+    def __init__(self, reporter: Reporter, pace: StepTimer, rank: int, estimate: Estimate | None) -> None:
         self._reporter, self._pace, self._rank, self._estimate = reporter, pace, rank, estimate
         self.steps_total: int | None = None
         self._steps = self._reported_steps = 0

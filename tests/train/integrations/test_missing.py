@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from cordee.errors import MissingExtraError
+from cordee.train import torch_version
 
 
 @pytest.mark.parametrize(("module", "library"), [("huggingface", "transformers"), ("lightning", "lightning")])
@@ -22,8 +23,6 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, module: str, librar
 def test_an_older_torch_is_refused_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from cordee.train import needs
-
     monkeypatch.setattr(torch, "__version__", "2.5.1+cu124")
     with pytest.raises(MissingExtraError, match=r"needs torch 2\.6 or newer, and this is 2\.5\.1"):
-        importlib.reload(needs)
+        importlib.reload(torch_version)

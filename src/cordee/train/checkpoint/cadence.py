@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cordee.storage.destination import Place
+from cordee.storage.destination import Level
 from cordee.train.settings import Every
 
 MEMORY = 0
@@ -16,13 +16,13 @@ MEMORY = 0
 LOOK_S = 0.1  # between two looks whether the drain is done
 
 
-class Outward:
+class LevelSchedule:
     """Which places are due; a checkpoint that goes to one goes to all nearer ones too.
 
     The first of an attempt goes everywhere: it shows that each place works, and what it takes.
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[Level]) -> None:
         self._places = tuple(places)
         self._count = [math.inf] * len(self._places)  # checkpoints since this place had one
         self._at_s = [-math.inf] * len(self._places)
@@ -41,13 +41,13 @@ class Outward:
         for at in range(reach):
             self._count[at], self._at_s[at] = 0, captured_s
 
-    def _is_due(self, at: int, place: Place, now_s: float) -> bool:
+    def _is_due(self, at: int, place: Level, now_s: float) -> bool:
         if place.every_s is not None:
             return now_s - self._at_s[at] >= place.every_s
         return self._count[at] + 1 >= (place.every or 1)
 
 
-class Rhythm:
+class Cadence:
     """When a checkpoint is due, and when a capture in memory between them.
 
     By steps: every rank knows. By time: rank 0's clock says, and the ranks agree on the step.
@@ -123,7 +123,7 @@ class Rhythm:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SaveStatus:
     """What a save costs, as measured, and what a death or a notice could still make of it. None: not known yet.
 
     Attributes:

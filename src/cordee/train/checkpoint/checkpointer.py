@@ -19,21 +19,21 @@ import torch
 from cordee.errors import CheckpointError, CorruptError, FencedError
 from cordee.storage import rescue
 from cordee.storage.chunks import lay_out
-from cordee.storage.destination import open_blobs, parse_places
+from cordee.storage.destination import open_blobs, parse_levels
 from cordee.storage.generations import Commit, base_chunks, check_chunks, commit_of
 from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import parts_prefix, read_manifest, write_failed
 from cordee.storage.sealed import Damaged, canonical
-from cordee.train.checkpoint.cadence import LOOK_S, MEMORY, Outward, Standing
-from cordee.train.checkpoint.dcp import CaptureWriter, Plan, fingerprint, make_plan, planner_for
+from cordee.train.checkpoint.cadence import LOOK_S, MEMORY, LevelSchedule, SaveStatus
+from cordee.train.checkpoint.capture_marks import BUFFERS
+from cordee.train.checkpoint.consensus import Consensus
+from cordee.train.checkpoint.dcp import CaptureWriter, RankPlan, fingerprint, make_plan, planner_for
 from cordee.train.checkpoint.link import UploaderLink
 from cordee.train.checkpoint.restore import Loaded, restore
-from cordee.train.checkpoint.seals import BUFFERS
-from cordee.train.checkpoint.staging import Buffers, local_bytes
+from cordee.train.checkpoint.staging import StagingBuffers, local_bytes
 from cordee.train.checkpoint.state import encode, gather
-from cordee.train.checkpoint.together import Together
-from cordee.train.checkpoint.uploader import Setup
+from cordee.train.checkpoint.uploader import UploaderSetup
 from cordee.units import MiB
 from cordee.workload.keep import KEEP_MIN, Keep, parse_keep
 
@@ -100,15 +100,15 @@ class Checkpointer:
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._blobs = open_blobs(to)
-        self._together = Together(rank, world_size, grace_s)
-        self._buffers = Buffers()
+        self._together = Consensus(rank, world_size, grace_s)
+        self._buffers = StagingBuffers()
         self._writers = [CaptureWriter(staging) for staging in self._buffers.stagings]
-        self._laid_out: list[Plan | None] = [None] * len(self._writers)
-        self._outward = Outward(parse_places(to))
+        self._laid_out: list[RankPlan | None] = [None] * len(self._writers)
+        self._outward = LevelSchedule(parse_levels(to))
         self._nonce = ""
         self._link: UploaderLink | None = None
-        self._plan: Plan | None = None
-        self._sent_plan: tuple[UploaderLink, Plan] | None = None
+        self._plan: RankPlan | None = None
+        self._sent_plan: tuple[UploaderLink, RankPlan] | None = None
         self._number = 0  # of captures
         self._awaited = 0  # the newest of them that is on its way to the store, or was
         self._way: dict[int, tuple[int, int, float]] = {}  # of those on their way: step, reach, captured at
@@ -287,12 +287,12 @@ class Checkpointer:
         with self._changed:
             return self._newest
 
-    def standing(self) -> Standing:
+    def standing(self) -> SaveStatus:
         """What a save costs, and which captures there are."""
         known = self._link is not None and self._link.alive  # else nobody brings what is held
         with self._changed:
             newest = self._newest
-            return Standing(
+            return SaveStatus(
                 newest.bytes if newest else None,
                 newest.stall_us / 1e6 if newest else None,
                 tuple(self._upload_s),
@@ -369,7 +369,7 @@ class Checkpointer:
         before = self._together.from_rank0(lambda: rescue.newest_attempt(read_entries(self._blobs)))
         if before is None:
             return
-        outlook = rescue.Outlook(self._blobs, *before)
+        outlook = rescue.EarlierUploaders(self._blobs, *before)
         deadline_s = time.monotonic() + rescue.RESCUE_S_MAX
         told = False
         while living := self._together.from_rank0(lambda: self._still_living(outlook)):
@@ -387,7 +387,7 @@ class Checkpointer:
             silent = ", ".join(sorted(outlook.silent)[:3])
             logger.warning("no sign of life of a drain for %.0f s, going on: %s", rescue.SILENT_S_MAX, silent)
 
-    def _still_living(self, outlook: rescue.Outlook) -> str | None:
+    def _still_living(self, outlook: rescue.EarlierUploaders) -> str | None:
         """Asks for a second at most, and for half of what the other ranks wait for an answer."""
         until_s = time.monotonic() + min(rescue.LOOK_S_MAX, self.grace_s / 2)
         while (living := outlook.living(max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
@@ -434,7 +434,7 @@ class Checkpointer:
         return slot
 
     def _start_uploader(self, saves_before: int) -> None:
-        setup = Setup(
+        setup = UploaderSetup(
             self.to,
             self.rank,
             self.world_size,
@@ -443,7 +443,7 @@ class Checkpointer:
             str(self.keep),
             self.grace_s,
             self._buffers.fds,
-            self._buffers.seals_fd,
+            self._buffers.marks_fd,
             self._opened.generation if self._opened else None,
             saves_before,
             [skipped.generation for skipped in self.skipped],
@@ -452,7 +452,7 @@ class Checkpointer:
         self._buffers.forget()
         self._link = UploaderLink(setup, self._committed, self._failed)
 
-    def _capture(self, slot: int, plan: Plan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
+    def _capture(self, slot: int, plan: RankPlan, tensors: dict[str, torch.Tensor], encoded: bytes) -> None:
         writer = self._writers[slot]
         with self._filling:
             if self._leaving:
@@ -490,7 +490,9 @@ class Checkpointer:
             "captured_us": time.time_ns() // 1000,
         }
 
-    def _hand_over(self, link: UploaderLink, plan: Plan, command: dict[str, Any], reach: int, started_s: float) -> None:
+    def _hand_over(
+        self, link: UploaderLink, plan: RankPlan, command: dict[str, Any], reach: int, started_s: float
+    ) -> None:
         if self._sent_plan != (link, plan):
             link.send_layout({"plan": plan.name, "shards": plan.shards(self._writers[command["slot"]].layout)})
             self._sent_plan = (link, plan)

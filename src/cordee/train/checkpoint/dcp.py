@@ -29,12 +29,12 @@ from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
 from cordee.errors import CheckpointError
-from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, Layout, check_chunk, join_pieces, lay_out, read_chunk
+from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, ChunkLayout, check_chunk, join_pieces, lay_out, read_chunk
 from cordee.storage.files import Blobs
 from cordee.storage.manifest import Manifest, Shard
-from cordee.train.checkpoint.staging import Staging
+from cordee.train.checkpoint.consensus import Consensus
+from cordee.train.checkpoint.staging import StagingBuffer
 from cordee.train.checkpoint.state import dtype_of, samples_of
-from cordee.train.checkpoint.together import Together
 
 _CHUNKS_KEPT = 4
 _THREADS = 4
@@ -52,9 +52,9 @@ def fingerprint(tensors: dict[str, torch.Tensor]) -> str:
 class CaptureWriter(StorageWriter):  # type: ignore[misc]
     """DCP's writer whose storage is the staging memory."""
 
-    def __init__(self, staging: Staging) -> None:
+    def __init__(self, staging: StagingBuffer) -> None:
         self.staging = staging
-        self.layout: Layout = lay_out([])
+        self.layout: ChunkLayout = lay_out([])
         self._targets: list[torch.Tensor] = []
 
     def reset(self, checkpoint_id: Any = None) -> None:
@@ -111,7 +111,7 @@ def _shard_bytes(item: WriteItem) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RankPlan:
     """This rank's share of a save, as all ranks agreed on it."""
 
     name: str
@@ -119,7 +119,7 @@ class Plan:
     fingerprint: str
     brings: bool  # Does this rank write its values too?
 
-    def shards(self, layout: Layout) -> list[list[Any]]:
+    def shards(self, layout: ChunkLayout) -> list[list[Any]]:
         """For the part record: name, dtype, shape, offsets, sizes and pieces of each shard."""
         rows = []
         for item, pieces in zip(self.items.items, layout.pieces, strict=True):
@@ -140,7 +140,7 @@ class _Offer:
     samples: dict[str, list[float]]
 
 
-def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str, together: Together) -> Plan:
+def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str, together: Consensus) -> RankPlan:
     """Plan a save with DCP's default planner; collective over all ranks.
 
     Raises:
@@ -153,7 +153,7 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
         plans, name, problem = _join_plans(planner, [offer.plan])
         if plans is None:
             raise CheckpointError(f"the state cannot be planned: {problem}")
-        return Plan(name, plans[0], mark, True)
+        return RankPlan(name, plans[0], mark, True)
     gathered: list[Any] | None = [None] * together.world_size if rank == 0 else None
     dist.gather_object(offer, gathered, group_dst=0, group=group)
     answers: list[Any] = [None] * together.world_size
@@ -166,7 +166,7 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
     plan, brings, name, problem = answer[0]
     if problem:
         raise CheckpointError(f"the ranks' states cannot be planned together: {problem}")
-    return Plan(name, plan, mark, brings)
+    return RankPlan(name, plan, mark, brings)
 
 
 def _bringing(offers: list[_Offer]) -> list[bool]:

@@ -17,7 +17,7 @@ from typing import Any
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
 from cordee.storage.rescue import UPLOADER_MARKS
-from cordee.train.checkpoint.uploader import Setup
+from cordee.train.checkpoint.uploader import UploaderSetup
 
 HAND_OVER_S_MAX = 2.0  # A drain that hangs must not hang its trainer.
 
@@ -31,7 +31,7 @@ class UploaderLink:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: UploaderSetup,
         on_commit: Callable[[int, Commit], None],
         on_failure: Callable[[int | None, CheckpointError], None],
     ) -> None:
@@ -49,7 +49,7 @@ class UploaderLink:
             [sys.executable, "-P", "-m", "cordee.train.checkpoint.uploader"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(*setup.fds, setup.seals_fd),
+            pass_fds=(*setup.fds, setup.marks_fd),
             # Whoever ends what a trainer has left behind can tell it from the rest, and give it the time it needs.
             env=os.environ | dict.fromkeys(UPLOADER_MARKS, "1"),
         )

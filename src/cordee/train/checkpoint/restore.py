@@ -16,11 +16,11 @@ from cordee.errors import CheckpointError
 from cordee.storage.files import Blobs
 from cordee.storage.generations import Commit, check_chunks
 from cordee.storage.manifest import Manifest, read_extras, read_manifest
-from cordee.train.checkpoint import own
+from cordee.train.checkpoint import rank_state
+from cordee.train.checkpoint.consensus import Consensus
 from cordee.train.checkpoint.dcp import GenerationReader, load_tensors
-from cordee.train.checkpoint.fit import fit, model_names
+from cordee.train.checkpoint.reshard import fit, model_names
 from cordee.train.checkpoint.state import decode, dtype_of, gather, names_in, scatter
-from cordee.train.checkpoint.together import Together
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Loaded:
         step: the first to run.
         extras: this rank's own, None if the world or the layout was another one.
         world_size: when it was saved.
-        rng: for `own.restore_rng`; None if there is nothing to go on from.
+        rng: for `rank_state.restore_rng`; None if there is nothing to go on from.
         differed: where `extras` is None, what the ranks had each for itself, and have rank 0's of now.
     """
 
@@ -58,7 +58,7 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def restore(
-    state: dict[str, Any], commit: Commit, *, blobs: Blobs, together: Together, is_verified: bool = False
+    state: dict[str, Any], commit: Commit, *, blobs: Blobs, together: Consensus, is_verified: bool = False
 ) -> Loaded:
     """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
 
@@ -76,7 +76,7 @@ def restore(
     _require_all_taken(state, manifest, fitted, together)
     reader = GenerationReader(blobs, manifest)
     wanted, extras = on_all(lambda: _read(reader, template, fitted, together))
-    place = own.dp_of(state)
+    place = rank_state.dp_of(state)
     moved = extras is None or extras.get("dp") != place
     chunks = () if is_verified else manifest.chunks
     # One choice for all ranks, also where a rank's own place is the same.
@@ -98,7 +98,7 @@ def _fitted(
     return manifest, template, fit(state, manifest.all_values(), mine)
 
 
-def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], together: Together) -> None:
+def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], together: Consensus) -> None:
     """A model of which no rank has a part that was saved is another model."""
     saved = sorted(model_names(state, manifest.all_values()))
     mine = model_names(state, [fitted])
@@ -111,7 +111,7 @@ def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[s
 
 
 def _read(
-    reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, Any], together: Together
+    reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, Any], together: Consensus
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
     """The tensors by name, those of the template in place, and this rank's extras if the world is the same."""
     wanted = {}
@@ -147,8 +147,8 @@ def _elsewhere(manifest: Manifest, blobs: Blobs, stream: int) -> Loaded:
     first = last = _extras(blobs, manifest, 0)
     if manifest.world_size > 1:
         last = _extras(blobs, manifest, manifest.world_size - 1)
-    rng = own.rng_elsewhere(first, last, manifest.step, stream)
-    return Loaded(manifest.step, None, manifest.world_size, rng, own.differing(first, last))
+    rng = rank_state.rng_elsewhere(first, last, manifest.step, stream)
+    return Loaded(manifest.step, None, manifest.world_size, rng, rank_state.differing(first, last))
 
 
 def _extras(blobs: Blobs, manifest: Manifest, rank: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The saves of one attempt: when one is due, that it is made, and what became of it.
 
 Captures are made on the main thread, between two steps; uploading them is `checkpointer.py`'s. That all ranks save at
-the same boundary is for `stop/agreement.py`, and how a rank leaves for `stop/leaving.py`.
+the same boundary is for `stop/agreement.py`, and how a rank leaves for `stop/rank_exit.py`.
 """
 
 import logging
@@ -17,14 +17,14 @@ from cordee.errors import CheckpointError, FencedError
 from cordee.events import SpanClass
 from cordee.storage.destination import places
 from cordee.storage.generations import Commit
-from cordee.train.checkpoint import own
-from cordee.train.checkpoint.cadence import MEMORY, Rhythm
+from cordee.train.checkpoint import rank_state
+from cordee.train.checkpoint.cadence import MEMORY, Cadence
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from cordee.train.checkpoint.restore import Loaded
-from cordee.train.pace import Pace
 from cordee.train.report import Reporter, process_start_us
 from cordee.train.settings import Settings
-from cordee.train.stop.deadline import Situation, Store
+from cordee.train.step_timer import StepTimer
+from cordee.train.stop.deadline import LevelTiming, Situation
 from cordee.units import format_duration
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Saving:
         self._start_step = 0
         self._has_looked = False  # for what there is to load
         self._began_s = time.monotonic()
-        self._rhythm = Rhythm(told.every, told.ram, first_s=AUTO_FIRST_S)
+        self._rhythm = Cadence(told.every, told.ram, first_s=AUTO_FIRST_S)
         self._told_save_s: float | None = None
         self._stall_s = 0.0
         self._costs_s: deque[tuple[float, float]] = deque(maxlen=5)  # stall and drain of the last checkpoints
@@ -112,7 +112,7 @@ class Saving:
 
         The step to start from, 0 of a new job, and the random numbers to go on from, for when the loop begins.
         """
-        own.enter(self._state)
+        rank_state.enter(self._state)
         if not self._has_looked:
             loaded = self.checkpointer.resume(self._state)
         else:
@@ -121,7 +121,7 @@ class Saving:
         step = self._found()
         if loaded is not None:
             if loaded.extras is not None:
-                own.restore(self._state, loaded.extras)
+                rank_state.restore(self._state, loaded.extras)
             elif self._rank == 0:
                 self._tell_elsewhere(loaded)
         self._restart_s = time.time() - process_start_us() / 1e6
@@ -222,7 +222,7 @@ class Saving:
     def _extras(self, step: int) -> tuple[dict[str, Any], CheckpointError | None]:
         """What is this rank's own, or why there is none; then the other ranks have to be told."""
         try:
-            return own.capture(self._state, step), None
+            return rank_state.capture(self._state, step), None
         except CheckpointError as error:
             return {}, error
 
@@ -276,7 +276,7 @@ class Saving:
         """The process ends, whatever its loop does: wait until the drain has brought all that is in memory."""
         self.checkpointer.leave(left_s)
 
-    def situation(self, pace: Pace, *, left_s: float, at_boundary: bool, machine_stays: bool) -> Situation:
+    def situation(self, pace: StepTimer, *, left_s: float, at_boundary: bool, machine_stays: bool) -> Situation:
         """What there is to decide on."""
         standing = self.checkpointer.standing()
         newest = self.checkpointer.newest()
@@ -289,7 +289,8 @@ class Saving:
             left_s=left_s,
             step=pace.step + (pace.inside and not at_boundary),
             stores=tuple(
-                Store(name=name, upload_s=each) for name, each in zip(self._stores, standing.upload_s, strict=True)
+                LevelTiming(name=name, upload_s=each)
+                for name, each in zip(self._stores, standing.upload_s, strict=True)
             ),
             boundary_s=0.0 if at_boundary else pace.boundary_s(),
             step_s=pace.step_s(),

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from cordee.train.checkpoint.seals import BUFFERS, Seals
+from cordee.train.checkpoint.capture_marks import BUFFERS, CaptureMarks
 from cordee.units import MiB
 
 
-class Staging:
+class StagingBuffer:
     """Anonymous shared memory behind a descriptor."""
 
     def __init__(self) -> None:
@@ -81,14 +81,14 @@ class Staging:
             self._pinned = False
 
 
-class Buffers:
+class StagingBuffers:
     """The staging buffers of one rank, and which of them holds what."""
 
     def __init__(self) -> None:
-        self.stagings = [Staging() for _ in range(BUFFERS)]
-        self.seals_fd = _memory("cordee-seals")
-        os.ftruncate(self.seals_fd, mmap.PAGESIZE)
-        self.seals = Seals(self.seals_fd)
+        self.stagings = [StagingBuffer() for _ in range(BUFFERS)]
+        self.marks_fd = _memory("cordee-seals")
+        os.ftruncate(self.marks_fd, mmap.PAGESIZE)
+        self.seals = CaptureMarks(self.marks_fd)
         self.held_step: int | None = None  # of the newest capture that is in memory only
         self._held_in: int | None = None
         self._count = 1
@@ -111,7 +111,7 @@ class Buffers:
 
     def filling(self, slot: int) -> None:
         """From here on the buffer is written; nobody may take it for a capture."""
-        self.seals.break_(slot)
+        self.seals.clear(slot)
         if slot == self._held_in:
             self._held_in = self.held_step = None
 
@@ -152,9 +152,9 @@ class Buffers:
         self.settle()
         for staging in self.stagings:
             staging.close()
-        if self.seals_fd >= 0:
-            os.close(self.seals_fd)
-            self.seals_fd = -1
+        if self.marks_fd >= 0:
+            os.close(self.marks_fd)
+            self.marks_fd = -1
 
 
 def _memory(name: str) -> int:

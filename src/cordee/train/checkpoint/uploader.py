@@ -31,7 +31,7 @@ from cordee.events import CheckpointCommitted
 from cordee.ids import JobId
 from cordee.points import point
 from cordee.storage import rescue
-from cordee.storage.base import owner_of
+from cordee.storage.base_destination import owner_of
 from cordee.storage.chunks import Chunk, check_chunk, has_decayed, write_chunk, written_by
 from cordee.storage.destination import is_remote, open_blobs, places
 from cordee.storage.files import Blobs
@@ -52,7 +52,7 @@ from cordee.storage.manifest import (
 )
 from cordee.storage.sealed import Damaged, seal
 from cordee.telemetry.stream import StreamWriter
-from cordee.train.checkpoint.seals import Seals
+from cordee.train.checkpoint.capture_marks import CaptureMarks
 from cordee.workload.keep import parse_keep
 
 logger = logging.getLogger("cordee.train")
@@ -68,7 +68,7 @@ SAY_AGAIN_S = 1.0  # between two tries to tell of a failure
 
 
 @dataclass(frozen=True)
-class Setup:
+class UploaderSetup:
     """What a drain has to know before its first save; the first line on its standard input."""
 
     to: str
@@ -79,7 +79,7 @@ class Setup:
     keep: str | int
     grace_s: float
     fds: list[int]  # of the staging buffers
-    seals_fd: int
+    marks_fd: int
     verified: int | None  # the generation that this attempt has loaded, which is known to verify
     saves_before: int  # saves that an earlier drain of this rank was given
     damaged: list[int]  # generations that this attempt has stepped over
@@ -94,7 +94,7 @@ class Uploader:
 
     def __init__(
         self,
-        setup: Setup,
+        setup: UploaderSetup,
         blobs: Blobs,
         emit: Callable[[dict[str, Any]], None],
         memory: Callable[[int, int], memoryview],
@@ -443,7 +443,9 @@ def _us_since(started_s: float) -> int:
     return round((time.monotonic() - started_s) * 1_000_000)
 
 
-def _serve(drain: Uploader, commands: "queue.SimpleQueue[dict[str, Any] | None]", newest: int, seals: Seals) -> None:
+def _serve(
+    drain: Uploader, commands: "queue.SimpleQueue[dict[str, Any] | None]", newest: int, seals: CaptureMarks
+) -> None:
     """One command after the other until there are none, then what the trainer has left behind; `newest`: its save."""
     layout: dict[str, Any] = {}
     held: dict[int, dict[str, Any]] = {}  # by buffer
@@ -498,7 +500,7 @@ def main() -> None:
     first = commands.get()
     if first is None:
         return
-    setup = Setup(**first)
+    setup = UploaderSetup(**first)
 
     mapped: dict[int, mmap.mmap] = {}
 
@@ -512,14 +514,14 @@ def main() -> None:
 
     try:
         blobs = open_blobs(setup.to)
-        living = rescue.Living(
+        living = rescue.SignsOfLife(
             blobs, setup.epoch, setup.nonce, setup.rank, left=trainer_left, captured=lambda: captured[0]
         )
         drain = Uploader(setup, blobs, emit, memory, busy=busy, settled=living.settled)
     except (CordeeError, Damaged) as error:
         emit({**_plain(error), "save": None})
         return
-    _serve(drain, commands, first["saves_before"], Seals(setup.seals_fd))
+    _serve(drain, commands, first["saves_before"], CaptureMarks(setup.marks_fd))
     living.end()
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()

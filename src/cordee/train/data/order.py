@@ -21,7 +21,7 @@ Numbers = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SampleOrder:
     """An endless line of samples, epoch after epoch; a position is a number of samples from its beginning.
 
     With `drop_last` an epoch has whole global batches only, and leaves out what is over: other samples each time.
@@ -54,7 +54,7 @@ class Order:
     def steps_before(self, epoch: int) -> int:
         """How many global batches begin before this epoch does.
 
-        >>> [Order(length=10, global_batch=4, drop_last=drop).steps_before(2) for drop in (True, False)]
+        >>> [SampleOrder(length=10, global_batch=4, drop_last=drop).steps_before(2) for drop in (True, False)]
         [4, 5]
         """
         return -(-epoch * self.epoch_samples // self.global_batch)

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import Dataset, Sampler, get_worker_info
 
 from cordee.errors import CheckpointError, InputError, LayoutError
-from cordee.train.data.order import Order
+from cordee.train.data.order import SampleOrder
 
 log = logging.getLogger("cordee")
 
@@ -68,7 +68,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         Raises:
             LayoutError: the ranks do not divide the global batch.
         """
-        self.order = Order(
+        self.order = SampleOrder(
             length=len(dataset), global_batch=global_batch, seed=seed, shuffle=shuffle, drop_last=drop_last
         )
         self.dp_rank, self.dp_size = _place(dp)

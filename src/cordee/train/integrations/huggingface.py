@@ -108,7 +108,7 @@ def _say_where_to_start(trainer: Any, step: int, folder: Path) -> None:
     TrainerState(global_step=step, **same).save_to_json(str(folder / "trainer_state.json"))
 
 
-class _Progress:
+class _TrainerProgress:
     """What the Trainer and its callbacks count, as an object with a state: each rank's own."""
 
     def __init__(self, trainer: Any) -> None:
@@ -164,7 +164,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The model is wrapped and its optimizer made: load them."""
         trainer = self._trainer
-        self._progress = _Progress(trainer)
+        self._progress = _TrainerProgress(trainer)
         parts = {
             "model": trainer.model_wrapped,
             "optimizer": getattr(trainer.optimizer, "optimizer", trainer.optimizer),  # not accelerate's wrapper

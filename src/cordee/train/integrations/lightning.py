@@ -77,7 +77,7 @@ class _Fitting:
         self.job = job
         self._trainer = trainer
         self._loop = trainer.fit_loop.epoch_loop
-        self._progress = _Progress(trainer)
+        self._progress = _LightningProgress(trainer)
         self._began = self._between = False
         self._cleanup = ExitStack()
         if protected:
@@ -163,7 +163,7 @@ class _Fitting:
             self._between = True
 
 
-class _Progress:
+class _LightningProgress:
     """What Lightning and its callbacks count, as an object with a state: each rank's own."""
 
     def __init__(self, trainer: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cordee.train.checkpoint import own
+from cordee.train.checkpoint import rank_state
 
 # Where loaders, samplers and their wrappers keep what they draw from.
 _NAMES = ("generator", "sampler", "batch_sampler", "_sampler", "dataset")
@@ -16,12 +16,12 @@ _NAMES = ("generator", "sampler", "batch_sampler", "_sampler", "dataset")
 
 def capture(loaders: Iterable[Any]) -> dict[str, Any]:
     """The generators of this rank and those of the loaders' own, as plain values."""
-    return {"rank": own.capture_rng(), "loaders": [each.get_state() for each in _generators(loaders)]}
+    return {"rank": rank_state.capture_rng(), "loaders": [each.get_state() for each in _generators(loaders)]}
 
 
 def restore(loaders: Iterable[Any], saved: dict[str, Any]) -> None:
     """Put them back to what `capture` saw of the same loaders."""
-    own.restore_rng(saved["rank"])
+    rank_state.restore_rng(saved["rank"])
     for each, state in zip(_generators(loaders), saved["loaders"], strict=False):
         each.set_state(state)
 

@@ -18,14 +18,14 @@ from enum import StrEnum
 from typing import Any
 
 from cordee.errors import StopError
-from cordee.train.needs import clone_of
+from cordee.train.torch_version import clone_of
 
 log = logging.getLogger("cordee")
 
 _FOREVER = timedelta(days=1)  # a wait is repeated when it runs out, so this only bounds how often
 
 
-class Verdict(StrEnum):
+class BoundaryAction(StrEnum):
     """What a rank does at a step boundary."""
 
     BEGIN = "begin"  # the step
@@ -36,7 +36,7 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class _Agreed:
     step: int
-    verdict: Verdict
+    verdict: BoundaryAction
 
 
 class Agreement:
@@ -87,7 +87,7 @@ class Agreement:
 
     # -- the loop's side -----------------------------------------------------------------------------------
 
-    def at(self, number: int) -> Verdict:
+    def at(self, number: int) -> BoundaryAction:
         """What to do at this boundary; waits only between this rank's pledge and the decision.
 
         All ranks pass the same ones in the same order. Their numbers grow and may leave gaps: the ranks meet at the
@@ -100,7 +100,7 @@ class Agreement:
             if agreed is not None and number >= agreed.step:
                 return agreed.verdict
             self._begun = max(self._begun, number + 1)
-            return Verdict.BEGIN
+            return BoundaryAction.BEGIN
 
     def _hold(self, number: int) -> None:
         started = time.monotonic()
@@ -113,7 +113,7 @@ class Agreement:
         with self._changed:
             self._pledge = None
             alone = self._world == 1 and self._leaving  # a notice that came during the save
-            self._agreed = _Agreed(self._begun, Verdict.LEAVE) if alone else None
+            self._agreed = _Agreed(self._begun, BoundaryAction.LEAVE) if alone else None
             self._round += 1
             self._changed.notify_all()
 
@@ -169,7 +169,7 @@ class Agreement:
     def _request_alone(self, leave: bool) -> None:
         with self._changed:
             self._leaving = self._leaving or leave
-            verdict = Verdict.LEAVE if self._leaving else Verdict.SAVE
+            verdict = BoundaryAction.LEAVE if self._leaving else BoundaryAction.SAVE
             step = self._agreed.step if self._agreed else self._begun
             self._agreed = _Agreed(step, verdict)
 
@@ -274,7 +274,7 @@ class Agreement:
 
     def _decide(self, store: Any, key: str) -> None:
         pledges = [int(store.get(f"{key}/pledge/{rank}")) for rank in range(self._world)]
-        verdict = Verdict.LEAVE if store.check([f"{self._prefix}/leave"]) else Verdict.SAVE
+        verdict = BoundaryAction.LEAVE if store.check([f"{self._prefix}/leave"]) else BoundaryAction.SAVE
         store.compare_set(f"{key}/step", "", f"{max(pledges)} {verdict}")
 
     def _take(self, store: Any, decision: str) -> bool:
@@ -290,10 +290,10 @@ class Agreement:
                 self._round += 1
                 return not self._closed
         step, verdict = decision.split()
-        if verdict == Verdict.LEAVE and not self._leaving:
+        if verdict == BoundaryAction.LEAVE and not self._leaving:
             self._learn_of_leaving(store)
         with self._changed:
-            self._agreed = _Agreed(int(step), Verdict(verdict))
+            self._agreed = _Agreed(int(step), BoundaryAction(verdict))
             self._changed.notify_all()
             while self._agreed is not None and not self._closed:
                 self._changed.wait()

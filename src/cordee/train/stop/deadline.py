@@ -1,6 +1,6 @@
 """What can still be made durable before a deadline, and how far: a pure function of measured figures.
 
-No clock and no store here: `leaving.py` measures, asks, and does what is decided. All ranks have to do the same, which
+No clock and no store here: `rank_exit.py` measures, asks, and does what is decided. All ranks have to do the same, as
 `agreement.py` sees to: a rank that would rather not save says so, and then none does.
 """
 
@@ -26,7 +26,7 @@ class Choice(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class LevelTiming:
     """One of the places of the job's checkpoints.
 
     Attributes:
@@ -60,7 +60,7 @@ class Situation:
 
     left_s: float
     step: int
-    stores: tuple[Store, ...]
+    stores: tuple[LevelTiming, ...]
     boundary_s: float = 0.0
     step_s: float | None = None
     stall_s: float = 0.0
@@ -79,7 +79,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ExitPlan:
     """What to do.
 
     Attributes:
@@ -96,7 +96,7 @@ class Plan:
     says: str
 
 
-def plan(now: Situation) -> Plan:
+def plan(now: Situation) -> ExitPlan:
     """Choose what loses the fewest steps; of what loses the same, what reaches farthest."""
     if now.durable_step == now.step:
         return _plan(now, Choice.DURABLE, len(now.stores), 0.0)
@@ -145,10 +145,10 @@ def _held_s(now: Situation) -> float:
     return now.stores[-1].upload_s or 0.0
 
 
-def _plan(now: Situation, choice: Choice, reach: int, needs_s: float) -> Plan:
+def _plan(now: Situation, choice: Choice, reach: int, needs_s: float) -> ExitPlan:
     held = now.held_step is not None and now.held_step > max(now.kept_step, now.uploading_step or 0)
     turn_s = now.busy_s + RESCUE_S + ROOM * _held_s(now) if held else 0.0
-    return Plan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, says=_says(now, choice, reach, needs_s))
+    return ExitPlan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, says=_says(now, choice, reach, needs_s))
 
 
 def _says(now: Situation, choice: Choice, reach: int, needs_s: float) -> str:

@@ -14,7 +14,7 @@ log = logging.getLogger("cordee")
 _BEGUN, _ENDED = "last_enqueued_collective", "last_completed_collective"
 
 
-class Collectives:
+class CollectiveCounter:
     """Those of this process, by torch's flight recorder, which counts them as they begin and end.
 
     Of gloo's it does not know how long they took, so they are looked at: the part of the looks at which one had begun

@@ -2,7 +2,7 @@
 
 The loop is asked for nothing: one thread looks at its step count, and at torch's own count of collectives begun and
 ended. Another thread passes a sign of life to the ranks' store now and then; rank 0 reads them all and says who holds
-the others up (`behind.py`), with that rank's stack (`stacks.py`). No collective, and nothing in a step.
+the others up (`stragglers.py`), with that rank's stack (`stacks.py`). No collective, and nothing in a step.
 """
 
 import faulthandler
@@ -17,13 +17,13 @@ from dataclasses import asdict
 from typing import Any
 
 from cordee.events import Behind
-from cordee.train.needs import clone_of
-from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Settings
+from cordee.train.step_timer import StepTimer
+from cordee.train.torch_version import clone_of
 from cordee.train.watch import stacks
-from cordee.train.watch.behind import ENDED, Sign, Slow, Slowness, who_stands
-from cordee.train.watch.collectives import Collectives
+from cordee.train.watch.collectives import CollectiveCounter
+from cordee.train.watch.stragglers import ENDED, Sign, SlowRank, SlowRankDetector, who_stands
 from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
@@ -36,7 +36,7 @@ USUAL_STEPS = 10  # so many of them are no hang
 FIRST_STEP = 10  # times the limit: the first one may compile
 
 
-class Watch:
+class RankWatch:
     """Of one rank, from its first step on.
 
     Args:
@@ -52,7 +52,7 @@ class Watch:
         world_size: int,
         store: Any,
         prefix: str,
-        pace: Pace,
+        pace: StepTimer,
         reporter: Reporter,
         on_hung: Callable[[float], None],
     ) -> None:
@@ -61,7 +61,7 @@ class Watch:
         self._flight, self._restart_s = told.spool, told.hang_restart_s
         self.report_s = told.hang_report_s if self._restart_s is None else min(told.hang_report_s, self._restart_s / 2)
         self.beat_s = max(min(BEAT_S_MAX, self.report_s / 10), world_size / BEATS_PER_S_MAX)
-        self._collectives = Collectives() if world_size > 1 else None
+        self._collectives = CollectiveCounter() if world_size > 1 else None
         self._on = self._lives = False
         self._closed = threading.Event()
         self._longest_pause_s = 0.0  # that ended: an evaluation, a compilation
@@ -156,7 +156,7 @@ class Watch:
     # -- all ranks ---------------------------------------------------------------------------------------------
 
     def _exchange(self) -> None:
-        gang = _Gang(self)
+        gang = _SignExchange(self)
         try:
             store = clone_of(self._store)
             while not self._closed.wait(self.beat_s):
@@ -200,18 +200,18 @@ class Watch:
         self.reporter.behind(rank, Behind.OVER, step, 0.0)
 
 
-class _Gang:
+class _SignExchange:
     """What one rank passes on, and, where it is rank 0, what it makes of all the others' signs.
 
     If rank 0 is silent, rank 1 takes its place, once it stands still itself.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: RankWatch) -> None:
         self._watch, self._rank, self._world = watch, watch.rank, watch.world_size
         self._beat = self._stuck_beats = 0
         self._beats: dict[int, tuple[int, float]] = {}  # of each rank: its newest beat, and when it was new
         self._told: set[int] = set()
-        self._slowness = Slowness(watch.report_s / 6)
+        self._slowness = SlowRankDetector(watch.report_s / 6)
 
     def _key(self, name: str, rank: int) -> str:
         return f"{self._watch.prefix}/{name}/{rank}"
@@ -272,7 +272,7 @@ class _Gang:
         still_s = max(sign.still_s + silent.get(rank, 0.0), 0.0)
         self._watch.tell(rank, how, sign.step, still_s, where=where, stack=tuple(stack))
 
-    def _tell_slow(self, slow: Slow | None, signs: dict[int, Sign]) -> None:
+    def _tell_slow(self, slow: SlowRank | None, signs: dict[int, Sign]) -> None:
         if slow is None:
             return
         step = signs[slow.rank].step

@@ -51,14 +51,14 @@ def who_stands(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[t
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowRank:
     """The others wait for this rank for so large a part of the time."""
 
     rank: int
     waited: float
 
 
-class Slowness:
+class SlowRankDetector:
     """Finds the slow rank, window by window; one window alone says nothing, since any rank is late now and then."""
 
     def __init__(self, window_s: float) -> None:
@@ -68,7 +68,7 @@ class Slowness:
         self._windows = 0
         self._told: int | None = None
 
-    def look(self, signs: Mapping[int, Sign]) -> Slow | None:
+    def look(self, signs: Mapping[int, Sign]) -> SlowRank | None:
         """The slow rank when it is to be told; with `waited` 0 when it is slow no longer."""
         if len(signs) < 2 or any(sign.beat == ENDED or sign.watched_s == 0 for sign in signs.values()):
             self._from = {}
@@ -87,7 +87,7 @@ class Slowness:
         self._from = dict(signs)
         return self._judge(shares)
 
-    def _judge(self, shares: Mapping[int, float]) -> Slow | None:
+    def _judge(self, shares: Mapping[int, float]) -> SlowRank | None:
         least = min(shares, key=lambda rank: (shares[rank], rank))
         excess = median(share for rank, share in shares.items() if rank != least) - shares[least]
         suspect = least if excess >= SLOW_SHARE else None
@@ -96,4 +96,4 @@ class Slowness:
         if self._windows < SLOW_WINDOWS or suspect == self._told:
             return None
         over, self._told = self._told, suspect
-        return Slow(over, 0.0) if suspect is None and over is not None else Slow(least, excess)
+        return SlowRank(over, 0.0) if suspect is None and over is not None else SlowRank(least, excess)

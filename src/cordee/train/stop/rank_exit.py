@@ -22,9 +22,9 @@ from cordee.storage.rescue import RESCUE_S_MAX
 from cordee.telemetry.cloud import CloudWatch, Hint, Reclaim
 from cordee.telemetry.notices import read_hint, read_notice
 from cordee.train.checkpoint.saving import Saving
-from cordee.train.pace import Pace
 from cordee.train.report import Reporter
 from cordee.train.settings import Settings
+from cordee.train.step_timer import StepTimer
 from cordee.train.stop import deadline
 from cordee.train.stop.agreement import Agreement
 from cordee.train.stop.deadline import Choice, Situation
@@ -39,7 +39,7 @@ HINT_LOOK_S = 5.0  # as often as the clouds are asked themselves
 LOOK_S = 0.5  # between two looks at what the agent tells, once there was a notice
 
 
-class Leaving:
+class RankExit:
     """One rank's end.
 
     Args:
@@ -52,7 +52,7 @@ class Leaving:
     """
 
     def __init__(
-        self, told: Settings, rank: int, reporter: Reporter, pace: Pace, on_hint: Callable[[], None] = lambda: None
+        self, told: Settings, rank: int, reporter: Reporter, pace: StepTimer, on_hint: Callable[[], None] = lambda: None
     ) -> None:
         self._told, self._rank, self._reporter, self._pace, self._hinted = told, rank, reporter, pace, on_hint
         self._lock = threading.Lock()

@@ -24,8 +24,8 @@ from cordee.storage.files import FileBlobs
 from cordee.storage.log import Log, live_commits, read_entries
 from cordee.storage.manifest import read_failed, write_failed
 from cordee.telemetry.stream import last_records
+from cordee.train.checkpoint.capture_marks import CaptureMarks
 from cordee.train.checkpoint.checkpointer import Checkpointer
-from cordee.train.checkpoint.seals import Seals
 
 WAIT_S = 60
 
@@ -36,12 +36,12 @@ class Rank(Process):
     def __init__(self, log: Log, folder, rank: int = 0, world: int = 1, env: dict[str, str] | None = None) -> None:
         super().__init__(log, folder, env, rank=rank, world=world, grace_s=5.0)
         self.rank, self.world = rank, world
-        self.seals = Seals(self.seals_fd)
+        self.seals = CaptureMarks(self.marks_fd)
 
     def hold(self, save: int, step: int, *, torn: bool = False) -> None:
         slot = save % 2
         memory, command = capture(save, step, self.rank, self.world)
-        self.seals.break_(slot)
+        self.seals.clear(slot)
         fd = (self.fd, self.second)[slot]
         os.ftruncate(fd, len(memory))
         os.pwrite(fd, memory, 0)
@@ -51,7 +51,7 @@ class Rank(Process):
 
     def bring(self, save: int, step: int) -> None:
         """As `save` of a drain, with the seal that the trainer sets."""
-        self.seals.break_(0)
+        self.seals.clear(0)
         self.save(save, step, self.rank, self.world)
         self.seals.set(0, save)
 
@@ -78,7 +78,7 @@ def test_the_newest_capture_that_all_hold_is_brought(tmp_path) -> None:
     dies(*ranks)
     assert generations(tmp_path) == [(46, None)]
     assert live_commits(read_entries(FileBlobs(tmp_path)))[-1].record.fields["ending"] == "rescued"
-    assert rescue.Outlook(FileBlobs(tmp_path), 1, "n1").living() is None
+    assert rescue.EarlierUploaders(FileBlobs(tmp_path), 1, "n1").living() is None
 
 
 def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
@@ -101,7 +101,8 @@ def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_pat
     dies(rank)
     assert generations(tmp_path) == [(20, None)]
     assert (
-        list(FileBlobs(tmp_path).list("parts/1-n1")) and rescue.Outlook(FileBlobs(tmp_path), 1, "n1").living() is None
+        list(FileBlobs(tmp_path).list("parts/1-n1"))
+        and rescue.EarlierUploaders(FileBlobs(tmp_path), 1, "n1").living() is None
     )
 
 
@@ -153,7 +154,7 @@ def test_a_rescue_that_dies_commits_nothing_or_all(tmp_path, at) -> None:
     attempt = rescue.newest_attempt(read_entries(blobs))
     assert any("/held-" in key for key in blobs.list("parts")), "it died within"
     assert blobs.size(rescue.rescued_key(*attempt)) is None, "and nobody has said that it is over"
-    assert rescue.Outlook(blobs, *attempt).living() is None, "but it is seen to be dead at once"
+    assert rescue.EarlierUploaders(blobs, *attempt).living() is None, "but it is seen to be dead at once"
 
 
 def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
@@ -161,7 +162,7 @@ def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
     rank = Rank(open_log(tmp_path), tmp_path, world=2)
     rank.bring(1, 10)
     blobs = FileBlobs(tmp_path)
-    outlook = rescue.Outlook(blobs, 1, "n1")
+    outlook = rescue.EarlierUploaders(blobs, 1, "n1")
     assert outlook.living() is None, "its trainer is there"
     rank.process.stdin.close()
     while not (named := outlook.living()) and rank.process.poll() is None:
@@ -174,7 +175,7 @@ def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
 
 def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
     blobs, now_s = FileBlobs(tmp_path), 0.0
-    outlook = rescue.Outlook(blobs, 1, "n", lambda: now_s)
+    outlook = rescue.EarlierUploaders(blobs, 1, "n", lambda: now_s)
     far = {"host": "far", "where": "another machine", "pid": 1, "started": 1}
     for sign in range(3):
         rescue.give_sign(blobs, "parts/1-n/living-000003", sign, far)
@@ -198,7 +199,7 @@ def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_w
         return get(key)
 
     blobs.get = slow
-    outlook = rescue.Outlook(blobs, 1, "n")
+    outlook = rescue.EarlierUploaders(blobs, 1, "n")
     assert [outlook.living(within_s=0.01) for _ in range(3)] == ["not all looked at yet"] * 3
     # Nor longer than half of what the other ranks wait for rank 0's answer.
     bounds, living = [], outlook.living
@@ -226,7 +227,7 @@ def test_nobody_waits_for_a_drain_that_only_looks_after_what_is_committed(tmp_pa
     os.mkfifo(manifest)
     ranks[0].bring(3, 3)
     ranks[0].process.stdin.close()
-    outlook, heard = rescue.Outlook(blobs, 1, "n1"), threading.Event()
+    outlook, heard = rescue.EarlierUploaders(blobs, 1, "n1"), threading.Event()
     while outlook.living() is None:
         assert ranks[0].process.poll() is None
     ranks[1].bring(3, 3)
@@ -495,7 +496,7 @@ def test_no_capture_begins_over_one_that_the_drain_may_bring(tmp_path) -> None:
 
 HUNG = """
 import os, signal, sys, torch, cordee
-from cordee.train.stop import leaving
+from cordee.train.stop import rank_exit
 leaving.RESCUE_S_MAX = 0.2
 with cordee.job({"w": torch.zeros(8)}, to=sys.argv[1], every=1000) as job:
     for step in job.steps(10):

@@ -11,7 +11,7 @@ BUFFERS = 2
 _WORD = struct.Struct("<Q")
 
 
-class Seals:
+class CaptureMarks:
     """The shared page behind a descriptor."""
 
     def __init__(self, fd: int) -> None:
@@ -25,6 +25,6 @@ class Seals:
         """The capture of this save is whole."""
         _WORD.pack_into(self._page, slot * _WORD.size, save)
 
-    def break_(self, slot: int) -> None:
+    def clear(self, slot: int) -> None:
         """From here on the buffer is being written."""
         self.set(slot, 0)

@@ -7,7 +7,7 @@ from collections import deque
 _STEPS = 20
 
 
-class Pace:
+class StepTimer:
     """Kept by the loop's thread, read by the others.
 
     Attributes:

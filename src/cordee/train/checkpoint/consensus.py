@@ -16,7 +16,7 @@ from cordee.storage.sealed import Damaged
 T = TypeVar("T")
 
 
-class Together:
+class Consensus:
     """One rank's end; a world of one needs no process group."""
 
     def __init__(self, rank: int, world_size: int, grace_s: float) -> None:

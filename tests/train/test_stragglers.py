@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 from cordee.events import Behind
-from cordee.train.watch.behind import ENDED, SLOW_WINDOWS, WINDOW_STEPS, Sign, Slow, Slowness, who_stands
+from cordee.train.watch.stragglers import (
+    ENDED,
+    SLOW_WINDOWS,
+    WINDOW_STEPS,
+    Sign,
+    SlowRank,
+    SlowRankDetector,
+    who_stands,
+)
 
 STUCK, SILENT = Behind.STUCK, Behind.SILENT
 
@@ -44,10 +52,10 @@ class Gang:
     def __init__(self, seed: int, scatter: float) -> None:
         self.random, self.scatter = random.Random(seed), scatter
         self.signs = {rank: sign(0, stuck=False, watched_s=0.001) for rank in range(4)}
-        self.slowness = Slowness(10.0)
+        self.slowness = SlowRankDetector(10.0)
         assert self.slowness.look(self.signs) is None
 
-    def window(self, *waits: float, steps: int = 50, seconds: float = 10.0) -> Slow | None:
+    def window(self, *waits: float, steps: int = 50, seconds: float = 10.0) -> SlowRank | None:
         for rank, share in enumerate(waits):
             now, drawn = self.signs[rank], min(1.0, max(0.0, self.random.gauss(share, self.scatter)))
             waited_s, watched_s = now.waited_s + drawn * seconds, now.watched_s + seconds
@@ -64,7 +72,7 @@ def test_a_slow_rank_is_told_once_and_so_is_its_end(seed: int) -> None:
     slow = [each for each in told if each is not None]
     assert len(slow) == 1 and slow[0].rank == 2 and slow[0].waited == pytest.approx(0.35, abs=0.15)
     over = [each for each in (gang.window(0.4, 0.4, 0.4, 0.4) for _ in range(10)) if each is not None]
-    assert over == [Slow(2, 0.0)]
+    assert over == [SlowRank(2, 0.0)]
 
 
 def test_who_is_late_now_and_then_is_not_slow() -> None:
