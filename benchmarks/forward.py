@@ -168,7 +168,7 @@ def main() -> None:
     tally = Tally(str(asked.trace))
     nodes = cluster(asked.cluster)
     jobs = submissions(open_trace(asked.trace).jobs(tally), nodes, tally, costs=Costs(), limit=asked.limit)
-    log = run(nodes, half(jobs) if asked.half else jobs, late=True).log
+    log = run(nodes, half(jobs) if asked.half else jobs, defer_reports=True).log
     truth, ran_s = truths(log), time.process_time() - began_s
     samples = {name: set(chosen(truth, name == "waited", asked.sample)) for name in ("placed at once", "waited")}
     answers = list(told(log, set().union(*samples.values()), asked))

@@ -75,7 +75,7 @@ def one(
     """One run."""
     metrics, submitted = Metrics(), list(submitted)
     begin = time.process_time()
-    done = run(nodes(count), submitted, policy=policy, queues=queues, late=True, tell=metrics.apply)
+    done = run(nodes(count), submitted, policy=policy, queues=queues, defer_reports=True, sink=metrics.apply)
     cpu_s = time.process_time() - begin
     summary = metrics.summary((done.ledger, done.at_us))
     assert not done.errors and summary.ended == len(submitted), f"{name}: {done.errors} errors, {summary.ended} ended"

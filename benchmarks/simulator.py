@@ -131,7 +131,7 @@ def digest(traces: Path) -> str:
     tally = trace.tally()
     given = submissions(trace.jobs(tally), nodes, tally, costs=Costs(), limit=3000)
     failing = by_chance(nodes, Chance(per_node_day=0.02, back_us=3600 * S), 7)
-    log = run(nodes, given, failing, late=True).log
+    log = run(nodes, given, failing, defer_reports=True).log
     text = hashlib.sha256()
     for event in log:
         text.update(json.dumps(encode(event)).encode())

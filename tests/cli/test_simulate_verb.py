@@ -141,7 +141,7 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], trace: Path, words: str, 
 def test_a_log_is_decided_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     nodes = cluster("4x8")
     drawn = Synthetic(jobs=50, sizes=((1, 5), (4, 3), (8, 2))).at_load(32, 1.5)
-    log = run(nodes, submissions(drawn.draw(1), nodes, Tally("x"), costs=Costs()), late=True).log
+    log = run(nodes, submissions(drawn.draw(1), nodes, Tally("x"), costs=Costs()), defer_reports=True).log
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(encode(event)) + "\n" for event in log))
     told = said(capsys, "replay", str(path), "--policy", "house,fifo")

@@ -4,8 +4,8 @@ import random
 
 from cordee.events import Capacity, Job, Node, Queue, Tier
 from cordee.ids import JobId
+from cordee.schedule.gang import Work
 from cordee.schedule.policy import NAMED, Policy
-from cordee.simulate.work import Work
 from cordee.units import US_PER_S
 from faults_world.ranks import Script
 

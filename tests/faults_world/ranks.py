@@ -21,8 +21,8 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId, attempt_name
+from cordee.schedule.gang import Work
 from cordee.simulate.engine import Engine
-from cordee.simulate.work import Work
 
 Key = tuple[JobId, int]
 """A job and the epoch of its attempt."""

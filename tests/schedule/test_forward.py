@@ -14,8 +14,8 @@ from cordee.schedule import NAMED, Policy, State, decide
 from cordee.schedule.forecast.forward import Ahead, Arrival, Draw, forward
 from cordee.schedule.forecast.run_times import drawn_us
 from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.gang import Work
 from cordee.simulate.run import Submission, run
-from cordee.simulate.work import Work
 from world import S, World, job, node
 
 FAR_US = 10**14

@@ -9,9 +9,9 @@ from typing import Any
 from cordee.event_json import encode
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.ids import job_id
+from cordee.schedule.gang import Work
 from cordee.simulate.run import Run, Submission, run
-from cordee.simulate.work import Work
-from cordee.simulate.world import Reclaim
+from cordee.simulate.world import Outage
 
 S = 1_000_000
 TIERS = list(Tier)
@@ -26,7 +26,7 @@ def crowded(seed: int, **more: Any) -> Run:
     ]
     jobs = [_submission(dice, number) for number in range(40)]
     reclaims = [
-        Reclaim(
+        Outage(
             at_us=dice.randrange(1000, 20_000) * S + dice.randrange(S),
             nodes=(f"n{number}",),
             notice_us=dice.choice((0, 30, 120)) * S,

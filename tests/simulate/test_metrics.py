@@ -21,10 +21,10 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
+from cordee.schedule.gang import Work
 from cordee.schedule.policy import NAMED
 from cordee.simulate.metrics import Metrics, Summary, spread
 from cordee.simulate.run import Run, Submission, run
-from cordee.simulate.work import Work
 
 S = 1_000_000
 HOUR = 3600 * S

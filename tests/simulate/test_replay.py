@@ -14,9 +14,9 @@ from cordee.simulate.replay import as_it_was, audit, replay
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("policy", ["cordee", "fifo", "las"])
 def test_every_moment_of_a_log_is_decided_again_as_it_was(seed: int, policy: str) -> None:
-    log = crowded(seed, policy=NAMED[policy], late=bool(seed % 2)).log
+    log = crowded(seed, policy=NAMED[policy], defer_reports=bool(seed % 2)).log
     told = audit(log, NAMED[policy])
-    assert told.differences == (), f"replay: crowded({seed}, policy=NAMED[{policy!r}], late={bool(seed % 2)})"
+    assert told.differences == (), f"replay: crowded({seed}, policy=NAMED[{policy!r}], defer_reports={bool(seed % 2)})"
     assert told.moments > 40 and told.decisions > 100
 
 
@@ -51,7 +51,7 @@ def test_an_undisturbed_log_is_replayed_to_the_microsecond() -> None:
     nodes = cluster("4x8")
     drawn = Synthetic(jobs=80, sizes=((1, 5), (4, 3), (8, 2))).at_load(32, 1.5)
     given = submissions(drawn.draw(1), nodes, Tally("x"), costs=Costs())
-    log = run(nodes, given, policy=NAMED["fit"], late=True).log
+    log = run(nodes, given, policy=NAMED["fit"], defer_reports=True).log
     seen = observe(log)
     again = replay(seen, NAMED["fit"])
     assert again.waits_us == as_it_was(seen).waits_us

@@ -32,9 +32,9 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
+from cordee.schedule.gang import Work
 from cordee.simulate.run import Run, Submission, run
-from cordee.simulate.work import Work
-from cordee.simulate.world import Reclaim
+from cordee.simulate.world import Outage
 
 S = 1_000_000
 WORK = Work(steps=100, step_us=10 * S, start_us=20 * S, every_us=200 * S, stall_us=5 * S, upload_us=7 * S)
@@ -120,7 +120,7 @@ def test_without_grace_the_kill_follows_the_notice_at_once() -> None:
 
 @pytest.mark.parametrize(("notice_s", "outcome"), [(0, Outcome.LOST), (30, Outcome.CHECKPOINTED)])
 def test_the_cloud_takes_a_node_back(notice_s: int, outcome: Outcome) -> None:
-    reclaim = Reclaim(at_us=500 * S, nodes=("n1",), notice_us=notice_s * S, back_us=60 * S)
+    reclaim = Outage(at_us=500 * S, nodes=("n1",), notice_us=notice_s * S, back_us=60 * S)
     result = run(nodes(), [submission("a", WORK)], [reclaim])
     first, second = of(result, AttemptEnded)
     assert (first.outcome, second.outcome) == (outcome, Outcome.FINISHED)
@@ -135,7 +135,7 @@ def test_the_cloud_takes_a_node_back(notice_s: int, outcome: Outcome) -> None:
 
 
 def test_a_notice_that_is_too_short_for_the_save_is_as_good_as_none() -> None:
-    reclaim = Reclaim(at_us=500 * S, nodes=("n0",), notice_us=8 * S, back_us=0)
+    reclaim = Outage(at_us=500 * S, nodes=("n0",), notice_us=8 * S, back_us=0)
     result = run(nodes(), [submission("a", WORK)], [reclaim])
     assert of(result, AttemptEnded)[0].outcome in (Outcome.KILLED, Outcome.LOST)
     assert of(result, Restored)[1].step == 40
@@ -143,13 +143,13 @@ def test_a_notice_that_is_too_short_for_the_save_is_as_good_as_none() -> None:
 
 def test_a_checkpoint_that_was_still_draining_when_the_node_went_does_not_count() -> None:
     # The first capture ends at 225 s and would be durable at 232 s.
-    result = run(nodes(), [submission("a", WORK)], [Reclaim(at_us=230 * S, nodes=("n1",), back_us=0)])
+    result = run(nodes(), [submission("a", WORK)], [Outage(at_us=230 * S, nodes=("n1",), back_us=0)])
     assert of(result, Restored)[1].step == 0
     assert [commit.step for commit in of(result, CheckpointCommitted)] == [20, 40, 60, 80, 100]
 
 
 def test_nothing_new_is_placed_on_a_node_that_is_announced_to_go() -> None:
-    reclaim = Reclaim(at_us=500 * S, nodes=("n1",), notice_us=100 * S)
+    reclaim = Outage(at_us=500 * S, nodes=("n1",), notice_us=100 * S)
     result = run(nodes(), [submission("a", WORK, at_s=450)], [reclaim])
     assert of(result, AttemptPlaced) == []
     assert [event.node for event in result.log if isinstance(event, NodeDown)] == ["n1"]
@@ -157,7 +157,7 @@ def test_nothing_new_is_placed_on_a_node_that_is_announced_to_go() -> None:
 
 def test_every_microsecond_that_was_held_is_in_one_class() -> None:
     pushing = submission("b", WORK, at_s=303, tier=Tier.PRODUCTION)
-    result = run(nodes(), [submission("a", WORK), pushing], [Reclaim(at_us=1000 * S, nodes=("n0",), back_us=9 * S)])
+    result = run(nodes(), [submission("a", WORK), pushing], [Outage(at_us=1000 * S, nodes=("n0",), back_us=9 * S)])
     for row in result.ledger.rows(result.at_us):
         assert row.ended_us is not None
         assert row.gpu_us.held == (row.ended_us - row.placed_us) * 16

@@ -49,12 +49,12 @@ def test_failures_come_as_often_as_they_were_asked_for_and_from_their_seed() -> 
     nodes, chance = cluster("50x8"), Chance(per_node_day=0.5, back_us=3600 * S, notice_us=60 * S)
     first, again, other = (list(islice(by_chance(nodes, chance, seed), 2000)) for seed in (1, 1, 2))
     assert first == again != other
-    assert all(before.told_us <= after.told_us for before, after in pairwise(first))
+    assert all(before.begin_us <= after.begin_us for before, after in pairwise(first))
     days = first[-1].at_us / DAY
     assert 2000 / (50 * days) == pytest.approx(0.5, rel=0.1), "seed 1"
     ends: dict[str, int] = {}
     for outage in first:
-        assert outage.told_us >= ends.get(outage.nodes[0], 0), "no node goes before it is back"
+        assert outage.begin_us >= ends.get(outage.nodes[0], 0), "no node goes before it is back"
         ends[outage.nodes[0]] = outage.at_us + outage.back_us
 
 
@@ -99,7 +99,7 @@ def test_failures_without_end_end_with_the_jobs() -> None:
     given = submissions(drawn.draw(5), nodes, tally, costs=Costs())
     fails = by_chance(nodes, Chance(per_node_day=3, back_us=1800 * S), 5)
     taken = by_chance(nodes, Chance(per_node_day=3, back_us=600 * S, notice_us=60 * S, why="reclaimed"), 5)
-    done = run(nodes, given, merged(fails, taken), late=True)
+    done = run(nodes, given, merged(fails, taken), defer_reports=True)
     assert done.errors == 0
     rows = done.ledger.rows(done.at_us)
     assert {row.cause for row in rows} >= {None, "infrastructure"}

@@ -15,7 +15,7 @@ from cordee.errors import InputError
 from cordee.events import Capacity, Node
 from cordee.hardware.topology import parse_cluster
 from cordee.simulate.traces.job import open_text
-from cordee.simulate.world import Reclaim
+from cordee.simulate.world import Outage
 from cordee.units import US_PER_S
 
 _DAY_US = 86_400 * US_PER_S
@@ -73,7 +73,7 @@ class Chance:
     why: str = "the node failed"
 
 
-def by_chance(nodes: Sequence[Node], chance: Chance, seed: int, start_us: int = 0) -> Iterator[Reclaim]:
+def by_chance(nodes: Sequence[Node], chance: Chance, seed: int, start_us: int = 0) -> Iterator[Outage]:
     """Node after node goes and comes back, without end, in the order in which it is told."""
     dice = random.Random(f"{seed}/{chance.why}")
     rate_per_us = chance.per_node_day / _DAY_US
@@ -82,7 +82,7 @@ def by_chance(nodes: Sequence[Node], chance: Chance, seed: int, start_us: int = 
         heapq.heappush(heap, (start_us + chance.notice_us + _wait_us(dice, rate_per_us), node.name))
     while heap:
         at_us, name = heapq.heappop(heap)
-        yield Reclaim(
+        yield Outage(
             at_us=at_us, nodes=(name,), notice_us=chance.notice_us, back_us=chance.back_us, why=chance.why
         )  # fmt: skip
         heapq.heappush(heap, (at_us + chance.back_us + chance.notice_us + _wait_us(dice, rate_per_us), name))
@@ -92,7 +92,7 @@ def _wait_us(dice: random.Random, rate_per_us: float) -> int:
     return max(1, round(dice.expovariate(rate_per_us)))
 
 
-def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[tuple[Node, ...], list[Reclaim]]:
+def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[tuple[Node, ...], list[Outage]]:
     """Nodes that come and go as a series of `ms,op,node` tells (as github.com/uclasystem/bamboo has them).
 
     Each name of the series takes one of ours.
@@ -105,7 +105,7 @@ def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[
     """
     names: dict[str, str] = {}
     away: dict[str, int] = {}
-    outages: list[Reclaim] = []
+    outages: list[Outage] = []
     with open_text(path) as file:
         for number, row in enumerate(csv.reader(file), start=1):
             if len(row) != 3 or row[1] not in ("add", "remove") or not row[0].strip().isdecimal():
@@ -126,14 +126,14 @@ def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[
     spot = set(names.values())
     return (
         tuple(replace(node, capacity=Capacity.SPOT) if node.name in spot else node for node in nodes),
-        sorted(outages, key=lambda each: (each.told_us, each.nodes)),
+        sorted(outages, key=lambda each: (each.begin_us, each.nodes)),
     )
 
 
-def _taken(name: str, at_us: int, notice_us: int, back_us: int | None) -> Reclaim:
-    return Reclaim(at_us=at_us, nodes=(name,), notice_us=min(notice_us, at_us), back_us=back_us)
+def _taken(name: str, at_us: int, notice_us: int, back_us: int | None) -> Outage:
+    return Outage(at_us=at_us, nodes=(name,), notice_us=min(notice_us, at_us), back_us=back_us)
 
 
-def merged(*outages: Iterator[Reclaim]) -> Iterator[Reclaim]:
+def merged(*outages: Iterator[Outage]) -> Iterator[Outage]:
     """Several causes at once."""
-    return heapq.merge(*outages, key=lambda each: each.told_us)
+    return heapq.merge(*outages, key=lambda each: each.begin_us)

@@ -16,7 +16,7 @@ from cordee.simulate.policies import Named
 from cordee.simulate.run import run
 from cordee.simulate.traces.job import Tally, TraceJob
 from cordee.simulate.workload import Costs, submissions
-from cordee.simulate.world import Reclaim
+from cordee.simulate.world import Outage
 
 Jobs = Callable[[Tally], Iterable[TraceJob]]
 """The trace's jobs, from their beginning each time; what is no job is counted."""
@@ -69,7 +69,7 @@ class Scenario:
     costs: Costs = field(default_factory=Costs)
     vcs: tuple[tuple[str, int], ...] = ()
     chances: tuple[Chance, ...] = ()
-    outages: tuple[Reclaim, ...] = ()
+    outages: tuple[Outage, ...] = ()
     queues: tuple[Queue, ...] = ()
     tiers: tuple[int, ...] = ()
     limit: int | None = None
@@ -154,8 +154,8 @@ def simulate(scenario: Scenario, named: Named, progress: Callable[[int], None] |
             queues=scenario.queues,
             start_us=scenario.window_us[0],
             until_us=scenario.until_us,
-            late=True,
-            tell=watch.tell,
+            defer_reports=True,
+            sink=watch.apply,
         )
         ledgers.append((done.ledger, done.at_us))
         events, errors = events + watch.events, errors + done.errors
@@ -182,7 +182,7 @@ class _Watch:
         self._apply, self._draw, self._progress, self._before = metrics.apply, gantt.apply, progress, before
         self._jct = metrics.jct_us
 
-    def tell(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Pass it on."""
         self._apply(event)
         self._draw(event)
@@ -204,7 +204,7 @@ def _cut(scenario: Scenario) -> _Cut:
     return {"limit": scenario.limit, "window_us": scenario.window_us}
 
 
-def _outages(scenario: Scenario, nodes: Sequence[Node]) -> Iterator[Reclaim]:
+def _outages(scenario: Scenario, nodes: Sequence[Node]) -> Iterator[Outage]:
     here = {node.name for node in nodes}
     told = (each for each in scenario.outages if set(each.nodes) <= here)
     drawn = (by_chance(nodes, each, scenario.seed, scenario.window_us[0]) for each in scenario.chances)

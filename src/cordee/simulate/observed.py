@@ -27,9 +27,9 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
+from cordee.schedule.gang import Work
 from cordee.simulate.run import Submission
-from cordee.simulate.work import Work
-from cordee.simulate.world import Reclaim
+from cordee.simulate.world import Outage
 from cordee.units import US_PER_S
 
 _STEP_US = 1_000
@@ -70,7 +70,7 @@ class Seen:
 
     jobs: list[SeenJob]
     nodes: list[tuple[int, Node]]
-    outages: list[Reclaim]
+    outages: list[Outage]
     queues: list[QueuesSet]
     start_us: int
     end_us: int
@@ -108,7 +108,7 @@ class _Observer:
         self._nodes: dict[str, tuple[int, Node]] = {}
         self._gone: dict[str, NodeDown] = {}
         self._told_us: dict[str, int] = {}
-        self._outages: list[Reclaim] = []
+        self._outages: list[Outage] = []
         self._queues: list[QueuesSet] = []
         self._placed: dict[tuple[JobId, int], AttemptPlaced] = {}
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -142,7 +142,7 @@ class _Observer:
             outages.append(self._outage(event, None))
         for name, (up_us, _) in self._nodes.items():  # who came later was away until then
             if up_us > start_us:
-                outages.append(Reclaim(at_us=start_us, nodes=(name,), back_us=up_us - start_us, why="not there yet"))
+                outages.append(Outage(at_us=start_us, nodes=(name,), back_us=up_us - start_us, why="not there yet"))
         self._measure(end_us)
         return Seen(
             list(self._jobs.values()),
@@ -179,9 +179,9 @@ class _Observer:
             self._outages.append(self._outage(gone, event.at_us - gone.at_us))
         self._nodes.setdefault(name, (event.at_us, event.node))
 
-    def _outage(self, gone: NodeDown, back_us: int | None) -> Reclaim:
+    def _outage(self, gone: NodeDown, back_us: int | None) -> Outage:
         notice_us = max(0, gone.at_us - self._told_us.pop(gone.node, gone.at_us))
-        return Reclaim(at_us=gone.at_us, nodes=(gone.node,), notice_us=notice_us, back_us=back_us, why=gone.why)
+        return Outage(at_us=gone.at_us, nodes=(gone.node,), notice_us=notice_us, back_us=back_us, why=gone.why)
 
     def _measure(self, end_us: int) -> None:
         """How long each worked, by the ledger."""

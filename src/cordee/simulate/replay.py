@@ -106,7 +106,7 @@ def replay(seen: Seen, policy: Policy, *, estimates: bool = False) -> Replayed:
         queues=seen.queues[-1].queues if seen.queues else (),
         start_us=seen.start_us,
         until_us=seen.end_us,
-        tell=log.append,
+        sink=log.append,
     )
     return _measured(log, (done.ledger, done.at_us), done.errors)
 

@@ -1,4 +1,4 @@
-"""One run: a workload, a cluster and what the cloud does to it in; the log and the ledger out.
+"""One run: a workload, a cluster and its outages in; the log and the ledger out.
 
 The same inputs give the same log, byte for byte: there is no clock and no randomness here but the caller's.
 """
@@ -10,18 +10,18 @@ from cordee.account.ledger import Ledger
 from cordee.control.collector import collected_when_idle
 from cordee.control.tick import Control
 from cordee.events import Event, Job, Node, Queue
+from cordee.schedule.gang import Work
 from cordee.schedule.policy import Policy
 from cordee.simulate.engine import Engine
 from cordee.simulate.store import MemoryStore
-from cordee.simulate.work import Work
-from cordee.simulate.world import Reclaim, SimCluster
+from cordee.simulate.world import Outage, SimCluster
 
-_TURNS_MAX = 10_000  # of the control plane without time passing
+_TICKS_MAX = 10_000  # of the control plane without time passing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job that arrives, and what it will do; at `stop_us` its owner has it stopped."""
+    """A job that arrives, and what it will do; at `stop_us` its owner stops it."""
 
     at_us: int
     job: Job
@@ -31,7 +31,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is left of a run that ended, or was cut, at `at_us`. The log is empty if it was told to somebody."""
+    """The result of a run that ended, or was cut, at `at_us`. The log is empty if its events went to a sink."""
 
     log: tuple[Event, ...]
     ledger: Ledger
@@ -43,81 +43,81 @@ class Run:
 def run(
     nodes: Iterable[Node],
     submissions: Iterable[Submission],
-    reclaims: Iterable[Reclaim] = (),
+    outages: Iterable[Outage] = (),
     *,
     policy: Policy | None = None,
     queues: tuple[Queue, ...] = (),
     start_us: int = 0,
     until_us: int | None = None,
-    late: bool = False,
-    tell: Callable[[Event], None] | None = None,
+    defer_reports: bool = False,
+    sink: Callable[[Event], None] | None = None,
 ) -> Run:
     """Run the control plane over this world until every job has ended, or until `until_us`.
 
     Args:
-        nodes: that are there from the start.
-        submissions: in the order of their arrival, if they are not a sequence.
-        reclaims: in the order in which they begin, if they are not a sequence; then they may be without end.
-        policy: by which rules; None: the default ones.
-        queues: the tree of queues; empty: all are equal.
-        start_us: when the server comes up.
+        nodes: up from the start.
+        submissions: in the order of their arrival, unless they are a sequence.
+        outages: in the order in which they begin, unless they are a sequence; an iterator may be endless.
+        policy: None: the default one.
+        queues: the tree of queues; empty: one queue.
+        start_us: when the server starts.
         until_us: when to cut.
-        late: ranks tell late where no decision rests on what they tell; the ledger is the same.
-        tell: takes each event of the log in place of keeping it.
+        defer_reports: ranks defer their reports where no decision rests on them; the ledger is the same.
+        sink: takes each event of the log, which is not kept then.
     """
     policy = policy or Policy()
-    endless = not isinstance(reclaims, Sequence)
+    endless = not isinstance(outages, Sequence)
     engine = Engine(start_us)
-    cluster = SimCluster(engine, nodes, reclaims)
-    store = MemoryStore(tell)
+    cluster = SimCluster(engine, nodes, outages)
+    store = MemoryStore(sink)
     control = Control(clock=engine, store=store, executor=cluster, policy=policy)
     control.up()
     if queues:
         control.set_queues(queues)
     if isinstance(submissions, Sequence):
         submissions = sorted(submissions, key=lambda each: each.at_us)
-    coming = iter(submissions)
-    following = next(coming, None)
-    errors = turns = 0
+    arrivals = iter(submissions)
+    arrival = next(arrivals, None)
+    errors = ticks = 0
     while True:
         wake_us = control.tick()
-        turns += 1
-        assert turns < _TURNS_MAX, f"at {engine.now_us()} us decision follows upon decision without end"
+        ticks += 1
+        assert ticks < _TICKS_MAX, f"at {engine.now_us()} us decision follows upon decision without end"
         errors += len(control.errors)
-        if cluster.told:  # a command was answered at once
+        if cluster.has_reports:  # a command was answered at once
             continue
-        if endless and following is None and not (store.open_jobs and (wake_us or not cluster.quiet)):
+        if endless and arrival is None and not (store.open_jobs and (wake_us or not cluster.idle)):
             break
-        at_us = _soonest(engine.next_us(), wake_us, None if following is None else following.at_us)
+        at_us = _earliest(engine.next_us(), wake_us, None if arrival is None else arrival.at_us)
         if at_us is None or (until_us is not None and at_us > until_us):
             break
         assert at_us >= engine.now_us(), "a wake-up in the past never ends"
-        turns = turns if at_us == engine.now_us() else 0  # what is due at once, such as a kill without grace
+        ticks = ticks if at_us == engine.now_us() else 0  # what is due at once, such as a kill without grace
         engine.advance(at_us)
-        while following is not None and following.at_us <= at_us:
-            _submit(following, engine, cluster, control, late and tells_late(following.job, policy))
-            following = next(coming, None)
+        while arrival is not None and arrival.at_us <= at_us:
+            _submit(arrival, engine, cluster, control, defer_reports and may_defer_reports(arrival.job, policy))
+            arrival = next(arrivals, None)
     if until_us is not None and until_us > engine.now_us():
         engine.advance(until_us)
-    cluster.ask()
+    cluster.flush()
     control.tick()
     return Run(tuple(store.log), control.ledger, engine.now_us(), errors)
 
 
-def tells_late(job: Job, policy: Policy) -> bool:
-    """Whether no decision rests on the newest checkpoint of the job: who can save in the grace period loses no work."""
+def may_defer_reports(job: Job, policy: Policy) -> bool:
+    """Return whether no decision rests on the job's newest checkpoint: it can save in its grace period."""
     return policy.notice and job.protected and job.grace_us >= job.save_us
 
 
-def _soonest(*times_us: int | None) -> int | None:
+def _earliest(*times_us: int | None) -> int | None:
     return min((at_us for at_us in times_us if at_us is not None), default=None)
 
 
-def _submit(submission: Submission, engine: Engine, cluster: SimCluster, control: Control, late: bool) -> None:
+def _submit(submission: Submission, engine: Engine, cluster: SimCluster, control: Control, defer: bool) -> None:
     job = submission.job
     cluster.works[job.job_id] = submission.work
-    if late:
-        cluster.late.add(job.job_id)
+    if defer:
+        cluster.deferred.add(job.job_id)
     control.submit(job, "")
     if submission.stop_us is not None:
         engine.at(max(submission.stop_us, engine.now_us()), lambda: control.stop(job.job_id, by=job.owner))

@@ -10,11 +10,11 @@ _COMMANDS = frozenset((AttemptPlaced, NoticeGiven, KillOrdered))
 
 
 class MemoryStore:
-    """What a run leaves behind is `log`; with `tell` each event goes there, and none is kept."""
+    """A store whose result is `log`; with a `sink` each event goes there, and none is kept."""
 
-    def __init__(self, tell: Callable[[Event], None] | None = None) -> None:
+    def __init__(self, sink: Callable[[Event], None] | None = None) -> None:
         self.log: list[Event] = []
-        self._take = tell or self.log.append
+        self._take = sink or self.log.append
         self._number = 0
         self._marks: dict[str, int] = {}
         self._pending: dict[int, Pending] = {}

@@ -12,9 +12,9 @@ from statistics import fmean
 from cordee.events import Capacity, CheckpointCommitted, Job, Node, Tier
 from cordee.ids import JobId
 from cordee.plan.survive import Survival
+from cordee.schedule.gang import Work
 from cordee.simulate.run import Run, Submission, run
-from cordee.simulate.work import Work
-from cordee.simulate.world import Reclaim
+from cordee.simulate.world import Outage
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S
 
 GPUS, GPUS_PER_NODE = 64, 8
@@ -156,7 +156,7 @@ def _worst_moment_us(work: Work, micro_usd_per_gpu_hour: int) -> int:
 
 
 def _loss(work: Work, micro_usd_per_gpu_hour: int, reclaimed_us: int, notice_us: int) -> Loss:
-    reclaim = Reclaim(at_us=reclaimed_us, nodes=("node-3",), notice_us=notice_us, back_us=BACK_US)
+    reclaim = Outage(at_us=reclaimed_us, nodes=("node-3",), notice_us=notice_us, back_us=BACK_US)
     done = _world(work, micro_usd_per_gpu_hour, (reclaim,), until_us=reclaimed_us + BACK_US + US_PER_HOUR)
     cut, again = done.ledger.rows(done.at_us)
     return Loss(
@@ -169,7 +169,7 @@ def _loss(work: Work, micro_usd_per_gpu_hour: int, reclaimed_us: int, notice_us:
     )
 
 
-def _world(work: Work, micro_usd_per_gpu_hour: int, reclaims: Sequence[Reclaim], *, until_us: int) -> Run:
+def _world(work: Work, micro_usd_per_gpu_hour: int, reclaims: Sequence[Outage], *, until_us: int) -> Run:
     nodes = [
         Node(
             name=f"node-{number}",

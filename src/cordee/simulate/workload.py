@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from cordee.events import Job, Node, Tier
 from cordee.ids import JobId
+from cordee.schedule.gang import Work
 from cordee.simulate.run import Submission
 from cordee.simulate.traces.job import Tally, TraceJob
-from cordee.simulate.work import Work
 from cordee.units import US_PER_S
 
 _STEP_US = 1_000
