@@ -46,8 +46,7 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
-from cordee.schedule import State
-from cordee.schedule.cycle import enact
+from cordee.schedule import State, enact
 from cordee.view.chart import Axis, Line, chart_svg
 
 S = 1_000_000

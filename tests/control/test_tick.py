@@ -28,7 +28,7 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId
-from cordee.schedule.cycle import enact
+from cordee.schedule import enact
 
 
 @pytest.fixture

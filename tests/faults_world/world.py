@@ -17,7 +17,7 @@ from cordee.errors import QueuesError, StoreError
 from cordee.event_json import encode
 from cordee.events import AttemptPlaced, Event, Job, JobSubmitted, NodeCordoned, NodeUncordoned, NodeUp, QueuesSet
 from cordee.ids import JobId
-from cordee.schedule.cycle import decide
+from cordee.schedule import decide
 from cordee.schedule.explain import explain
 from cordee.schedule.state import State
 from cordee.simulate.engine import Engine
@@ -321,7 +321,7 @@ class FaultWorld:
         self.invariants.of_state(control.state)
         before = control.state.snapshot()
         assert before == self.shadow.snapshot(), "the state is not what was committed"
-        control.state.rest = None  # as if it had not decided yet
+        control.state.idle = None  # as if it had not decided yet
         decide(control.state, max(self.engine.now_us() + self.skew_us, self.invariants.at_us or 0))
         assert control.state.snapshot() == before, "decide() left a trace"
         if self.steps % 8 == 0:

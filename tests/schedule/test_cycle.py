@@ -7,8 +7,8 @@ import pytest
 from cordee.events import Capacity, NodeDown, Queue, QueuesSet, ServerUp
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide, enact
-from cordee.schedule import consider as consider_module
-from cordee.schedule import cycle as cycle_module
+from cordee.schedule import claims as claims_module
+from cordee.schedule import lifecycle as lifecycle_module
 from world import S, World, brief, job, node, share_ended
 
 FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
@@ -165,7 +165,7 @@ def test_kept_gpus_of_one_capacity_are_not_taken_by_a_gang_of_both():
 
 def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeypatch):
     world = World(node("n1"), job("bad", 3), job("good", 2))
-    place = consider_module.place
+    place = claims_module.place
 
     def broken(index, asking, candidates, **more):
         if asking.job_id == "bad":
@@ -173,7 +173,7 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
             raise ZeroDivisionError
         return place(index, asking, candidates, **more)
 
-    monkeypatch.setattr(consider_module, "place", broken)
+    monkeypatch.setattr(claims_module, "place", broken)
     before = world.state.snapshot()
     decision = decide(world.state, 0)
     assert brief(decision.events) == ["place good n1:2"]
@@ -229,7 +229,7 @@ def test_a_job_that_fails_to_settle_does_not_keep_the_cycle_awake(monkeypatch):
     def broken(*asked):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(cycle_module, "settle", broken)
+    monkeypatch.setattr(lifecycle_module, "settle_job", broken)
     decision = decide(world.at(80).state, world.now_us)
     assert [name for name, _ in decision.errors] == ["a"]
     assert decision.wake_at_us is None

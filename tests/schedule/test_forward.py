@@ -126,13 +126,13 @@ def test_a_state_is_left_as_it_was_and_a_copy_equals_it(up, submitted, until_s, 
     for event in submitted:  # what is still to come, comes now
         if event.job.job_id not in world.state.jobs:
             world.tell(JobSubmitted(at_us=world.now_us, job=event.job, spec=""))
-    before, rest = world.state.snapshot(), world.state.rest
+    before, idle = world.state.snapshot(), world.state.idle
     present = Present(world.state)
     copy = present.state()
     assert copy.snapshot() == before
     one, other = ahead_of(world, grain=grain), ahead_of(world, grain=grain)
     assert one == other, "the same draws, the same answer"
-    assert world.state.snapshot() == before and world.state.rest is rest
+    assert world.state.snapshot() == before and world.state.idle is idle
     live = list(one.fates)
     again = forward(
         present, world.now_us, Draw(left_us=dict.fromkeys(live, 100 * S)), live, until_us=FAR_US, grain=grain

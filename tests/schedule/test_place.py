@@ -177,4 +177,4 @@ def test_spare_nodes_wait_for_who_loses_its_place():
 
 @pytest.mark.parametrize("module", ["entry", "fill", "mix", "place", "view"])
 def test_examples(module):
-    assert doctest.testmod(import_module(f"cordee.schedule.{module}"), raise_on_error=True).attempted
+    assert doctest.testmod(import_module(f"cordee.schedule.placement.{module}"), raise_on_error=True).attempted

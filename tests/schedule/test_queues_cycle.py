@@ -111,7 +111,7 @@ def test_what_is_kept_is_used_neither_by_a_claim_nor_by_who_leaves():
 
 def look_again(world: World) -> list[str]:
     """What a second cycle at the same moment decides, and who could start then."""
-    world.state.rest = None
+    world.state.idle = None
     could = [name for name in world.state.jobs if explain(world.state, name, world.now_us).reason.value == "starts-now"]
     return [*brief(decide(world.state, world.now_us).events), *could]
 

@@ -11,7 +11,7 @@ from cordee.ids import JobId
 from cordee.schedule import Policy
 from cordee.schedule.order import level
 from cordee.schedule.placement.place import fits, need_of
-from cordee.schedule.preemption.failed_searches import Power
+from cordee.schedule.preemption.failed_searches import Scope
 from cordee.schedule.preemption.loss import charge
 from cordee.schedule.preemption.victims import Victims
 from world import S, World, brief, job, node
@@ -64,7 +64,7 @@ def test_the_cheapest_set_that_frees_the_shape_is_found_and_nobody_in_it_is_need
         return
     need = need_of(world.state.index, asking, pool)
     assert need is not None
-    chosen = Victims(world.state, world.now_us).find(need, pool, Power(0, 0, None))
+    chosen = Victims(world.state, world.now_us).find(need, pool, Scope(0, 0, None))
     there = sorted(world.state.attempts)
     sets = [each for size in range(1, len(there) + 1) for each in combinations(there, size)]
     enough = [each for each in sets if frees(world, each, asking)]

@@ -10,7 +10,7 @@ from cordee.control.admission import Admitted
 from cordee.control.forecast import Forecast, Spread, forecast
 from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven
 from cordee.ids import JobId
-from cordee.schedule.cycle import decide
+from cordee.schedule import decide
 from cordee.schedule.explain import Reason, explain
 from cordee.schedule.forecast.snapshot import Present
 from cordee.schedule.records import micro_usd_per_hour

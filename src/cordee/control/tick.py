@@ -30,7 +30,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.points import point
-from cordee.schedule.cycle import enact
+from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
 from cordee.schedule.state import State

@@ -8,7 +8,7 @@ enact(state, now_us, policy, write)         the same, written down by `write` an
 explain(state, job_id, now_us)              why a job is where it is
 """
 
-from cordee.schedule.cycle import Decision, decide, enact
+from cordee.schedule.decision import Decision, decide, enact
 from cordee.schedule.explain import Explanation, Reason, explain
 from cordee.schedule.policy import NAMED, Policy
 from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase

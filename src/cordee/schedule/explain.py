@@ -9,14 +9,16 @@ from enum import StrEnum
 
 from cordee.events import AttemptPlaced, Behind, Capacity, Job, Lease, NoticeGiven, RankBehind
 from cordee.ids import JobId, attempt_name
-from cordee.schedule.cycle import Cycle
+from cordee.schedule.cycle import run
+from cordee.schedule.draft import Draft
+from cordee.schedule.heads import turn_of, turns
 from cordee.schedule.lifecycle import ATTEMPTS_WITHOUT_COMMIT
 from cordee.schedule.order import is_below
 from cordee.schedule.placement.entry import mask_of
 from cordee.schedule.placement.place import fits, need_of, pools
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.failed_searches import Vain
-from cordee.schedule.preemption.loss import insists_us
+from cordee.schedule.preemption.failed_searches import FailedSearches
+from cordee.schedule.preemption.loss import min_run_us
 from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.quota.bounds import Bound, Refusal
 from cordee.schedule.records import Attempt, JobRecord, Phase
@@ -151,14 +153,13 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         return _say(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
     refusal = state.quotas.admits(job, now_us)
     with state.what_if():
-        cycle = Cycle(state, now_us)
-        cycle.run()
-        for failed, error in cycle.errors:
+        draft = run(state, now_us)
+        for failed, error in draft.errors:
             if failed == job.job_id:
                 return _say(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
-        if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in cycle.events):
+        if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in draft.events):
             return _say(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
-        leaving = _leaving_of(state, cycle.claims.get(job.job_id, ()))
+        leaving = _leaving_of(state, draft.claims.get(job.job_id, ()))
     if leaving:
         return _for_victims(state, record, leaving, now_us)
     kept = _kept_from(state, job, now_us)
@@ -166,7 +167,7 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
         return _for_checkpoint(state, record, kept, now_us)
     if refusal is not None:
         return _refused(state, record, refusal)
-    return _for_gpus(state, record, candidates, cycle, now_us)
+    return _for_gpus(state, record, candidates, draft, now_us)
 
 
 def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
@@ -227,12 +228,12 @@ def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
     if not kept:
         return []
     with state.what_if():
-        for name, value in (("policy", replace(state.policy, awaits_checkpoint=False)), ("vain", Vain())):
+        without_waiting = replace(state.policy, awaits_checkpoint=False)
+        for name, value in (("policy", without_waiting), ("failed_searches", FailedSearches())):
             state.journal.note(setattr, state, name, getattr(state, name))
             setattr(state, name, value)
-        cycle = Cycle(state, now_us)
-        cycle.run()
-    pushed = {event.job_id for event in cycle.events if isinstance(event, NoticeGiven) and event.for_job == job.job_id}
+        draft = run(state, now_us)
+    pushed = {event.job_id for event in draft.events if isinstance(event, NoticeGiven) and event.for_job == job.job_id}
     return sorted((until_us, job_id) for job_id, until_us in kept.items() if job_id in pushed)
 
 
@@ -250,14 +251,14 @@ def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId
     return _say(record, Reason.WAITS_FOR_CHECKPOINT, text, **more)
 
 
-def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cycle: Cycle, now_us: int) -> Explanation:
+def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], draft: Draft, now_us: int) -> Explanation:
     job = record.job
     pool = max(candidates, key=lambda each: sum(state.index.free(kind) for kind in each))
     free = sum(state.index.free(kind) for kind in pool)
     numbers = f"it needs {job.gpus} {_asked(job)}, {free} are free"
     if any(fits(state.index, job, each) for each in candidates):
-        before = {each.job.job_id for kind in pool if (each := cycle.reserved.get(kind)) and each.job != job}
-        first = tuple(sorted(before) or sorted(cycle.claims))
+        before = {each.job.job_id for kind in pool if (each := draft.reservations.get(kind)) and each.job != job}
+        first = tuple(sorted(before) or sorted(draft.claims))
         text = f"{numbers} and kept for {_and(first)}, which came before it in the order"
         return _say(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
     everywhere = sum(state.index.free(kind) for kind in {kind for each in candidates for kind in each})
@@ -281,7 +282,7 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], cyc
     if free >= job.gpus:
         text = f"{numbers}, but not together{_shape(job)}; {_jobs(len(holders), 'holds', 'hold')} the others"
         return _say(record, Reason.FRAGMENTED, text, gpus_free=free, blocking=blocking)
-    ahead = sum(turn < cycle.turn(record) for turn in cycle.turns() if turn[-1] != job.job_id)
+    ahead = sum(turn < turn_of(state, draft, record) for turn in turns(state, draft) if turn[-1] != job.job_id)
     text = numbers + (f"; {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
     text += f"; {_jobs(len(holders), 'holds', 'hold')} the others{_out_of_use(state, now_us)}"
     return _say(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
@@ -293,7 +294,7 @@ def _resting(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int,
     for job_id, row in state.running.row_of.items():
         until_us = int(state.running.rows["rests_until_us"][row])
         if until_us == NEVER:  # its ranks have not started
-            until_us = now_us + insists_us(state.attempts[job_id].job, state.attempts[job_id].epoch)
+            until_us = now_us + min_run_us(state.attempts[job_id].job, state.attempts[job_id].epoch)
         if until_us <= now_us or not is_below(state.attempts[job_id].job.tier, job.tier):
             continue
         if any(_is_of(state, lease.node, pool) for lease in state.attempts[job_id].held):

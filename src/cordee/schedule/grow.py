@@ -1,9 +1,11 @@
-"""When an elastic job that runs on fewer GPUs than it asked for starts again on more."""
+"""Growing: an elastic job that runs on fewer GPUs than it asked for starts again on more, if that pays."""
 
 from cordee.events import Lease, NoticeReason
-from cordee.schedule.lifecycle import notice
-from cordee.schedule.placement.place import place
-from cordee.schedule.placement.view import Pool
+from cordee.ids import JobId
+from cordee.schedule.claims import claim_leases
+from cordee.schedule.draft import Draft, emit, guarded
+from cordee.schedule.notice import notice
+from cordee.schedule.placement.place import place, pools
 from cordee.schedule.policy import Policy
 from cordee.schedule.records import Attempt, JobRecord
 from cordee.schedule.state import State
@@ -12,8 +14,31 @@ PAYS = 4
 """The time that growing saves must be so many times what the save and the restart take."""
 
 
-def worth_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
-    """From when on growing to full size pays.
+def grow(state: State, draft: Draft) -> None:
+    """Let elastic jobs grow into GPUs for which no job waits."""
+    if state.elastic and state.policy.resize and not state.waiting.count:
+        for job_id in sorted(state.elastic):
+            guarded(state, draft, job_id, _grow_one)
+
+
+def _grow_one(state: State, draft: Draft, job_id: JobId) -> bool:
+    attempt = state.attempts[job_id]
+    if attempt.leaving or attempt.shares:
+        return True
+    pays_us = pays_from_us(attempt, state.jobs[job_id], state.policy)
+    if draft.now_us < pays_us:
+        draft.wake(pays_us)
+        return True
+    leases = _larger_place(state, draft, attempt)
+    if leases is not None:
+        gpus = sum(len(lease.gpus) for lease in leases)
+        emit(state, draft, notice(attempt, NoticeReason.RESIZE, draft.now_us, gpus=gpus))
+        claim_leases(state, draft, attempt.job, leases)
+    return True
+
+
+def pays_from_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
+    """Return the time from which growing to full size pays.
 
     A job is taken to run on as long as it has run (without an estimate nothing better is known of run times whose
     spread is so wide): on all its GPUs that takes held/asked of the time, and the rest is saved.
@@ -25,16 +50,16 @@ def worth_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
     return max(started_us + ran_us - record.used_us, attempt.placed_us + policy.time_slice_us)
 
 
-def grown(state: State, attempt: Attempt, candidates: tuple[Pool, ...], now_us: int) -> tuple[Lease, ...] | None:
-    """Where it lies when it has left and starts again, on as many GPUs as there are for it then."""
-    job = attempt.job
+def _larger_place(state: State, draft: Draft, attempt: Attempt) -> tuple[Lease, ...] | None:
+    """Return where an attempt could lie when it has left and starts again on more GPUs."""
+    job, candidates = attempt.job, pools(attempt.job, draft.kinds)
     mark = state.mark()
-    state.apply(notice(attempt, NoticeReason.RESIZE, now_us))
+    state.apply(notice(attempt, NoticeReason.RESIZE, draft.now_us))
     leases = None
     for size in (job.gpus, *job.sizes):
         if size <= attempt.gpus:
             break
-        if state.quotas.queues and state.quotas.admits(job, now_us, size - attempt.gpus) is not None:
+        if state.quotas.queues and state.quotas.admits(job, draft.now_us, size - attempt.gpus) is not None:
             continue
         leases = place(state.soon, job, candidates, gpus=size, packing=state.policy.packing)
         if leases is not None:

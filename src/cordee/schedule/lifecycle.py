@@ -26,20 +26,20 @@ the deadline of a notice. The shares of a node that is down stay leased until th
 that the node's lease has run out reports it.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
+from operator import itemgetter
 
 from cordee.events import (
     AttemptEnded,
-    Event,
     JobEnded,
     KillOrdered,
-    NoticeGiven,
     NoticeReason,
     Outcome,
     RanksEnded,
 )
 from cordee.ids import JobId, attempt_name
-from cordee.schedule.preemption.loss import expected_loss
+from cordee.schedule.draft import Draft, emit, guarded
+from cordee.schedule.notice import notice
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.records import Attempt, JobRecord, Phase
 from cordee.schedule.state import State
@@ -51,52 +51,60 @@ ATTEMPTS_WITHOUT_COMMIT = 3
 _WORST_FIRST = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED, Outcome.CHECKPOINTED, Outcome.FINISHED)
 _BAD = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED)
 
-Emit = Callable[[Event], None]
+
+def settle(state: State, draft: Draft) -> None:
+    """Settle all jobs to which something happened: ranks ended, deadlines, limits, stops, the server's shutdown."""
+    for job_id in sorted(_due(state, draft.now_us)):
+        guarded(state, draft, job_id, settle_job)
 
 
-def settle(state: State, job_id: JobId, now_us: int, emit: Emit) -> None:
-    """Everything that follows for one job from what was reported."""
-    record, attempt = state.jobs[job_id], state.attempts.get(job_id)
+def wake(state: State, draft: Draft) -> None:
+    """Work out when time alone will change the answer."""
+    failed = {job_id for job_id, _ in draft.errors}  # What failed now fails again at once: it waits for a change.
+    for job_id in state.attention:
+        if job_id in state.attempts and job_id not in failed:
+            draft.wake(wake_us(state.attempts[job_id]))
+    seen = state.attention.keys() | failed
+    draft.wake(next((at_us for at_us, job_id in state.limits if job_id not in seen), None))
+    draft.wake(next((until_us for until_us, _ in state.quarantines), None))
+    if state.quotas.has_days:
+        draft.wake(state.quotas.wake_us(draft.now_us))
+
+
+def _due(state: State, now_us: int) -> set[JobId]:
+    """Return the jobs to look at."""
+    due = set(state.attempts) if state.shutting_down else set()
+    over = bisect_right(state.limits, now_us, key=itemgetter(0))
+    due.update(job_id for _, job_id in state.limits[:over])
+    if state.quotas.has_days:
+        jobs = {(each.job.queue, each.job.grace_us): each.job for each in state.attempts.values()}
+        used_up = {key for key, job in jobs.items() if state.quotas.spent(job, now_us)}
+        if used_up:
+            due.update(
+                job_id for job_id, each in state.attempts.items() if (each.job.queue, each.job.grace_us) in used_up
+            )
+    return due | state.attention.keys()
+
+
+def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
+    """Decide on everything that follows for one job from what was reported."""
+    record, attempt, now_us = state.jobs[job_id], state.attempts.get(job_id), draft.now_us
     if attempt is None:
         if record.stop is not None and record.phase is Phase.QUEUED:
-            emit(JobEnded(at_us=now_us, job_id=job_id, state="stopped", why=f"stopped by {record.stop.by}"))
-        return
+            why = f"stopped by {record.stop.by}"
+            emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state="stopped", why=why))
+        return True
     if not attempt.held:
-        _end(state, attempt, now_us, emit)
-        return
-    why = _why_kill(record, attempt, now_us)
-    if why is not None:
-        emit(KillOrdered(at_us=now_us, job_id=job_id, epoch=attempt.epoch, why=why))
-        return
+        _end(state, draft, attempt)
+        return True
+    why_kill = _why_kill(record, attempt, now_us)
+    if why_kill is not None:
+        emit(state, draft, KillOrdered(at_us=now_us, job_id=job_id, epoch=attempt.epoch, why=why_kill))
+        return True
     reason = _why_notice(state, record, attempt, now_us)
     if reason is not None:
-        emit(notice(attempt, reason, now_us, gone_us=_reclaimed_us(state, attempt)))
-
-
-def notice(
-    attempt: Attempt,
-    reason: NoticeReason,
-    now_us: int,
-    *,
-    for_job: JobId | None = None,
-    gpus: int | None = None,
-    gone_us: int | None = None,
-) -> NoticeGiven:
-    """The attempt is to leave within its grace period, and before the cloud takes a node of it at `gone_us`.
-
-    With `gpus` it starts again on so many at once.
-    """
-    deadline_us = now_us + attempt.job.grace_us
-    return NoticeGiven(
-        at_us=now_us,
-        job_id=attempt.job.job_id,
-        epoch=attempt.epoch,
-        reason=reason,
-        deadline_us=deadline_us if gone_us is None else min(deadline_us, max(now_us, gone_us)),
-        for_job=for_job,
-        gpus=gpus,
-        expected_loss_micro_usd=expected_loss(attempt, now_us).micro_usd,
-    )
+        emit(state, draft, notice(attempt, reason, now_us, gone_us=_reclaimed_us(state, attempt)))
+    return True
 
 
 def wake_us(attempt: Attempt) -> int | None:
@@ -154,8 +162,8 @@ def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
     return min((at_us for at_us in times if at_us is not None), default=None)
 
 
-def _end(state: State, attempt: Attempt, now_us: int, emit: Emit) -> None:
-    job_id = attempt.job.job_id
+def _end(state: State, draft: Draft, attempt: Attempt) -> None:
+    job_id, now_us = attempt.job.job_id, draft.now_us
     share = outcome_of(attempt)
     outcome = _judged(attempt, share)
     failure = share.failure or next((each.failure for each in attempt.shares if each.failure is not None), None)
@@ -164,10 +172,10 @@ def _end(state: State, attempt: Attempt, now_us: int, emit: Emit) -> None:
     if eaten is not None:
         why += f"; it used {eaten} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
     ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)
-    emit(ended)
+    emit(state, draft, ended)
     verdict = _verdict(state.jobs[job_id], attempt, ended)
     if verdict is not None:
-        emit(JobEnded(at_us=now_us, job_id=job_id, state=verdict[0].value, why=verdict[1]))
+        emit(state, draft, JobEnded(at_us=now_us, job_id=job_id, state=verdict[0].value, why=verdict[1]))
 
 
 def _why_ended(attempt: Attempt, outcome: Outcome) -> str:

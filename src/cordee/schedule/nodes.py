@@ -39,7 +39,7 @@ class Nodes:
         self.leased: dict[str, Used] = {}  # of nodes: what is leased
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
         self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
-        self.spoken: dict[str, int] = {}  # of nodes: GPUs being vacated for somebody, not in `soon`; alike empty
+        self.earmarked: dict[str, int] = {}  # of nodes: GPUs being vacated for somebody, not in `soon`; alike empty
         self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
         self.went_down: dict[str, int] = {}  # nodes that failed before the newest failure by less than the window, when
         self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
@@ -51,7 +51,7 @@ class Nodes:
         ] = {}  # of nodes: free, and with what is being vacated; claimed or not
         self.running = Running(self.journal)
         self.quotas = Quotas(half_life_us=half_life_us)
-        self.news = 0  # how often something happened after which a cycle may decide something
+        self.changes = 0  # how often something happened after which a cycle may decide something
         self.gains = 0  # how often something became free, or somebody's turn changed by more than time
 
     def release(self, now_us: int) -> None:
@@ -68,9 +68,9 @@ class Nodes:
             self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
             self._shade(lease.node)
 
-    def speak_for(self, name: str, mask: int) -> None:
+    def earmark(self, name: str, mask: int) -> None:
         """These GPUs of a node, which are being vacated, are not open in `soon`: they leave for somebody."""
-        self.journal.put(self.spoken, name, mask)
+        self.journal.put(self.earmarked, name, mask)
         self._shade(name)
 
     def disclaim(self, leases: Iterable[Lease]) -> None:
@@ -81,19 +81,19 @@ class Nodes:
 
     def open_all(self) -> None:
         """Nothing is claimed or spoken for any more."""
-        names = dict.fromkeys((*self.claimed, *self.spoken))
+        names = dict.fromkeys((*self.claimed, *self.earmarked))
         for name in names:
             self.journal.drop(self.claimed, name)
-            self.journal.drop(self.spoken, name)
+            self.journal.drop(self.earmarked, name)
             self._shade(name)
 
-    def _heard(self, *, gain: bool = True) -> None:
-        self.journal.note(self._unheard, self.news, self.gains)
-        self.news += 1
+    def _changed(self, *, gain: bool = True) -> None:
+        self.journal.note(self._unchanged, self.changes, self.gains)
+        self.changes += 1
         self.gains += gain
 
-    def _unheard(self, news: int, gains: int) -> None:
-        self.news, self.gains = news, gains
+    def _unchanged(self, changes: int, gains: int) -> None:
+        self.changes, self.gains = changes, gains
 
     # -- what happens to them ----------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class Nodes:
             self.quotas.resize(after.less(before), at_us)
             self.journal.note(self.quotas.resize, before.less(after), at_us)
         self._reindex(name)
-        self._heard()
+        self._changed()
 
     def _look_at(self, name: str) -> None:
         """What runs on the node needs attention."""
@@ -185,10 +185,10 @@ class Nodes:
                 leaving = self.vacating.get(name)
                 bare = self._bare[name] = (entry, entry.plus(leaving) if leaving else entry)
             entry, all_ = bare
-            kept, spoken = self.claimed.get(name, 0), self.spoken.get(name, 0)
+            kept, earmarked = self.claimed.get(name, 0), self.earmarked.get(name, 0)
             if kept:
                 entry, all_ = entry.without(kept), all_.without(kept)
-            before = self._put(name, (entry, all_.without(spoken) if spoken else all_, all_))
+            before = self._put(name, (entry, all_.without(earmarked) if earmarked else all_, all_))
         else:
             before = self._put(name, (None, None, None))
         self.journal.note(self._put_back, name, before)

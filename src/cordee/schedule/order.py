@@ -64,6 +64,6 @@ def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
     return (bisect_right(policy.levels_gpu_us, value) << LEVEL_BITS) + (value if policy.order == "service" else 0)
 
 
-def turn_of(policy: Policy, standing_: int) -> int:
+def compared_standing(policy: Policy, standing_: int) -> int:
     """What of a standing counts against a running job: who is of a worse level can lose its turn, not an equal."""
     return standing_ >> LEVEL_BITS if counts_service(policy) else standing_

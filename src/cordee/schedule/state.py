@@ -10,6 +10,7 @@ RankLeft, which are the ledger's. A placement that leases a GPU twice is a progr
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from cordee.events import (
@@ -43,9 +44,9 @@ from cordee.schedule.nodes import UNUSED, Nodes
 from cordee.schedule.order import counts_service, standing
 from cordee.schedule.overdue import gpus_left, is_overdue
 from cordee.schedule.policy import Policy
-from cordee.schedule.preemption.failed_searches import Vain
-from cordee.schedule.preemption.loss import insists_us
-from cordee.schedule.preemption.row import columns_of, is_spent, rests_until_us
+from cordee.schedule.preemption.failed_searches import FailedSearches
+from cordee.schedule.preemption.loss import min_run_us
+from cordee.schedule.preemption.row import columns_of, is_exempt, rests_until_us
 from cordee.schedule.preemption.running import NEVER, Running
 from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
@@ -63,6 +64,22 @@ SAFE_PERCENT = 90
 """So many in a hundred of those alike were shorter than what a job is taken to need that is backfilled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nothing is left to decide once an event was the newest change, from one time until another."""
+
+    changes: int
+    newest: Event | None
+    from_us: int
+    until_us: int | None  # when to decide again; None: only after a change
+
+    def holds(self, state: "State", now_us: int) -> bool:
+        """Return whether nothing that matters has happened since."""
+        if state.changes != self.changes or state.newest != self.newest:
+            return False
+        return self.from_us <= now_us < (NEVER if self.until_us is None else self.until_us)
+
+
 class State(Nodes):
     """Single owner, changed by `apply` only: jobs and attempts here, and the nodes that they run on."""
 
@@ -77,15 +94,15 @@ class State(Nodes):
         self.policy = policy or Policy()
         self.shutting_down = False
         self.jobs: dict[JobId, JobRecord] = {}
-        self.owed: dict[JobId, None] = {}  # jobs that wait for what borrowers give back
+        self.entitled: dict[JobId, None] = {}  # jobs that wait for what borrowers give back
         self.returning: dict[JobId, None] = {}  # jobs that leave, or have left, to start again at once
         self.elastic: dict[JobId, None] = {}  # live attempts that run on fewer GPUs than their jobs asked for
         self.limits: list[tuple[int, JobId]] = []  # of live attempts, ascending
         self.waiting = Waiting(self.journal)
         self.history = History()  # of run times
-        self.rest: Any = None  # what `decide` remembers of having found nothing more to do
+        self.idle: Idle | None = None  # nothing to decide, as `decide` found
         self.newest: Event | None = None  # what that was the last time
-        self.vain = Vain()  # what the last cycle tried in vain
+        self.failed_searches = FailedSearches()  # of the last cycle
         self.what_if, self.mark, self.take_back = self.journal.what_if, self.journal.mark, self.journal.take_back
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ServerUp: lambda event: self._shut_down(False),
@@ -114,9 +131,9 @@ class State(Nodes):
         handler = self._handlers.get(type(event))
         if handler is not None:
             self.release(event.at_us)
-            before = self.news
+            before = self.changes
             handler(event)
-            if self.news != before:
+            if self.changes != before:
                 self.journal.note(setattr, self, "newest", self.newest)
                 self.newest = event
 
@@ -133,7 +150,7 @@ class State(Nodes):
                 self._run(record, self.attempts[job_id])
         for name in self.nodes:
             self._reindex(name)
-        self._heard()
+        self._changed()
 
     def snapshot(self) -> dict[str, object]:
         """A deep copy as plain values, to compare and to keep; indexes included."""
@@ -145,9 +162,9 @@ class State(Nodes):
             "leased": dict(self.leased),
             "vacating": dict(self.vacating),
             "claimed": {name: mask for name, mask in self.claimed.items() if mask},
-            "spoken": {name: mask for name, mask in self.spoken.items() if mask},
+            "earmarked": {name: mask for name, mask in self.earmarked.items() if mask},
             "attention": frozenset(self.attention),
-            "owed": frozenset(self.owed),
+            "entitled": frozenset(self.entitled),
             "returning": frozenset(self.returning),
             "elastic": frozenset(self.elastic),
             "limits": tuple(self.limits),
@@ -160,13 +177,13 @@ class State(Nodes):
             "running": self.running.value(),
             "quotas": self.quotas.value(),
             "history": self.history.value(),
-            "news": self.news,
+            "changes": self.changes,
         }
 
     def _shut_down(self, shutting_down: bool) -> None:
         self.journal.note(setattr, self, "shutting_down", self.shutting_down)
         self.shutting_down = shutting_down
-        self._heard()
+        self._changed()
 
     # -- jobs ------------------------------------------------------------------------------------------------
 
@@ -190,7 +207,7 @@ class State(Nodes):
             queue=leaf.queue.name,
             owner=record.job.owner if by_owner else "",
         )
-        self._heard(gain=False)
+        self._changed(gain=False)
 
     def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
         """How much longer a job runs in all: by what somebody said, or else by those that ended before it."""
@@ -213,7 +230,7 @@ class State(Nodes):
             return
         self.journal.put(self.jobs, event.job_id, record._replace(stop=event))
         self.journal.put(self.attention, event.job_id, None)
-        self._heard()
+        self._changed()
 
     def _job_ended(self, event: JobEnded) -> None:
         record = self.jobs.get(event.job_id)
@@ -224,9 +241,9 @@ class State(Nodes):
         self.journal.drop(self.returning, event.job_id)
         if event.state != Phase.STOPPED and record.used_us:
             self.journal.note(self.history.forget, self.history.add(record.job, record.used_us))
-        self.journal.drop(self.owed, event.job_id)
+        self.journal.drop(self.entitled, event.job_id)
         self.journal.put(self.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
-        self._heard()
+        self._changed()
 
     # -- queues ----------------------------------------------------------------------------------------------
 
@@ -237,7 +254,7 @@ class State(Nodes):
             record = self.jobs[job_id]
             self.waiting.remove(record)
             self._enqueue(record)
-        self._heard()
+        self._changed()
 
     # -- attempts --------------------------------------------------------------------------------------------
 
@@ -272,7 +289,7 @@ class State(Nodes):
         self.waiting.remove(record)
         self.journal.put(self.attempts, event.job_id, attempt)
         self.journal.drop(self.returning, event.job_id)
-        self.journal.drop(self.owed, event.job_id)
+        self.journal.drop(self.entitled, event.job_id)
         if attempt.gpus < record.job.gpus:
             self.journal.put(self.elastic, event.job_id, None)
         record = record._replace(phase=Phase.RUNNING, epoch=event.epoch, size=None)
@@ -280,7 +297,7 @@ class State(Nodes):
         if limit_at_us is not None:
             self.journal.insert(self.limits, (limit_at_us, event.job_id))
         self._run(record, attempt)
-        self._heard(gain=False)
+        self._changed(gain=False)
 
     def _run(self, record: JobRecord, attempt: Attempt) -> None:
         """Enter an attempt among those that could be pushed, unless it leaves already."""
@@ -300,7 +317,7 @@ class State(Nodes):
             if event.reason in _RETURNS:
                 self.journal.put(self.returning, event.job_id, None)
             if event.reason is NoticeReason.QUOTA and event.for_job is not None:
-                self.journal.put(self.owed, event.for_job, None)
+                self.journal.put(self.entitled, event.for_job, None)
             self._stopping(attempt, attempt._replace(notice=event))
 
     def _kill_ordered(self, event: KillOrdered) -> None:
@@ -322,7 +339,7 @@ class State(Nodes):
                 leaving = (*self.vacating.get(lease.node, ()), (lease, attempt.job))
                 self.journal.put(self.vacating, lease.node, leaving)
                 self._reindex(lease.node)
-        self._heard()
+        self._changed()
 
     def _ranks_started(self, event: RanksStarted) -> None:
         attempt = self._live(event.job_id, event.epoch)
@@ -331,10 +348,10 @@ class State(Nodes):
         attempt = attempt._replace(started_us=event.at_us)
         self.journal.put(self.attempts, event.job_id, attempt)
         self.running.set(event.job_id, work_from_us=event.at_us)
-        if insists_us(attempt.job, attempt.epoch) and event.job_id in self.running.row_of:
-            if not is_spent(self.jobs[event.job_id]):
+        if min_run_us(attempt.job, attempt.epoch) and event.job_id in self.running.row_of:
+            if not is_exempt(self.jobs[event.job_id]):
                 self.running.set(event.job_id, rests_until_us=rests_until_us(attempt))
-            self._heard()
+            self._changed()
 
     def _committed(self, event: CheckpointCommitted) -> None:
         attempt = self._live(event.job_id, event.epoch)
@@ -345,7 +362,7 @@ class State(Nodes):
             self.journal.put(self.attempts, event.job_id, committed)
             if attempt.started_us is not None:
                 if self.running.is_kept(event.job_id, event.at_us, self.policy):
-                    self._heard()
+                    self._changed()
                 self.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
 
     def eaten(self, attempt: Attempt, outcome: Outcome, at_us: int) -> str | None:
@@ -397,7 +414,7 @@ class State(Nodes):
         used_cost, served_gpu_us = record.used_cost + gpu_us * price, record.served_gpu_us + gpu_us
         self.journal.put(self.jobs, event.job_id, record._replace(used_cost=used_cost, served_gpu_us=served_gpu_us))
         self.journal.put(self.attention, event.job_id, None)
-        self._heard()
+        self._changed()
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         attempt = self._live(event.job_id, event.epoch)

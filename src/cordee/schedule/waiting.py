@@ -54,18 +54,18 @@ class Line:
         return self.places[at] if at < len(self.places) else None
 
 
-Alike = tuple[int, int, str, str, Shape]
+LineKey = tuple[int, int, str, str, Shape]
 
 
 class Waiting:
     """All lines; changed by `State` only."""
 
     def __init__(self, journal: Journal) -> None:
-        self.lines: dict[Alike, Line] = {}
+        self.lines: dict[LineKey, Line] = {}
         self.count = 0
         self._journal = journal
         self.since: list[tuple[int, JobId]] = []  # when each was queued for the last time, ascending
-        self._known: dict[JobId, tuple[Alike, int, int, int]] = {}  # line, standing, its ages and its lengths
+        self._known: dict[JobId, tuple[LineKey, int, int, int]] = {}  # line, standing, its ages and its lengths
 
     def __len__(self) -> int:
         return self.count
@@ -78,8 +78,8 @@ class Waiting:
         """Where a waiting job stands in its line."""
         return self._known[job_id][1]
 
-    def alike(self, job_id: JobId) -> Alike:
-        """What a waiting job shares with all of its line."""
+    def key(self, job_id: JobId) -> LineKey:
+        """Return the key of the line of a waiting job."""
         return self._known[job_id][0]
 
     def line(self, job_id: JobId) -> Line:
@@ -90,7 +90,7 @@ class Waiting:
         """How long a waiting job will run at most; NEVER if nobody says so."""
         return self._known[job_id][3]
 
-    def ages_us(self, job_id: JobId) -> int:
+    def due_us(self, job_id: JobId) -> int:
         """When a waiting job will have waited too long; NEVER if that does not count."""
         return self._known[job_id][2]
 
@@ -115,36 +115,36 @@ class Waiting:
             owner: if what one user may hold there is limited.
         """
         job, journal = record.job, self._journal
-        alike = (level(job.tier), -job.priority, queue, owner, shape_of(job))
-        line = self.lines.get(alike)
+        key = (level(job.tier), -job.priority, queue, owner, shape_of(job))
+        line = self.lines.get(key)
         if line is None:
-            line = Line(level(job.tier), job.priority, queue, owner, alike[-1])
-            journal.put(self.lines, alike, line)
+            line = Line(level(job.tier), job.priority, queue, owner, key[-1])
+            journal.put(self.lines, key, line)
         due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
         journal.insert(line.places, (standing, record.submitted_us, job.job_id))
         journal.insert(line.ages, (due_us, job.job_id))
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
-        journal.put(self._known, job.job_id, (alike, standing, due_us, length_us))
+        journal.put(self._known, job.job_id, (key, standing, due_us, length_us))
         self._count(+1)
 
     def remove(self, record: JobRecord) -> None:
         """It was placed, or has ended."""
         job_id, journal = record.job.job_id, self._journal
-        alike, standing, due_us, length_us = self._known[job_id]
-        line = self.lines[alike]
+        key, standing, due_us, length_us = self._known[job_id]
+        line = self.lines[key]
         journal.remove(line.places, (standing, record.submitted_us, job_id))
         journal.remove(line.ages, (due_us, job_id))
         journal.remove(line.lengths, (length_us, job_id))
         journal.remove(self.since, (record.waits_since_us, job_id))
         journal.drop(self._known, job_id)
         if not line.places:
-            journal.drop(self.lines, alike)
+            journal.drop(self.lines, key)
         self._count(-1)
 
     def value(self) -> object:
         """A deep copy, to compare."""
-        return {alike: (tuple(line.places), tuple(line.ages)) for alike, line in self.lines.items()}
+        return {key: (tuple(line.places), tuple(line.ages)) for key, line in self.lines.items()}
 
     def _count(self, change: int) -> None:
         self.count += change

@@ -18,7 +18,7 @@ from cordee.events import (
     KillOrdered,
     NoticeGiven,
 )
-from cordee.schedule.cycle import decide
+from cordee.schedule import decide
 from cordee.schedule.policy import Policy
 from cordee.schedule.state import State
 from cordee.simulate.metrics import Metrics, Summary

@@ -25,7 +25,7 @@ from cordee.events import (
     RanksStarted,
 )
 from cordee.ids import JobId
-from cordee.schedule.cycle import decide
+from cordee.schedule.decision import decide
 from cordee.schedule.forecast.snapshot import Present
 from cordee.schedule.preemption.loss import late_us
 from cordee.schedule.preemption.running import NEVER

@@ -11,10 +11,10 @@ from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.state import State
 
 _COLLECTIONS = (
-    "jobs", "attempts", "nodes", "leased", "vacating", "attention", "owed", "returning", "elastic", "limits",
+    "jobs", "attempts", "nodes", "leased", "vacating", "attention", "entitled", "returning", "elastic", "limits",
     "went_down", "quarantines",
 )  # fmt: skip
-_REMEMBERED = ("news", "newest", "gains", "rest", "vain")  # by `decide`, of decisions before
+_REMEMBERED = ("changes", "newest", "gains", "idle", "failed_searches")  # by `decide`, of decisions before
 
 
 class Present:

@@ -1,20 +1,20 @@
-"""What was tried in vain and need not be tried again before something became free or somebody's turn changed."""
+"""Searches that failed and need not be repeated before something becomes free or a turn changes."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Power(NamedTuple):
-    """Whom a waiting job may push."""
+class Scope(NamedTuple):
+    """Which running attempts a waiting job may preempt, or move."""
 
     tier: int
     priority: int
-    standing: int | None  # in its own tier those who stand worse; None: nobody
-    borrowers: frozenset[str] = frozenset()  # queues that hold what is its own by quota
-    moves: int | None = None  # not to push, but to move attempts of so many GPUs at most
+    standing: int | None  # attempts of its own tier with a worse standing; None: no attempt of its own tier
+    borrowers: frozenset[str] = frozenset()  # queues that borrowed the quota of its queue
+    moves: int | None = None  # only to move them: attempts of so many GPUs at most
 
-    def reaches(self, other: "Power") -> bool:
-        """Whether it may push everybody that the other may."""
+    def covers(self, other: "Scope") -> bool:
+        """Return whether it allows every victim that the other allows."""
         if self.tier > other.tier or other.borrowers - self.borrowers:
             return False
         if self.tier < other.tier or other.standing is None:
@@ -23,33 +23,40 @@ class Power(NamedTuple):
 
 
 @dataclass(slots=True)
-class Vain:
-    """Shapes for which no room could be made, and by which power.
+class FailedSearches:
+    """Shapes for which a search failed: for victims, by their scope, and for free GPUs.
 
-    It holds while no GPU becomes free (`State.gains` stays) and until the next change of turns: whatever else happens,
-    placements and arrivals, makes room for nobody.
+    It holds while no GPU becomes free (`gains` of the state stays) and until the next change of turns: nothing else
+    that happens, placements and arrivals, makes room for any job.
+
+    Attributes:
+        gains: of the state, when it was made.
+        from_us: it does not hold for times before.
+        until_us: from then on turns have changed; None: no such time.
+        preemptions: for a shape and a queue, the scopes in which there were not enough victims.
+        placements: shapes without a place, at whatever time, where no GPU was kept for another job.
     """
 
     gains: int = -1
     from_us: int = 0
     until_us: int | None = None
-    tried: dict[object, list[Power]] = field(default_factory=dict)
-    full: frozenset[object] = frozenset()  # shapes without a place, at whatever time, where nothing was kept for others
+    preemptions: dict[object, list[Scope]] = field(default_factory=dict)
+    placements: frozenset[tuple[object, ...]] = frozenset()
 
-    def at(self, gains: int, now_us: int) -> "Vain":
-        """What of it still holds."""
+    def at(self, gains: int, now_us: int) -> "FailedSearches":
+        """Return a copy with what still holds."""
         if gains != self.gains or self.from_us > now_us:
-            return Vain(gains, now_us)
+            return FailedSearches(gains, now_us)
         if self.until_us is not None and now_us >= self.until_us:
-            return Vain(gains, now_us, full=self.full)
-        tried = {shape: list(powers) for shape, powers in self.tried.items()}
-        return Vain(gains, now_us, self.until_us, tried, self.full)
+            return FailedSearches(gains, now_us, placements=self.placements)
+        preemptions = {key: list(scopes) for key, scopes in self.preemptions.items()}
+        return FailedSearches(gains, now_us, self.until_us, preemptions, self.placements)
 
-    def reaches(self, shape: object, power: Power) -> bool:
-        """Whether as much or more was tried already."""
-        tried = self.tried.get(shape)
-        return tried is not None and any(each.reaches(power) for each in tried)
+    def covers(self, key: object, scope: Scope) -> bool:
+        """Return whether a search in this scope, or in a wider one, failed already."""
+        scopes = self.preemptions.get(key)
+        return scopes is not None and any(each.covers(scope) for each in scopes)
 
-    def add(self, shape: object, power: Power) -> None:
-        """This was not enough."""
-        self.tried.setdefault(shape, []).append(power)
+    def add(self, key: object, scope: Scope) -> None:
+        """Note that a search in this scope failed."""
+        self.preemptions.setdefault(key, []).append(scope)

@@ -39,7 +39,7 @@ class Victim(NamedTuple):
     level: int  # of its tier
 
 
-def insists_us(job: Job, epoch: int) -> int:
+def min_run_us(job: Job, epoch: int) -> int:
     """How long this attempt may run before it is pushed. A first one has no restart behind it that it could waste."""
     return job.min_run_us if epoch > 1 else 0
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from cordee.schedule.order import level, pace
 from cordee.schedule.policy import Policy
-from cordee.schedule.preemption.loss import insists_us
+from cordee.schedule.preemption.loss import min_run_us
 from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import Attempt, JobRecord
 
@@ -15,7 +15,7 @@ def columns_of(
     """The row of an attempt, but for its queue's number; `overdue`: it waited too long, and its own tier leaves it."""
     job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
     value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
-    spent = is_spent(record)
+    exempt = is_exempt(record)
     rested = policy.preemptions_max is not None and record.pushes >= policy.preemptions_max
     slice_ends_us = placed_us + (policy.time_slice_us if attempt.epoch > 1 else 0)
     return {
@@ -25,8 +25,8 @@ def columns_of(
         "value": value,
         "pace": rate,
         "placed_us": placed_us,
-        "rests_until_us": NEVER if spent else rests_until_us(attempt),
-        "slice_ends_us": NEVER if spent or rested or overdue else slice_ends_us,
+        "rests_until_us": NEVER if exempt else rests_until_us(attempt),
+        "slice_ends_us": NEVER if exempt or rested or overdue else slice_ends_us,
         "overdue": overdue,
         "ends_us": _ends_us(attempt, left_us),
         "rate": attempt.micro_usd_per_hour,
@@ -40,17 +40,17 @@ def columns_of(
     }
 
 
-def is_spent(record: JobRecord) -> bool:
+def is_exempt(record: JobRecord) -> bool:
     """Whether it was pushed as often as it allows."""
     return record.job.preemptions_max is not None and record.pushes >= record.job.preemptions_max
 
 
 def rests_until_us(attempt: Attempt) -> int:
     """From when on another tier may push it."""
-    insists = insists_us(attempt.job, attempt.epoch)
-    if insists <= 0:
+    min_us = min_run_us(attempt.job, attempt.epoch)
+    if min_us <= 0:
         return 0
-    return NEVER if attempt.started_us is None else attempt.started_us + insists
+    return NEVER if attempt.started_us is None else attempt.started_us + min_us
 
 
 def _ends_us(attempt: Attempt, left_us: int | None) -> int:

@@ -16,7 +16,7 @@ from cordee.ids import JobId
 from cordee.schedule.order import TIERS, counts_service
 from cordee.schedule.placement.fill import Need
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.failed_searches import Power
+from cordee.schedule.preemption.failed_searches import Scope
 from cordee.schedule.preemption.loss import Cost, Victim, choose
 from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import Attempt
@@ -35,7 +35,7 @@ _NODES_MAX = 64
 
 @dataclass(slots=True)
 class _Reach:
-    """Whom a power reaches; it holds while nobody is placed and nobody leaves."""
+    """Whom a scope reaches; it holds while nobody is placed and nobody leaves."""
 
     gain: Any  # of each lease: GPUs, 0 if it may not be pushed
     pushed: Any  # of each node: all of that
@@ -82,18 +82,18 @@ class _Prices:
         self._seen = -1  # changes of rows
         self._cost: Any = None
 
-    def to(self, power: Power) -> Any:
+    def to(self, scope: Scope) -> Any:
         """Of each row. Who is pushed pushes in its turn who is below it, so a higher tier counts for those as well.
 
         Of nearly equal ones of its own tier a job pushes who had more.
         """
         policy, tier = self._state.policy, self._state.running.rows["tier"]
         cost = self._each() * (1 + policy.cascade * (len(TIERS) - 1 - tier))
-        if power.standing is None or not policy.favour or policy.order != "service":
+        if scope.standing is None or not policy.favour or policy.order != "service":
             return cost
         hours = self._state.running.served(self._now_us) / US_PER_HOUR
         favoured = cost * np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
-        return np.where(tier == power.tier, favoured, cost)
+        return np.where(tier == scope.tier, favoured, cost)
 
     def _each(self) -> Any:
         """What each row's push weighs: `preempt.charge` for all of them, as floats."""
@@ -117,24 +117,24 @@ class Victims:
         self._standing: Any = None
         self._turn_over: Any = None
         self._worsts: dict[tuple[int, bool], int] = {}
-        self._reaches: dict[tuple[Power, frozenset[str]], _Reach] = {}
-        self._fields: dict[tuple[Power, Pool, frozenset[str]], _Field] = {}
+        self._reaches: dict[tuple[Scope, frozenset[str]], _Reach] = {}
+        self._fields: dict[tuple[Scope, Pool, frozenset[str]], _Field] = {}
 
     def find(
-        self, need: Need, pool: Pool, power: Power, *, closed: Iterable[str] = (), shielded: Iterable[str] = ()
+        self, need: Need, pool: Pool, scope: Scope, *, closed: Iterable[str] = (), shielded: Iterable[str] = ()
     ) -> tuple[JobId, ...] | None:
         """The set to push; None if nobody's leaving would be enough, or too many would have to be moved.
 
         Args:
             need: the shape that has to become free.
             pool: where.
-            power: who asks.
+            scope: who asks.
             closed: nodes that are not looked at.
             shielded: queues whose attempts stay.
         """
-        if power.moves is not None and not self._could_move(need, pool, power.moves):
+        if scope.moves is not None and not self._could_move(need, pool, scope.moves):
             return None
-        field = self._field(power, pool, frozenset(shielded))
+        field = self._field(scope, pool, frozenset(shielded))
         nodes = field.nodes
         numbers = self._state.running.nodes
         shut = [numbers[name] for name in closed]
@@ -155,13 +155,13 @@ class Victims:
                     best = (key, rows)
         return None if best is None else tuple(sorted(self._state.running.jobs[row] for row in best[1]))
 
-    def are_none(self, power: Power) -> bool:
-        """Whether a look at tiers and standings tells that this power reaches nobody, as it does of most."""
-        if power.borrowers or power.moves is not None:
+    def is_empty(self, scope: Scope) -> bool:
+        """Whether a look at tiers and standings tells that this scope reaches nobody, as it does of most."""
+        if scope.borrowers or scope.moves is not None:
             return False
-        if int(self._state.running.rows["tier"].max(initial=0)) > power.tier:
+        if int(self._state.running.rows["tier"].max(initial=0)) > scope.tier:
             return False
-        return power.standing is None or self._worst(power.tier, power.standing) <= power.standing
+        return scope.standing is None or self._worst(scope.tier, scope.standing) <= scope.standing
 
     def _worst(self, tier: int, standing: int) -> int:
         """The worst standing in a tier of those whose turn is over for somebody of this standing."""
@@ -173,10 +173,10 @@ class Victims:
             self._worsts[key] = int(self.standing().max(where=over, initial=-NEVER))
         return self._worsts[key]
 
-    def reached(self, power: Power) -> list[Attempt]:
-        """Everybody whom this power reaches, in no order."""
+    def reached(self, scope: Scope) -> list[Attempt]:
+        """Everybody whom this scope reaches, in no order."""
         state = self._state
-        return [state.attempts[state.running.jobs[row]] for row in np.flatnonzero(self.may_push(power)).tolist()]
+        return [state.attempts[state.running.jobs[row]] for row in np.flatnonzero(self.may_push(scope)).tolist()]
 
     # -- what it looks at ------------------------------------------------------------------------------------
 
@@ -212,19 +212,19 @@ class Victims:
             self._turn_over = over & (running.kept_until_us(now_us, self._state.policy) <= now_us)
         return self._turn_over
 
-    def may_push(self, power: Power) -> Any:
-        """Of each row, whether this power reaches it now."""
+    def may_push(self, scope: Scope) -> Any:
+        """Of each row, whether this scope reaches it now."""
         rows, now_us = self._state.running.rows, self._now_us
-        if power.moves is not None:
-            allowed = (rows["tier"] >= power.tier) & (rows["gpus"] <= power.moves) & rows["saves"]
+        if scope.moves is not None:
+            allowed = (rows["tier"] >= scope.tier) & (rows["gpus"] <= scope.moves) & rows["saves"]
             return allowed & (rows["slice_ends_us"] <= now_us) & rows["live"]
         rested = rows["rests_until_us"] <= now_us
-        allowed = (rows["tier"] > power.tier) & rested
-        if power.standing is not None:
-            turn = (rows["tier"] == power.tier) & self.turn_over(power.standing)
-            allowed |= turn & (rows["priority"] <= power.priority) & (self.standing() > power.standing)
-        if power.borrowers:
-            allowed |= self._of_queues(power.borrowers) & rested
+        allowed = (rows["tier"] > scope.tier) & rested
+        if scope.standing is not None:
+            turn = (rows["tier"] == scope.tier) & self.turn_over(scope.standing)
+            allowed |= turn & (rows["priority"] <= scope.priority) & (self.standing() > scope.standing)
+        if scope.borrowers:
+            allowed |= self._of_queues(scope.borrowers) & rested
         return allowed & rows["live"]
 
     def _of_queues(self, names: frozenset[str]) -> Any:
@@ -233,12 +233,12 @@ class Victims:
         named = np.array([name in names for name in running.queues], bool)  # by their numbers
         return named[running.rows["queue"]]
 
-    def _field(self, power: Power, pool: Pool, shielded: frozenset[str] = frozenset()) -> _Field:
+    def _field(self, scope: Scope, pool: Pool, shielded: frozenset[str] = frozenset()) -> _Field:
         self._refresh()
-        key = (power, pool, shielded)
+        key = (scope, pool, shielded)
         found = self._fields.get(key)
         if found is None:
-            running, reach = self._state.running, self._reach(power, shielded)
+            running, reach = self._state.running, self._reach(scope, shielded)
             free = running.node_free[: len(running.node_names)]
             leases = running.leases
             found = self._fields[key] = _Field(
@@ -246,13 +246,13 @@ class Victims:
             )
         return found
 
-    def _reach(self, power: Power, shielded: frozenset[str]) -> _Reach:
-        key = (power, shielded)
+    def _reach(self, scope: Scope, shielded: frozenset[str]) -> _Reach:
+        key = (scope, shielded)
         found = self._reaches.get(key)
         if found is None:
             running = self._state.running
             count, row, node = len(running.node_names), running.leases["row"], running.leases["node"]
-            allowed = self.may_push(power)
+            allowed = self.may_push(scope)
             if shielded:
                 allowed &= ~self._of_queues(shielded)
             gain = running.leases["gpus"] * allowed[row]
@@ -261,7 +261,7 @@ class Victims:
                 if len(row)
                 else np.zeros(count, np.int64)
             )
-            found = self._reaches[key] = _Reach(gain, pushed, partial(self._prices.to, power))
+            found = self._reaches[key] = _Reach(gain, pushed, partial(self._prices.to, scope))
         return found
 
     def _domains(self, need: Need, nodes: Any, field: _Field) -> Iterable[Any]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.lifecycle import notice
-from cordee.schedule.order import is_below, level, turn_of
+from cordee.schedule.notice import notice
+from cordee.schedule.order import compared_standing, is_below, level
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import need_of, place, pools
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.failed_searches import Power
+from cordee.schedule.preemption.failed_searches import Scope
 from cordee.schedule.preemption.loss import Victim, charge, choose
 from cordee.schedule.preemption.victims import Victims
 from cordee.schedule.quota.bounds import Bound, Refusal
@@ -41,7 +41,7 @@ class Room:
 
 
 @dataclass(slots=True)
-class Pushing:
+class Preemption:
     """Of one cycle."""
 
     state: State
@@ -53,30 +53,31 @@ class Pushing:
     def __post_init__(self) -> None:
         self.victims = Victims(self.state, self.now_us)
 
-    def power(self, record: JobRecord) -> Power:
+    def scope(self, record: JobRecord) -> Scope:
         """Whom a waiting job may push."""
         job, waiting, quotas = record.job, self.state.waiting, self.state.quotas
         standing = None
         if self.state.policy.takes_turns and self.now_us >= record.waits_since_us + self.state.policy.preempt_after_us:
-            standing = -1 if job.job_id in self.overdue else turn_of(self.state.policy, waiting.standing(job.job_id))
+            own = waiting.standing(job.job_id)
+            standing = -1 if job.job_id in self.overdue else compared_standing(self.state.policy, own)
         borrowers = frozenset(each.queue for each in quotas.borrowers(job)) if quotas.queues else _NOBODY
-        return Power(level(job.tier), job.priority, standing, borrowers)
+        return Scope(level(job.tier), job.priority, standing, borrowers)
 
-    def push(
-        self, record: JobRecord, power: Power, candidates: tuple[Pool, ...], refusal: Refusal | None
+    def preempt(
+        self, record: JobRecord, scope: Scope, candidates: tuple[Pool, ...], refusal: Refusal | None
     ) -> Room | None:
         """The room that a push makes, in the first pool where it can; with a refusal it has to lift that as well."""
-        if self.victims.are_none(power):
+        if self.victims.is_empty(scope):
             return None
         if refusal is not None:
-            return self._lift(record, power, candidates, refusal)
+            return self._lift(record, scope, candidates, refusal)
         for pool in candidates:
             need = need_of(self.state.index, record.job, pool)
             closed: set[str] = set()
             shielded: set[str] = set()
             for _ in range(_TRIES if need is not None else 0):
                 assert need is not None
-                chosen = self.victims.find(need, pool, power, closed=closed, shielded=shielded)
+                chosen = self.victims.find(need, pool, scope, closed=closed, shielded=shielded)
                 if chosen is None:
                     break
                 refused = self._refused(record, chosen)
@@ -89,14 +90,14 @@ class Pushing:
                 closed.update(lease.node for victim in chosen for lease in self.state.attempts[victim].held)
         return None
 
-    def _lift(self, record: JobRecord, power: Power, candidates: tuple[Pool, ...], refusal: Refusal) -> Room | None:
+    def _lift(self, record: JobRecord, scope: Scope, candidates: tuple[Pool, ...], refusal: Refusal) -> Room | None:
         """So many have to leave a queue before the job may start, whatever is free."""
-        if refusal.short_milli is None or (refusal.bound is Bound.KEPT and not power.borrowers):
+        if refusal.short_milli is None or (refusal.bound is Bound.KEPT and not scope.borrowers):
             return None
         push = self.state.quotas.push(record.job, refusal)
         found = []
         for attempt in sorted(
-            self.victims.reached(power), key=lambda each: (charge(each, self.now_us), each.job.job_id)
+            self.victims.reached(scope), key=lambda each: (charge(each, self.now_us), each.job.job_id)
         ):
             below = self._is_below(attempt, record)
             if push.takes(attempt.job, _milli(attempt), below=below):
@@ -118,7 +119,7 @@ class Pushing:
             need = need_of(self.state.index, job, pool)
             if need is None or not most or sum(self.state.index.free(kind) for kind in pool) < job.gpus:
                 continue
-            chosen = self.victims.find(need, pool, Power(level(job.tier), job.priority, None, moves=most))
+            chosen = self.victims.find(need, pool, Scope(level(job.tier), job.priority, None, moves=most))
             if chosen is None or sum(self.state.attempts[each].gpus for each in chosen) > most:
                 continue
             room = self._moved(record, pool, chosen)
@@ -144,12 +145,12 @@ class Pushing:
         """Whether it is of a lower tier, or its turn is over."""
         if is_below(attempt.job.tier, record.job.tier):
             return True
-        power, row = self.power(record), self.state.running.row_of[attempt.job.job_id]
-        if power.standing is None or attempt.job.tier is not record.job.tier:
+        scope, row = self.scope(record), self.state.running.row_of[attempt.job.job_id]
+        if scope.standing is None or attempt.job.tier is not record.job.tier:
             return False
-        worse = int(self.victims.standing()[row]) > power.standing
+        worse = int(self.victims.standing()[row]) > scope.standing
         return (
-            worse and bool(self.victims.turn_over(power.standing)[row]) and attempt.job.priority <= record.job.priority
+            worse and bool(self.victims.turn_over(scope.standing)[row]) and attempt.job.priority <= record.job.priority
         )
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
@@ -228,7 +229,7 @@ class Pushing:
     def _place_soon(self, job: Job, candidates: tuple[Pool, ...]) -> tuple[Lease, ...] | None:
         """Where GPUs are being vacated; if need be those that leave for somebody behind it in the order."""
         leases = self._place(self.state.soon, job, candidates)
-        if leases is None and any(self.state.spoken.values()):
+        if leases is None and any(self.state.earmarked.values()):
             leases = self._place(self.state.vacated, job, candidates)
         return leases
 

@@ -31,7 +31,7 @@ class Reservation:
     nodes: tuple[str, ...]
 
 
-def reserve(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Reservation | None:
+def soonest(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Reservation | None:
     """The units that a gang will have first; None if the pool can never hold it."""
     running = state.running
     nodes = running.of_pool(pool)

@@ -1,0 +1,103 @@
+"""Reservations for the first gang that waits, and backfilling around them.
+
+A job may start on reserved GPUs if it is out of the way in time: it can be preempted at once, or it has ended by then.
+"""
+
+from cordee.events import Lease
+from cordee.ids import JobId
+from cordee.schedule.draft import Draft, guarded
+from cordee.schedule.nominate import Nominee, refusal_of, start
+from cordee.schedule.order import level
+from cordee.schedule.placement.place import need_of, pools
+from cordee.schedule.preemption.loss import min_run_us
+from cordee.schedule.preemption.row import is_exempt
+from cordee.schedule.preemption.running import NEVER
+from cordee.schedule.records import JobRecord
+from cordee.schedule.reservation import Reservation, soonest
+from cordee.schedule.state import State
+from cordee.schedule.waiting import Line
+
+
+def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
+    """Keep for a gang the GPUs that it will have first, if it is the first that waits there and can ever fit."""
+    policy, job = state.policy, nominee.record.job
+    if policy.backfill == "none":
+        possible = (pool for pool in nominee.pools if need_of(state.index, job, pool) is not None)
+        draft.closed.update(kind for pool in possible for kind in pool)
+    if policy.backfill != "easy" or (policy.guards and job.job_id not in draft.turns.overdue):
+        return
+    best: Reservation | None = None
+    for pool in nominee.pools:
+        if any(kind in draft.reservations for kind in pool):
+            continue
+        need = need_of(state.index, job, pool)
+        found = None if need is None else soonest(state, job, pool, need, draft.now_us)
+        if found is not None and (best is None or _starts_by_us(found) < _starts_by_us(best)):
+            best = found
+    if best is not None:
+        state.claim(best.kept)
+        for kind in best.pool:
+            draft.reservations[kind] = best
+
+
+def backfill(state: State, draft: Draft, line: Line) -> None:
+    """Start jobs of a line on reserved GPUs if they are out of the way in time."""
+    if state.policy.backfill != "easy":
+        return
+    for reservation in {id(each): each for each in draft.reservations.values()}.values():
+        # Around the reservation before, all jobs of the line may have started.
+        if reservation.kept and line.places and _may_be_in_time(draft, reservation, line):
+            _backfill_around(state, draft, reservation, line)
+
+
+def _backfill_around(state: State, draft: Draft, reservation: Reservation, line: Line) -> None:
+    def start_on_kept(state: State, draft: Draft, job_id: JobId) -> bool:
+        return _start_on_kept(state, draft, reservation, job_id)
+
+    place = line.places[0]
+    while True:
+        record = state.jobs[place[-1]]
+        behind = line.behind(place)
+        job_id = record.job.job_id
+        may_start = job_id not in draft.claims and _is_in_time(state, draft, reservation, record)
+        if may_start and not guarded(state, draft, job_id, start_on_kept):
+            return
+        if behind is None:
+            return
+        place = behind
+
+
+def _start_on_kept(state: State, draft: Draft, reservation: Reservation, job_id: JobId) -> bool:
+    record = state.jobs[job_id]
+    candidates = tuple(pool for pool in pools(record.job, draft.kinds) if set(pool) <= set(reservation.pool))
+    if refusal_of(state, draft, record) is not None:
+        return False
+    state.disclaim(reservation.kept)
+    started = bool(candidates) and start(state, draft, record, candidates)
+    kept = []
+    for lease in reservation.kept:
+        entry = state.index.entries.get(lease.node)
+        free = tuple(gpu for gpu in lease.gpus if entry is not None and entry.free >> gpu & 1)
+        kept.append(Lease(node=lease.node, gpus=free))
+    state.claim(kept)
+    return started
+
+
+def _may_be_in_time(draft: Draft, reservation: Reservation, line: Line) -> bool:
+    """Return whether any job of a line may be out of the way in time: a quick look."""
+    if line.tier > level(reservation.job.tier):
+        return True
+    return draft.now_us + line.lengths[0][0] <= _starts_by_us(reservation, unknown=-1)
+
+
+def _is_in_time(state: State, draft: Draft, reservation: Reservation, record: JobRecord) -> bool:
+    """Return whether a job is out of the way in time: it can be preempted at once, or it has ended by then."""
+    job = record.job
+    is_below = level(job.tier) > level(reservation.job.tier)
+    if is_below and min_run_us(job, record.epoch + 1) == 0 and not is_exempt(record):
+        return True
+    return draft.now_us + state.waiting.length_us(job.job_id) <= _starts_by_us(reservation, unknown=-1)
+
+
+def _starts_by_us(reservation: Reservation, unknown: int = NEVER) -> int:
+    return unknown if reservation.starts_by_us is None else reservation.starts_by_us

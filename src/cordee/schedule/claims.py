@@ -1,0 +1,130 @@
+"""Claims: GPUs that a cycle keeps for a job while victims leave them. Nothing is claimed between cycles.
+
+GPUs that leave for a certain job are earmarked for it, so that others look at them only if nothing else will do: else a
+job could choose what leaves for another one, and that one would have to search again.
+"""
+
+from collections.abc import Iterator
+
+from cordee.events import Job, Lease
+from cordee.schedule.draft import Draft, Promise
+from cordee.schedule.heads import leaves_for
+from cordee.schedule.placement.entry import mask_of
+from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.place import need_of, place
+from cordee.schedule.placement.view import Pool
+from cordee.schedule.quota.held import held_by
+from cordee.schedule.records import JobRecord
+from cordee.schedule.state import State
+from cordee.schedule.waiting import Shape
+
+Leases = tuple[Lease, ...]
+
+
+def find_place(
+    state: State, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
+) -> Leases | None:
+    """Return a place for a gang in one of the indexes of the state, by the rules of the policy."""
+    policy = state.policy
+    return place(
+        index,
+        job,
+        candidates,
+        gpus=gpus,
+        avoid=state.went_down,
+        spares=0 if job.job_id in state.returning else policy.spares,
+        packing=policy.packing,
+    )
+
+
+def earmark(state: State, draft: Draft) -> None:
+    """Earmark what is being vacated for the waiting jobs that it is vacated for."""
+    for name, leaving in state.vacating.items():
+        mask = 0
+        for lease, job in leaving:
+            preemptor = leaves_for(state, job.job_id)
+            if preemptor is not None and state.nodes[name].stays:
+                mask |= mask_of(lease.gpus)
+                draft.earmarked.setdefault(preemptor, []).append(lease)
+        if mask:
+            state.earmark(name, mask)
+
+
+def vacated_place(
+    state: State, draft: Draft, record: JobRecord, shape: Shape, candidates: tuple[Pool, ...]
+) -> Leases | None:
+    """Return a place where GPUs are being vacated: for the job, for no job, or if need be for those behind it."""
+    own = draft.earmarked.pop(record.job.job_id, [])
+    open_earmarked(state, own)
+    if shape in draft.failed.vacated and not own:
+        return None
+    leases = find_place(state, state.soon, record.job, candidates)
+    if leases is None and draft.earmarked and _could_hold(state, record.job, candidates):
+        leases = find_place(state, state.vacated, record.job, candidates)
+    if leases is None:
+        draft.failed.vacated.add(shape)
+    return leases
+
+
+def open_earmarked(state: State, leases: list[Lease]) -> None:
+    """Open earmarked GPUs to all jobs."""
+    for lease in leases:
+        state.earmark(lease.node, state.earmarked[lease.node] & ~mask_of(lease.gpus))
+
+
+def claim_leases(state: State, draft: Draft, job: Job, leases: Leases) -> None:
+    """Keep GPUs for a job of which some are still being vacated; its queue counts them as held already."""
+    state.claim(leases)
+    draft.claims[job.job_id] = leases
+    if state.quotas.queues:
+        prices = [state.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
+        promise = (job, held_by(job, leases, prices), tuple(_still_held(state, leases)))
+        _promise(state, draft, promise, +1)
+        draft.promises.append(promise)
+        holdings_changed(state, draft)
+
+
+def release_claims(state: State, draft: Draft) -> None:
+    """Open what was claimed or earmarked in a cycle; what was decided stays."""
+    state.open_all()
+    for promise in draft.promises:
+        _promise(state, draft, promise, -1)
+
+
+def holdings_changed(state: State, draft: Draft) -> None:
+    """Forget what rests on the holdings of queues: fair shares, refusals and which job may preempt which."""
+    draft.turns.shares.clear()
+    draft.turns.version += 1
+    if state.quotas.rules:
+        draft.failed.lines.clear()
+
+
+def _promise(state: State, draft: Draft, promise: Promise, sign: int) -> None:
+    (job, held, vacated), quotas = promise, state.quotas
+    change, undo = (quotas.promise, quotas.withdraw) if sign > 0 else (quotas.withdraw, quotas.promise)
+    change(job, held, draft.now_us, vacated)
+    state.journal.note(undo, job, held, draft.now_us, vacated)
+
+
+def _still_held(state: State, leases: Leases) -> Iterator[tuple[str, int]]:
+    """Yield the queues of leaving jobs that still hold a part of these leases, and how many thousandths of GPUs."""
+    for lease in leases:
+        for gpu in lease.gpus:
+            left = lease.milli
+            for leaving, job in state.vacating.get(lease.node, ()):
+                held = min(left, leaving.milli) if gpu in leaving.gpus else 0
+                if held:
+                    yield job.queue, held
+                    left -= held
+
+
+def _could_hold(state: State, job: Job, candidates: tuple[Pool, ...]) -> bool:
+    """Return whether there are enough nodes if everything that is being vacated is counted: a quick look."""
+    running = state.running
+    for pool in candidates:
+        need = need_of(state.index, job, pool)
+        if need is not None:
+            free = running.node_free[: len(running.node_names)][running.of_pool(pool)]
+            if int((free[free >= need.unit] // need.unit).sum()) >= need.units:
+                return True
+    return False

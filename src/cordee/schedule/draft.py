@@ -1,0 +1,126 @@
+"""The draft of a decision: what a cycle has decided so far, and what it has found out on the way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from cordee.events import Event, Job, Lease
+from cordee.ids import JobId
+from cordee.schedule.overdue import gpus_left, overdue
+from cordee.schedule.placement.entry import Kind
+from cordee.schedule.preemption.failed_searches import FailedSearches
+from cordee.schedule.preemption.preempt import Preemption
+from cordee.schedule.quota.held import Held
+from cordee.schedule.quota.quotas import Vacated
+from cordee.schedule.reservation import Reservation
+from cordee.schedule.state import State
+from cordee.schedule.waiting import LineKey, Shape
+
+Promise = tuple[Job, Held, Vacated]
+"""A job, what it will hold by its claim, and how much of that the jobs of which queues still hold."""
+
+
+@dataclass(slots=True)
+class Turns:
+    """What decides whose turn it is within one cycle.
+
+    Attributes:
+        overdue: jobs that have waited too long: they go first in their tier.
+        considered: jobs that had their turn.
+        shares: fair shares of queues, as far as they were asked for.
+        followers: for a job, those that were shrunk for it: they have their turn right after it.
+        version: grows with each change after which another job may be the head of a line, or have another turn.
+    """
+
+    overdue: frozenset[JobId]
+    considered: set[JobId] = field(default_factory=set)
+    shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    followers: dict[JobId, list[JobId]] = field(default_factory=dict)
+    version: int = 0
+
+
+@dataclass(slots=True)
+class Failed:
+    """Searches of one cycle that need not be repeated.
+
+    Attributes:
+        placements: shapes without a place among free GPUs.
+        vacated: shapes without a place among GPUs that are being vacated.
+        lines: lines of which a new job found nothing, so that other new jobs of them find nothing either.
+        preemptions: shapes for which no preemption makes room; it holds from cycle to cycle.
+    """
+
+    placements: set[Shape] = field(default_factory=set)
+    vacated: set[Shape] = field(default_factory=set)
+    lines: set[LineKey] = field(default_factory=set)
+    preemptions: FailedSearches = field(default_factory=FailedSearches)
+
+
+@dataclass(slots=True)
+class Draft:
+    """The decision of one cycle while it is made.
+
+    Attributes:
+        now_us: the time of the cycle.
+        turns: whose turn it is.
+        preemption: the search for victims at this time.
+        kinds: kinds of GPUs that are there.
+        events: applied to the state already, in this order.
+        errors: jobs on which a step failed.
+        wake_at_us: when time alone will change the answer.
+        claims: GPUs that are kept for jobs while victims leave them.
+        promises: the same as their queues count it.
+        earmarked: leases of leaving attempts, by the job for which they leave.
+        reservations: for each kind of GPU, that of the first gang that waits for it.
+        closed: kinds of GPUs on which nothing more starts, where no job may pass another.
+        failed: searches that need not be repeated.
+    """
+
+    now_us: int
+    turns: Turns
+    preemption: Preemption
+    kinds: frozenset[Kind] = frozenset()
+    events: list[Event] = field(default_factory=list)
+    errors: list[tuple[JobId, Exception]] = field(default_factory=list)
+    wake_at_us: int | None = None
+    claims: dict[JobId, tuple[Lease, ...]] = field(default_factory=dict)
+    promises: list[Promise] = field(default_factory=list)
+    earmarked: dict[JobId, list[Lease]] = field(default_factory=dict)
+    reservations: dict[Kind, Reservation] = field(default_factory=dict)
+    closed: set[Kind] = field(default_factory=set)
+    failed: Failed = field(default_factory=Failed)
+
+    def wake(self, at_us: int | None) -> None:
+        """Wake at this time at the latest; None changes nothing."""
+        if at_us is not None and (self.wake_at_us is None or at_us < self.wake_at_us):
+            self.wake_at_us = at_us
+
+
+Step = Callable[[State, Draft, JobId], bool]
+
+
+def new_draft(state: State, now_us: int) -> Draft:
+    """Return a draft in which nothing is decided yet."""
+    left_gpus = partial(gpus_left, state.policy, state.running, state.quotas)
+    first = overdue(state.waiting, state.jobs, left_gpus, now_us)
+    return Draft(now_us, Turns(first), Preemption(state, now_us, first))
+
+
+def emit(state: State, draft: Draft, event: Event) -> None:
+    """Decide on an event and apply it, so that later steps see it."""
+    state.apply(event)
+    draft.events.append(event)
+
+
+def guarded(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
+    """Run one step for one job; an error in it leaves no trace of the step and does not stop the cycle."""
+    mark, events, promises = state.mark(), len(draft.events), len(draft.promises)
+    try:
+        return step(state, draft, job_id)
+    except Exception as error:
+        state.take_back(mark)
+        del draft.events[events:], draft.promises[promises:]
+        draft.turns.version += 1
+        draft.claims.pop(job_id, None)
+        draft.errors.append((job_id, error))
+        return True

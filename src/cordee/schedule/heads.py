@@ -1,0 +1,107 @@
+"""The order of a cycle: the turn of each waiting job, and the head of each line.
+
+A turn compares by: tier; overdue jobs, then jobs that start again at once, then the others; priority; the fair share of
+the queue; standing; time of submission; job id. A job that takes back its queue's quota comes before all of that, so
+that no higher tier borrows the quota again, for which others would have to leave once more.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+from cordee.events import NoticeReason
+from cordee.ids import JobId
+from cordee.schedule.draft import Draft
+from cordee.schedule.order import level
+from cordee.schedule.records import JobRecord, Phase
+from cordee.schedule.state import State
+from cordee.schedule.waiting import Line, LineKey
+
+Turn = tuple[int, int, int, tuple[int, ...], int, int, JobId]
+"""Tier (-1: takes back its queue's quota); 0 overdue, 1 starts again at once, 2 all others; priority; fair share of its
+queue; standing; time of submission; job id."""
+
+Head = tuple[Turn, LineKey | None, int]
+"""A turn; the line whose head has it, None for a job outside the lines; the version of the turns that it is from."""
+
+
+def order(state: State, draft: Draft) -> list[Head]:
+    """Return a heap of the heads of all lines, of the jobs that start again at once, and of those that take back."""
+    heads: list[Head] = []
+    for key, line in state.waiting.lines.items():
+        turn = head_of(state, draft, line)
+        if turn is not None:
+            heads.append((turn, key, draft.turns.version))
+    for job_id in state.returning:
+        heads.append(((level(state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None, 0))
+        preemptor = shrinks_for(state, job_id)
+        if preemptor is not None:
+            draft.turns.followers.setdefault(preemptor, []).append(job_id)
+    heads += [(turn, None, 0) for job_id in state.entitled if (turn := _entitled(state, job_id)) is not None]
+    heapq.heapify(heads)
+    return heads
+
+
+def head_of(state: State, draft: Draft, line: Line) -> Turn | None:
+    """Return the turn of the first job of a line that was not considered: overdue jobs first, then the others."""
+    turns, now_us = draft.turns, draft.now_us
+    considered = turns.considered
+    for due_us, job_id in line.ages:
+        if due_us > now_us:
+            break
+        if job_id in turns.overdue and job_id not in considered:
+            return _turn_in_line(state, draft, job_id, line)
+    for place in line.places:
+        if place[-1] not in considered:
+            return _turn_in_line(state, draft, place[-1], line)
+    return None
+
+
+def turn_of(state: State, draft: Draft, record: JobRecord) -> Turn:
+    """Return the turn of a waiting job."""
+    job_id = record.job.job_id
+    first = _entitled(state, job_id) if job_id in state.entitled else None
+    return first or _turn_in_line(state, draft, job_id, state.waiting.line(job_id))
+
+
+def turns(state: State, draft: Draft) -> Iterator[Turn]:
+    """Yield the turns of all waiting jobs, in no order."""
+    return (turn_of(state, draft, state.jobs[job_id]) for job_id in state.waiting.job_ids())
+
+
+def leaves_for(state: State, victim: JobId) -> JobId | None:
+    """Return the waiting job for which an attempt leaves its GPUs."""
+    given = state.attempts[victim].notice
+    job_id = None if given is None else given.for_job
+    return job_id if job_id is not None and state.jobs[job_id].phase is Phase.QUEUED else None
+
+
+def shrinks_for(state: State, job_id: JobId) -> JobId | None:
+    """Return the waiting job for which an attempt leaves a part of its GPUs, to go on with the rest or elsewhere."""
+    attempt = state.attempts.get(job_id)
+    given = None if attempt is None else attempt.notice
+    return leaves_for(state, job_id) if given is not None and given.reason is NoticeReason.RESIZE else None
+
+
+def _entitled(state: State, job_id: JobId) -> Turn | None:
+    record = state.jobs.get(job_id)
+    if record is None or record.phase is not Phase.QUEUED or not state.quotas.entitled(record.job):
+        return None
+    return (-1, 0, record.submitted_us, (), 0, 0, job_id)
+
+
+def _turn_in_line(state: State, draft: Draft, job_id: JobId, line: Line) -> Turn:
+    waiting = state.waiting
+    if job_id in draft.turns.overdue:
+        return (line.tier, 0, waiting.due_us(job_id), (), 0, 0, job_id)
+    share = _share(state, draft, line.queue)
+    return (line.tier, 2, -line.priority, share, waiting.standing(job_id), state.jobs[job_id].submitted_us, job_id)
+
+
+def _share(state: State, draft: Draft, queue: str) -> tuple[int, ...]:
+    """Return the fair share of a queue, as a key: the smaller, the sooner."""
+    if not state.quotas.queues:
+        return ()
+    shares = draft.turns.shares
+    if queue not in shares:
+        shares[queue] = state.quotas.share(queue, draft.now_us)
+    return shares[queue]

@@ -1,0 +1,169 @@
+"""What a waiting job gets when it is its turn: a place, a claim, room that others make, or a smaller size."""
+
+from typing import NamedTuple
+
+from cordee.events import AttemptPlaced, Job
+from cordee.ids import JobId
+from cordee.schedule.claims import Leases, claim_leases, find_place, holdings_changed, open_earmarked, vacated_place
+from cordee.schedule.draft import Draft, emit
+from cordee.schedule.heads import shrinks_for
+from cordee.schedule.placement.place import pools
+from cordee.schedule.placement.view import Pool
+from cordee.schedule.quota.bounds import Refusal
+from cordee.schedule.records import JobRecord
+from cordee.schedule.state import State
+from cordee.schedule.waiting import LineKey
+
+
+class Nominee(NamedTuple):
+    """A waiting job whose turn it is."""
+
+    record: JobRecord
+    line: LineKey
+    pools: tuple[Pool, ...]  # where it may start
+    is_new: bool  # it has only begun to wait and may not preempt yet; jobs behind it perhaps may
+
+
+def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
+    """Return a waiting job with the pools that are open to it; None if a job like it found nothing in this cycle."""
+    record, line = state.jobs[job_id], state.waiting.key(job_id)
+    draft.turns.considered.add(job_id)
+    is_new = draft.now_us < record.waits_since_us + state.policy.preempt_after_us
+    if is_new and line in draft.failed.lines and job_id not in draft.earmarked and job_id not in state.returning:
+        return None
+    candidates = pools(record.job, draft.kinds)
+    if draft.closed:  # No job passes the first one that waits, wherever that one may start.
+        candidates = tuple(pool for pool in candidates if draft.closed.isdisjoint(pool))
+    return Nominee(record, line, candidates, is_new)
+
+
+def refusal_of(state: State, draft: Draft, record: JobRecord, gpus: int | None = None) -> Refusal | None:
+    """Return why the queue of a job keeps it from starting on so many GPUs (None: all that it asks for)."""
+    if not state.quotas.queues:
+        return None
+    refusal = state.quotas.admits(record.job, draft.now_us, gpus)
+    if refusal is not None:
+        draft.wake(refusal.until_us)
+    return refusal
+
+
+def resume(state: State, draft: Draft, nominee: Nominee) -> bool:
+    """Restart a resized job at its size, also if it has waited too long; return whether it got that."""
+    job_id = nominee.record.job.job_id
+    if nominee.record.size is None or job_id not in state.returning:
+        return False
+    restart(state, draft, job_id)
+    return job_id in state.attempts or job_id in draft.claims
+
+
+def start_or_claim(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:
+    """Start a job on free GPUs, or claim a place that is being vacated."""
+    record, shape = nominee.record, nominee.line[-1]
+    if refusal is None:
+        if shape not in draft.failed.placements:
+            if _place(state, draft, record, nominee.pools, None):
+                return True
+            draft.failed.placements.add(shape)
+        if not state.vacating:
+            return False
+    elif refusal.short_milli is None or refusal.short_milli > 0:
+        return False
+    # With a refusal, so much has notice that the queue will admit the job: meanwhile its place is kept.
+    leases = vacated_place(state, draft, record, shape, nominee.pools)
+    if leases is not None:
+        claim_leases(state, draft, record.job, leases)
+    return leases is not None
+
+
+def start(state: State, draft: Draft, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None = None) -> bool:
+    """Start a job on free GPUs if its queue admits it."""
+    return refusal_of(state, draft, record, gpus) is None and _place(state, draft, record, candidates, gpus)
+
+
+def start_smaller(state: State, draft: Draft, nominee: Nominee) -> bool:
+    """Start an elastic job on fewer GPUs than it asks for; it grows later."""
+    record = nominee.record
+    sizes = record.job.sizes if state.policy.resize else ()
+    return any(start(state, draft, record, nominee.pools, size) for size in sizes if size < record.job.gpus)
+
+
+def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:
+    """Preempt or move other jobs, and claim the room that they make."""
+    job = nominee.record.job
+    if state.policy.victims == "none" or job.gpu_milli < 1000:
+        return False
+    scope = draft.preemption.scope(nominee.record)
+    # The victims depend on the job's queue as well, and on its owner where the owner's limit refuses the job.
+    of_queue = (job.queue, "" if refusal is None else job.owner) if state.quotas.queues else ("", "")
+    key = (nominee.line[-1], of_queue)
+    searches = draft.failed.preemptions
+    if searches.covers(key, scope):
+        return False
+    room = draft.preemption.preempt(nominee.record, scope, nominee.pools, refusal)
+    if room is None and refusal is None:
+        room = draft.preemption.move(nominee.record, nominee.pools)
+    if room is None:
+        searches.add(key, scope)
+        return False
+    for event in room.events:
+        emit(state, draft, event)
+    claim_leases(state, draft, job, room.leases)
+    for other, leases in room.others:
+        claim_leases(state, draft, other, leases)
+    draft.failed.vacated.clear()
+    draft.failed.lines.clear()
+    return True
+
+
+def restart(state: State, draft: Draft, job_id: JobId) -> bool:
+    """Start a resized or moved job again, or claim its next place while it leaves."""
+    record, attempt = state.jobs[job_id], state.attempts.get(job_id)
+    candidates = pools(record.job, draft.kinds)
+    if job_id in draft.claims or (attempt is not None and not attempt.leaving):
+        return True  # It had its turn behind the job that gains, or took back quota, and has started.
+    if attempt is None:
+        if start(state, draft, record, candidates, record.size):
+            return True
+        if refusal_of(state, draft, record, record.size) is not None:
+            return True
+        gpus = record.size
+    else:
+        gpus = attempt.notice.gpus if attempt.notice is not None and attempt.notice.gpus else attempt.gpus
+    leases = _beside_preemptor(state, draft, job_id, candidates, gpus)
+    if leases is None:
+        leases = find_place(state, state.soon, record.job, candidates, gpus)
+    if leases is not None:
+        draft.turns.considered.add(job_id)
+        claim_leases(state, draft, record.job, leases)
+    return True
+
+
+def _place(state: State, draft: Draft, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None) -> bool:
+    leases = find_place(state, state.index, record.job, candidates, gpus)
+    if leases is None:
+        return False
+    job_id, epoch = record.job.job_id, record.epoch + 1
+    emit(state, draft, AttemptPlaced(at_us=draft.now_us, job_id=job_id, epoch=epoch, leases=leases))
+    holdings_changed(state, draft)
+    return True
+
+
+def _beside_preemptor(
+    state: State, draft: Draft, job_id: JobId, candidates: tuple[Pool, ...], gpus: int | None
+) -> Leases | None:
+    """Return the place of a shrunk job beside that of the job that gains, as both had them at the notice.
+
+    It may go on on a part of what it leaves; that is earmarked, so other jobs would get the place otherwise.
+    """
+    preemptor = shrinks_for(state, job_id)
+    if preemptor is None or preemptor not in draft.earmarked:
+        return None
+    mark = state.mark()
+    open_earmarked(state, draft.earmarked[preemptor])
+    other: Job = state.jobs[preemptor].job
+    leases, theirs = None, find_place(state, state.soon, other, pools(other, draft.kinds))
+    if theirs is not None:
+        state.claim(theirs)
+        leases = find_place(state, state.soon, state.jobs[job_id].job, candidates, gpus)
+    state.take_back(mark)
+    return leases
