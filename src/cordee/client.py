@@ -52,6 +52,23 @@ class FailureView(View):
     tail: list[str]
 
 
+class ComparisonView(View):
+    """A value of a job as it was planned and as it is measured, in `unit`.
+
+    Nine of ten values are planned between `low` and `high`; `off_by` is the fraction by which the measured value is
+    above the planned one; `missed` says that it left the interval.
+    """
+
+    quantity: str
+    unit: str
+    planned: float | None
+    low: float | None
+    high: float | None
+    measured: float | None
+    off_by: float | None
+    missed: bool
+
+
 class AttemptView(View):
     """One execution of a job. `leases` are the GPUs held, by node."""
 
@@ -86,10 +103,16 @@ class JobView(View):
 
 
 class JobDetailView(JobView):
-    """A job with its attempts, and its spec as it was admitted."""
+    """A job with its attempts, its spec as it was admitted, and what its newest attempt measured beside its estimate.
+
+    `layout` is that of the newest attempt, `estimate_missed` what was said of values outside the estimate.
+    """
 
     attempts: list[AttemptView]
     spec: dict[str, Any]
+    layout: str | None
+    measured: list[ComparisonView]
+    estimate_missed: list[str]
 
 
 class SpreadView(View):
@@ -119,7 +142,8 @@ class ForecastView(View):
 class WhyView(View):
     """Why a job is where it is: one dominant reason, said in `text`; `until_us` is when it ends at the latest.
 
-    `forecast` is there if it was asked for, and the job has not ended.
+    `forecast` is there if it was asked for, and the job has not ended; `left_us` is the time until its last step at
+    its own pace, where the script said how many there are. `failure` is that of its last attempt.
     """
 
     job_id: str
@@ -130,6 +154,10 @@ class WhyView(View):
     gpus_free: int
     blocking: list[str]
     until_us: int | None
+    left_us: int | None
+    measured: list[ComparisonView]
+    estimate_missed: list[str]
+    failure: FailureView | None
     forecast: ForecastView | None = None
 
 
@@ -216,7 +244,10 @@ class LostView(View):
 
 
 class CostRowView(View):
-    """What one job, user, queue or attempt held. `charged` is what others lost for it."""
+    """What one job, user, queue or attempt held. `charged` is what others lost for it.
+
+    `measured` is empty but for a job (its newest attempt) and an attempt.
+    """
 
     key: str
     attempts: int
@@ -230,6 +261,7 @@ class CostRowView(View):
     tokens: int
     micro_usd_per_million_tokens: int | None
     price_sources: list[str]
+    measured: list[ComparisonView]
 
 
 class CostView(View):
@@ -298,10 +330,11 @@ class RehearsalView(View):
 
 
 class Submitted(View):
-    """The job was queued. `notes` say what was assumed."""
+    """The job was queued. `notes` say what was assumed; the price is that of the dearest GPUs that it may get."""
 
     job: JobView
     notes: list[str]
+    micro_usd_per_hour: int
 
 
 def default_home() -> Path:

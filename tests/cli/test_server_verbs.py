@@ -308,7 +308,7 @@ BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
     (("why", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
     (("logs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
     (("jobs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
-    (("cost", "--by", "planet"), errors.InputError, "cost cannot be told by 'planet'"),
+    (("cost", "--by", "planet"), errors.InputError, "cost cannot be shown by 'planet'"),
     (("queues", "set", "circle.yaml"), errors.QueuesError, "the queues go in a circle: a inside b inside a"),
     (("queues", "set", "much.yaml"), errors.QueuesError, r"3 GPUs are guaranteed \(a 3\), but the cluster has 2"),
     (("queues", "set", "quote.yaml"), errors.SpecError, "quote.yaml:1:14: unknown key 'qouta' in queues.a.*quota"),
@@ -555,7 +555,7 @@ def test_who_pushes_others_is_asked_on_a_terminal_only(tmp_path: Path) -> None:
         number = client.health().log_number
         code, said = asked("n\n", *push, *command)
         assert code == 1
-        assert re.search(r"it pushes low-\w{6} of \w+ aside, which is expected to lose \$", said)
+        assert re.search(r"it preempts low-\w{6} of \w+, which is expected to lose \$", said)
         code, said = asked("n\n", "down", *home)
         assert code == 1 and "writes no checkpoint" in said
         assert client.health().log_number == number

@@ -1,4 +1,4 @@
-"""The verbs about jobs: run, stop, jobs, why, logs."""
+"""The verbs of jobs: run, stop, jobs, why, logs."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.cli import rehearse, terminal
+from cordee.cli import measured, rehearse, terminal
 from cordee.cli.terminal import Home, Json
-from cordee.client import AttemptView, Client, JobDetailView, JobView, RehearsalView
+from cordee.client import AttemptView, Client, FailureView, JobDetailView, JobView, RehearsalView, Submitted
 from cordee.errors import InputError, SpecError
 from cordee.units import format_micro_usd
 from cordee.workload.spec import JobSpec, parse_spec
@@ -67,7 +67,8 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Submit nothing; say when and where it would start, whom it pushes, its cost. Lists are compared.",
+            help="Submit nothing; show when and where it would start, which jobs it preempts, and what it costs. "
+            "Lists are compared.",
         ),
     ] = False,
     slots: Annotated[
@@ -103,7 +104,10 @@ def run(
 
 
 def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> rehearse.SpecOf:
-    """The job by its GPUs, tier and queue: from the flags, or from its file, where only a dry run may change them."""
+    """Return the job as a function of GPUs, tier and queue: from the flags, or from its file.
+
+    Only a dry run may change those of a file.
+    """
     if _is_file(what, None if dry_run else gpus):
         given = [each for each, value in flags.items() if value is not None and not (dry_run and each in _VARIED)]
         if given:
@@ -125,12 +129,12 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
 def submit(
     spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: str | None, ask: bool, as_json: bool
 ) -> None:
-    """Check what can be checked here, see that a server runs, queue the job and say so."""
+    """Check what can be checked here, start a server if none runs, queue the job and print its id."""
     from cordee.control.admission import check_program
     from cordee.control.spawn import ensure_server, running
 
     here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
-    # The ranks shall find what this shell finds, whichever shell once started the server.
+    # Ranks find the programs and libraries of this shell, whichever shell started the server.
     found_here = {name: os.environ[name] for name in FOUND_BY if name in os.environ}
     here = here.model_copy(update={"env": found_here | here.env})
     check_program(here)
@@ -147,7 +151,8 @@ def submit(
             terminal.print_json(made)
         else:
             job = made.job
-            print(f"{job.job_id} {job.state}: {job.gpus} GPUs, {job.tier}, queue {job.queue}")
+            print(f"{job.job_id} {job.state}: {_submitted(made)}")
+            _say_what_it_waits_for(console, client, job.job_id)
         for note in made.notes:
             console.print(f"note: {note}", highlight=False)
         if follow:
@@ -158,20 +163,43 @@ def submit(
                 raise SystemExit(128 + signal.SIGINT) from None
 
 
+def _submitted(made: Submitted) -> str:
+    """Return GPUs, tier, queue and price of a job, as its first line shows them."""
+    job = made.job
+    price = f", {format_micro_usd(made.micro_usd_per_hour)} an hour" if made.micro_usd_per_hour else ""
+    return f"{_gpus(job.gpus)}, {job.tier}, queue {job.queue}{price}"
+
+
+def _gpus(count: int) -> str:
+    """Return a number of GPUs.
+
+    >>> _gpus(1), _gpus(2)
+    ('1 GPU', '2 GPUs')
+    """
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _say_what_it_waits_for(console: Console, client: Client, job_id: str) -> None:
+    """Say why a job that was just queued does not start at once, if it does not."""
+    answer = client.why(job_id)
+    if answer.state == "queued" and answer.reason != "starts-now":
+        console.print(f"note: {answer.text}; `cordee why {job_id}` shows when it starts", highlight=False, markup=False)
+
+
 def _consent(seen: RehearsalView) -> None:
-    """Ask whoever starts something dear, or something that pushes others aside."""
+    """Ask for consent to a job that is expensive or that preempts others."""
     facts = []
     if seen.micro_usd_per_hour > ASK_ABOVE_MICRO_USD_PER_HOUR:
         facts.append(f"it costs up to {format_micro_usd(seen.micro_usd_per_hour)} an hour")
     for push in seen.pushes:
         loss = format_micro_usd(push.expected_loss_micro_usd)
-        facts.append(f"it pushes {push.job_id} of {push.owner} aside, which is expected to lose {loss}")
+        facts.append(f"it preempts {push.job_id} of {push.owner}, which is expected to lose {loss}")
     if facts:
         terminal.ask(facts, "queue it?")
 
 
 def follow_to_end(client: Client, job_id: str) -> int:
-    """Print a job's lines until it ends; the exit code: 0 if it is done, else 1."""
+    """Print a job's lines until it ends; return the exit code: 0 if it is done, else 1."""
     for line in client.logs(job_id, epoch=1, follow=True):
         print(line, flush=True)
     job = client.job(job_id)
@@ -180,14 +208,20 @@ def follow_to_end(client: Client, job_id: str) -> int:
 
 
 def print_end(console: Console, job: JobDetailView) -> None:
-    """How it ended, with the last lines of the rank that failed first."""
+    """Print how a job ended, with the last lines of the rank that failed first."""
     console.print(f"{job.job_id} is {job.state}: {job.why}", highlight=False, markup=False)
-    failure = job.attempts[-1].failure if job.attempts else None
-    if job.state == "failed" and failure is not None:
-        how = f"exit code {failure.exit_code}" if failure.signal is None else f"signal {failure.signal}"
-        console.print(f"rank {failure.rank} failed first ({how}):", highlight=False)
-        for line in failure.tail:
-            console.print(f"  {line}", highlight=False, markup=False)
+    if job.state == "failed" and job.attempts:
+        _print_failure(console, job.attempts[-1].failure)
+
+
+def _print_failure(console: Console, failure: FailureView | None) -> None:
+    if failure is None:
+        return
+    how = f"exit code {failure.exit_code}" if failure.signal is None else f"signal {failure.signal}"
+    rank = "a rank" if failure.rank is None else f"rank {failure.rank}"
+    console.print(f"{rank} failed first ({how}):", highlight=False)
+    for line in failure.tail:
+        console.print(f"  {line}", highlight=False, markup=False)
 
 
 def stop(
@@ -215,7 +249,7 @@ def stop(
             print(f"{found.job_id} is {found.state}: {found.why}")
         else:
             print(
-                f"{found.job_id} is asked to end" + (" at once" if now else "; it has its grace period to checkpoint")
+                f"{found.job_id} was asked to end" + (" at once" if now else "; it has its grace period to checkpoint")
             )
 
 
@@ -249,7 +283,7 @@ def jobs(
 
 
 def _list(shown: list[JobView], *, narrow: bool) -> Table:
-    """Where there is no room for all, tier and attempt give way: ids are there to be copied, and `why` to be read."""
+    """Return the table of jobs; a narrow one leaves out tier and attempt, since ids are copied and `why` is read."""
     cells: dict[str, list[str | Text]] = {
         "JOB": [each.job_id for each in shown],
         "STATE": [terminal.state(each.state) for each in shown],
@@ -257,7 +291,7 @@ def _list(shown: list[JobView], *, narrow: bool) -> Table:
         "GPUS": [str(each.gpus) for each in shown],
         "TRY": [str(each.epoch or "–") for each in shown],
         "STEP": [_steps(each) for each in shown],
-        "AGE": [terminal.since(each.submitted_us, each.ended_us) for each in shown],
+        "AGE": [terminal.since(each.submitted_us) for each in shown],
         "WHY": [each.why or "–" for each in shown],
     }
     folds = ["WHY"]
@@ -271,7 +305,7 @@ def _list(shown: list[JobView], *, narrow: bool) -> Table:
 
 
 def _steps(job: JobView) -> str:
-    """The step it is at, and behind it the one that is safe."""
+    """Return the step that a job is at, and in brackets the one of its newest checkpoint."""
     if job.step is None and job.checkpoint_step is None:
         return "–"
     saved = "" if job.checkpoint_step is None else f" ({job.checkpoint_step} saved)"
@@ -293,9 +327,18 @@ def _show(job: JobDetailView, as_json: bool) -> None:
     facts.add_row("tier, queue", f"{job.tier}, {job.queue}")
     facts.add_row("owner", job.owner)
     facts.add_row("run", command if isinstance(command, str) else " ".join(command))
+    if job.layout is not None:
+        facts.add_row("layout", job.layout)
     facts.add_row("step", _steps(job))
-    facts.add_row("age", terminal.since(job.submitted_us, job.ended_us))
+    facts.add_row("submitted", f"{terminal.since(job.submitted_us)} ago")
+    if job.ended_us is not None:
+        took = terminal.since(job.submitted_us, job.ended_us)
+        facts.add_row("ended", f"{terminal.since(job.ended_us)} ago, {took} after it was submitted")
+    for each in job.estimate_missed:
+        facts.add_row("off plan", Text(each, "yellow"))
     console.print(facts)
+    if job.measured:
+        console.print(measured.comparisons(job.measured))
     if job.attempts:
         rows = terminal.table("TRY", "STATE", "ON", "RAN", "NOTICE", "WHY", right=("TRY", "RAN"), folds=("WHY",))
         for attempt in job.attempts:
@@ -320,19 +363,28 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     """Say why a job is where it is."""
     with terminal.connect(home) as client:
         terminal.warn(client)
-        told = client.why(job, draws=rehearse.DRAWS)
+        answer = client.why(job, draws=rehearse.DRAWS)
     if as_json:
-        terminal.print_json(told)
+        terminal.print_json(answer)
         return
-    said = told.text if told.text.startswith(told.state) else f"{told.state}: {told.text}"
-    print(f"{told.job_id} is {said}")
-    if told.blocking:
-        print(f"blocked by: {', '.join(told.blocking)}")
-    if told.forecast is not None:
-        print(rehearse.forecast_line(told.forecast))
-    if told.until_us is not None:
-        left = terminal.since(0, max(0, told.until_us - time.time_ns() // 1000))
+    console = terminal.stdout()
+    text = answer.text if answer.text.startswith(answer.state) else f"{answer.state}: {answer.text}"
+    print(f"{answer.job_id} is {text}")
+    if answer.state == "failed":
+        _print_failure(console, answer.failure)
+    if answer.blocking:
+        print(f"blocked by: {', '.join(answer.blocking)}")
+    if answer.left_us is not None:
+        print(f"ends in {terminal.since(0, answer.left_us)} at the pace of its own steps")
+    elif answer.forecast is not None:
+        print(rehearse.forecast_line(answer.forecast))
+    if answer.until_us is not None:
+        left = terminal.since(0, max(0, answer.until_us - time.time_ns() // 1000))
         print(f"at the latest in: {left}")
+    for each in answer.estimate_missed:
+        console.print(f"off plan: {each}", highlight=False, markup=False)
+    if answer.measured:
+        console.print(measured.comparisons(answer.measured))
 
 
 def logs(

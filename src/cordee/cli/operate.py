@@ -1,4 +1,4 @@
-"""The verbs about the server and its nodes: up, down, nodes, cost."""
+"""The verbs of the server and its nodes: up, down, nodes, cost."""
 
 import time
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from cordee.cli import terminal
+from cordee.cli import measured, terminal
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client, CostRowView, CostView, HealthView, NodeView, SplitView
 from cordee.errors import InputError, NoServerError
@@ -26,7 +26,7 @@ def up(
     ] = None,
     price_as: Annotated[
         str | None,
-        typer.Option(help="Account each slot at this GPU's price, or none.", show_default="as before, else none"),
+        typer.Option(help="Charge each slot at this GPU's price, or none.", show_default="as before, else none"),
     ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
@@ -54,8 +54,8 @@ def up(
         print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {_price(node)}")
         if slots is not None and slots.isdecimal() and node.up and node.gpus != int(slots):
             # Its agent outlived the server that started it, and its ranks may run.
-            say = f"note: {node.name} keeps {node.gpus} until its agent leaves: `cordee down`, then `cordee up`"
-            terminal.stderr().print(say, highlight=False)
+            note = f"note: {node.name} keeps {node.gpus} until its agent leaves: `cordee down`, then `cordee up`"
+            terminal.stderr().print(note, highlight=False)
     if live:
         print(f"{len(live)} {'job goes' if len(live) == 1 else 'jobs go'} on: cordee jobs")
 
@@ -86,12 +86,12 @@ def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False)
 
 
 def _consent(client: Client) -> None:
-    """Ask whoever pushes running jobs aside."""
+    """Ask for consent to end attempts that run."""
     facts = []
     for job in client.jobs():
         if job.state in ("running", "stopping"):
             saves = client.job(job.job_id).spec["checkpoint"]["to"] is not None
-            what = "leaves with a checkpoint" if saves else "writes no checkpoint and starts from its beginning"
+            what = "leaves with a checkpoint" if saves else "writes no checkpoint and starts again from step 0"
             facts.append(f"{job.job_id} of {job.owner} {what}")
     if facts:
         terminal.ask(facts, "end the server?")
@@ -105,7 +105,7 @@ def _leaving(health: HealthView) -> str:
 
 
 def nodes(*, home: Home = None, as_json: Json = False) -> None:
-    """List nodes, who holds their GPUs, and what they cost."""
+    """List nodes, the attempts that hold their GPUs, and their prices."""
     with terminal.connect(home) as client:
         terminal.warn(client)
         found = client.nodes()
@@ -150,44 +150,47 @@ def cost(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Say what every GPU-second was held for, and what it cost."""
+    """Show what every GPU-second was held for, and what it cost."""
     if by not in BY:
-        raise InputError(f"cost cannot be told by {by!r}", hint=f"use --by {', '.join(BY)}")
+        raise InputError(f"cost cannot be shown by {by!r}", hint=f"use --by {', '.join(BY)}")
     with terminal.connect(home) as client:
-        bill = client.cost(by)
-        told = [event for _, event in client.events()] if chrome_trace is not None else []
+        found = client.cost(by)
+        events = [event for _, event in client.events()] if chrome_trace is not None else []
     if chrome_trace is not None:
         from cordee.account.ledger import attempt_segments
         from cordee.cli.plan_more import write_page
         from cordee.view.chrome import chrome_trace_text
         from cordee.view.chrome_log import log_slices
 
-        slices, flows = log_slices(told, attempt_segments(told))
+        slices, flows = log_slices(events, attempt_segments(events))
         write_page(chrome_trace, chrome_trace_text(slices, flows, {"traceName": chrome_trace.name}))
     if as_json:
-        terminal.print_json(bill)
+        terminal.print_json(found)
         return
-    if not bill.rows:
+    if not found.rows:
         print("nothing has run yet")
         return
     console = terminal.stdout()
-    console.print(_bill(bill))
-    for line in _remarks(bill):
+    console.print(_table(found))
+    for line in _remarks(found):
         console.print(line, highlight=False, markup=False)
+    both = [(row.key, each) for row in found.rows for each in row.measured if each.off_by is not None]
+    if both:
+        console.print(measured.comparisons_by_key(by, both))
 
 
-def _bill(bill: CostView) -> Table:
-    """Classes that nobody has are left out, so that 80 columns are enough."""
-    shown = [name for name in CLASSES if getattr(bill.gpu_us, name)]
+def _table(found: CostView) -> Table:
+    """Return the table of costs; classes without any time are left out, so that 80 columns are enough."""
+    shown = [name for name in CLASSES if getattr(found.gpu_us, name)]
     heads = [name.upper() for name in shown]
-    tokens = any(row.tokens for row in bill.rows)
+    tokens = any(row.tokens for row in found.rows)
     ends = ["HELD", "COST", *(["$/1M TOKENS"] if tokens else [])]
-    table = terminal.table(bill.by.upper(), *heads, *ends, right=(*heads, *ends))
-    for row in bill.rows:
+    table = terminal.table(found.by.upper(), *heads, *ends, right=(*heads, *ends))
+    for row in found.rows:
         table.add_row(row.key, *_cells(row.gpu_us, shown), *_money(row.micro_usd), *([_tokens(row)] if tokens else []))
-    if len(bill.rows) > 1:
+    if len(found.rows) > 1:
         table.add_section()
-        table.add_row("all", *_cells(bill.gpu_us, shown), *_money(bill.micro_usd), *([""] if tokens else []))
+        table.add_row("all", *_cells(found.gpu_us, shown), *_money(found.micro_usd), *([""] if tokens else []))
     return table
 
 
@@ -204,16 +207,17 @@ def _tokens(row: CostRowView) -> str:
     return "–" if price is None else format_micro_usd(price)
 
 
-def _remarks(bill: CostView) -> list[str]:
+def _remarks(found: CostView) -> list[str]:
+    """Return one line for each loss, for idle time, and for each source of prices."""
     remarks = []
-    for row in bill.rows:
+    for row in found.rows:
         causes = [f"{gpu_time(lost.gpu_us)} by {lost.cause}" for lost in row.lost_by_cause]
         if causes:
             remarks.append(f"{row.key} lost {', '.join(causes)}")
         if row.charged_gpu_us:
             amount = f"{gpu_time(row.charged_gpu_us)} ({format_micro_usd(row.charged_micro_usd)})"
             remarks.append(f"{row.key} made others lose {amount}")
-    if bill.idle_gpu_us:
-        remarks.append(f"idle: {gpu_time(bill.idle_gpu_us)} ({format_micro_usd(bill.idle_micro_usd)})")
-    sources = sorted({source for row in bill.rows for source in row.price_sources})
+    if found.idle_gpu_us:
+        remarks.append(f"idle: {gpu_time(found.idle_gpu_us)} ({format_micro_usd(found.idle_micro_usd)})")
+    sources = sorted({source for row in found.rows for source in row.price_sources})
     return remarks + [f"price: {source}" for source in sources]

@@ -14,9 +14,11 @@ from pydantic import ValidationError
 
 import cordee
 from cordee.account.ledger import By, CostRow
+from cordee.account.measured import Comparison
 from cordee.account.split import Split
 from cordee.client import (
     AttemptView,
+    ComparisonView,
     CostRowView,
     CostView,
     FailureView,
@@ -101,13 +103,17 @@ class Service:
                 raise SpecError(f"the secret {name} is not in the server's home", hint="submit with `cordee run`")
         job_id = JobId(submission.job_id)
         with self.control.changed:
-            notes: tuple[str, ...] = ()
+            admitted = None
             if job_id not in self.control.state.jobs:
                 admitted = self._admitted(spec, submission, owner, self.control.state)
-                notes = admitted.notes
                 self.control.submit(admitted.job, spec.model_dump_json())
         self.wake()
-        return Submitted(job=self.job(job_id), notes=list(notes))
+        [row] = self.store.jobs(job_id)
+        return Submitted(
+            job=_job_view(row),
+            notes=list(admitted.notes) if admitted else [],
+            micro_usd_per_hour=admitted.micro_usd_per_hour if admitted else 0,
+        )
 
     def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
         """What `submit` would do now; it refuses what `submit` refuses, and queues nothing."""
@@ -167,7 +173,24 @@ class Service:
         row = found[0] if found else _find(self.store.jobs(), ref)
         attempts = [_attempt_view(attempt) for attempt in self.store.attempts(row["job_id"])]
         view = _job_view(row).model_dump()
-        return JobDetailView(**view, attempts=attempts, spec=json.loads(row["spec"]))
+        with self.control.changed:
+            measured = self._measured(row["job_id"])
+            newest = self.control.measurements.of(row["job_id"])
+            missed = list(self.control.measurements.said(row["job_id"]))
+        layout = newest.estimate.layout if newest is not None and newest.estimate is not None else None
+        return JobDetailView(
+            **view,
+            attempts=attempts,
+            spec=json.loads(row["spec"]),
+            layout=layout or None,
+            measured=measured,
+            estimate_missed=missed,
+        )
+
+    def _measured(self, job_id: str, epoch: int | None = None) -> list[ComparisonView]:
+        """Compare the newest attempt of a job, or the one of this epoch, with its estimate."""
+        found = self.control.measurements.of(JobId(job_id), epoch)
+        return [] if found is None else [_comparison_view(row) for row in found.comparisons()]
 
     def why(self, ref: str, draws: int = 0) -> WhyView:
         """Why a job is where it is; with draws, also when it starts and ends."""
@@ -177,6 +200,9 @@ class Service:
         with self.control.changed if not draws else self.forecasting:
             told = explain(state, job_id, now_us)
             ahead = foretell(state, now_us, job_id, draws)
+        with self.control.changed:
+            found = self.control.measurements.of(job_id)
+            left_us = found.left_us if found is not None and job_id in self.control.state.attempts else None
         return WhyView(
             job_id=job.job_id,
             state=job.state,
@@ -186,6 +212,10 @@ class Service:
             gpus_free=told.gpus_free,
             blocking=list(told.blocking),
             until_us=told.until_us,
+            left_us=left_us,
+            measured=job.measured,
+            estimate_missed=job.estimate_missed,
+            failure=job.attempts[-1].failure if job.attempts else None,
             forecast=None if ahead is None else forecast_view(ahead),
         )
 
@@ -234,10 +264,11 @@ class Service:
         with self.control.changed:
             rows = self.control.ledger.cost(by, now_us)
             totals = self.control.ledger.totals(now_us)
+            measured = {row.key: self._measured(*_attempt_of(by, row.key)) for row in rows if by in ("job", "epoch")}
         return CostView(
             by=by,
             at_us=now_us,
-            rows=[_cost_row(row) for row in rows],
+            rows=[_cost_row(row, measured.get(row.key, [])) for row in rows],
             gpu_us=_split(totals.gpu_us),
             micro_usd=_split(totals.micro_usd),
             idle_gpu_us=totals.idle_gpu_us,
@@ -328,7 +359,28 @@ def _split(split: Split) -> SplitView:
     return SplitView(held=split.held, **asdict(split))
 
 
-def _cost_row(row: CostRow) -> CostRowView:
+def _attempt_of(by: By, key: str) -> tuple[str, int | None]:
+    """Return the job of a row, and its epoch where the row is of one attempt."""
+    if by == "job":
+        return key, None
+    job_id, _, epoch = key.rpartition(".")
+    return job_id, int(epoch)
+
+
+def _comparison_view(row: Comparison) -> ComparisonView:
+    return ComparisonView(
+        quantity=row.quantity.value,
+        unit=row.unit,
+        planned=row.planned,
+        low=row.low,
+        high=row.high,
+        measured=row.measured,
+        off_by=row.off_by,
+        missed=row.missed,
+    )
+
+
+def _cost_row(row: CostRow, measured: list[ComparisonView]) -> CostRowView:
     return CostRowView(
         key=row.key,
         attempts=row.attempts,
@@ -342,4 +394,5 @@ def _cost_row(row: CostRow) -> CostRowView:
         tokens=row.tokens,
         micro_usd_per_million_tokens=row.micro_usd_per_million_tokens,
         price_sources=list(row.price_sources),
+        measured=measured,
     )
