@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from cordee import plan
     from cordee.train.data.sampler import ElasticBatchSampler
     from cordee.train.job import Job, job
 
-__all__ = ["ElasticBatchSampler", "Job", "__version__", "job"]
+__all__ = ["ElasticBatchSampler", "Job", "__version__", "job", "plan"]
 
 _SDK = {"job": "cordee.train.job", "Job": "cordee.train.job", "ElasticBatchSampler": "cordee.train.data.sampler"}
 
@@ -21,4 +22,6 @@ def __getattr__(name: str) -> Any:
     """Import the SDK on first use, so that `import cordee` needs no torch."""
     if name in _SDK:
         return getattr(import_module(_SDK[name]), name)
+    if name == "plan":
+        return import_module("cordee.plan")  # a package that can be called
     raise AttributeError(f"module 'cordee' has no attribute {name!r}")

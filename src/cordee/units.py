@@ -145,6 +145,36 @@ def format_usd(usd: float) -> str:
     return format_micro_usd(round(usd * MICRO_USD))
 
 
+def format_gb(n_bytes: float) -> str:
+    """Gigabytes with one digit: one unit for a whole column.
+
+    >>> format_gb(73_240_000_000)
+    '73.2 GB'
+    """
+    return f"{n_bytes / GB:.1f} GB"
+
+
+def format_whole_usd(usd: float) -> str:
+    """Dollars without cents once there are a hundred: a column that can be compared.
+
+    >>> format_whole_usd(134.56), format_whole_usd(2.99)
+    ('$135', '$2.99')
+    """
+    return f"${usd:,.0f}" if usd >= 100 else format_usd(usd)
+
+
+def format_count(number: float) -> str:
+    """A number to three digits.
+
+    >>> format_count(4_194_304), format_count(1.4e12), format_count(12)
+    ('4.19M', '1.4T', '12')
+    """
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
+
+
 def _trim(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -49,7 +49,7 @@ LAYOUT = _object(
     recompute={"enum": ["none", "selective", "full"]}, cp=COUNT, ep=COUNT, etp=OR_NULL, shard=OR_NULL,
     schedule={"enum": list(SCHEDULES)}, vpp=COUNT, cp_kind={"enum": list(CONTEXT_KINDS)},
     split={"type": ["array", "null"]}, recompute_layers=OR_NULL, offload={"enum": list(OFFLOADS)},
-    fits=BOOL, peak_bytes=COUNT, wall_bytes=COUNT, shortfall_bytes=COUNT, fullest_stage=COUNT,
+    fits=BOOL, peak_bytes=COUNT, gpu_memory_bytes=COUNT, shortfall_bytes=COUNT, fullest_stage=COUNT,
     parts_bytes=_object(
         weights=COUNT, gradients=COUNT, optimizer=COUNT, activations=COUNT, loss=COUNT, buffers=COUNT,
         fragmentation=COUNT, context=COUNT,
@@ -71,7 +71,7 @@ SCHEMA = _object(
         seq_tokens=COUNT, global_batch=COUNT, tokens_per_step=COUNT, optimizer=TEXT, precision=TEXT,
         framework={"enum": list(FRAMEWORKS)}, loss={"enum": list(LOSSES)},
     ),
-    bill=_object(bytes_per_parameter=NUMBER, state_bytes=COUNT, fewest_gpus=COUNT, fewest_gpus_to_train=OR_NULL),
+    state=_object(bytes_per_parameter=NUMBER, state_bytes=COUNT, fewest_gpus=COUNT, fewest_gpus_to_train=OR_NULL),
     price=_or_null(_object(capacity=TEXT, usd_per_gpu_hour=NUMBER, source=TEXT)),
     fits=BOOL,
     candidates=COUNT,
@@ -93,18 +93,18 @@ SCHEMA = _object(
             price_source={"type": ["string", "null"]}, mtbi_source=TEXT, checkpoint_bytes=COUNT,
             checkpoint_s=NUMBER, restart_s=NUMBER, mtbi_s=NUMBER, period_s=NUMBER, goodput=NUMBER,
             usd_per_hour=OR_NULL, lost_usd_worst=OR_NULL, lost_usd_expected=OR_NULL, lost_usd_with_notice=OR_NULL,
-            stall_s=NUMBER, drain_s=NUMBER, lost_s_expected=NUMBER, reclaim_mtbi_s=OR_NULL, grace_s=NUMBER,
+            stall_s=NUMBER, upload_s=NUMBER, lost_s_expected=NUMBER, reclaim_mtbi_s=OR_NULL, grace_s=NUMBER,
             grace_is_enough=BOOL,
         ),
         minItems=2,
     ),
-    storage_tiers=_list(_object(tier=TEXT, seconds=NUMBER, outlives=TEXT), minItems=3),
+    storage_levels=_list(_object(level=TEXT, seconds=NUMBER, outlives=TEXT), minItems=3),
     capture_bytes_per_node=COUNT,
     why=_or_null(
         _object(asked=TEXT, ground=TEXT, says=TEXT, hint=TEXT, layout=_or_null(LAYOUT), more_s={"type": "object"})
     ),
     longest_contexts=_list(_object(layout=TEXT, seq_tokens=COUNT, peak_bytes=COUNT)),
-    run=_or_null(_object(tokens=NUMBER, steps=COUNT, wall_s=NUMBER, gpu_hours=NUMBER, usd=OR_NULL, usd_lost=OR_NULL)),
+    run=_or_null(_object(tokens=NUMBER, steps=COUNT, run_s=NUMBER, gpu_hours=NUMBER, usd=OR_NULL, usd_lost=OR_NULL)),
     rent_or_buy=_or_null(
         _object(
             assumed={"type": "object"}, break_even_month=OR_NULL, rent_usd=NUMBER, own_usd=NUMBER,
@@ -286,7 +286,7 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "64xH100", "--storage", "2"], 11, "'2' is not a bandwidth", "GB/s"),
         (["llama-3-70b", "--gpus", "64xH100", "--storage", "0GB/s"], 15, "writes nothing", "2GB/s"),
         (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "6"], 11, "'6' is not a duration", "47h"),
-        (["llama-3-70b", "--gpus", "64xH100", "--reclaims", "0h"], 15, "--reclaims 0h leaves no time", "6h"),
+        (["llama-3-70b", "--gpus", "64xH100", "--reclaims", "0h"], 15, "a reclaim every 0 s leaves no time", "6h"),
         (["llama-3-70b", "--gpus", "64xH100", "--notice", "30"], 11, "'30' is not a duration", "47h"),
         (["llama-3-70b", "--gpus", "64xH100", "--stall", "2"], 11, "'2' is not a duration", "47h"),
         (["llama-3-70b", "--gpus", "64xH100", "--tokens", "14"], 12, "--tokens 14 is not a number", "300B or 1.4T"),
@@ -354,14 +354,33 @@ def test_what_is_asked_beyond_the_plan_fits_the_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     (tmp_path / "own.toml").write_text(ASSUMED)
-    words = ["llama-3-70b", "--gpus", "64xH100", "--why", "tp=8,pp=3", "--max-seq", "--tokens", "1.4T", "--stall", "2s"]
+    words = ["llama-3-70b", "--gpus", "64xH100", "--max-seq", "--tokens", "1.4T", "--stall", "2s"]
     _, out, _ = _run(capsys, *words, "--buy", str(tmp_path / "own.toml"))
     assert max(len(line) for line in out.splitlines()) <= columns
-    for title in ("Fullest GPU of", "Why not tp=8,pp=3", "Longest context", "Training on 1.4T tokens", "Rent or buy"):
+    for title in ("Fullest GPU of", "Longest context", "Training on 1.4T tokens", "Rent or buy"):
         assert title in out
-    assert "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64" in " ".join(out.split())
     assert "below the wall" in out and "asynchronous: a save holds the ranks 2 s" in out
     assert "break-even month" in out
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_why_prints_itself_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--why", "tp=8,pp=3")
+    assert max(len(line) for line in out.splitlines()) <= columns and "Layouts" not in out
+    assert "Why not tp=8,pp=3" in out
+    assert "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64" in " ".join(out.split())
+
+
+@pytest.mark.usefixtures("wide")
+def test_the_last_line_is_the_answer_in_short(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
+    assert re.fullmatch(r".+: \d+\.\d of 80 GB, \d+\.\d s a step, \$[\d,.]+ a billion tokens", out.splitlines()[-1])
+    _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8xH100")
+    assert re.fullmatch(r".+: [\d.]+ of 80 GB, [\d.]+ GB too much", out.splitlines()[-1])
+    assert "Surviving" not in out
 
 
 @pytest.mark.parametrize("columns", [80, 120])

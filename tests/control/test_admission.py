@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from cordee.cli import plan
-from cordee.control import admission
 from cordee.control.admission import admit, check_program
 from cordee.errors import (
     CatalogueError,
@@ -29,11 +27,11 @@ from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
 from cordee.plan.comms import gradient_s, tensor_layer_s
 from cordee.plan.layout import Layout, Training
+from cordee.planning import plan
 from cordee.schedule.placement.entry import Used, entry_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import place, pools
 from cordee.schedule.quota.quotas import Quotas
-from cordee.units import parse_bytes_per_s
 from cordee.workload.load import load_shape
 from cordee.workload.spec import JobSpec
 
@@ -164,8 +162,13 @@ def test_a_job_without_a_model_is_not_pushed_again_before_its_restart_has_paid(t
     assert job.min_run_us == job.restart_us > 0
 
 
-def test_admission_assumes_what_plan_assumes() -> None:
-    assert parse_bytes_per_s(plan.STORAGE_PER_NODE) == admission.ASSUMED_STORAGE_BYTES_PER_S
+def test_admission_expects_what_the_plan_expects(tmp_path: Path) -> None:
+    slots = admitted(spec(tmp_path, gpus=8, model={"name": "llama-3-8b"}), replace(SLOTS, gpus=8))
+    gpus = admitted(spec(tmp_path, gpus=8, model={"name": "llama-3-8b"}), replace(SLOTS, gpu_name="H100", gpus=8))
+    answer = plan("llama-3-8b", "8xH100", framework="torch")
+    for job in (slots, gpus):
+        assert job.save_us == answer.estimate().save_us and job.restart_us == answer.estimate().restart_us
+        assert job.checkpoint_every_us == pytest.approx(answer.survival.period_s * 1e6, abs=1)
 
 
 def test_slots_have_no_wall(tmp_path: Path) -> None:

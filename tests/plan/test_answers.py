@@ -3,33 +3,35 @@
 from dataclasses import replace
 
 import pytest
+from asking import asked, planned
 
+import cordee
 from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
-from cordee.plan import Layout, plan_layouts
-from cordee.plan.curve import scaling_curve, sizes
+from cordee.plan import Layout, Settings, ask_curve
+from cordee.plan.curve import sizes
 from cordee.plan.layout import Training
 from cordee.plan.longest import longest_context, longest_contexts
 from cordee.plan.memory import peak_bytes
-from cordee.plan.search import fewest_gpus_to_train, training_for
-from cordee.plan.why import why_not
+from cordee.plan.optimum import Case
+from cordee.plan.search import fewest_gpus_to_train
 from cordee.workload.load import load_shape
 
 CATALOGUE = load_catalogue()
 H100 = CATALOGUE.find_gpu("H100")
 L70, V3, GPT2 = (load_shape(name) for name in ("llama-3-70b", "deepseek-v3", "gpt2"))
-PLAN = plan_layouts(L70, H100, 64, price=CATALOGUE.price(H100, "on-demand"))
+PLAN = planned(L70, H100, 64, price=CATALOGUE.price(H100, "on-demand"))
 
 
 def test_what_does_not_divide_says_so() -> None:
-    why = why_not(PLAN, "tp=8,pp=3")
+    why = PLAN.why_not("tp=8,pp=3")
     assert why.ground == "does not divide" and why.candidate is None
     assert "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64" in why.says
     assert "must divide 64" in why.hint
 
 
 def test_what_does_not_fit_says_by_how_much_where_and_what_would() -> None:
-    why = why_not(PLAN, "dp=64,zero=0")
+    why = PLAN.why_not("dp=64,zero=0")
     assert why.ground == "does not fit" and why.candidate is not None
     assert why.candidate.shortfall_bytes > 1000e9
     for word in ("dp64", "TB", "stage 0", "optimizer", "80 GB"):
@@ -38,7 +40,7 @@ def test_what_does_not_fit_says_by_how_much_where_and_what_would() -> None:
 
 
 def test_what_is_slower_says_where_the_time_goes() -> None:
-    why = why_not(PLAN, "fsdp64")
+    why = PLAN.why_not("fsdp64")
     assert why.ground == "slower" and why.candidate is not None and PLAN.best is not None
     assert why.candidate.step is not None and PLAN.best.step is not None
     more = why.candidate.step.total_s - PLAN.best.step.total_s
@@ -50,23 +52,23 @@ def test_what_is_slower_says_where_the_time_goes() -> None:
 def test_the_best_is_told_as_such_and_any_layout_of_the_plan_can_be_asked_for() -> None:
     assert PLAN.best is not None
     exact = str(PLAN.best.layout)
-    assert why_not(PLAN, exact).ground == "the best"
+    assert PLAN.why_not(exact).ground == "the best"
     for candidate in PLAN.fitting[1:5]:
-        assert why_not(PLAN, str(candidate.layout)).ground in ("slower", "the best")
+        assert PLAN.why_not(str(candidate.layout)).ground in ("slower", "the best")
     for candidate in PLAN.rejected[:3]:
         # A stage of 0 and one micro-batch go without saying, and what is not said is searched.
         layout = candidate.layout
         exact = f"{layout} 1f1b" + (" zero0" if layout.zero == 0 else "")
-        assert why_not(PLAN, exact).ground == "does not fit", exact
+        assert PLAN.why_not(exact).ground == "does not fit", exact
     with pytest.raises(LayoutError, match="cannot be read"):
-        why_not(PLAN, "tq=8")
+        PLAN.why_not("tq=8")
 
 
 def test_where_nothing_fits_the_answer_is_a_remedy() -> None:
-    none = plan_layouts(L70, H100, 4)
-    why = why_not(none, "tp=4")
+    none = planned(L70, H100, 4)
+    why = none.why_not("tp=4")
     assert why.ground == "does not fit" and why.best is None and why.hint
-    offloaded = why_not(plan_layouts(L70, H100, 8), "tp=8,offload=optimizer")
+    offloaded = planned(L70, H100, 8).why_not("tp=8,offload=optimizer")
     assert offloaded.ground == "the best" and offloaded.best is None
     assert offloaded.candidate is not None and offloaded.candidate.fits
 
@@ -81,8 +83,8 @@ def test_sizes_of_a_curve() -> None:
 
 
 def test_a_curve_has_a_point_for_each_size_and_a_knee_where_gpus_stop_to_pay() -> None:
-    training = training_for(GPT2, 512, seq_tokens=1024, global_batch=64)
-    curve = scaling_curve(GPT2, H100, sizes(1, 64), training)
+    training = Settings(seq_tokens=1024, global_batch=64).training(GPT2, 512)
+    curve = ask_curve(asked(GPT2, H100, 64, seq_tokens=1024, global_batch=64), 1)
     assert [point.gpus for point in curve.points] == [1, 2, 4, 8, 16, 32, 64]
     assert curve.knee is not None and curve.smallest is not None and curve.smallest.gpus == 1
     after = next(point for point in curve.points if point.gpus > curve.knee.gpus)
@@ -95,21 +97,21 @@ def test_a_curve_has_a_point_for_each_size_and_a_knee_where_gpus_stop_to_pay() -
 
 
 def test_what_is_too_small_has_no_layout_and_the_fewest_is_said() -> None:
-    training = training_for(L70, 64, framework="megatron")
-    curve = scaling_curve(L70, H100, sizes(4, 64), training)
+    request = asked(L70, H100, 64, framework="megatron")
+    training, curve = request.case().training, ask_curve(request, 4)
     assert [point.candidate is None for point in curve.points[:2]] == [True, True]
     assert curve.smallest is not None and curve.smallest.gpus == 16
-    fewest = fewest_gpus_to_train(L70, H100, training, 1, 64)
+    fewest = fewest_gpus_to_train(Case(L70, H100, 64, training))
     assert fewest is not None and fewest[0] == 16 and fewest[1].gpus == 16
-    assert fewest_gpus_to_train(L70, H100, training, 1, 8) is None
+    assert fewest_gpus_to_train(Case(L70, H100, 8, training)) is None
 
 
 def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
-    found = longest_contexts(PLAN, 3)
+    found = longest_contexts(PLAN.layouts, PLAN.request.layout, 3)
     assert found and [f.seq_tokens for f in found] == sorted((f.seq_tokens for f in found), reverse=True)
     for each in found:
         assert 0 < each.peak_bytes <= H100.memory_bytes
-        layout, step = each.layout, 256 * each.layout.tp
+        layout, step = each.layout, 256 * each.layout.tp * each.layout.cp
         longer = Training(each.seq_tokens + step, layout.dp * 2 * layout.pp)
         assert float(peak_bytes(L70, layout, longer)) > H100.memory_bytes * 0.99
     lean = {f.layout: f.seq_tokens for f in found}
@@ -119,21 +121,23 @@ def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
 
 
 def test_learned_positions_and_the_wall_bound_the_context() -> None:
-    plan = plan_layouts(GPT2, H100, 1, seq_tokens=512)
-    assert longest_context(plan, Layout()).seq_tokens == 1024
-    none = plan_layouts(L70, H100, 8)
-    assert longest_context(none, Layout(dp=8)).seq_tokens == 0
+    plan = planned(GPT2, H100, 1, seq_tokens=512)
+    assert longest_context(plan.layouts.case, Layout()).seq_tokens == 1024
+    none = planned(L70, H100, 8)
+    assert longest_context(none.layouts.case, Layout(dp=8)).seq_tokens == 0
 
 
 def test_a_notebook_shows_the_layouts_and_a_table_makes_a_frame() -> None:
     html = PLAN._repr_html_()
-    assert html.count("<svg") == 1 and "<table>" in html and "llama-3-70b" in html
+    assert "<table>" in html and "llama-3-70b" in html
+    for part in ("Memory over the step", "Layouts", "Surviving"):
+        assert part in html
     assert PLAN.best is not None and str(PLAN.best.layout) in html
     rows = PLAN.table()
     assert len(rows) == len(PLAN.fitting) + len(PLAN.rejected)
     assert rows[0]["layout"] == str(PLAN.best.layout) and rows[0]["fits"] and isinstance(rows[0]["step_s"], float)
     assert rows[-1]["step_s"] is None and rows[-1]["shortfall_bytes"] > 0
-    none = plan_layouts(L70, H100, 8)._repr_html_()
+    none = planned(L70, H100, 8)._repr_html_()
     assert "<svg" in none and "<table>" not in none
 
 
@@ -142,3 +146,22 @@ def test_every_step_has_an_interval_around_it() -> None:
         assert candidate.step is not None and candidate.step_interval_s is not None
         low, high = candidate.step_interval_s
         assert low < candidate.step.total_s < high
+
+
+def test_the_estimate_is_the_answer_in_the_units_of_events() -> None:
+    assert PLAN.best is not None and PLAN.best.step is not None
+    estimate = PLAN.estimate()
+    assert (estimate.layout, estimate.gpus) == (str(PLAN.best.layout), 64)
+    assert estimate.allocated_bytes < estimate.peak_bytes <= estimate.gpu_memory_bytes == 80e9
+    assert estimate.step_us is not None and estimate.step_us_low is not None and estimate.step_us_high is not None
+    assert estimate.step_us_low < estimate.step_us < estimate.step_us_high
+    tokens_per_s = estimate.tokens_per_step / estimate.step_us * 1e6
+    assert estimate.mfu_at(tokens_per_s) == pytest.approx(estimate.mfu, rel=1e-4)
+    assert estimate.save_us == round(PLAN.survival.checkpoint_s * 1e6)
+    assert planned(L70, H100, 8).estimate().step_us is None
+
+
+def test_a_notebook_plans_by_name() -> None:
+    answer = cordee.plan("llama-3-8b", "8xH100", tokens="1B", precision="fp8")
+    assert answer.training.precision == "fp8" and answer.run is not None and answer.run.tokens == 1e9
+    assert cordee.plan.ask is not None  # it is still the package

@@ -7,12 +7,13 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from asking import planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
-from cordee.plan import Layout, parse_layout, plan_layouts
+from cordee.plan import Layout, parse_layout
 from cordee.plan.launch import LAUNCHERS, Launch, first_to_launch, launch_settings
 from cordee.plan.launch_torchtitan import SCHEDULES as TITAN_SCHEDULES
 from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, SCHEDULES, Training, find_optimizer, first_misfit
@@ -227,7 +228,7 @@ def test_precision_and_optimizer_reach_megatrons_flags() -> None:
 
 def test_the_fastest_that_a_launcher_can_run_is_launched() -> None:
     catalogue = load_catalogue()
-    plan = plan_layouts(L70, catalogue.find_gpu("H100"), 64)
+    plan = planned(L70, catalogue.find_gpu("H100"), 64)
     layouts = [candidate.layout for candidate in plan.fitting]
     for launcher in LAUNCHERS:
         launch = first_to_launch(launcher, L70, layouts, plan.training)

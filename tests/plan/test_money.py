@@ -86,8 +86,8 @@ def test_what_is_published_holds_or_says_how_it_does_not() -> None:
 def test_a_run_counts_its_interruptions() -> None:
     run = training_run(1e12, tokens_per_step=4_000_000, step_s=10.0, gpus=64, goodput=0.8, usd_per_gpu_hour=2.0)
     assert run.steps == 250_000
-    assert run.wall_s == pytest.approx(250_000 * 10 / 0.8)
-    assert run.usd == pytest.approx(64 * run.wall_s / 3600 * 2)
+    assert run.run_s == pytest.approx(250_000 * 10 / 0.8)
+    assert run.usd == pytest.approx(64 * run.run_s / 3600 * 2)
     assert run.usd_lost == pytest.approx(0.2 * (run.usd or 0))
     assert training_run(1e12, tokens_per_step=4_000_000, step_s=10.0, gpus=64, goodput=0.8).usd is None
     assert training_run(1, tokens_per_step=4_000_000, step_s=10.0, gpus=1, goodput=1.0).steps == 1

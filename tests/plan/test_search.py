@@ -1,14 +1,16 @@
 """Which layouts fit, which do not, and what would help where none does."""
 
 import pytest
+from asking import planned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError
 from cordee.hardware.load import load_catalogue
-from cordee.plan import Layout, check_fit, fewest_gpus_to_hold, parse_layout, plan_layouts
+from cordee.plan import Answer, Layout, parse_layout
 from cordee.plan.layout import Training, first_misfit
 from cordee.plan.memory import rank_memory
+from cordee.plan.search import fewest_gpus_to_hold
 from cordee.plan.step import model_flop_fraction, step_time
 from cordee.units import GB, format_bytes
 from cordee.workload.load import load_shape
@@ -19,10 +21,15 @@ L70, L405, V3, GPT2 = (load_shape(name) for name in ("llama-3-70b", "llama-3-405
 PRICE = CATALOGUE.price(H100, "on-demand")
 
 
+def _admitted(*about, **settings) -> Answer:
+    """Ask as admission does: for the one best layout, in the buffers of any framework."""
+    return planned(*about, search="best", framework=None, **settings)
+
+
 def test_llama_3_70b_on_64_h100() -> None:
-    plan = plan_layouts(L70, H100, 64, price=PRICE)
+    plan = planned(L70, H100, 64, price=PRICE)
     assert round(plan.state_bytes / 1e12, 3) == 1.129
-    assert plan.fewest_gpus == 15
+    assert plan.fewest_gpus_to_hold == 15
     assert plan.fitting and plan.rejected and not plan.remedies
     assert plan.best is plan.fitting[0]
     assert (plan.training.seq_tokens, plan.training.global_batch) == (8192, 512)
@@ -32,7 +39,7 @@ def test_llama_3_70b_on_64_h100() -> None:
 
 
 def test_each_mesh_stands_once_fits_before_misfits_best_before_worse() -> None:
-    plan = plan_layouts(L70, H100, 64, price=PRICE)
+    plan = planned(L70, H100, 64, price=PRICE)
     candidates = [*plan.fitting, *plan.rejected]
     meshes = [candidate.layout.mesh for candidate in candidates]
     assert len(set(meshes)) == len(meshes)
@@ -44,7 +51,7 @@ def test_each_mesh_stands_once_fits_before_misfits_best_before_worse() -> None:
 
 
 def test_speed_mfu_and_dollars_belong_together() -> None:
-    best = plan_layouts(L70, H100, 64, price=PRICE).best
+    best = planned(L70, H100, 64, price=PRICE).best
     assert best is not None and best.step is not None and PRICE is not None
     assert best.tokens_per_s == pytest.approx(8192 * 512 / best.step.total_s)
     assert best.tokens_per_s is not None and best.usd_per_billion_tokens is not None
@@ -56,20 +63,20 @@ def test_speed_mfu_and_dollars_belong_together() -> None:
 
 
 def test_405b_with_8_bit_adam_needs_31_gpus_only_to_hold_it() -> None:
-    plan = plan_layouts(L405, H100, 256, optimizer="adamw-8bit")
-    assert (round(plan.state_bytes / 1e12, 3), plan.fewest_gpus) == (2.435, 31)
+    plan = planned(L405, H100, 256, optimizer="adamw-8bit")
+    assert (round(plan.state_bytes / 1e12, 3), plan.fewest_gpus_to_hold) == (2.435, 31)
     assert fewest_gpus_to_hold(80 * GB, H100) == 1
     assert fewest_gpus_to_hold(80 * GB + 1, H100) == 2
 
 
 def test_a_model_with_experts_and_latent_attention_is_planned() -> None:
-    plan = plan_layouts(V3, H100, 1024)
+    plan = planned(V3, H100, 1024)
     assert plan.best is not None
-    assert plan.fewest_gpus == 135
+    assert plan.fewest_gpus_to_hold == 135
 
 
 def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
-    plan = plan_layouts(L70, H100, 8)
+    plan = planned(L70, H100, 8)
     assert plan.best is None and plan.rejected
     assert [remedy.change for remedy in plan.remedies] == [
         "--gpus 24xH100",
@@ -83,21 +90,21 @@ def test_where_nothing_fits_each_remedy_fits_and_says_how() -> None:
     assert less == "423.3 GB of state instead of 1.129 TB"
     for remedy in plan.remedies:
         asked = f"offload={remedy.candidate.layout.offload}"
-        again = plan_layouts(L70, H100, remedy.gpus, optimizer=remedy.training.optimizer.name, layout=asked)
+        again = planned(L70, H100, remedy.gpus, optimizer=remedy.training.optimizer.name, layout=asked)
         assert again.best is not None and again.best.layout == remedy.candidate.layout
 
 
 def test_a_shorter_sequence_may_be_the_remedy() -> None:
-    plan = plan_layouts(L70, H100, 16, seq_tokens=4_194_304, optimizer="adamw-8bit")
+    plan = planned(L70, H100, 16, seq_tokens=4_194_304, optimizer="adamw-8bit")
     assert "--seq" in " ".join(remedy.change for remedy in plan.remedies)
 
 
 def test_asked_for_in_part_the_rest_is_searched() -> None:
-    plan = plan_layouts(L70, H100, 64, layout="tp=8,pp=2")
+    plan = planned(L70, H100, 64, layout="tp=8,pp=2")
     assert {(c.layout.tp, c.layout.pp, c.layout.dp) for c in (*plan.fitting, *plan.rejected)} == {(8, 2, 4)}
-    one = plan_layouts(L70, H100, 64, layout="tp8 pp2 dp4 zero1 1f1b mb1 full")
+    one = planned(L70, H100, 64, layout="tp8 pp2 dp4 zero1 1f1b mb1 full")
     assert [str(c.layout) for c in (*one.fitting, *one.rejected)] == ["tp8 pp2 dp4 zero1 full"]
-    small = plan_layouts(L70, H100, 64, micro_batch=1, recompute="full")
+    small = planned(L70, H100, 64, micro_batch=1, recompute="full")
     assert {(c.layout.micro_batch, c.layout.recompute) for c in small.fitting} == {(1, "full")}
 
 
@@ -113,7 +120,7 @@ def test_asked_for_in_part_the_rest_is_searched() -> None:
 )
 def test_a_layout_that_does_not_divide_says_so(layout: str, gpus: int, says: str) -> None:
     with pytest.raises(LayoutError) as caught:
-        plan_layouts(L70, H100, gpus, layout=layout)
+        planned(L70, H100, gpus, layout=layout)
     assert says in caught.value.message and caught.value.hint
 
 
@@ -129,20 +136,20 @@ def test_a_layout_that_does_not_divide_says_so(layout: str, gpus: int, says: str
 )
 def test_impossible_sizes_are_refused(arguments: dict[str, object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        plan_layouts(L70, H100, **arguments)
+        planned(L70, H100, **arguments)
 
 
 def test_learned_positions_limit_the_sequence() -> None:
     with pytest.raises(LayoutError, match="gpt2 cannot train on sequences of 2048 tokens"):
-        plan_layouts(GPT2, A10, 1, seq_tokens=2048)
+        planned(GPT2, A10, 1, seq_tokens=2048)
     with pytest.raises(CatalogueError, match="has no fp9 units"):
-        plan_layouts(GPT2, A10, 1, precision="fp9")  # type: ignore[arg-type]
+        planned(GPT2, A10, 1, precision="fp9")  # type: ignore[arg-type]
 
 
 def test_admission_takes_what_fits_and_refuses_with_a_layout_that_would() -> None:
-    assert check_fit(L70, H100, 64).fits
-    refused = check_fit(L70, H100, 64, layout="dp=64,zero=0")
-    assert not refused.fits and refused.shortfall_bytes > 1000 * GB
+    assert _admitted(L70, H100, 64).fits
+    refused = _admitted(L70, H100, 64, layout="dp=64,zero=0")
+    assert not refused.fits and refused.nearest.shortfall_bytes > 1000 * GB
     assert refused.suggestion is not None and refused.suggestion.fits
     error = refused.error()
     assert isinstance(error, DoesNotFitError)
@@ -153,33 +160,33 @@ def test_admission_takes_what_fits_and_refuses_with_a_layout_that_would() -> Non
 
 def test_a_pipeline_that_only_megatron_lms_buffers_hold_is_admitted() -> None:
     # torch makes 512 tensors to receive gradients into; Megatron-LM one.
-    verdict = check_fit(L70, H100, 16, layout="tp=8,pp=2")
-    assert verdict.fits and not plan_layouts(L70, H100, 16, layout="tp=8,pp=2").fitting
+    verdict = _admitted(L70, H100, 16, layout="tp=8,pp=2")
+    assert verdict.fits and not planned(L70, H100, 16, layout="tp=8,pp=2").fitting
 
 
 def test_a_split_says_its_pipeline() -> None:
     with pytest.raises(LayoutError, match=r"tp\*pp\*dp = 8\*7\*1 = 56 GPUs, but the job has 64"):
-        plan_layouts(L70, H100, 64, layout="tp=8,split=10-12x5-10")
-    assert plan_layouts(L70, H100, 56, layout="tp=8,split=10-12x5-10").best is not None
+        planned(L70, H100, 64, layout="tp=8,split=10-12x5-10")
+    assert planned(L70, H100, 56, layout="tp=8,split=10-12x5-10").best is not None
 
 
 def test_less_than_a_node_may_be_enough() -> None:
-    plan = plan_layouts(load_shape("llama-3-8b"), H100, 1)
+    plan = planned(load_shape("llama-3-8b"), H100, 1)
     assert plan.best is None and plan.remedies[0].change == "--gpus 2xH100"
     assert "on the same 1 GPU" in plan.remedies[1].change
 
 
 def test_admission_says_what_would_help_where_no_layout_does() -> None:
-    refused = check_fit(L70, H100, 8)
+    refused = _admitted(L70, H100, 8)
     assert refused.suggestion is None
     assert (refused.error().hint or "").startswith("--gpus 24xH100: ")
-    tiny = check_fit(L405, A10, 1, seq_tokens=1024)
+    tiny = _admitted(L405, A10, 1, seq_tokens=1024)
     assert not tiny.fits and tiny.error().hint
 
 
 def test_tensor_parallelism_stays_inside_the_fast_link() -> None:
-    assert max(c.layout.tp for c in plan_layouts(L70, H100, 64).fitting) == 8
-    without = plan_layouts(L70, L40S, 64)
+    assert max(c.layout.tp for c in planned(L70, H100, 64).fitting) == 8
+    without = planned(L70, L40S, 64)
     assert max(c.layout.tp for c in (*without.fitting, *without.rejected)) == 8
 
 
@@ -190,13 +197,13 @@ def test_tensor_parallelism_stays_inside_the_fast_link() -> None:
     st.sampled_from([512, 1024]),
 )
 def test_every_layout_in_a_plan_divides_and_its_verdict_is_its_memory(shape, gpus: int, seq: int) -> None:
-    plan = plan_layouts(shape, H100, gpus, seq_tokens=seq)
+    plan = planned(shape, H100, gpus, seq_tokens=seq)
     for candidate in (*plan.fitting, *plan.rejected):
         layout = candidate.layout
         assert first_misfit(layout, shape, gpus, plan.training) is None
         assert candidate.peak_bytes == rank_memory(shape, layout, plan.training).total_bytes
         assert candidate.fits == (candidate.peak_bytes <= H100.memory_bytes)
-    assert plan == plan_layouts(shape, H100, gpus, seq_tokens=seq)
+    assert plan == planned(shape, H100, gpus, seq_tokens=seq)
 
 
 def test_step_time_parts_are_where_they_belong() -> None:

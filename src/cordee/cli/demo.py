@@ -75,7 +75,7 @@ def _check_writable(out: Path) -> None:
 
 def _report(teller: Teller, bill: Bill, story: Story, took: str, n_claims: int) -> Report:
     facts = [
-        (format_bytes(bill.plan.state_bytes), f"to hold {bill.plan.shape.name} in training"),
+        (format_bytes(bill.plan.state_bytes), f"to hold {bill.plan.request.shape.name} in training"),
         ("0", "steps repeated after the push, weights bitwise equal"),
         (format_micro_usd(story.plain.lost_micro_usd), "lost in 47 hours on 64 GPUs without checkpoints"),
         (

@@ -3,23 +3,23 @@
 from dataclasses import asdict
 from typing import Any
 
-from cordee.cli.plan_text import Facts, More, Survivor
 from cordee.hardware.catalog import Gpu
 from cordee.plan.answer import Candidate
+from cordee.plan.ask import Answer
 from cordee.plan.curve import Curve
+from cordee.plan.expect import Expectation
 from cordee.plan.longest import LongestContext
 from cordee.plan.why import Why
 from cordee.workload.model import ModelShape
 
 
-def plan_json(facts: Facts, more: More) -> dict[str, Any]:
+def plan_json(found: Answer) -> dict[str, Any]:
     """The whole plan."""
-    found = facts.plan
     return {
         "version": 1,
-        "model": _model(found.shape),
-        "gpu": _gpu(found.gpu),
-        "gpus": found.gpus,
+        "model": _model(found.request.shape),
+        "gpu": _gpu(found.request.gpu),
+        "gpus": found.request.gpus,
         "training": {
             "seq_tokens": found.training.seq_tokens,
             "global_batch": found.training.global_batch,
@@ -29,22 +29,22 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
             "framework": found.training.framework,
             "loss": found.training.loss_kind,
         },
-        "bill": {
+        "state": {
             "bytes_per_parameter": found.training.optimizer.bytes_per_parameter,
             "state_bytes": found.state_bytes,
-            "fewest_gpus": found.fewest_gpus,
-            "fewest_gpus_to_train": more.smallest and more.smallest[0],
+            "fewest_gpus": found.fewest_gpus_to_hold,
+            "fewest_gpus_to_train": found.fewest_gpus_to_train and found.fewest_gpus_to_train[0],
         },
-        "price": found.price
+        "price": found.request.price
         and {
-            "capacity": found.price.capacity,
-            "usd_per_gpu_hour": found.price.usd_per_gpu_hour,
-            "source": str(found.price.source),
+            "capacity": found.request.price.capacity,
+            "usd_per_gpu_hour": found.request.price.usd_per_gpu_hour,
+            "source": str(found.request.price.source),
         },
         "fits": found.best is not None,
-        "candidates": found.candidates,
+        "candidates": found.layouts.candidates,
         "layouts": [_layout_json(candidate) for candidate in (*found.fitting, *found.rejected)],
-        "timeline": _timeline(found.best or found.rejected[0]),
+        "timeline": _timeline(found.nearest),
         "remedies": [
             {
                 "change": remedy.change,
@@ -56,14 +56,14 @@ def plan_json(facts: Facts, more: More) -> dict[str, Any]:
             }
             for remedy in found.remedies
         ],
-        "survival": [_survivor_json(survivor) for survivor in facts.survivors],
-        "storage_levels": [asdict(save) for save in facts.levels],
-        "capture_bytes_per_node": facts.capture_bytes_per_node(held=False),
-        "why": more.why and _why(more.why),
-        "longest_contexts": [_longest(found) for found in more.longest],
-        "run": more.run and asdict(more.run),
-        "rent_or_buy": more.own and asdict(more.own) | {"verdict": more.own.verdict},
-        "launch": more.launch and asdict(more.launch),
+        "survival": [_survivor_json(survivor) for survivor in found.expectations],
+        "storage_levels": [asdict(save) for save in found.level_saves],
+        "capture_bytes_per_node": found.capture_bytes_per_node(held=False),
+        "why": found.why and _why(found.why),
+        "longest_contexts": [_longest(each) for each in found.longest_contexts],
+        "run": found.run and asdict(found.run),
+        "rent_or_buy": found.rent_or_buy and asdict(found.rent_or_buy) | {"verdict": found.rent_or_buy.verdict},
+        "launch": found.launch and asdict(found.launch),
     }  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def _layout_json(candidate: Candidate) -> dict[str, Any]:
         **asdict(candidate.layout),
         "fits": candidate.fits,
         "peak_bytes": candidate.peak_bytes,
-        "wall_bytes": candidate.wall_bytes,
+        "gpu_memory_bytes": candidate.gpu_memory_bytes,
         "shortfall_bytes": candidate.shortfall_bytes,
         "fullest_stage": candidate.memory.worst_stage,
         "parts_bytes": candidate.memory.worst.parts(),
@@ -134,7 +134,7 @@ def _timeline(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _survivor_json(survivor: Survivor) -> dict[str, Any]:
+def _survivor_json(survivor: Expectation) -> dict[str, Any]:
     price = survivor.price
     return {
         "capacity": survivor.capacity,

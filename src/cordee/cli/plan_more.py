@@ -8,36 +8,39 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.cli.plan_text import Facts, More, console, count, gb, indented, print_plan, print_sources, title, usd
+from cordee.cli.plan_text import console, indented, print_plan, print_sources, title
 from cordee.errors import DestinationError
 from cordee.hardware.catalog import Gpu
-from cordee.plan.answer import Plan
+from cordee.plan.ask import Answer
 from cordee.plan.cost import TrainingRun, storage_usd_per_month
 from cordee.plan.curve import WORTH, Curve
 from cordee.plan.launch import Launch
 from cordee.plan.longest import LongestContext
 from cordee.plan.own import Comparison
 from cordee.plan.why import Why
-from cordee.units import format_bytes, format_duration
+from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
 from cordee.workload.model import ModelShape
 
 
-def print_plan_and_more(facts: Facts, more: More, *, show_all: bool) -> None:
+def print_plan_and_more(answer: Answer, *, show_all: bool) -> None:
     """The plan and what was asked beyond it; the sources come last."""
     out = console()
-    print_plan(out, facts, more, show_all=show_all)
-    if more.why is not None:
-        _why(out, more.why)
-    if more.longest:
-        _longest(out, more.longest)
-    if more.run is not None:
-        _run(out, more.run, facts)
-    if more.own is not None:
-        _own(out, more.own)
-    print_sources(out, facts)
+    if answer.why is not None:
+        _why(out, answer.why)
+        return
+    print_plan(out, answer, show_all=show_all)
+    if answer.longest_contexts:
+        _longest(out, answer.longest_contexts)
+    if answer.run is not None:
+        _run(out, answer.run, answer)
+    if answer.rent_or_buy is not None:
+        _own(out, answer.rent_or_buy)
+    print_sources(out, answer)
+    out.print()
+    out.print(answer.summary, style="bold")
 
 
-def print_launch(launch: Launch, plan: Plan) -> None:
+def print_launch(launch: Launch, plan: Answer) -> None:
     """The settings on standard output, to be put into a file; what has to be said of them on standard error."""
     print(launch.text)
     best = plan.best
@@ -84,10 +87,10 @@ def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
         table.add_row(
             f"  {point.gpus}",
             Text(("#" if ascii_only else "▓") * bar, "bold" if knee else "green"),
-            count(point.tokens_per_s),
+            format_count(point.tokens_per_s),
             f"{point.added_fraction:.0%}",
             f"{found.mfu:.0%}",
-            "" if price is None else usd(price),
+            "" if price is None else format_whole_usd(price),
             Text(f"{found.layout}{'  <- knee' if knee else ''}", "bold" if knee else ""),
         )
     title(out, "Scaling", "bars are logarithmic; each added GPU against one at its best")
@@ -118,26 +121,26 @@ def _longest(out: Console, longest: tuple[LongestContext, ...]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for found in longest:
         table.add_row(
-            f"  {found.layout}", f"{found.seq_tokens:,}", gb(found.peak_bytes) if found.seq_tokens else "none"
+            f"  {found.layout}", f"{found.seq_tokens:,}", format_gb(found.peak_bytes) if found.seq_tokens else "none"
         )
     out.print(table)
     indented(out, f"The model itself was made for {longest[0].positions:,} positions.")
 
 
-def _run(out: Console, run: TrainingRun, facts: Facts) -> None:
-    title(out, f"Training on {count(run.tokens)} tokens", facts.capacity)
-    cost = "" if run.usd is None else f", {usd(run.usd)}"
-    out.print(f"  {run.steps:,} steps, {format_duration(run.wall_s)}, {run.gpu_hours:,.0f} GPU-hours{cost}")
-    kept = facts.chosen.survival
-    saves = int(run.wall_s / kept.period_s)
+def _run(out: Console, run: TrainingRun, answer: Answer) -> None:
+    title(out, f"Training on {format_count(run.tokens)} tokens", answer.request.capacity)
+    cost = "" if run.usd is None else f", {format_whole_usd(run.usd)}"
+    out.print(f"  {run.steps:,} steps, {format_duration(run.run_s)}, {run.gpu_hours:,.0f} GPU-hours{cost}")
+    kept = answer.survival
+    saves = int(run.run_s / kept.period_s)
     lines = [
         f"goodput {kept.goodput:.1%} is in it"
-        + ("" if run.usd_lost is None else f": {usd(run.usd_lost)} is not useful")
+        + ("" if run.usd_lost is None else f": {format_whole_usd(run.usd_lost)} is not useful")
     ]
     two, all_bytes = 2 * kept.checkpoint_bytes, saves * kept.checkpoint_bytes
     lines.append(
-        f"{saves:,} checkpoints; the last two kept cost {usd(storage_usd_per_month(two))} a month, "
-        f"all of them ({format_bytes(all_bytes)}) {usd(storage_usd_per_month(all_bytes))}"
+        f"{saves:,} checkpoints; the last two kept cost {format_whole_usd(storage_usd_per_month(two))} a month, "
+        f"all of them ({format_bytes(all_bytes)}) {format_whole_usd(storage_usd_per_month(all_bytes))}"
     )
     for line in lines:
         indented(out, line)
@@ -151,12 +154,18 @@ def _own(out: Console, own: Comparison) -> None:
     table.add_column("  over its life", no_wrap=True)
     for name in ("at once", "a month", f"{assumed.life_years:g} years"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_row("  rent", "", usd(assumed.rent_usd_per_month), usd(own.rent_usd))
-    table.add_row("  own", usd(assumed.purchase_usd), usd(assumed.running_usd_per_month), usd(own.own_usd))
+    table.add_row("  rent", "", format_whole_usd(assumed.rent_usd_per_month), format_whole_usd(own.rent_usd))
+    table.add_row(
+        "  own",
+        format_whole_usd(assumed.purchase_usd),
+        format_whole_usd(assumed.running_usd_per_month),
+        format_whole_usd(own.own_usd),
+    )
     out.print(table)
     indented(
         out,
-        f"Owned, a used GPU-hour costs {usd(own.own_usd_per_gpu_hour)}; rented {usd(assumed.rent_usd_per_gpu_hour)}.",
+        f"Owned, a used GPU-hour costs {format_whole_usd(own.own_usd_per_gpu_hour)}; "
+        f"rented {format_whole_usd(assumed.rent_usd_per_gpu_hour)}.",
     )
     if own.break_even_busy_fraction is not None:
         indented(out, f"Both cost the same if they are needed {own.break_even_busy_fraction:.0%} of the time.")

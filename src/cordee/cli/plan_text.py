@@ -12,17 +12,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.hardware.catalog import Capacity, Price
-from cordee.plan.answer import Candidate, Plan
-from cordee.plan.cost import TrainingRun, egress_usd, storage_usd_per_month
-from cordee.plan.launch import Launch
-from cordee.plan.layout import Layout
-from cordee.plan.longest import LongestContext
-from cordee.plan.own import Comparison
+from cordee.plan.answer import Candidate
+from cordee.plan.ask import Answer
+from cordee.plan.cost import egress_usd, storage_usd_per_month
 from cordee.plan.step import step_interval_s
-from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node
-from cordee.plan.why import Why
-from cordee.units import GB, format_bytes, format_duration, format_usd
+from cordee.plan.survive import Survival
+from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
@@ -40,56 +35,14 @@ COLOURS = {
 }
 
 
-@dataclass(frozen=True)
-class Survivor:
-    """What one kind of capacity costs and has to expect."""
-
-    capacity: Capacity
-    price: Price | None
-    mtbi_source: str
-    survival: Survival
-
-
-@dataclass(frozen=True)
-class Facts:
-    """All that is always shown."""
-
-    plan: Plan
-    capacity: Capacity
-    survivors: tuple[Survivor, ...]
-    storage_per_node: str
-    levels: tuple[LevelSave, ...]
-
-    def capture_bytes_per_node(self, *, held: bool) -> int:
-        """Host memory for captures."""
-        nodes = -(-self.plan.gpus // self.plan.gpu.gpus_per_node)
-        return capture_bytes_per_node(self.survivors[0].survival.checkpoint_bytes, nodes, held=held)
-
-    @property
-    def chosen(self) -> Survivor:
-        """The kind of capacity whose price was asked for."""
-        return next(survivor for survivor in self.survivors if survivor.capacity == self.capacity)
-
-
-@dataclass(frozen=True)
-class More:
-    """What is shown when asked for; `smallest` is the fewest GPUs that train it, and how."""
-
-    smallest: tuple[int, Layout] | None = None
-    why: Why | None = None
-    longest: tuple[LongestContext, ...] = ()
-    run: TrainingRun | None = None
-    own: Comparison | None = None
-    launch: Launch | None = None
-
-
-def print_plan(out: Console, facts: Facts, more: More, *, show_all: bool) -> None:
+def print_plan(out: Console, answer: Answer, *, show_all: bool) -> None:
     """Print the plan: what it weighs, which layouts hold it, where the best one's memory goes, what stops it."""
-    print_header(out, facts.plan)
-    _bill(out, facts.plan, more)
-    _layouts(out, facts.plan, show_all)
-    _waterfall(out, facts.plan)
-    _survival(out, facts)
+    print_header(out, answer)
+    _bill(out, answer)
+    _layouts(out, answer, show_all)
+    _waterfall(out, answer)
+    if answer.fits:
+        _survival(out, answer)
 
 
 def console() -> Console:
@@ -108,22 +61,21 @@ def title(out: Console, text: str, aside: str = "") -> None:
     out.print(Text.assemble((text, "bold"), ("  " + aside if aside else "", "dim")))
 
 
-def print_header(out: Console, plan: Plan) -> None:
+def print_header(out: Console, plan: Answer) -> None:
     """What is planned."""
-    training = plan.training
-    out.print(
-        Text.assemble((plan.shape.name, "bold"), " on ", (f"{plan.gpus} x {plan.gpu.name}", "bold"),
-                      f" of {format_bytes(plan.gpu.memory_bytes)}")
-    )  # fmt: skip
+    training, gpu = plan.training, plan.request.gpu
+    where = f"{plan.request.gpus} x {gpu.name}"
+    each = f" of {format_bytes(gpu.memory_bytes)}"
+    out.print(Text.assemble((plan.request.shape.name, "bold"), " on ", (where, "bold"), each))
     out.print(
         f"sequences of {training.seq_tokens:,} tokens, {training.global_batch:,} in a step "
-        f"({count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}",
+        f"({format_count(training.tokens_per_step)} tokens), {training.precision}, {training.optimizer.name}",
         style="dim",
     )
 
 
-def _bill(out: Console, plan: Plan, more: More) -> None:
-    optimizer, shape = plan.training.optimizer, plan.shape
+def _bill(out: Console, plan: Answer) -> None:
+    optimizer, shape, gpus = plan.training.optimizer, plan.request.shape, plan.request.gpus
     title(out, "The bill")
     each = f"{optimizer.bytes_per_parameter:g}"
     out.print(
@@ -138,19 +90,24 @@ def _bill(out: Console, plan: Plan, more: More) -> None:
     out.print("  " + " + ".join(f"{name} {size:g}" for name, size in terms if size), style="dim")
     if shape.experts is not None:
         out.print(f"  {shape.active_parameters:,} of them are active for one token", style="dim")
-    have = format_bytes(plan.gpus * plan.gpu.memory_bytes)
-    hold = "1 GPU" if plan.fewest_gpus == 1 else f"{plan.fewest_gpus} GPUs"
-    train = "" if more.smallest is None else f", {more.smallest[0]} to train it ({more.smallest[1]})"
-    has = "has" if plan.gpus == 1 else "have"
-    indented(out, f"{hold} only to hold it{train}; {plan.gpus} {has} {have}", style="")
+    have = format_bytes(gpus * plan.request.gpu.memory_bytes)
+    hold = "1 GPU" if plan.fewest_gpus_to_hold == 1 else f"{plan.fewest_gpus_to_hold} GPUs"
+    fewest = plan.fewest_gpus_to_train
+    train = "" if fewest is None else f", {fewest[0]} to train it ({fewest[1]})"
+    has = "has" if gpus == 1 else "have"
+    indented(out, f"{hold} only to hold it{train}; {gpus} {has} {have}", style="")
 
 
-def _layouts(out: Console, plan: Plan, show_all: bool) -> None:
+def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
     fitting = plan.fitting if show_all else plan.fitting[:SHOWN]
     rejected = plan.rejected if show_all else plan.rejected[:SHOWN]
     scale = _Scale.of(out, plan, (*fitting, *rejected))
     if fitting:
-        title(out, f"Layouts that fit: {len(plan.fitting)}", f"fastest first; best of {plan.candidates:,} candidates")
+        title(
+            out,
+            f"Layouts that fit: {len(plan.fitting)}",
+            f"fastest first; best of {plan.layouts.candidates:,} candidates",
+        )
         speeds = ("step", "MFU", "tok/s", "$/1B tok")
         table = _table(scale, *(name for name in speeds if name in scale.columns))
         for candidate in fitting:
@@ -171,10 +128,10 @@ def _layouts(out: Console, plan: Plan, show_all: bool) -> None:
             indented(out, str(remedy), style="")
 
 
-def _waterfall(out: Console, plan: Plan) -> None:
+def _waterfall(out: Console, plan: Answer) -> None:
     """The fullest GPU of the best layout, part after part, up to the wall."""
-    candidate = plan.best or plan.rejected[0]
-    memory, wall = candidate.memory, candidate.wall_bytes
+    candidate = plan.nearest
+    memory, wall = candidate.memory, candidate.gpu_memory_bytes
     title(out, f"Fullest GPU of {candidate.layout}", f"stage {memory.worst_stage}, at {memory.peak_event}")
     width = max(10, min(50, out.width - 36))
     full = max(wall, candidate.peak_bytes)
@@ -188,7 +145,7 @@ def _waterfall(out: Console, plan: Plan) -> None:
         start, end = (round(at / full * width) for at in (done, done + size))
         end = min(width, max(end, start + 1))
         start = min(start, end - 1)
-        row = Text(f"  {part:<14}{gb(size):>9}  ")
+        row = Text(f"  {part:<14}{format_gb(size):>9}  ")
         for at in range(width + 1):
             if at == wall_at:
                 row.append(_glyph("wall", ascii_only), "bold")
@@ -197,8 +154,8 @@ def _waterfall(out: Console, plan: Plan) -> None:
         out.print(row)
         done += size
     left = wall - candidate.peak_bytes
-    rest = f"{gb(left)} below the wall" if left >= 0 else f"{gb(-left)} over the wall"
-    out.print(f"  {'together':<14}{gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
+    rest = f"{format_gb(left)} below the wall" if left >= 0 else f"{format_gb(-left)} over the wall"
+    out.print(f"  {'together':<14}{format_gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
 
 
 @dataclass(frozen=True)
@@ -212,13 +169,13 @@ class _Scale:
     columns: frozenset[str]
 
     @classmethod
-    def of(cls, out: Console, plan: Plan, shown: Sequence[Candidate]) -> "_Scale":
+    def of(cls, out: Console, plan: Answer, shown: Sequence[Candidate]) -> "_Scale":
         names = max(len(str(candidate.layout)) for candidate in shown)
-        sizes = max(len(gb(candidate.peak_bytes)) for candidate in shown)
+        sizes = max(len(format_gb(candidate.peak_bytes)) for candidate in shown)
         over = max(len(_too_much(candidate)) for candidate in shown)
         # A narrow terminal gives its room to the bars; tokens a second follow from the step.
         widths = {"step": 9, "MFU": 4} | ({"tok/s": 6} if out.width >= 100 else {})
-        widths |= {"$/1B tok": 9} if plan.price is not None else {}
+        widths |= {"$/1B tok": 9} if plan.request.price is not None else {}
 
         def left() -> int:
             # Each column is followed by a space, and names stand two to the right.
@@ -230,7 +187,7 @@ class _Scale:
             if left() < NARROWEST_BAR:
                 widths.pop(name, None)
                 names = min(names, max(narrowest, names + min(0, left() - NARROWEST_BAR)))
-        full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.gpu.memory_bytes)
+        full_bytes = full_scale_bytes([_bar(candidate) for candidate in shown], plan.request.gpu.memory_bytes)
         ascii_only = not out.encoding.lower().startswith("utf")
         return cls(names, max(NARROWEST_BAR, min(60, left())), full_bytes, ascii_only, frozenset(widths))
 
@@ -248,16 +205,11 @@ def _table(scale: _Scale, *others: str) -> Table:
 
 def _judged(candidate: Candidate, scale: _Scale) -> tuple[str, str, Text, str]:
     """The columns that both tables share."""
-    return "", str(candidate.layout), _drawn(candidate, scale), gb(candidate.peak_bytes)
+    return "", str(candidate.layout), _drawn(candidate, scale), format_gb(candidate.peak_bytes)
 
 
 def _too_much(candidate: Candidate) -> str:
-    return f"+{gb(candidate.shortfall_bytes)}"
-
-
-def gb(n_bytes: float) -> str:
-    """One unit and one digit for a whole column."""
-    return f"{n_bytes / GB:.1f} GB"
+    return f"+{format_gb(candidate.shortfall_bytes)}"
 
 
 def _bar(candidate: Candidate) -> MemoryBar:
@@ -266,7 +218,7 @@ def _bar(candidate: Candidate) -> MemoryBar:
 
 def _drawn(candidate: Candidate, scale: _Scale) -> Text:
     drawn = Text()
-    for part, cells in memory_cells(_bar(candidate), candidate.wall_bytes, scale.full_bytes, scale.bar_width):
+    for part, cells in memory_cells(_bar(candidate), candidate.gpu_memory_bytes, scale.full_bytes, scale.bar_width):
         drawn.append(_glyph(part, scale.ascii_only) * cells, COLOURS.get(part, ""))
     return drawn
 
@@ -277,13 +229,13 @@ def _glyph(part: str, ascii_only: bool) -> str:
     return PARTS[part][1][ascii_only] if part else " "
 
 
-def _legend(plan: Plan, ascii_only: bool) -> Text:
+def _legend(plan: Answer, ascii_only: bool) -> Text:
     legend = Text("  ")
     for part in PARTS:
         legend.append(_glyph(part, ascii_only), COLOURS[part])
         legend.append(f" {part}  ", "dim")
     legend.append(_glyph("wall", ascii_only), "bold")
-    legend.append(f" {format_bytes(plan.gpu.memory_bytes)}", "dim")
+    legend.append(f" {format_bytes(plan.request.gpu.memory_bytes)}", "dim")
     return legend
 
 
@@ -294,8 +246,8 @@ def _speed(candidate: Candidate, scale: _Scale) -> list[str]:
     cells = {
         "step": f"{candidate.step.total_s:,.1f} s",
         "MFU": f"{candidate.mfu:.0%}",
-        "tok/s": count(candidate.tokens_per_s),
-        "$/1B tok": usd(dollars) if dollars is not None else "",
+        "tok/s": format_count(candidate.tokens_per_s),
+        "$/1B tok": format_whole_usd(dollars) if dollars is not None else "",
     }
     return [cell for name, cell in cells.items() if name in scale.columns]
 
@@ -305,20 +257,19 @@ def _more(out: Console, hidden: int) -> None:
         out.print(f"  and {hidden} more: --all", style="dim")
 
 
-def _survival(out: Console, facts: Facts) -> None:
-    survivors = facts.survivors
-    one = survivors[0].survival
-    plan = facts.plan
+def _survival(out: Console, plan: Answer) -> None:
+    expected_on = plan.expectations
+    one = expected_on[0].survival
     each = plan.training.optimizer.checkpoint_bytes_per_parameter
     title(out, "Surviving")
     size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
     weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a parameter): ", (time, "bold"))
-    out.print(weight.append(f" at {facts.storage_per_node} a node"))
+    out.print(weight.append(f" at {format_bytes(plan.request.assumed.storage_bytes_per_s)}/s a node"))
     times = ", ".join(
-        f"{save.level} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.levels
+        f"{save.level} {format_duration(save.seconds)} (outlives {save.outlives})" for save in plan.level_saves
     )
     indented(out, f"by level, assumed: {times}")
-    captures = [format_bytes(facts.capture_bytes_per_node(held=held)) for held in (False, True)]
+    captures = [format_bytes(plan.capture_bytes_per_node(held=held)) for held in (False, True)]
     indented(out, f"captures take {captures[0]} of a node's host memory; {captures[1]} if some are held there (ram)")
     if one.upload_s:
         held = format_duration(one.stall_s)
@@ -329,7 +280,7 @@ def _survival(out: Console, facts: Facts) -> None:
     table.add_column("  capacity", no_wrap=True)
     for name in ("stopped every", "save every", "goodput", "with notice", "expected", "at worst"):
         table.add_column(name, justify="right", no_wrap=True)
-    for survivor in survivors:
+    for survivor in expected_on:
         expected = survivor.survival
         table.add_row(
             f"  {survivor.capacity}", format_duration(expected.mtbi_s),
@@ -338,20 +289,24 @@ def _survival(out: Console, facts: Facts) -> None:
     out.print(table)
     indented(out, f"The dollars are what one preemption loses: with {_notice(plan, one)} only the restart; "
               "without, on average half a period, at worst a whole one.")  # fmt: skip
-    for survivor in survivors:
+    for survivor in expected_on:
         expected = survivor.survival
         if expected.reclaim_mtbi_s is not None:
             enough = "is enough for" if expected.grace_is_enough else "is too short for"
             indented(out, f"{format_duration(expected.grace_s)} of notice {enough} a last checkpoint.")
-    rate = facts.chosen.survival.usd_per_hour
+    rate = plan.survival.usd_per_hour
     if rate is not None:
-        line = f"Without checkpoints it loses all since the start: {usd(rate)} an hour, {usd(24 * rate)} a day."
+        hourly, daily = format_whole_usd(rate), format_whole_usd(24 * rate)
+        line = f"Without checkpoints it loses all since the start: {hourly} an hour, {daily} a day."
         indented(out, line, style="")
     stored, gone = storage_usd_per_month(one.checkpoint_bytes), egress_usd(one.checkpoint_bytes)
-    indented(out, f"In S3 a checkpoint costs {usd(stored)} a month, and {usd(gone)} to carry out once.")
+    indented(
+        out,
+        f"In S3 a checkpoint costs {format_whole_usd(stored)} a month, and {format_whole_usd(gone)} to carry out once.",
+    )
 
 
-def _notice(plan: Plan, expected: Survival) -> str:
+def _notice(plan: Answer, expected: Survival) -> str:
     """What the ranks need to leave in order: they end the step they are in, and write a checkpoint."""
     needed = expected.notice_needed_s
     if plan.best is None or plan.best.step is None:
@@ -361,23 +316,18 @@ def _notice(plan: Plan, expected: Survival) -> str:
 
 def _losses(expected: Survival) -> list[str]:
     sizes = (expected.lost_usd_with_notice, expected.lost_usd_expected, expected.lost_usd_worst)
-    return ["no price" if size is None else usd(size) for size in sizes]
+    return ["no price" if size is None else format_whole_usd(size) for size in sizes]
 
 
-def usd(dollars: float) -> str:
-    """Whole dollars once there are a hundred: a column that can be compared."""
-    return f"${dollars:,.0f}" if dollars >= 100 else format_usd(dollars)
-
-
-def print_sources(out: Console, facts: Facts) -> None:
+def print_sources(out: Console, answer: Answer) -> None:
     """Where prices, rates and speeds come from."""
     title(out, "Sources")
-    gpu = facts.plan.gpu
-    for survivor in facts.survivors:
+    gpu = answer.request.gpu
+    for survivor in answer.expectations:
         price = survivor.price
         what = f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}" if price else "no price known: give --prices"
         indented(out, f"{survivor.capacity} {what}")
-    for survivor in facts.survivors:
+    for survivor in answer.expectations:
         indented(out, f"{survivor.capacity} interruptions: {survivor.mtbi_source}")
     indented(out, f"{gpu.name}: {gpu.source}")
     low, high = step_interval_s(1.0, gpu)
@@ -392,11 +342,3 @@ def indented(out: Console, text: str, style: str = "dim") -> None:
     """A paragraph, two spaces in."""
     for line in textwrap.wrap(text, max(NARROWEST, out.width) - 2):
         out.print("  " + line, style=style, no_wrap=True)
-
-
-def count(number: float) -> str:
-    """A number to three digits: 4.19M."""
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return f"{number:.3g}"

@@ -17,7 +17,8 @@ from cordee.cli.profile_json import profile_json
 from cordee.cli.profile_text import Answer, Planned, print_answer
 from cordee.errors import CatalogueError, DoesNotFitError, SpecError
 from cordee.hardware.load import load_catalogue
-from cordee.plan.search import plan_layouts
+from cordee.plan import Request, Settings, ask
+from cordee.plan.layout import layout_wanted
 from cordee.telemetry.profile import (
     KernelTable,
     RankReport,
@@ -185,10 +186,9 @@ def _planned(
     if precision not in ("bf16", "fp16", "fp32", "fp8"):
         raise SpecError(f"--precision {precision} is not planned", hint="bf16, fp16, fp32 or fp8")
     shape, chip = load_shape(model), load_catalogue().find_gpu(kind)
-    found = plan_layouts(
-        shape, chip, count, seq_tokens=seq, global_batch=batch, precision=precision, micro_batch=micro_batch,  # type: ignore[arg-type]
-        layout=layout,
-    )  # fmt: skip
+    settings = Settings(seq_tokens=seq, global_batch=batch, precision=precision)  # type: ignore[arg-type]
+    wanted = layout_wanted(layout, None, micro_batch)
+    found = ask(Request(shape=shape, gpu=chip, gpus=count, settings=settings, layout=wanted))
     best = found.best
     if best is None or best.step is None:
         raise DoesNotFitError(f"the plan has no layout of {model} on {gpus} that fits", hint="`cordee plan` says why")

@@ -15,9 +15,11 @@ from cordee.errors import CatalogueError, LayoutError, ScriptError, SpecError, T
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.ids import JobId
-from cordee.plan.layout import near_ranks, parse_layout
-from cordee.plan.search import Verdict, check_fit, training_for
-from cordee.plan.survive import ASSUMED_START_S, Survival, survival
+from cordee.plan.ask import Answer, Request, ask
+from cordee.plan.expect import DEFAULTS, Assumptions
+from cordee.plan.layout import layout_wanted, near_ranks, parse_layout
+from cordee.plan.settings import Settings
+from cordee.plan.survive import Survival, survival
 from cordee.schedule.quota.queues import DEFAULT, near
 from cordee.schedule.quota.quotas import Quotas
 from cordee.storage.destination import check_destination
@@ -25,9 +27,6 @@ from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_u
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.spec import Elastic, JobSpec, ModelSpec
-
-# What a node's storage takes, until a job's own reports say better; `cordee plan` assumes the same.
-ASSUMED_STORAGE_BYTES_PER_S = 2e9
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -105,13 +104,14 @@ def admit(
     expected, fit, sizes = None, None, spec.sizes
     if spec.model is not None:
         shape = load_shape(_model_path(spec.model, spec.cwd))
-        gpu = _wall(kind, eligible, catalogue)
+        gpu = _largest_gpu(kind, eligible, catalogue)
         if gpu is None:
-            notes.append(f"{shape.name} is not checked against a wall: CPU slots have none")
+            notes.append(f"{shape.name} is not checked against memory: CPU slots have none of their own")
+            expected = _survival_on_slots(spec, spec.model, shape, max(node.gpus for node in eligible))
         else:
-            fit = _check_fit(spec, spec.model, shape, gpu)
+            answer = _check_fit(spec, spec.model, shape, gpu, max(node.gpus for node in eligible))
+            fit, expected = _fit_text(answer), answer.survival
             sizes = tuple(size for size in sizes if _fits_smaller(spec.model, shape, gpu, size))
-        expected = _survival(spec, spec.model, shape, max(node.gpus for node in eligible))
         notes.append(
             f"a checkpoint weighs {format_bytes(expected.checkpoint_bytes)} and is expected to take "
             f"{format_duration(expected.checkpoint_s)}, a restart {format_duration(expected.restart_s)}"
@@ -280,61 +280,74 @@ def _cpu_milli(spec: JobSpec) -> int:
     return round((spec.cpus or 0) * 1000)
 
 
-def _wall(kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> Gpu | None:
-    """The GPU whose memory is the wall: of several kinds the largest, since the job may wait for it. None for slots."""
+def _largest_gpu(kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> Gpu | None:
+    """Return the GPU with the most memory of those the job may wait for; None for slots."""
     kinds = sorted({kind} if kind else {node.gpu_name for node in eligible})
     if SLOT in kinds:
         return None
     return max((catalogue.find_gpu(each) for each in kinds if each), key=lambda gpu: (gpu.memory_bytes, gpu.name))
 
 
-def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu) -> str:
-    """It fits all that it was asked to run on: `gpus`, and the sizes that the job names itself. How, in words."""
-    verdicts = [_verdict(model, shape, gpu, gpus) for gpus in (spec.gpus, *spec.elastic.sizes)]
-    for verdict in verdicts:
-        if not verdict.fits:
-            raise verdict.error()
-    best = verdicts[0].candidate
-    peak, wall = format_bytes(best.peak_bytes), format_bytes(best.wall_bytes)
-    return (
-        f"{verdicts[0].model} fits {spec.gpus} x {verdicts[0].gpu}: {best.layout}, {peak} of {wall} on its fullest GPU"
-    )
+def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_per_node: int) -> Answer:
+    """Check that the model fits all that the job was asked to run on: `gpus`, and the sizes that it names itself.
+
+    Raises:
+        DoesNotFitError: on one of them it does not.
+    """
+    assumed = Assumptions(gpus_per_node=gpus_per_node)
+    requests = [_request(model, shape, gpu, gpus) for gpus in (spec.gpus, *spec.elastic.sizes)]
+    answers = [ask(replace(request, assumed=assumed)) for request in requests]
+    for answer in answers:
+        if not answer.fits:
+            raise answer.error()
+    return answers[0]
+
+
+def _fit_text(answer: Answer) -> str:
+    request, best = answer.request, answer.nearest
+    peak, memory = format_bytes(best.peak_bytes), format_bytes(best.gpu_memory_bytes)
+    where = f"{request.gpus} x {request.gpu.name}"
+    return f"{request.shape.name} fits {where}: {best.layout}, {peak} of {memory} on its fullest GPU"
 
 
 def _fits_smaller(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> bool:
     try:
-        return _verdict(model, shape, gpu, gpus).fits
+        return ask(_request(model, shape, gpu, gpus)).fits
     except LayoutError:  # what was asked for does not divide so few
         return False
 
 
-def _verdict(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> Verdict:
-    return check_fit(
-        shape,
-        gpu,
-        gpus,
+def _request(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> Request:
+    return Request(
+        shape=shape,
+        gpu=gpu,
+        gpus=gpus,
+        settings=_settings(model),
+        layout=layout_wanted(model.layout, model.recompute, model.micro_batch),
+        search="best",
+    )
+
+
+def _settings(model: ModelSpec) -> Settings:
+    """Return the job's training settings; it does not say which framework it uses."""
+    return Settings(
         seq_tokens=model.seq,
         global_batch=model.global_batch,
         optimizer=model.optimizer,
         precision=model.precision,
-        recompute=model.recompute,
-        micro_batch=model.micro_batch,
-        layout=model.layout,
+        framework=None,
     )
 
 
-def _survival(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpus_per_node: int) -> Survival:
-    training = training_for(
+def _survival_on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node: int) -> Survival:
+    nodes = -(-spec.gpus // slots_per_node)
+    return survival(
         shape,
+        _settings(model).training(shape, spec.gpus),
         spec.gpus,
-        seq_tokens=model.seq,
-        global_batch=model.global_batch,
-        optimizer=model.optimizer,
-        precision=model.precision,
+        storage_bytes_per_s=nodes * DEFAULTS.storage_bytes_per_s,
+        start_s=DEFAULTS.start_s,
     )
-    nodes = -(-spec.gpus // gpus_per_node)
-    bandwidth = ASSUMED_STORAGE_BYTES_PER_S * nodes
-    return survival(shape, training, spec.gpus, storage_bytes_per_s=bandwidth, start_s=ASSUMED_START_S)
 
 
 def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: Survival | None) -> Job:

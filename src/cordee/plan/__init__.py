@@ -1,25 +1,25 @@
 """What a run needs before it runs: memory, layouts, time, survival, money. Pure: facts come in as arguments."""
 
-from cordee.plan.curve import scaling_curve
-from cordee.plan.launch import launch_settings
-from cordee.plan.layout import Layout, Training, parse_layout
-from cordee.plan.longest import longest_contexts
-from cordee.plan.search import Candidate, Plan, Remedy, Verdict, check_fit, fewest_gpus_to_hold, plan_layouts
-from cordee.plan.why import why_not
+import sys
+from importlib import import_module
+from types import ModuleType
 
-__all__ = [
-    "Candidate",
-    "Layout",
-    "Plan",
-    "Remedy",
-    "Training",
-    "Verdict",
-    "check_fit",
-    "fewest_gpus_to_hold",
-    "launch_settings",
-    "longest_contexts",
-    "parse_layout",
-    "plan_layouts",
-    "scaling_curve",
-    "why_not",
-]
+from cordee.plan.ask import Answer, Request, ask, ask_curve
+from cordee.plan.expect import Assumptions
+from cordee.plan.layout import Layout, Training, parse_layout
+from cordee.plan.settings import Settings
+
+__all__ = ["Answer", "Assumptions", "Layout", "Request", "Settings", "Training", "ask", "ask_curve", "parse_layout"]
+
+
+class _CallablePackage(ModuleType):
+    """`cordee.plan` is this package and also what a notebook calls: `cordee.plan("llama-3-8b", "8xH100")`."""
+
+    def __call__(self, model: str, gpus: str, **settings: object) -> Answer:
+        """Plan a model on GPUs; see `cordee.planning.plan`, which reads the files that this room may not read."""
+        answer = import_module("cordee.planning").plan(model, gpus, **settings)
+        assert isinstance(answer, Answer)
+        return answer
+
+
+sys.modules[__name__].__class__ = _CallablePackage

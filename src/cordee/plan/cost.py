@@ -34,7 +34,7 @@ class TrainingRun:
 
     tokens: float
     steps: int
-    wall_s: float
+    run_s: float
     gpu_hours: float
     usd: float | None
     usd_lost: float | None
@@ -52,17 +52,17 @@ def training_run(
     """Time and dollars for so many tokens, at this share of useful time.
 
     >>> run = training_run(1e12, tokens_per_step=4_000_000, step_s=10.0, gpus=64, goodput=0.95)
-    >>> run.steps, round(run.wall_s / 86400, 2)
+    >>> run.steps, round(run.run_s / 86400, 2)
     (250000, 30.46)
     """
     steps = math.ceil(tokens / tokens_per_step)
-    wall_s = steps * step_s / goodput
-    usd = None if usd_per_gpu_hour is None else hold_usd(gpus, wall_s, usd_per_gpu_hour)
+    run_s = steps * step_s / goodput
+    usd = None if usd_per_gpu_hour is None else hold_usd(gpus, run_s, usd_per_gpu_hour)
     return TrainingRun(
         tokens=tokens,
         steps=steps,
-        wall_s=wall_s,
-        gpu_hours=gpus * wall_s / 3600,
+        run_s=run_s,
+        gpu_hours=gpus * run_s / 3600,
         usd=usd,
         usd_lost=None if usd is None else usd * (1 - goodput),
     )

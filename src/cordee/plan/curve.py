@@ -1,15 +1,14 @@
 """How speed grows with GPUs, and where it stops to: the same step on 8, 16, 32, ... of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cordee.errors import LayoutError
-from cordee.hardware.catalog import Gpu, Price
+from cordee.hardware.catalog import Price
 from cordee.plan.answer import Candidate
 from cordee.plan.layout import LayoutWanted, Training
 from cordee.plan.optimum import Case, optimum
-from cordee.plan.search import judge, ordinary
-from cordee.workload.model import ModelShape
+from cordee.plan.search import ANY_LAYOUT, judge, ordinary
 
 # Below this share of the best speed of one GPU an added one is no longer worth its price: the knee.
 WORTH = 0.5
@@ -66,13 +65,7 @@ def sizes(first: int, last: int) -> tuple[int, ...]:
 
 
 def scaling_curve(
-    shape: ModelShape,
-    gpu: Gpu,
-    counts: tuple[int, ...],
-    training: Training,
-    *,
-    price: Price | None = None,
-    wanted: LayoutWanted | None = None,
+    largest: Case, counts: tuple[int, ...], *, price: Price | None = None, wanted: LayoutWanted = ANY_LAYOUT
 ) -> Curve:
     """The best layout of each size for one and the same step, and the knee.
 
@@ -82,8 +75,8 @@ def scaling_curve(
     most = 0.0
     last: tuple[int, float] | None = None
     for count in counts:
-        case = Case(shape, gpu, count, training)
-        winner, _ = optimum(case, wanted or LayoutWanted(), ordinary(case))
+        case = replace(largest, gpus=count)
+        winner, _ = optimum(case, wanted, ordinary(case))
         candidate = None if winner is None or winner.seconds is None else judge(case, winner.layout, price)
         share = None
         if candidate is not None and candidate.tokens_per_s is not None:
@@ -91,7 +84,7 @@ def scaling_curve(
             share = 1.0 if last is None else (speed - last[1]) / (count - last[0]) / most
             most, last = max(most, speed / count), (count, speed)
         points.append(Point(count, candidate, share))
-    return Curve(training, tuple(points), _knee(points))
+    return Curve(largest.training, tuple(points), _knee(points))
 
 
 def _knee(points: list[Point]) -> Point | None:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cordee.errors import LayoutError
@@ -462,6 +462,18 @@ class LayoutWanted:
             offload=self.offload or "none",
             split=self.split if isinstance(self.split, tuple) else None,
         )
+
+
+def layout_wanted(text: str | None, recompute: Recompute | None, micro_batch: int | None) -> LayoutWanted:
+    """Return what a text such as `tp=8,pp=2` asks for, with recomputation and micro-batch where it leaves them open.
+
+    Raises:
+        LayoutError: the text cannot be read, or the micro-batch is empty.
+    """
+    if micro_batch is not None and micro_batch < 1:
+        raise LayoutError(f"a micro-batch of {micro_batch} sequences is empty", hint="use at least 1")
+    wanted = LayoutWanted() if text is None else parse_layout(text)
+    return replace(wanted, recompute=wanted.recompute or recompute, micro_batch=wanted.micro_batch or micro_batch)
 
 
 def near_ranks(wanted: LayoutWanted, island_gpus: int) -> int:

@@ -1,10 +1,13 @@
-"""The longest context of each layout: how far the sequence can grow until the wall."""
+"""The longest context of each layout: how far the sequence can grow until the memory is full."""
 
 from dataclasses import dataclass, replace
 
-from cordee.plan.answer import Candidate, Plan
-from cordee.plan.layout import Layout, Training, first_misfit
+from cordee.plan.answer import Layouts
+from cordee.plan.layout import Layout, LayoutWanted, Training, first_misfit
 from cordee.plan.memory import peak_bytes
+from cordee.plan.optimum import Case, optimum
+from cordee.plan.search import ordinary
+from cordee.plan.settings import default_batch
 
 LONGEST_TOKENS = 1 << 26
 
@@ -19,43 +22,61 @@ class LongestContext:
     positions: int
 
 
-def longest_contexts(plan: Plan, shown: int) -> tuple[LongestContext, ...]:
-    """Of the plan's first layouts, the longest context each, as it is and with everything recomputed."""
+def longest_contexts(layouts: Layouts, wanted: LayoutWanted, shown: int) -> tuple[LongestContext, ...]:
+    """Return the longest context of the first layouts, as they are and with everything recomputed, longest first.
+
+    Layouts for longer sequences are searched as well, since context parallelism pays only there: each search asks for
+    twice what the layouts before hold, until none holds it.
+    """
     tried: dict[Layout, LongestContext] = {}
-    for candidate in (*plan.fitting, *plan.rejected)[:shown]:
-        for layout in _variants(candidate):
-            if layout not in tried:
-                tried[layout] = longest_context(plan, layout)
+    for candidate in (*layouts.fitting, *layouts.rejected)[:shown]:
+        for layout in _variants(candidate.layout):
+            tried[layout] = tried.get(layout) or longest_context(layouts.case, layout)
+    longest = max(found.seq_tokens for found in tried.values())
+    while longest and (better := _best_at(layouts.case, wanted, 2 * longest)) is not None and better not in tried:
+        tried[better] = longest_context(layouts.case, better)
+        longest = max(longest, tried[better].seq_tokens)
     return tuple(sorted(tried.values(), key=lambda found: (-found.seq_tokens, found.layout)))
 
 
-def _variants(candidate: Candidate) -> tuple[Layout, ...]:
-    lean = replace(candidate.layout, micro_batch=1)
+def _best_at(case: Case, wanted: LayoutWanted, seq_tokens: int) -> Layout | None:
+    """Return the fastest layout that fits sequences of this length; None if none does, or the model has no such."""
+    shape, training = case.shape, case.training
+    if seq_tokens > (shape.learned_positions or LONGEST_TOKENS):
+        return None
+    batch = default_batch(seq_tokens, case.gpus)
+    longer = replace(case, training=replace(training, seq_tokens=seq_tokens, global_batch=batch))
+    winner, _ = optimum(longer, wanted, ordinary(longer))
+    return None if winner is None or winner.seconds is None else replace(winner.layout, micro_batch=1)
+
+
+def _variants(layout: Layout) -> tuple[Layout, ...]:
+    lean = replace(layout, micro_batch=1)
     return (lean,) if lean.recompute == "full" else (lean, replace(lean, recompute="full"))
 
 
-def longest_context(plan: Plan, layout: Layout) -> LongestContext:
-    """By halving, in steps that the layout divides; memory never falls as the sequence grows."""
-    shape, step = plan.shape, 256 * layout.tp * layout.cp
+def longest_context(case: Case, layout: Layout) -> LongestContext:
+    """Search by halving, in steps that the layout divides; memory never falls as the sequence grows."""
+    shape, step = case.shape, 256 * layout.tp * layout.cp
     limit = shape.learned_positions or LONGEST_TOKENS
     low, high = 0, limit // step
     while low < high:
         middle = (low + high + 1) // 2
-        if _peak(plan, layout, middle * step) <= plan.gpu.memory_bytes:
+        if _peak(case, layout, middle * step) <= case.gpu.memory_bytes:
             low = middle
         else:
             high = middle - 1
-    peak = round(_peak(plan, layout, low * step)) if low else 0
+    peak = round(_peak(case, layout, low * step)) if low else 0
     return LongestContext(layout, low * step, peak, shape.positions)
 
 
-def _peak(plan: Plan, layout: Layout, seq_tokens: int) -> float:
-    training = _with_sequence(plan.training, layout, seq_tokens)
-    misfit = first_misfit(layout, plan.shape, plan.gpus, training)
+def _peak(case: Case, layout: Layout, seq_tokens: int) -> float:
+    training = _with_sequence(case.training, layout, seq_tokens)
+    misfit = first_misfit(layout, case.shape, case.gpus, training)
     assert misfit is None, f"a step of the search divides: {misfit}"
-    return float(peak_bytes(plan.shape, layout, training))
+    return float(peak_bytes(case.shape, layout, training))
 
 
 def _with_sequence(training: Training, layout: Layout, seq_tokens: int) -> Training:
-    """No more micro-batches than fill the pipeline twice: a number that every schedule runs, whatever the sequence."""
+    """Return no more micro-batches than fill the pipeline twice: a number that every schedule runs."""
     return replace(training, seq_tokens=seq_tokens, global_batch=layout.dp * (2 * layout.pp if layout.pp > 1 else 1))

@@ -169,7 +169,7 @@ def ownership_from(table: Mapping[str, object], *, gpus: int, rent_usd_per_gpu_h
         if given.get(name) is None:
             raise SpecError(f"assumptions: {name} is missing", hint=f"add a line: {name} = {_EXAMPLES[name]}")
     for name, value in given.items():
-        limit = 1.0 if name.endswith("_share") else math.inf
+        limit = 1.0 if name.endswith("_fraction") else math.inf
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit:
             within = "between 0 and 1" if limit == 1.0 else "that is not negative"
             raise SpecError(f"assumptions: {name} is {value!r}", hint=f"{name} must be a number {within}")

@@ -1,11 +1,12 @@
 """Why not this layout: it does not divide, it does not fit, or another is faster, with the numbers of each."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from cordee.plan.answer import Candidate, Plan
+from cordee.plan.answer import Candidate, Layouts, Remedy
 from cordee.plan.layout import LayoutWanted, first_misfit, parse_layout
-from cordee.plan.optimum import Case, optimum
+from cordee.plan.optimum import optimum
 from cordee.plan.search import judge, ordinary
 from cordee.units import format_bytes
 
@@ -29,21 +30,21 @@ class Why:
     more_s: tuple[tuple[str, float], ...] = ()
 
 
-def why_not(plan: Plan, text: str) -> Why:
-    """Why the plan's best layout is not this one. What the text leaves open is filled as well as it can be.
+def why_not(plan: Layouts, text: str, remedies: Callable[[], tuple[Remedy, ...]]) -> Why:
+    """Return why the best layout is not this one. What the text leaves open is filled as well as it can be.
 
     Raises:
         LayoutError: the text cannot be read.
     """
     wanted = parse_layout(text)
-    case = Case(plan.shape, plan.gpu, plan.gpus, plan.training)
+    case = plan.case
     choices = replace(ordinary(case), micro_batches=None)
     winner, _ = optimum(case, wanted, choices)
     if winner is None:
         return _does_not_divide(plan, text, wanted)
     candidate = judge(case, winner.layout, plan.price)
     if not candidate.fits:
-        return _does_not_fit(plan, text, case, wanted, candidate)
+        return _does_not_fit(plan, text, wanted, candidate, remedies)
     best = plan.best
     assert candidate.step is not None, "it fits"
     seconds = candidate.step.total_s
@@ -67,27 +68,29 @@ def _told(name: str, seconds: float) -> str:
     return f"{name} {seconds:+,.2f} s"
 
 
-def _does_not_divide(plan: Plan, text: str, wanted: LayoutWanted) -> Why:
-    layout = wanted.plainest(plan.gpus)
-    misfit = first_misfit(layout, plan.shape, plan.gpus, plan.training)
+def _does_not_divide(plan: Layouts, text: str, wanted: LayoutWanted) -> Why:
+    case = plan.case
+    misfit = first_misfit(wanted.plainest(case.gpus), case.shape, case.gpus, case.training)
     says, hint = misfit or (f"no layout like {text} divides the job", "name fewer axes")
     return Why(text, "does not divide", says, hint, None, plan.best)
 
 
-def _does_not_fit(plan: Plan, text: str, case: Case, wanted: LayoutWanted, candidate: Candidate) -> Why:
+def _does_not_fit(
+    plan: Layouts, text: str, wanted: LayoutWanted, candidate: Candidate, remedies: Callable[[], tuple[Remedy, ...]]
+) -> Why:
     parts = sorted(candidate.memory.worst.parts().items(), key=lambda pair: -pair[1])
     largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts[:3])
     says = (
         f"{candidate.layout} needs {format_bytes(candidate.peak_bytes)} on its fullest GPU (stage "
         f"{candidate.memory.worst_stage}, at {candidate.memory.peak_event}), {format_bytes(candidate.shortfall_bytes)} "
-        f"more than the {format_bytes(candidate.wall_bytes)} it has: {largest}"
+        f"more than the {format_bytes(candidate.gpu_memory_bytes)} it has: {largest}"
     )
-    return Why(text, "does not fit", says, _what_would(plan, case, wanted), candidate, plan.best)
+    return Why(text, "does not fit", says, _hint(plan, wanted, remedies), candidate, plan.best)
 
 
-def _what_would(plan: Plan, case: Case, wanted: LayoutWanted) -> str:
-    """What makes this very layout fit; else what fits at all."""
-    free = ordinary(case)
+def _hint(plan: Layouts, wanted: LayoutWanted, remedies: Callable[[], tuple[Remedy, ...]]) -> str:
+    """Say what makes this very layout fit; else what fits at all."""
+    case, free = plan.case, ordinary(plan.case)
     tries = (
         ("recomputation", replace(wanted, recompute="full"), free),
         ("more sharding", replace(wanted, zero=3, shard=None), free),
@@ -100,4 +103,4 @@ def _what_would(plan: Plan, case: Case, wanted: LayoutWanted) -> str:
             return f"with {how} it fits: {winner.layout}, {format_bytes(winner.peak_bytes)}"
     if plan.best is not None:
         return f"{plan.best.layout} fits with {format_bytes(plan.best.peak_bytes)}"
-    return "; or ".join(f"{remedy.change}: {remedy.candidate.layout}" for remedy in plan.remedies)
+    return "; or ".join(f"{remedy.change}: {remedy.candidate.layout}" for remedy in remedies())

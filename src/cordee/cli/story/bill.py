@@ -5,15 +5,17 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from cordee.cli.plan import SPOT_MTBI, STORAGE_PER_NODE
 from cordee.cli.plan_text import COLOURS
 from cordee.cli.story import claims
 from cordee.cli.story.teller import Teller
 from cordee.hardware.load import load_catalogue
+from cordee.plan import Answer, Assumptions, Request, Settings, ask
+from cordee.plan.answer import Candidate
+from cordee.plan.expect import DEFAULTS
 from cordee.plan.memory import state_bytes
-from cordee.plan.search import Candidate, Plan, fewest_gpus_to_hold, plan_layouts, training_for
-from cordee.plan.survive import ASSUMED_START_S, Survival, survival
-from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
+from cordee.plan.search import fewest_gpus_to_hold
+from cordee.plan.survive import Survival
+from cordee.units import format_bytes, format_duration
 from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells, memory_svg
 from cordee.workload.load import load_shape
 
@@ -27,7 +29,7 @@ BAR_WIDTH = 26
 class Bill:
     """What later parts need of the plan."""
 
-    plan: Plan
+    plan: Answer
     survival: Survival
     step_s: float
 
@@ -43,7 +45,7 @@ def tell_bill(teller: Teller) -> Bill:
     )
     with teller.part("The bill", lead):
         shape = load_shape("llama-3-70b")
-        plan = plan_layouts(shape, gpu, GPUS)
+        plan = ask(Request(shape=shape, gpu=gpu, gpus=GPUS, assumed=Assumptions(mtbi_s=DEFAULTS.reclaim_mtbi_s)))
         assert plan.best is not None and plan.best.step is not None, "Llama-3-70B fits 64 H100s"
         teller.claim(
             claims.parameters(
@@ -53,22 +55,13 @@ def tell_bill(teller: Teller) -> Bill:
         teller.claim(claims.bill(f"It weighs 1.129 TB, against {wall} a GPU", plan.state_bytes, "1.129 TB"))
         _tell_large(teller)
         _tell_layouts(teller, plan)
-    nodes = -(-GPUS // gpu.gpus_per_node)
-    expected = survival(
-        shape,
-        plan.training,
-        GPUS,
-        storage_bytes_per_s=nodes * parse_bytes_per_s(STORAGE_PER_NODE),
-        start_s=ASSUMED_START_S,
-        mtbi_s=parse_duration_s(SPOT_MTBI),
-    )
-    return Bill(plan, expected, plan.best.step.total_s)
+    return Bill(plan, plan.survival, plan.best.step.total_s)
 
 
 def _tell_large(teller: Teller) -> None:
     gpu = load_catalogue().find_gpu("H100")
     shape = load_shape("llama-3-405b")
-    n_bytes = state_bytes(shape, training_for(shape, GPUS, optimizer="adamw-8bit"))
+    n_bytes = state_bytes(shape, Settings(optimizer="adamw-8bit").training(shape, GPUS))
     says = "Llama-3-405B with BF16 weights and gradients and 8-bit Adam weighs 2.435 TB"
     teller.claim(claims.bill(says, n_bytes, "2.435 TB"))
     fewest = fewest_gpus_to_hold(n_bytes, gpu)
@@ -76,20 +69,23 @@ def _tell_large(teller: Teller) -> None:
     teller.claim(claims.check(fewest == 31, "That is 31 GPUs only to hold it, before one activation", measured))
 
 
-def _tell_layouts(teller: Teller, plan: Plan) -> None:
+def _tell_layouts(teller: Teller, plan: Answer) -> None:
     fitting, rejected = plan.fitting[:SHOWN], plan.rejected[:SHOWN]
     teller.say(
-        f"Of the layouts on {plan.gpus} x {plan.gpu.name}, {len(plan.fitting)} fit and {len(plan.rejected)} do not:"
+        f"Of the layouts on {plan.request.gpus} x {plan.request.gpu.name}, {len(plan.fitting)} fit and "
+        f"{len(plan.rejected)} do not:"
     )
     shown = [_bar(candidate) for candidate in (*fitting, *rejected)]
     names = max(len(bar.label) for bar in shown)
     for candidate, bar in zip((*fitting, *rejected), shown, strict=True):
-        row = Text(f"{bar.label:<{names}}  ").append(_drawn(bar, shown, plan.gpu.memory_bytes, teller.ascii_only))
+        row = Text(f"{bar.label:<{names}}  ").append(
+            _drawn(bar, shown, plan.request.gpu.memory_bytes, teller.ascii_only)
+        )
         teller.line(None, row.append(f"  {_verdict(candidate)}", "" if candidate.fits else "red"))
-    teller.figure(memory_svg(shown, plan.gpu.memory_bytes))
+    teller.figure(memory_svg(shown, plan.request.gpu.memory_bytes))
     held = {str(candidate.layout): _held_bytes(candidate) for candidate in (*plan.fitting, *plan.rejected)}
     teller.claim(claims.holds_the_bill(held, plan.state_bytes))
-    teller.note(f"cordee plan llama-3-70b --gpus {plan.gpus}xH100 shows all of them.")
+    teller.note(f"cordee plan llama-3-70b --gpus {plan.request.gpus}xH100 shows all of them.")
 
 
 def _bar(candidate: Candidate) -> MemoryBar:

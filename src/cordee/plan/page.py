@@ -1,31 +1,37 @@
 """The plan as one HTML page to forward: memory over the step, the layouts, survival and money, with their sources."""
 
-from cordee.cli.plan_text import Facts, More, count, gb, usd
+from typing import TYPE_CHECKING
+
 from cordee.hardware.catalog import Gpu
-from cordee.plan.answer import Candidate, Plan, layouts_html
+from cordee.plan.answer import Candidate
 from cordee.plan.curve import WORTH, Curve
 from cordee.plan.own import Comparison
 from cordee.plan.step import step_interval_s
-from cordee.units import format_bytes, format_duration
+from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
 from cordee.view.chart import Axis, Line, Mark, chart_svg
 from cordee.view.memory import MemoryBar, memory_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import Column, table_html
 from cordee.workload.model import ModelShape
 
+if TYPE_CHECKING:
+    from cordee.plan.ask import Answer
+
 SHOWN = 8
 
 
-def plan_page(facts: Facts, more: More) -> str:
-    """The whole page, self-contained."""
-    plan = facts.plan
-    best = plan.best
-    sections = [_memory(plan, best or plan.rejected[0]), _layouts(plan), _survival(facts)]
-    if more.why is not None:
-        notes = (more.why.hint,) if more.why.hint else ()
-        sections.append(Section(f"Why not {more.why.asked}", more.why.says, notes=notes))
-    if more.longest:
-        rows = [[str(each.layout), f"{each.seq_tokens:,}", format_bytes(each.peak_bytes)] for each in more.longest]
+def plan_page(plan: "Answer") -> str:
+    """Return the whole page, self-contained."""
+    best, shape, gpu = plan.best, plan.request.shape, plan.request.gpu
+    sections = [_memory(plan, plan.nearest), _layouts(plan)]
+    sections += [_survival(plan)] if plan.fits else []
+    if plan.why is not None:
+        notes = (plan.why.hint,) if plan.why.hint else ()
+        sections.append(Section(f"Why not {plan.why.asked}", plan.why.says, notes=notes))
+    if plan.longest_contexts:
+        rows = [
+            [str(each.layout), f"{each.seq_tokens:,}", format_bytes(each.peak_bytes)] for each in plan.longest_contexts
+        ]
         table = table_html([Column("layout"), Column("tokens"), Column("fullest GPU")], rows)
         sections.append(
             Section(
@@ -34,25 +40,25 @@ def plan_page(facts: Facts, more: More) -> str:
                 (table,),
             )
         )
-    if more.run is not None:
-        cost = "" if more.run.usd is None else f", {usd(more.run.usd)}"
+    if plan.run is not None:
+        cost = "" if plan.run.usd is None else f", {format_whole_usd(plan.run.usd)}"
         lead = (
-            f"{more.run.steps:,} steps in {format_duration(more.run.wall_s)}: "
-            f"{more.run.gpu_hours:,.0f} GPU-hours{cost}, with {facts.chosen.survival.goodput:.1%} of the time useful."
+            f"{plan.run.steps:,} steps in {format_duration(plan.run.run_s)}: "
+            f"{plan.run.gpu_hours:,.0f} GPU-hours{cost}, with {plan.survival.goodput:.1%} of the time useful."
         )
-        sections.append(Section(f"Training on {count(more.run.tokens)} tokens", lead))
-    if more.own is not None:
-        sections.append(_own(more.own))
+        sections.append(Section(f"Training on {format_count(plan.run.tokens)} tokens", lead))
+    if plan.rent_or_buy is not None:
+        sections.append(_own(plan.rent_or_buy))
     verdict = "fits" if best is not None else "does not fit"
     report = Report(
-        title=f"{plan.shape.name} on {plan.gpus} x {plan.gpu.name}: it {verdict}",
+        title=f"{shape.name} on {plan.request.gpus} x {gpu.name}: it {verdict}",
         lead=(
             f"Sequences of {plan.training.seq_tokens:,} tokens, {plan.training.global_batch:,} in a step, "
             f"{plan.training.precision}, {plan.training.optimizer.name}."
         ),
         sections=sections,
-        facts=_facts(facts),
-        footer=_sources(facts),
+        facts=_facts(plan),
+        footer=_sources(plan),
     )
     return report_html(report)
 
@@ -97,30 +103,33 @@ def curve_svg(curve: Curve) -> str:
     return chart_svg(
         lines,
         Axis("GPUs", lambda value: f"{value:,.0f}", log=True),
-        Axis("tokens/s", count, log=True),
+        Axis("tokens/s", format_count, log=True),
         marks,
         label="tokens a second over GPUs",
     )
 
 
-def _facts(facts: Facts) -> list[tuple[str, str]]:
-    plan, best = facts.plan, facts.plan.best
-    shown = [(format_bytes(plan.state_bytes), f"{plan.shape.parameters:,} parameters with gradients and optimizer")]
+def _facts(plan: "Answer") -> list[tuple[str, str]]:
+    best, shape = plan.best, plan.request.shape
+    shown = [(format_bytes(plan.state_bytes), f"{shape.parameters:,} parameters with gradients and optimizer")]
     if best is None or best.step is None or best.mfu is None or best.tokens_per_s is None:
         return [
             *shown,
             (format_bytes(plan.rejected[0].shortfall_bytes), "too much on the nearest layout's fullest GPU"),
         ]
     shown += [
-        (format_bytes(best.peak_bytes), f"on the fullest GPU of {best.layout}, of {format_bytes(best.wall_bytes)}"),
-        (f"{best.step.total_s:,.1f} s", f"a step: {count(best.tokens_per_s)} tokens/s at {best.mfu:.0%} MFU"),
+        (
+            format_bytes(best.peak_bytes),
+            f"on the fullest GPU of {best.layout}, of {format_bytes(best.gpu_memory_bytes)}",
+        ),
+        (f"{best.step.total_s:,.1f} s", f"a step: {format_count(best.tokens_per_s)} tokens/s at {best.mfu:.0%} MFU"),
     ]
     if best.usd_per_billion_tokens is not None:
-        shown.append((usd(best.usd_per_billion_tokens), f"for a billion tokens, {facts.capacity}"))
+        shown.append((format_whole_usd(best.usd_per_billion_tokens), f"for a billion tokens, {plan.request.capacity}"))
     return shown
 
 
-def _memory(plan: Plan, candidate: Candidate) -> Section:
+def _memory(plan: "Answer", candidate: Candidate) -> Section:
     """The events of the fullest rank, each a bar against the wall."""
     memory = candidate.memory
     bars = []
@@ -132,51 +141,51 @@ def _memory(plan: Plan, candidate: Candidate) -> Section:
         bars.append(MemoryBar(moment.event, parts, "peak" if moment.event == memory.peak_event else ""))
     lead = (
         f"One step of {candidate.layout} on the fullest GPU (stage {memory.worst_stage} of {candidate.layout.pp}), "
-        f"event after event. What is allocated at {memory.peak_event} decides: {gb(candidate.peak_bytes)} of "
-        f"{gb(candidate.wall_bytes)}, allocator and CUDA context included."
+        f"event after event. What is allocated at {memory.peak_event} decides: {format_gb(candidate.peak_bytes)} of "
+        f"{format_gb(candidate.gpu_memory_bytes)}, allocator and CUDA context included."
     )
-    return Section("Memory over the step", lead, (memory_svg(bars, plan.gpu.memory_bytes),))
+    return Section("Memory over the step", lead, (memory_svg(bars, plan.request.gpu.memory_bytes),))
 
 
-def _layouts(plan: Plan) -> Section:
+def _layouts(plan: "Answer") -> Section:
     shown = (*plan.fitting[:SHOWN], *plan.rejected[: 2 if plan.fitting else SHOWN])
     bars = [
         MemoryBar(
             str(each.layout), each.memory.worst.parts(),
-            f"{each.step.total_s:,.1f} s" if each.step is not None else f"+{gb(each.shortfall_bytes)}",
+            f"{each.step.total_s:,.1f} s" if each.step is not None else f"+{format_gb(each.shortfall_bytes)}",
         )
         for each in shown
     ]  # fmt: skip
     lead = (
-        f"{len(plan.fitting)} meshes fit and {len(plan.rejected)} do not, out of {plan.candidates:,} candidates; the "
-        "fastest first. A step's interval holds nine of ten."
+        f"{len(plan.fitting)} meshes fit and {len(plan.rejected)} do not, out of {plan.layouts.candidates:,} "
+        "candidates; the fastest first. A step's interval holds nine of ten."
     )
-    figures = [memory_svg(bars, plan.gpu.memory_bytes)]
+    figures = [memory_svg(bars, plan.request.gpu.memory_bytes)]
     if plan.fitting:
         figures.append(layouts_html(plan.fitting[:SHOWN]))
     return Section("Layouts", lead, figures, notes=[str(each) for each in plan.remedies])
 
 
-def _survival(facts: Facts) -> Section:
-    one = facts.survivors[0].survival
+def _survival(plan: "Answer") -> Section:
+    one = plan.expectations[0].survival
     rows = []
-    for survivor in facts.survivors:
+    for survivor in plan.expectations:
         kept = survivor.survival
         dollars = (kept.lost_usd_with_notice, kept.lost_usd_expected, kept.lost_usd_worst)
-        money = ["no price" if each is None else usd(each) for each in dollars]
+        money = ["no price" if each is None else format_whole_usd(each) for each in dollars]
         cells = [survivor.capacity, format_duration(kept.mtbi_s), format_duration(kept.period_s), f"{kept.goodput:.1%}"]
         rows.append([*cells, *money])
     names = ("capacity", "stopped every", "save every", "goodput", "with notice", "expected", "at worst")
     lead = (
         f"A checkpoint is {format_bytes(one.checkpoint_bytes)} and takes {format_duration(one.checkpoint_s)} at "
-        f"{facts.storage_per_node} a node, of which the ranks wait {format_duration(one.stall_s)}. "
-        "The dollars are what one preemption loses."
+        f"{format_bytes(plan.request.assumed.storage_bytes_per_s)}/s a node, of which the ranks wait "
+        f"{format_duration(one.stall_s)}. The dollars are what one preemption loses."
     )
-    times = [f"{save.level} {format_duration(save.seconds)} (outlives {save.outlives})" for save in facts.levels]
+    times = [f"{save.level} {format_duration(save.seconds)} (outlives {save.outlives})" for save in plan.level_saves]
     notes = ["A checkpoint by level, assumed: " + ", ".join(times)]
-    captures = [format_bytes(facts.capture_bytes_per_node(held=held)) for held in (False, True)]
+    captures = [format_bytes(plan.capture_bytes_per_node(held=held)) for held in (False, True)]
     notes.append(f"Captures take {captures[0]} of a node's host memory; {captures[1]} if some are held there (ram)")
-    notes += [f"{survivor.capacity} interruptions: {survivor.mtbi_source}" for survivor in facts.survivors]
+    notes += [f"{survivor.capacity} interruptions: {survivor.mtbi_source}" for survivor in plan.expectations]
     return Section("Surviving", lead, (table_html([Column(name) for name in names], rows),), notes=notes)
 
 
@@ -192,7 +201,7 @@ def _own(own: Comparison) -> Section:
     chart = chart_svg(
         (Line("rent", rent), Line("own", bought)),
         Axis("month", lambda value: f"{value:.0f}"),
-        Axis("dollars spent", lambda value: f"${count(value) if value else 0}"),
+        Axis("dollars spent", lambda value: f"${format_count(value) if value else 0}"),
         marks,
         label="dollars spent over months, rented and owned",
     )
@@ -203,22 +212,55 @@ def _own(own: Comparison) -> Section:
     names = ("assumption", "value", "a fifth less", "as assumed", "a fifth more")
     table = table_html([Column(name) for name in names], rows)
     needed = f"{assumed.gpus} GPUs, needed {assumed.busy_fraction:.0%} of the time for {assumed.life_years:g} years"
-    rented = f"rent {usd(assumed.rent_usd_per_gpu_hour)} a GPU-hour"
-    owned = f"{usd(assumed.purchase_usd)} at once and {usd(assumed.running_usd_per_month)} a month to own"
+    rented = f"rent {format_whole_usd(assumed.rent_usd_per_gpu_hour)} a GPU-hour"
+    monthly = format_whole_usd(assumed.running_usd_per_month)
+    owned = f"{format_whole_usd(assumed.purchase_usd)} at once and {monthly} a month to own"
     notes = [
         f"{needed}; {rented}; {owned}",
-        f"Owned, a used GPU-hour costs {usd(own.own_usd_per_gpu_hour)}.",
+        f"Owned, a used GPU-hour costs {format_whole_usd(own.own_usd_per_gpu_hour)}.",
         "The table has the break-even month as each assumption moves; no interest, no tax.",
     ]
     return Section("Rent or buy", own.verdict, (chart, table), notes=notes)
 
 
-def _sources(facts: Facts) -> str:
-    gpu = facts.plan.gpu
+def _sources(plan: "Answer") -> str:
+    gpu = plan.request.gpu
     low, high = step_interval_s(1.0, gpu)
     told = [f"{gpu.name}: {gpu.source}"]
-    for each in facts.survivors:
+    for each in plan.expectations:
         if each.price is not None:
             told.append(f"{each.capacity} ${each.price.usd_per_gpu_hour:.2f} a GPU-hour: {each.price.source}")
     told.append(f"step time: {gpu.efficiency.source}; nine of ten within {low - 1:+.0%} and {high - 1:+.0%}")
     return ". ".join(told)
+
+
+def layouts_html(candidates: tuple[Candidate, ...]) -> str:
+    """The ranked table, as HTML; empty without a layout that fits."""
+    if not candidates:
+        return ""
+    priced = candidates[0].usd_per_billion_tokens is not None
+    columns = [
+        Column("layout"),
+        Column("fullest GPU"),
+        Column("step"),
+        Column("nine of ten"),
+        Column("MFU"),
+        Column("tokens/s"),
+    ]
+    columns += [Column("$ per 1B tokens")] if priced else []
+    rows = []
+    for candidate in candidates:
+        assert candidate.step is not None and candidate.mfu is not None and candidate.tokens_per_s is not None, (
+            "it fits"
+        )
+        low, high = candidate.step_interval_s or (candidate.step.total_s, candidate.step.total_s)
+        cells = [
+            str(candidate.layout),
+            format_bytes(candidate.peak_bytes),
+            f"{candidate.step.total_s:,.2f} s",
+            f"{low:,.2f} to {high:,.2f} s",
+            f"{candidate.mfu:.0%}",
+            f"{candidate.tokens_per_s:,.0f}",
+        ]
+        rows.append(cells + ([f"${candidate.usd_per_billion_tokens:,.0f}"] if priced else []))
+    return table_html(columns, rows)
