@@ -117,7 +117,9 @@ def _job(rng: random.Random, name: str) -> tuple[Job, Script]:
         start_us=rng.randint(1, 15) * US_PER_S,
         every_us=rng.randint(15, 90) * US_PER_S if protected else None,
         stall_us=rng.randint(0, 3) * US_PER_S,
+        checkpoint_bytes=1,
         handles_notice=protected and rng.random() < 0.8,
+        leaves_during_start=True,
         reports=rng.random() < 0.9,
         gpus=gpus if rng.random() < 0.5 else None,
     )

@@ -120,7 +120,7 @@ class Invariants:
         if isinstance(event, CheckpointCommitted):
             live = self.live.get(event.job_id)
             if live is not None and live.placed.epoch == event.epoch:
-                self._ranks.log_says_committed(event.job_id, event.step)
+                self._ranks.commit_reported(event.job_id, event.step)
         if isinstance(event, _TOLD_BY_RANKS):
             return  # by their own clocks
         since_us = event.at_us if self.at_us is None else self.at_us
@@ -262,7 +262,7 @@ class Invariants:
             live.started_us = event.at_us
 
     def _ranks_ended(self, event: RanksEnded) -> None:
-        self._ranks.log_says_ended(event.job_id, event.epoch, event.node)
+        self._ranks.end_reported(event.job_id, event.epoch, event.node)
         live = self.live.get(event.job_id)
         lease = live.held.pop(event.node, None) if live is not None and live.placed.epoch == event.epoch else None
         if live is None or lease is None:
