@@ -1,6 +1,6 @@
-"""What every drawing shares: escaping, numbers as SVG wants them, and the one palette, light and dark."""
+"""Shared by all drawings: escaping, numbers as SVG wants them, and the one palette, light and dark."""
 
-from html import escape
+from markupsafe import escape
 
 SPAN_COLOURS: dict[str, tuple[str, str]] = {  # class of GPU time: (light, dark)
     "useful": ("#2f8f6f", "#4bb08d"),
@@ -11,7 +11,10 @@ SPAN_COLOURS: dict[str, tuple[str, str]] = {  # class of GPU time: (light, dark)
     "unreported": ("#b8b2a6", "#77736a"),
     "idle": ("#e4e0d6", "#34373d"),
 }
-"""Told apart by lightness as well as by hue."""
+"""They differ by lightness as well as by hue."""
+
+CLASSES = tuple(name for name in SPAN_COLOURS if name != "idle")
+"""The classes of held time, in the order in which they are shown."""
 
 _INK = {  # name: (light, dark)
     "paper": ("#fbfaf6", "#15181d"),
@@ -24,16 +27,21 @@ _INK = {  # name: (light, dark)
 
 
 def text(value: object) -> str:
-    """Safe inside HTML and XML, attributes included; characters that XML forbids are dropped.
+    """Return the value escaped for HTML and XML, attributes included.
 
     >>> text('<b> "x" & y')
-    '&lt;b&gt; &quot;x&quot; &amp; y'
+    '&lt;b&gt; &#34;x&#34; &amp; y'
     """
-    return escape("".join(char for char in str(value) if char in "\t\n" or ord(char) >= 32), quote=True)
+    return str(escape(printable(value)))
+
+
+def printable(value: object) -> str:
+    """Return the value's text without the characters that XML forbids."""
+    return "".join(char for char in str(value) if char in "\t\n" or ord(char) >= 32)
 
 
 def num(value: float) -> str:
-    """A coordinate, to a hundredth.
+    """Return a coordinate, to a hundredth.
 
     >>> num(3.0), num(1 / 3)
     ('3', '0.33')
@@ -42,7 +50,7 @@ def num(value: float) -> str:
 
 
 def palette_css() -> str:
-    """CSS variables `--useful`, `--ink`, ...: for light pages, dark ones and paper."""
+    """Return the CSS variables `--useful`, `--ink`, ... for light pages, dark ones and paper."""
     names = _INK | SPAN_COLOURS
     light = "".join(f"--{name}:{pair[0]};" for name, pair in names.items())
     dark = "".join(f"--{name}:{pair[1]};" for name, pair in names.items())

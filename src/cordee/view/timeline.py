@@ -24,12 +24,11 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.units import US_PER_S, format_bytes, format_duration
-from cordee.view.markup import SPAN_COLOURS, num, palette_css, text
+from cordee.view.markup import CLASSES, SPAN_COLOURS, num, palette_css, text
 
 WIDTH, GUTTER, RIGHT = 1080, 168, 26
 LANE, BAR_TOP, BAR = 96, 34, 24
 TOP, AXIS = 12, 34
-LEGEND = [name for name in SPAN_COLOURS if name != "idle"]
 
 
 class Timed(Protocol):
@@ -297,7 +296,7 @@ def _notices(lane: JobTrack, rows: dict[JobId, int], scale: _Scale) -> str:
 def _legend(lanes: Sequence[JobTrack], y: float) -> str:
     seen = {span.name for lane in lanes for attempt in lane.attempts for span in attempt.spans}
     parts, x = [], float(GUTTER)
-    for name in LEGEND:
+    for name in CLASSES:
         if name in seen:
             parts.append(f'<rect class="{name}" x="{num(x)}" y="{num(y - 10)}" width="13" height="13" rx="3"/>')
             parts.append(f'<text class="key" x="{num(x + 19)}" y="{num(y + 1)}">{name}</text>')
