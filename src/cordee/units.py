@@ -29,9 +29,13 @@ def parse_bytes(text: str) -> int:
     (80000000000, 1610612736)
 
     Raises:
-        UnitError: a bare number, a negative one, or an unknown unit.
+        UnitError: a bare number, a negative one, an unknown unit, or bits (`80Gb`).
     """
     match = re.fullmatch(_NUMBER + r"\s*([A-Za-z]+)", text.strip())
+    if match and re.fullmatch(r"[KMGTP]i?b", match[2]):
+        raise UnitError(
+            f"{text!r} is a number of bits", hint=f"write bytes with a capital B: {match[1]}{match[2][:-1]}B"
+        )
     if not match or match[2].upper() not in _BYTES:
         raise UnitError(f"{text!r} is not a size", hint="write a number with a unit: 80GB (10^9) or 80GiB (2^30)")
     return round(float(match[1]) * _BYTES[match[2].upper()])

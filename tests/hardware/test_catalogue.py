@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cordee.errors import CatalogueError
-from cordee.hardware.load import load_catalogue
+from cordee.hardware.load import find_chip, load_catalogue
 from cordee.units import GB
 
 CATALOGUE = load_catalogue()
@@ -59,6 +59,11 @@ def test_an_unknown_gpu_is_told_what_was_probably_meant() -> None:
     with pytest.raises(CatalogueError, match="unknown GPU 'H10'") as caught:
         CATALOGUE.find_gpu("H10")
     assert caught.value.hint is not None and caught.value.hint.startswith("did you mean H100? ")
+
+
+def test_an_unknown_chip_is_told_what_was_probably_meant() -> None:
+    with pytest.raises(CatalogueError, match="unknown chip 'GH10'\nhint: did you mean GH100"):
+        find_chip("GH10", {"GA100": {}, "GH100": {}})
 
 
 def test_a_dtype_without_units_is_refused() -> None:

@@ -1,6 +1,8 @@
 """The one reader of the hardware facts. Called from floor 5 up; everything below takes the values as arguments."""
 
+import difflib
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
         flop_per_s={dtype: tera * 1e12 for dtype, tera in facts["dense_tflops"].items()},
         link=facts["link"],
         link_bytes_per_s=parse_bytes_per_s(facts["link_per_direction"]),
-        matmul_fraction=facts["matmul"]["share"],
+        matmul_fraction=facts["matmul"]["fraction"],
         gpus_per_node=node["gpus"],
         island_gpus=node["island_gpus"],
         network_bytes_per_s=parse_bytes_per_s(node["network_per_gpu"]),
@@ -73,18 +75,31 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
 
 def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[Efficiency, Efficiency]:
     """The uncalibrated table of a GPU's chip, and the calibrated one, which is the same where nothing was fitted."""
-    chip = tables["chips"][facts["chip"]]
+    chip = find_chip(facts["chip"], tables["chips"])
     assumed = {key: value for key, value in tables["assumed"].items() if key not in ("source", "as_of")}
-    ceiling = facts["matmul"]["share"]
+    ceiling = facts["matmul"]["fraction"]
     own = {key: value for key, value in chip.items() if key not in ("calibrated", "source", "as_of")}
-    shares = {"product_fraction": ceiling, "product8_fraction": ceiling} | assumed | own
-    plain = Efficiency(**shares, source=_source(chip))
+    fractions = {"product_fraction": ceiling, "product8_fraction": ceiling} | assumed | own
+    plain = Efficiency(**fractions, source=_source(chip))
     if "calibrated" not in chip:
         return plain, plain
     fitted = dict(chip["calibrated"])
     source, names = _source(fitted), tuple(fitted.pop("fitted_on"))
     numbers = {key: value for key, value in fitted.items() if key not in ("source", "as_of")}
-    return plain, Efficiency(**(shares | numbers), source=source, fitted_on=names)
+    return plain, Efficiency(**(fractions | numbers), source=source, fitted_on=names)
+
+
+def find_chip(name: str, chips: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the efficiency of this chip.
+
+    Raises:
+        CatalogueError: efficiency.toml has no such chip.
+    """
+    if name not in chips:
+        near = difflib.get_close_matches(name, chips, n=1, cutoff=0.6)
+        did_you_mean = f"did you mean {near[0]}? " if near else ""
+        raise CatalogueError(f"unknown chip {name!r}", hint=f"{did_you_mean}known are {', '.join(chips)}")
+    return chips[name]
 
 
 def _read_prices(table: dict[str, Any], catalogue: Catalogue, where: str) -> tuple[Price, ...]:
