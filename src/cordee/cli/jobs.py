@@ -17,6 +17,7 @@ from cordee.cli.terminal import Home, Json
 from cordee.client import AttemptView, Client, FailureView, JobDetailView, JobView, RehearsalView, Submitted
 from cordee.errors import InputError, SpecError
 from cordee.units import format_micro_usd
+from cordee.workload.planned import Planned, read_plan
 from cordee.workload.spec import JobSpec, parse_spec
 
 ENDED_SHOWN = 10
@@ -52,6 +53,10 @@ def run(
     limit_time: Annotated[str | None, typer.Option(help="Stop it after: 47h.")] = None,
     limit_cost: Annotated[str | None, typer.Option(help="Stop it after: $500.")] = None,
     model: Annotated[str | None, typer.Option(help="What it trains, so that admission knows whether it fits.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Run what `cordee plan --json` planned: GPUs, model, layout, interval.")
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help="Of the plan: tp=8,pp=2.", show_default="its best")] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, for its ranks. Not for secrets.")] = None,
     secret: Annotated[list[str] | None, typer.Option(help="NAME of a variable of yours that its ranks need.")] = None,
     unprotected: Annotated[
@@ -92,7 +97,10 @@ def run(
         "limit_time": limit_time,
         "limit_cost": limit_cost,
         "model": model,
+        "plan": None if plan is None else _plan_of(plan, layout),
     }
+    if layout is not None and plan is None:
+        raise InputError("--layout chooses from a plan", hint="give --plan plan.json with it")
     spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
     if dry_run:
         given = rehearse.Given(gpus, tier, queue, unprotected)
@@ -115,13 +123,13 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
             raise InputError(f"{flag} is for a job without a file", hint=f"write it into {what[0]}")
         spec = _from_file(Path(what[0]))
         return lambda *changes: rehearse.with_flags(spec, *changes) if dry_run else spec
-    if gpus is None:
+    if gpus is None and flags["plan"] is None:
         raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
     env, secrets = _pairs(flags.pop("env") or ()), tuple(flags.pop("secret") or ())
 
     def from_flags(gpus: str | None, tier: str | None, queue: str | None) -> JobSpec:
         more = flags | {"tier": tier, "queue": queue}
-        return JobSpec.from_flags(run=what, gpus=gpus or "", env=env, secrets=secrets, **more)
+        return JobSpec.from_flags(run=what, gpus=gpus, env=env, secrets=secrets, **more)
 
     return from_flags
 
@@ -405,17 +413,26 @@ def logs(
             print(json.dumps({"line": line}) if as_json else line, flush=follow)
 
 
+def _plan_of(path: Path, layout: str | None = None) -> Planned:
+    """Read a plan that `cordee plan --json` printed."""
+    return read_plan(_read(path, "give the file of `cordee plan --json`"), source=str(path), layout=layout)
+
+
 def _is_file(what: list[str], gpus: str | None) -> bool:
     return gpus is None and len(what) == 1 and what[0].endswith((".yaml", ".yml"))
 
 
 def _from_file(path: Path) -> JobSpec:
+    text = _read(path, "give the path of a job's YAML")
+    return parse_spec(text, source=str(path), plan_of=lambda plan: _plan_of(path.parent / plan))
+
+
+def _read(path: Path, hint: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"{path} cannot be read: {reason}", hint="give the path of a job's YAML") from None
-    return parse_spec(text, source=str(path))
+        raise SpecError(f"{path} cannot be read: {reason}", hint=hint) from None
 
 
 def _pairs(texts: list[str] | tuple[str, ...]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from cordee.errors import InputError, SpecError
 from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
 from cordee.workload.gpus import parse_wanted
 from cordee.workload.keep import parse_keep
+from cordee.workload.planned import Planned
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
@@ -106,10 +107,12 @@ class ModelSpec(_Section):
     seq: Positive | None = None
     micro_batch: Positive | None = None
     global_batch: Positive | None = None
-    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp32", "fp8"] = "bf16"
     optimizer: str = "adamw"
     recompute: Literal["none", "selective", "full"] | None = None
     layout: str | None = None
+    framework: Literal["torch", "megatron", "deepspeed", "internevo"] | None = None  # None: torch's or Megatron-LM's
+    loss: Literal["fused", "parallel", "compiled", "eager"] | None = None  # None: the framework's own
 
     @model_validator(mode="after")
     def _names_one_model(self) -> "ModelSpec":
@@ -142,6 +145,7 @@ class JobSpec(_Section):
     on_preempt: OnPreempt = OnPreempt()
     on_hang: OnHang = OnHang()
     model: ModelSpec | None = None
+    plan: str | None = None  # the file of `cordee plan --json` that `gpus` and `model` were taken from
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     cwd: str | None = None  # the folder to run in; None is the one it is submitted from
@@ -183,7 +187,8 @@ class JobSpec(_Section):
         cls,
         *,
         run: str | Sequence[str],
-        gpus: str,
+        gpus: str | None,
+        plan: Planned | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Sequence[str] = (),
         **flags: str | int | None,
@@ -202,17 +207,30 @@ class JobSpec(_Section):
                 continue
             section, key = _flag_place(flag)
             (document.setdefault(section, {}) if section else document)[key] = value
-        return _read(document, Where("flags", {}))
+        return _read(document if plan is None else plan.fill(document), Where("flags", {}))
 
 
-def parse_spec(text: str, *, source: str = "<spec>") -> JobSpec:
-    """The job that this YAML describes.
+def parse_spec(text: str, *, source: str = "<spec>", plan_of: Callable[[str], Planned] | None = None) -> JobSpec:
+    """Return the job that this YAML describes.
+
+    Args:
+        text: the YAML.
+        source: its file, for messages.
+        plan_of: reads the plan that `plan` names; None: a plan is refused.
 
     Raises:
         SpecError: what is wrong, with file, line and column, and what was probably meant.
     """
     document, positions = load_yaml(text, source)
-    return _read(document, Where(source, positions))
+    where = Where(source, positions)
+    if isinstance(document, dict) and document.get("plan") is not None:
+        if plan_of is None:
+            raise where.error(("plan",), "a plan cannot be read here", "submit with `cordee run`")
+        try:
+            document = plan_of(str(plain(document["plan"], ("plan",), where))).fill(document)
+        except SpecError as error:
+            raise where.error(("plan",), error.message, error.hint) from None
+    return _read(document, where)
 
 
 def _every(text: str) -> float | str:

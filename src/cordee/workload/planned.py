@@ -1,0 +1,148 @@
+"""A plan as a job runs it: what `cordee plan --json` printed, read back into the keys of a job's YAML.
+
+It brings GPUs, model, layout and checkpoint interval. Admission judges that one layout again, so a plan that no longer
+fits is refused with its numbers.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cordee.errors import DoesNotFitError, SpecError
+from cordee.units import format_bytes
+from cordee.workload.gpus import parse_wanted
+
+VERSION = 1
+_MAKE_ONE = "make one: cordee plan llama-3-8b --gpus 8xH100 --json > plan.json"
+_SIZES = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "shard", "vpp")
+_WORDS = ("recompute", "schedule", "cp_kind", "offload")
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One layout of a plan, and where it comes from.
+
+    Attributes:
+        source: the plan's file.
+        gpus: the total of the job.
+        gpu: the kind of GPU.
+        model: the keys of a job's `model` section.
+        every: the checkpoint interval with its unit; None: the plan has none.
+    """
+
+    source: str
+    gpus: int
+    gpu: str
+    model: Mapping[str, Any]
+    every: str | None
+
+    def fill(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys of a job with those of the plan added.
+
+        Raises:
+            SpecError: the job says otherwise than the plan.
+        """
+        if written.get("gpus"):
+            count, milli, kind = parse_wanted(written["gpus"])
+            if count != self.gpus or milli != 1000 or (kind or self.gpu).casefold() != self.gpu.casefold():
+                raise SpecError(
+                    f"gpus is {written['gpus']}, but {self.source} is a plan for {self.gpus}x{self.gpu}",
+                    hint=f"leave gpus out, or plan again with --gpus {written['gpus']}",
+                )
+        if written.get("model"):
+            raise SpecError(
+                f"the job has a model and a plan: {self.source} names one already", hint="give one of the two"
+            )
+        filled = {**written, "plan": self.source, "gpus": f"{self.gpus}x{self.gpu}", "model": dict(self.model)}
+        checkpoint = written.get("checkpoint") or {}
+        if self.every is not None and isinstance(checkpoint, dict) and not checkpoint.get("every"):
+            filled["checkpoint"] = {**checkpoint, "every": self.every}
+        return filled
+
+
+def read_plan(text: str, *, source: str, layout: str | None = None) -> Planned:
+    """Return the best layout of a plan, or its fastest one with the axes that `layout` names (`tp=8,pp=2`).
+
+    Raises:
+        SpecError: this is no plan, one of another version, or it has no such layout.
+        DoesNotFitError: nothing in it fits.
+    """
+    plan = _load(text, source)
+    fitting = [each for each in plan["layouts"] if each["fits"]]
+    if not fitting:
+        nearest = plan["layouts"][0]
+        raise DoesNotFitError(
+            f"{source}: {plan['model']['name']} does not fit {plan['gpus']} x {plan['gpu']['name']}: "
+            f"{nearest['layout']} is {format_bytes(nearest['shortfall_bytes'])} too much",
+            hint="`cordee plan` shows what would fit",
+        )
+    chosen = fitting[0] if layout is None else _with_axes(fitting, layout, source)
+    training, model = plan["training"], plan["model"]
+    where = {"config": model["path"]} if model.get("path") else {"name": model["name"]}
+    return Planned(
+        source=source,
+        gpus=plan["gpus"],
+        gpu=plan["gpu"]["name"],
+        model={
+            **where,
+            "seq": training["seq_tokens"],
+            "global_batch": training["global_batch"],
+            "micro_batch": chosen["micro_batch"],
+            "precision": training["precision"],
+            "optimizer": training["optimizer"],
+            "framework": training["framework"],
+            "loss": training["loss"],
+            "recompute": chosen["recompute"],
+            "layout": _layout_text(chosen),
+        },
+        every=_interval(plan),
+    )
+
+
+def _load(text: str, source: str) -> dict[str, Any]:
+    try:
+        plan = json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{source} is not JSON: {error}", hint=_MAKE_ONE) from None
+    if not isinstance(plan, dict) or not isinstance(plan.get("layouts"), list) or not plan["layouts"]:
+        raise SpecError(f"{source} is not a plan for one number of GPUs", hint=_MAKE_ONE)
+    if plan.get("version") != VERSION:
+        raise SpecError(
+            f"{source} is a plan of version {plan.get('version')}, but this Cordee reads version {VERSION}",
+            hint="plan again with this Cordee",
+        )
+    return plan
+
+
+def _with_axes(fitting: list[dict[str, Any]], layout: str, source: str) -> dict[str, Any]:
+    wanted = {part.replace("=", "") for part in re.split(r"[,\s]+", layout.strip()) if part}
+    for each in fitting:
+        if wanted <= _axes(each):
+            return each
+    raise SpecError(
+        f"{source} has no layout {layout!r} among its {len(fitting)} that fit",
+        hint="it has " + ", ".join(each["layout"] for each in fitting[:5]),
+    )
+
+
+def _axes(each: Mapping[str, Any]) -> set[str]:
+    """Return the parts by which people name a layout, of size 1 too."""
+    sizes = {f"{axis}{each[axis]}" for axis in _SIZES if each[axis] is not None}
+    fsdp = {f"fsdp{each['dp']}"} if each["zero"] == 3 else set()
+    return sizes | fsdp | {f"mb{each['micro_batch']}", *(each[word] for word in _WORDS), *each["layout"].split()}
+
+
+def _layout_text(each: Mapping[str, Any]) -> str:
+    """Return the layout with every axis given, so that admission judges this one and no other."""
+    parts = [f"{axis}={each[axis]}" for axis in _SIZES if each[axis] is not None]
+    parts += [f"sp={int(each['sp'])}", f"mb={each['micro_batch']}", *(f"{word}={each[word]}" for word in _WORDS)]
+    return ",".join(parts + [part for part in each["layout"].split() if part.startswith("split=")])
+
+
+def _interval(plan: Mapping[str, Any]) -> str | None:
+    """Return the best checkpoint interval on the capacity that the plan was priced for."""
+    capacity = (plan.get("price") or {}).get("capacity", "on-demand")
+    period_s = next((each["period_s"] for each in plan["survival"] if each["capacity"] == capacity), None)
+    return None if period_s is None else f"{max(1, round(period_s))}s"
