@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from cordee import errors
 from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError
 from cordee.event_json import decode
-from cordee.events import Event, Queue
+from cordee.events import Estimate, Event, Queue
 from cordee.ids import JobId
 from cordee.ids import job_id as new_job_id
 
@@ -305,7 +305,7 @@ class RehearsalView(View):
         micro_usd_per_hour: on those nodes, else on the dearest GPUs that it may get.
         micro_usd_to_limit: if it runs until its limits of time or cost; null without any.
         micro_usd_to_estimate: if it runs as long as its owner expects; null if that was not said.
-        fit: how its model fits; null if it names none, or where there is no wall.
+        estimate: the plan's answer for its model; null if it names none.
         notes: what was assumed.
     """
 
@@ -324,7 +324,7 @@ class RehearsalView(View):
     micro_usd_per_hour: int
     micro_usd_to_limit: int | None
     micro_usd_to_estimate: int | None
-    fit: str | None
+    estimate: Estimate | None
     notes: list[str]
     forecast: ForecastView | None
 

@@ -1,5 +1,6 @@
 """Admission: what is refused, with which numbers, and what the scheduler is told of what is not."""
 
+import json
 import stat
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cordee.cli.main import main
 from cordee.control.admission import admit, check_program
 from cordee.errors import (
     CatalogueError,
@@ -26,13 +28,14 @@ from cordee.events import Capacity, Job, Node, Queue, Tier
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
 from cordee.plan.comms import gradient_s, tensor_layer_s
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout, Training, parse_layout
 from cordee.planning import plan
 from cordee.schedule.placement.entry import Used, entry_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import place, pools
 from cordee.schedule.quota.quotas import Quotas
 from cordee.workload.load import load_shape
+from cordee.workload.planned import read_plan
 from cordee.workload.spec import JobSpec
 
 SLOTS = Node(name="local", epoch=1, gpu_name="slot", gpus=4)
@@ -169,6 +172,41 @@ def test_admission_expects_what_the_plan_expects(tmp_path: Path) -> None:
     for job in (slots, gpus):
         assert job.save_us == answer.estimate().save_us and job.restart_us == answer.estimate().restart_us
         assert job.checkpoint_every_us == pytest.approx(answer.survival.period_s * 1e6, abs=1)
+
+
+def test_a_job_carries_an_estimate_for_each_of_its_sizes(tmp_path: Path) -> None:
+    big = replace(H100, gpus=64)
+    job = admitted(spec(tmp_path, gpus=64, gpu="H100", model={"name": "llama-3-8b"}, elastic={"at_least": 16}), big)
+    assert [each.gpus for each in job.estimates] == [64, 32, 16] == [job.gpus, *job.sizes]
+    for each in job.estimates:
+        assert parse_layout(each.layout).plainest(each.gpus).gpus == each.gpus
+        assert each.step_us and each.step_us_low and each.step_us_high and each.mfu
+        assert each.step_us_low < each.step_us < each.step_us_high
+        assert 0 < each.allocated_bytes < each.peak_bytes < each.gpu_memory_bytes
+        tokens_per_s = each.tokens_per_step / each.step_us * 1e6
+        assert each.mfu_at(tokens_per_s) == pytest.approx(each.mfu, rel=1e-3)
+    assert (job.estimates[0].save_us, job.estimates[0].restart_us) == (job.save_us, job.restart_us)
+
+
+def test_a_job_that_may_get_either_kind_of_gpu_has_no_step_to_expect(tmp_path: Path) -> None:
+    [estimate] = admitted(spec(tmp_path, gpus=8, model={"name": "llama-3-8b"}), H100, replace(A10, gpus=8)).estimates
+    assert (estimate.step_us, estimate.step_us_low, estimate.mfu) == (None, None, None)
+    assert estimate.gpu_memory_bytes == 80e9
+
+
+def test_a_plan_is_admitted_as_it_was_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plan", "llama-3-8b", "--gpus", "8xH100", "--batch", "64", "--json"])
+    text = capsys.readouterr().out
+    for layout in (None, "tp=2"):
+        planned = read_plan(text, source="plan.json", layout=layout)
+        wanted = JobSpec.from_flags(run="true", gpus=None, plan=planned).model_copy(update={"cwd": str(tmp_path)})
+        job = admitted(wanted, H100)
+        rows = json.loads(text)["layouts"]
+        found = rows[0] if layout is None else next(row for row in rows if row["tp"] == 2)
+        [estimate] = job.estimates
+        assert (estimate.layout, estimate.peak_bytes) == (found["layout"], found["peak_bytes"])
+        assert estimate.step_us == pytest.approx(found["step_s"] * 1e6, abs=1)
 
 
 def test_slots_have_no_wall(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_rehearsal_says_what_submitting_would_do_and_queues_nothing(api: Api) 
 def test_a_rehearsal_of_who_starts_now_names_its_place(api: Api) -> None:
     seen = api.client.rehearse(SPEC | {"gpus": 3})
     assert seen.starts_now and seen.reason == "starts-now" and seen.nodes == {"local": [0, 1, 2]}
-    assert seen.micro_usd_per_hour == 3 * 2_000_000 and seen.fit is None
+    assert seen.micro_usd_per_hour == 3 * 2_000_000 and seen.estimate is None
 
 
 def test_why_with_draws_says_when(api: Api) -> None:

@@ -25,7 +25,7 @@ from cordee.plan.settings import Settings
 from cordee.planning import find_gpu, home_prices, parse_tokens
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus
-from cordee.workload.load import load_shape
+from cordee.workload.load import load_shape, model_path
 
 # The planner's own assumptions, as a user would write them.
 STORAGE_PER_NODE = f"{format_bytes(DEFAULTS.storage_bytes_per_s)}/s"
@@ -147,15 +147,15 @@ def plan(
         return
     if buy is not None:
         request = replace(request, ownership=_ownership(request, buy))
-    _print(ask(request), html, show_all=show_all, as_json=as_json)
+    _print(ask(request), html, model_path=model_path(model), show_all=show_all, as_json=as_json)
 
 
-def _print(answer: Answer, html: Path | None, *, show_all: bool, as_json: bool) -> None:
+def _print(answer: Answer, html: Path | None, *, model_path: str | None, show_all: bool, as_json: bool) -> None:
     """Print the answer in the form that was asked for; exit with 21 if nothing fits."""
     if html is not None:
         write_page(html, answer.page())
     if as_json:
-        print(json.dumps(plan_json(answer), indent=2))
+        print(json.dumps(plan_json(answer, model_path), indent=2))
     elif answer.launch is not None:
         print_launch(answer.launch, answer)
     else:

@@ -15,7 +15,7 @@ from rich.text import Text
 from cordee.cli import terminal
 from cordee.client import Client, ForecastView, RehearsalView, SpreadView
 from cordee.errors import AdmissionError, InputError, SpecError
-from cordee.units import US_PER_S, format_duration, format_micro_usd
+from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
 from cordee.workload.gpus import parse_wanted
 from cordee.workload.spec import JobSpec
 
@@ -169,14 +169,22 @@ def _show(answer: RehearsalView) -> None:
     if not answer.pushes:
         facts.add_row("pushes", "nobody")
     facts.add_row("costs", _costs(answer))
-    facts.add_row(
-        "model", answer.fit or "not checked: the job names none, or there is no GPU memory to hold it against"
-    )
+    facts.add_row("model", _model(answer))
     for number, note in enumerate(answer.notes):
         facts.add_row("" if number else "note", note)
     console.print(facts)
     basis = "" if ahead is None else f"; the forecast: {_basis(ahead)}"
     console.print(f"nothing was submitted{basis}", highlight=False)
+
+
+def _model(answer: RehearsalView) -> str:
+    """Return how the job's model fits, and what a step of it is expected to take."""
+    plan = answer.estimate
+    if plan is None or not plan.gpu_memory_bytes:
+        return "not checked: the job names none, or its slots have no memory of their own"
+    memory = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.gpu_memory_bytes)} on its fullest GPU"
+    step = "" if plan.step_us is None else f", a step of {format_duration(plan.step_us / US_PER_S)}"
+    return f"{plan.layout}: {memory}{step}"
 
 
 def _where(answer: RehearsalView) -> str:

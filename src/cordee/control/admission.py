@@ -10,23 +10,18 @@ from dataclasses import dataclass, replace
 from math import gcd
 from pathlib import Path
 
+from cordee.control.expected import Expected, expect
 from cordee.control.prices import SLOT
-from cordee.errors import CatalogueError, LayoutError, ScriptError, SpecError, TooLargeError, UnprotectedError
+from cordee.errors import CatalogueError, ScriptError, SpecError, TooLargeError, UnprotectedError
 from cordee.events import Capacity, Job, Node, Tier
-from cordee.hardware.catalog import Catalogue, Gpu
+from cordee.hardware.catalog import Catalogue
 from cordee.ids import JobId
-from cordee.plan.ask import Answer, Request, ask
-from cordee.plan.expect import DEFAULTS, Assumptions
-from cordee.plan.layout import layout_wanted, near_ranks, parse_layout
-from cordee.plan.settings import Settings
-from cordee.plan.survive import Survival, survival
+from cordee.plan.layout import near_ranks, parse_layout
 from cordee.schedule.quota.queues import DEFAULT, near
 from cordee.schedule.quota.quotas import Quotas
 from cordee.storage.destination import check_destination
-from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
-from cordee.workload.load import load_shape
-from cordee.workload.model import ModelShape
-from cordee.workload.spec import Elastic, JobSpec, ModelSpec
+from cordee.units import US_PER_S, format_bytes, format_micro_usd
+from cordee.workload.spec import Elastic, JobSpec
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -51,15 +46,11 @@ _SHELL_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The job for the scheduler, what it costs on the dearest GPUs that it may get, and what was assumed about it.
-
-    `fit` says how its model fits; None if it names none, or where there is no wall.
-    """
+    """The job for the scheduler, its price on the dearest GPUs that it may get, and what was assumed about it."""
 
     job: Job
     micro_usd_per_hour: int
     notes: tuple[str, ...]
-    fit: str | None = None
 
 
 def admit(
@@ -101,21 +92,12 @@ def admit(
     eligible = [node for node in nodes if _matches(node, kind, spec)]
     _check_size(spec, kind, eligible, nodes)
     notes: list[str] = []
-    expected, fit, sizes = None, None, spec.sizes
-    if spec.model is not None:
-        shape = load_shape(_model_path(spec.model, spec.cwd))
-        gpu = _largest_gpu(kind, eligible, catalogue)
-        if gpu is None:
-            notes.append(f"{shape.name} is not checked against memory: CPU slots have none of their own")
-            expected = _survival_on_slots(spec, spec.model, shape, max(node.gpus for node in eligible))
-        else:
-            answer = _check_fit(spec, spec.model, shape, gpu, max(node.gpus for node in eligible))
-            fit, expected = _fit_text(answer), answer.survival
-            sizes = tuple(size for size in sizes if _fits_smaller(spec.model, shape, gpu, size))
-        notes.append(
-            f"a checkpoint weighs {format_bytes(expected.checkpoint_bytes)} and is expected to take "
-            f"{format_duration(expected.checkpoint_s)}, a restart {format_duration(expected.restart_s)}"
-        )
+    expected = expect(spec, kind, eligible, catalogue)
+    sizes = spec.sizes
+    if expected is not None:
+        notes += expected.notes
+        if expected.estimates[0].gpu_memory_bytes:
+            sizes = tuple(each.gpus for each in expected.estimates[1:])
     risk = unprotected_risk(spec, eligible)
     if risk is not None:
         if not unprotected:
@@ -132,7 +114,7 @@ def admit(
     never = quotas.never(job, min((job.gpus, *sizes)))
     if never is not None:
         raise TooLargeError(never, hint="ask for less, or for another queue: `cordee queues` shows them")
-    return Admitted(job, _hourly(spec, eligible), tuple(notes), fit)
+    return Admitted(job, _hourly(spec, eligible), tuple(notes))
 
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
@@ -144,8 +126,8 @@ def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     price = dearest.price_source
     at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
     return (
-        f"unprotected: {at_risk}a preemptible job on {spec.gpus} GPUs that "
-        f"writes no checkpoint loses all its work when it is pushed (price: {price})"
+        f"unprotected: {at_risk}a preemptible job on {spec.gpus} GPU{'' if spec.gpus == 1 else 's'} that "
+        f"writes no checkpoint loses all its work when it is preempted (price: {price})"
     )
 
 
@@ -280,83 +262,13 @@ def _cpu_milli(spec: JobSpec) -> int:
     return round((spec.cpus or 0) * 1000)
 
 
-def _largest_gpu(kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> Gpu | None:
-    """Return the GPU with the most memory of those the job may wait for; None for slots."""
-    kinds = sorted({kind} if kind else {node.gpu_name for node in eligible})
-    if SLOT in kinds:
-        return None
-    return max((catalogue.find_gpu(each) for each in kinds if each), key=lambda gpu: (gpu.memory_bytes, gpu.name))
-
-
-def _check_fit(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_per_node: int) -> Answer:
-    """Check that the model fits all that the job was asked to run on: `gpus`, and the sizes that it names itself.
-
-    Raises:
-        DoesNotFitError: on one of them it does not.
-    """
-    assumed = Assumptions(gpus_per_node=gpus_per_node)
-    requests = [_request(model, shape, gpu, gpus) for gpus in (spec.gpus, *spec.elastic.sizes)]
-    answers = [ask(replace(request, assumed=assumed)) for request in requests]
-    for answer in answers:
-        if not answer.fits:
-            raise answer.error()
-    return answers[0]
-
-
-def _fit_text(answer: Answer) -> str:
-    request, best = answer.request, answer.nearest
-    peak, memory = format_bytes(best.peak_bytes), format_bytes(best.gpu_memory_bytes)
-    where = f"{request.gpus} x {request.gpu.name}"
-    return f"{request.shape.name} fits {where}: {best.layout}, {peak} of {memory} on its fullest GPU"
-
-
-def _fits_smaller(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> bool:
-    try:
-        return ask(_request(model, shape, gpu, gpus)).fits
-    except LayoutError:  # what was asked for does not divide so few
-        return False
-
-
-def _request(model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus: int) -> Request:
-    return Request(
-        shape=shape,
-        gpu=gpu,
-        gpus=gpus,
-        settings=_settings(model),
-        layout=layout_wanted(model.layout, model.recompute, model.micro_batch),
-        search="best",
-    )
-
-
-def _settings(model: ModelSpec) -> Settings:
-    """Return the job's training settings; it does not say which framework it uses."""
-    return Settings(
-        seq_tokens=model.seq,
-        global_batch=model.global_batch,
-        optimizer=model.optimizer,
-        precision=model.precision,
-        framework=None,
-    )
-
-
-def _survival_on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node: int) -> Survival:
-    nodes = -(-spec.gpus // slots_per_node)
-    return survival(
-        shape,
-        _settings(model).training(shape, spec.gpus),
-        spec.gpus,
-        storage_bytes_per_s=nodes * DEFAULTS.storage_bytes_per_s,
-        start_s=DEFAULTS.start_s,
-    )
-
-
-def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: Survival | None) -> Job:
-    every_us = _DEFAULTS.checkpoint_every_us
+def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: Expected | None) -> Job:
+    every_us, save_us, restart_us = _DEFAULTS.checkpoint_every_us, _DEFAULTS.save_us, _DEFAULTS.restart_us
+    if expected is not None:
+        estimate = expected.estimates[0]
+        every_us, save_us, restart_us = _us(expected.survival.period_s), estimate.save_us, estimate.restart_us
     if spec.checkpoint.every_s != "auto":
         every_us = _us(spec.checkpoint.every_s)
-    elif expected is not None:
-        every_us = _us(expected.period_s)
-    restart_us = _DEFAULTS.restart_us if expected is None else _us(expected.restart_s)
     return Job(
         job_id=job_id,
         name=spec.name,
@@ -373,10 +285,10 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
         requeue=spec.on_preempt.then == "requeue",
         protected=spec.checkpoint.to is not None,
         checkpoint_every_us=every_us,
-        save_us=_DEFAULTS.save_us if expected is None else _us(expected.checkpoint_s),
+        save_us=save_us,
         restart_us=restart_us,
-        # Pushed before it has run as long as its restart takes, a job would only ever restart. Nobody may ask for
-        # more: a preemptible job that cannot be pushed is none.
+        # Preempted before it has run as long as its restart takes, a job would only ever restart. A job cannot ask
+        # for more: one that cannot be preempted is not preemptible.
         min_run_us=restart_us,
         gpu_milli=spec.gpu_milli,
         cpu_milli=_cpu_milli(spec),
@@ -384,6 +296,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: S
         within=spec.place.within,
         estimate_us=None if spec.estimate_s is None else _us(spec.estimate_s),
         preemptions_max=spec.limit.preemptions,
+        estimates=() if expected is None else expected.estimates,
     )
 
 
@@ -410,10 +323,3 @@ def _unit_gpus(spec: JobSpec, eligible: Sequence[Node]) -> int | None:
 
 def _us(seconds: float) -> int:
     return round(seconds * US_PER_S)
-
-
-def _model_path(model: ModelSpec, cwd: str | None) -> str:
-    if model.config is None:
-        assert model.name is not None, "a model has a name or a config"
-        return model.name
-    return str(Path(cwd or ".") / model.config)

@@ -53,7 +53,7 @@ def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> Rehea
         micro_usd_per_hour=rate,
         micro_usd_to_limit=_to_limit(job, rate),
         micro_usd_to_estimate=None if job.estimate_us is None else rate * job.estimate_us // US_PER_HOUR,
-        fit=admitted.fit,
+        estimate=job.estimate_on(job.gpus),
         notes=list(admitted.notes),
         forecast=None if ahead is None else forecast_view(ahead),
     )

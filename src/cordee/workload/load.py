@@ -36,6 +36,11 @@ def load_shape(model: str) -> ModelShape:
     raise CatalogueError(f"unknown model {model!r}", hint=hint + ", ".join(model_names()))
 
 
+def model_path(model: str) -> str | None:
+    """Return the absolute path of the file or folder that `load_shape` reads; None for a name in the catalogue."""
+    return None if model.lower() in _catalogue() else str(Path(model).absolute())
+
+
 def model_names() -> tuple[str, ...]:
     """The names in the catalogue."""
     return tuple(_catalogue())

@@ -1,0 +1,152 @@
+"""What the plan expects of a job's model on this cluster: it fits or is refused, and gets its estimates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cordee.control.prices import SLOT
+from cordee.errors import LayoutError
+from cordee.events import Estimate, Node
+from cordee.hardware.catalog import Catalogue, Gpu
+from cordee.plan.ask import Answer, Request, ask
+from cordee.plan.expect import DEFAULTS, Assumptions
+from cordee.plan.layout import layout_wanted
+from cordee.plan.memory import rank_memory
+from cordee.plan.settings import Settings
+from cordee.plan.survive import Survival, survival
+from cordee.units import US_PER_S, format_bytes, format_duration
+from cordee.workload.load import load_shape
+from cordee.workload.model import ModelShape
+from cordee.workload.spec import JobSpec, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The plan's answer for one job.
+
+    Attributes:
+        survival: checkpoint, restart and interval, on all its GPUs.
+        estimates: for all its GPUs first, then for each smaller size on which it fits, largest first.
+        notes: what was assumed.
+    """
+
+    survival: Survival
+    estimates: tuple[Estimate, ...]
+    notes: tuple[str, ...]
+
+
+def expect(spec: JobSpec, kind: str | None, eligible: Sequence[Node], catalogue: Catalogue) -> Expected | None:
+    """Plan the job's model on the nodes that it may use; None if the job names no model.
+
+    Args:
+        spec: the job.
+        kind: the kind of GPU that it asked for, under the nodes' name for it.
+        eligible: the nodes that it may use.
+        catalogue: GPUs and prices.
+
+    Raises:
+        DoesNotFitError: its model does not fit its GPUs, or a size that the job names.
+        CatalogueError, LayoutError, ShapeError: its model or its kind of GPU is unknown, or does not divide.
+    """
+    model = spec.model
+    if model is None:
+        return None
+    shape = load_shape(_model_path(model, spec.cwd))
+    gpus_per_node = max(node.gpus for node in eligible)
+    kinds = sorted({kind} if kind else {node.gpu_name for node in eligible})
+    if SLOT in kinds:
+        return _on_slots(spec, model, shape, gpus_per_node)
+    # The job may wait for the kind with the most memory.
+    gpu = max((catalogue.find_gpu(each) for each in kinds), key=lambda each: (each.memory_bytes, each.name))
+    answers = _answers(spec, model, shape, gpu, gpus_per_node)
+    estimates = tuple(answer.estimate() for answer in answers)
+    if len(kinds) > 1:  # its step takes another time on each kind
+        estimates = tuple(
+            replace(each, step_us=None, step_us_low=None, step_us_high=None, mfu=None, gpu_flop_per_s=0.0)
+            for each in estimates
+        )
+    found = answers[0].survival
+    return Expected(found, estimates, (_note(found),))
+
+
+def _answers(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_per_node: int) -> list[Answer]:
+    """Return the answers for the numbers of GPUs on which the model fits; those that the job names must fit."""
+    answers = []
+    for gpus in (spec.gpus, *spec.sizes):
+        is_named = gpus == spec.gpus or gpus in spec.elastic.sizes
+        request = Request(
+            shape=shape,
+            gpu=gpu,
+            gpus=gpus,
+            settings=_settings(model),
+            layout=layout_wanted(model.layout, model.recompute, model.micro_batch),
+            search="best",
+            assumed=Assumptions(gpus_per_node=gpus_per_node),
+        )
+        try:
+            answer = ask(request)
+        except LayoutError:  # what was asked for does not divide so few
+            if is_named:
+                raise
+            continue
+        if answer.fits:
+            answers.append(answer)
+        elif is_named:
+            raise answer.error()
+    return answers
+
+
+def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node: int) -> Expected:
+    """Plan a model on CPU slots, which have neither memory of their own nor a known speed."""
+    training = _settings(model).training(shape, spec.gpus)
+    nodes = -(-spec.gpus // slots_per_node)
+    found = survival(
+        shape,
+        training,
+        spec.gpus,
+        storage_bytes_per_s=nodes * DEFAULTS.storage_bytes_per_s,
+        start_s=DEFAULTS.start_s,
+    )
+    layout, peak_bytes, allocated_bytes = "", 0, 0
+    if model.layout is not None:
+        wanted = layout_wanted(model.layout, model.recompute, model.micro_batch).plainest(spec.gpus)
+        fullest = rank_memory(shape, wanted, training).worst
+        layout, peak_bytes, allocated_bytes = str(wanted), fullest.total_bytes, fullest.allocated_bytes
+    estimate = Estimate(
+        layout=layout,
+        gpus=spec.gpus,
+        peak_bytes=peak_bytes,
+        allocated_bytes=allocated_bytes,
+        gpu_memory_bytes=0,
+        tokens_per_step=training.tokens_per_step,
+        flop_per_token=shape.train_flop_per_token(training.seq_tokens),
+        save_us=round(found.checkpoint_s * US_PER_S),
+        restart_us=round(found.restart_s * US_PER_S),
+    )
+    unchecked = f"{shape.name} is not checked against memory: CPU slots have none of their own"
+    return Expected(found, (estimate,), (unchecked, _note(found)))
+
+
+def _settings(model: ModelSpec) -> Settings:
+    return Settings(
+        seq_tokens=model.seq,
+        global_batch=model.global_batch,
+        optimizer=model.optimizer,
+        precision=model.precision,
+        framework=model.framework,
+        loss=model.loss,
+    )
+
+
+def _note(found: Survival) -> str:
+    return (
+        f"a checkpoint weighs {format_bytes(found.checkpoint_bytes)} and is expected to take "
+        f"{format_duration(found.checkpoint_s)}, a restart {format_duration(found.restart_s)}"
+    )
+
+
+def _model_path(model: ModelSpec, cwd: str | None) -> str:
+    if model.config is None:
+        assert model.name is not None, "a model has a name or a config"
+        return model.name
+    return str(Path(cwd or ".") / model.config)
