@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cordee.view.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, Line, Mark, chart_svg
+from cordee.view.chart import BOTTOM, NARROW, TOP, WIDE, Axis, Line, Mark, chart_html, chart_svg
 from cordee.view.tables import Column, table_html
 
 PLAIN = Axis("GPUs", lambda value: f"{value:g}")
@@ -21,7 +21,7 @@ def _paths(svg: str) -> list[list[tuple[float, float]]]:
 def test_points_stand_where_their_numbers_say() -> None:
     svg = chart_svg([Line("a", [(0, 0), (50, 5), (100, 10)])], PLAIN, PLAIN)
     ElementTree.fromstring(svg)
-    left, right, top, bottom = LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM
+    left, right, top, bottom = WIDE.left, WIDE.width - WIDE.right, TOP, WIDE.height - BOTTOM
     assert _paths(svg) == [[(left, bottom), ((left + right) / 2, (top + bottom) / 2), (right, top)]]
 
 
@@ -36,6 +36,25 @@ def test_names_at_the_ends_are_kept_apart_and_escaped() -> None:
     rows = [float(y) for y in re.findall(r'class="name"[^>]* y="([\d.]+)"', svg)]
     assert abs(rows[0] - rows[1]) >= 18
     assert "&lt;rent&gt;" in svg and "<rent>" not in svg
+
+
+def test_a_value_that_holds_until_the_next_is_drawn_as_steps() -> None:
+    svg = chart_svg([Line("held", [(0, 4), (10, 0), (20, 8)], steps=True)], PLAIN, PLAIN)
+    (path,) = re.findall(r'class="line"[^>]* d="([^"]+)"', svg)
+    assert re.fullmatch(r"M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){2}", path)
+
+
+def test_a_narrow_page_gets_a_chart_of_its_own_with_the_names_below() -> None:
+    page = ElementTree.fromstring(
+        chart_html([Line("rent", [(0, 1), (1, 2)]), Line("own", [(0, 2), (1, 1)])], PLAIN, PLAIN)
+    )
+    wide, narrow = list(page)
+    assert [(each.get("class") or "").split()[1] for each in (wide, narrow)] == ["wide", "narrow"]
+    width, height = map(int, (narrow.get("viewBox") or "").split()[2:])
+    assert width == NARROW.width
+    names = [each for each in narrow.iter("{http://www.w3.org/2000/svg}text") if each.get("class") == "name"]
+    assert [each.text for each in names] == ["rent", "own"]
+    assert all(NARROW.height - 10 < float(each.get("y") or 0) < height for each in names)
 
 
 def test_a_mark_is_named_and_a_single_point_is_no_error() -> None:

@@ -13,7 +13,7 @@ from cordee.plan.experts import Fleet, Placement, Rebalance
 from cordee.plan.experts.moves import aligned
 from cordee.plan.experts.shape import Floats
 from cordee.units import format_bytes
-from cordee.view.chart import Axis, Line, chart_svg
+from cordee.view.chart import Axis, Line, chart_html
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import Column, table_html
 
@@ -158,7 +158,7 @@ def experts_page(outcome: Outcome) -> str:
             for what, balance, _ in outcome.rows
         ]
         axes = Axis("layer", lambda value: f"{value:.0f}"), Axis("balance", lambda value: f"{value:.2f}")
-        figures.append(chart_svg(lines, *axes, label="balance of each layer"))
+        figures.append(chart_html(lines, *axes, label="balance of each layer"))
     sorted_loads = [
         Line(name, [(float(at), float(load)) for at, load in enumerate(np.sort(found.gpu_loads(loads)[layer])[::-1])])
         for name, found in (("before", outcome.before), ("after", outcome.drawn))
@@ -166,7 +166,7 @@ def experts_page(outcome: Outcome) -> str:
     drawn = []
     if outcome.fleet.gpus > 1:
         axes = Axis("GPUs, fullest first", lambda value: f"{value:.0f}"), Axis("tokens", lambda value: f"{value:,.0f}")
-        drawn = [chart_svg(sorted_loads, *axes, label="load of each GPU")]
+        drawn = [chart_html(sorted_loads, *axes, label="load of each GPU")]
     answer = "Mean over max of the GPUs' loads: 1 is perfect."
     if outcome.found is not None:
         answer = f"{outcome.found.says[0].upper()}{outcome.found.says[1:]}. {answer}"

@@ -10,7 +10,7 @@ from cordee.events import Outcome
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.gantt import Held
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration
-from cordee.view.chart import Axis, Line, chart_svg
+from cordee.view.chart import Axis, Line, chart_html
 from cordee.view.gantt import Bar, gantt_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import Column, table_html
@@ -85,9 +85,11 @@ def _waits(results: Sequence[Result]) -> Section:
     share = Axis("share of jobs", lambda value: f"{value:.0%}")
     figures = []
     if ended:
-        figures.append(chart_svg(ended, _time_axis("time from submission to the end"), share, label="times to the end"))
+        figures.append(
+            chart_html(ended, _time_axis("time from submission to the end"), share, label="times to the end")
+        )
     if waited:
-        figures.append(chart_svg(waited, _time_axis("wait for the first start"), share, label="waits"))
+        figures.append(chart_html(waited, _time_axis("wait for the first start"), share, label="waits"))
     return Section("Who waited how long", "Distributions over all jobs; further left is better.", figures)
 
 
@@ -114,14 +116,18 @@ def _cluster(results: Sequence[Result]) -> Section:
         if len(points) > 1:
             zero_us = points[0][0]
             days = [(at_us - zero_us) / (24 * US_PER_HOUR) for at_us, *_ in points]
-            held.append(Line(each.named.name, [(day, row[1] / 1000) for day, row in zip(days, points, strict=True)]))
-            waiting.append(Line(each.named.name, [(day, float(row[2])) for day, row in zip(days, points, strict=True)]))
+            held.append(
+                Line(each.named.name, [(day, row[1] / 1000) for day, row in zip(days, points, strict=True)], steps=True)
+            )
+            waiting.append(
+                Line(each.named.name, [(day, float(row[2])) for day, row in zip(days, points, strict=True)], steps=True)
+            )
     if not held:
         return Section("What the cluster did", "Nothing ran for long enough to be drawn.")
     day = Axis("day", lambda value: f"{value:g}")
     figures = (
-        chart_svg(held, day, Axis("GPUs held", lambda value: f"{value:,.0f}"), label="GPUs held over time"),
-        chart_svg(
+        chart_html(held, day, Axis("GPUs held", lambda value: f"{value:,.0f}"), label="GPUs held over time"),
+        chart_html(
             waiting, day, Axis("jobs that wait", lambda value: f"{value:,.0f}"), label="jobs that wait over time"
         ),
     )

@@ -8,7 +8,7 @@ from cordee.plan.curve import WORTH, Curve
 from cordee.plan.own import Comparison
 from cordee.plan.step import step_interval_s
 from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
-from cordee.view.chart import Axis, Line, Mark, chart_svg
+from cordee.view.chart import Axis, Line, Mark, chart_html
 from cordee.view.memory import MemoryBar, memory_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import Column, table_html
@@ -100,7 +100,7 @@ def curve_svg(curve: Curve) -> str:
     if curve.knee is not None and curve.knee.tokens_per_s:
         marks = [Mark(curve.knee.gpus, curve.knee.tokens_per_s, f"knee: {curve.knee.gpus} GPUs")]
     lines = (Line("planned", points), Line("all at the best speed", [(gpus, gpus * most) for gpus, _ in points], True))
-    return chart_svg(
+    return chart_html(
         lines,
         Axis("GPUs", lambda value: f"{value:,.0f}", log=True),
         Axis("tokens/s", format_count, log=True),
@@ -198,7 +198,7 @@ def _own(own: Comparison) -> Section:
     if own.break_even_month is not None:
         month = own.break_even_month
         marks = [Mark(month, assumed.rent_usd_per_month * month, f"month {month}")]
-    chart = chart_svg(
+    chart = chart_html(
         (Line("rent", rent), Line("own", bought)),
         Axis("month", lambda value: f"{value:.0f}"),
         Axis("dollars spent", lambda value: f"${format_count(value) if value else 0}"),

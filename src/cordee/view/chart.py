@@ -1,6 +1,7 @@
-"""Lines over two axes as SVG: how speed grows with GPUs, when owning overtakes renting, memory over a step.
+"""Lines over two axes as SVG: how speed grows with GPUs, when owning overtakes renting, GPUs held over time.
 
-Light and dark, no script. Lines are named where they end, so that nobody has to match colours with a legend.
+Light and dark, no script. Lines are named where they end, so that no reader has to match colours with a legend; on a
+narrow page, where there is no room beside them, the names stand below.
 """
 
 import math
@@ -9,8 +10,7 @@ from dataclasses import dataclass
 
 from cordee.view.markup import num, palette_css, text
 
-WIDTH, HEIGHT = 1080, 400
-LEFT, RIGHT, TOP, BOTTOM = 92, 190, 24, 52
+TOP, BOTTOM, NAME = 24, 52, 18
 INKS = (
     *("var(--accent)", "var(--useful)", "var(--restart)", "var(--checkpoint)"),
     *("var(--ink)", "var(--stall)", "var(--lost)", "var(--soft)"),
@@ -19,11 +19,15 @@ INKS = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line through points (x, y); dashed for what is only ideal."""
+    """A line through points (x, y); dashed if it is only an ideal.
+
+    With `steps` a value holds until the next point, as a number of GPUs does.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     dashed: bool = False
+    steps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +49,42 @@ class Axis:
     ticks: Sequence[float] = ()  # where it is named; empty: where round numbers are
 
 
-def chart_svg(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "") -> str:
-    """The lines as a self-contained SVG."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The size of a chart, and the margins beside its axes."""
+
+    name: str
+    width: int
+    height: int
+    left: int
+    right: int  # where lines are named; 0: they are named below
+
+
+WIDE = Frame("wide", 1080, 400, 92, 190)
+NARROW = Frame("narrow", 420, 300, 64, 0)
+
+
+def chart_html(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "") -> str:
+    """Return the chart twice: the page shows the one that its width has room for."""
+    drawn = (chart_svg(lines, x, y, marks, label, frame=frame) for frame in (WIDE, NARROW))
+    return f'<div class="charts">{"".join(drawn)}</div>'
+
+
+def chart_svg(
+    lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "", *, frame: Frame = WIDE
+) -> str:
+    """Return the lines as a self-contained SVG."""
     points = [point for line in lines for point in line.points]
-    across = _Scale.of([px for px, _ in points], x, LEFT, WIDTH - RIGHT)
-    up = _Scale.of([py for _, py in points] + ([] if y.log else [0.0]), y, HEIGHT - BOTTOM, TOP)
+    across = _Scale.of([px for px, _ in points], x, frame.left, frame.width - (frame.right or 14))
+    up = _Scale.of([py for _, py in points] + ([] if y.log else [0.0]), y, frame.height - BOTTOM, TOP)
     drawn = _grid(across, up, x, y)
     drawn += [_line(line, index, across, up) for index, line in enumerate(lines)]
-    drawn += [_names(lines, up)]
+    drawn += [_names(lines, up, frame.width - frame.right) if frame.right else _legend(lines, frame)]
     drawn += [_mark(mark, across, up) for mark in marks]
+    height = frame.height + (0 if frame.right else NAME * len(lines))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" class="chart" role="img" '
-        f'aria-label="{text(label or y.name)}"><style>{palette_css()}{_CSS}</style>{"".join(drawn)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {frame.width} {height}" class="chart {frame.name}" '
+        f'role="img" aria-label="{text(label or y.name)}"><style>{palette_css()}{_CSS}</style>{"".join(drawn)}</svg>'
     )
 
 
@@ -77,10 +105,10 @@ class _Scale:
 
     def at(self, value: float) -> float:
         if self.log:
-            share = math.log(value / self.low) / math.log(self.high / self.low)
+            fraction = math.log(value / self.low) / math.log(self.high / self.low)
         else:
-            share = (value - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
+            fraction = (value - self.low) / (self.high - self.low)
+        return self.start + fraction * (self.end - self.start)
 
     def ticks(self, wanted: Sequence[float] = ()) -> list[float]:
         if wanted:
@@ -101,56 +129,72 @@ class _Scale:
 
 
 def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
-    drawn = []
+    left, right, bottom, drawn = num(across.start), num(across.end), up.start, []
     for tick in up.ticks(y.ticks):
-        at = num(up.at(tick))
-        drawn.append(f'<path class="rule" d="M{LEFT} {at}H{WIDTH - RIGHT}"/>')
+        row = num(up.at(tick))
+        drawn.append(f'<path class="rule" d="M{left} {row}H{right}"/>')
         drawn.append(
-            f'<text class="tick" x="{LEFT - 10}" y="{at}" dy="4" text-anchor="end">{text(y.write(tick))}</text>'
+            f'<text class="tick" x="{num(across.start - 10)}" y="{row}" dy="4" text-anchor="end">'
+            f"{text(y.write(tick))}</text>"
         )
+    free = -math.inf
     for tick in across.ticks(x.ticks):
-        at = num(across.at(tick))
-        drawn.append(
-            f'<text class="tick" x="{at}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{text(x.write(tick))}</text>'
-        )
-    drawn.append(f'<text class="axis" x="{LEFT}" y="{TOP - 10}">{text(y.name)}</text>')
-    drawn.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{text(x.name)}</text>')
+        at, name = across.at(tick), x.write(tick)
+        half = 3.8 * len(name)  # of its width at 13 pixels
+        if at - half > free:
+            drawn.append(
+                f'<text class="tick" x="{num(at)}" y="{num(bottom + 20)}" text-anchor="middle">{text(name)}</text>'
+            )
+            free = at + half
+    drawn.append(f'<text class="axis" x="{left}" y="{TOP - 10}">{text(y.name)}</text>')
+    drawn.append(f'<text class="axis" x="{right}" y="{num(bottom + 44)}" text-anchor="end">{text(x.name)}</text>')
     return drawn
 
 
 def _line(line: Line, index: int, across: _Scale, up: _Scale) -> str:
-    path = "L".join(f"{num(across.at(px))} {num(up.at(py))}" for px, py in line.points)
-    style = f'style="stroke:{INKS[index % len(INKS)]}{";stroke-dasharray:5 5;stroke-width:1.5" if line.dashed else ""}"'
-    dots = "" if line.dashed or len(line.points) > 16 else "".join(
-        f'<circle cx="{num(across.at(px))}" cy="{num(up.at(py))}" r="3.5" style="fill:{INKS[index % len(INKS)]}"/>'
-        for px, py in line.points
-    )  # fmt: skip
-    return f'<path class="line" {style} d="M{path}"/>{dots}'
+    places = [(num(across.at(px)), num(up.at(py))) for px, py in line.points]
+    if line.steps:
+        path = f"{places[0][0]} {places[0][1]}" + "".join(f"H{at_x}V{at_y}" for at_x, at_y in places[1:])
+    else:
+        path = "L".join(f"{at_x} {at_y}" for at_x, at_y in places)
+    ink = INKS[index % len(INKS)]
+    style = f'style="stroke:{ink}{";stroke-dasharray:5 5;stroke-width:1.5" if line.dashed else ""}"'
+    bare = line.dashed or line.steps or len(line.points) > 16
+    dots = [f'<circle cx="{at_x}" cy="{at_y}" r="3.5" style="fill:{ink}"/>' for at_x, at_y in places if not bare]
+    return f'<path class="line" {style} d="M{path}"/>{"".join(dots)}'
 
 
-def _names(lines: Sequence[Line], up: _Scale) -> str:
-    """Names at the lines' ends, kept apart where the lines end close together."""
+def _names(lines: Sequence[Line], up: _Scale, right: float) -> str:
+    """Draw names at the lines' ends, kept apart where the lines end close together."""
     ends = sorted((up.at(line.points[-1][1]), index, line.name) for index, line in enumerate(lines))
     places: list[float] = []
     for at, *_ in ends:
-        places.append(max(at, places[-1] + 18 if places else -math.inf))
-    lowest = float(HEIGHT - BOTTOM)
+        places.append(max(at, places[-1] + NAME if places else -math.inf))
+    lowest = up.start
     for number in reversed(range(len(places))):  # and none below the axis
         places[number] = min(places[number], lowest)
-        lowest = places[number] - 18
+        lowest = places[number] - NAME
     return "".join(
-        f'<text class="name" style="fill:{INKS[index % len(INKS)]}" x="{WIDTH - RIGHT + 10}" y="{num(at)}" dy="4">'
+        f'<text class="name" style="fill:{INKS[index % len(INKS)]}" x="{num(right + 10)}" y="{num(at)}" dy="4">'
         f"{text(name)}</text>"
         for at, (_, index, name) in zip(places, ends, strict=True)
     )
 
 
+def _legend(lines: Sequence[Line], frame: Frame) -> str:
+    return "".join(
+        f'<text class="name" style="fill:{INKS[index % len(INKS)]}" x="{frame.left}" '
+        f'y="{frame.height + NAME * index}" dy="4">{text(line.name)}</text>'
+        for index, line in enumerate(lines)
+    )
+
+
 def _mark(mark: Mark, across: _Scale, up: _Scale) -> str:
     at_x, at_y = across.at(mark.x), up.at(mark.y)
-    left = at_x > (LEFT + WIDTH - RIGHT) / 2
+    left = at_x > (across.start + across.end) / 2
     anchor, shift = ("end", -12) if left else ("start", 12)
     return (
-        f'<path class="drop" d="M{num(at_x)} {num(at_y)}V{HEIGHT - BOTTOM}"/>'
+        f'<path class="drop" d="M{num(at_x)} {num(at_y)}V{num(up.start)}"/>'
         f'<circle class="mark" cx="{num(at_x)}" cy="{num(at_y)}" r="7"/>'
         f'<text class="mark-name" x="{num(at_x + shift)}" y="{num(at_y - 12)}" text-anchor="{anchor}">'
         f"{text(mark.name)}</text>"
@@ -162,5 +206,7 @@ _CSS = (
     "font-variant-numeric:tabular-nums}.chart .tick,.chart .axis{fill:var(--soft)}"
     ".chart .rule{stroke:var(--rule);fill:none}.chart .line{fill:none;stroke-width:2.5;stroke-linejoin:round}"
     ".chart .drop{stroke:var(--soft);stroke-dasharray:2 4;fill:none}"
+    ".charts .narrow{display:none}@media(max-width:640px){.charts .wide{display:none}"
+    ".charts .narrow{display:block;min-width:0}}"
     ".chart .mark{fill:none;stroke:var(--ink);stroke-width:2}.chart .name,.chart .mark-name{font-weight:600}"
 )
