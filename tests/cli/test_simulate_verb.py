@@ -98,7 +98,9 @@ def test_a_page_that_loads_nothing(capsys: pytest.CaptureFixture[str], trace: Pa
     page = tmp_path / "page.html"
     said(capsys, "simulate", str(trace), "--cluster", "2x8", "--policy", "house,fifo", "--html", str(page))
     text = page.read_text()
-    assert text.count('class="gantt"') == 2 and text.count('class="chart wide"') == text.count('class="chart narrow"') == 4
+    assert (
+        text.count('class="gantt"') == 2 and text.count('class="chart wide"') == text.count('class="chart narrow"') == 4
+    )
     assert "src=" not in text and "<script" not in text and "prefers-color-scheme:dark" in text
     assert "Side by side" in text and "ran to its end" in text
 
