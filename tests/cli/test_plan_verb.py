@@ -65,6 +65,7 @@ GPU = _object(name=TEXT, memory_bytes=COUNT, source=TEXT)
 SCHEMA = _object(
     version={"const": 1},
     model=MODEL,
+    model_path={"type": ["string", "null"]},
     gpu=GPU,
     gpus=COUNT,
     training=_object(

@@ -17,7 +17,8 @@ def plan_json(found: Answer, model_path: str | None = None) -> dict[str, Any]:
     """Return the whole plan; `model_path` is where its model was read, None for one of the catalogue."""
     return {
         "version": 1,
-        "model": _model(found.request.shape) | {"path": model_path},
+        "model": _model(found.request.shape),
+        "model_path": model_path,
         "gpu": _gpu(found.request.gpu),
         "gpus": found.request.gpus,
         "training": {

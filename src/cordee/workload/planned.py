@@ -79,8 +79,8 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> Planned:
             hint="`cordee plan` shows what would fit",
         )
     chosen = fitting[0] if layout is None else _with_axes(fitting, layout, source)
-    training, model = plan["training"], plan["model"]
-    where = {"config": model["path"]} if model.get("path") else {"name": model["name"]}
+    training, path = plan["training"], plan.get("model_path")
+    where = {"config": path} if path else {"name": plan["model"]["name"]}
     return Planned(
         source=source,
         gpus=plan["gpus"],
