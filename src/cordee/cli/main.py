@@ -1,4 +1,4 @@
-"""The front door: which verbs there are, and what becomes of an error.
+"""The front door: the verbs, and how an error is printed.
 
 A verb's module is imported only when the verb is called, so that `cordee --help` stays light.
 """
@@ -14,40 +14,40 @@ import typer
 import cordee
 from cordee.errors import CordeeError
 
-# Verb: (its module, whose function has the verb's name; one line of help).
-VERBS: dict[str, tuple[str, str]] = {
-    "demo": ("cordee.cli.demo", "One real job through the wall: plan, gang, push, resume, bill. Two minutes, no GPU."),
-    "plan": ("cordee.cli.plan", "Does it fit, in which layout, how fast, what does it cost - before anything runs."),
-    "figures": ("cordee.cli.figures", "Figures quoted in the field, worked out again: which hold, which do not."),
-    "experts": (
-        "cordee.cli.experts",
-        "Replicate and place a model's experts from their loads; say if moving them pays.",
-    ),
-    "pipeline": ("cordee.cli.pipeline", "Pipeline schedules on your times: bubbles, memory, which to use."),
-    "profile": (
-        "cordee.cli.profile",
-        "Read profiles of ranks: compute, exposed communication, idle time, stragglers; compare them with the plan.",
-    ),
-    "run": ("cordee.cli.jobs", "Queue a job, and start a server if none runs."),
-    "stop": ("cordee.cli.jobs", "Ask a job to end: it checkpoints first, unless --now."),
-    "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
-    "why": ("cordee.cli.jobs", "Say why a job is where it is."),
-    "logs": ("cordee.cli.jobs", "Print what a job's ranks wrote."),
-    "nodes": ("cordee.cli.operate", "List nodes, who holds their GPUs, and what they cost."),
-    "queues": ("cordee.cli.queues", "Show the tree of queues: quota, who holds, borrows, lends and waits; or set it."),
-    "cost": ("cordee.cli.operate", "Say what every GPU-second was held for, and what it cost."),
-    "up": ("cordee.cli.operate", "Start a server that takes jobs; those of an earlier one go on."),
-    "down": ("cordee.cli.operate", "Checkpoint and requeue every job, then end the server."),
-    "simulate": ("cordee.cli.simulate", "Run a trace under several policies: who waits, what is lost, what it costs."),
-    "replay": ("cordee.cli.simulate", "Decide a live log again under another policy, and say what would have changed."),
-    "checkpoint": (
-        "cordee.cli.checkpoint",
-        "List, verify, compare, pin, collect, export or import the checkpoints at a destination.",
-    ),
-    "version": ("cordee.cli.main", "Print the version."),
+# Group: verb: (its module, whose function has the verb's name; one line of help).
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Before a run": {
+        "plan": ("cordee.cli.plan", "Find the layouts that fit, how fast each is, and what it costs."),
+        "simulate": ("cordee.cli.simulate", "Run a trace of jobs under several policies, and compare them."),
+        "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules on your times."),
+        "experts": ("cordee.cli.experts", "Place and replicate a model's experts by their load."),
+        "figures": ("cordee.cli.figures", "Recompute often quoted figures; some do not hold."),
+    },
+    "Jobs": {
+        "run": ("cordee.cli.jobs", "Queue a job; start a server if none runs."),
+        "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
+        "why": ("cordee.cli.jobs", "Explain a job's state, and forecast when it starts and ends."),
+        "logs": ("cordee.cli.jobs", "Print the output of a job's ranks."),
+        "stop": ("cordee.cli.jobs", "Stop a job; it checkpoints first, unless --now is given."),
+    },
+    "Cluster": {
+        "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),
+        "down": ("cordee.cli.operate", "Checkpoint and requeue all jobs, then end the server."),
+        "nodes": ("cordee.cli.operate", "List nodes, the jobs on their GPUs, and prices."),
+        "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, use and borrowing."),
+    },
+    "After a run": {
+        "cost": ("cordee.cli.operate", "Show GPU time by class, and its cost."),
+        "profile": ("cordee.cli.profile", "Break down a GPU's time from a profiler's file."),
+        "checkpoint": ("cordee.cli.checkpoint", "List, verify, compare, pin, export or import checkpoints."),
+        "replay": ("cordee.cli.simulate", "Decide a server's log again under another policy."),
+    },
+    "Cordee": {
+        "demo": ("cordee.cli.demo", "One real job: plan, gang, preemption, resume, cost. No GPU."),
+        "version": ("cordee.cli.main", "Print the version."),
+    },
 }
-
-# What `cordee VERB --help` ends with.
+# The last line of `cordee VERB --help`.
 EXAMPLES = {
     "demo": "cordee demo --out report.html",
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _app(words)(words)
     except CordeeError as error:
-        _complain(error, as_json="--json" in _before_dashes(words))
+        _print_error(error, as_json="--json" in _before_dashes(words))
         raise SystemExit(error.exit_code) from None
 
 
@@ -108,7 +108,7 @@ def current_words(words: Sequence[str]) -> list[str]:
 
 
 def _app(words: Sequence[str]) -> typer.Typer:
-    """All verbs; only the one that is called has its function."""
+    """Return the app with all verbs; only the one that is called has its function."""
     app = typer.Typer(
         name="cordee",
         help="Plan, schedule, survive and account for training and serving large models.",
@@ -118,13 +118,14 @@ def _app(words: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     called = next((word for word in words if not word.startswith("-")), None)
-    for verb, (module, line) in VERBS.items():
-        function: Any = getattr(import_module(module), verb) if verb == called else _not_called
-        example = f"Example: {EXAMPLES[verb]}" if verb in EXAMPLES else None
-        if isinstance(function, typer.Typer):
-            app.add_typer(function, name=verb, help=line, epilog=example)
-            continue
-        app.command(verb, short_help=line, epilog=example)(function)
+    for group, verbs in GROUPS.items():
+        for verb, (module, line) in verbs.items():
+            function: Any = getattr(import_module(module), verb) if verb == called else _not_called
+            example = f"Example: {EXAMPLES[verb]}" if verb in EXAMPLES else None
+            if isinstance(function, typer.Typer):
+                app.add_typer(function, name=verb, help=line, epilog=example, rich_help_panel=group)
+            else:
+                app.command(verb, short_help=line, epilog=example, rich_help_panel=group)(function)
     app.callback(invoke_without_command=True)(_common)
     return app
 
@@ -136,19 +137,19 @@ def _not_called() -> None:
 def _common(
     show_version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
 ) -> None:
-    """Keep `cordee` a group of verbs, however few they are."""
+    """Handle the options that need no verb."""
     if show_version:
         version()
         raise SystemExit(0)
 
 
 def _before_dashes(words: Sequence[str]) -> Sequence[str]:
-    """The words that are ours: after `--` stands the user's own command."""
+    """Return Cordee's own words: the user's command follows after `--`."""
     return words[: words.index("--")] if "--" in words else words
 
 
-def _complain(error: CordeeError, *, as_json: bool) -> None:
-    """Say what is wrong and what to do, on stderr."""
+def _print_error(error: CordeeError, *, as_json: bool) -> None:
+    """Print the error and its hint to stderr."""
     if as_json:
         report = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
         print(json.dumps(report), file=sys.stderr)

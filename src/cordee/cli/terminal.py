@@ -1,4 +1,4 @@
-"""What the verbs that talk to a server share: options, tables that degrade when piped, JSON, a spinner."""
+"""Shared by the verbs that print: options, tables that degrade when piped, JSON, a spinner."""
 
 import json
 import sys
@@ -18,7 +18,9 @@ from rich.text import Text
 from cordee.client import Client, default_home
 from cordee.units import US_PER_S, format_duration
 
-Home = Annotated[Path | None, typer.Option("--home", help="Where state lives.", show_default="CORDEE_HOME, ~/.cordee")]
+Home = Annotated[
+    Path | None, typer.Option("--home", help="The server's folder.", show_default="CORDEE_HOME, ~/.cordee")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _COLOURS = {
@@ -39,20 +41,20 @@ _COLOURS = {
 
 
 def connect(home: Path | None) -> Client:
-    """A client of the home's server."""
+    """Return a client of the home's server."""
     return Client(folder(home))
 
 
 def warn(client: Client) -> None:
-    """Say what keeps the server from working, if something does; the answer of a verb does not change by it."""
+    """Print the problem that keeps the server from working, if there is one; the verb goes on."""
     problem = client.health().problem
     if problem is not None:
-        say = f"the server cannot work now, and tries again each second: {problem}"
+        say = f"the server is stuck, and retries each second: {problem}"
         stderr().print(say, highlight=False, markup=False)
 
 
 def folder(home: Path | None) -> Path:
-    """The home that was asked for, or the default one."""
+    """Return the home that was asked for, or the default one."""
     return (home or default_home()).expanduser().absolute()
 
 
@@ -60,19 +62,19 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def may_ask() -> bool:
-    """Whether somebody is there to answer."""
+    """Return whether a person is there to answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def ask(facts: Sequence[str], question: str) -> None:
-    """Say the facts and leave unless the answer is yes."""
+    """Print the facts, ask the question, and leave unless the answer is yes."""
     for fact in facts:
         stderr().print(fact, highlight=False, markup=False)
     typer.confirm(question, abort=True, err=True)
 
 
 def print_json(value: BaseModel | Sequence[BaseModel]) -> None:
-    """The views as the API sent them."""
+    """Print views as the API sent them."""
     if isinstance(value, BaseModel):
         print(json.dumps(value.model_dump(mode="json"), indent=2))
     else:
@@ -80,17 +82,17 @@ def print_json(value: BaseModel | Sequence[BaseModel]) -> None:
 
 
 def stdout() -> Console:
-    """Piped, lines are never cut, and there are no frames."""
+    """Return the console for answers; when piped, it cuts no line and draws no frame."""
     return Console() if sys.stdout.isatty() else Console(width=10_000, color_system=None)
 
 
 def stderr() -> Console:
-    """For what is said besides the answer."""
+    """Return the console for messages beside the answer."""
     return Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=10_000, color_system=None)
 
 
 def table(*columns: str, right: Sequence[str] = (), folds: Sequence[str] = ()) -> Table:
-    """A table; `right` are columns of numbers, `folds` are those that give way where the terminal is narrow."""
+    """Return a table; `right` names the columns of numbers, `folds` those that wrap on a narrow terminal."""
     style = box.SIMPLE_HEAD if sys.stdout.isatty() else None
     made = Table(box=style, pad_edge=False, header_style="bold", padding=(0, 1))
     for column in columns:
@@ -104,19 +106,19 @@ def table(*columns: str, right: Sequence[str] = (), folds: Sequence[str] = ()) -
 
 
 def state(word: str) -> Text:
-    """A state or an outcome in its colour."""
+    """Return a state or an outcome in its colour."""
     return Text(word, style=_COLOURS.get(word, ""))
 
 
 def since(from_us: int, to_us: int | None = None) -> str:
-    """How long from one time to another, or to now."""
+    """Return the time from one moment to another, or to now."""
     end_us = time.time_ns() // 1000 if to_us is None else to_us
     seconds = max(0, round((end_us - from_us) / US_PER_S))
     return format_duration(seconds) if seconds else "0 s"
 
 
 def ranges(gpus: list[int]) -> str:
-    """GPU indices as people write them.
+    """Return GPU indices as ranges.
 
     >>> ranges([0, 1, 2, 3, 6])
     '0-3,6'
@@ -132,7 +134,7 @@ def ranges(gpus: list[int]) -> str:
 
 @contextmanager
 def waiting(text: str) -> Iterator["Waiting"]:
-    """A spinner with words that change, on a terminal; elsewhere each new text is one line."""
+    """Show a spinner with a text that can change; without a terminal, print each new text as a line."""
     console = stderr()
     if not console.is_terminal:
         yield Waiting(lambda said: console.print(said, highlight=False), text)
@@ -142,7 +144,7 @@ def waiting(text: str) -> Iterator["Waiting"]:
 
 
 class Waiting:
-    """What is being waited for, said once each time it changes."""
+    """A text about a wait, shown once each time it changes."""
 
     def __init__(self, say: Callable[[str], None], text: str, *, silent_first: bool = False) -> None:
         self._say, self._said = say, text
@@ -150,7 +152,7 @@ class Waiting:
             say(text)
 
     def now(self, text: str) -> None:
-        """Say what is waited for now."""
+        """Show another text."""
         if text != self._said:
             self._said = text
             self._say(text)
