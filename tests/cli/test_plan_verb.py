@@ -9,116 +9,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from pydantic import BaseModel
 
 from cordee.cli.main import main
-from cordee.plan.layout import CONTEXT_KINDS, FRAMEWORKS, LOSSES, OFFLOADS, SCHEDULES
+from cordee.plan.document import CurveDocument, PlanDocument
 from cordee.units import format_duration
 from cordee.workload.load import load_shape
 
-NUMBER = {"type": "number"}
-COUNT = {"type": "integer", "minimum": 0}
-OR_NULL = {"type": ["number", "null"]}
-TEXT = {"type": "string"}
-
-
-def _object(**properties: object) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-BOOL = {"type": "boolean"}
-
-
-def _or_null(schema: dict[str, object]) -> dict[str, object]:
-    return {"anyOf": [{"type": "null"}, schema]}
-
-
-def _list(items: dict[str, object], **limits: int) -> dict[str, object]:
-    return {"type": "array", "items": items, **limits}
-
-
-STEP = _object(**{f"{part}_s": NUMBER for part in (
-    "compute", "recompute", "tensor", "context", "expert", "pipeline", "bubble", "data", "optimizer", "offload", "host",
-)})  # fmt: skip
-LAYOUT = _object(
-    layout=TEXT, dp=COUNT, tp=COUNT, pp=COUNT, zero={"enum": [0, 1, 2, 3]}, sp=BOOL, micro_batch=COUNT,
-    recompute={"enum": ["none", "selective", "full"]}, cp=COUNT, ep=COUNT, etp=OR_NULL, shard=OR_NULL,
-    schedule={"enum": list(SCHEDULES)}, vpp=COUNT, cp_kind={"enum": list(CONTEXT_KINDS)},
-    split={"type": ["array", "null"]}, recompute_layers=OR_NULL, offload={"enum": list(OFFLOADS)},
-    fits=BOOL, peak_bytes=COUNT, gpu_memory_bytes=COUNT, shortfall_bytes=COUNT, fullest_stage=COUNT,
-    parts_bytes=_object(
-        weights=COUNT, gradients=COUNT, optimizer=COUNT, activations=COUNT, loss=COUNT, buffers=COUNT,
-        fragmentation=COUNT, context=COUNT,
-    ),
-    step_s=OR_NULL, step_s_nine_of_ten=_or_null(_list(NUMBER, minItems=2, maxItems=2)), step_parts_s=_or_null(STEP),
-    mfu=OR_NULL, tokens_per_s=OR_NULL, usd_per_billion_tokens=OR_NULL,
-)  # fmt: skip
-MODEL = _object(
-    name=TEXT, parameters=COUNT, active_parameters=COUNT,
-    parts=_object(embedding=COUNT, attention=COUNT, mlp=COUNT, experts=COUNT, router=COUNT, norms=COUNT, head=COUNT),
-)  # fmt: skip
-GPU = _object(name=TEXT, memory_bytes=COUNT, source=TEXT)
-SCHEMA = _object(
-    version={"const": 1},
-    model=MODEL,
-    model_path={"type": ["string", "null"]},
-    gpu=GPU,
-    gpus=COUNT,
-    training=_object(
-        seq_tokens=COUNT, global_batch=COUNT, tokens_per_step=COUNT, optimizer=TEXT, precision=TEXT,
-        framework={"enum": list(FRAMEWORKS)}, loss={"enum": list(LOSSES)},
-    ),
-    state=_object(bytes_per_parameter=NUMBER, state_bytes=COUNT, fewest_gpus=COUNT, fewest_gpus_to_train=OR_NULL),
-    price=_or_null(_object(capacity=TEXT, usd_per_gpu_hour=NUMBER, source=TEXT)),
-    fits=BOOL,
-    candidates=COUNT,
-    layouts=_list(LAYOUT, minItems=1),
-    timeline=_object(
-        layout=TEXT, stage=COUNT, peak_event=TEXT,
-        events=_list(
-            _object(
-                event=TEXT, weights_bytes=COUNT, gradients_bytes=COUNT, optimizer_bytes=COUNT,
-                activations_bytes=COUNT, loss_bytes=COUNT, buffers_bytes=COUNT,
-            ),
-            minItems=3,
-        ),
-    ),
-    remedies=_list(_object(change=TEXT, because=TEXT, gpus=COUNT, seq_tokens=COUNT, optimizer=TEXT, layout=LAYOUT)),
-    survival=_list(
-        _object(
-            capacity={"enum": ["on-demand", "spot"]}, usd_per_gpu_hour=OR_NULL,
-            price_source={"type": ["string", "null"]}, mtbi_source=TEXT, checkpoint_bytes=COUNT,
-            checkpoint_s=NUMBER, restart_s=NUMBER, mtbi_s=NUMBER, period_s=NUMBER, goodput=NUMBER,
-            usd_per_hour=OR_NULL, lost_usd_worst=OR_NULL, lost_usd_expected=OR_NULL, lost_usd_with_notice=OR_NULL,
-            stall_s=NUMBER, upload_s=NUMBER, lost_s_expected=NUMBER, reclaim_mtbi_s=OR_NULL, grace_s=NUMBER,
-            grace_is_enough=BOOL,
-        ),
-        minItems=2,
-    ),
-    storage_levels=_list(_object(level=TEXT, seconds=NUMBER, outlives=TEXT), minItems=3),
-    capture_bytes_per_node=COUNT,
-    why=_or_null(
-        _object(asked=TEXT, ground=TEXT, says=TEXT, hint=TEXT, layout=_or_null(LAYOUT), more_s={"type": "object"})
-    ),
-    longest_contexts=_list(_object(layout=TEXT, seq_tokens=COUNT, peak_bytes=COUNT)),
-    run=_or_null(_object(tokens=NUMBER, steps=COUNT, run_s=NUMBER, gpu_hours=NUMBER, usd=OR_NULL, usd_lost=OR_NULL)),
-    rent_or_buy=_or_null(
-        _object(
-            assumed={"type": "object"}, break_even_month=OR_NULL, rent_usd=NUMBER, own_usd=NUMBER,
-            own_usd_per_gpu_hour=NUMBER, break_even_busy_fraction=OR_NULL, verdict=TEXT,
-            swings=_list(_object(name=TEXT, value=NUMBER, low_month=OR_NULL, high_month=OR_NULL)),
-        )
-    ),
-    launch=_or_null(_object(launcher=TEXT, layout=TEXT, text=TEXT, cannot=_list(TEXT), notes=_list(TEXT))),
-)  # fmt: skip
-CURVE = _object(
-    version={"const": 1}, model=MODEL, gpu=GPU, seq_tokens=COUNT, global_batch=COUNT, knee_gpus=OR_NULL,
-    points=_list(_object(gpus=COUNT, layout=_or_null(LAYOUT), added_fraction=OR_NULL), minItems=1),
-)  # fmt: skip
+SCHEMAS = json.loads((Path(__file__).parent / "plan_schemas.json").read_text())
 ASSUMED = """busy_fraction = 0.7
 purchase_usd_per_gpu = 40_000
 life_years = 4
@@ -147,6 +45,15 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
+def test_the_schemas_are_those_of_the_documents() -> None:
+    """After a change that is meant: write `{"plan": ..., "curve": ...}` of these two calls to plan_schemas.json."""
+    assert {"plan": _schema(PlanDocument), "curve": _schema(CurveDocument)} == SCHEMAS
+
+
+def _schema(document: type[BaseModel]) -> object:
+    return json.loads(json.dumps(document.model_json_schema(mode="serialization")))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -162,8 +69,9 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     code, out, err = _run(capsys, *words, "--json")
     told = json.loads(out)
-    jsonschema.validate(told, SCHEMA)
+    jsonschema.validate(told, SCHEMAS["plan"])
     assert code == (0 if told["fits"] else 21) and not err
+    assert PlanDocument.model_validate_json(out).model_dump(mode="json") == told
     assert told["model"]["parameters"] == sum(told["model"]["parts"].values())
     for layout in told["layouts"]:
         assert layout["peak_bytes"] == sum(layout["parts_bytes"].values())
@@ -394,13 +302,13 @@ def test_a_range_of_gpus_draws_the_curve(
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= columns
     assert "nothing fits or divides" in out and "The fewest of these that train it: 32" in " ".join(out.split())
-    assert page.read_text().count("<svg") == 2  # the mark and the curve
+    assert page.read_text().count("<svg") > 1  # the mark and the curve, wide and narrow
 
 
 def test_the_curve_has_a_schema_and_ends_with_21_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "gpt2", "--gpus", "1..64xH100", "--batch", "64", "--json")
     told = json.loads(out)
-    jsonschema.validate(told, CURVE)
+    jsonschema.validate(told, SCHEMAS["curve"])
     assert code == 0 and told["knee_gpus"] in [point["gpus"] for point in told["points"]]
     code, out, _ = _run(capsys, "llama-3-405b", "--gpus", "H100:1..4", "--json")
     assert code == 21 and all(point["layout"] is None for point in json.loads(out)["points"])
@@ -446,7 +354,7 @@ def test_rent_comes_from_the_price_and_without_one_from_the_file(
     own.write_text(ASSUMED)
     _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--buy", str(own), "--json")
     told = json.loads(out)
-    jsonschema.validate(told, SCHEMA)
+    jsonschema.validate(told, SCHEMAS["plan"])
     assert told["rent_or_buy"]["assumed"]["rent_usd_per_gpu_hour"] == 2.99
     code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot", "--buy", str(own))
     assert code == 12 and "rent_usd_per_gpu_hour is missing" in err

@@ -26,7 +26,7 @@ PLAN = planned(L70, H100, 64, price=CATALOGUE.price(H100, "on-demand"))
 def test_what_does_not_divide_says_so() -> None:
     why = PLAN.why_not("tp=8,pp=3")
     assert why.ground == "does not divide" and why.candidate is None
-    assert "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64" in why.says
+    assert "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64" in why.message
     assert "must divide 64" in why.hint
 
 
@@ -35,7 +35,7 @@ def test_what_does_not_fit_says_by_how_much_where_and_what_would() -> None:
     assert why.ground == "does not fit" and why.candidate is not None
     assert why.candidate.shortfall_bytes > 1000e9
     for word in ("dp64", "TB", "stage 0", "optimizer", "80 GB"):
-        assert word in why.says
+        assert word in why.message
     assert "fits" in why.hint and "fsdp64" in why.hint
 
 

@@ -74,7 +74,7 @@ def test_another_layout_of_the_plan(asked: str) -> None:
     [
         ("fsdp8", SpecError, r"plan.json is not JSON"),
         ("[]", SpecError, r"plan.json is not a plan for one number of GPUs"),
-        (plan(version=2), SpecError, r"a plan of version 2, but this Cordee reads version 1"),
+        (plan(version=3), SpecError, r"a plan of version 3, but this Cordee reads up to version 2"),
         (
             plan(layout("fsdp8", fits=False, dp=8)),
             DoesNotFitError,

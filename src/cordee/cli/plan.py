@@ -1,6 +1,5 @@
 """`cordee plan`: does a model fit so many GPUs, how fast, for how much, and what can a preemption cost."""
 
-import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -10,17 +9,17 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from cordee.cli.plan_json import curve_json, plan_json
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES
 from cordee.hardware.load import load_catalogue
 from cordee.plan.ask import Answer, Request, ask, ask_curve
 from cordee.plan.curve import Curve
+from cordee.plan.document import curve_document, plan_document
 from cordee.plan.expect import DEFAULTS, Assumptions
 from cordee.plan.layout import FRAMEWORKS, LOSSES, PRECISIONS, RECOMPUTES, layout_wanted
-from cordee.plan.own import Ownership, ownership_from
 from cordee.plan.page import curve_page
+from cordee.plan.rent_or_buy import Ownership, ownership_from
 from cordee.plan.settings import Settings
 from cordee.planning import find_gpu, home_prices, parse_tokens
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
@@ -155,7 +154,7 @@ def _print(answer: Answer, html: Path | None, *, model_path: str | None, show_al
     if html is not None:
         write_page(html, answer.page())
     if as_json:
-        print(json.dumps(plan_json(answer, model_path), indent=2))
+        print(plan_document(answer, model_path).model_dump_json(indent=2))
     elif answer.launch is not None:
         print_launch(answer.launch, answer)
     else:
@@ -176,7 +175,7 @@ def _print_curve(request: Request, curve: Curve, html: Path | None, *, as_json: 
     if html is not None:
         write_page(html, curve_page(curve, shape, gpu))
     if as_json:
-        print(json.dumps(curve_json(curve, shape, gpu), indent=2))
+        print(curve_document(curve, shape, gpu).model_dump_json(indent=2))
     else:
         print_curve(curve, shape, gpu)
     if curve.smallest is None:

@@ -16,7 +16,7 @@ from cordee.plan.cost import TrainingRun, storage_usd_per_month
 from cordee.plan.curve import WORTH, Curve
 from cordee.plan.launch import Launch
 from cordee.plan.longest import LongestContext
-from cordee.plan.own import Comparison
+from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.why import Why
 from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
 from cordee.workload.model import ModelShape
@@ -108,7 +108,7 @@ def _knee(curve: Curve) -> str:
 
 def _why(out: Console, why: Why) -> None:
     title(out, f"Why not {why.asked}", why.ground)
-    indented(out, why.says, style="")
+    indented(out, why.message, style="")
     if why.hint:
         indented(out, why.hint)
 

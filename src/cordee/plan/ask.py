@@ -21,8 +21,8 @@ from cordee.plan.layout import Framework, Layout, LayoutWanted, Training
 from cordee.plan.longest import LongestContext, longest_contexts
 from cordee.plan.memory import state_bytes
 from cordee.plan.optimum import Case
-from cordee.plan.own import Comparison, Ownership, compare
 from cordee.plan.page import plan_page
+from cordee.plan.rent_or_buy import Comparison, Ownership, compare
 from cordee.plan.search import (
     ANY_LAYOUT,
     best_layout,

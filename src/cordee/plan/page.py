@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from cordee.hardware.catalog import Gpu
 from cordee.plan.answer import Candidate
 from cordee.plan.curve import WORTH, Curve
-from cordee.plan.own import Comparison
+from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.step import step_interval_s
 from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
 from cordee.view.chart import Axis, Line, Mark, chart_html
@@ -27,7 +27,7 @@ def plan_page(plan: "Answer") -> str:
     sections += [_survival(plan)] if plan.fits else []
     if plan.why is not None:
         notes = (plan.why.hint,) if plan.why.hint else ()
-        sections.append(Section(f"Why not {plan.why.asked}", plan.why.says, notes=notes))
+        sections.append(Section(f"Why not {plan.why.asked}", plan.why.message, notes=notes))
     if plan.longest_contexts:
         rows = [
             [str(each.layout), f"{each.seq_tokens:,}", format_bytes(each.peak_bytes)] for each in plan.longest_contexts

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cordee.plan.cost import hold_usd, storage_usd_per_month
 from cordee.plan.layout import OPTIMIZERS
-from cordee.plan.own import break_even_month
+from cordee.plan.rent_or_buy import break_even_month
 from cordee.units import GB, TB, MiB, format_bytes
 from cordee.workload.model import ModelShape
 

@@ -15,15 +15,15 @@ Ground = Literal["does not divide", "does not fit", "slower", "the best"]
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The answer for one layout that somebody named.
+    """Why one layout is not the best: it does not divide, does not fit, or is slower.
 
-    `more_s` says where the time goes that it takes longer than the best one, by part of the step, the largest first;
-    `remedy` is the nearest that divides or fits.
+    `more_s` is the time that it takes longer than the best one, by part of the step, the largest first. `hint` names
+    the nearest layout that divides or fits.
     """
 
     asked: str
     ground: Ground
-    says: str
+    message: str
     hint: str
     candidate: Candidate | None
     best: Candidate | None
@@ -49,30 +49,27 @@ def why_not(plan: Layouts, text: str, remedies: Callable[[], tuple[Remedy, ...]]
     assert candidate.step is not None, "it fits"
     seconds = candidate.step.total_s
     if best is None or best.step is None or seconds <= best.step.total_s:
-        says = f"{candidate.layout} is the best: {seconds:,.2f} s a step, {format_bytes(candidate.peak_bytes)}"
+        message = f"{candidate.layout} is the best: {seconds:,.2f} s a step, {format_bytes(candidate.peak_bytes)}"
         hint = "" if best is None or best.layout == candidate.layout else f"the plan has {best.layout}"
-        return Why(text, "the best", says, hint, candidate, best)
+        return Why(text, "the best", message, hint, candidate, best)
     least = best.step.total_s
     more = {part.name.removesuffix("_s"): getattr(candidate.step, part.name) - getattr(best.step, part.name)
             for part in fields(candidate.step)}  # fmt: skip
     parts = tuple(sorted(((name, each) for name, each in more.items() if each), key=lambda pair: -abs(pair[1])))
     faster = sum(c.step.total_s < seconds for c in plan.fitting if c.step is not None)
-    says = (
+    message = (
         f"{candidate.layout} fits with {format_bytes(candidate.peak_bytes)} but takes {seconds:,.2f} s a step, "
         f"{seconds / least - 1:.1%} more than {best.layout} with {least:,.2f} s; {faster} meshes are faster"
     )
-    return Why(text, "slower", says, "; ".join(_told(name, each) for name, each in parts[:3]), candidate, best, parts)
-
-
-def _told(name: str, seconds: float) -> str:
-    return f"{name} {seconds:+,.2f} s"
+    hint = "; ".join(f"{name} {seconds:+,.2f} s" for name, seconds in parts[:3])
+    return Why(text, "slower", message, hint, candidate, best, parts)
 
 
 def _does_not_divide(plan: Layouts, text: str, wanted: LayoutWanted) -> Why:
     case = plan.case
     misfit = first_misfit(wanted.plainest(case.gpus), case.shape, case.gpus, case.training)
-    says, hint = misfit or (f"no layout like {text} divides the job", "name fewer axes")
-    return Why(text, "does not divide", says, hint, None, plan.best)
+    message, hint = misfit or (f"no layout like {text} divides the job", "name fewer axes")
+    return Why(text, "does not divide", message, hint, None, plan.best)
 
 
 def _does_not_fit(
@@ -80,12 +77,12 @@ def _does_not_fit(
 ) -> Why:
     parts = sorted(candidate.memory.worst.parts().items(), key=lambda pair: -pair[1])
     largest = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts[:3])
-    says = (
+    message = (
         f"{candidate.layout} needs {format_bytes(candidate.peak_bytes)} on its fullest GPU (stage "
         f"{candidate.memory.worst_stage}, at {candidate.memory.peak_event}), {format_bytes(candidate.shortfall_bytes)} "
         f"more than the {format_bytes(candidate.gpu_memory_bytes)} it has: {largest}"
     )
-    return Why(text, "does not fit", says, _hint(plan, wanted, remedies), candidate, plan.best)
+    return Why(text, "does not fit", message, _hint(plan, wanted, remedies), candidate, plan.best)
 
 
 def _hint(plan: Layouts, wanted: LayoutWanted, remedies: Callable[[], tuple[Remedy, ...]]) -> str:

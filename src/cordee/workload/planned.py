@@ -14,7 +14,7 @@ from cordee.errors import DoesNotFitError, SpecError
 from cordee.units import format_bytes
 from cordee.workload.gpus import parse_wanted
 
-VERSION = 1
+VERSIONS = (1, 2)
 _MAKE_ONE = "make one: cordee plan llama-3-8b --gpus 8xH100 --json > plan.json"
 _SIZES = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "shard", "vpp")
 _WORDS = ("recompute", "schedule", "cp_kind", "offload")
@@ -108,9 +108,9 @@ def _load(text: str, source: str) -> dict[str, Any]:
         raise SpecError(f"{source} is not JSON: {error}", hint=_MAKE_ONE) from None
     if not isinstance(plan, dict) or not isinstance(plan.get("layouts"), list) or not plan["layouts"]:
         raise SpecError(f"{source} is not a plan for one number of GPUs", hint=_MAKE_ONE)
-    if plan.get("version") != VERSION:
+    if plan.get("version") not in VERSIONS:
         raise SpecError(
-            f"{source} is a plan of version {plan.get('version')}, but this Cordee reads version {VERSION}",
+            f"{source} is a plan of version {plan.get('version')}, but this Cordee reads up to version {VERSIONS[-1]}",
             hint="plan again with this Cordee",
         )
     return plan
