@@ -194,6 +194,49 @@ def test_why_tells_when_a_job_that_waits_will_start(verb: Verb) -> None:
             verb("stop", job_id, "--now", "--wait")
 
 
+MEASURED = """\
+import torch, torch.distributed as dist
+import cordee
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)  # the same weights on both ranks
+with cordee.job({"model": torch.nn.Linear(8, 8)}) as job:
+    print("mesh", job.mesh().mesh_dim_names, tuple(job.mesh().shape), "of", job.layout, flush=True)
+    for step in job.steps(20):
+        job.log(tokens=64)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.gang
+def test_what_a_gang_measures_stands_beside_its_plan(verb: Verb, home: Path, tmp_path: Path) -> None:
+    small = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    small |= {"num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 128}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    (tmp_path / "train.py").write_text(MEASURED)
+    (tmp_path / "job.yaml").write_text(
+        f"run: [{sys.executable}, train.py]\ngpus: 2\ncwd: {tmp_path}\ncheckpoint: {{to: {tmp_path / 'ck'}}}\n"
+        "model: {config: config.json, global_batch: 2, layout: fsdp2}\nenv: {OMP_NUM_THREADS: '1'}\n"
+    )
+    job_id = verb("run", str(tmp_path / "job.yaml")).split()[0]
+    with Client(home) as client:
+        lines = list(client.logs(job_id, follow=True))
+        job = client.job(job_id)
+    assert job.state == "done", lines
+    assert any("mesh ('dp',) (2,) of fsdp2" in line for line in lines)
+    rows = {row.quantity: row for row in job.measured}
+    assert list(rows) == ["peak memory", "step time", "save", "restart"], "slots have no FLOPs to hold MFU against"
+    for name in ("peak memory", "save", "restart"):
+        planned, measured = rows[name].planned, rows[name].measured
+        assert planned and measured and rows[name].off_by == pytest.approx(measured / planned - 1)
+    assert rows["step time"].planned is None and (rows["step time"].measured or 0) > 0
+    shown = verb("jobs", job_id)
+    assert re.search(r"layout +fsdp2", shown)
+    assert re.search(r"PLANNED +MEASURED +OFF BY", shown) and re.search(r"restart +\S+( s)? +\S+ m?s +-\d+ %", shown)
+    assert "PLANNED" in verb("why", job_id) and job.estimate_missed == []
+    assert re.search(rf"{job_id} +peak memory +\S+ MB", verb("cost"))
+
+
 def test_nodes_and_their_price(verb: Verb) -> None:
     out = verb("nodes")
     assert re.search(r"local +up +2 x slot +2 +– +\$2.99/GPU-h", out)
