@@ -129,7 +129,7 @@ def test_learned_positions_and_the_wall_bound_the_context() -> None:
 
 def test_a_notebook_shows_the_layouts_and_a_table_makes_a_frame() -> None:
     html = PLAN._repr_html_()
-    assert "<table>" in html and "llama-3-70b" in html
+    assert "<table>" in html and "llama-3-70b" in html and "<html" not in html and "body{" not in html
     for part in ("Memory over the step", "Layouts", "Surviving"):
         assert part in html
     assert PLAN.best is not None and str(PLAN.best.layout) in html

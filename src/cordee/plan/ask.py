@@ -331,7 +331,7 @@ class Answer:
         return plan_page(self)
 
     def _repr_html_(self) -> str:
-        return plan_page(self)
+        return plan_page(self, notebook=True)
 
     def table(self) -> list[dict[str, object]]:
         """Return a row for each layout in base units, ready for `pandas.DataFrame`."""

@@ -7,6 +7,7 @@ parts of pages are macros in `macros.html.j2`. Drawings are made in Python and g
 from functools import cache
 from typing import TYPE_CHECKING
 
+from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
 from cordee.view.markup import SPAN_COLOURS, palette_css, printable
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ def environment() -> "Environment":
         finalize=lambda value: value if isinstance(value, Markup) else printable(value),
     )
     fills = "".join(f".stack .{name},.dot.{name}{{background-color:var(--{name})}}" for name in SPAN_COLOURS)
+    made.filters.update(
+        bytes=format_bytes,
+        gb=format_gb,
+        count=format_count,
+        duration=format_duration,
+        percent=lambda fraction: f"{fraction:.0%}",
+        usd=lambda usd: "no price" if usd is None else format_whole_usd(usd),
+        month=lambda month: "never" if month is None else str(month),
+    )
     made.globals.update(palette_css=Markup(palette_css()), fills_css=Markup(fills))
     return made
 
