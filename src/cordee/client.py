@@ -70,7 +70,10 @@ class ComparisonView(View):
 
 
 class AttemptView(View):
-    """One execution of a job. `leases` are the GPUs held, by node."""
+    """One execution of a job. `leases` are the GPUs held, by node.
+
+    `refused` counts records of the ranks' spools that say what cannot be; `refused_why` is the reason of the last one.
+    """
 
     epoch: int
     state: str
@@ -81,6 +84,8 @@ class AttemptView(View):
     outcome: str | None
     why: str
     failure: FailureView | None
+    refused: int = 0
+    refused_why: str = ""
 
 
 class JobView(View):

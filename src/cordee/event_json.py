@@ -33,10 +33,11 @@ def decode(data: dict[str, Any]) -> Event:
     Raises:
         ValueError: an unknown kind, or missing or unknown fields.
     """
-    fields = _renamed(data)
-    cls = _BY_KIND.get(fields.pop("kind", ""))
+    kind = data.get("kind")
+    fields = _renamed(data) if isinstance(kind, str) else {"kind": ""}
+    cls = _BY_KIND.get(fields.pop("kind"))
     if cls is None:
-        raise ValueError(f"unknown kind of event: {data.get('kind')!r}")
+        raise ValueError(f"unknown kind of event: {kind!r}")
     event: Event = _build(cls, fields)
     return event
 
@@ -57,8 +58,8 @@ _OLD_VALUES: Mapping[tuple[type[StrEnum], Any], str] = {(NoticeReason, "share"):
 
 
 def _renamed(data: dict[str, Any]) -> dict[str, Any]:
-    kind = data.get("kind", "")
-    new = _OLD_KINDS.get(kind) if isinstance(kind, str) else None
+    kind = data["kind"]
+    new = _OLD_KINDS.get(kind)
     if callable(new):
         return new(dict(data))
     fields = {**data, "kind": new or kind}
@@ -69,6 +70,8 @@ def _renamed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _build(cls: Any, fields: dict[str, Any]) -> Any:
+    if not isinstance(fields, dict):
+        raise ValueError(f"{cls.__name__} is not an object")
     hints = _hints(cls)
     unknown = fields.keys() - hints.keys()
     if unknown:

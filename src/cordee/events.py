@@ -474,6 +474,22 @@ class RankBehind:
     stack: tuple[str, ...] = ()  # of its main thread, the outermost call first
 
 
+RankReport = Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind
+"""What ranks report; they keep the times at which they happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportsRefused:
+    """Records of a rank's spool were left out because they say what cannot be; `why` is the reason of the last one."""
+
+    at_us: int
+    job_id: JobId
+    epoch: int
+    rank: int  # whose spool it is
+    count: int  # since the last such event of the spool
+    why: str
+
+
 # -- attempts: conclusions -------------------------------------------------------------------------------
 
 
@@ -524,5 +540,6 @@ Event = (
     | RankLeft
     | RankBehind
     | EstimateMissed
+    | ReportsRefused
     | AttemptEnded
 )

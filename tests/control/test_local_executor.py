@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from cordee.control.executors.supervise import NodeConfig
 from cordee.control.ports import Pending
 from cordee.errors import StoreError
 from cordee.event_json import encode
-from cordee.events import AttemptPlaced, KillOrdered, Lease, Node, NodeDown, NodeUp
+from cordee.events import AttemptPlaced, KillOrdered, Lease, Node, NodeDown, NodeUp, Outcome, RanksEnded
 
 DEADLINE_S = 20.0
 
@@ -296,3 +297,34 @@ def test_close_without_start_and_twice(tmp_path):
     executor.listen()
     executor.close()
     executor.close()
+
+
+def test_a_record_that_cannot_be_read_is_left_out_and_the_agent_goes_on(bench):
+    agent = bench.agent()
+    agent.hear()
+    for seq, (source, event) in enumerate(
+        [("node/a/1", {"kind": "Nonsense"}), ("node/a/1", {"kind": "NodeUp", "node": 5}), ("node/b/1", encode(up()))], 1
+    ):
+        agent.say(wire.Record(source=source, seq=seq, event=event))
+        assert agent.hear() == wire.Seen(source=source, seq=seq)
+    end = RanksEnded(at_us=1, job_id="j", epoch=1, node="a", outcome=Outcome.FAILED, why="\ud800 is not there")
+    agent.report(4, end)
+    assert bench.reports(1) == [("node/a/1", 4, replace(end, why="? is not there"))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"hello": ' + b"[" * 100_000,
+        b'{"hello": {"node": "a", "epoch": 1, "sources": [5], "nonce": "n", "proof": "p"}}',
+        b'{"hello": {"node": "a", "epoch": 1e30, "sources": [], "nonce": "n", "proof": "p"}}',
+        b'{"hello": {"node": "a", "epoch": 1, "sources": [], "nonce": "\\ud800", "proof": "\\ud800"}}',
+        b'{"confirm": {"number": 1}}\n{"confirm": {"number": 1}}',
+    ],
+    ids=["nested", "list", "number", "surrogate", "twice"],
+)
+def test_no_message_of_a_stranger_stops_the_executor(bench, line):
+    stranger = bench.agent(hello=False)
+    stranger.sock.sendall(line + b"\n")
+    assert stranger.hear() is None or stranger.hear() is None
+    assert isinstance(bench.agent().hear(), wire.Welcome)

@@ -24,11 +24,9 @@ from cordee.events import (
     Event,
     Job,
     JobSubmitted,
-    Measured,
     NodeDown,
     NodeUp,
     NoticeGiven,
-    RankBehind,
     RankLeft,
     RanksEnded,
     Reported,
@@ -36,10 +34,9 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId, attempt_name
+from cordee.reports import RANK_REPORTS
 
 By = Literal["job", "user", "queue", "epoch"]
-
-_REPORTED_BY_RANKS = frozenset((Reported, Restored, Measured, RankLeft, RankBehind, CheckpointCommitted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +107,7 @@ class Ledger:
     def apply(self, event: Event) -> None:
         """Fold one event. A stale one (of another epoch, or of a lease or attempt that ended) changes nothing."""
         kind = type(event)
-        if event.at_us > self.at_us and kind not in _REPORTED_BY_RANKS:
+        if event.at_us > self.at_us and kind not in RANK_REPORTS:
             self._idle.advance(event.at_us)
             self.at_us = event.at_us
         handler = self._handlers.get(kind)

@@ -21,7 +21,8 @@ from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
 from cordee.agent.reclaim import Reclaims
-from cordee.agent.share import RankGroupResult, Share, rank_event, read_secrets, without_secrets
+from cordee.agent.share import RankGroupResult, Share, read_secrets, without_secrets
+from cordee.agent.spools import Spools
 from cordee.agent.takeover import end_survivors, read_ends
 from cordee.event_json import decode
 from cordee.events import (
@@ -67,6 +68,7 @@ class NodeAgent:
         self._journal = Journal(home, node)
         self._selector = selectors.DefaultSelector()
         self._link = Link(home, node, epoch, self._selector)
+        self._spools = Spools(self._link, self._report)
         self._shares: dict[str, Share] = {}
         self._unavailable: tuple[int, ...] = ()
         self._ends: dict[str, list[tuple[int, RanksEnded]]] = {}  # by stream: what the server has not committed
@@ -141,8 +143,7 @@ class NodeAgent:
         ended = self._forward_older_streams()
         orders = self._journal.unsettled()
         for order in orders:
-            for path in (self._journal.folder(order.job_id, order.epoch) / "spool").glob("rank*.jsonl"):
-                self._add_spool(order, path)
+            self._spools.complete(order, self._journal.folder(order.job_id, order.epoch))
         for order in orders:
             if order.tag in ended:
                 continue
@@ -194,7 +195,7 @@ class NodeAgent:
         if now_s >= self._next_follow_s:
             self._next_follow_s = now_s + FOLLOW_S
             for share in self._shares.values():
-                self._follow(share.order)
+                self._spools.follow(share.order, share.folder)
         self._link.forward()
 
     def _reap(self, now_s: float) -> None:
@@ -211,22 +212,13 @@ class NodeAgent:
         for pid, code in sorted(exits, key=lambda each: each[1] != -signal.SIGKILL):
             any(share.reaped(pid, code, now_s) for share in self._shares.values())
 
-    def _follow(self, order: Assignment) -> None:
-        for path in (self._journal.folder(order.job_id, order.epoch) / "spool").glob("rank*.jsonl"):
-            self._add_spool(order, path)
-
-    def _add_spool(self, order: Assignment, path: Path) -> None:
-        self._link.add_rank_source(
-            f"{order.tag}/{path.stem}", path, lambda record: rank_event(record, order) is not None
-        )
-
     def _finish(self, share: Share) -> None:
         for log in share.logs:
             if log.read_fd in self._selector.get_map():
                 self._selector.unregister(log.read_fd)
             log.close()
         result = share.result()
-        self._follow(share.order)  # every spool is complete now, and is forwarded before the node's stream
+        self._spools.complete(share.order, share.folder)
         self._report_end(share.order, result)
 
     def _pump(self, log: LogPump) -> None:
@@ -355,8 +347,7 @@ class NodeAgent:
             if each_seq <= seq:
                 self._ends[source].remove((each_seq, ended))
                 self._journal.settle(ended)
-                for name in self._link.rank_sources(f"{ended.job_id}.{ended.epoch}/"):
-                    self._link.drop(name)
+                self._spools.drop(ended.job_id, ended.epoch)
         older = self._older.get(source)
         if older is not None and seq >= older[1]:
             del self._older[source]
@@ -405,6 +396,7 @@ class NodeAgent:
             estimate=message.estimate,
             master_addr=message.master_addr,
             master_port=message.master_port,
+            placed_us=placed.at_us,
         )
         folder = self._journal.folder(order.job_id, order.epoch)
         if self._journal.has(order.job_id, order.epoch, "killed"):

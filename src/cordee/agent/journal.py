@@ -44,6 +44,7 @@ class Journal:
             "estimate": order.estimate,
             "master_addr": order.master_addr,
             "master_port": order.master_port,
+            "placed_us": order.placed_us,
             **recorded,
         }
         _write_durably(self.folder(order.job_id, order.epoch) / "order.json", data)
@@ -88,6 +89,7 @@ def _read_order(path: Path) -> Assignment:
         estimate=data.get("estimate"),
         master_addr=data["master_addr"],
         master_port=data["master_port"],
+        placed_us=data.get("placed_us", 0),  # an order of an earlier version has none
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from cordee.agent.process import NODE, TAG
 from cordee.events import Lease
+from cordee.reports import ReportScope
 from cordee.storage.destination import below, moved
 
 DEFAULT_GRACE_S = 30.0
@@ -52,6 +53,13 @@ class Assignment:
     master_addr: str
     master_port: int
     estimate: dict[str, Any] | None = None  # an `events.Estimate`, where the job was planned
+    placed_us: int = 0  # by the server's clock
+
+    def scope(self, rank: int) -> ReportScope:
+        """Return the bounds of what a rank of the attempt may report."""
+        return ReportScope(
+            job_id=self.job_id, epoch=self.epoch, gpus=self.world_size, since_us=self.placed_us, rank=rank
+        )
 
     @property
     def tag(self) -> str:

@@ -16,7 +16,11 @@ from cordee.agent import wire
 from cordee.telemetry.stream import StreamReader, StreamRecord
 
 IN_FLIGHT_MAX = 1000  # records sent and not yet committed: bounds memory on both sides
+CHECKED_MAX = 1000  # records of one stream looked at in one turn: refused ones fill no window
 _CONNECT_TIMEOUT_S = 1.0
+
+Convert = Callable[[StreamRecord], dict[str, object] | None]
+"""Return the event to forward, or None to leave the record out."""
 
 _log = logging.getLogger("cordee.agent")
 
@@ -25,9 +29,10 @@ _log = logging.getLogger("cordee.agent")
 class _Source:
     path: Path
     reader: StreamReader
-    accepts: Callable[[StreamRecord], bool]
+    convert: Convert
     sent: int = 0
     seen: int = 0
+    complete: bool = False  # nothing more will be written
 
 
 class Link:
@@ -47,14 +52,13 @@ class Link:
         self._ranks: dict[str, _Source] = {}
         self._nodes: dict[str, _Source] = {}
 
-    def add_rank_source(self, name: str, path: Path, accepts: Callable[[StreamRecord], bool]) -> None:
-        """Forward a rank's spool too; nothing new if it is known."""
-        if name not in self._ranks:
-            self._ranks[name] = _Source(path, StreamReader(path), accepts)
+    def add_rank_source(self, name: str, path: Path, convert: Convert) -> None:
+        """Forward a rank's spool, except the records of which `convert` returns None."""
+        self._ranks[name] = _Source(path, StreamReader(path), convert)
 
     def add_node_source(self, name: str, path: Path) -> None:
         """Forward a stream of this node's agents, after those added before it."""
-        self._nodes[name] = _Source(path, StreamReader(path), lambda _: True)
+        self._nodes[name] = _Source(path, StreamReader(path), lambda record: record.event)
 
     def drop(self, name: str) -> None:
         """The server has all of this stream."""
@@ -62,9 +66,10 @@ class Link:
         if source is not None:
             source.reader.close()
 
-    def rank_sources(self, prefix: str) -> list[str]:
-        """Names of the rank streams that start so."""
-        return [name for name in self._ranks if name.startswith(prefix)]
+    def complete(self, prefix: str) -> None:
+        """Forward the rank streams of this prefix to their end before anything more of the node's own streams."""
+        for name, source in self._ranks.items():
+            source.complete = source.complete or name.startswith(prefix)
 
     def dial(self, on_ready: Callable[[], None]) -> bool:
         """Try to connect; False if nobody answers. The selector's key then holds `on_ready`."""
@@ -144,27 +149,35 @@ class Link:
             source.seen = max(source.seen, seq)
 
     def forward(self) -> None:
-        """Send what the streams hold, as far as the window admits."""
+        """Send as much of the streams as their windows admit.
+
+        Each rank's stream has an equal part of one window, so that a rank that floods its spool stops no other. The
+        node's own streams wait only for spools that are complete.
+        """
         if not self.welcomed:
             return
-        for group in (self._ranks, self._nodes):
-            for name, source in group.items():
-                if not self._drain(name, source):
-                    return
+        window = max(1, IN_FLIGHT_MAX // max(1, len(self._ranks)))
+        waits = False
+        for name, source in list(self._ranks.items()):
+            at_end = self._send_records(name, source, window)
+            waits = waits or (source.complete and not at_end)
+        for name, source in list(self._nodes.items()) if not waits else ():
+            if not self._send_records(name, source, IN_FLIGHT_MAX):
+                return
 
-    def _drain(self, name: str, source: _Source) -> bool:
-        """Send what one stream holds; False if more is to be sent first."""
-        while True:
-            in_flight = sum(each.sent - each.seen for each in (*self._ranks.values(), *self._nodes.values()))
-            if in_flight >= IN_FLIGHT_MAX:
-                return False
-            records = source.reader.read(IN_FLIGHT_MAX - in_flight)
+    def _send_records(self, name: str, source: _Source, window: int) -> bool:
+        """Send the records of a stream that its window admits; return whether its end was reached."""
+        checked = 0
+        while checked < CHECKED_MAX and source.sent - source.seen < window:
+            records = source.reader.read(window - (source.sent - source.seen))
             if not records:
                 return True
             for record in records:
-                if not source.accepts(record):
-                    _log.warning("%s: record %d is nothing that a rank may say; left out", name, record.seq)
+                checked += 1
+                event = source.convert(record)
+                if event is None:
                     continue
                 source.sent = record.seq
-                if not self.send(wire.Record(source=name, seq=record.seq, event=record.event)):
+                if not self.send(wire.Record(source=name, seq=record.seq, event=event)):
                     return False
+        return False

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,29 +16,13 @@ from cordee.agent import process
 from cordee.agent.launch import Assignment, LaunchError, RankGroupLaunch, RankLaunch
 from cordee.agent.logs import LogPump, tail, torchrun_root_cause
 from cordee.agent.process import Process
+from cordee.agent.spools import last_reports
 from cordee.errors import EXIT_CHECKPOINTED
-from cordee.event_json import decode
-from cordee.events import (
-    Behind,
-    CheckpointCommitted,
-    Event,
-    Failure,
-    Measured,
-    Outcome,
-    RankBehind,
-    RankLeft,
-    Reported,
-    Restored,
-)
+from cordee.events import Behind, Failure, Outcome, RankBehind, RankLeft
 from cordee.storage.rescue import RESCUE_S_MAX, UPLOADER_MARKS
 from cordee.telemetry.notices import Told, write_notice
-from cordee.telemetry.stream import StreamRecord, last_records
 from cordee.units import US_PER_S
 
-_NUMBERS = (
-    "at_us", "from_us", "since_us", "first_step", "step", "steps", "tokens", "rank", "size_bytes", "stall_us",
-    "upload_us", "peak_bytes",
-)  # fmt: skip
 _STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
 STILL_S_MAX = 30.0  # A drain that uses no processor for so long is stopped, or hangs in a disk: it brings nothing.
@@ -235,17 +219,11 @@ class Share:
         return self._noticed and exit_code in answers
 
     def _how_ranks_left(self) -> dict[int, str]:
-        return {event.rank: event.how for event in self._last_events() if isinstance(event, RankLeft)}
-
-    def _last_events(self) -> Iterator[Event]:
-        for path in sorted((self.folder / "spool").glob("rank*.jsonl")):
-            for record in last_records(path):
-                event = rank_event(record, self.order)
-                if event is not None:
-                    yield event
+        return {event.rank: event.how for event in last_reports(self.order, self.folder) if isinstance(event, RankLeft)}
 
     def _why_hung(self, left: Mapping[int, str]) -> str:
-        behind = [event for event in self._last_events() if isinstance(event, RankBehind) and event.how in _STANDING]
+        reports = last_reports(self.order, self.folder)
+        behind = [event for event in reports if isinstance(event, RankBehind) and event.how in _STANDING]
         ended = sum(how == "hung" for how in left.values())
         why = f"{ended} ranks ended themselves, since no step had gone on for the job's on_hang.restart_after"
         if not behind:
@@ -281,20 +259,6 @@ class Share:
         if code < 0:
             return Failure(rank=number, exit_code=None, signal=-code, tail=lines)
         return Failure(rank=number, exit_code=code, signal=None, tail=lines)
-
-
-def rank_event(record: StreamRecord, order: Assignment) -> Event | None:
-    """What a rank of this share wrote, or None if it is nothing that a rank may say of its own attempt."""
-    try:
-        event = decode(record.event)
-    except ValueError:
-        return None
-    if not isinstance(event, Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind):
-        return None
-    if (event.job_id, event.epoch) != (order.job_id, order.epoch):
-        return None
-    numbers = (getattr(event, name, 0) for name in _NUMBERS)
-    return event if all(type(number) is int for number in numbers) else None
 
 
 def read_secrets(home: Path, names: list[str]) -> dict[str, str]:

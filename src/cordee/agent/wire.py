@@ -8,7 +8,10 @@ import hmac
 import json
 import socket
 from dataclasses import dataclass
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from cordee.reports import COUNT_MAX, is_storable
 
 VERSION = 1
 LINE_BYTES_MAX = 16 * 2**20
@@ -60,7 +63,7 @@ class Record:
 
     source: str
     seq: int
-    event: dict[str, Any]
+    event: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +82,7 @@ class Order:
     """
 
     number: int
-    event: dict[str, Any]
+    event: dict[str, object]
     spec: str
     estimate: dict[str, Any] | None = None
     master_addr: str = "127.0.0.1"
@@ -114,6 +117,7 @@ _BY_NAME: dict[str, type[Any]] = {
     "shutdown": Shutdown,
 }
 _NAMES = {cls: name for name, cls in _BY_NAME.items()}
+_HINTS = {cls: get_type_hints(cls) for cls in _BY_NAME.values()}
 
 
 def prove(token: str, side: str, challenge: str, nonce: str) -> str:
@@ -133,6 +137,7 @@ def encode(message: Message) -> bytes:
     b'{"confirm":{"number":7}}\\n'
     """
     fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
+    fields = {name: value for name, value in fields.items() if value is not None}  # an older agent knows fewer fields
     return json.dumps({_NAMES[type(message)]: fields}, separators=(",", ":")).encode() + b"\n"
 
 
@@ -148,9 +153,28 @@ def decode(line: bytes) -> Message:
     try:
         ((name, fields),) = json.loads(line).items()
         message: Message = _BY_NAME[name](**fields)
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise WireError(f"not a message: {line[:200]!r}") from error
+    for name, hint in _HINTS[type(message)].items():
+        if not _is_a(hint, getattr(message, name)):
+            raise WireError(f"not a message: {name} has the wrong type: {line[:200]!r}")
     return message
+
+
+def _is_a(hint: object, value: object) -> bool:
+    """Return whether a decoded value has the type of its field: text that has UTF-8, whole numbers that are stored."""
+    if hint is int:
+        return type(value) is int and 0 <= value <= COUNT_MAX
+    if hint is str:
+        return isinstance(value, str) and is_storable(value)
+    if isinstance(hint, UnionType):
+        return any(_is_a(each, value) for each in get_args(hint))
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_is_a(get_args(hint)[0], each) for each in value)
+    if get_origin(hint) is dict:
+        of_key, of_value = get_args(hint)
+        return isinstance(value, dict) and all(_is_a(of_key, k) and _is_a(of_value, v) for k, v in value.items())
+    return hint is object or (isinstance(hint, type) and isinstance(value, hint))
 
 
 class Channel:

@@ -359,6 +359,11 @@ def _show(job: JobDetailView, as_json: bool) -> None:
                 attempt.why or "–",
             )
         console.print(rows)
+        for attempt in job.attempts:
+            if attempt.refused:
+                records = "1 record" if attempt.refused == 1 else f"{attempt.refused} records"
+                line = f"try {attempt.epoch}: {records} of its ranks refused: {attempt.refused_why}"
+                console.print(line, highlight=False, markup=False)
     if job.state == "failed":
         print_end(console, job)
 

@@ -25,6 +25,7 @@ from cordee.events import (
     RankLeft,
     RanksStarted,
     Reported,
+    ReportsRefused,
     Restored,
 )
 from cordee.schedule.explain import held_up
@@ -38,6 +39,7 @@ _OfAttempt = (
     | Reported
     | CheckpointCommitted
     | RankLeft
+    | ReportsRefused
     | AttemptEnded
 )
 
@@ -86,6 +88,8 @@ attempts = sa.Table(
     sa.Column("outcome", sa.String),
     sa.Column("why", sa.Text, nullable=False),
     sa.Column("failure", sa.Text),
+    sa.Column("refused", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("refused_why", sa.Text, nullable=False, server_default=""),
 )
 commands = sa.Table(
     "commands",
@@ -169,6 +173,8 @@ def _follow_attempt(connection: sa.Connection, event: Event) -> None:
             _set_attempt(connection, event, step=event.first_step + steps)
         case CheckpointCommitted():
             _set_attempt(connection, event, checkpoint_step=event.step)
+        case ReportsRefused():
+            _set_attempt(connection, event, refused=attempts.c.refused + event.count, refused_why=event.why)
         case AttemptEnded():
             failure = None if event.failure is None else json.dumps(dataclasses.asdict(event.failure))
             ended = {"state": "ended", "ended_us": event.at_us, "outcome": event.outcome.value}

@@ -11,38 +11,34 @@ from dataclasses import dataclass, field, replace
 from cordee.account.ledger import Ledger
 from cordee.account.measured import Measurements
 from cordee.control.ports import Clock, Executor, Pending, Report, Store
+from cordee.errors import StoreError
 from cordee.events import (
     AttemptPlaced,
-    CheckpointCommitted,
     Event,
     Job,
     JobSubmitted,
-    Measured,
     Queue,
     QueuesSet,
-    RankBehind,
-    RankLeft,
-    Reported,
-    Restored,
+    RankReport,
+    ReportsRefused,
     ServerShuttingDown,
     ServerUp,
     StopRequested,
 )
 from cordee.ids import JobId
 from cordee.points import point
+from cordee.reports import RANK_REPORTS, ReportError, ReportScope, check_report, parse_stream
 from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
 from cordee.schedule.state import State
-
-_TOLD_BY_RANKS = frozenset((Restored, Reported, Measured, CheckpointCommitted, RankLeft, RankBehind))
 
 
 @dataclass(slots=True)
 class _Fresh:
     """Reports that the store has not seen; how far they bring their streams, and how far every reported stream is."""
 
-    events: list[Event] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
 
@@ -56,7 +52,7 @@ class Control:
         measurements: what attempts measured beside their estimates; hold `changed` while reading it.
         changed: the lock, and the condition that is notified after each commit.
         number: the log's last number.
-        errors: jobs on which the last decision failed, and how; it stands for all others.
+        errors: jobs on which the last decision, or a report, failed, and how; everything else stands.
     """
 
     def __init__(self, *, clock: Clock, store: Store, executor: Executor, policy: Policy | None = None) -> None:
@@ -67,7 +63,8 @@ class Control:
         self.ledger = Ledger()
         self.measurements = Measurements()
         self.number = 0
-        self.errors: tuple[tuple[JobId, Exception], ...] = ()
+        self.errors: tuple[tuple[str, Exception], ...] = ()
+        self._failed: list[tuple[str, Exception]] = []  # reports, since the last tick
         self._clock, self._store, self._executor = clock, store, executor
         self._last_us = 0
         for number, event in store.events():
@@ -115,7 +112,7 @@ class Control:
             fresh = self._fresh(self._executor.reports())
             if fresh.marks:
                 point("reports.before_commit")
-                self._commit(fresh.events, fresh.marks)
+                self._take_in(fresh)
                 point("reports.after_commit")
             if missed := self.measurements.due():
                 self._commit(missed, {})
@@ -125,8 +122,8 @@ class Control:
                 point("reports.acknowledged")
             # A decision rests on what is committed. Dying between the two commits costs nothing: it is made again.
             now_us = max(self._clock.now_us(), self._last_us)
-            decision = enact(self.state, now_us, self._policy, self._write)
-            self.errors = decision.errors
+            decision = enact(self.state, now_us, self._policy, self._write_decision)
+            self.errors, self._failed = (*self._failed, *decision.errors), []
             if decision.events:
                 self._follow(decision.events)
                 point("decision.after_commit")
@@ -149,7 +146,7 @@ class Control:
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
         """Reports above their stream's mark. Those about jobs that this log never saw only move the mark."""
-        fresh = _Fresh()
+        fresh, now_us = _Fresh(), self._clock.now_us()
         seen = fresh.seen
         for report in reports:
             if report.source not in seen:
@@ -159,25 +156,79 @@ class Control:
             seen[report.source] = fresh.marks[report.source] = report.seq
             job_id = getattr(report.event, "job_id", None)
             if job_id is None or job_id in self.state.jobs:
-                fresh.events.append(report.event)
+                fresh.reports.append(self._checked(report, now_us))
         return fresh
+
+    def _checked(self, report: Report, now_us: int) -> Report:
+        """Return the report, or in its place the report that it was refused.
+
+        The rank's agent has checked it too; an agent may be of another version, or its clock may be wrong.
+        """
+        event = report.event
+        if not isinstance(event, RankReport):
+            return report
+        stream = parse_stream(report.source) or (event.job_id, event.epoch, None)
+        record = self.state.jobs[event.job_id]
+        scope = ReportScope(
+            job_id=stream[0], epoch=stream[1], gpus=record.job.gpus, since_us=record.submitted_us, rank=stream[2]
+        )
+        try:
+            checked = check_report(event, scope, now_us)
+        except ReportError as error:
+            return replace(report, event=self._refused(report, error))
+        return report if checked is event else replace(report, event=checked)
+
+    def _refused(self, report: Report, error: Exception) -> ReportsRefused:
+        job_id, epoch, rank = parse_stream(report.source) or (getattr(report.event, "job_id", ""), 0, 0)
+        return ReportsRefused(
+            at_us=self._clock.now_us(), job_id=JobId(job_id), epoch=epoch, rank=rank, count=1, why=str(error)
+        )
+
+    def _take_in(self, fresh: _Fresh) -> None:
+        """Commit what was reported; a report that the store cannot hold is refused by itself."""
+        try:
+            written = self._write([report.event for report in fresh.reports], fresh.marks)
+        except StoreError:
+            raise
+        except Exception:
+            for report in fresh.reports:
+                self._take_in_alone(report)
+            self._commit([], fresh.marks)
+        else:
+            self._apply_all(written)
+
+    def _take_in_alone(self, report: Report) -> None:
+        mark = {report.source: report.seq}
+        try:
+            written = self._write([report.event], mark)
+        except StoreError:
+            raise
+        except Exception as error:
+            self._failed.append((report.source, error))
+            is_rank = parse_stream(report.source) is not None
+            written = self._write([self._refused(report, error)] if is_rank else [], mark)
+        self._apply_all(written)
 
     def _append(self, event: Event) -> None:
         with self.changed:
             self._commit([event], {})
 
     def _commit(self, events: Sequence[Event], marks: dict[str, int]) -> None:
+        self._apply_all(self._write(events, marks))
+
+    def _write(self, events: Sequence[Event], marks: dict[str, int]) -> Sequence[Event]:
         stamped = self._stamped(events)
         self._store.commit(stamped, seen=marks.items())
-        for number, event in enumerate(stamped, start=self.number + 1):
+        return stamped
+
+    def _apply_all(self, written: Sequence[Event]) -> None:
+        for number, event in enumerate(written, start=self.number + 1):
             self._apply(number, event)
         self.changed.notify_all()
 
-    def _write(self, events: Sequence[Event]) -> Sequence[Event]:
+    def _write_decision(self, events: Sequence[Event]) -> Sequence[Event]:
         point("decision.before_commit")
-        stamped = self._stamped(events)
-        self._store.commit(stamped, seen=())
-        return stamped
+        return self._write(events, {})
 
     def _follow(self, events: Sequence[Event]) -> None:
         """What was decided is written down, and the state holds it already."""
@@ -199,15 +250,21 @@ class Control:
         stamped = []
         for event in events:
             at_us = min(event.at_us, now_us)
-            if type(event) not in _TOLD_BY_RANKS:
+            if type(event) not in RANK_REPORTS:
                 at_us = last_us = max(last_us, at_us)
             stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
         return stamped
 
     def _apply(self, number: int, event: Event) -> None:
-        self.state.apply(event)
-        self.ledger.apply(event)
-        self.measurements.apply(event)
+        try:
+            self.state.apply(event)
+            self.ledger.apply(event)
+            self.measurements.apply(event)
+        except Exception as error:
+            # What a rank reported, now or in an old log, must not keep the server from running.
+            if not isinstance(event, RankReport):
+                raise
+            self._failed.append((event.job_id, error))
         self.number = number
-        if type(event) not in _TOLD_BY_RANKS:
+        if type(event) not in RANK_REPORTS:
             self._last_us = event.at_us

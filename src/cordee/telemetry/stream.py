@@ -6,6 +6,7 @@ A process may be killed in the middle of a line: a line counts once its newline 
 
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +14,18 @@ from typing import Any, NamedTuple
 
 from cordee.event_json import encode
 from cordee.events import Event
+from cordee.reports import COUNT_MAX
 
+LINE_BYTES_MAX = 1 << 20
 _TAIL_BYTES = 1 << 16
+_READ_BYTES_MAX = 4 << 20  # lines that one `read` takes: bounds memory
 
 
 class StreamRecord(NamedTuple):
     """One line of a stream; `event` is still encoded."""
 
     seq: int
-    event: dict[str, Any]
+    event: dict[str, object]
 
 
 class StreamWriter:
@@ -71,26 +75,32 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Follows a stream that may not exist yet; skips records up to seq `after`, and lines that are no record."""
+    """Follows a stream that may not exist yet; skips records up to seq `after`, and lines that are no record.
+
+    A rank may put anything in the place of its stream: a file that is not a regular one counts as absent, and a line
+    of more than LINE_BYTES_MAX bytes as no record.
+    """
 
     def __init__(self, path: Path, after: int = 0) -> None:
         self.path = path
         self.after = after
         self._fd: int | None = None
         self._offset = 0
+        self._overlong = False  # the offset is within a line that is too long
 
     def read(self, limit: int) -> list[StreamRecord]:
-        """The next records, `limit` at most; none when the end is reached for now."""
+        """Return the next records, `limit` at most; none when the end is reached for now."""
+        if self._fd is None and (fd := _open_regular(self.path)) is not None:
+            self._fd = fd
         if self._fd is None:
-            try:
-                self._fd = os.open(self.path, os.O_RDONLY)
-            except FileNotFoundError:
-                return []
+            return []
         records: list[StreamRecord] = []
-        while len(records) < limit and (lines := self._lines()):
+        end = self._offset + _READ_BYTES_MAX
+        while len(records) < limit and self._offset < end and (lines := self._lines()):
             for line in lines:
                 self._offset += len(line)
-                record = _parse(line)
+                record = None if self._overlong else _parse(line)
+                self._overlong = False
                 if record is not None and record.seq > self.after:
                     self.after = record.seq
                     records.append(record)
@@ -107,6 +117,10 @@ class StreamReader:
             end = data.rfind(b"\n") + 1
             if end or len(data) < size:
                 return data[:end].splitlines(keepends=True)
+            if size >= LINE_BYTES_MAX:
+                self._offset += len(data)
+                self._overlong = True
+                return []
             size *= 2
 
     def close(self) -> None:
@@ -118,15 +132,26 @@ class StreamReader:
 
 def last_records(path: Path) -> list[StreamRecord]:
     """The complete records within the stream's last 64 KiB, oldest first."""
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
+    fd = _open_regular(path)
+    if fd is None:
         return []
     try:
         data = _tail(fd)
     finally:
         os.close(fd)
     return list(_records(data))
+
+
+def _open_regular(path: Path) -> int | None:
+    """Open a file for reading; return None if it is absent, or a pipe, a folder or a link, or may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
 
 
 def _records(data: bytes) -> Iterator[StreamRecord]:
@@ -150,6 +175,7 @@ def _parse(line: bytes) -> StreamRecord | None:
     try:
         data = json.loads(line)
         record = StreamRecord(data["seq"], data["event"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return record if isinstance(record.seq, int) and isinstance(record.event, dict) else None
+    good = type(record.seq) is int and 0 < record.seq <= COUNT_MAX and isinstance(record.event, dict)
+    return record if good else None

@@ -6,6 +6,7 @@ commands. What an agent reported stays here until control has committed it, and 
 
 import logging
 import os
+import re
 import selectors
 import socket
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from cordee.agent import wire
 from cordee.control.executors import rendezvous
@@ -21,7 +23,8 @@ from cordee.control.executors.supervise import LOOK_S, NodeConfig, Supervised
 from cordee.control.ports import Pending, Report
 from cordee.errors import StoreError
 from cordee.event_json import decode, encode
-from cordee.events import AttemptPlaced, NodeDown
+from cordee.events import AttemptPlaced, Event, NodeDown
+from cordee.reports import parse_stream, repair_text
 
 _log = logging.getLogger("cordee.control")
 
@@ -241,6 +244,8 @@ class LocalExecutor:
             messages = channel.receive()
             if not messages:
                 return
+            if len(messages) > 1:
+                raise wire.WireError("an agent says nothing more before it is welcomed")
             answer = self._judge(messages[0], challenge)
             channel.send(answer)
         except (ConnectionError, wire.WireError) as error:
@@ -250,8 +255,8 @@ class LocalExecutor:
             _log.warning("an agent's claim was refused: %s", answer.why)
             channel.close()
             return
-        (hello,) = messages  # an agent says nothing more before it is welcomed
-        assert isinstance(hello, wire.Hello)
+        hello = messages[0]
+        assert isinstance(hello, wire.Hello), "nothing else is welcomed"
         self._adopt(channel, hello, answer.marks)
 
     def _judge(self, message: wire.Message, challenge: str) -> wire.Welcome | wire.Refused:
@@ -265,7 +270,7 @@ class LocalExecutor:
             return wire.Refused(why=f"this server has no node {message.node}", final=False)
         try:
             newest = max(self._nodes[message.node].epoch, self._epoch(message.node))
-            marks = {source: self._mark(source) for source in message.sources}
+            marks = {source: self._mark(source) for source in message.sources if _is_stream_of(message.node, source)}
         except StoreError as error:
             return wire.Refused(why=f"the log cannot be read now: {error.message}", final=False)
         if message.epoch < newest:
@@ -312,7 +317,23 @@ class LocalExecutor:
                 if message.seq <= seen:
                     self._send(node, wire.Seen(source=message.source, seq=seen))
                 return
-            self._take_in(Report(source=message.source, seq=message.seq, event=decode(message.event)))
+            event = self._read(node, message)
+            if event is not None:
+                self._take_in(Report(source=message.source, seq=message.seq, event=event))
+
+    def _read(self, node: Supervised, record: wire.Record) -> Event | None:
+        """Return the record's event; one that cannot be read is left out, since the agent would send it for ever."""
+        problem = "it is not a stream of this node"
+        if _is_stream_of(node.config.name, record.source):
+            try:
+                event = record.event if parse_stream(record.source) else repair_text(record.event)
+                return decode(cast("dict[str, object]", event))
+            except ValueError as error:
+                problem = str(error)
+        _log.error("record %d of %r is refused: %s", record.seq, record.source, problem)
+        self._received[record.source] = record.seq
+        self._send(node, wire.Seen(source=record.source, seq=record.seq))
+        return None
 
     def _take_in(self, report: Report) -> None:
         self._received[report.source] = report.seq
@@ -349,3 +370,8 @@ class LocalExecutor:
             self._selector.unregister(node.channel.sock)
         node.hang_up()
         self._changed.notify_all()
+
+
+def _is_stream_of(node: str, source: str) -> bool:
+    """Return whether an agent of the node may forward a stream of this name: its own, or a rank's."""
+    return parse_stream(source) is not None or re.fullmatch(rf"node/{re.escape(node)}/\d{{1,15}}", source) is not None

@@ -1,0 +1,117 @@
+"""The spools of this node's ranks: found, checked record by record, and forwarded; refused records are counted.
+
+A spool belongs to the job, so anything may lie there: only `rank<N>.jsonl` of a possible rank is read, and only
+records that `cordee.reports` lets pass go on to the server.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cordee.agent.launch import Assignment
+from cordee.agent.link import Link
+from cordee.event_json import encode
+from cordee.events import RankReport, ReportsRefused
+from cordee.ids import JobId
+from cordee.reports import ReportError, ReportScope, parse_stream, read_report, stream_name
+from cordee.telemetry.stream import StreamRecord, last_records
+
+_log = logging.getLogger("cordee.agent")
+
+
+class Spool:
+    """One rank's spool.
+
+    Args:
+        scope: the attempt and the rank.
+        report: receives the count of refused records: of the first one, whenever the count has doubled, and at the end.
+    """
+
+    def __init__(self, scope: ReportScope, report: Callable[[ReportsRefused], object]) -> None:
+        self._scope, self._report = scope, report
+        self._checked = 0  # highest seq; after a reconnection records come again
+        self._refused = self._reported = 0
+        self._why = ""
+
+    def convert(self, record: StreamRecord) -> dict[str, object] | None:
+        """Return the event to forward, or None if the record is refused."""
+        again, self._checked = record.seq <= self._checked, max(self._checked, record.seq)
+        try:
+            return encode(read_report(record.event, self._scope, _now_us()))
+        except ReportError as error:
+            if not again:
+                self._refused, self._why = self._refused + 1, str(error)
+                if self._refused & (self._refused - 1) == 0:
+                    self.flush()
+            return None
+
+    def flush(self) -> None:
+        """Report the records that were refused since the last report."""
+        count = self._refused - self._reported
+        if not count:
+            return
+        self._reported = self._refused
+        scope = self._scope
+        assert scope.rank is not None, "a spool is of one rank"
+        _log.warning("%s.%d: rank %d: %d records refused: %s", scope.job_id, scope.epoch, scope.rank, count, self._why)
+        refused = ReportsRefused(
+            at_us=_now_us(), job_id=JobId(scope.job_id), epoch=scope.epoch, rank=scope.rank, count=count, why=self._why
+        )
+        self._report(refused)
+
+
+class Spools:
+    """The spools of all attempts that the server has not settled."""
+
+    def __init__(self, link: Link, report: Callable[[ReportsRefused], object]) -> None:
+        self._link, self._report = link, report
+        self._spools: dict[str, Spool] = {}  # by stream
+
+    def follow(self, order: Assignment, folder: Path) -> None:
+        """Forward the spools of an attempt, also those that have appeared since the last call."""
+        for path, scope in spool_files(order, folder):
+            assert scope.rank is not None
+            name = stream_name(order.job_id, order.epoch, scope.rank)
+            if name not in self._spools:
+                spool = self._spools[name] = Spool(scope, self._report)
+                self._link.add_rank_source(name, path, spool.convert)
+
+    def complete(self, order: Assignment, folder: Path) -> None:
+        """Forward all spools of an attempt whose processes are gone, before anything that its node reports next."""
+        self.follow(order, folder)
+        self._link.complete(f"{order.tag}/")
+
+    def drop(self, job_id: str, epoch: int) -> None:
+        """Close the spools of an attempt whose end the server has."""
+        prefix = f"{job_id}.{epoch}/"
+        for name in [name for name in self._spools if name.startswith(prefix)]:
+            self._spools.pop(name).flush()
+            self._link.drop(name)
+
+
+def spool_files(order: Assignment, folder: Path) -> list[tuple[Path, ReportScope]]:
+    """Return the spools of an attempt that can be of one of its ranks, in the order of ranks."""
+    found = []
+    for path in (folder / "spool").glob("rank*.jsonl"):
+        stream = parse_stream(f"{order.tag}/{path.stem}")
+        scope = order.scope(stream[2]) if stream else None
+        if scope is not None and scope.rank is not None and scope.rank < scope.ranks:
+            found.append((scope.rank, path, scope))
+    return [(path, scope) for _, path, scope in sorted(found, key=lambda each: each[0])]
+
+
+def last_reports(order: Assignment, folder: Path) -> list[RankReport]:
+    """Return the last reports of each rank of this node."""
+    reports = []
+    for path, scope in spool_files(order, folder):
+        for record in last_records(path):
+            try:
+                reports.append(read_report(record.event, scope, _now_us()))
+            except ReportError:
+                continue  # counted where it is forwarded
+    return reports
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,232 @@
+"""What a rank may report, and the checks that every report passes: at the rank's agent, and again at the server.
+
+A spool is a file of the job, so it may hold anything. Each value is held to the range that the log, the database and
+the ledger can take; a report that breaks one is refused by itself, with the reason. Pure: the caller brings the time.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import get_args, get_type_hints
+
+from cordee.event_json import decode
+from cordee.events import Event, Measured, RankLeft, RankReport, Reported
+from cordee.ids import JobId
+from cordee.units import US_PER_HOUR
+
+COUNT_MAX = 2**53 - 1
+"""The largest count: JSON readers that know only floating-point numbers still read it exactly."""
+
+SKEW_US = 24 * US_PER_HOUR
+"""Clocks of two machines may differ by this much."""
+
+TEXT_CHARS_MAX = 10_000
+LIST_ITEMS_MAX = 256
+RANKS_PER_GPU_MAX = 16
+
+RANK_REPORTS = frozenset(get_args(RankReport))
+
+_STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)")
+
+
+class ReportError(ValueError):
+    """A report that is refused; the message names the kind and the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportScope:
+    """The attempt that a stream reports on.
+
+    Attributes:
+        job_id: of the attempt.
+        epoch: of the attempt.
+        gpus: of the whole gang; it bounds the rank numbers.
+        since_us: when the attempt was placed.
+        rank: the rank whose stream it is; None: not known.
+    """
+
+    job_id: str
+    epoch: int
+    gpus: int
+    since_us: int
+    rank: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """An upper bound of the gang's ranks: a launcher may start several per GPU.
+
+        >>> ReportScope(job_id="gpt-abcdef", epoch=1, gpus=4, since_us=0).ranks
+        64
+        """
+        return RANKS_PER_GPU_MAX * self.gpus
+
+
+def stream_name(job_id: str, epoch: int, rank: int) -> str:
+    """Return the name of a rank's stream.
+
+    >>> stream_name("gpt-abcdef", 2, 0)
+    'gpt-abcdef.2/rank0'
+    """
+    return f"{job_id}.{epoch}/rank{rank}"
+
+
+def parse_stream(name: str) -> tuple[str, int, int] | None:
+    """Return job, epoch and rank of a rank's stream; None for any other stream.
+
+    >>> parse_stream("gpt-abcdef.2/rank0"), parse_stream("node/local/3")
+    (('gpt-abcdef', 2, 0), None)
+    """
+    match = _STREAM.fullmatch(name)
+    return (match[1], int(match[2]), int(match[3])) if match and len(name) < 1000 else None
+
+
+def is_storable(text: str) -> bool:
+    """Return whether databases take a text: a lone surrogate has no UTF-8, and PostgreSQL stores no NUL.
+
+    >>> is_storable("Grüße"), is_storable("\\ud800"), is_storable("\\0")
+    (True, False, False)
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def repair_text(data: object) -> object:
+    """Return JSON data whose texts can be stored: an agent's report may quote a file name that has no UTF-8.
+
+    >>> repair_text({"why": ["\\ud800 is not there"]})
+    {'why': ['? is not there']}
+    """
+    if isinstance(data, str):
+        return data if is_storable(data) else data.encode(errors="replace").decode().replace("\0", "?")
+    if isinstance(data, dict):
+        return {repair_text(key): repair_text(value) for key, value in data.items()}
+    return [repair_text(each) for each in data] if isinstance(data, list) else data
+
+
+def read_report(data: Mapping[str, object], scope: ReportScope, now_us: int) -> RankReport:
+    """Decode and check one record of a rank's stream.
+
+    Raises:
+        ReportError: the record is refused.
+    """
+    try:
+        event = decode(dict(data))
+    except ValueError as error:
+        raise ReportError(str(error).encode("ascii", "backslashreplace").decode()[:300]) from error
+    return check_report(event, scope, now_us)
+
+
+def check_report(event: Event, scope: ReportScope, now_us: int) -> RankReport:
+    """Return the event as it may be committed.
+
+    A loss that is not finite is left out: the training has diverged, and its time still counts.
+
+    Raises:
+        ReportError: the event is refused.
+    """
+    kind = type(event).__name__
+    if not isinstance(event, RankReport):
+        raise ReportError(f"{kind}: a rank may not report it")
+    if (event.job_id, event.epoch) != (scope.job_id, scope.epoch):
+        raise ReportError(f"{kind}: it is about another attempt than {scope.job_id}.{scope.epoch}")
+    for name, check, optional in _FIELDS[type(event)]:
+        value = getattr(event, name)
+        if (value is None and optional) or (problem := check(value, scope, now_us)) is None:
+            continue
+        raise ReportError(f"{kind}: {name} {_short(value)} {problem}")
+    if isinstance(event, RankLeft | Measured) and scope.rank not in (None, event.rank):
+        raise ReportError(f"{kind}: it is about another rank than {scope.rank}")
+    if isinstance(event, Reported) and event.loss is not None and not math.isfinite(event.loss):
+        return replace(event, loss=None)
+    return event
+
+
+_Check = Callable[[object, ReportScope, int], str | None]
+"""Return the reason for which a value is refused, or None."""
+
+
+def _time(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if type(value) is not int:
+        return "is not a time"
+    return None if max(0, scope.since_us - SKEW_US) <= value <= now_us + SKEW_US else "is outside the attempt's time"
+
+
+def _count(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if type(value) is not int:
+        return "is not a whole number"
+    return None if 0 <= value <= COUNT_MAX else "is out of range"
+
+
+def _rank(value: object, scope: ReportScope, now_us: int) -> str | None:
+    return None if type(value) is int and 0 <= value < scope.ranks else "is not a rank of this gang"
+
+
+def _loss(value: object, scope: ReportScope, now_us: int) -> str | None:
+    return None if type(value) is float or (type(value) is int and abs(value) <= COUNT_MAX) else "is not a number"
+
+
+def _amount(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if type(value) is not int and not (type(value) is float and math.isfinite(value)):
+        return "is not a finite number"
+    return None if 0 <= value <= COUNT_MAX else "is out of range"
+
+
+def _text(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if not isinstance(value, str):
+        return "is not text"
+    if len(value) > TEXT_CHARS_MAX:
+        return f"is longer than {TEXT_CHARS_MAX} characters"
+    return None if is_storable(value) else "holds a character that cannot be stored"
+
+
+def _texts(value: object, scope: ReportScope, now_us: int) -> str | None:
+    if not isinstance(value, tuple):
+        return "is not a list"
+    if len(value) > LIST_ITEMS_MAX:
+        return f"has more than {LIST_ITEMS_MAX} items"
+    return next((problem for each in value if (problem := _text(each, scope, now_us))), None)
+
+
+def _choice(value: object, scope: ReportScope, now_us: int) -> str | None:
+    return None if isinstance(value, StrEnum) else "is not one of the values that it may have"
+
+
+_BY_NAME: Mapping[str, _Check] = {
+    "rank": _rank,
+    "loss": _loss,
+    **dict.fromkeys(("at_us", "from_us", "since_us"), _time),
+}
+_BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, JobId: _text, tuple[str, ...]: _texts}
+
+
+def _checks(kind: type[RankReport]) -> list[tuple[str, _Check, bool]]:
+    """Return the fields of a kind: name, check, and whether the field may be None."""
+    found = []
+    for name, hint in get_type_hints(kind).items():
+        types = [each for each in get_args(hint) if each is not NoneType] if isinstance(hint, UnionType) else [hint]
+        found.append((name, _BY_NAME.get(name) or _BY_TYPE.get(types[0], _choice), isinstance(hint, UnionType)))
+    return found
+
+
+_FIELDS = {kind: _checks(kind) for kind in RANK_REPORTS}
+
+
+def _short(value: object) -> str:
+    """Return a value as a message may quote it.
+
+    >>> _short(10**30), _short("a\\ud800"), _short([1])
+    ('10^30', "'a\\\\ud800'", 'of type list')
+    """
+    if type(value) is int and abs(value) >= 10**18:
+        power = round(math.log10(abs(value)))
+        return f"{'' if abs(value) == 10**power else 'about '}{'-' if value < 0 else ''}10^{power}"
+    if isinstance(value, str | int | float) or value is None:
+        text = ascii(str(value) if isinstance(value, str) else value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    return f"of type {type(value).__name__}"
