@@ -94,8 +94,8 @@ class Estimate:
     """The plan's answer for a job. It travels with the job; ranks report what they measured under the same names."""
 
     layout: str  # of `plan.layout`, such as "tp8 pp2 fsdp4"
-    peak_bytes: int  # on the fullest GPU, with the driver's context
-    gpu_memory_bytes: int  # of one GPU; 0: CPU slots have no limit
+    peak_bytes: int  # on the fullest GPU, with the driver's context; 0: not known, as on CPU slots
+    gpu_memory_bytes: int  # of one GPU; 0: CPU slots have none
     gpus: int = 0  # on which it holds
     allocated_bytes: int = 0  # of the peak, the part that torch's allocator hands out; 0: not known
     step_us: int | None = None  # None: no time is known for this GPU

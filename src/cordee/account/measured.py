@@ -134,8 +134,7 @@ class Measurement:
 
     def _peak(self, plan: Estimate) -> Comparison:
         planned = plan.allocated_bytes or plan.peak_bytes or None
-        # Without GPUs the process's own memory is measured, of which the interpreter and its libraries are no plan.
-        most = min(PEAK_SLACK * planned, plan.gpu_memory_bytes) if planned and plan.gpu_memory_bytes else None
+        most = min(PEAK_SLACK * planned, plan.gpu_memory_bytes) if planned else None
         return Comparison(Quantity.PEAK, planned, self.peak_bytes, high=most)
 
 

@@ -252,7 +252,9 @@ def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
         "NNODES": str(len(order.leases)),
     }
     if order.estimate:
-        env |= {"CORDEE_LAYOUT": order.estimate["layout"], "CORDEE_ESTIMATE": json.dumps(order.estimate)}
+        env["CORDEE_ESTIMATE"] = json.dumps(order.estimate)
+        if order.estimate["layout"]:
+            env["CORDEE_LAYOUT"] = order.estimate["layout"]
     on_hang = order.spec.get("on_hang") or {}
     for key, name in (("report_after_s", "CORDEE_HANG_REPORT_S"), ("restart_after_s", "CORDEE_HANG_RESTART_S")):
         if on_hang.get(key) is not None:

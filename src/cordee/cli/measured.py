@@ -7,9 +7,9 @@ from rich.text import Text
 
 from cordee.cli import terminal
 from cordee.client import ComparisonView
-from cordee.units import US_PER_S, format_bytes, format_duration
+from cordee.view.measured import HEADS, compared_texts
 
-_HEADS = ("PLANNED", "MEASURED", "OFF BY")
+_HEADS = tuple(head.upper() for head in HEADS)
 
 
 def comparisons(rows: Iterable[ComparisonView]) -> Table:
@@ -31,21 +31,5 @@ def comparisons_by_key(of: str, rows: Iterable[tuple[str, ComparisonView]]) -> T
 
 
 def _cells(row: ComparisonView) -> tuple[str, str, Text]:
-    planned = _value(row.planned, row.unit)
-    if row.low is not None and row.high is not None:
-        planned += f" ({_value(row.low, row.unit)} to {_value(row.high, row.unit)})"
-    off = "–" if row.off_by is None else f"{100 * row.off_by:+.0f} %"
-    return planned, _value(row.measured, row.unit), Text(off, style="bold red" if row.missed else "")
-
-
-def _value(value: float | None, unit: str) -> str:
-    """Return a value as people read it.
-
-    >>> _value(4.4e6, "us"), _value(63e9, "bytes"), _value(0.361, "fraction"), _value(None, "us")
-    ('4.4 s', '63 GB', '36 %', '–')
-    """
-    if value is None:
-        return "–"
-    if unit == "bytes":
-        return format_bytes(round(value))
-    return format_duration(value / US_PER_S) if unit == "us" else f"{100 * value:.0f} %"
+    planned, measured, off = compared_texts(row)
+    return planned, measured, Text(off, style="bold red" if row.missed else "")

@@ -11,7 +11,6 @@ from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import DEFAULTS, Assumptions
 from cordee.plan.layout import layout_wanted
-from cordee.plan.memory import rank_memory
 from cordee.plan.settings import Settings
 from cordee.plan.survive import Survival, survival
 from cordee.units import US_PER_S, format_bytes, format_duration
@@ -97,7 +96,10 @@ def _answers(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_
 
 
 def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node: int) -> Expected:
-    """Plan a model on CPU slots, which have neither memory of their own nor a known speed."""
+    """Plan a model on CPU slots, which have neither memory of their own nor a known speed.
+
+    A process's resident memory is not compared either: the interpreter and its libraries are most of it.
+    """
     training = _settings(model).training(shape, spec.gpus)
     nodes = -(-spec.gpus // slots_per_node)
     found = survival(
@@ -107,16 +109,11 @@ def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node
         storage_bytes_per_s=nodes * DEFAULTS.storage_bytes_per_s,
         start_s=DEFAULTS.start_s,
     )
-    layout, peak_bytes, allocated_bytes = "", 0, 0
-    if model.layout is not None:
-        wanted = layout_wanted(model.layout, model.recompute, model.micro_batch).plainest(spec.gpus)
-        fullest = rank_memory(shape, wanted, training).worst
-        layout, peak_bytes, allocated_bytes = str(wanted), fullest.total_bytes, fullest.allocated_bytes
+    wanted = None if model.layout is None else layout_wanted(model.layout, model.recompute, model.micro_batch)
     estimate = Estimate(
-        layout=layout,
+        layout="" if wanted is None else str(wanted.plainest(spec.gpus)),
         gpus=spec.gpus,
-        peak_bytes=peak_bytes,
-        allocated_bytes=allocated_bytes,
+        peak_bytes=0,
         gpu_memory_bytes=0,
         tokens_per_step=training.tokens_per_step,
         flop_per_token=shape.train_flop_per_token(training.seq_tokens),

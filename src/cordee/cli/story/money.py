@@ -12,6 +12,7 @@ from cordee.events import AttemptPlaced, Event, RanksEnded
 from cordee.ids import JobId
 from cordee.simulate.story import BACK_US, USD_PER_GPU_HOUR, Story, known_story
 from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
+from cordee.view.measured import compared_html
 from cordee.view.money import CLASSES, MoneyRow, cases_html, gpu_time, money_html
 from cordee.view.report import Claim
 
@@ -39,6 +40,7 @@ def _tell_ledger(teller: Teller, stage: Stage, cost: CostView) -> None:
         teller.line(None, f"{name}: {gpu_time(row.gpu_us.held)} held, {format_micro_usd(row.micro_usd.held)}: {parts}")
         rows.append(MoneyRow(name, _classes(row), row.micro_usd.held))
     teller.figure(money_html(rows))
+    teller.figure(compared_html([(stage.names[JobId(row.key)], each) for row in cost.rows for each in row.measured]))
     total = {cls: sum(classes[cls] for classes in map(_classes, cost.rows)) for cls in CLASSES}
     teller.claim(claims.adds_up(total, cost.gpu_us.held, leased_gpu_us(stage.events)))
     for source in sorted({source for row in cost.rows for source in row.price_sources}):

@@ -1,0 +1,56 @@
+"""Planned, measured, off by: values of a job as text, and as a table of a page."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from cordee.units import US_PER_S, format_bytes, format_duration
+from cordee.view.tables import Column, table_html
+
+HEADS = ("planned", "measured", "off by")
+
+
+class Compared(Protocol):
+    """A value in `unit` (bytes, us or fraction) as it was planned, with its interval, and as it was measured."""
+
+    @property
+    def quantity(self) -> str: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def planned(self) -> float | None: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+    @property
+    def measured(self) -> float | None: ...
+    @property
+    def off_by(self) -> float | None: ...
+
+
+def compared_texts(row: Compared) -> tuple[str, str, str]:
+    """Return what was planned, what was measured, and how far the one is off the other."""
+    planned = value_text(row.planned, row.unit)
+    if row.low is not None and row.high is not None:
+        planned += f" ({value_text(row.low, row.unit)} to {value_text(row.high, row.unit)})"
+    off = "–" if row.off_by is None else f"{100 * row.off_by:+.0f} %"
+    return planned, value_text(row.measured, row.unit), off
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """Return a value as people read it.
+
+    >>> value_text(4.4e6, "us"), value_text(63e9, "bytes"), value_text(0.361, "fraction"), value_text(None, "us")
+    ('4.4 s', '63 GB', '36 %', '–')
+    """
+    if value is None:
+        return "–"
+    if unit == "bytes":
+        return format_bytes(round(value))
+    return format_duration(value / US_PER_S) if unit == "us" else f"{100 * value:.0f} %"
+
+
+def compared_html(rows: Sequence[tuple[str, Compared]]) -> str:
+    """Return the table of several jobs, each with its name."""
+    columns = [Column("job"), Column("value"), *(Column(head) for head in HEADS)]
+    return table_html(columns, [(name, row.quantity, *compared_texts(row)) for name, row in rows])
