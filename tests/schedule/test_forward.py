@@ -79,7 +79,7 @@ def test_perfect_run_times_give_what_the_simulator_does(seed: int, policy: str, 
     seen = forward(Present(state), 0, Draw(left_us={}, arrivals=coming), list(happened), until_us=FAR_US)
     assert {job_id: (fate.start_us, fate.end_us) for job_id, fate in seen.fates.items()} == happened
     if policy == "cordee":
-        assert any(fate.pushes for fate in seen.fates.values()), "a crowd in which nobody is pushed proves little"
+        assert any(fate.preemptions for fate in seen.fates.values()), "a crowd in which no job is preempted proves little"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -165,9 +165,9 @@ def test_who_is_pushed_starts_again_and_ends_later():
     world.now_us = 10 * S
     fates = ahead_of(world, left_s=100).fates
     low, high = fates[JobId("low")], fates[JobId("high")]
-    assert (high.start_us, high.end_us, high.pushes) == (30 * S, 130 * S, 0)
+    assert (high.start_us, high.end_us, high.preemptions) == (30 * S, 130 * S, 0)
     # It saves for 20 s, waits for 100 s, starts for 60 s, and has all of its 100 s still to do: it was pushed at once.
-    assert (low.start_us, low.end_us, low.pushes) == (0, 290 * S, 1)
+    assert (low.start_us, low.end_us, low.preemptions) == (0, 290 * S, 1)
 
 
 @pytest.mark.parametrize(("protected", "grace_s", "left_s"), [(True, 30, 1100), (False, 30, 2000), (True, 0, 1100)])

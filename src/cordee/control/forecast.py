@@ -48,7 +48,7 @@ class Forecast:
         start: when it is placed next.
         end: when it ends for good.
         leases: where it is placed in the draw whose start is the median one.
-        pushes: how often it is made to leave, on average.
+        preemptions: how often it gets notice, on average.
     """
 
     at_us: int
@@ -58,7 +58,7 @@ class Forecast:
     start: Spread
     end: Spread
     leases: tuple[Lease, ...]
-    pushes: float
+    preemptions: float
 
 
 def forecast(
@@ -124,7 +124,7 @@ def _together(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int) -
         start=_spread([fate.start_us for fate in fates]),
         end=_spread([fate.end_us for fate in fates]),
         leases=middle.leases,
-        pushes=sum(fate.pushes for fate in fates) / len(fates),
+        preemptions=sum(fate.preemptions for fate in fates) / len(fates),
     )
 
 

@@ -27,6 +27,7 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule.decision import decide
 from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.gang import Gang, Work
 from cordee.schedule.preemption.loss import late_us
 from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.records import Attempt
@@ -66,13 +67,13 @@ class Fate:
         start_us: when it is placed next; of a job that runs, when it was placed.
         leases: where.
         end_us: when it ends for good.
-        pushes: how often it is made to leave until then.
+        preemptions: how often it gets notice until then.
     """
 
     start_us: int | None = None
     leases: tuple[Lease, ...] = ()
     end_us: int | None = None
-    pushes: int = 0
+    preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +112,16 @@ def forward(
 
 
 @dataclass(slots=True)
-class _Gang:
-    """One attempt: it trains from `train_us` on and leaves at `leaves_us` with an outcome."""
+class _Live:
+    """One attempt: its gang does steps of a microsecond; it leaves at `leaves_us` with an outcome."""
 
     epoch: int
     placed_us: int
-    train_us: int
+    gang: Gang
     from_us: int  # `left_us` counts from here
     left_us: int
     leaves_us: int
-    durable_us: int = NEVER  # it tells of its next checkpoint then
+    durable_us: int = NEVER  # it reports its next checkpoint then
     outcome: Outcome = Outcome.FINISHED
 
 
@@ -133,14 +134,14 @@ class _Run:
     grain: float
     _left_us: dict[JobId, int] = field(default_factory=dict)  # of jobs, where it differs from the draw's
     _left_at_us: dict[JobId, int] = field(default_factory=dict)
-    _gangs: dict[JobId, _Gang] = field(default_factory=dict)
+    _live: dict[JobId, _Live] = field(default_factory=dict)
     _heap: list[tuple[int, int, JobId]] = field(default_factory=list)
     _durable: list[tuple[int, JobId, int]] = field(default_factory=list)  # a heap: when, and whose epoch
     _entries: int = 0
     _coming: Iterator[Arrival] = field(init=False)
     _next: Arrival | None = None
     _open: set[JobId] = field(default_factory=set)  # those watched that have not ended
-    _told: bool = False  # something follows at the moment of a decision
+    _at_once: bool = False  # something follows at the moment of a decision
 
     def go(self, until_us: int, go_on: Callable[[int], bool]) -> Ahead:
         state, begin_us, next_us, decisions = self.state, self.now_us, self.now_us, 0
@@ -152,18 +153,18 @@ class _Run:
         again = 0
         while self._open and go_on(decisions):
             by_us = min(until_us, next_us + int(self.grain * (next_us - begin_us)))
-            self.now_us, self._told = self._happen(next_us, by_us), False
-            self._tell_checkpoints()
+            self.now_us, self._at_once = self._happen(next_us, by_us), False
+            self._report_checkpoints()
             decision = decide(state, self.now_us)
             decisions += 1
             for event in decision.events:
                 state.apply(event)
             for event in decision.events:
                 self._carry_out(event)
-            at_once = self._told or decision.wake_at_us == self.now_us  # a kill without grace is due at once
-            again = again + 1 if at_once else 0
+            again_now = self._at_once or decision.wake_at_us == self.now_us  # a kill without grace is due at once
+            again = again + 1 if again_now else 0
             assert again < _AGAIN_MAX, "decisions of one moment come to no end"
-            if at_once:
+            if again_now:
                 next_us = self.now_us
                 continue
             next_us = min(self._due_us(), self._next.at_us if self._next else NEVER, decision.wake_at_us or NEVER)
@@ -181,13 +182,13 @@ class _Run:
 
     def _leaves(self, at_us: int, _: int, job_id: JobId) -> bool:
         """Whether what was planned still holds."""
-        gang = self._gangs.get(job_id)
-        return gang is not None and gang.leaves_us == at_us
+        live = self._live.get(job_id)
+        return live is not None and live.leaves_us == at_us
 
     def _at(self, at_us: int, job_id: JobId) -> None:
         self._entries += 1
         heapq.heappush(self._heap, (at_us, self._entries, job_id))
-        self._told |= at_us <= self.now_us
+        self._at_once |= at_us <= self.now_us
 
     def _happen(self, from_us: int, by_us: int) -> int:
         """Everything that is due by then, each at its time; when the last of it was, which is `from_us` at least."""
@@ -211,31 +212,40 @@ class _Run:
         if fate is not None and not attempt.leaving:
             fate.start_us, fate.leases = attempt.placed_us, attempt.leases
         train_us = attempt.placed_us + (job.restart_us if attempt.epoch > 1 else 0)
-        gang = self._run(attempt, train_us, max(now_us, train_us))
+        live = self._run(attempt, train_us, max(now_us, train_us))
         lost = any(not self.state.nodes[lease.node].up for lease in attempt.held)
         if lost or attempt.kill is not None or attempt.shares:
             outcome = Outcome.LOST if lost else Outcome.KILLED
             finished = attempt.kill is None and not lost
-            self._end_at(job.job_id, gang, now_us, Outcome.FINISHED if finished else outcome)
+            self._end_at(job.job_id, live, now_us, Outcome.FINISHED if finished else outcome)
         elif attempt.notice is not None:
-            self._leave_on_notice(attempt, gang, attempt.notice)
+            self._leave_on_notice(attempt, live, attempt.notice)
 
-    def _run(self, attempt: Attempt, train_us: int, from_us: int) -> _Gang:
+    def _run(self, attempt: Attempt, train_us: int, from_us: int) -> _Live:
         job = attempt.job
         left_us = self._left_us.get(job.job_id)
         if left_us is None:
             left_us = self.draw.left_us[job.job_id]
-        gang = self._gangs[job.job_id] = _Gang(
-            attempt.epoch, attempt.placed_us, train_us, from_us, left_us,
-            from_us + left_us * job.gpus // max(1, attempt.gpus),
-        )  # fmt: skip
-        self._at(gang.leaves_us, job.job_id)
-        self._saves_on(attempt, gang)
-        return gang
+        work = Work(
+            steps=max(1, from_us - train_us + left_us * job.gpus // max(1, attempt.gpus)),
+            step_us=1,
+            start_us=train_us - attempt.placed_us,
+            every_us=job.checkpoint_every_us if job.protected and job.checkpoint_every_us > 0 else None,
+            stall_us=0,
+            upload_us=job.save_us,
+            saves_at_end=False,
+            handles_notice=job.protected and job.grace_us >= job.save_us,
+        )
+        gang = Gang.start(work, attempt.placed_us, attempt.gpus, epoch=attempt.epoch, step=0)
+        live = _Live(attempt.epoch, attempt.placed_us, gang, from_us, left_us, gang.leave_us)
+        self._live[job.job_id] = live
+        self._at(live.leaves_us, job.job_id)
+        self._reports_commits(attempt, live)
+        return live
 
     # -- checkpoints -----------------------------------------------------------------------------------------
 
-    def _saves_on(self, attempt: Attempt, gang: _Gang) -> None:
+    def _reports_commits(self, attempt: Attempt, live: _Live) -> None:
         """It goes on as it declared, if it has not kept silent for too long.
 
         Only if it loses what its newest checkpoint does not hold when it is pushed: of all others nobody asks for that.
@@ -245,15 +255,15 @@ class _Run:
             return
         from_us = attempt.placed_us if attempt.captured_us is None else attempt.captured_us
         if self.now_us < from_us + every_us + late_us(job):
-            gang.durable_us = max(gang.train_us, from_us) + every_us + job.save_us
-            heapq.heappush(self._durable, (gang.durable_us, job.job_id, gang.epoch))
+            live.durable_us = max(live.gang.train_us, from_us) + every_us + job.save_us
+            heapq.heappush(self._durable, (live.durable_us, job.job_id, live.epoch))
 
-    def _tell_checkpoints(self) -> None:
-        """Of each gang the newest that is durable by now: on its declared schedule, from the newest that it told of."""
+    def _report_checkpoints(self) -> None:
+        """Report of each gang the newest checkpoint that is durable by now, on the schedule that its job declared."""
         while self._durable and self._durable[0][0] <= self.now_us:
             at_us, job_id, epoch = heapq.heappop(self._durable)
-            gang = self._gangs.get(job_id)
-            if gang is None or gang.epoch != epoch or gang.outcome is not Outcome.FINISHED:
+            live = self._live.get(job_id)
+            if live is None or live.epoch != epoch or live.outcome is not Outcome.FINISHED:
                 continue
             attempt = self.state.attempts[job_id]
             every_us, save_us = attempt.job.checkpoint_every_us, attempt.job.save_us
@@ -264,8 +274,8 @@ class _Run:
                     size_bytes=0, stall_us=0, upload_us=save_us,
                 )
             )  # fmt: skip
-            gang.durable_us = at_us + every_us
-            heapq.heappush(self._durable, (gang.durable_us, job_id, epoch))
+            live.durable_us = at_us + every_us
+            heapq.heappush(self._durable, (live.durable_us, job_id, epoch))
 
     def _awaited_us(self, by_us: int) -> int:
         """When the first checkpoint is durable for which somebody keeps its place; `by_us` if none is sooner."""
@@ -273,7 +283,7 @@ class _Run:
             return by_us
         running = self.state.running
         kept_us = running.kept_until_us(self.now_us, self.state.policy)
-        gangs = (self._gangs[running.jobs[int(row)]] for row in (kept_us > self.now_us).nonzero()[0])
+        gangs = (self._live[running.jobs[int(row)]] for row in (kept_us > self.now_us).nonzero()[0])
         return min(by_us, *(gang.durable_us for gang in gangs), NEVER)
 
     # -- what follows from a decision ------------------------------------------------------------------------
@@ -285,13 +295,14 @@ class _Run:
         elif isinstance(event, NoticeGiven):
             fate = self.fates.get(event.job_id)
             if fate is not None:
-                fate.pushes += 1
-            self._leave_on_notice(self.state.attempts[event.job_id], self._gangs[event.job_id], event)
+                fate.preemptions += 1
+            self._leave_on_notice(self.state.attempts[event.job_id], self._live[event.job_id], event)
         elif isinstance(event, KillOrdered):
-            gang = self._gangs[event.job_id]
-            if gang.outcome is Outcome.FINISHED:
-                self._keep(self.state.attempts[event.job_id], gang, event.at_us, saved=False)
-            self._end_at(event.job_id, gang, event.at_us, Outcome.KILLED)
+            live = self._live[event.job_id]
+            if live.outcome is Outcome.FINISHED:
+                attempt = self.state.attempts[event.job_id]
+                self._keep(attempt, live, self._kept_at_kill_us(attempt, live, event.at_us))
+            self._end_at(event.job_id, live, event.at_us, Outcome.KILLED)
         elif isinstance(event, JobEnded):
             self._open.discard(event.job_id)
             if event.job_id in self.fates:
@@ -307,40 +318,38 @@ class _Run:
         for lease in event.leases:
             started = RanksStarted(at_us=event.at_us, job_id=event.job_id, epoch=event.epoch, node=lease.node)
             self.state.apply(started)
-        self._told = True
+        self._at_once = True
 
-    def _leave_on_notice(self, attempt: Attempt, gang: _Gang, notice: NoticeGiven) -> None:
-        """Who saves in time leaves then; all others work until they are killed at the deadline."""
-        job = attempt.job
-        saves = job.protected and job.grace_us >= job.save_us
-        leaves_us = gang.train_us if notice.at_us < gang.train_us else notice.at_us + job.save_us
-        if gang.leaves_us <= notice.at_us:
-            return
-        if saves and leaves_us <= notice.deadline_us:
+    def _leave_on_notice(self, attempt: Attempt, live: _Live, notice: NoticeGiven) -> None:
+        """Let a gang that saves in time leave then; every other one works until it is killed at the deadline."""
+        gang = live.gang
+        if live.leaves_us > notice.at_us and gang.notice(notice.at_us) and gang.leave_us <= notice.deadline_us:
             if notice.at_us >= self.now_us:
-                self._keep(attempt, gang, notice.at_us, saved=True)
-            self._end_at(job.job_id, gang, max(self.now_us, leaves_us), Outcome.CHECKPOINTED)
+                self._keep(attempt, live, gang.last_step)
+            self._end_at(attempt.job.job_id, live, max(self.now_us, gang.leave_us), Outcome.CHECKPOINTED)
 
-    def _keep(self, attempt: Attempt, gang: _Gang, at_us: int, *, saved: bool) -> None:
-        """What its job still has to do after this attempt, which stops working now: less by what is durable."""
-        job, done_us = attempt.job, max(0, at_us - gang.train_us)
-        durable_us = done_us
-        if not saved:
-            every_us = job.checkpoint_every_us if job.protected and gang.durable_us == NEVER else 0
-            known_us = max(0, (attempt.captured_us or 0) - gang.train_us)
-            durable_us = max(done_us // every_us * every_us if every_us > 0 else 0, min(done_us, known_us))
-        gained_us = durable_us - max(0, gang.from_us - gang.train_us)
-        self._left_us[job.job_id] = max(1, gang.left_us - gained_us * attempt.gpus // max(1, job.gpus))
+    def _kept_at_kill_us(self, attempt: Attempt, live: _Live, at_us: int) -> int:
+        """Return the training time that a checkpoint holds: the newest reported one, or of its interval."""
+        gang = live.gang
+        reported_us = min(max(0, at_us - gang.train_us), max(0, (attempt.captured_us or 0) - gang.train_us))
+        of_interval_us = gang.durable_periods(at_us) * gang.interval_steps if live.durable_us == NEVER else 0
+        return max(reported_us, of_interval_us)
 
-    def _end_at(self, job_id: JobId, gang: _Gang, at_us: int, outcome: Outcome) -> None:
-        gang.leaves_us, gang.outcome = at_us, outcome
+    def _keep(self, attempt: Attempt, live: _Live, trained_us: int) -> None:
+        """Reduce what the job still has to do by the training time of this attempt that a checkpoint holds."""
+        gained_us = trained_us - max(0, live.from_us - live.gang.train_us)
+        left_us = live.left_us - gained_us * attempt.gpus // max(1, attempt.job.gpus)
+        self._left_us[attempt.job.job_id] = max(1, left_us)
+
+    def _end_at(self, job_id: JobId, live: _Live, at_us: int, outcome: Outcome) -> None:
+        live.leaves_us, live.outcome = at_us, outcome
         self._at(at_us, job_id)
 
     def _leave(self, job_id: JobId, at_us: int) -> int:
         """Its GPUs are free; since when it held them."""
-        gang = self._gangs.pop(job_id)
+        live = self._live.pop(job_id)
         self._left_at_us[job_id] = at_us
         for lease in self.state.attempts[job_id].held:
-            ended = RanksEnded(at_us=at_us, job_id=job_id, epoch=gang.epoch, node=lease.node, outcome=gang.outcome)
+            ended = RanksEnded(at_us=at_us, job_id=job_id, epoch=live.epoch, node=lease.node, outcome=live.outcome)
             self.state.apply(ended)
-        return gang.placed_us
+        return live.placed_us
