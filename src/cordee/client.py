@@ -121,7 +121,7 @@ class JobDetailView(JobView):
 
 
 class SpreadView(View):
-    """Of a time: one draw in ten is earlier than p10, half are earlier than p50. null: later than `seen_us`."""
+    """Percentiles of a time over the draws: one in ten is earlier than p10. null: later than `seen_us`."""
 
     p10_us: int | None
     p50_us: int | None
@@ -129,10 +129,10 @@ class SpreadView(View):
 
 
 class ForecastView(View):
-    """When a job is placed next and when it ends, over so many runs of the scheduler forward from `at_us`.
+    """A forecast of a job's next start and of its end, from `draws` runs of the scheduler forward from `at_us`.
 
-    Every run saw as far as `seen_us` or until the job's end; `learnt_from` is how many jobs that ended, and so told how
-    long jobs run, are known; `pushes` is how often it is made to leave, on average.
+    Every run went to `seen_us` or to the job's end; run times come from `learnt_from` jobs that have ended;
+    `preemptions` is how often the job gets notice, on average.
     """
 
     at_us: int
@@ -141,7 +141,7 @@ class ForecastView(View):
     learnt_from: int
     start: SpreadView
     end: SpreadView
-    pushes: float
+    preemptions: float
 
 
 class WhyView(View):
@@ -289,8 +289,8 @@ class Submission(View):
     unprotected: bool = False
 
 
-class PushView(View):
-    """A job that would be pushed aside, why, and what it is expected to lose."""
+class VictimView(View):
+    """A job that would be preempted, the reason, and its expected loss."""
 
     job_id: str
     owner: str
@@ -299,14 +299,14 @@ class PushView(View):
 
 
 class RehearsalView(View):
-    """What would follow if a job were submitted now; nothing was.
+    """The consequences of submitting a job now; nothing was submitted.
 
     Attributes:
-        starts_now: it would be placed at once.
+        starts_now: whether it would be placed at once.
         reason, text, blocking, until_us: as of `WhyView`.
-        nodes: where it would be placed: surely if it starts now, else as in the median draw; empty: nobody knows.
+        nodes: where it would be placed: for certain if it starts now, else as in the median draw; empty: not known.
         racks: how many domains these nodes lie in; null where nodes name none.
-        pushes: whom it would push at once.
+        victims: the jobs that it would preempt at once.
         micro_usd_per_hour: on those nodes, else on the dearest GPUs that it may get.
         micro_usd_to_limit: if it runs until its limits of time or cost; null without any.
         micro_usd_to_estimate: if it runs as long as its owner expects; null if that was not said.
@@ -325,7 +325,7 @@ class RehearsalView(View):
     until_us: int | None
     nodes: dict[str, list[int]]
     racks: int | None
-    pushes: list[PushView]
+    victims: list[VictimView]
     micro_usd_per_hour: int
     micro_usd_to_limit: int | None
     micro_usd_to_estimate: int | None

@@ -171,7 +171,7 @@ def test_a_dry_run_says_what_would_follow_and_submits_nothing(
         before = client.jobs()
         told = verb("run", "--dry-run", str(file))
         assert re.search(r"starts now +yes", told) and re.search(r"on +local:0-1 \(1 node\)", told)
-        assert re.search(r"ends +in 30m *\n", told) and re.search(r"pushes +nobody", told)
+        assert re.search(r"ends +in 30m *\n", told) and re.search(r"preempts +no job", told)
         assert re.search(r"costs +\$5.98 an hour, \$2.99 to its estimate, \$11.96 to its limit", told)
         assert "nothing was submitted; the forecast: 20 runs ahead" in told
         told = verb("run", "--dry-run", str(file), "--gpus", "1,2,3", "--tier", "standard,production")

@@ -167,8 +167,8 @@ def test_a_rehearsal_says_what_submitting_would_do_and_queues_nothing(api: Api) 
     assert (seen.gpus, seen.tier, seen.queue, seen.racks) == (4, "production", "default", None)
     assert seen.micro_usd_per_hour == 4 * 2_000_000
     assert (seen.micro_usd_to_estimate, seen.micro_usd_to_limit) == (2 * 8_000_000, 10 * 8_000_000)
-    assert [(push.job_id, push.owner, push.reason) for push in seen.pushes] == [(low.job_id, "ada", "preempt")]
-    assert seen.pushes[0].expected_loss_micro_usd > 0
+    assert [(victim.job_id, victim.owner, victim.reason) for victim in seen.victims] == [(low.job_id, "ada", "preempt")]
+    assert seen.victims[0].expected_loss_micro_usd > 0
     assert not seen.starts_now and seen.reason == "waits-for-victims" and seen.blocking == [low.job_id]
     assert seen.nodes == {"local": [0, 1, 2, 3]}, "where the forecast has it"
     assert seen.forecast is not None and seen.forecast.draws == 5 and seen.forecast.learnt_from == 0
@@ -176,7 +176,7 @@ def test_a_rehearsal_says_what_submitting_would_do_and_queues_nothing(api: Api) 
     assert start_us == seen.until_us == seen.forecast.at_us + 30_000_000, "the victim cannot save, and has 30 s"
     assert end_us == start_us + 7200 * 1_000_000
     small = api.client.rehearse(SPEC | {"gpus": 1, "tier": "preemptible", "checkpoint": {"to": "/c"}})
-    assert (small.pushes, small.nodes, small.forecast, small.starts_now) == ([], {}, None, False)
+    assert (small.victims, small.nodes, small.forecast, small.starts_now) == ([], {}, None, False)
     with pytest.raises(TooLargeError):
         api.client.rehearse(SPEC | {"gpus": 5})
     assert (api.scene.control.number, api.scene.control.state.snapshot()) == (number, before)

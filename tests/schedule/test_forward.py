@@ -79,7 +79,7 @@ def test_perfect_run_times_give_what_the_simulator_does(seed: int, policy: str, 
     seen = forward(Present(state), 0, Draw(left_us={}, arrivals=coming), list(happened), until_us=FAR_US)
     assert {job_id: (fate.start_us, fate.end_us) for job_id, fate in seen.fates.items()} == happened
     if policy == "cordee":
-        assert any(fate.preemptions for fate in seen.fates.values()), "a crowd in which no job is preempted proves little"
+        assert any(fate.preemptions for fate in seen.fates.values()), "without a preemption this proves little"
 
 
 @pytest.mark.parametrize("seed", range(4))

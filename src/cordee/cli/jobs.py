@@ -199,9 +199,9 @@ def _consent(seen: RehearsalView) -> None:
     facts = []
     if seen.micro_usd_per_hour > ASK_ABOVE_MICRO_USD_PER_HOUR:
         facts.append(f"it costs up to {format_micro_usd(seen.micro_usd_per_hour)} an hour")
-    for push in seen.pushes:
-        loss = format_micro_usd(push.expected_loss_micro_usd)
-        facts.append(f"it preempts {push.job_id} of {push.owner}, which is expected to lose {loss}")
+    for victim in seen.victims:
+        loss = format_micro_usd(victim.expected_loss_micro_usd)
+        facts.append(f"it preempts {victim.job_id} of {victim.owner}, which is expected to lose {loss}")
     if facts:
         terminal.ask(facts, "queue it?")
 

@@ -1,4 +1,4 @@
-"""`cordee run --dry-run`: what submitting a job would do, or variants of it side by side; and forecasts as words.
+"""`cordee run --dry-run`: rehearse a job, or compare variants of it; and forecasts in words.
 
 Nothing is submitted, and no server is started.
 """
@@ -24,11 +24,11 @@ VARIANTS_MAX = 24
 NARROW_COLUMNS = 100
 
 SpecOf = Callable[[str | None, str | None, str | None], JobSpec]
-"""The job with this many GPUs, of this tier, in this queue; None: as it says itself."""
+"""The job with this many GPUs, of this tier, in this queue; None: as its spec says."""
 
 
 class VariantView(BaseModel):
-    """One variant of a job: what it would do, or why it would be refused."""
+    """One variant of a job: the rehearsal, or the reason of its refusal."""
 
     gpus: int
     tier: str
@@ -38,7 +38,7 @@ class VariantView(BaseModel):
 
 
 class Given(NamedTuple):
-    """What the flags say; GPUs, tier and queue may be lists, separated by commas."""
+    """The flags; GPUs, tier and queue may be lists, separated by commas."""
 
     gpus: str | None
     tier: str | None
@@ -66,10 +66,10 @@ def dry_run(spec_of: SpecOf, given: Given, *, home: Path, as_json: bool) -> None
 
 
 def with_flags(spec: JobSpec, gpus: str | None, tier: str | None, queue: str | None) -> JobSpec:
-    """The job of a file with other GPUs, tier or queue.
+    """Return the job of a file with other GPUs, tier or queue.
 
     Raises:
-        SpecError: there is no such job.
+        SpecError: the job cannot have them.
     """
     changes: dict[str, object] = {}
     if gpus is not None:
@@ -106,7 +106,7 @@ def _variant(client: Client, spec: JobSpec, unprotected: bool) -> VariantView:
 
 
 def times(spread: SpreadView, ahead: ForecastView, verb: str) -> str:
-    """When something happens, the median first, then one draw in ten before and after.
+    """Return when something happens: the median, then one draw in ten before and after.
 
     >>> at = ForecastView.model_construct(at_us=0, seen_us=604_800_000_000)
     >>> times(SpreadView(p10_us=4_800_000_000, p50_us=7_800_000_000, p90_us=14_700_000_000), at, "starts")
@@ -128,16 +128,16 @@ def times(spread: SpreadView, ahead: ForecastView, verb: str) -> str:
 
 
 def forecast_line(ahead: ForecastView) -> str:
-    """Start (if it is still to come) and end of a job, in one sentence."""
+    """Return the start, if it is still to come, and the end of a job in one sentence."""
     starts_us = ahead.start.p50_us
-    said = [] if starts_us is not None and starts_us < ahead.at_us else [times(ahead.start, ahead, "starts")]
+    parts = [] if starts_us is not None and starts_us < ahead.at_us else [times(ahead.start, ahead, "starts")]
     if starts_us is not None:
-        said.append(times(ahead.end, ahead, "ends"))
-    return f"{', '.join(said)} ({_basis(ahead)})"
+        parts.append(times(ahead.end, ahead, "ends"))
+    return f"{', '.join(parts)} ({_basis(ahead)})"
 
 
 def _basis(ahead: ForecastView) -> str:
-    known = f"run times of {_count(ahead.learnt_from, 'job')}" if ahead.learnt_from else "no run time is known yet"
+    known = f"run times of {_count(ahead.learnt_from, 'job')}" if ahead.learnt_from else "no run times known yet"
     return f"{_count(ahead.draws, 'run')} ahead, {known}"
 
 
@@ -158,16 +158,16 @@ def _show(answer: RehearsalView) -> None:
         if not answer.starts_now:
             facts.add_row("starts", times(ahead.start, ahead, "").strip())
         facts.add_row("ends", times(ahead.end, ahead, "").strip())
-        if ahead.pushes:
-            facts.add_row("is pushed", f"{ahead.pushes:.1f} times until then, on average")
+        if ahead.preemptions:
+            facts.add_row("preempted", f"{ahead.preemptions:.1f} times until then, on average")
     if answer.nodes:
         facts.add_row("on" if answer.starts_now else "likely on", _where(answer))
-    for number, push in enumerate(answer.pushes):
-        loss = format_micro_usd(push.expected_loss_micro_usd)
-        said = f"{push.job_id} of {push.owner} ({push.reason}), expected to lose {loss}"
-        facts.add_row("" if number else "pushes", said)
-    if not answer.pushes:
-        facts.add_row("pushes", "nobody")
+    for number, victim in enumerate(answer.victims):
+        loss = format_micro_usd(victim.expected_loss_micro_usd)
+        line = f"{victim.job_id} of {victim.owner} ({victim.reason}), expected to lose {loss}"
+        facts.add_row("" if number else "preempts", line)
+    if not answer.victims:
+        facts.add_row("preempts", "no job")
     facts.add_row("costs", _costs(answer))
     facts.add_row("model", _model(answer))
     for number, note in enumerate(answer.notes):
@@ -200,16 +200,16 @@ def _count(number: int, of: str) -> str:
 
 def _costs(answer: RehearsalView) -> str:
     if not answer.micro_usd_per_hour:
-        return "no price is known"
-    said = [f"{format_micro_usd(answer.micro_usd_per_hour)} an hour"]
+        return "no known price"
+    parts = [f"{format_micro_usd(answer.micro_usd_per_hour)} an hour"]
     for amount, what in ((answer.micro_usd_to_estimate, "estimate"), (answer.micro_usd_to_limit, "limit")):
         if amount is not None:
-            said.append(f"{format_micro_usd(amount)} to its {what}")
-    return ", ".join(said)
+            parts.append(f"{format_micro_usd(amount)} to its {what}")
+    return ", ".join(parts)
 
 
 def _compare(variants: Sequence[VariantView]) -> None:
-    """Where there is no room for all, spreads and losses give way: a dry run of one variant has them."""
+    """Print one row for each variant; a narrow terminal omits spreads and losses, which a single dry run shows."""
     console = terminal.stdout()
     narrow = console.width < NARROW_COLUMNS
     cells: dict[str, list[str | Text]] = {
@@ -217,16 +217,16 @@ def _compare(variants: Sequence[VariantView]) -> None:
         "TIER": [each.tier for each in variants],
         "QUEUE": [each.queue for each in variants],
         "STARTS IN": [_starts(each.answer, narrow) for each in variants],
-        "ENDS IN": [_told(each.answer, lambda told: _short(told.forecast, "end", narrow)) for each in variants],
-        "PUSHES": [_told(each.answer, lambda told: str(len(told.pushes) or "–")) for each in variants],
-        "LOSS": [_told(each.answer, _loss) for each in variants],
-        "$/H": [_told(each.answer, lambda told: format_micro_usd(told.micro_usd_per_hour)) for each in variants],
+        "ENDS IN": [_cell(each.answer, lambda seen: _short(seen.forecast, "end", narrow)) for each in variants],
+        "PREEMPTS": [_cell(each.answer, lambda seen: str(len(seen.victims) or "–")) for each in variants],
+        "LOSS": [_cell(each.answer, _loss) for each in variants],
+        "$/H": [_cell(each.answer, lambda seen: format_micro_usd(seen.micro_usd_per_hour)) for each in variants],
     }
     if narrow:
         del cells["LOSS"]
     if len({each.queue for each in variants}) == 1:
         del cells["QUEUE"]
-    rows = terminal.table(*cells, right=("GPUS", "PUSHES", "LOSS", "$/H"))
+    rows = terminal.table(*cells, right=("GPUS", "PREEMPTS", "LOSS", "$/H"))
     for row in zip(*cells.values(), strict=True):
         rows.add_row(*row)
     console.print(rows)
@@ -234,12 +234,12 @@ def _compare(variants: Sequence[VariantView]) -> None:
     for each in variants:
         if each.refused is not None:
             refused.setdefault(each.refused, []).append(f"{each.gpus} {each.tier}")
-    for why, whom in refused.items():
-        console.print(f"{', '.join(whom)}: {why}", highlight=False, markup=False)
+    for why, which in refused.items():
+        console.print(f"{', '.join(which)}: {why}", highlight=False, markup=False)
     console.print("nothing was submitted", highlight=False)
 
 
-def _told(answer: RehearsalView | None, words: Callable[[RehearsalView], str]) -> str:
+def _cell(answer: RehearsalView | None, words: Callable[[RehearsalView], str]) -> str:
     return "–" if answer is None else words(answer)
 
 
@@ -250,7 +250,7 @@ def _starts(answer: RehearsalView | None, narrow: bool) -> Text:
 
 
 def _loss(answer: RehearsalView) -> str:
-    losses = [push.expected_loss_micro_usd for push in answer.pushes]
+    losses = [victim.expected_loss_micro_usd for victim in answer.victims]
     return format_micro_usd(sum(losses)) if losses else "–"
 
 

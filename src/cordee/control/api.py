@@ -92,7 +92,7 @@ def submit(submission: Submission, service: Asked, owner: Owner) -> Submitted:
 
 @router.post("/rehearse")
 def rehearse(submission: Submission, service: Asked, owner: Owner, draws: Draws = 0) -> RehearsalView:
-    """What submitting a job would do: where and when it starts, whom it pushes, what it costs; nothing is queued."""
+    """Rehearse a submission: where and when the job starts, what it preempts, what it costs; nothing is queued."""
     return service.rehearse(submission, owner, draws)
 
 

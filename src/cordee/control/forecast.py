@@ -1,8 +1,8 @@
-"""When jobs will start and end, with a spread: several runs forward, each over run times and arrivals of its own.
+"""Forecast when jobs start and end, with a spread: several runs forward, each with its own run times and arrivals.
 
-Run times come from what jobs of the same kind took so far, given how long each has run (schedule/lengths.py); arrivals
-are those of the last days, turned by a random offset. The same seed gives the same answer, unless the time budget cuts
-it short: then fewer draws stand behind it, or they saw less far, and the answer says so.
+Run times come from jobs of the same kind, given how long each has run (schedule/forecast/run_times.py); arrivals are
+those of the last days, shifted by a random offset. The same seed gives the same answer, unless the time budget cuts it
+short: then it rests on fewer draws, or on draws that went less far, and the answer says so.
 """
 
 import random
@@ -22,14 +22,14 @@ DRAWS = 20
 HORIZON_US = 7 * 24 * US_PER_HOUR
 BUDGET_S = 2.0
 _GRAIN = 0.02
-_TURN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly however many there are
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are spread evenly however many there are
 _DAY_US = 24 * US_PER_HOUR
-_PAST_US = (_DAY_US, 7 * _DAY_US)  # so much of the past, at least and at most, comes again
+_PAST_US = (_DAY_US, 7 * _DAY_US)  # at least and at most this much of the past comes again
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of a time: one draw in ten is earlier than p10, half are earlier than p50. None: not within what was seen."""
+    """Percentiles of a time over the draws: one in ten is earlier than p10. None: later than every draw went."""
 
     p10_us: int | None
     p50_us: int | None
@@ -38,13 +38,13 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What becomes of a job.
+    """The forecast of one job.
 
     Attributes:
-        at_us: when it was asked.
-        draws: how many stand behind it.
-        seen_us: until when every draw saw that did not see the job end.
-        learnt_from: how many jobs have ended, and so told how long jobs run.
+        at_us: when it was made.
+        draws: the number of runs.
+        seen_us: how far every draw went that did not reach the end of the job.
+        learnt_from: the number of jobs that have ended, whose run times are known.
         start: when it is placed next.
         end: when it ends for good.
         leases: where it is placed in the draw whose start is the median one.
@@ -74,44 +74,44 @@ def forecast(
     budget_s: float | None = BUDGET_S,
     clock: Callable[[], float] = time.thread_time,
 ) -> dict[JobId, Forecast]:
-    """Forecasts for jobs that have not ended, over as many draws as the budget allows, but at least one.
+    """Forecast jobs that have not ended, with as many draws as the budget allows, but at least one.
 
     Args:
-        present: how it stands.
-        now_us: when it is asked.
+        present: the state.
+        now_us: the time of that state.
         watch: the jobs.
         seed: of the draws.
-        draws: how many at most.
+        draws: the most.
         horizon_us: how far ahead.
         grain: see `forward`.
-        arrivals: whether as many jobs come as came in the last days; else none.
-        budget_s: seconds in all, of this thread's processor time; None: as many as it takes.
-        clock: measures them.
+        arrivals: whether as many jobs arrive as in the last days; else none.
+        budget_s: processor time of this thread, in seconds; None: unlimited.
+        clock: measures it.
     """
-    over_s = None if budget_s is None else clock() + budget_s
+    deadline_s = None if budget_s is None else clock() + budget_s
 
     def go_on(decisions: int) -> bool:
-        return not decisions or over_s is None or clock() < over_s
+        return not decisions or deadline_s is None or clock() < deadline_s
 
     live = sorted(job_id for job_id, record in present.jobs.items() if not record.phase.ended)
-    dice = random.Random(str(seed))
-    offsets = {job_id: dice.random() for job_id in watch}
+    rng = random.Random(str(seed))
+    offsets = {job_id: rng.random() for job_id in watch}
     runs: list[Ahead] = []
     while len(runs) < draws and (not runs or go_on(1)):
-        dice = random.Random(f"{seed}/{len(runs)}")
-        # Of those who are watched, run times are spread evenly over the draws, however few these are.
-        us = {job_id: dice.random() for job_id in live}
-        us |= {job_id: (offsets[job_id] + len(runs) * _TURN) % 1 for job_id in watch if job_id in us}
+        rng = random.Random(f"{seed}/{len(runs)}")
+        # Run times of watched jobs are spread evenly over the draws, however few these are.
+        us = {job_id: rng.random() for job_id in live}
+        us |= {job_id: (offsets[job_id] + len(runs) * _GOLDEN) % 1 for job_id in watch if job_id in us}
         lengths_us = {job_id: left_us(present, job_id, now_us, u) for job_id, u in us.items()}
-        draw = Draw(left_us=lengths_us, arrivals=_arrivals(present, now_us, dice) if arrivals else ())
+        draw = Draw(left_us=lengths_us, arrivals=_arrivals(present, now_us, rng) if arrivals else ())
         ahead = forward(present, now_us, draw, watch, until_us=now_us + horizon_us, grain=grain, go_on=go_on)
         if runs and ahead.cut:
-            break  # it saw less than the others, and would only make them look late
+            break  # it went less far than the others, and would only make the jobs look late
         runs.append(ahead)
-    return {job_id: _together(job_id, runs, now_us, len(present.jobs) - len(live)) for job_id in watch}
+    return {job_id: _summary(job_id, runs, now_us, len(present.jobs) - len(live)) for job_id in watch}
 
 
-def _together(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int) -> Forecast:
+def _summary(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int) -> Forecast:
     fates = [run.fates[job_id] for run in runs]
     blind = [run.until_us for run, fate in zip(runs, fates, strict=True) if fate.end_us is None]
     started = sorted((fate for fate in fates if fate.start_us is not None), key=_start_us)
@@ -133,29 +133,29 @@ def _start_us(fate: Fate) -> int:
 
 
 def _spread(times_us: list[int | None]) -> Spread:
-    """By nearest rank; what was not seen is later than all that was."""
+    """Return percentiles by nearest rank; a time that no draw reached is later than all others."""
     seen = sorted(at_us for at_us in times_us if at_us is not None)
-    ranks = (_rank(len(times_us), share) for share in (0.1, 0.5, 0.9))
+    ranks = (_rank(len(times_us), quantile) for quantile in (0.1, 0.5, 0.9))
     return Spread(*(seen[rank] if rank < len(seen) else None for rank in ranks))
 
 
-def _rank(count: int, share: float) -> int:
-    return max(0, ceil(share * count) - 1)
+def _rank(count: int, quantile: float) -> int:
+    return max(0, ceil(quantile * count) - 1)
 
 
-def _arrivals(present: Present, now_us: int, dice: random.Random) -> Iterator[Arrival]:
-    """The jobs of the last days come again, from a random moment of them on, and round again after that."""
+def _arrivals(present: Present, now_us: int, rng: random.Random) -> Iterator[Arrival]:
+    """Repeat the jobs of the last days, from a random moment on, without end."""
     first_us = next((record.submitted_us for record in present.jobs.values()), now_us)
     past_us = min(max(now_us - first_us, _PAST_US[0]), _PAST_US[1])
-    turn_us = int(dice.random() * past_us)
+    offset_us = int(rng.random() * past_us)
     past: list[tuple[int, Job]] = []
     for record in reversed(present.jobs.values()):
         if record.submitted_us < now_us - past_us:
             break
-        past.append(((record.submitted_us - now_us + turn_us) % past_us, record.job))
+        past.append(((record.submitted_us - now_us + offset_us) % past_us, record.job))
     past.sort(key=lambda each: (each[0], each[1].job_id))
     while past:
         for at_us, job in past:
             again = replace(job, job_id=JobId(f"{job.job_id}+{now_us + at_us}"))
-            yield Arrival(at_us=now_us + at_us, job=again, left_us=drawn_us(present, job, 0, dice.random()))
+            yield Arrival(at_us=now_us + at_us, job=again, left_us=drawn_us(present, job, 0, rng.random()))
         now_us += past_us

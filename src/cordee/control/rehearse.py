@@ -1,11 +1,11 @@
-"""What submitting a job would do, asked of a copy of the state: would it start, where, when, at whose cost.
+"""Rehearse a submission on a copy of the state: whether the job would start, where, when, and which jobs would pay.
 
-Nothing here touches the live state; whoever calls has made the copy and is its only owner.
+Nothing here touches the live state: the caller has made the copy and is its only owner.
 """
 
 from collections.abc import Iterable
 
-from cordee.client import ForecastView, PushView, RehearsalView, SpreadView
+from cordee.client import ForecastView, RehearsalView, SpreadView, VictimView
 from cordee.control.admission import Admitted
 from cordee.control.forecast import Forecast, Spread, forecast
 from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven
@@ -19,12 +19,12 @@ from cordee.units import US_PER_HOUR
 
 
 def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> RehearsalView:
-    """The answer; with draws, also when it would start and end."""
+    """Submit the job to this copy of the state, and return what follows; with draws, also a forecast."""
     job = admitted.job
     state.apply(JobSubmitted(at_us=now_us, job=job, spec=""))
     events = decide(state, now_us).events
-    told = explain(state, job.job_id, now_us)
-    ahead = foretell(state, now_us, job.job_id, draws)
+    explanation = explain(state, job.job_id, now_us)
+    ahead = forecast_of(state, now_us, job.job_id, draws)
     placed = next((each for each in events if isinstance(each, AttemptPlaced) and each.job_id == job.job_id), None)
     leases = placed.leases if placed is not None else ahead.leases if ahead is not None else ()
     rate = _rate(state, leases) if leases else admitted.micro_usd_per_hour
@@ -33,15 +33,15 @@ def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> Rehea
         gpu_name=job.gpu_name,
         tier=job.tier.value,
         queue=job.queue,
-        starts_now=told.reason is Reason.STARTS_NOW,
-        reason=told.reason.value,
-        text=told.text,
-        blocking=list(told.blocking),
-        until_us=told.until_us,
+        starts_now=explanation.reason is Reason.STARTS_NOW,
+        reason=explanation.reason.value,
+        text=explanation.text,
+        blocking=list(explanation.blocking),
+        until_us=explanation.until_us,
         nodes={lease.node: list(lease.gpus) for lease in leases},
         racks=_racks(state, leases),
-        pushes=[
-            PushView(
+        victims=[
+            VictimView(
                 job_id=event.job_id,
                 owner=state.jobs[event.job_id].job.owner,
                 reason=event.reason.value,
@@ -59,8 +59,8 @@ def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> Rehea
     )
 
 
-def foretell(state: State, now_us: int, job_id: JobId, draws: int) -> Forecast | None:
-    """When a job starts and ends; None without draws, of a job that has ended, and while the server goes down."""
+def forecast_of(state: State, now_us: int, job_id: JobId, draws: int) -> Forecast | None:
+    """Forecast a job; None without draws, for a job that has ended, and while the server shuts down."""
     record = state.jobs.get(job_id)
     if not draws or record is None or record.phase.ended or state.shutting_down:
         return None
@@ -68,7 +68,7 @@ def foretell(state: State, now_us: int, job_id: JobId, draws: int) -> Forecast |
 
 
 def forecast_view(ahead: Forecast) -> ForecastView:
-    """For clients."""
+    """Return a forecast as clients see it."""
     return ForecastView(
         at_us=ahead.at_us,
         draws=ahead.draws,
@@ -76,7 +76,7 @@ def forecast_view(ahead: Forecast) -> ForecastView:
         learnt_from=ahead.learnt_from,
         start=_spread(ahead.start),
         end=_spread(ahead.end),
-        pushes=ahead.pushes,
+        preemptions=ahead.preemptions,
     )
 
 

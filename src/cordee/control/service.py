@@ -38,7 +38,7 @@ from cordee.client import (
 )
 from cordee.control.admission import Admitted, admit
 from cordee.control.ports import Clock
-from cordee.control.rehearse import forecast_view, foretell, rehearse
+from cordee.control.rehearse import forecast_of, forecast_view, rehearse
 from cordee.control.store import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError
@@ -199,7 +199,7 @@ class Service:
         state, now_us = (self.control.state, self.clock.now_us()) if not draws else self._copy()
         with self.control.changed if not draws else self.forecasting:
             told = explain(state, job_id, now_us)
-            ahead = foretell(state, now_us, job_id, draws)
+            ahead = forecast_of(state, now_us, job_id, draws)
         with self.control.changed:
             found = self.control.measurements.of(job_id)
             left_us = found.left_us if found is not None and job_id in self.control.state.attempts else None
