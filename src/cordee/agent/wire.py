@@ -84,7 +84,7 @@ class Order:
     number: int
     event: dict[str, object]
     spec: str
-    estimate: dict[str, Any] | None = None
+    estimate: dict[str, object] | None = None
     master_addr: str = "127.0.0.1"
     master_port: int = 0
 
