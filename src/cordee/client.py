@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from cordee import errors
 from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError
@@ -167,7 +168,11 @@ class WhyView(View):
 
 
 class NodeView(View):
-    """A node. `used` is who holds which GPU; `unavailable` are GPUs with processes that are not Cordee's."""
+    """A node.
+
+    `used` names the attempt that holds each GPU; `unavailable` are GPUs with processes that are not Cordee's.
+    `cordoned_by` is the operator who took the node out of use; with `drains` its attempts got notice too.
+    """
 
     name: str
     up: bool
@@ -178,6 +183,15 @@ class NodeView(View):
     unavailable: list[int]
     micro_usd_per_gpu_hour: int
     price_source: str
+    cordoned_by: str | None = None
+    cordon_why: str = ""
+    drains: bool = False
+
+
+class NodeOrder(View):
+    """The reason for which an operator takes a node out of use, or back into it."""
+
+    why: Annotated[str, Field(max_length=1000)] = ""
 
 
 class QueueRules(View):
@@ -482,6 +496,21 @@ class Client:
     def nodes(self) -> list[NodeView]:
         """Every node that was ever up."""
         return self._ask(list[NodeView], "GET", "/v1/nodes")
+
+    def cordon(self, node: str, *, why: str = "") -> NodeView:
+        """Place nothing new on a node; attempts that run there go on."""
+        return self._order_node(node, "cordon", why)
+
+    def drain(self, node: str, *, why: str = "") -> NodeView:
+        """Cordon a node and give its attempts notice: they save, leave, and start again elsewhere."""
+        return self._order_node(node, "drain", why)
+
+    def uncordon(self, node: str, *, why: str = "") -> NodeView:
+        """Put a node back into use."""
+        return self._order_node(node, "uncordon", why)
+
+    def _order_node(self, node: str, order: str, why: str) -> NodeView:
+        return self._ask(NodeView, "POST", f"/v1/nodes/{quote(node, safe='')}/{order}", json={"why": why})
 
     def queues(self) -> QueuesView:
         """The tree of queues: who holds, borrows, lends and waits."""

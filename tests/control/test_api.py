@@ -28,7 +28,16 @@ from cordee.errors import (
     TooLargeError,
     UnprotectedError,
 )
-from cordee.events import JobSubmitted, Outcome, Queue, RankLeft
+from cordee.events import (
+    JobSubmitted,
+    NodeCordoned,
+    NodeUncordoned,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    Queue,
+    RankLeft,
+)
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
 
@@ -101,6 +110,9 @@ def test_the_api_is_versioned_and_says_what_it_answers(api: Api) -> None:
         "get /jobs/{ref}/why": "WhyView",
         "get /jobs/{ref}/logs": "a stream",
         "get /nodes": "NodeView",
+        "post /nodes/{name}/cordon": "NodeView",
+        "post /nodes/{name}/drain": "NodeView",
+        "post /nodes/{name}/uncordon": "NodeView",
         "get /queues": "QueuesView",
         "put /queues": "QueuesView",
         "get /cost": "CostView",
@@ -116,7 +128,7 @@ def test_every_path_wants_the_token(api: Api) -> None:
     assert len(paths) >= 10
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {TOKEN}"}):
         for method, path in paths:
-            answer = httpx.request(method, api.url + path.replace("{ref}", "x"), headers=headers)
+            answer = httpx.request(method, api.url + path.replace("{ref}", "x").replace("{name}", "x"), headers=headers)
             assert answer.status_code == 401, (method, path)
             assert isinstance(from_body(answer.json()), TokenError)
             assert TOKEN not in answer.text
@@ -447,3 +459,44 @@ def test_queues_outlive_the_server(api: Api) -> None:
     api.scene.control.tick()
     again = Control(clock=api.scene.time, store=api.scene.store, executor=api.scene.agents)
     assert again.state.quotas.value() == api.scene.control.state.quotas.value()
+
+
+def test_a_node_is_cordoned_and_put_back_into_use(api: Api) -> None:
+    seen = api.client.cordon("local", why="disk errors")
+    assert (seen.cordoned_by, seen.cordon_why, seen.drains) == ("ada", "disk errors", False)
+    api.client.cordon("local", why="disk errors")
+    api.client.submit(SPEC)
+    api.scene.control.tick()
+    assert api.scene.control.state.attempts == {}, "nothing is placed there"
+    assert "local is cordoned" in api.client.why("gpt").text
+    seen = api.client.uncordon("local", why="disk replaced")
+    assert (seen.cordoned_by, seen.cordon_why) == (None, "")
+    api.client.uncordon("local")
+    assert api.scene.of(NodeCordoned) == [
+        NodeCordoned(at_us=api.scene.of(NodeCordoned)[0].at_us, node="local", by="ada", why="disk errors")
+    ]
+    [back] = api.scene.of(NodeUncordoned)
+    assert isinstance(back, NodeUncordoned)
+    assert (back.by, back.why) == ("ada", "disk replaced")
+    api.scene.control.tick()
+    assert len(api.scene.control.state.attempts) == 1
+
+
+def test_a_drained_node_gives_its_attempts_notice_once(api: Api) -> None:
+    api.client.submit(SPEC)
+    api.scene.control.tick()
+    for _ in range(2):
+        assert api.client.drain("local", why="firmware").drains
+        api.scene.control.tick()
+    [notice] = api.scene.of(NoticeGiven)
+    assert isinstance(notice, NoticeGiven)
+    assert notice.reason is NoticeReason.DRAIN
+    assert len(api.scene.of(NodeCordoned)) == 1
+
+
+@pytest.mark.parametrize("order", ["cordon", "drain", "uncordon"])
+def test_an_unknown_node_is_not_found_with_the_names_that_there_are(api: Api, order: str) -> None:
+    before = api.scene.log()
+    with pytest.raises(NotFoundError, match=r"there is no node 'lokal'\nhint: there is local"):
+        getattr(api.client, order)("lokal")
+    assert api.scene.log() == before

@@ -33,7 +33,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Cluster": {
         "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),
         "down": ("cordee.cli.operate", "Checkpoint and requeue all jobs, then end the server."),
-        "nodes": ("cordee.cli.operate", "List nodes, the jobs on their GPUs, and prices."),
+        "nodes": ("cordee.cli.nodes", "List nodes, their jobs and prices; cordon, drain, uncordon."),
         "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, use and borrowing."),
     },
     "After a run": {
@@ -60,7 +60,7 @@ EXAMPLES = {
     "jobs": "cordee jobs my-job",
     "why": "cordee why my-job",
     "logs": "cordee logs my-job --follow --rank 0",
-    "nodes": "cordee nodes --json",
+    "nodes": "cordee nodes drain node7 --why 'disk errors'",
     "queues": "cordee queues set queues.yaml",
     "cost": "cordee cost --by user",
     "up": "cordee up --slots 4 --price-as H100",

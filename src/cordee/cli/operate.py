@@ -1,4 +1,4 @@
-"""The verbs of the server and its nodes: up, down, nodes, cost."""
+"""The verbs of the server: up, down, cost."""
 
 import time
 from pathlib import Path
@@ -8,8 +8,9 @@ import typer
 from rich.table import Table
 
 from cordee.cli import measured, terminal
+from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json
-from cordee.client import Client, CostRowView, CostView, HealthView, NodeView, SplitView
+from cordee.client import Client, CostRowView, CostView, HealthView, SplitView
 from cordee.errors import InputError, NoServerError
 from cordee.units import format_micro_usd
 from cordee.view.money import CLASSES, gpu_time
@@ -51,7 +52,7 @@ def up(
         nodes, live = client.nodes(), [job for job in client.jobs() if job.ended_us is None]
     print(f"the server runs on {health.home} (pid {health.pid})")
     for node in nodes:
-        print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {_price(node)}")
+        print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {price(node)}")
         if slots is not None and slots.isdecimal() and node.up and node.gpus != int(slots):
             # Its agent outlived the server that started it, and its ranks may run.
             note = f"note: {node.name} keeps {node.gpus} until its agent leaves: `cordee down`, then `cordee up`"
@@ -102,43 +103,6 @@ def _leaving(health: HealthView) -> str:
         return "no job runs: the server is ending"
     jobs = "1 job is" if health.live_attempts == 1 else f"{health.live_attempts} jobs are"
     return f"{jobs} leaving, with the grace period to checkpoint"
-
-
-def nodes(*, home: Home = None, as_json: Json = False) -> None:
-    """List nodes, the attempts that hold their GPUs, and their prices."""
-    with terminal.connect(home) as client:
-        terminal.warn(client)
-        found = client.nodes()
-    if as_json:
-        terminal.print_json(found)
-        return
-    rows = terminal.table("NODE", "STATE", "GPUS", "FREE", "HELD BY", "PRICE", right=("FREE",), folds=("HELD BY",))
-    for node in found:
-        held: dict[str, int] = {}
-        for holder in node.used.values():
-            held[holder] = held.get(holder, 0) + 1
-        free = node.gpus - len(set(node.used) | set(node.unavailable)) if node.up else 0
-        others = [f"others ({len(node.unavailable)})"] if node.unavailable else []
-        rows.add_row(
-            node.name,
-            terminal.state("up" if node.up else "down"),
-            f"{node.gpus} x {node.gpu_name}",
-            str(free),
-            ", ".join([*(f"{holder} ({count})" for holder, count in held.items()), *others]) or "–",
-            _per_hour(node),
-        )
-    console = terminal.stdout()
-    console.print(rows)
-    for source in sorted({node.price_source for node in found}):
-        console.print(f"price: {source}", highlight=False, markup=False)
-
-
-def _per_hour(node: NodeView) -> str:
-    return f"{format_micro_usd(node.micro_usd_per_gpu_hour)}/GPU-h" if node.micro_usd_per_gpu_hour else "–"
-
-
-def _price(node: NodeView) -> str:
-    return f"{_per_hour(node)} ({node.price_source})" if node.micro_usd_per_gpu_hour else node.price_source
 
 
 def cost(

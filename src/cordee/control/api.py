@@ -22,6 +22,7 @@ from cordee.client import (
     HealthView,
     JobDetailView,
     JobView,
+    NodeOrder,
     NodeView,
     QueuesSubmission,
     QueuesView,
@@ -149,6 +150,24 @@ def read_logs(
 def nodes(service: Asked) -> list[NodeView]:
     """Every node that was ever up."""
     return service.nodes()
+
+
+@router.post("/nodes/{name}/cordon")
+def cordon(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView:
+    """Place nothing new on a node."""
+    return service.cordon(name, by=owner, why=order.why)
+
+
+@router.post("/nodes/{name}/drain")
+def drain(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView:
+    """Cordon a node and give its attempts notice."""
+    return service.cordon(name, by=owner, why=order.why, drain=True)
+
+
+@router.post("/nodes/{name}/uncordon")
+def uncordon(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeView:
+    """Put a node back into use."""
+    return service.uncordon(name, by=owner, why=order.why)
 
 
 @router.get("/queues")

@@ -230,6 +230,39 @@ class Service:
             records = sorted(state.nodes.values(), key=lambda record: record.node.name)
         return [_node_view(record, used.get(record.node.name, {})) for record in records]
 
+    def cordon(self, name: str, *, by: str, why: str, drain: bool = False) -> NodeView:
+        """Take a node out of use; with `drain` its attempts get notice.
+
+        Raises:
+            NotFoundError: no such node.
+        """
+        with self.control.changed:
+            self._check_node(name)
+            self.control.cordon(name, by=by, why=why, drain=drain)
+        self.wake()
+        return self._node(name)
+
+    def uncordon(self, name: str, *, by: str, why: str) -> NodeView:
+        """Put a node back into use.
+
+        Raises:
+            NotFoundError: no such node.
+        """
+        with self.control.changed:
+            self._check_node(name)
+            self.control.uncordon(name, by=by, why=why)
+        self.wake()
+        return self._node(name)
+
+    def _check_node(self, name: str) -> None:
+        known = sorted(self.control.state.nodes)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1) or known[:5]
+            raise NotFoundError(f"there is no node {name!r}", hint=f"there is {', '.join(near)}: `cordee nodes`")
+
+    def _node(self, name: str) -> NodeView:
+        return next(node for node in self.nodes() if node.name == name)
+
     def queues(self) -> QueuesView:
         """The tree of queues as it stands."""
         now_us = self.clock.now_us()
@@ -335,6 +368,9 @@ def _node_view(record: NodeRecord, used: dict[int, str]) -> NodeView:
         unavailable=list(node.unavailable),
         micro_usd_per_gpu_hour=node.micro_usd_per_gpu_hour,
         price_source=node.price_source,
+        cordoned_by=record.cordoned_by,
+        cordon_why=record.cordon_why,
+        drains=record.drains,
     )
 
 

@@ -17,6 +17,8 @@ from cordee.events import (
     Event,
     Job,
     JobSubmitted,
+    NodeCordoned,
+    NodeUncordoned,
     Queue,
     QueuesSet,
     RankReport,
@@ -98,6 +100,19 @@ class Control:
     def stop(self, job_id: JobId, *, by: str, now: bool = False) -> None:
         """Somebody wants the job to end; with `now` it does not wait for a checkpoint."""
         self._append(StopRequested(at_us=self._clock.now_us(), job_id=job_id, by=by, now=now))
+
+    def cordon(self, node: str, *, by: str, why: str, drain: bool) -> None:
+        """Take a node out of use; with `drain` its attempts get notice. An order that holds already changes nothing."""
+        with self.changed:
+            record = self.state.nodes[node]
+            if (record.cordoned_by, record.cordon_why, record.drains) != (by, why, drain):
+                self._append(NodeCordoned(at_us=self._clock.now_us(), node=node, by=by, why=why, drain=drain))
+
+    def uncordon(self, node: str, *, by: str, why: str) -> None:
+        """Put a node back into use."""
+        with self.changed:
+            if self.state.nodes[node].cordoned_by is not None:
+                self._append(NodeUncordoned(at_us=self._clock.now_us(), node=node, by=by, why=why))
 
     def tick(self) -> int | None:
         """Take reports in, decide, commit, and hand the commands out.

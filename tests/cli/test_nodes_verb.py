@@ -1,0 +1,136 @@
+"""`cordee nodes` on a real server: a node is cordoned, drained of a job that saves, and put back into use."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from pydantic import TypeAdapter
+
+from cordee.cli.main import main
+from cordee.cli.nodes import node_state
+from cordee.client import Client, JobDetailView, NodeView
+from cordee.control.spawn import is_owned, start_server
+from cordee.errors import InputError, NotFoundError
+
+DEADLINE_S = 60.0
+
+SAVES = """
+import os, signal, sys, time
+def leave(*_):
+    open("saved", "w").write("7")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, leave)
+print("resumed from", open("saved").read() if os.path.exists("saved") else "nothing", flush=True)
+while os.path.exists("goes-on"):
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    home = tmp_path_factory.mktemp("server") / "home"
+    start_server(home, slots="2")
+    with Client(home) as client:
+        yield client
+        client.down()
+    deadline = time.monotonic() + DEADLINE_S
+    while is_owned(home) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def code_of(client: Client, *words: str) -> int:
+    try:
+        main(["nodes", *words, "--home", str(client.home)])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def until(client: Client, job_id: str, condition: Callable[[JobDetailView], bool]) -> JobDetailView:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition(job := client.job(job_id)):
+        assert time.monotonic() < deadline, job
+        time.sleep(0.05)
+    return job
+
+
+def test_a_job_on_a_drained_node_saves_leaves_and_starts_again(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "goes-on").touch()
+    spec = {"name": "gpt", "run": [sys.executable, "-c", SAVES], "gpus": 2, "cwd": str(tmp_path)}
+    job_id = client.submit(spec).job.job_id
+    lines = client.logs(job_id, follow=True)
+    assert any("resumed from nothing" in line for line in lines)
+    assert code_of(client, "drain", "local", "--why", "disk errors") == 0
+    assert "local: draining, 1 attempt left, by " in capsys.readouterr().out
+    job = until(client, job_id, lambda job: job.attempts[-1].ended_us is not None)
+    assert (job.state, job.attempts[0].notice_reason, job.attempts[0].outcome) == ("queued", "drain", "checkpointed")
+    assert code_of(client) == 0
+    assert " drained by " in (out := " ".join(capsys.readouterr().out.split())) and ": disk errors" in out
+    assert client.why(job_id).text.endswith("local is cordoned")
+    assert code_of(client, "uncordon", "local") == 0
+    assert capsys.readouterr().out == "local: up\n"
+    assert any("resumed from 7" in line for line in lines)
+    (tmp_path / "goes-on").unlink()
+    until(client, job_id, lambda job: job.state == "done")
+
+
+def test_a_cordoned_node_is_shown_and_its_json_follows_the_schema(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert code_of(client, "cordon", "local", "--why", "disk errors", "--json") == 0
+        printed = json.loads(capsys.readouterr().out)
+        jsonschema.validate(printed, TypeAdapter(NodeView).json_schema())
+        assert (printed["cordon_why"], printed["drains"]) == ("disk errors", False)
+    assert code_of(client, "--json") == 0
+    [listed] = json.loads(capsys.readouterr().out)
+    assert listed == printed
+    assert code_of(client, "uncordon", "local", "--json") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("cordon", "lokal"), NotFoundError.exit_code, "there is no node 'lokal'\nhint: there is local"),
+        (("cordon",), InputError.exit_code, "nodes cannot cordon\nhint: cordee nodes, or"),
+        (("remove", "local"), InputError.exit_code, "nodes cannot remove local"),
+        (("--why", "x"), InputError.exit_code, "--why is the reason of an order"),
+    ],
+)
+def test_an_order_that_cannot_be_is_refused(
+    client: Client, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, said: str
+) -> None:
+    assert code_of(client, *words) == code
+    assert said in capsys.readouterr().err
+    assert client.nodes()[0].cordoned_by is None
+
+
+NODE = NodeView(
+    name="n", up=True, epoch=1, gpu_name="H100", gpus=8, used={}, unavailable=[], micro_usd_per_gpu_hour=0,
+    price_source="",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "up"),
+        ({"up": False}, "down"),
+        ({"cordoned_by": "ann"}, "cordoned by ann"),
+        ({"cordoned_by": "ann", "cordon_why": "disk errors"}, "cordoned by ann: disk errors"),
+        ({"cordoned_by": "ann", "drains": True}, "drained by ann"),
+        ({"cordoned_by": "ann", "up": False}, "down, cordoned by ann"),
+        (
+            {"cordoned_by": "ann", "drains": True, "used": {0: "a.1", 1: "a.1", 2: "b.1"}},
+            "draining, 2 attempts left, by ann",
+        ),
+    ],
+)
+def test_the_state_of_a_node_in_words(changes: dict[str, object], state: str) -> None:
+    assert node_state(NODE.model_copy(update=changes)) == state
