@@ -1,4 +1,4 @@
-"""Events to JSON and back. What an earlier version wrote still loads.
+"""Events to JSON and back. Events that an earlier version wrote still load.
 
 Names that changed stand in `_OLD_KINDS`, `_OLD_FIELDS` and `_OLD_VALUES`; nothing else knows them.
 """
@@ -16,7 +16,7 @@ _BY_KIND: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
 
 def encode(event: Event) -> dict[str, Any]:
-    """The event as JSON-ready data; `kind` is its class name.
+    """Return the event as JSON-ready data; `kind` is its class name.
 
     >>> encode(ServerUp(at_us=5))
     {'kind': 'ServerUp', 'at_us': 5}
@@ -25,7 +25,7 @@ def encode(event: Event) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> Event:
-    """The event of `encode`'s data.
+    """Return the event that `encode` made this data of.
 
     >>> decode({"kind": "ServerUp", "at_us": 5})
     ServerUp(at_us=5)
@@ -43,7 +43,7 @@ def decode(data: dict[str, Any]) -> Event:
 
 
 def _cordon(fields: dict[str, Any]) -> dict[str, Any]:
-    """`NodeDraining` was two kinds in one."""
+    """Return one of the two kinds that `NodeDraining` was."""
     over, drain = fields.pop("over", False), fields.pop("evict", False)
     return {**fields, "kind": "NodeUncordoned"} if over else {**fields, "kind": "NodeCordoned", "drain": drain}
 

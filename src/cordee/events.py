@@ -1,4 +1,4 @@
-"""The closed union of things that happen, and the values they carry.
+"""The closed union of events, and the values they carry.
 
 Every decision and every observation is one of these; the log is a sequence of them, and applying it in
 order gives the state. Times are integer microseconds since the Unix epoch, money is integer micro-dollars.
@@ -11,9 +11,8 @@ from cordee.ids import JobId
 
 
 class Tier(StrEnum):
-    """A job preempts jobs of lower tiers. Within a tier, a job that has received less may take the place of one
-    that has
-    received more (`NoticeReason.TIME_SLICE`)."""
+    """A job preempts jobs of lower tiers. Within its tier it may take the place of a job that has received more
+    service, once that job's time slice is over (`NoticeReason.TIME_SLICE`)."""
 
     PRODUCTION = "production"
     STANDARD = "standard"
@@ -21,7 +20,7 @@ class Tier(StrEnum):
 
 
 class Capacity(StrEnum):
-    """What the cloud sells; `any` is a job's word only."""
+    """A way in which the cloud sells a node; only a job may say `any`."""
 
     ANY = "any"
     ON_DEMAND = "on-demand"
@@ -29,7 +28,7 @@ class Capacity(StrEnum):
 
 
 class NoticeReason(StrEnum):
-    """Why a running attempt is asked to leave."""
+    """The reason for which a running attempt is asked to leave."""
 
     PREEMPT = "preempt"  # the scheduler's choice, for another job
     RECLAIM = "reclaim"  # the cloud's
@@ -37,14 +36,14 @@ class NoticeReason(StrEnum):
     DOWN = "down"  # the server goes down; the job goes on after the next `up`
     LIMIT = "limit"  # the job's own limit of time or cost
     TIME_SLICE = "time-slice"  # its time slice is over: a job of its own tier that has received less goes first
-    QUOTA = "quota"  # what its queue borrowed is taken back for `for_job`, or its queue's day is used up
+    QUOTA = "quota"  # `for_job` takes back what the queue borrowed, or the queue's day is used up
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
-    MOVE = "move"  # it starts again at once elsewhere, so that the shape of `for_job` becomes free
+    MOVE = "move"  # it starts again at once elsewhere, so that a shape becomes free for `for_job`
     DRAIN = "drain"  # an operator empties the node
 
 
 class Outcome(StrEnum):
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     FINISHED = "finished"  # the script came to its end
     CHECKPOINTED = "checkpointed"  # left at the agreed step, with a commit
@@ -54,7 +53,7 @@ class Outcome(StrEnum):
 
 
 class SpanClass(StrEnum):
-    """What ranks report of their time. `lost` and `unreported` are the ledger's conclusions, never reported."""
+    """Classes of time that ranks report. `lost` and `unreported` are the ledger's conclusions, never reported."""
 
     USEFUL = "useful"
     CHECKPOINT = "checkpoint"
@@ -63,7 +62,7 @@ class SpanClass(StrEnum):
 
 
 class Behind(StrEnum):
-    """How a rank holds the others up."""
+    """The way in which a rank holds the others up."""
 
     STUCK = "stuck"  # it stands still in a step, and answers
     SILENT = "silent"  # its watcher does not answer either: the process is frozen, or its node gone
@@ -122,7 +121,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the scheduler must know of a job."""
+    """The part of a job that the scheduler reads."""
 
     job_id: JobId
     name: str
@@ -141,14 +140,14 @@ class Job:
     checkpoint_every_us: int = 1_800_000_000  # assumed of a job that reports no checkpoint
     save_us: int = 30_000_000  # expected: from notice to durable
     restart_us: int = 60_000_000  # expected: from placed to first new step
-    min_run_us: int = 0  # not preempted again before it has run this long
+    min_run_us: int = 0  # it is not preempted again before it has run this long
     gpu_milli: int = 1000  # of each GPU; below 1000 the job has one GPU and shares it
     cpu_milli: int = 0  # of the whole job, spread over its nodes like its GPUs
-    memory_bytes: int = 0  # of host memory, of the whole job, spread alike
-    unit_gpus: int | None = None  # so many GPUs lie in one island, else node; None: as much of the gang as a node holds
+    memory_bytes: int = 0  # of host memory, of the whole job, spread like its GPUs
+    unit_gpus: int | None = None  # GPUs that lie in one island, else node; None: as much of the gang as a node holds
     within: str | None = None  # the whole gang lies in one island, node, rack or block; None: as near as there is room
     sizes: tuple[int, ...] = ()  # fewer GPUs that it can run on, largest first; empty: not elastic
-    estimate_us: int | None = None  # how long it will run on `gpus`, if somebody says so
+    estimate_us: int | None = None  # its run time on `gpus`, if its user gave one
     preemptions_max: int | None = None  # times it may be preempted; None: no such limit
     estimates: tuple[Estimate, ...] = ()  # the plan's answers for `gpus` and `sizes`, if the job names its model
 
@@ -167,7 +166,7 @@ class Lease:
 
     @property
     def gpu_milli(self) -> int:
-        """All of it in thousandths of a GPU.
+        """Return all of it in thousandths of a GPU.
 
         >>> Lease(node="n", gpus=(0, 1)).gpu_milli, Lease(node="n", gpus=(3,), milli=250).gpu_milli
         (2000, 250)
@@ -177,16 +176,16 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """A node of the tree of queues. Jobs wait in any of them; what a queue holds counts for all above it.
+    """A node of the tree of queues. Jobs wait in any of them; GPUs that a queue holds count for all queues above it.
 
     Attributes:
-        quota_gpus: what it may always have back from those that borrowed it; of its parent's quota.
-        limit_gpus: the most it may hold, quota and borrowed together; None: all there is.
-        lend: whether others may use what it leaves of its quota.
-        weight: its share of what is lent, against its siblings.
+        quota_gpus: GPUs that it can always get back from borrowers; a part of its parent's quota.
+        limit_gpus: the most it may hold, quota and borrowed together; None: the whole cluster.
+        lend: whether others may use the unused part of its quota.
+        weight: its fair share of lent GPUs, against its siblings.
         user_gpus: the most one user may hold in it.
-        gpu_us_per_day: GPU time that it may use within a day of 24 hours, sliding.
-        micro_usd_per_day: money, alike.
+        gpu_us_per_day: GPU time that it may use within the last 24 hours.
+        micro_usd_per_day: money that it may use within the last 24 hours.
     """
 
     name: str
@@ -272,7 +271,7 @@ class NodeUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDown:
-    """The node's agent is gone. Its GPUs are not placeable until a NodeUp; its shares end with their RanksEnded."""
+    """The node's agent is gone. Nothing is placed there until a NodeUp; its rank groups end with their RanksEnded."""
 
     at_us: int
     node: str
@@ -282,7 +281,7 @@ class NodeDown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReclaimed:
-    """The cloud takes the node back at the deadline: who runs there gets notice, and nothing new is placed there."""
+    """The cloud takes the node back at the deadline: its attempts get notice, and nothing new is placed there."""
 
     at_us: int
     node: str
@@ -313,7 +312,7 @@ class NodeUncordoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuesSet:
-    """From now on these queues, and no others; a job of a queue that is not named waits in `default`."""
+    """These queues replace all others; a job of a queue that is not named waits in `default`."""
 
     at_us: int
     queues: tuple[Queue, ...]
@@ -341,8 +340,8 @@ class NoticeGiven:
     epoch: int
     reason: NoticeReason
     deadline_us: int
-    for_job: JobId | None = None  # who gains by it: its ledger is charged
-    gpus: int | None = None  # a resized attempt starts again on so many
+    for_job: JobId | None = None  # the job that gains by it and is charged
+    gpus: int | None = None  # the number on which a resized attempt starts again
     expected_loss_micro_usd: int = 0
 
 
@@ -361,7 +360,7 @@ class KillOrdered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksStarted:
-    """The agent of one node started the ranks that run there."""
+    """The agent of one node started its rank group."""
 
     at_us: int
     job_id: JobId
@@ -399,7 +398,7 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A span of the gang's time, told by one rank; spans of an attempt do not overlap.
+    """A span of the gang's time, reported by one rank; spans of an attempt do not overlap.
 
     Its steps are first_step up to, not including, first_step + steps.
     """
@@ -460,7 +459,7 @@ class RankLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBehind:
-    """A rank holds the others up, or no longer does; told by the lowest rank that answers."""
+    """A rank holds the others up, or no longer does; reported by the lowest rank that answers."""
 
     at_us: int
     job_id: JobId
@@ -469,8 +468,8 @@ class RankBehind:
     how: Behind
     step: int  # that it is in
     since_us: int
-    waited: float = 0.0  # of a slow one: the part of the time that the others wait for it
-    where: str = ""  # what is known of the place: the innermost line of its script, or the state of its process
+    waited: float = 0.0  # for a slow rank: the fraction of the time in which others wait for it
+    where: str = ""  # the innermost line of its script, or the state of its process
     stack: tuple[str, ...] = ()  # of its main thread, the outermost call first
 
 

@@ -57,7 +57,7 @@ class CostRow:
 
     @property
     def micro_usd_per_million_tokens(self) -> int | None:
-        """Dollars paid per million tokens kept; None if no tokens were reported."""
+        """Return micro-dollars paid per million tokens kept; None if no tokens were reported."""
         return self.micro_usd.held * 1_000_000 // self.tokens if self.tokens else None
 
 
@@ -72,7 +72,7 @@ class Totals:
 
     @property
     def capacity_gpu_us(self) -> int:
-        """All GPU time that was there to be held."""
+        """Return all GPU time that was there to be held."""
         return self.gpu_us.held + self.idle_gpu_us
 
 

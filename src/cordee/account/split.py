@@ -9,7 +9,7 @@ MILLI = 1000
 
 
 class Class(StrEnum):
-    """Where a held GPU-microsecond went; each is in exactly one."""
+    """A class of held GPU time; each microsecond is in exactly one."""
 
     __hash__ = str.__hash__  # Enum's own is a Python function, and every account is a dict by class
 
@@ -37,7 +37,7 @@ class Split:
 
     @property
     def held(self) -> int:
-        """The whole."""
+        """Return the sum of the classes."""
         return self.useful + self.checkpoint + self.restart + self.stall + self.lost + self.unreported
 
     def __add__(self, other: "Split") -> "Split":
@@ -52,7 +52,7 @@ class Split:
 
     @staticmethod
     def of(amounts: Mapping[Class, int]) -> "Split":
-        """The amounts by class; a class that is not there has none."""
+        """Return the amounts by class; a class that is missing has none."""
         get = amounts.get
         return Split(
             useful=get(Class.USEFUL, 0),
@@ -65,9 +65,9 @@ class Split:
 
 
 def rounded(numerators: Mapping[Class, int], denominator: int) -> Split:
-    """Whole amounts of fractions, such that the parts sum to the whole.
+    """Return whole amounts of fractions, such that the parts sum to the whole.
 
-    The whole is rounded down; what the parts then lack goes to the largest remainders, ties to the class named first.
+    The whole is rounded down; the parts with the largest remainders take the rest, ties go to the class named first.
 
     >>> rounded({Class.USEFUL: 5, Class.LOST: 5}, 4)
     Split(useful=1, checkpoint=0, restart=0, stall=0, lost=1, unreported=0)

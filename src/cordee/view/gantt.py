@@ -1,5 +1,4 @@
-"""Nodes as lanes and what held their GPUs as bars: where a cluster was full, where it was in pieces, and who had to
-go.
+"""Nodes as lanes, attempts on their GPUs as bars: a picture of a cluster's full and fragmented hours.
 
 A lane is as high as its node has GPUs, so that a gang of eight covers it and a job of one is a thin line. Light and
 dark, no script.
@@ -13,11 +12,11 @@ from cordee.view.markup import num, palette_css, text
 
 WIDTH, GUTTER, RIGHT, TOP, AXIS, LEGEND = 1080, 92, 12, 8, 26, 26
 LANE, GAP = 12, 2
-KINDS = {  # what a bar's colour says: (class of the palette, words)
-    "finished": ("useful", "ran to its end"),
-    "left": ("checkpoint", "saved and left for another"),
+KINDS = {  # meaning of a bar's colour: (class of the palette, words)
+    "finished": ("useful", "finished"),
+    "left": ("checkpoint", "saved and left for another job"),
     "cut": ("lost", "lost, failed or killed"),
-    "runs": ("restart", "runs on after this window"),
+    "runs": ("restart", "still runs after this window"),
 }
 _TICKS_S = (60, 300, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800, 2592000)
 
@@ -35,7 +34,7 @@ class Bar:
 
 
 def gantt_svg(lanes: Mapping[str, int], bars: Sequence[Bar], from_us: int, to_us: int, label: str) -> str:
-    """The lanes in their order, each with its number of GPUs, over a stretch of time."""
+    """Return the lanes in their order, each with its number of GPUs, over a stretch of time."""
     tops = {name: TOP + index * (LANE + GAP) for index, name in enumerate(lanes)}
     bottom = TOP + len(tops) * (LANE + GAP)
     height = bottom + AXIS + LEGEND
@@ -57,7 +56,7 @@ def gantt_svg(lanes: Mapping[str, int], bars: Sequence[Bar], from_us: int, to_us
 
 
 def _bar(bar: Bar, top: float, lane_gpus: int, window_us: tuple[int, int]) -> str:
-    """Neighbouring GPUs are one box; there may be several."""
+    """Draw neighbouring GPUs as one box; there may be several."""
     from_us, to_us = window_us
     scale = (WIDTH - GUTTER - RIGHT) / max(1, to_us - from_us)
     x1 = GUTTER + (max(bar.from_us, from_us) - from_us) * scale

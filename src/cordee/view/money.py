@@ -26,7 +26,7 @@ class MoneyRow:
 
     @property
     def held_us(self) -> int:
-        """The sum of the classes."""
+        """Return the sum of the classes."""
         return sum(self.gpu_us.values())
 
 
