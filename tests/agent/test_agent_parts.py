@@ -308,6 +308,7 @@ MESSAGES = [
     wire.Record(source="s", seq=1, event={"kind": "x"}),
     wire.Seen(source="s", seq=1),
     wire.Order(number=3, event={"kind": "x"}, spec="{}", master_addr="h", master_port=5),
+    wire.Order(number=3, event={"kind": "x"}, spec="{}", estimate={"layout": "fsdp4", "step_us": None}),
     wire.Confirm(number=3),
     wire.Shutdown(now=True),
 ]

@@ -123,6 +123,10 @@ def test_follow_leaves_with_the_jobs_own_fate(home: Path, capsys: pytest.Capture
     assert said.out.count("woe") == 3, "it was tried three times"
     assert "is failed: 3 attempts in a row without a checkpoint" in said.err
     assert "rank 0 failed first (exit code 3):" in said.err
+    job_id = re.search(r"(\S+) is failed", said.err)
+    assert job_id is not None and code_of("why", job_id[1], "--home", str(home)) == 0
+    shown = capsys.readouterr().out
+    assert "rank 0 failed first (exit code 3):\n" in shown and "\n  woe\n" in shown, "why says why"
 
 
 def test_stop(verb: Verb, home: Path) -> None:

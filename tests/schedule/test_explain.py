@@ -20,12 +20,12 @@ PRODUCTION = job("x", 8, "production")
 
 CASES = {
     "unknown-job": ([N1, job("b", 1)], "no job a is known"),
-    "running": ([N1, job("a", 8), job("b", 1, at_us=3 * S)], "a.1 runs on 8 GPUs on n1 since 2 s"),
+    "running": ([N1, job("a", 8), job("b", 1, at_us=3 * S)], "a.1 has run on 8 GPUs on n1 for 2 s"),
     "leaving": ([N1, job("a", 8), StopRequested(at_us=2 * S, job_id=JobId("a"), by="ann")], None),
     "server-shutting-down": ([N1, PRODUCTION, job("a", 8), ServerShuttingDown(at_us=2 * S)], "next `cordee up`"),
     "starts-now": ([N1, job("b", 1), job("a", 2)], "the next cycle places it on 2 GPUs"),
     "no-nodes": ([N1, NodeDown(at_us=0, node="n1", epoch=1, why=""), job("a", 1)], "no node is up, 1 are known"),
-    "no-such-gpu": ([N1, job("a", 1, gpu_name="B200")], "1 B200 GPUs; no node that is up has them: there are H100"),
+    "no-such-gpu": ([N1, job("a", 1, gpu_name="B200")], "1 B200 GPU; no node that is up has them: there are H100"),
     "too-large": ([N1, node("n2", gpus=4, gpu="A100"), job("a", 9)], "needs 9 GPUs of one kind; the nodes that are up"),
     "waits-for-victims": (
         [N1, job("v", 6, "preemptible"), job("a", 8, "production")],

@@ -26,6 +26,8 @@ LONG_ID_CHARS = 24
 FOUND_BY = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 
+_GOES_ON = ("starts-now", "starting", "running", "held-up", "leaving", "ended")  # reasons that are no wait
+
 _VARIED = ("tier", "queue")  # with the GPUs: what a dry run compares
 
 JobRef = Annotated[str, typer.Argument(help="A job's id, or its name if only one job has it.")]
@@ -190,7 +192,7 @@ def _gpus(count: int) -> str:
 def _say_what_it_waits_for(console: Console, client: Client, job_id: str) -> None:
     """Say why a job that was just queued does not start at once, if it does not."""
     answer = client.why(job_id)
-    if answer.state == "queued" and answer.reason != "starts-now":
+    if answer.gpus_needed and answer.reason not in _GOES_ON:
         console.print(f"note: {answer.text}; `cordee why {job_id}` shows when it starts", highlight=False, markup=False)
 
 

@@ -106,7 +106,7 @@ def _say(record: JobRecord, reason: Reason, text: str, **more: object) -> Explan
 
 def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
     name = attempt_name(record.job.job_id, attempt.epoch)
-    where = f"{record.job.gpus} GPUs on {', '.join(lease.node for lease in attempt.leases)}"
+    where = f"{_gpus(attempt.gpus)} on {', '.join(lease.node for lease in attempt.leases)}"
     held = ", ".join(lease.node for lease in attempt.held)
     if attempt.kill is not None:
         return _say(record, Reason.LEAVING, f"{name} is being killed: {attempt.kill.why}; it still holds {held}")
@@ -116,8 +116,8 @@ def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
         return _say(record, Reason.STARTING, f"{name} was placed on {where}; its ranks have not started yet")
     ran = format_duration(max(0, now_us - attempt.started_us) / US_PER_S)
     if attempt.behind is not None:
-        return _say(record, Reason.HELD_UP, f"{name} runs on {where} since {ran}; {held_up(attempt.behind, now_us)}")
-    return _say(record, Reason.RUNNING, f"{name} runs on {where} since {ran}")
+        return _say(record, Reason.HELD_UP, f"{name} has run on {where} for {ran}; {held_up(attempt.behind, now_us)}")
+    return _say(record, Reason.RUNNING, f"{name} has run on {where} for {ran}")
 
 
 def held_up(event: RankBehind, now_us: int | None = None) -> str:
@@ -323,7 +323,13 @@ def _jobs(count: int, one: str, several: str) -> str:
 
 def _asked(job: Job) -> str:
     capacity = "" if job.capacity is Capacity.ANY else f" on {job.capacity.value} capacity"
-    return (f"{job.gpu_name} GPUs" if job.gpu_name else "GPUs of one kind") + capacity
+    gpus = "GPU" if job.gpus == 1 else "GPUs"
+    of_one_kind = "" if job.gpus == 1 else " of one kind"
+    return (f"{job.gpu_name} {gpus}" if job.gpu_name else gpus + of_one_kind) + capacity
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _and(jobs: Sequence[str]) -> str:

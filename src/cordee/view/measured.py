@@ -7,6 +7,7 @@ from cordee.units import US_PER_S, format_bytes, format_duration
 from cordee.view.tables import Column, table_html
 
 HEADS = ("planned", "measured", "off by")
+TIMES = 9.0  # above ten times as much, a percentage is hard to read
 
 
 class Compared(Protocol):
@@ -33,8 +34,18 @@ def compared_texts(row: Compared) -> tuple[str, str, str]:
     planned = value_text(row.planned, row.unit)
     if row.low is not None and row.high is not None:
         planned += f" ({value_text(row.low, row.unit)} to {value_text(row.high, row.unit)})"
-    off = "–" if row.off_by is None else f"{100 * row.off_by:+.0f} %"
-    return planned, value_text(row.measured, row.unit), off
+    return planned, value_text(row.measured, row.unit), _off_text(row.off_by)
+
+
+def _off_text(off_by: float | None) -> str:
+    """Return how far a value is off.
+
+    >>> _off_text(0.25), _off_text(-0.89), _off_text(131.0), _off_text(None)
+    ('+25 %', '-89 %', '132 times', '–')
+    """
+    if off_by is None:
+        return "–"
+    return f"{100 * off_by:+.0f} %" if off_by < TIMES else f"{1 + off_by:.0f} times"
 
 
 def value_text(value: float | None, unit: str) -> str:
