@@ -18,8 +18,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from cordee.plan.layout import Schedule
-from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build, makespan_bound_s, timeline
+from cordee.plan.pipeline import SCHEDULES, Costs, Placement, Table, best_order, build, makespan_bound_s, timeline
 from cordee.plan.pipeline.compare import compare, overlap_break_even
 from cordee.plan.pipeline.measured import measure, overheads, replayed
 from cordee.train.pipeline.rehearse import Block, Rehearsed, rehearse
@@ -37,7 +36,7 @@ def figures() -> dict[str, Any]:
     for ranks, count in SIZES:
         for both_s in (3.0, 2.6):
             costs = replace(EQUAL, overlapped_s=both_s)
-            for schedule in NAMED:
+            for schedule in SCHEDULES:
                 if both_s != 3.0 and not schedule.startswith("dualpipe"):
                     continue
                 run = timeline(build(schedule, ranks, count), costs)
@@ -55,7 +54,7 @@ def figures() -> dict[str, Any]:
             Placement("two-way", 8, 2),
         ):
             for memory in (None, 12.0, 9.0, 8.0, 6.0):
-                known = [build(name, 8, 20) for name in NAMED if build(name, 8, 20).placement == place]
+                known = [build(name, 8, 20) for name in SCHEDULES if build(name, 8, 20).placement == place]
                 started = time.process_time()
                 best = best_order(place, 20, costs, memory, known=known)
                 cpu_s = time.process_time() - started
@@ -80,7 +79,7 @@ def gradients() -> list[dict[str, Any]]:
         line, loop, vee = Placement("line", ranks), Placement("loop", ranks, 2), Placement("vee", ranks, 2)
         searched = best_order(vee, count, Costs(1, 1.3, 0.6), 1.25 * ranks)
         assert searched is not None, "there is room"
-        tables = [*(build(schedule, ranks, count) for schedule in NAMED), searched.timeline.table]
+        tables = [*(build(schedule, ranks, count) for schedule in SCHEDULES), searched.timeline.table]
         names = [("GPipe", line, count), ("1F1B", line, count), ("LoopedBFS", loop, count),
                  ("Interleaved1F1B", loop, count), ("InterleavedZeroBubble", loop, count),
                  ("ZBVZeroBubble", vee, count), ("DualPipeV", vee, count)]  # fmt: skip
@@ -92,7 +91,7 @@ def gradients() -> list[dict[str, Any]]:
 
 def waits(unit_s: float, steps: int) -> list[dict[str, Any]]:
     """Four ranks whose passes wait."""
-    names: tuple[Schedule, ...] = ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev")
+    names: tuple[str, ...] = ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev")
     tables = [build(name, 4, 8) for name in names]
     block = Block("waits", unit_s, unit_s, unit_s)
     return [
@@ -103,7 +102,7 @@ def waits(unit_s: float, steps: int) -> list[dict[str, Any]]:
 
 def products(steps: int) -> list[dict[str, Any]]:
     """Two ranks, each on its own core, with real products."""
-    names: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
+    names: tuple[str, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
     tables = [build(name, 2, 6) for name in names]
     block = Block("products", width=512, rows=1024, layers=8)
     ran = rehearse(tables, ranks=2, block=block, steps=steps, pin=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Catalogue, Gpu
-from cordee.plan.layout import OPTIMIZERS, Attention, Framework, Layout, Loss, Precision, Recompute, Schedule, Training
+from cordee.plan.layout import OPTIMIZERS, Attention, Framework, Layout, Loss, Precision, Recompute, Training
 from cordee.units import GB
 from cordee.workload.model import Experts, LatentAttention, ModelShape
 
@@ -311,7 +311,7 @@ def _zero(text: str, node: int) -> tuple[int, int | None]:
     return (3, None) if "FSDP" in text else (1, None)
 
 
-def _schedule(row: Mapping[str, str], shape: ModelShape, pp: int) -> tuple[Schedule, int]:
+def _schedule(row: Mapping[str, str], shape: ModelShape, pp: int) -> tuple[str, int]:
     text = row["pp_schedule"].lower()
     if pp == 1:
         return "1f1b", 1

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from cordee.cli.main import main
-from cordee.plan.pipeline import NAMED, build, table_csv
+from cordee.plan.pipeline import SCHEDULES, build, table_csv
 
 NUMBER, TEXT, BOOL = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
 COUNT = {"type": "integer", "minimum": 0}
@@ -39,13 +39,13 @@ SCHEMA = _object(
     version={"const": 1}, ranks=COUNT, micro_batches=COUNT, unit={"enum": ["s", "given"]}, times=TIMES,
     room_activations=_or_null(NUMBER),
     schedules=_list(_object(
-        schedule={"enum": list(NAMED)}, why_not=_or_null(TEXT), fits=BOOL, bound_s=_or_null(NUMBER),
+        schedule={"enum": list(SCHEDULES)}, why_not=_or_null(TEXT), fits=BOOL, bound_s=_or_null(NUMBER),
         over_bound=_or_null(NUMBER), run=_or_null(RUN),
     ), minItems=8, maxItems=8),
     searched=_list(_object(
         placement=SHAPE, bound_s=NUMBER, over_bound=NUMBER, optimal=BOOL, orders_tried=COUNT, run=RUN,
     )),
-    use=_or_null({"enum": list(NAMED)}), best_placement=_or_null(SHAPE), overlap_break_even=_or_null(NUMBER),
+    use=_or_null({"enum": list(SCHEDULES)}), best_placement=_or_null(SHAPE), overlap_break_even=_or_null(NUMBER),
     says=_list(TEXT, minItems=1), shown=TEXT,
     rehearsed=_or_null(_object(
         bubble_s_measured=NUMBER, bubble_s_predicted=NUMBER, step_s_measured=NUMBER, step_s_predicted=NUMBER,

@@ -8,7 +8,7 @@ import pytest
 MODULES = [
     "hardware.catalog", "hardware.topology", "hardware.collectives", "workload.gpus", "workload.model", "workload.spec",
     "plan.layout", "plan.memory", "plan.step", "plan.cost", "plan.survive", "plan.search", "view.memory",
-    "plan.space", "plan.own", "plan.curve", "plan.bubble", "plan.pipeline.table",
+    "plan.space", "plan.own", "plan.curve", "plan.pipeline.price", "plan.pipeline.table",
     "plan.pipeline.bound", "plan.pipeline.compare", "view.chrome", "cli.pipeline_text",
     "plan.kernels", "plan.activations", "plan.states",
 ]  # fmt: skip

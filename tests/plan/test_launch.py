@@ -15,8 +15,8 @@ from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Layout, parse_layout
 from cordee.plan.launch import LAUNCHERS, Launch, first_to_launch, launch_settings
-from cordee.plan.launch_torchtitan import SCHEDULES as TITAN_SCHEDULES
 from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, SCHEDULES, Training, find_optimizer, first_misfit
+from cordee.plan.pipeline import find_schedule
 from cordee.plan.split import splits, stage_layers
 from cordee.workload.load import load_shape
 from cordee.workload.spec import parse_spec
@@ -77,7 +77,7 @@ def _from_torchtitan(said: Launch, gpus: int) -> Layout:
     reshard = getattr(mesh, "fsdp_reshard_after_forward", None)
     schedule, split, vpp = "1f1b", None, 1
     if pp > 1:
-        schedule = {v: k for k, v in TITAN_SCHEDULES.items()}[mesh.pipeline_parallel_schedule]
+        schedule = {find_schedule(name).torch: name for name in SCHEDULES}[mesh.pipeline_parallel_schedule]
         parts = mesh.pipeline_parallel_module_fqns_per_model_part
         assert parts[0][0] == "tok_embeddings" and parts[-1][-2:] == ["norm", "lm_head"]
         layers = [name for part in parts for name in part if name.startswith("layers.")]

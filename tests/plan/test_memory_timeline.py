@@ -7,7 +7,7 @@ import pytest
 
 from cordee.plan.activations import context_moment_bytes, in_flight, kept_bytes, layer_activation_bytes, loss_bytes
 from cordee.plan.buffers import context_bytes, standing_bytes
-from cordee.plan.layout import OPTIMIZERS, Layout, Schedule, Training
+from cordee.plan.layout import OPTIMIZERS, Layout, Training
 from cordee.plan.memory import peak_bytes, rank_memory, state_bytes, timeline
 from cordee.plan.offload import host_optimizer_bytes, host_traffic_s
 from cordee.plan.states import holding, padded_vocab, peak_ranks, rank_parameters
@@ -33,7 +33,7 @@ MEGATRON = Training(4096, 64, OPTIMIZERS["adamw-fp32-grads"], framework="megatro
         ("dualpipev", 1, (9 / 2, 9 / 2)),  # 2p + 1 of two chunks
     ],
 )
-def test_micro_batches_in_flight(schedule: Schedule, vpp: int, expected: tuple[float, float]) -> None:
+def test_micro_batches_in_flight(schedule: str, vpp: int, expected: tuple[float, float]) -> None:
     layout = Layout(pp=4, schedule=schedule, vpp=vpp)
     assert (in_flight(layout, TRAINING, 0), in_flight(layout, TRAINING, 3)) == expected
     few = replace(TRAINING, global_batch=2)

@@ -1,17 +1,15 @@
-"""Pipeline schedules: published figures, valid tables, the bound against every order, the planner's closed forms."""
+"""Pipeline schedules: published figures, valid tables, the bound against every order, the planner's prices."""
 
 import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cordee.errors import LayoutError, SpecError
-from cordee.plan.activations import in_flight
-from cordee.plan.bubble import bubble_s
-from cordee.plan.layout import Layout, Schedule, Training
 from cordee.plan.pipeline import (
-    NAMED,
+    SCHEDULES,
     Action,
     Cell,
     Costs,
@@ -22,6 +20,7 @@ from cordee.plan.pipeline import (
     build,
     compare,
     faults,
+    find_schedule,
     makespan_bound_s,
     overlap_break_even,
     table_csv,
@@ -29,7 +28,7 @@ from cordee.plan.pipeline import (
     timeline,
     timeline_faults,
 )
-from cordee.plan.pipeline.named import refusal
+from cordee.plan.pipeline.price import bubble_s, micro_batches_in_flight
 from cordee.plan.pipeline.table import cell_of, cell_text
 
 EQUAL = Costs(1.0, 1.0, 1.0)
@@ -45,7 +44,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("ranks", "count", "schedule", "both_s", "bubble", "peak"), PUBLISHED)
 def test_published_bubbles_and_peaks(
-    ranks: int, count: int, schedule: Schedule, both_s: float | None, bubble: float, peak: int
+    ranks: int, count: int, schedule: str, both_s: float | None, bubble: float, peak: int
 ) -> None:
     run = timeline(build(schedule, ranks, count), replace(EQUAL, overlapped_s=both_s))
     assert run.bubble_s == pytest.approx(bubble)
@@ -55,9 +54,9 @@ def test_published_bubbles_and_peaks(
 def test_every_named_schedule_is_valid_wherever_it_exists() -> None:
     rng = random.Random(7)
     checked = 0
-    for schedule, ranks, count in itertools.product(NAMED, (1, 2, 3, 4, 5, 8), (1, 2, 3, 7, 8, 13, 16, 20)):
+    for schedule, ranks, count in itertools.product(SCHEDULES, (1, 2, 3, 4, 5, 8), (1, 2, 3, 7, 8, 13, 16, 20)):
         chunks = rng.choice((2, 3))
-        if refusal(schedule, ranks, count, chunks):
+        if find_schedule(schedule).misfit(ranks, count, chunks):
             continue
         costs = _random_costs(rng, ranks)
         table = build(schedule, ranks, count, chunks)
@@ -79,22 +78,50 @@ def _random_costs(rng: random.Random, ranks: int) -> Costs:
     )  # fmt: skip
 
 
-def test_the_planner_agrees_with_the_tables() -> None:
-    """Closed forms of the step time and of the memory, against what the tables do."""
-    rng = random.Random(3)
-    for schedule, ranks in itertools.product(NAMED, (2, 4, 8)):
-        count = 6 * ranks
-        low = sorted(rng.uniform(0.9, 1.1) for _ in range(3))
-        # The formulas of zero bubbles are of passes that differ little, W the shortest.
-        costs = EQUAL if schedule in ("dualpipe", "dualpipev", "zb-v") else Costs(low[2], low[1], low[0])
-        run = timeline(build(schedule, ranks, count), costs)
-        said = bubble_s(schedule, ranks, 2, forward_s=costs.forward_s, inner_s=costs.inner_s, weight_s=costs.weight_s)
-        measured = run.bubble_apart_s if schedule in ("zb-h2", "zb-v") else run.bubble_s
-        assert measured == pytest.approx(said), (schedule, ranks)
-        layout = Layout(pp=ranks, schedule=schedule, vpp=2 if schedule == "interleaved" else 1)
-        training = Training(seq_tokens=8, global_batch=count)
-        held = [float(in_flight(layout, training, rank)) for rank in range(ranks)]
-        assert max(run.peaks) == pytest.approx(max(held) * (2 if schedule == "dualpipe" else 1)), (schedule, ranks)
+def _sizes(schedule: str) -> list[tuple[int, int, int]]:
+    """Ranks, micro-batches and chunks, before the pipeline is full and long after."""
+    record = find_schedule(schedule)
+    found = []
+    for ranks, chunks in itertools.product((2, 3, 4, 6, 8), (2, 3) if record.chunks is None else (1,)):
+        for count in sorted({1, 2, 3, ranks - 1, ranks, ranks + 2, 2 * ranks - 1, 2 * ranks, 3 * ranks, 6 * ranks}):
+            if not record.misfit(ranks, count, chunks) and not (record.rounds and count % ranks):
+                found.append((ranks, count, chunks))
+    return found
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_planner_prices_a_schedule_as_its_table_does(schedule: str) -> None:
+    """The bubble at random ratios of the passes, and the micro-batches in flight on each rank."""
+    rng = random.Random(schedule)
+    record = find_schedule(schedule)
+    for ranks, count, chunks in _sizes(schedule):
+        table = build(schedule, ranks, count, chunks)
+        held = [peak / table.placement.chains for peak in timeline(table, EQUAL).peaks]
+        found = [micro_batches_in_flight(schedule, ranks, rank, chunks, count) for rank in range(ranks)]
+        assert found == pytest.approx(held), (ranks, count, chunks)
+        for _ in range(3):
+            costs = Costs(rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0))
+            run = timeline(table, costs)
+            priced = bubble_s(
+                schedule, ranks, chunks, count,
+                forward_s=costs.forward_s, inner_s=costs.inner_s, weight_s=costs.weight_s,
+            )  # fmt: skip
+            assert priced == pytest.approx(run.bubble_s if record.barrier else run.bubble_apart_s), (
+                ranks,
+                count,
+                costs,
+            )
+
+
+def test_many_candidates_are_priced_as_each_alone() -> None:
+    counts, forward_s = np.array([2, 4, 9, 40]), np.array([1.0, 1.3, 1.1, 2.0])
+    for schedule in ("1f1b", "zb-h1", "zb-v"):
+        together = bubble_s(schedule, 4, 1, counts, forward_s=forward_s, inner_s=1.2, weight_s=0.9)
+        alone = [
+            float(bubble_s(schedule, 4, 1, int(count), forward_s=float(each), inner_s=1.2, weight_s=0.9))
+            for count, each in zip(counts, forward_s, strict=True)
+        ]
+        assert np.asarray(together).tolist() == pytest.approx(alone)
 
 
 def test_without_a_barrier_zb_h2_and_zb_v_have_no_bubble() -> None:
@@ -167,7 +194,7 @@ def test_no_order_beats_the_bound_and_the_search_finds_the_best(placement: Place
     ("zb-h1", EQUAL), ("zb-h1", Costs(1, 1.2, 0.8)), ("zb-h1", Costs(1, 1, 1, latency_s=0.2)),
     ("zb-h2", Costs(1, 1.2, 0.8)), ("zb-v", EQUAL),
 ])  # fmt: skip
-def test_these_are_the_best_that_their_memory_allows(schedule: Schedule, costs: Costs) -> None:
+def test_these_are_the_best_that_their_memory_allows(schedule: str, costs: Costs) -> None:
     run = timeline(build(schedule, 8, 20), costs)
     assert run.makespan_s == pytest.approx(makespan_bound_s(run.table.placement, 20, costs, run.peak))
 

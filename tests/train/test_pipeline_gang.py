@@ -3,7 +3,7 @@
 import pytest
 
 from cordee.errors import LayoutError, ScriptError
-from cordee.plan.pipeline import NAMED, Costs, Placement, Table, best_order, build
+from cordee.plan.pipeline import SCHEDULES, Costs, Placement, Table, best_order, build
 from cordee.plan.pipeline.measured import measure, overheads, predicted, usual_passes
 from cordee.train.pipeline.rehearse import Block, Rehearsed, rehearse
 
@@ -28,7 +28,7 @@ def test_all_schedules_give_the_gradients_of_the_unpipelined_model(ranks: int) -
         best_order(place, count, Costs(1, 1.3, 0.6), 1.25 * ranks)
         for place in (line, vee, Placement("two-way", ranks, 2))
     ]
-    tables = [build(schedule, ranks, count) for schedule in NAMED]
+    tables = [build(schedule, ranks, count) for schedule in SCHEDULES]
     tables += [found.timeline.table for found in searched if found is not None]
     names = [("GPipe", line, count), ("1F1B", line, count), ("LoopedBFS", loop, count),
              ("Interleaved1F1B", loop, count), ("InterleavedZeroBubble", loop, count), ("ZBVZeroBubble", vee, count),

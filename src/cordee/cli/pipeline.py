@@ -11,7 +11,7 @@ from cordee.cli.pipeline_page import picture, pipeline_page, trace_text
 from cordee.cli.pipeline_text import Asked, Ran, comparison_json, own_json, print_comparison, print_own
 from cordee.cli.plan_more import write_page
 from cordee.errors import LayoutError, SpecError, UnitError
-from cordee.plan.pipeline import NAMED, Costs, Room, Timeline, compare, faults, table_csv, table_of, timeline
+from cordee.plan.pipeline import SCHEDULES, Costs, Room, Timeline, compare, faults, table_csv, table_of, timeline
 from cordee.plan.pipeline.compare import Comparison
 from cordee.plan.pipeline.measured import measure, overheads, predicted, usual_passes
 from cordee.units import parse_bytes, parse_duration_s
@@ -78,8 +78,8 @@ def pipeline(
     """Compare pipeline schedules: step, bubble and activations of each, and how far it is from the best."""
     costs, in_seconds = parse_times(times, latency, stages)
     room = parse_room(memory, activation, weights)
-    if schedule is not None and schedule not in (*NAMED, BEST):
-        raise LayoutError(f"unknown schedule {schedule!r}", hint=f"known are {', '.join(NAMED)}, and {BEST}")
+    if schedule is not None and schedule not in (*SCHEDULES, BEST):
+        raise LayoutError(f"unknown schedule {schedule!r}", hint=f"known are {', '.join(SCHEDULES)}, and {BEST}")
     if table is not None:
         if schedule or html or chrome_trace or csv or run:
             raise SpecError(

@@ -8,6 +8,7 @@ published measurements, for grouped-query and latent attention, gated MLPs, expe
 from typing import Any
 
 from cordee.plan.layout import Layout, Training
+from cordee.plan.pipeline.price import micro_batches_in_flight
 from cordee.plan.states import Holding, padded_vocab
 from cordee.units import MiB
 from cordee.workload.model import ModelShape
@@ -124,30 +125,9 @@ def _latent_widths(shape: ModelShape) -> tuple[int, int]:
 
 
 def in_flight(layout: Layout, training: Training, rank: int) -> Any:
-    """Micro-batches of all its layers that this rank of the pipeline holds at once; a chunk counts its share.
-
-    1F1B: p-i (arXiv:2104.04473, section 2.2); interleaved: 2(p-i-1) + (v-1)p + 1 chunks of v (Megatron-LM's warm-up);
-    ZB-H1: p, ZB-H2: 2p-1, ZB-V: p (arXiv:2401.10241, sections 2 and 6); DualPipe: p+1 of its two stages
-    (deepseek-ai/DualPipe README); DualPipeV: 2p+1 of 2 chunks. Never more than the step has.
-    """
-    pp, chunks = layout.pp, layout.chunks
+    """Return the micro-batches of all its layers that this rank of the pipeline holds at once."""
     steps = layout.micro_batches(training.global_batch)
-    most: float
-    if layout.schedule == "gpipe":
-        return steps
-    if layout.schedule == "interleaved":
-        most = (2 * (pp - rank - 1) + (chunks - 1) * pp + 1) / chunks
-    elif layout.schedule == "zb-h2":
-        most = 2 * pp - 1
-    elif layout.schedule in ("zb-h1", "zb-v"):
-        most = pp
-    elif layout.schedule == "dualpipe":
-        most = (pp + 1) / 2
-    elif layout.schedule == "dualpipev":
-        most = pp + 0.5
-    else:
-        most = pp - rank
-    return steps + (most < steps) * (most - steps)
+    return micro_batches_in_flight(layout.schedule, layout.pp, rank, layout.chunks, steps)
 
 
 def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:

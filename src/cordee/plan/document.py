@@ -15,7 +15,7 @@ from cordee.plan.cost import TrainingRun
 from cordee.plan.curve import Curve
 from cordee.plan.expect import Expectation
 from cordee.plan.launch import Launch
-from cordee.plan.layout import ContextKind, Framework, Loss, Offload, Precision, Recompute, Schedule
+from cordee.plan.layout import ContextKind, Framework, Loss, Offload, Precision, Recompute
 from cordee.plan.rent_or_buy import Ownership, Swing
 from cordee.plan.survive import LevelSave
 from cordee.plan.why import Ground, Why
@@ -116,7 +116,7 @@ class LayoutRow(_Row):
     ep: int
     etp: int | None
     shard: int | None
-    schedule: Schedule
+    schedule: str
     vpp: int
     cp_kind: ContextKind
     split: tuple[int, ...] | None

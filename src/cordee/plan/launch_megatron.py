@@ -5,6 +5,7 @@ pipeline_parallel_layer_layout.py and the guide of Megatron-FSDP.
 """
 
 from cordee.plan.layout import Layout, Training
+from cordee.plan.pipeline.schedules import find_schedule
 from cordee.workload.model import ModelShape
 
 _CONTEXT = {"ring": "p2p", "all-gather": "all_gather", "ulysses": "a2a"}
@@ -82,7 +83,8 @@ def _limits(layout: Layout, training: Training) -> dict[str, bool]:
     name = training.optimizer.name
     return {
         f"Megatron-LM has no {layout.schedule} schedule: 1F1B stands in": layout.pp > 1
-        and layout.schedule not in ("1f1b", "interleaved", "gpipe"),
+        and layout.schedule != "gpipe"
+        and not find_schedule(layout.schedule).megatron,
         "Megatron-LM runs 1F1B where GPipe was planned: it needs less memory and the same time": layout.pp > 1
         and layout.schedule == "gpipe",
         f"optimizer {name} is not one of Megatron-LM's": name not in _OPTIMIZERS,

@@ -5,16 +5,10 @@ torchtitan_recipes; its section.option flags are frozen and leave.
 """
 
 from cordee.plan.layout import Layout, Training
+from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
 from cordee.workload.model import ModelShape
 
-SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "Interleaved1F1B",
-    "zb-v": "ZBVZeroBubble",
-    "dualpipev": "DualPipeV",
-}
 _RECOMPUTE = {"full": "FullActivationRematConfig", "selective": "SelectiveActivationRematConfig"}
 
 
@@ -40,7 +34,7 @@ def torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[s
     if sharded:
         settings["parallelism.fsdp_reshard_after_forward"] = "never" if layout.zero == 2 else "default"
     if layout.pp > 1:
-        settings["parallelism.pipeline_parallel_schedule"] = SCHEDULES.get(layout.schedule, "1F1B")
+        settings["parallelism.pipeline_parallel_schedule"] = find_schedule(layout.schedule).torch or "1F1B"
         settings["parallelism.num_pp_microbatches"] = layout.micro_batches(training.global_batch)
     cannot = [limit for limit, applies in _limits(shape, layout, whole=whole).items() if applies]
     return _module(shape, layout, settings), cannot, _notes(layout, training)
@@ -80,7 +74,8 @@ def _limits(shape: ModelShape, layout: Layout, *, whole: bool) -> dict[str, bool
             layout.zero == 2 and layout.pp > 1
         ),
         "HSDP replicates whole data ranks: the shard group cuts through context parallelism here": not whole,
-        f"torch has no {layout.schedule} schedule: 1F1B stands in": layout.pp > 1 and layout.schedule not in SCHEDULES,
+        f"torch has no {layout.schedule} schedule: 1F1B stands in": layout.pp > 1
+        and find_schedule(layout.schedule).torch is None,
         "torchtitan's context parallelism gathers keys and values or is Ulysses, not a ring": (
             layout.cp > 1 and layout.cp_kind == "ring"
         ),

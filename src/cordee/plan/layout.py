@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from cordee.errors import LayoutError
+from cordee.plan.pipeline.schedules import SCHEDULES as RECORDS
+from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import Split, light_ends, read_split, split_text, stage_layers
 from cordee.workload.model import ModelShape
 
 Recompute = Literal["none", "selective", "full"]
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
-Schedule = Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"]
 ContextKind = Literal["ring", "all-gather", "ulysses"]
 Offload = Literal["none", "optimizer", "activations", "both"]
 Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
@@ -19,16 +20,11 @@ Loss = Literal["fused", "parallel", "compiled", "eager"]
 Attention = Literal["first", "second", "vendor"]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
-SCHEDULES: tuple[Schedule, ...] = (
-    "1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"
-)  # fmt: skip
+SCHEDULES: tuple[str, ...] = tuple(RECORDS)
 CONTEXT_KINDS: tuple[ContextKind, ...] = ("ring", "all-gather", "ulysses")
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
 LOSSES: tuple[Loss, ...] = ("fused", "parallel", "compiled", "eager")
-# Each rank holds this many chunks of layers, whatever `vpp` says: ZB-V and DualPipeV fold the pipeline, DualPipe
-# runs it from both ends (arXiv:2401.10241 section 6; deepseek-ai/DualPipe README).
-TWO_CHUNKS: frozenset[str] = frozenset({"zb-v", "dualpipe", "dualpipev"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +172,7 @@ class Layout:
     ep: int = 1
     etp: int | None = None
     shard: int | None = None
-    schedule: Schedule = "1f1b"
+    schedule: str = "1f1b"
     vpp: int = 1
     cp_kind: ContextKind = "ring"
     split: Split | None = None
@@ -216,12 +212,12 @@ class Layout:
     @property
     def chunks(self) -> int:
         """Pieces of the model that one rank of the pipeline holds."""
-        return 2 if self.schedule in TWO_CHUNKS else self.vpp
+        return RECORDS[self.schedule].chunks or self.vpp
 
     @property
     def stages(self) -> int:
         """Pieces that the model is cut into. DualPipe runs its stages from both ends: each is held twice."""
-        return self.pp if self.schedule == "dualpipe" else self.pp * self.chunks
+        return RECORDS[self.schedule].placement(self.pp, self.vpp).chain_stages
 
     def micro_batches(self, global_batch: int) -> int:
         """Micro-batches in one step of each data-parallel rank."""
@@ -378,24 +374,21 @@ def _schedule_misfit(layout: Layout, shape: ModelShape, training: Training) -> t
     pp, chunks, schedule = layout.pp, layout.chunks, layout.schedule
     if pp == 1 and (chunks > 1 or schedule != "1f1b"):
         return f"{schedule} with {chunks} chunks needs a pipeline, but pp=1", "use pp of 2 or more, or 1f1b"
-    if pp * chunks > shape.layers and schedule != "dualpipe":
+    if layout.stages > shape.layers:
         message = f"pp={pp} with {chunks} chunks each needs {pp * chunks} layers, but {shape.name} has {shape.layers}"
         return message, "use fewer chunks"
-    if (layout.vpp > 1) != (schedule == "interleaved"):
+    record = find_schedule(schedule)
+    if (layout.vpp > 1) != (record.chunks is None):
         return f"vpp={layout.vpp} does not go with {schedule}", "vpp of 2 or more is for interleaved, and it needs that"
     uneven = _split_misfit(layout, shape)
     if uneven is not None:
         return uneven
     micro_batches = layout.micro_batches(training.global_batch)
-    if schedule == "interleaved" and micro_batches % pp:
-        message = f"interleaved needs micro-batches ({micro_batches}) in multiples of pp={pp}"
+    if record.rounds and micro_batches % pp:
+        message = f"{schedule} needs micro-batches ({micro_batches}) in multiples of pp={pp}"
         return message, "use a larger global batch, a smaller micro-batch, or 1f1b"
-    if schedule in ("dualpipe", "dualpipev") and micro_batches < 2 * pp:
-        message = f"{schedule} needs at least 2*pp = {2 * pp} micro-batches, but there are {micro_batches}"
-        return message, "use a larger global batch or a smaller micro-batch"
-    if schedule == "dualpipe" and (pp % 2 or micro_batches % 2):
-        return f"dualpipe needs even pp and micro-batches, not {pp} and {micro_batches}", "use dualpipev"
-    return None
+    misfit = record.misfit(pp, micro_batches, layout.vpp)
+    return None if misfit is None else (f"{schedule} {misfit[0]}", misfit[1])
 
 
 def _split_misfit(layout: Layout, shape: ModelShape) -> tuple[str, str] | None:
@@ -435,7 +428,7 @@ class LayoutWanted:
     etp: int | None = None
     shard: int | None = None
     vpp: int | None = None
-    schedule: Schedule | None = None
+    schedule: str | None = None
     cp_kind: ContextKind | None = None
     offload: Offload | None = None
     split: Split | Literal["even", "uneven"] | None = None

@@ -21,9 +21,9 @@ from cordee.plan.layout import (
     LayoutWanted,
     Offload,
     Recompute,
-    Schedule,
     Training,
 )
+from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import Split, splits
 from cordee.workload.model import ModelShape
 
@@ -48,7 +48,7 @@ class Choices:
     vpp_max: int = WIDEST_ANYWHERE
     hsdp: bool = True
     sp: tuple[bool, ...] = (False, True)
-    schedules: tuple[Schedule, ...] = SCHEDULES
+    schedules: tuple[str, ...] = SCHEDULES
     recomputes: tuple[Recompute, ...] = ("none", "selective", "full")
     cp_kinds: tuple[ContextKind, ...] = CONTEXT_KINDS
     offloads: tuple[Offload, ...] = OFFLOADS
@@ -170,28 +170,30 @@ def _runs(shape: ModelShape, training: Training, layout: Any, *, first: bool) ->
     else:
         good = training.seq_tokens % (2 * cp) == 0
     good = (good & (cp > 1)) | ((cp == 1) & first)
-    if layout.schedule == "interleaved":
+    schedule = find_schedule(layout.schedule)
+    if schedule.rounds:
         good &= micro_batches % pp == 0
-    if layout.schedule in ("dualpipe", "dualpipev"):
+    if schedule.fills:
         good &= micro_batches >= 2 * pp
-    if layout.schedule == "dualpipe":
+    if schedule.even:
         good &= (micro_batches % 2 == 0) & (pp % 2 == 0)
     return np.asarray(good, dtype=np.bool_)
 
 
 def _schedules(
     shape: ModelShape, pp: int, wanted: LayoutWanted, choices: Choices
-) -> Iterator[tuple[Schedule, int, Split | None]]:
+) -> Iterator[tuple[str, int, Split | None]]:
     """Schedules with their chunks and the layers of their stages."""
     if pp == 1:
         if wanted.schedule in (None, "1f1b") and wanted.vpp in (None, 1) and not isinstance(wanted.split, tuple):
             yield "1f1b", 1, None
         return
     for schedule in chosen(wanted.schedule, choices.schedules):
-        chunks = _chunks(shape, pp, choices) if schedule == "interleaved" else (1,)
+        open_chunks = find_schedule(schedule).chunks is None
+        chunks = _chunks(shape, pp, choices) if open_chunks else (1,)
         for vpp in chosen(wanted.vpp, chunks):
             stages = Layout(pp=pp, vpp=vpp, schedule=schedule).stages
-            if (vpp > 1) == (schedule == "interleaved") and stages <= shape.layers:
+            if (vpp > 1) == open_chunks and stages <= shape.layers:
                 for split in _stage_splits(shape.layers, stages, wanted, choices):
                     yield schedule, vpp, split
 

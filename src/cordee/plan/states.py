@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from cordee.plan.layout import Layout, Training
+from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
 from cordee.workload.model import ModelShape, expert_layers_in
 
@@ -60,13 +61,9 @@ def holding(shape: ModelShape, layout: Layout, rank: int) -> Holding:
 @lru_cache(maxsize=65_536)
 def _holding(shape: ModelShape, sizes: tuple[int, int, int], schedule: str, split: tuple[int, ...] | None) -> Holding:
     pp, vpp, rank = sizes
-    mine: tuple[int, ...]
-    if schedule in ("zb-v", "dualpipev"):
-        stages, mine = 2 * pp, (rank, 2 * pp - 1 - rank)
-    elif schedule == "dualpipe":
-        stages, mine = pp, (rank, pp - 1 - rank)
-    else:
-        stages, mine = pp * vpp, tuple(chunk * pp + rank for chunk in range(vpp))
+    placement = find_schedule(schedule).placement(pp, vpp)
+    stages = placement.chain_stages
+    mine = tuple(stage % stages for stage in placement.held_by(rank))
     per_stage = split if split is not None else stage_layers(shape.layers, stages)
     layers = experts = 0
     for stage in mine:
@@ -77,14 +74,15 @@ def _holding(shape: ModelShape, sizes: tuple[int, int, int], schedule: str, spli
 
 
 def peak_ranks(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
-    """The ranks of the pipeline among which the fullest is: of those that hold the same, only the first.
-
-    In no schedule does a later rank have more micro-batches in flight than an earlier one.
-    """
-    first: dict[tuple[Holding, bool], int] = {}
+    """Return the ranks among which the fullest is: of those that hold the same layers, the one with most in flight."""
+    lines = find_schedule(layout.schedule).in_flight
+    fullest: dict[tuple[Holding, bool], int] = {}
     for rank in range(layout.pp):
-        first.setdefault((holding(shape, layout, rank), rank == 0), rank)
-    return tuple(first.values())
+        held = holding(shape, layout, rank), rank == 0
+        before = fullest.setdefault(held, rank)
+        if lines(layout.pp, rank, layout.chunks) > lines(layout.pp, before, layout.chunks):
+            fullest[held] = rank
+    return tuple(fullest.values())
 
 
 def padded_vocab(shape: ModelShape, layout: Layout, training: Training) -> Any:

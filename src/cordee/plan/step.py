@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from cordee.hardware.catalog import Gpu
-from cordee.plan.bubble import bubble_s
 from cordee.plan.buffers import stays_whole
 from cordee.plan.comms import (
     context_layer_s,
@@ -22,6 +21,8 @@ from cordee.plan.comms import (
 from cordee.plan.host import layer_host_s
 from cordee.plan.layer import Passes, head_passes, layer_passes
 from cordee.plan.layout import Layout, Training
+from cordee.plan.pipeline.price import bubble_s
+from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.states import holding
 from cordee.units import GB
 from cordee.workload.model import ModelShape
@@ -103,7 +104,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     mean = others.times((shape.layers * stretch + loss / (layer.forward_s + layer.backward_s)) / layout.pp)
     rest = (tensor + context + expert) * 2 / 3 * stretch * shape.layers / layout.pp
     idle = bubble_s(
-        layout.schedule, layout.pp, layout.chunks,
+        layout.schedule, layout.pp, layout.chunks, count,
         forward_s=mean.forward_s, inner_s=mean.inner_s + rest, weight_s=mean.weight_s,
     )  # fmt: skip
     send = 2 * layout.chunks * stage_send_s(shape, gpu, layout, training)
@@ -128,9 +129,9 @@ def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Any, Any], An
     """Layers of the fullest stage and of the last one, and the fullest stage's share of all layers."""
     if layout.split is not None:
         held = [holding(shape, layout, rank) for rank in range(layout.pp)]
-        twice = 2 if layout.schedule == "dualpipe" else 1
-        most = max(rank.layers for rank in held) / twice
-        last = max(rank.layers for rank in held if rank.heads) / twice
+        copies = find_schedule(layout.schedule).placement(layout.pp, layout.vpp).chains
+        most = max(rank.layers for rank in held) / copies
+        last = max(rank.layers for rank in held if rank.heads) / copies
     else:
         most, last = np.ceil(shape.layers / layout.pp), np.floor(shape.layers / layout.pp)
     return (most, last), most / shape.layers

@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cordee.errors import LayoutError
-from cordee.plan.layout import Schedule
 from cordee.plan.pipeline.bound import makespan_bound_s
-from cordee.plan.pipeline.named import build, refusal
+from cordee.plan.pipeline.schedules import SCHEDULES, build, find_schedule
 from cordee.plan.pipeline.search import Found, best_order
 from cordee.plan.pipeline.table import Costs, Placement
 from cordee.plan.pipeline.timeline import Timeline, makespan_s, timeline
 
-NAMED: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev")
 RANKS_MAX, MICRO_BATCHES_MAX, CELLS_MAX = 256, 4096, 40_000
 SEARCHED_CELLS_MAX = 3_000
 _EPSILON = 1e-9
@@ -38,7 +36,7 @@ class Room:
 class Row:
     """One named schedule: how it runs, or why it does not exist; `bound_s` is what no order of its placement beats."""
 
-    schedule: Schedule
+    schedule: str
     timeline: Timeline | None
     why_not: str | None = None
     bound_s: float | None = None
@@ -100,7 +98,7 @@ def compare(
     room: Room | None = None,
     chunks: int = 2,
     search: bool = True,
-    schedules: Sequence[Schedule] = NAMED,
+    schedules: Sequence[str] = tuple(SCHEDULES),
 ) -> Comparison:
     """Every named schedule on these numbers, and the best order that is found for each placement.
 
@@ -131,10 +129,10 @@ def _refuse_sizes(ranks: int, micro_batches: int, costs: Costs, room: Room | Non
         raise LayoutError(f"{len(costs.depth)} slices of the model for {ranks} ranks: at most {32 * ranks}")
 
 
-def _row(schedule: Schedule, ranks: int, micro_batches: int, *, chunks: int, costs: Costs, room: Room | None) -> Row:
-    why = refusal(schedule, ranks, micro_batches, chunks)
-    if why is not None:
-        return Row(schedule, None, why)
+def _row(schedule: str, ranks: int, micro_batches: int, *, chunks: int, costs: Costs, room: Room | None) -> Row:
+    misfit = find_schedule(schedule).misfit(ranks, micro_batches, chunks)
+    if misfit is not None:
+        return Row(schedule, None, misfit[0])
     run = timeline(build(schedule, ranks, micro_batches, chunks), costs)
     place = run.table.placement
     most = None if room is None else room.of(place)
@@ -167,7 +165,7 @@ def overlap_break_even(ranks: int, micro_batches: int, costs: Costs) -> float | 
     >>> round(overlap_break_even(8, 20, Costs(1, 1, 1)), 3)
     0.078
     """
-    if refusal("dualpipev", ranks, micro_batches) is not None:
+    if find_schedule("dualpipev").misfit(ranks, micro_batches) is not None:
         return None
     table = build("dualpipev", ranks, micro_batches)
     goal_s = makespan_s(build("zb-v", ranks, micro_batches), costs)

@@ -100,7 +100,12 @@ def timeline(table: Table, costs: Costs, passes: Callable[[Action], float] | Non
 
 def makespan_s(table: Table, costs: Costs) -> float:
     """When the last rank is done; what `timeline` gives, sooner."""
-    return max(row[-1].end_s for row in _run(table, costs, _lengths(table, costs, None), [0.0] * len(table.cells)))
+    return max(row[-1].end_s for row in one_step(table, costs))
+
+
+def one_step(table: Table, costs: Costs) -> list[list[Span]]:
+    """Return the spans of one step alone."""
+    return _run(table, costs, _lengths(table, costs, None), [0.0] * len(table.cells))
 
 
 def cell_s(cell: Cell, sizes: Sequence[float], costs: Costs) -> float:

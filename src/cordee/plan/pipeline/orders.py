@@ -1,67 +1,21 @@
-"""The schedules that have a name, each as a table.
+"""The order of the passes on each rank, schedule by schedule: `schedules.py` has what else is known of them.
 
-GPipe arXiv:1811.06965; 1F1B and interleaved 1F1B arXiv:2104.04473, section 2.2; ZB-H1 and ZB-H2 arXiv:2401.10241,
-section 2; ZB-V the same paper, section 6; DualPipe arXiv:2412.19437, section 3.2.1, its order in deepseek-ai/DualPipe;
-DualPipeV is DualPipe cut in half (its README).
+Each function takes a rank, the placement of the stages and the micro-batches that pass each stage.
 """
 
 from collections import deque
-from collections.abc import Callable
 
-from cordee.errors import LayoutError
-from cordee.plan.layout import SCHEDULES, Schedule
-from cordee.plan.pipeline.table import Action, Cell, Kind, Placement, Table
-
-__all__ = ["build", "refusal"]
+from cordee.plan.pipeline.table import Action, Cell, Kind, Placement
 
 
-def refusal(schedule: Schedule, ranks: int, micro_batches: int, chunks: int = 2) -> str | None:
-    """Why the schedule does not exist for these numbers, or None."""
-    if schedule == "interleaved" and chunks < 2:
-        return f"needs 2 chunks on a rank or more, not {chunks}"
-    if schedule == "dualpipe":
-        if ranks % 2:
-            return f"needs an even number of ranks, not {ranks}"
-        if micro_batches % 2 or micro_batches < 2 * ranks:
-            return f"needs an even number of micro-batches, at least 2 x {ranks} ranks = {2 * ranks}: {micro_batches}"
-    if schedule == "dualpipev" and micro_batches < 2 * ranks:
-        return f"needs at least 2 x {ranks} ranks = {2 * ranks} micro-batches, not {micro_batches}"
-    return None
-
-
-def build(schedule: Schedule, ranks: int, micro_batches: int, chunks: int = 2) -> Table:
-    """The table of a named schedule; `chunks` is of interleaved 1F1B alone.
-
-    Raises:
-        LayoutError: it does not exist for these numbers.
-    """
-    if schedule not in SCHEDULES:
-        raise LayoutError(f"unknown schedule {schedule!r}", hint="known are " + ", ".join(SCHEDULES))
-    if ranks < 1 or micro_batches < 1:
-        raise LayoutError(f"{ranks} ranks and {micro_batches} micro-batches: both must be at least 1")
-    why = refusal(schedule, ranks, micro_batches, chunks)
-    if why is not None:
-        raise LayoutError(f"{schedule} {why}")
-    if schedule in ("dualpipe", "dualpipev"):
-        return _dualpipe(schedule, ranks, micro_batches)
-    if schedule == "interleaved":
-        placement = Placement("loop", ranks, chunks)
-        rows = [_interleaved(rank, placement, micro_batches) for rank in range(ranks)]
-    elif schedule == "zb-v":
-        placement = Placement("vee", ranks, 2)
-        rows = [_zb_v(rank, ranks, micro_batches) for rank in range(ranks)]
-    else:
-        placement = Placement("line", ranks)
-        rows = [_LINES[schedule](rank, ranks, micro_batches) for rank in range(ranks)]
-    return Table(schedule, placement, micro_batches, tuple(tuple(row) for row in rows))
-
-
-def _gpipe(rank: int, _ranks: int, count: int) -> list[Cell]:
+def gpipe(rank: int, _placement: Placement, count: int) -> list[Cell]:
+    """Return all forward passes, then all backward passes."""
     return [(Action(rank, kind, each),) for kind in ("F", "B") for each in range(count)]
 
 
-def _1f1b(rank: int, ranks: int, count: int) -> list[Cell]:
-    ahead = min(count, ranks - 1 - rank)
+def one_forward_one_backward(rank: int, placement: Placement, count: int) -> list[Cell]:
+    """Return the warm-up of forward passes, then a forward and a backward pass in turn, then the cool-down."""
+    ahead = min(count, placement.ranks - 1 - rank)
     cells: list[Cell] = [(Action(rank, "F", each),) for each in range(ahead)]
     for each in range(count):
         if ahead + each < count:
@@ -70,10 +24,10 @@ def _1f1b(rank: int, ranks: int, count: int) -> list[Cell]:
     return cells
 
 
-def _interleaved(rank: int, placement: Placement, count: int) -> list[Cell]:
-    """Groups of p micro-batches pass chunk after chunk; backward in the same order, from the last chunk.
+def interleaved(rank: int, placement: Placement, count: int) -> list[Cell]:
+    """Return 1F1B over chunks: groups of p micro-batches pass chunk after chunk, backwards from the last chunk.
 
-    Where p does not divide them, groups are the smallest equal ones of at least p.
+    Where p does not divide the micro-batches, the groups are the smallest equal ones of at least p.
     """
     ranks, chunks = placement.ranks, placement.chunks
     group = count // max(groups for groups in range(1, max(1, count // ranks) + 1) if count % groups == 0)
@@ -95,7 +49,7 @@ def _interleaved(rank: int, placement: Placement, count: int) -> list[Cell]:
 
 
 def _zero_bubble(rank: int, count: int, *, ahead: int, most: int) -> list[Cell]:
-    """`ahead` forwards first; weights wait until `most` micro-batches are in flight, or no forward is left."""
+    """Return `ahead` forwards first; weight passes wait until `most` are in flight or no forward is left."""
     forwards, held = min(ahead, count), min(ahead, count)
     cells: list[Cell] = [(Action(rank, "F", each),) for each in range(forwards)]
     weights = 0
@@ -110,17 +64,15 @@ def _zero_bubble(rank: int, count: int, *, ahead: int, most: int) -> list[Cell]:
     return cells + [(Action(rank, "W", each),) for each in range(weights, count)]
 
 
-def _zb_h1(rank: int, ranks: int, count: int) -> list[Cell]:
-    return _zero_bubble(rank, count, ahead=ranks - rank, most=ranks)
+def zb_h1(rank: int, placement: Placement, count: int) -> list[Cell]:
+    """Return 1F1B with weight passes in the bubble, in 1F1B's memory."""
+    return _zero_bubble(rank, count, ahead=placement.ranks - rank, most=placement.ranks)
 
 
-def _zb_h2(rank: int, ranks: int, count: int) -> list[Cell]:
+def zb_h2(rank: int, placement: Placement, count: int) -> list[Cell]:
+    """Return the order without a bubble, in twice 1F1B's memory."""
+    ranks = placement.ranks
     return _zero_bubble(rank, count, ahead=2 * (ranks - rank) - 1, most=2 * ranks - 1)
-
-
-_LINES: dict[str, Callable[[int, int, int], list[Cell]]] = {
-    "gpipe": _gpipe, "1f1b": _1f1b, "zb-h1": _zb_h1, "zb-h2": _zb_h2,
-}  # fmt: skip
 
 
 class _Rank:
@@ -159,8 +111,9 @@ class _Rank:
         return self._next.get((half, kind), 0)
 
 
-def _zb_v(rank: int, ranks: int, count: int) -> list[Cell]:
-    """The order of equal passes; a step too short for it is a longer one from which the rest is left out."""
+def zb_v(rank: int, placement: Placement, count: int) -> list[Cell]:
+    """Return the order for equal passes; one of few micro-batches is a longer one from which the rest is left out."""
+    ranks = placement.ranks
     least = max(count, 2 * ranks - 1)
     row = _Rank(rank, 2 * ranks - 1 - rank)
     for _ in range(2 * (ranks - rank) - 1):
@@ -195,22 +148,18 @@ def _zb_v(rank: int, ranks: int, count: int) -> list[Cell]:
     return [cell for cell in cells if cell[0].micro_batch < count]
 
 
-def _dualpipe(schedule: Schedule, ranks: int, micro_batches: int) -> Table:
-    two_way = schedule == "dualpipe"
-    placement = Placement("two-way" if two_way else "vee", ranks, 2)
-    half = ranks // 2 if two_way else ranks
-    rows = []
-    for rank in range(ranks):
-        near, far = placement.held_by(rank)
-        if two_way and rank >= half:
-            near, far = far, near
-        depth = min(rank, ranks - 1 - rank) if two_way else rank
-        rows.append(tuple(_dualpipe_rank(_Rank(near, far), half, depth, micro_batches // placement.chains)))
-    return Table(schedule, placement, micro_batches, tuple(rows))
+def dualpipe(rank: int, placement: Placement, count: int) -> list[Cell]:
+    """Return DualPipe's eight phases, for two models run from both ends or for one folded into a V."""
+    ranks, two_way = placement.ranks, placement.shape == "two-way"
+    near, far = placement.held_by(rank)
+    if two_way and rank >= ranks // 2:
+        near, far = far, near
+    depth = min(rank, ranks - 1 - rank) if two_way else rank
+    return _phases(_Rank(near, far), ranks // 2 if two_way else ranks, depth, count)
 
 
-def _dualpipe_rank(row: _Rank, half: int, depth: int, count: int) -> list[Cell]:
-    """The eight steps of a rank at this depth; half 0 is the stage that micro-batches reach first."""
+def _phases(row: _Rank, half: int, depth: int, count: int) -> list[Cell]:
+    """Return the eight phases of a rank at this depth; half 0 is the stage that micro-batches reach first."""
     outer = half - depth - 1
     for _ in range(2 * outer):
         row.run("F", 0)
