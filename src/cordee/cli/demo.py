@@ -1,7 +1,6 @@
-"""`cordee demo`: one job through the wall, told as it happens and written as one HTML report.
+"""`cordee demo`: one job from its plan to its cost, shown as it happens and written as one HTML report.
 
-Nothing in it is staged: the numbers come from the planner, a live run, its ledger and the simulator, and it fails
-if one of its claims does not hold.
+The numbers come from the planner, a live run, its ledger and the simulator; the demo fails if a claim does not hold.
 """
 
 import importlib.util
@@ -12,13 +11,14 @@ from typing import Annotated
 import typer
 
 import cordee
-from cordee.cli.story.bill import Bill, tell_bill
-from cordee.cli.story.live import tell_live
-from cordee.cli.story.money import tell_money
-from cordee.cli.story.stage import stage
-from cordee.cli.story.teller import Teller
+from cordee.cli.demo_text import Terminal
+from cordee.demo.costs import show_costs
+from cordee.demo.live import run_live
+from cordee.demo.memory import Sizing, show_memory
+from cordee.demo.narrator import Narrator
+from cordee.demo.reclaim import Reclaims
+from cordee.demo.stage import stage
 from cordee.errors import InputError, MissingExtraError
-from cordee.simulate.story import Story
 from cordee.units import format_bytes, format_duration, format_micro_usd
 from cordee.view.report import Report, report_html
 
@@ -27,26 +27,27 @@ TITLE = "One job through the wall"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("demo/report.html"),
+    out: Annotated[Path, typer.Option(help="Path of the report.")] = Path("demo/report.html"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary home of the live run.")] = False,
-    ranks: Annotated[int, typer.Option(min=2, hidden=True, help="Of each gang.")] = 4,
-    steps: Annotated[int, typer.Option(min=40, hidden=True, help="Of the job that is pushed.")] = 100,
+    ranks: Annotated[int, typer.Option(min=2, hidden=True, help="Ranks of each gang.")] = 4,
+    steps: Annotated[int, typer.Option(min=40, hidden=True, help="Steps of the preempted job.")] = 100,
 ) -> None:
-    """Plan, start, push, resume and bill a real training job on this machine, and check every claim."""
+    """Plan, train, preempt, resume and account a real job on this machine, and check every claim."""
     _check_installed()
     _check_writable(out)
     began_s = time.monotonic()
-    teller = Teller()
-    teller.console.print(f"[bold]{TITLE}[/bold]  plan, gang, push, resume, bill: about two minutes")
-    bill = tell_bill(teller)
-    with stage(teller, keep=keep, price_as="H100", ranks=ranks) as stood:
-        cast = tell_live(teller, stood, steps)
-        story = tell_money(teller, stood, cast, bill)
+    terminal = Terminal()
+    narrator = Narrator(terminal)
+    terminal.console.print(f"[bold]{TITLE}[/bold]  plan, gang, preemption, resume, cost: about two minutes")
+    sizing = show_memory(narrator)
+    with stage(terminal, keep=keep, price_as="H100", ranks=ranks) as server:
+        jobs = run_live(narrator, server, steps)
+        seen = show_costs(narrator, server, jobs, sizing)
     took = format_duration(time.monotonic() - began_s)
-    n_claims = sum(len(section.claims) for section in teller.sections)
-    path = _write(out, _report(teller, bill, story, took, n_claims))
-    teller.console.print()
-    teller.say(f"{n_claims} claims hold. It took {took}. The report: {path}", "bold")
+    n_claims = sum(len(section.claims) for section in narrator.sections)
+    path = _write(out, _report(narrator, sizing, seen, took, n_claims))
+    terminal.console.print()
+    terminal.paragraph(f"{n_claims} claims hold. It took {took}. The report: {path}", "bold")
 
 
 def _check_installed() -> None:
@@ -59,7 +60,7 @@ def _check_installed() -> None:
 
 
 def _check_writable(out: Path) -> None:
-    """Two minutes are not spent on a report that has no place."""
+    """Refuse a path that cannot be written before two minutes are spent."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         is_new = not out.exists()
@@ -73,25 +74,25 @@ def _check_writable(out: Path) -> None:
         ) from None
 
 
-def _report(teller: Teller, bill: Bill, story: Story, took: str, n_claims: int) -> Report:
+def _report(narrator: Narrator, sizing: Sizing, seen: Reclaims, took: str, n_claims: int) -> Report:
     facts = [
-        (format_bytes(bill.plan.state_bytes), f"to hold {bill.plan.request.shape.name} in training"),
-        ("0", "steps repeated after the push, weights bitwise equal"),
-        (format_micro_usd(story.plain.lost_micro_usd), "lost in 47 hours on 64 GPUs without checkpoints"),
+        (format_bytes(sizing.plan.state_bytes), f"to hold {sizing.plan.request.shape.name} in training"),
+        ("0", "steps repeated after the preemption, weights bitwise equal"),
+        (format_micro_usd(seen.plain.lost_micro_usd), "lost in 47 hours on 64 GPUs without checkpoints"),
         (
-            format_micro_usd(story.noticed_worst.micro_usd),
-            "restart: all that the same reclaim takes from a job that handles its notice",
+            format_micro_usd(seen.noticed_worst.micro_usd),
+            "for a restart: the only loss of a job that handles its notice",
         ),
     ]
     lead = (
-        "A small model was trained on this machine, pushed aside by a more important job, and went on as if "
-        "nothing had happened. This page is drawn from the plan, the run's log, its ledger and a simulation."
+        "A small model was trained on this machine, preempted by a more important job, and resumed with no step lost. "
+        "This page is drawn from the plan, the run's log, its ledger and a simulation."
     )
     footer = (
         f"{n_claims} claims were checked in {took}. Written by cordee {cordee.__version__} with `cordee demo`. "
         "This page loads nothing from elsewhere."
     )
-    return Report(TITLE, lead, teller.sections, facts, footer)
+    return Report(TITLE, lead, narrator.sections, facts, footer)
 
 
 def _write(out: Path, report: Report) -> Path:

@@ -1,4 +1,4 @@
-"""Events as lines for people who see Cordee for the first time."""
+"""Events in words, for a reader who sees Cordee for the first time."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ Names = Mapping[JobId, str]
 
 
 def line(event: Event, names: Names) -> str | None:
-    """What to say of an event; None of those that need no words."""
+    """Return an event in words; None for one that needs none."""
     name = names.get(getattr(event, "job_id", JobId("")), "")
     if isinstance(event, JobSubmitted):
         return f"{event.job.name} is queued: {event.job.tier} tier, a gang of {event.job.gpus}"
@@ -43,7 +43,7 @@ def line(event: Event, names: Names) -> str | None:
     if isinstance(event, KillOrdered):
         return f"{name} is killed: {event.why}"
     if isinstance(event, RanksEnded):
-        return f"{name} gives back its slots on {event.node}"
+        return f"{name} releases its slots on {event.node}"
     if isinstance(event, AttemptEnded):
         return f"{name} attempt {event.epoch} ended: {event.outcome}"
     if isinstance(event, JobEnded):
@@ -52,7 +52,7 @@ def line(event: Event, names: Names) -> str | None:
 
 
 def progress(event: Event, names: Names) -> str | None:
-    """What goes on between two lines: the newest step and its loss."""
+    """Return the newest step and its loss, which is shown between two lines."""
     if not isinstance(event, Reported) or event.span is not SpanClass.USEFUL or not event.steps:
         return None
     loss = "" if event.loss is None else f", loss {event.loss:.3f}"

@@ -1,4 +1,4 @@
-"""Where the live parts run: a server of its own in a temporary home, its log as it grows, and nothing left behind."""
+"""A server for the live parts in a temporary home: its log as it grows, and nothing left behind."""
 
 import os
 import shutil
@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from cordee.agent.gpus import discover
-from cordee.cli.story.lines import line, progress
-from cordee.cli.story.teller import Teller
 from cordee.client import Client, HealthView
 from cordee.control.spawn import start_server
+from cordee.demo.lines import line, progress
+from cordee.demo.narrator import Screen
 from cordee.errors import ClaimError, CordeeError
 from cordee.events import Event, JobEnded
 from cordee.ids import JobId
@@ -27,20 +27,20 @@ _END_S = 60.0
 
 
 class Stage:
-    """A running server, and what its log has told so far."""
+    """A running server, and its log so far."""
 
-    def __init__(self, client: Client, teller: Teller, ranks: int) -> None:
+    def __init__(self, client: Client, screen: Screen, ranks: int) -> None:
         self.client, self.ranks = client, ranks
         self.home = client.home
         self.events: list[Event] = []
         self.names: dict[JobId, str] = {}
-        self._teller = teller
+        self._screen = screen
         self._number = 0
         self._zero_us: int | None = None
 
     @property
     def out(self) -> Path:
-        """Where the jobs write what is compared afterwards."""
+        """Return the folder for what is compared afterwards."""
         return self.home / "out"
 
     def submit(self, spec: JobSpec) -> JobId:
@@ -51,40 +51,40 @@ class Stage:
         return job_id
 
     def follow(self, until: Callable[[Event], bool], waiting: str) -> None:
-        """Tell the log as it grows, until an event that is awaited.
+        """Show the log as it grows, until an awaited event.
 
         Raises:
-            ClaimError: it did not come, or a job failed.
+            ClaimError: the event did not come, or a job failed.
         """
         deadline = time.monotonic() + _PATIENCE_S
-        with self._teller.waiting(waiting):
-            while not any(until(event) for event in self._news()):
+        with self._screen.waiting(waiting):
+            while not any(until(event) for event in self._new_events()):
                 if time.monotonic() > deadline:
                     raise ClaimError(
-                        f"nothing more happened within {_PATIENCE_S:.0f} s while {waiting}",
+                        f"no more events for {_PATIENCE_S:.0f} s while {waiting}",
                         hint="run `cordee demo --keep` and read the logs in the folder it prints",
                     )
                 time.sleep(_POLL_S)
 
-    def _news(self) -> Iterator[Event]:
+    def _new_events(self) -> Iterator[Event]:
         for number, event in self.client.events(after=self._number):
             self._number = number
             self.events.append(event)
-            self._tell(event)
+            self._show(event)
             yield event
 
-    def _tell(self, event: Event) -> None:
-        told = line(event, self.names)
-        if told is not None:
+    def _show(self, event: Event) -> None:
+        text = line(event, self.names)
+        if text is not None:
             self._zero_us = event.at_us if self._zero_us is None else self._zero_us
-            self._teller.line((event.at_us - self._zero_us) / US_PER_S, told)
-        goes_on = progress(event, self.names)
-        if goes_on is not None:
-            self._teller.progress(goes_on)
+            self._screen.line((event.at_us - self._zero_us) / US_PER_S, text)
+        newest = progress(event, self.names)
+        if newest is not None:
+            self._screen.progress(newest)
         if isinstance(event, JobEnded) and event.state != "done":
-            raise ClaimError(f"{event.job_id} ended as {event.state}: {event.why}", hint=self._last_words(event.job_id))
+            raise ClaimError(f"{event.job_id} ended as {event.state}: {event.why}", hint=self._last_lines(event.job_id))
 
-    def _last_words(self, job_id: JobId) -> str:
+    def _last_lines(self, job_id: JobId) -> str:
         try:
             tail = list(self.client.logs(job_id, tail=12))
         except CordeeError:
@@ -93,9 +93,8 @@ class Stage:
 
 
 @contextmanager
-def stage(teller: Teller, *, keep: bool, price_as: str, ranks: int) -> Iterator[Stage]:
-    """Start a server for gangs of so many ranks in a new folder, on GPUs if there are enough; whatever happened, end it
-    and remove the folder.
+def stage(screen: Screen, *, keep: bool, price_as: str, ranks: int) -> Iterator[Stage]:
+    """Start a server for gangs of `ranks` ranks in a new folder, on GPUs if there are enough; end it and remove it.
 
     Raises:
         CordeeError: the server could not start.
@@ -106,19 +105,19 @@ def stage(teller: Teller, *, keep: bool, price_as: str, ranks: int) -> Iterator[
         health = _start(home, price_as, ranks)
         try:
             with Client(home) as client:
-                yield Stage(client, teller, ranks)
+                yield Stage(client, screen, ranks)
         finally:
             _end(home, health.pid)
     finally:
         signal.signal(signal.SIGTERM, before)
         if keep:
-            teller.say(f"Everything is kept in {home}")
+            screen.paragraph(f"Everything is kept in {home}")
         else:
             shutil.rmtree(home, ignore_errors=True)
 
 
 def _start(home: Path, price_as: str, ranks: int) -> HealthView:
-    """On just as many GPUs, or CPU slots, as one gang needs: the other one has to push it aside."""
+    """Start it on just the GPUs, or CPU slots, that one gang needs: the other one has to preempt it."""
     devices = discover(None)
     free = [index for index in range(devices.count) if index not in devices.unavailable(lambda pid: False)]
     if not devices.real or len(free) < ranks:
@@ -140,7 +139,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 def _end(home: Path, pid: int) -> None:
-    """Have every job leave, then the agents and the server; a server that does not is ended."""
+    """Stop every job, then the agents and the server; kill a server that does not end."""
     deadline = time.monotonic() + _END_S
     with suppress(CordeeError), Client(home) as client:
         for job in client.jobs():

@@ -1,7 +1,7 @@
-"""The known story, run again: 64 H100s on spot capacity, 47 hours in, and the cloud takes a node back.
+"""A reclaim of 64 H100s on spot capacity, 47 hours into a job, in the simulator.
 
 A plain script loses everything. The same job with the plan's interval, with and without a notice that it handles,
-loses what the ledger of its simulated run says. Nothing here is a formula: each figure is a run.
+loses what the ledger of its simulated run holds. Nothing here is a formula: each figure is a run.
 """
 
 import random
@@ -19,22 +19,22 @@ from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S
 
 GPUS, GPUS_PER_NODE = 64, 8
 AT_US = 47 * US_PER_HOUR
-USD_PER_GPU_HOUR = 2.99  # the story's own rate: $8,994 for 3,008 GPU-hours
+USD_PER_GPU_HOUR = 2.99  # the rate of this example: $8,994 for 3,008 GPU-hours
 BACK_US = 600 * US_PER_S  # assumed: until the cloud gives another node
 JOB = JobId("llama-aaaaaa")
-"""Its id is fixed, as everything of the story is."""
+"""The id is fixed, as all of this example is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """What one reclaim cost, by the ledger.
+    """The cost of one reclaim, by the ledger.
 
     Attributes:
         reclaimed_us: when, after the start of the job.
-        lost: GPU time that was paid and is done again.
-        restart: GPU time of the next attempt until its first new step.
-        checkpoint: GPU time that checkpoints took until then.
-        idle: GPU time of the nodes that were left, and waited for another one.
+        lost_gpu_us: GPU time of steps that are repeated.
+        restart_micro_usd: of the next attempt until its first new step.
+        checkpoint_micro_usd: of all checkpoints until then.
+        idle_micro_usd: of the remaining nodes, while they wait for another one.
     """
 
     reclaimed_us: int
@@ -46,13 +46,13 @@ class Loss:
 
     @property
     def micro_usd(self) -> int:
-        """Lost work and the restart."""
+        """Return the cost of lost work and of the restart."""
         return self.lost_micro_usd + self.restart_micro_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """What the reclaim costs without anything, with checkpoints only, and with a notice that is handled."""
+class Reclaims:
+    """The losses without checkpoints, with checkpoints only, and with a notice that is handled."""
 
     period_s: float
     save_s: float
@@ -65,33 +65,33 @@ class Story:
 
     @property
     def interval_micro_usd(self) -> int:
-        """Expected without notice."""
+        """Return the expected cost without notice."""
         return round(fmean(loss.micro_usd for loss in self.interval))
 
     @property
     def noticed_micro_usd(self) -> int:
-        """Expected with notice."""
+        """Return the expected cost with notice."""
         return round(fmean(loss.micro_usd for loss in self.noticed))
 
     @property
     def noticed_worst(self) -> Loss:
-        """The dearest of those with notice."""
+        """Return the most expensive of those with notice."""
         return max(self.noticed, key=lambda loss: loss.micro_usd)
 
     @property
     def last_save_micro_usd(self) -> int:
-        """At most, for the checkpoint that a notice asks for beyond those of the same run without one."""
+        """Return the highest cost of the checkpoint that a notice asks for."""
         pairs = zip(self.noticed, self.interval, strict=True)
-        return max(told.checkpoint_micro_usd - untold.checkpoint_micro_usd for told, untold in pairs)
+        return max(noticed.checkpoint_micro_usd - other.checkpoint_micro_usd for noticed, other in pairs)
 
     @property
     def idle_micro_usd(self) -> tuple[int, int]:
-        """Least and most of what waits for another node, over all runs: no checkpoint changes that."""
+        """Return the lowest and highest cost of idle nodes over all runs: no checkpoint changes that."""
         idle = [loss.idle_micro_usd for loss in (self.plain, self.interval_worst, *self.interval, *self.noticed)]
         return min(idle), max(idle)
 
 
-def known_story(
+def play_reclaims(
     survival: Survival,
     *,
     step_s: float,
@@ -99,16 +99,16 @@ def known_story(
     notice_s: float = 120.0,
     moments: int = 16,
     seed: int = 47,
-) -> Story:
-    """Run the story's worlds.
+) -> Reclaims:
+    """Simulate the job with a reclaim at several times.
 
     Args:
         survival: the plan's view of this job: its interval, how long a checkpoint and a restart take.
         step_s: of the planned layout.
         usd_per_gpu_hour: what the cloud charges.
-        notice_s: how long before it takes a node the cloud tells so, where it does.
-        moments: how many times of the reclaim are tried, spread by chance over a whole period around hour 47.
-        seed: of that chance.
+        notice_s: how long before it takes a node the cloud gives notice, where it does.
+        moments: the number of reclaim times, drawn from a whole period around hour 47.
+        seed: of these draws.
     """
     price = round(usd_per_gpu_hour * MICRO_USD)
     work = _protected(survival, step_s)
@@ -120,11 +120,11 @@ def known_story(
         handles_notice=False,
         reports=False,
     )
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     period_us = round(survival.period_s * US_PER_S)
-    times = sorted(AT_US + dice.randrange(-period_us // 2, period_us // 2) for _ in range(moments))
+    times = sorted(AT_US + rng.randrange(-period_us // 2, period_us // 2) for _ in range(moments))
     notice_us = round(notice_s * US_PER_S)
-    return Story(
+    return Reclaims(
         period_s=survival.period_s,
         save_s=survival.checkpoint_s,
         step_s=step_s,
@@ -137,7 +137,7 @@ def known_story(
 
 
 def _protected(survival: Survival, step_s: float) -> Work:
-    """The planned job. A checkpoint holds the ranks until it is durable, which is the dearest way to write one."""
+    """Return the planned job. A checkpoint stalls the ranks until it is durable: the dearest way."""
     step_us = round(step_s * US_PER_S)
     return Work(
         steps=2 * AT_US // step_us,
@@ -150,14 +150,14 @@ def _protected(survival: Survival, step_s: float) -> Work:
 
 
 def _worst_moment_us(work: Work, micro_usd_per_gpu_hour: int) -> int:
-    """Just before the first checkpoint after hour 47 would have been durable."""
+    """Return the time just before the first checkpoint after hour 47 is durable."""
     undisturbed = _world(work, micro_usd_per_gpu_hour, (), until_us=2 * AT_US)
     return next(e.at_us for e in undisturbed.log if isinstance(e, CheckpointCommitted) and e.at_us >= AT_US) - 1
 
 
 def _loss(work: Work, micro_usd_per_gpu_hour: int, reclaimed_us: int, notice_us: int) -> Loss:
-    reclaim = Outage(at_us=reclaimed_us, nodes=("node-3",), notice_us=notice_us, back_us=BACK_US)
-    done = _world(work, micro_usd_per_gpu_hour, (reclaim,), until_us=reclaimed_us + BACK_US + US_PER_HOUR)
+    outage = Outage(at_us=reclaimed_us, nodes=("node-3",), notice_us=notice_us, back_us=BACK_US)
+    done = _world(work, micro_usd_per_gpu_hour, (outage,), until_us=reclaimed_us + BACK_US + US_PER_HOUR)
     cut, again = done.ledger.rows(done.at_us)
     return Loss(
         reclaimed_us=reclaimed_us,
@@ -169,7 +169,7 @@ def _loss(work: Work, micro_usd_per_gpu_hour: int, reclaimed_us: int, notice_us:
     )
 
 
-def _world(work: Work, micro_usd_per_gpu_hour: int, reclaims: Sequence[Outage], *, until_us: int) -> Run:
+def _world(work: Work, micro_usd_per_gpu_hour: int, outages: Sequence[Outage], *, until_us: int) -> Run:
     nodes = [
         Node(
             name=f"node-{number}",
@@ -178,7 +178,7 @@ def _world(work: Work, micro_usd_per_gpu_hour: int, reclaims: Sequence[Outage], 
             gpus=GPUS_PER_NODE,
             capacity=Capacity.SPOT,
             micro_usd_per_gpu_hour=micro_usd_per_gpu_hour,
-            price_source="the story",
+            price_source="the demo",
         )
         for number in range(GPUS // GPUS_PER_NODE)
     ]
@@ -189,7 +189,7 @@ def _world(work: Work, micro_usd_per_gpu_hour: int, reclaims: Sequence[Outage], 
         gpus=GPUS,
         tier=Tier.STANDARD,
         capacity=Capacity.SPOT,
-        grace_us=max([reclaim.notice_us for reclaim in reclaims], default=0),
+        grace_us=max([outage.notice_us for outage in outages], default=0),
         protected=work.durable,
     )
-    return run(nodes, [Submission(at_us=0, job=job, work=work)], reclaims, until_us=until_us)
+    return run(nodes, [Submission(at_us=0, job=job, work=work)], outages, until_us=until_us)

@@ -1,7 +1,7 @@
-"""Everything the demo says of itself, as checks of what was planned, logged, traced and billed.
+"""The claims of the demo, as checks of the plan, the log, the recorded steps and the ledger.
 
-A check returns the claim with what was measured, or fails loudly. None of them knows what it hopes to find
-beyond its own arguments, so each can be fed a false result.
+A check returns the claim with what was measured, or raises. It knows nothing but its arguments, so that each can be
+given a false result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,11 +24,11 @@ from cordee.units import US_PER_S, format_bytes, format_duration
 from cordee.view.report import Claim
 
 Steps = Mapping[int, Sequence[int]]
-"""By rank: the steps that it ran, in its order, over all attempts."""
+"""By rank: the steps that it ran, in order, over all attempts."""
 
 
 def check(holds: bool, says: str, measured: str) -> Claim:
-    """The claim, if it holds.
+    """Return the claim, if it holds.
 
     Raises:
         ClaimError: it does not.
@@ -42,35 +42,35 @@ def check(holds: bool, says: str, measured: str) -> Claim:
 
 
 def parameters(says: str, counted: int, expected: int) -> Claim:
-    """A shape has exactly so many parameters."""
+    """Check that a shape has exactly this many parameters."""
     return check(counted == expected, says, f"{counted:,} parameters counted from the shape")
 
 
-def bill(says: str, state_bytes: int, expected: str) -> Claim:
-    """The state of a model weighs what was said, to the shown digits."""
+def weight(says: str, state_bytes: int, expected: str) -> Claim:
+    """Check the size of a model's state, to the digits that are shown."""
     return check(format_bytes(state_bytes) == expected, says, f"{state_bytes:,} bytes")
 
 
-def holds_the_bill(held_bytes: Mapping[str, int], state_bytes: int) -> Claim:
-    """No layout gains room by leaving a part of the state out; those with copies hold more."""
+def holds_the_state(held_bytes: Mapping[str, int], state_bytes: int) -> Claim:
+    """Check that no layout gains room by leaving a part of the state out; those with copies hold more."""
     least, most = min(held_bytes, key=held_bytes.__getitem__), max(held_bytes, key=held_bytes.__getitem__)
     measured = (
         f"at least {format_bytes(held_bytes[least])} ({least}), at most {format_bytes(held_bytes[most])} ({most}), "
         f"against {format_bytes(state_bytes)}"
     )
-    says = f"In each of the {len(held_bytes)} layouts the GPUs together hold the whole bill, those that copy it more"
-    # Shares are rounded to whole bytes, on some hundreds of GPUs.
+    says = f"In each of the {len(held_bytes)} layouts the GPUs together hold the whole state, those that copy it more"
+    # The part of each GPU is rounded to whole bytes, on some hundreds of GPUs.
     return check(held_bytes[least] > state_bytes - 10_000, says, measured)
 
 
 def whole_gang(events: Iterable[Event], job_id: JobId, gpus: int, started: Mapping[int, int]) -> Claim:
-    """Every attempt of the job had all its GPUs at once, and all its ranks ran.
+    """Check that every attempt of the job had all its GPUs at once, and that all its ranks ran.
 
     Args:
         events: the log.
-        job_id: whose.
+        job_id: the job.
         gpus: the size of the gang.
-        started: by epoch, how many ranks came to their first step.
+        started: by epoch, the number of ranks that reached their first step.
     """
     placed = {
         event.epoch: sum(len(lease.gpus) for lease in event.leases)
@@ -86,15 +86,15 @@ def whole_gang(events: Iterable[Event], job_id: JobId, gpus: int, started: Mappi
 
 
 def preempted_for(events: Iterable[Event], job_id: JobId, for_job: JobId) -> Claim:
-    """The scheduler gave the job notice for the other one, once."""
+    """Check that the scheduler gave the job notice for the other one, once."""
     notices = [event for event in events if isinstance(event, NoticeGiven) and event.job_id == job_id]
     right = len(notices) == 1 and notices[0].reason is NoticeReason.PREEMPT and notices[0].for_job == for_job
-    told = "; ".join(f"{notice.reason} for {notice.for_job}" for notice in notices) or "no notice"
-    return check(right, f"The scheduler preempted {job_id} for {for_job}, once", told)
+    measured = "; ".join(f"{notice.reason} for {notice.for_job}" for notice in notices) or "no notice"
+    return check(right, f"The scheduler preempted {job_id} for {for_job}, once", measured)
 
 
 def left_together(events: Sequence[Event], job_id: JobId, ranks: int) -> Claim:
-    """After the notice all ranks left at one step, with a checkpoint, before the deadline."""
+    """Check that all ranks left at one step after the notice, with a checkpoint, before the deadline."""
     notice = next(event for event in events if isinstance(event, NoticeGiven) and event.job_id == job_id)
     of_attempt = [event for event in events if getattr(event, "epoch", None) == notice.epoch]
     left = [event for event in of_attempt if isinstance(event, RankLeft) and event.job_id == job_id]
@@ -115,7 +115,7 @@ def left_together(events: Sequence[Event], job_id: JobId, ranks: int) -> Claim:
 
 
 def none_overlapped(events: Iterable[Event], first: JobId, second: JobId) -> Claim:
-    """Two gangs that need the same GPUs were never placed at the same time."""
+    """Check that two gangs that need the same GPUs were never placed at the same time."""
     held: set[JobId] = set()
     together = 0
     for event in events:
@@ -130,7 +130,7 @@ def none_overlapped(events: Iterable[Event], first: JobId, second: JobId) -> Cla
 
 
 def resumed_by_itself(events: Iterable[Event], job_id: JobId) -> Claim:
-    """A second attempt went on at the step where the first one left, and the job is done."""
+    """Check that a second attempt continued at the step where the first one left, and that the job is done."""
     left, restored, state = None, None, "unfinished"
     for event in events:
         if getattr(event, "job_id", None) != job_id:
@@ -146,28 +146,28 @@ def resumed_by_itself(events: Iterable[Event], job_id: JobId) -> Claim:
     return check(holds, f"{job_id} was queued again by itself, resumed at the step it had left, and finished", measured)
 
 
-def no_step_repeated(traces: Steps, ranks: int, steps: int) -> Claim:
-    """Each rank ran each step once, in order."""
-    repeated = sum(len(seen) - len(set(seen)) for seen in traces.values())
-    missing = sum(len(set(range(steps)) - set(seen)) for seen in traces.values()) + steps * (ranks - len(traces))
-    in_order = all(before < after for seen in traces.values() for before, after in pairwise(seen))
-    measured = f"{repeated} repeated, {missing} missing of {steps} steps on each of {len(traces)} ranks"
-    holds = len(traces) == ranks and repeated == 0 and missing == 0 and in_order
+def no_step_repeated(ran: Steps, ranks: int, steps: int) -> Claim:
+    """Check that each rank ran each step once, in order."""
+    repeated = sum(len(seen) - len(set(seen)) for seen in ran.values())
+    missing = sum(len(set(range(steps)) - set(seen)) for seen in ran.values()) + steps * (ranks - len(ran))
+    in_order = all(before < after for seen in ran.values() for before, after in pairwise(seen))
+    measured = f"{repeated} repeated, {missing} missing of {steps} steps on each of {len(ran)} ranks"
+    holds = len(ran) == ranks and repeated == 0 and missing == 0 and in_order
     return check(holds, "0 steps were repeated, and none was left out", measured)
 
 
 def same_bits(interrupted: Mapping[str, str], uninterrupted: Mapping[str, str]) -> Claim:
-    """The final weights are the same, bit by bit. Both map a tensor's or a shard's name to a digest."""
+    """Check that the final weights are equal bit by bit. Both map the name of a tensor or shard to a digest."""
     differ = sorted(name for name in {*interrupted, *uninterrupted} if interrupted.get(name) != uninterrupted.get(name))
     measured = f"{len(differ)} of {len(uninterrupted)} SHA-256 digests differ" + (
         f": {', '.join(differ[:3])}" if differ else ""
     )
     holds = bool(uninterrupted) and not differ
-    return check(holds, "The final weights are bitwise equal to those of the run that nobody interrupted", measured)
+    return check(holds, "The final weights are bitwise equal to those of an uninterrupted run", measured)
 
 
 def adds_up(classes_gpu_us: Mapping[str, int], held_gpu_us: int, leased_gpu_us: int) -> Claim:
-    """The classes of the ledger sum to the held time, and that is what the log's leases say, to the microsecond."""
+    """Check that the classes of the ledger sum to the held time, and this to the log's leases, to the microsecond."""
     total = sum(classes_gpu_us.values())
     measured = f"classes {total:,} = held {held_gpu_us:,} = leased {leased_gpu_us:,} GPU-microseconds"
     holds = total == held_gpu_us == leased_gpu_us > 0

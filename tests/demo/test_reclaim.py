@@ -1,10 +1,10 @@
-"""The known story's figures come from the ledgers of simulated runs."""
+"""The costs of a reclaim come from the ledgers of simulated runs."""
 
 import pytest
 
+from cordee.demo.reclaim import GPUS, Reclaims, play_reclaims
 from cordee.plan.layout import Training
 from cordee.plan.survive import survival
-from cordee.simulate.story import GPUS, Story, known_story
 from cordee.units import US_PER_HOUR, format_micro_usd
 from cordee.workload.load import load_shape
 
@@ -12,19 +12,19 @@ STEP_S = 59.6
 
 
 @pytest.fixture(scope="module")
-def story() -> Story:
+def story() -> Reclaims:
     shape, training = load_shape("llama-3-70b"), Training(8192, 512)
     expected = survival(shape, training, GPUS, storage_bytes_per_s=16e9, start_s=120, mtbi_s=24 * 3600)
-    return known_story(expected, step_s=STEP_S, usd_per_gpu_hour=2.99)
+    return play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99)
 
 
-def test_47_hours_without_checkpoints(story: Story) -> None:
+def test_47_hours_without_checkpoints(story: Reclaims) -> None:
     assert story.plain.lost_gpu_us == 3_008 * US_PER_HOUR
     assert format_micro_usd(story.plain.lost_micro_usd) == "$8,994"
     assert story.plain.checkpoint_micro_usd == 0
 
 
-def test_with_the_interval_at_worst_a_whole_period_and_a_step_are_done_again(story: Story) -> None:
+def test_with_the_interval_at_worst_a_whole_period_and_a_step_are_done_again(story: Reclaims) -> None:
     hourly_micro_usd = GPUS * 2_990_000
     period_micro_usd = hourly_micro_usd * story.period_s / 3600
     step_micro_usd = hourly_micro_usd * STEP_S / 3600
@@ -35,31 +35,31 @@ def test_with_the_interval_at_worst_a_whole_period_and_a_step_are_done_again(sto
     assert len({loss.lost_micro_usd for loss in story.interval}) > 10, "the moments differ"
 
 
-def test_with_a_notice_that_is_handled_only_the_restart_is_paid(story: Story) -> None:
+def test_with_a_notice_that_is_handled_only_the_restart_is_paid(story: Reclaims) -> None:
     assert [loss.lost_micro_usd for loss in story.noticed] == [0] * len(story.noticed)
     assert story.noticed_worst.restart_micro_usd > 0
     assert story.noticed_micro_usd < story.interval_micro_usd < story.plain.lost_micro_usd / 50
 
 
-def test_what_a_reclaim_costs_beside_the_job_is_told_too(story: Story) -> None:
+def test_the_cost_of_a_reclaim_beside_the_job_is_reported_too(story: Reclaims) -> None:
     """By hand: 7 nodes of 8 wait 10 minutes, and a checkpoint holds 64 GPUs for as long as it takes."""
     hourly_micro_usd = GPUS * 2_990_000
     least, most = story.idle_micro_usd
     assert least == story.plain.idle_micro_usd == 56 * 2_990_000 * 600 // 3600
-    # Who leaves early leaves its GPUs idle for the rest of the notice.
+    # A job that leaves early leaves its GPUs idle for the rest of the notice.
     assert least < most <= least + hourly_micro_usd * story.notice_s / 3600
     assert 0 < story.last_save_micro_usd <= hourly_micro_usd * story.save_s / 3600 + 1
 
 
-def test_a_notice_shorter_than_the_save_helps_nobody() -> None:
+def test_a_notice_shorter_than_the_save_does_not_help() -> None:
     shape, training = load_shape("llama-3-70b"), Training(8192, 512)
     expected = survival(shape, training, GPUS, storage_bytes_per_s=16e9, start_s=120, mtbi_s=24 * 3600)
-    short = known_story(expected, step_s=STEP_S, usd_per_gpu_hour=2.99, notice_s=30, moments=4)
+    short = play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99, notice_s=30, moments=4)
     assert all(loss.lost_micro_usd > 0 for loss in short.noticed)
 
 
-def test_the_seed_alone_decides(story: Story) -> None:
+def test_the_seed_alone_decides(story: Reclaims) -> None:
     shape, training = load_shape("llama-3-70b"), Training(8192, 512)
     expected = survival(shape, training, GPUS, storage_bytes_per_s=16e9, start_s=120, mtbi_s=24 * 3600)
-    assert known_story(expected, step_s=STEP_S, usd_per_gpu_hour=2.99) == story
-    assert known_story(expected, step_s=STEP_S, usd_per_gpu_hour=2.99, seed=1).interval != story.interval
+    assert play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99) == story
+    assert play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99, seed=1).interval != story.interval

@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 
 from cordee.cli import demo
-from cordee.cli.story import claims
-from cordee.cli.story.money import leased_gpu_us
-from cordee.cli.story.stage import stage
-from cordee.cli.story.teller import Teller, bars
+from cordee.cli.demo_text import Terminal
 from cordee.control.spawn import is_owned
+from cordee.demo import claims
+from cordee.demo.costs import leased_gpu_us
+from cordee.demo.narrator import Narrator
+from cordee.demo.stage import stage
 from cordee.errors import ClaimError, InputError, MissingExtraError
 from cordee.events import (
     AttemptEnded,
@@ -78,8 +79,8 @@ def but(change: Callable[[Event], Event | None]) -> list[Event]:
 
 TRUE: list[Callable[[], Claim]] = [
     lambda: claims.parameters("70B", 70_553_706_496, 70_553_706_496),
-    lambda: claims.bill("1.129 TB", 1_128_859_303_936, "1.129 TB"),
-    lambda: claims.holds_the_bill({"fsdp64": 1_000_000, "dp64": 64_000_000}, 1_000_000),
+    lambda: claims.weight("1.129 TB", 1_128_859_303_936, "1.129 TB"),
+    lambda: claims.holds_the_state({"fsdp64": 1_000_000, "dp64": 64_000_000}, 1_000_000),
     lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 4}),
     lambda: claims.preempted_for(story(), GPT, EVAL),
     lambda: claims.left_together(story(), GPT, 4),
@@ -105,8 +106,8 @@ def late(event: Event) -> Event:
 
 FALSE: dict[str, Callable[[], Claim]] = {
     "a parameter less": lambda: claims.parameters("70B", 70_553_706_495, 70_553_706_496),
-    "a heavier bill": lambda: claims.bill("1.129 TB", 1_130_000_000_000, "1.129 TB"),
-    "a layout left a part out": lambda: claims.holds_the_bill({"a": 900_000, "b": 2_000_000}, 1_000_000),
+    "a heavier bill": lambda: claims.weight("1.129 TB", 1_130_000_000_000, "1.129 TB"),
+    "a layout left a part out": lambda: claims.holds_the_state({"a": 900_000, "b": 2_000_000}, 1_000_000),
     "three ranks came up": lambda: claims.whole_gang(story(), GPT, 4, {1: 4, 2: 3}),
     "placed on three GPUs": lambda: claims.whole_gang([placed(GPT, 1, 0, gpus=3)], GPT, 4, {1: 4}),
     "never placed": lambda: claims.whole_gang([], GPT, 4, {}),
@@ -153,13 +154,13 @@ def test_what_is_false_fails_loudly(name: str) -> None:
     assert raised.value.hint
 
 
-def test_a_job_that_fails_ends_the_demo_with_its_last_words_and_leaves_nothing_behind() -> None:
-    told = io.StringIO()
-    teller = Teller(Console(file=told, width=80))
+def test_a_job_that_fails_ends_the_demo_with_its_last_lines_and_leaves_nothing_behind() -> None:
+    printed = io.StringIO()
+    screen = Terminal(Console(file=printed, width=80))
     homes = []
     with (
         pytest.raises(ClaimError, match="ended as failed") as raised,
-        stage(teller, keep=False, price_as="H100", ranks=4) as stood,
+        stage(screen, keep=False, price_as="H100", ranks=4) as stood,
     ):
         homes.append(stood.home)
         run = [sys.executable, "-c", "print('the disk of rank 7 is on fire'); raise SystemExit(3)"]
@@ -167,26 +168,26 @@ def test_a_job_that_fails_ends_the_demo_with_its_last_words_and_leaves_nothing_b
         job_id = stood.submit(spec)
         stood.follow(lambda event: isinstance(event, JobEnded) and event.job_id == job_id, "it runs")
     assert "the disk of rank 7 is on fire" in str(raised.value.hint)
-    assert "broken is queued" in told.getvalue()
+    assert "broken is queued" in printed.getvalue()
     assert not homes[0].exists()
     assert not is_owned(homes[0])
 
 
-def test_the_teller_degrades_where_the_terminal_takes_only_ascii() -> None:
+def test_the_screen_degrades_where_the_terminal_shows_only_ascii() -> None:
     raw = io.BytesIO()
-    teller = Teller(Console(file=io.TextIOWrapper(raw, encoding="ascii", errors="strict"), width=80))
-    with teller.part("The bill", "A lead."):
-        teller.claim(Claim("it holds", "1 = 1"))
-        teller.line(1.25, "something happened")
-        for row in bars([("a", 1.0, "$1")], ascii_only=teller.ascii_only):
-            teller.line(None, row)
-        teller.note("A note.")
-    teller.console.file.flush()
+    screen = Terminal(Console(file=io.TextIOWrapper(raw, encoding="ascii", errors="strict"), width=80))
+    narrator = Narrator(screen)
+    with narrator.part("The bill", "A lead."):
+        narrator.claim(Claim("it holds", "1 = 1"))
+        screen.line(1.25, "something happened")
+        screen.amounts([("a", 1.0, "$1")])
+        narrator.note("A note.")
+    screen.console.file.flush()
     lines = raw.getvalue().decode("ascii").splitlines()
     assert max(map(len, lines)) <= 80
     assert any("ok it holds" in line for line in lines)
-    assert [section.title for section in teller.sections] == ["The bill"]
-    assert teller.sections[0].notes == ("A note.",)
+    assert [section.title for section in narrator.sections] == ["The bill"]
+    assert narrator.sections[0].notes == ("A note.",)
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
