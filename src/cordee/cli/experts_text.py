@@ -15,7 +15,7 @@ from cordee.plan.experts.shape import Floats
 from cordee.units import format_bytes
 from cordee.view.chart import Axis, Line, chart_html
 from cordee.view.report import Report, Section, report_html
-from cordee.view.tables import Column, table_html
+from cordee.view.tables import table_html
 
 HEIGHT = 6
 """Lines of a drawing."""
@@ -151,7 +151,7 @@ def experts_page(outcome: Outcome) -> str:
     for what, balance, moved in outcome.rows:
         cells = [what, f"{balance.mean():.4f}", f"{balance.min():.4f}"]
         rows.append([*cells, *(["" if moved is None else f"{moved:,}"] if outcome.found else [])])
-    figures = [table_html([Column(name) for name in names], rows)]
+    figures = [table_html(names, rows)]
     if len(loads) > 1:
         lines = [
             Line(what, [(float(at), float(balance[at])) for at in layers], dashed=what == outcome.rows[-1][0])

@@ -19,7 +19,7 @@ from cordee.plan.pipeline.timeline import Span
 from cordee.view.chrome import Flow, Lane, Slice, chrome_trace_text
 from cordee.view.pipeline import Block, Line, pipeline_svg
 from cordee.view.report import Report, Section, report_html
-from cordee.view.tables import Column, table_html
+from cordee.view.tables import table_html
 
 US = 1_000_000
 # A bare unit of time is a millisecond in a trace: viewers know no other than real time.
@@ -76,7 +76,7 @@ def pipeline_page(asked: Asked) -> str:
         name = f"best found {PLACED[found.timeline.table.placement.shape]}"
         rows.append([name, *_figures(found.timeline, asked.in_seconds), f"{max(0.0, found.gap):.1%}", note])
     lead = "The bound is a time that no order of the passes can beat where the stages lie so, within the memory."
-    table = table_html([Column(name) for name in names], rows)
+    table = table_html(names, rows)
     sections = [Section("Side by side", lead, (table,), notes=verdict(asked))]
     drawings = [picture(run, asked.in_seconds, end=end) for run in runs]
     best = compared.best

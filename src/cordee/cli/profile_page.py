@@ -23,7 +23,7 @@ from cordee.telemetry.profile.compare import Delta
 from cordee.telemetry.profile.sweep import BIT, Sweep
 from cordee.view.profile import SLOTS, Strip, breakdown_svg, strips_svg
 from cordee.view.report import Report, Section, report_html
-from cordee.view.tables import Column, table_html
+from cordee.view.tables import table_html
 
 STREAMS_DRAWN, RANKS_DRAWN, ROWS = 12, 64, 24
 PARTS = {"alone": "alone", "hidden": "hidden", "transfer": "exposed-transfer", "waiting": "exposed-waiting",
@@ -92,7 +92,7 @@ def _streams(report: RankReport) -> Section:
          *(said_us(row.kinds_us[kind]) if row.kinds_us[kind] else "" for kind in BIT)]
         for row in report.streams[:ROWS]
     ]  # fmt: skip
-    table = table_html([Column(name) for name in names], rows)
+    table = table_html(names, rows)
     heading = {"device": "Streams", "host": "Threads", "lanes": "Lines"}[report.side]
     return Section(heading, what or "What ran on each, over time.", (drawn, table))
 
@@ -137,7 +137,7 @@ def _classes(report: RankReport) -> Section:
     ]  # fmt: skip
     return Section(
         "By class", "Sums: what ran side by side on two streams counts twice.",
-        (table_html([Column(name) for name in names], rows),),
+        (table_html(names, rows),),
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _kernels(report: RankReport) -> Section:
     left = len(report.kernels) - ROWS
     what = f"The {ROWS} that took most; {left} more are in --json." if left > 0 else "All of them."
     noun = {"device": "Kernels", "host": "Operators", "lanes": "Slices"}[report.side]
-    return Section(noun, what, (table_html([Column(name) for name in names], rows),))
+    return Section(noun, what, (table_html(names, rows),))
 
 
 def _idle(report: RankReport) -> Section:
@@ -164,7 +164,7 @@ def _idle(report: RankReport) -> Section:
     ]
     return Section(
         "Idle", f"{told.gaps:,} gaps, {said_us(report.time.idle_us)} together.",
-        (table_html([Column(name) for name in names], rows),), notes=idle_words(report),
+        (table_html(names, rows),), notes=idle_words(report),
     )  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def _steps(report: RankReport) -> Section:
         for step in report.steps[:ROWS]
     ]  # fmt: skip
     return Section("Steps", "On the device, from the first kernel of each.", (
-        table_html([Column(name) for name in names], rows),))  # fmt: skip
+        table_html(names, rows),))  # fmt: skip
 
 
 def _ranks(answer: Answer) -> list[Section]:
@@ -196,7 +196,7 @@ def _ranks(answer: Answer) -> list[Section]:
             f"{time.share(time.idle_us):.1%}",
             *((said_us(waits.waited_us), said_us(waits.caused_us), f"{waits.last:,}") if matched else ()),
         ])  # fmt: skip
-    figures = [table_html([Column(name) for name in names], rows[:RANKS_DRAWN])]
+    figures = [table_html(names, rows[:RANKS_DRAWN])]
     if drawn:
         figures.insert(0, drawn)
     lanes = answer.reports[0].side == "lanes"
@@ -209,7 +209,7 @@ def _ranks(answer: Answer) -> list[Section]:
              f"{wait.longest}, {said_us(wait.longest_us)}", said_us(wait.total_us)]
             for wait in answer.skew.worst
         ]  # fmt: skip
-        table = table_html([Column(name) for name in heads], rows)
+        table = table_html(heads, rows)
         sections.append(Section("Waited for", "Collectives in which ranks waited longest.", (table,)))
     return sections
 
@@ -236,4 +236,4 @@ def _deltas(heading: str, names: tuple[str, str, str], deltas: Sequence[Delta]) 
         change = f"{'+' if delta.change_us > 0 else ''}{said_us(delta.change_us)}"
         share = f"{delta.change_us / delta.before_us:+.1%}" if delta.before_us else "new" if delta.change_us else ""
         rows.append([fitted(delta.name, 64), said_us(delta.before_us), said_us(delta.after_us), change, share])
-    return table_html([Column(name) for name in (heading, *names, "")], rows)
+    return table_html((heading, *names, ""), rows)

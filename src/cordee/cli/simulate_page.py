@@ -13,7 +13,7 @@ from cordee.units import US_PER_HOUR, US_PER_S, format_duration
 from cordee.view.chart import Axis, Line, chart_html
 from cordee.view.gantt import Bar, gantt_svg
 from cordee.view.report import Report, Section, report_html
-from cordee.view.tables import Column, table_html
+from cordee.view.tables import table_html
 
 _QUANTILES = 200
 _SAMPLES = 300
@@ -62,7 +62,7 @@ def _table(answer: Answer) -> Section:
         ("money lost", lambda each: dollars(each.lost_micro_usd)),
         ("jobs that ended", lambda each: f"{each.summary.ended:,}"),
     ]
-    columns = [Column(""), *(Column(each.policy) for each in answer.policies)]
+    columns = ["", *(each.policy for each in answer.policies)]
     table = table_html(columns, [[name, *(tell(each) for each in answer.policies)] for name, tell in rows])
     notes = [
         f"{each.policy}: {each.says}" + (", told the true run times" if each.knows_run_times else "")
@@ -148,9 +148,7 @@ def _losses(answer: Answer) -> Section | None:
     if not rows:
         return None
     names = ("policy", "cause", "GPU-hours done again", "GPU-hours saving", "money")
-    return Section(
-        "What was lost, and to what", "By the ledger.", (table_html([Column(name) for name in names], rows),)
-    )
+    return Section("What was lost, and to what", "By the ledger.", (table_html(names, rows),))
 
 
 def _hours(gpu_us: int) -> str:

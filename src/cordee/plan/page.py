@@ -12,7 +12,7 @@ from cordee.view.chart import Axis, Line, Mark, chart_html
 from cordee.view.memory import MemoryBar, memory_svg
 from cordee.view.page import page
 from cordee.view.report import Report, Section, report_html
-from cordee.view.tables import Column, table_html
+from cordee.view.tables import table_html
 from cordee.workload.model import ModelShape
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def curve_page(curve: Curve, shape: ModelShape, gpu: Gpu) -> str:
     names = ("GPUs", "layout", "tokens/s", "each added", "MFU", "$ per 1B tokens")
     knee = "No knee in this range." if curve.knee is None else f"The knee is at {curve.knee.gpus} GPUs."
     lead = f"{knee} Beyond the knee an added GPU brings less than {WORTH:.0%} of what one brings at its best."
-    figures = (curve_svg(curve), table_html([Column(name) for name in names], rows)) if known else ()
+    figures = (curve_svg(curve), table_html(names, rows)) if known else ()
     return report_html(
         Report(
             title=f"{shape.name}: how speed grows with {gpu.name}s",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cordee.units import US_PER_S, format_bytes, format_duration
-from cordee.view.tables import Column, table_html
+from cordee.view.tables import table_html
 
 HEADS = ("planned", "measured", "off by")
 TIMES = 9.0  # above ten times as much, a percentage is hard to read
@@ -63,5 +63,5 @@ def value_text(value: float | None, unit: str) -> str:
 
 def compared_html(rows: Sequence[tuple[str, Compared]]) -> str:
     """Return the table of several jobs, each with its name."""
-    columns = [Column("job"), Column("value"), *(Column(head) for head in HEADS)]
+    columns = ["job", "value", *HEADS]
     return table_html(columns, [(name, row.quantity, *compared_texts(row)) for name, row in rows])
