@@ -28,7 +28,7 @@ from typing import Any
 from cordee.control.forecast import Spread, forecast
 from cordee.events import AttemptPlaced, Event, JobEnded, JobSubmitted
 from cordee.ids import JobId
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.state import State
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run
@@ -96,11 +96,10 @@ def told(log: tuple[Event, ...], sample: set[JobId], asked: argparse.Namespace) 
         yield Told(WAYS[2], job_id, at_us, _like(waits, at_us), _like(lives, at_us), 0.0)
         for way in WAYS[:2]:
             began_s = time.process_time()
-            present = Present(state)
+            snapshot = Snapshot(state)
             comes = way == WAYS[0]
-            found = forecast(
-                present, at_us, [job_id], seed=SEED, draws=asked.draws, grain=asked.grain, arrivals=comes, budget_s=None
-            )[job_id]
+            how = {"seed": SEED, "draws": asked.draws, "grain": asked.grain, "budget_s": None}
+            found = forecast(snapshot, at_us, [job_id], arrivals=comes, **how)[job_id]
             yield Told(way, job_id, at_us, found.start, found.end, time.process_time() - began_s)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from cordee.events import AttemptPlaced, CheckpointCommitted, Event
 from cordee.ids import JobId
 from cordee.schedule.forecast.forward import Arrival, Draw, forward
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.state import State
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run
@@ -76,7 +76,7 @@ def compared(world: dict[str, Any], seeds: int, *, halved: bool) -> dict[str, An
             if not watch:
                 continue
             began_s = time.process_time()
-            ahead = forward(Present(state), now_us, known(state, log, jobs, now_us), watch, until_us=FAR_US)
+            ahead = forward(Snapshot(state), now_us, known(state, log, jobs, now_us), watch, until_us=FAR_US)
             cpu_s, decisions = cpu_s + time.process_time() - began_s, decisions + ahead.decisions
             for job_id in watch:
                 came_us = next(each.at_us for each in placed if each.job_id == job_id and each.at_us >= now_us)

@@ -182,7 +182,7 @@ class Bench:
             self.end(whom, Outcome.CHECKPOINTED)
             return None
         if kind == BACK:
-            epoch = self.state.nodes[whom].node.epoch + 1
+            epoch = self.state.nodes.records[whom].node.epoch + 1
             self.state.apply(NodeUp(at_us=self.now_us, node=self.node(int(whom[1:]), epoch)))
             return None
         if kind == ENDS and whom:
@@ -220,7 +220,7 @@ class Bench:
     def lose(self) -> None:
         """A node and all gangs on it; it comes back two minutes later."""
         name = self.state.attempts[self.dice.choice(self.running())].held[0].node
-        epoch = self.state.nodes[name].node.epoch
+        epoch = self.state.nodes.records[name].node.epoch
         self.state.apply(NodeDown(at_us=self.now_us, node=name, epoch=epoch, why="silent"))
         for job_id, attempt in list(self.state.attempts.items()):
             if any(lease.node == name for lease in attempt.held):

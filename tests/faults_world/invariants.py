@@ -403,7 +403,7 @@ class Invariants:
             places = (job_id in waiting) + (job_id in state.attempts) + record.phase.ended
             assert places == 1, f"{job_id} ({record.phase}) is in {places} places"
             assert record.phase.ended == (job_id in self.ended), f"{job_id} is {record.phase}"
-        known = {name: (record.node.epoch, record.up) for name, record in state.nodes.items()}
+        known = {name: (record.node.epoch, record.up) for name, record in state.nodes.records.items()}
         assert known == {name: (each.node.epoch, each.up) for name, each in self.nodes.items()}, f"nodes are {known}"
         held = {job_id: {lease.node: lease for lease in one.held} for job_id, one in state.attempts.items()}
         assert held == {job_id: live.held for job_id, live in self.live.items()}, (

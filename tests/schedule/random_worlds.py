@@ -86,9 +86,9 @@ def break_in(world: World, kind: str, at_s: int, which: int) -> None:
 
 
 def _node_down(world: World, which: int):
-    names = sorted(world.state.nodes)
+    names = sorted(world.state.nodes.records)
     name = names[which % len(names)]
-    record = world.state.nodes[name]
+    record = world.state.nodes.records[name]
     if record.up:
         world.when(world.now_us / S + 7, lambda it: list(_node_back(it, name)))
         yield NodeDown(at_us=world.now_us, node=name, epoch=record.node.epoch, why="silent")
@@ -97,7 +97,7 @@ def _node_down(world: World, which: int):
 def _node_back(world: World, name: str):
     """The new agent first ends what its predecessor left."""
     yield from _shares(world, name)
-    old = world.state.nodes[name].node
+    old = world.state.nodes.records[name].node
     more = {"capacity": old.capacity, "domain": old.domain, "unavailable": old.unavailable}
     yield node(name, old.gpus, old.gpu_name, epoch=old.epoch + 1, at_us=world.now_us, **more)
 
@@ -324,7 +324,7 @@ def the_log_keeps_the_rules(world: World) -> None:
             gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
             assert push.takes(attempt.job, gpu_milli, below=below), f"{event.job_id} is shielded: {event.reason}"
         if isinstance(event, AttemptPlaced):
-            state.release(event.at_us)  # time alone ends a quarantine
+            state.nodes.release(event.at_us)  # time alone ends a quarantine
             gpus = sum(len(lease.gpus) for lease in event.leases)
             refusal = state.quotas.admits(state.jobs[event.job_id].job, event.at_us, gpus)
             assert refusal is None, f"{event.job_id} was placed although {refusal.text}"

@@ -218,7 +218,7 @@ def test_what_was_written_down_with_another_time_is_what_holds():
 
 def test_what_was_only_imagined_cannot_be_enacted():
     world = World(node("n1"), job("a", 8))
-    with world.state.what_if(), pytest.raises(AssertionError):
+    with world.state.journal.what_if(), pytest.raises(AssertionError):
         enact(world.state, 0, None, list)
 
 

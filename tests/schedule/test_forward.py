@@ -13,7 +13,7 @@ from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide
 from cordee.schedule.forecast.forward import Ahead, Arrival, Draw, forward
 from cordee.schedule.forecast.run_times import drawn_us
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.gang import Work
 from cordee.simulate.run import Submission, run
 from world import S, World, job, node
@@ -24,7 +24,7 @@ FAR_US = 10**14
 def ahead_of(world: World, left_s: int = 100, **more) -> Ahead:
     live = [job_id for job_id, record in world.state.jobs.items() if not record.phase.ended]
     draw = Draw(left_us=dict.fromkeys(live, left_s * S))
-    return forward(Present(world.state), world.now_us, draw, live, until_us=FAR_US, **more)
+    return forward(Snapshot(world.state), world.now_us, draw, live, until_us=FAR_US, **more)
 
 
 # -- the simulator as the judge --------------------------------------------------------------------------------
@@ -74,9 +74,9 @@ def test_perfect_run_times_give_what_the_simulator_does(seed: int, policy: str, 
     state = State(NAMED[policy])
     for event in log[: 1 + len(nodes)]:
         state.apply(event)
-    assert len(state.nodes) == len(nodes) and not state.jobs
+    assert len(state.nodes.records) == len(nodes) and not state.jobs
     coming = [Arrival(at_us=each.at_us, job=each.job, left_us=each.work.steps * S) for each in submissions]
-    seen = forward(Present(state), 0, Draw(left_us={}, arrivals=coming), list(happened), until_us=FAR_US)
+    seen = forward(Snapshot(state), 0, Draw(left_us={}, arrivals=coming), list(happened), until_us=FAR_US)
     assert {job_id: (fate.start_us, fate.end_us) for job_id, fate in seen.fates.items()} == happened
     if policy == "cordee":
         assert any(fate.preemptions for fate in seen.fates.values()), "without a preemption this proves little"
@@ -105,7 +105,7 @@ def test_from_the_middle_of_a_run_too(seed: int):
     live = [job_id for job_id in happened if job_id not in state.jobs or not state.jobs[job_id].phase.ended]
     assert 5 < len(live) < len(submissions) and left_us
     before = state.snapshot()
-    seen = forward(Present(state), cut_us, Draw(left_us=left_us, arrivals=coming), live, until_us=FAR_US)
+    seen = forward(Snapshot(state), cut_us, Draw(left_us=left_us, arrivals=coming), live, until_us=FAR_US)
     assert {job_id: (fate.start_us, fate.end_us) for job_id, fate in seen.fates.items()} == {
         job_id: happened[job_id] for job_id in live
     }
@@ -127,17 +127,17 @@ def test_a_state_is_left_as_it_was_and_a_copy_equals_it(up, submitted, until_s, 
         if event.job.job_id not in world.state.jobs:
             world.tell(JobSubmitted(at_us=world.now_us, job=event.job, spec=""))
     before, idle = world.state.snapshot(), world.state.idle
-    present = Present(world.state)
-    copy = present.state()
+    snapshot = Snapshot(world.state)
+    copy = snapshot.restore()
     assert copy.snapshot() == before
     one, other = ahead_of(world, grain=grain), ahead_of(world, grain=grain)
     assert one == other, "the same draws, the same answer"
     assert world.state.snapshot() == before and world.state.idle is idle
     live = list(one.fates)
     again = forward(
-        present, world.now_us, Draw(left_us=dict.fromkeys(live, 100 * S)), live, until_us=FAR_US, grain=grain
+        snapshot, world.now_us, Draw(left_us=dict.fromkeys(live, 100 * S)), live, until_us=FAR_US, grain=grain
     )
-    assert again.fates == one.fates and present.state().snapshot() == before
+    assert again.fates == one.fates and snapshot.restore().snapshot() == before
     decision = decide(world.state, world.now_us)
     assert decide(copy, world.now_us) == decision
     for event in decision.events:
@@ -150,7 +150,7 @@ def test_a_copy_goes_its_own_way():
     world = World(node("n", 8), job("a", 4), job("b", 8))
     world.cycle()
     before = world.state.snapshot()
-    copy = Present(world.state).state()
+    copy = Snapshot(world.state).restore()
     copy.apply(job("c", 4, "production"))
     for event in decide(copy, world.now_us).events:
         copy.apply(event)
@@ -180,7 +180,7 @@ def test_who_cannot_save_in_time_does_its_work_again(protected: bool, grace_s: i
     draw = Draw(
         left_us={JobId("low"): 2000 * S}, arrivals=[Arrival(at_us=1000 * S, job=high, left_us=50 * S)]
     )  # fmt: skip
-    seen = forward(Present(world.state), 0, draw, [JobId("low"), high.job_id], until_us=FAR_US)
+    seen = forward(Snapshot(world.state), 0, draw, [JobId("low"), high.job_id], until_us=FAR_US)
     assert seen.fates[high.job_id].start_us == (1000 + grace_s) * S, "it was killed at its deadline"
     end_s = 1000 + grace_s + 50 + 60 + left_s
     assert seen.fates[JobId("low")].end_us == end_s * S, "the last checkpoint was at 900 s, or there was none"
@@ -198,7 +198,7 @@ def test_checkpoints_go_on_from_the_newest_that_was_told_of(told: bool, kept_s: 
     draw = Draw(
         left_us={JobId("low"): 1900 * S}, arrivals=[Arrival(at_us=2000 * S, job=high, left_us=50 * S)]
     )  # fmt: skip
-    fates = forward(Present(world.state), 1100 * S, draw, [JobId("low"), high.job_id], until_us=FAR_US).fates
+    fates = forward(Snapshot(world.state), 1100 * S, draw, [JobId("low"), high.job_id], until_us=FAR_US).fates
     assert fates[high.job_id].start_us == 2030 * S
     assert fates[JobId("low")].end_us == (2030 + 50 + 60 + 3000 - kept_s) * S
 
@@ -207,13 +207,13 @@ def test_the_horizon_the_caller_and_the_grain_bound_a_run():
     world = World(node("n", 8), *(job(f"j{each:03}", 1) for each in range(200)))
     last, live = JobId("j199"), list(world.state.jobs)
     draw = Draw(left_us={job_id: (1000 + 37 * number % 101) * S for number, job_id in enumerate(live)})
-    whole = forward(Present(world.state), 0, draw, [last], until_us=FAR_US)
-    coarse = forward(Present(world.state), 0, draw, [last], until_us=FAR_US, grain=0.05)
+    whole = forward(Snapshot(world.state), 0, draw, [last], until_us=FAR_US)
+    coarse = forward(Snapshot(world.state), 0, draw, [last], until_us=FAR_US, grain=0.05)
     assert not whole.cut and coarse.decisions < whole.decisions / 1.5
     assert 1 <= coarse.fates[last].end_us / whole.fates[last].end_us < 1.05, "the error does not grow with the queue"
     cut = ahead_of(world, left_s=60, go_on=lambda decisions: decisions < 10)
     assert cut.cut and cut.decisions == 10 and cut.fates[last].start_us is None
-    near = forward(Present(world.state), 0, Draw(left_us=dict.fromkeys(live, 60 * S)), live, until_us=3 * 60 * S)
+    near = forward(Snapshot(world.state), 0, Draw(left_us=dict.fromkeys(live, 60 * S)), live, until_us=3 * 60 * S)
     assert [job_id for job_id, fate in near.fates.items() if fate.end_us is not None] == live[:24]
 
 
@@ -235,24 +235,24 @@ def ended(count: int, length_s: int, gpus: int = 8, **more) -> World:
 
 
 def test_what_is_left_is_learnt_from_those_that_ran_longer():
-    present, one = Present(ended(20, 100).state), job("x", 8).job
-    lefts = [drawn_us(present, one, 0, (u + 0.5) / 21) for u in range(21)]
+    snapshot, one = Snapshot(ended(20, 100).state), job("x", 8).job
+    lefts = [drawn_us(snapshot, one, 0, (u + 0.5) / 21) for u in range(21)]
     assert lefts[:20] == [(100 + number) * S for number in range(20)]
     assert lefts[20] == 2 * 119 * S, "one in 21 is longer than the longest: twice that, by the median"
-    assert drawn_us(present, one, 109 * S, 0.5) == 6 * S, "of those beyond 109 s, half are within 115"
-    assert drawn_us(present, one, 500 * S, 0.5) == 500 * S, "beyond all that is known: as long again"
+    assert drawn_us(snapshot, one, 109 * S, 0.5) == 6 * S, "of those beyond 109 s, half are within 115"
+    assert drawn_us(snapshot, one, 500 * S, 0.5) == 500 * S, "beyond all that is known: as long again"
 
 
 def test_an_estimate_is_believed_until_it_is_over():
-    one, present = job("x", 8, estimate_us=1000 * S).job, Present(World(node("n")).state)
-    assert drawn_us(present, one, 100 * S, 0.9) == 900 * S
-    assert drawn_us(present, one, 1000 * S, 0.75) == 3000 * S
+    one, snapshot = job("x", 8, estimate_us=1000 * S).job, Snapshot(World(node("n")).state)
+    assert drawn_us(snapshot, one, 100 * S, 0.9) == 900 * S
+    assert drawn_us(snapshot, one, 1000 * S, 0.75) == 3000 * S
 
 
 @given(ran_us=st.integers(0, 10**12), u=st.floats(0, 0.999))
 def test_what_is_left_grows_with_u_and_is_never_nothing(ran_us, u):
-    present, one = Present(World(node("n")).state), job("x", 8).job
-    assert 0 < drawn_us(present, one, ran_us, u) <= drawn_us(present, one, ran_us, 0.9999)
+    snapshot, one = Snapshot(World(node("n")).state), job("x", 8).job
+    assert 0 < drawn_us(snapshot, one, ran_us, u) <= drawn_us(snapshot, one, ran_us, 0.9999)
 
 
 # -- forecasts -------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ def test_a_forecast_is_a_function_of_its_seed_and_its_spread_is_in_order():
     world.cycle()
     waits = [JobId(f"w{each}") for each in range(3)]
     before = world.state.snapshot()
-    made = [forecast(Present(world.state), world.now_us, waits, seed=seed, budget_s=None) for seed in (1, 1, 2)]
+    made = [forecast(Snapshot(world.state), world.now_us, waits, seed=seed, budget_s=None) for seed in (1, 1, 2)]
     assert made[0] == made[1] != made[2]
     assert world.state.snapshot() == before
     for found in made[0].values():
@@ -281,9 +281,9 @@ def test_a_forecast_that_runs_out_of_time_keeps_what_is_whole():
     world.tell(*(job(f"w{each}", 8, at_us=world.now_us) for each in range(5)))
     last = JobId("w4")
     ticks = iter(range(10**9))
-    cut = forecast(Present(world.state), world.now_us, [last], budget_s=3, clock=lambda: next(ticks))[last]
+    cut = forecast(Snapshot(world.state), world.now_us, [last], budget_s=3, clock=lambda: next(ticks))[last]
     assert cut.draws == 1 and cut.end.p50_us is None, "the first one stays, however little it saw"
     assert cut.seen_us < world.now_us + 500 * S
     ticks = iter(range(10**9))
-    some = forecast(Present(world.state), world.now_us, [last], budget_s=100, clock=lambda: next(ticks))[last]
+    some = forecast(Snapshot(world.state), world.now_us, [last], budget_s=100, clock=lambda: next(ticks))[last]
     assert 1 < some.draws < 20 and some.end.p50_us is not None, "a later one that was cut is not counted"

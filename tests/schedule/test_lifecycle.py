@@ -90,12 +90,12 @@ def test_a_commit_starts_the_count_anew_and_a_preemption_does_not_count():
         assert end(world, "a", "failed") == [f"attempt a.{epoch} failed", "place a n1:8"]
     world.tell(committed("a", 5, epoch=3))
     end(world, "a", "failed")
-    assert world.state.jobs[JobId("a")].barren == 0
+    assert world.state.jobs[JobId("a")].attempts_without_commit == 0
     end(world, "a", "lost")
     world.tell(job("p", 8, "production", at_us=world.now_us))
     assert brief(world.cycle()) == ["notice a preempt for p"]
     end(world, "a", "lost")
-    assert world.state.jobs[JobId("a")].barren == 1
+    assert world.state.jobs[JobId("a")].attempts_without_commit == 1
 
 
 def test_after_a_notice_a_failure_is_no_failure_of_the_script():

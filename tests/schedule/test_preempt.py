@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from cordee.events import CheckpointCommitted, Lease, NodeDown, RanksStarted
 from cordee.ids import JobId
-from cordee.schedule import Attempt, decide, explain
-from cordee.schedule.preemption import loss
-from cordee.schedule.preemption.loss import Cost, Victim, charge, choose, expected_loss
+from cordee.schedule import Attempt, decide, explain, loss
+from cordee.schedule.loss import Cost, Victim, charge, choose, expected_loss
 from world import HOUR, PRICE, S, World, brief, job, node, share_ended
 
 

@@ -98,7 +98,7 @@ def test_what_is_kept_is_used_neither_by_a_claim_nor_by_who_leaves():
     world.tell(job("fits", 8, queue="b", at_us=50 * S), job("not", 4, queue="b", at_us=50 * S)).play(until_s=60)
     world.tell(job("mine", 8, "production", queue="a", at_us=60 * S))
     assert [f"{type(each).__name__} {each.job_id}" for each in world.cycle()] == ["NoticeGiven in"]
-    with world.state.what_if():
+    with world.state.journal.what_if():
         quotas, record = world.state.quotas, world.state.jobs[JobId("not")]
         held = world.state.attempts[JobId("in")].holds(world.state.attempts[JobId("in")].held)
         quotas.promise(world.state.jobs[JobId("mine")].job, held, world.now_us)
@@ -238,7 +238,7 @@ def test_which_ends_of_a_day_count_as_fruitless(by, counts):
     world.play(until_s=3 * 3600)
     record = world.state.jobs[JobId("x")]
     assert record.last is not None and record.last.epoch == 1 and "(quota)" in record.last.why
-    assert record.barren == counts
+    assert record.attempts_without_commit == counts
 
 
 def held_within_a_day(world: World, at_us: int) -> int:

@@ -76,7 +76,7 @@ def test_a_share_ends_once(world):
     before = world.state.snapshot()
     world.state.apply(first)
     assert world.state.snapshot() == before
-    assert world.state.index.free(("H100", "on-demand")) == 8
+    assert world.state.nodes.free.free(("H100", "on-demand")) == 8
 
 
 def test_a_commit_covers_what_ran_before_its_capture_and_an_older_step_changes_nothing(world):
@@ -97,11 +97,11 @@ def test_a_gpu_cannot_be_leased_twice(world):
 
 def test_what_if_takes_back_everything_also_nested_and_after_an_error(world):
     before = world.state.snapshot()
-    with world.state.what_if():
+    with world.state.journal.what_if():
         world.state.apply(KillOrdered(at_us=10**9, job_id=A, epoch=2, why=""))
         inner = world.state.snapshot()
         assert inner != before
-        with pytest.raises(RuntimeError), world.state.what_if():
+        with pytest.raises(RuntimeError), world.state.journal.what_if():
             for event in share_ended(world, "a", "killed"):
                 world.state.apply(event)
             world.state.apply(AttemptEnded(at_us=10**9, job_id=A, epoch=2, outcome=Outcome.KILLED, why=""))
@@ -121,6 +121,6 @@ def test_the_log_gives_the_same_state_through_json(world):
 
 def test_gpus_of_foreign_processes_are_not_free_and_a_report_changes_that():
     state = World(node("n1", unavailable=(0, 1))).state
-    assert state.index.free(("H100", "on-demand")) == 6
+    assert state.nodes.free.free(("H100", "on-demand")) == 6
     state.apply(node("n1", unavailable=(0, 1, 2), at_us=S))
-    assert state.index.free(("H100", "on-demand")) == state.index.usable(("H100", "on-demand")) == 5
+    assert state.nodes.free.free(("H100", "on-demand")) == state.nodes.free.usable(("H100", "on-demand")) == 5

@@ -166,7 +166,7 @@ def test_in_an_overloaded_cluster_those_who_waited_too_long_get_their_part_of_it
     for until_s in range(4000, 16_000, 500):
         world.play(until_s=until_s)
         rows = world.state.running.rows
-        most = max(most, int(rows["gpus"][rows["overdue"]].sum()))
+        most = max(most, int(rows.ints["gpus"][rows.flags["overdue"]].sum()))
     assert most == 4
     short = job("short", 1, at_us=world.now_us)
     assert world.state.waiting.count == 32
@@ -178,7 +178,7 @@ def test_a_job_is_pushed_no_more_often_than_it_allows():
     world = World(node("n1"), job("v", 8, "preemptible", preemptions_max=1), work={"v": 10**5, "p": 10, "q": 10})
     world.play(until_s=100)
     world.later(job("p", 8, "production", at_us=100 * S)).play(until_s=300)
-    assert world.state.jobs[JobId("v")].pushes == 1 and JobId("v") in world.state.attempts
+    assert world.state.jobs[JobId("v")].preemptions == 1 and JobId("v") in world.state.attempts
     assert brief(world.tell(job("q", 8, "production", at_us=world.now_us)).cycle()) == []
 
 

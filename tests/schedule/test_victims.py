@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from cordee.events import CheckpointCommitted, NoticeGiven, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule import Policy
+from cordee.schedule.failed_searches import Scope
+from cordee.schedule.loss import charge
 from cordee.schedule.order import level
 from cordee.schedule.placement.place import fits, need_of
-from cordee.schedule.preemption.failed_searches import Scope
-from cordee.schedule.preemption.loss import charge
 from cordee.schedule.preemption.victims import Victims
 from world import S, World, brief, job, node
 
@@ -46,12 +46,12 @@ def full_world(drawn) -> World:
 
 def frees(world: World, chosen, asking) -> bool:
     """Whether the gang fits where these leave."""
-    with world.state.what_if():
+    with world.state.journal.what_if():
         for job_id in chosen:
             attempt = world.state.attempts[job_id]
             leaves = {"reason": NoticeReason.PREEMPT, "deadline_us": world.now_us}
             world.state.apply(NoticeGiven(at_us=world.now_us, job_id=job_id, epoch=attempt.epoch, **leaves))
-        return fits(world.state.soon, asking, tuple(world.state.index.kinds))
+        return fits(world.state.nodes.soon, asking, tuple(world.state.nodes.free.kinds))
 
 
 @settings(max_examples=150)
@@ -59,10 +59,10 @@ def frees(world: World, chosen, asking) -> bool:
 def test_the_cheapest_set_that_frees_the_shape_is_found_and_nobody_in_it_is_needless(drawn, shape):
     world = full_world(drawn)
     asking = job("p", shape["gpus"], "production", **{k: v for k, v in shape.items() if k != "gpus"}).job
-    pool = tuple(world.state.index.kinds)
+    pool = tuple(world.state.nodes.free.kinds)
     if not pool or frees(world, (), asking):
         return
-    need = need_of(world.state.index, asking, pool)
+    need = need_of(world.state.nodes.free, asking, pool)
     assert need is not None
     chosen = Victims(world.state, world.now_us).find(need, pool, Scope(0, 0, None))
     there = sorted(world.state.attempts)

@@ -15,7 +15,7 @@ from cordee.events import Job, Lease
 from cordee.ids import JobId
 from cordee.schedule.forecast.forward import Ahead, Arrival, Draw, Fate, forward
 from cordee.schedule.forecast.run_times import drawn_us, left_us
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.units import US_PER_HOUR
 
 DRAWS = 20
@@ -62,7 +62,7 @@ class Forecast:
 
 
 def forecast(
-    present: Present,
+    snapshot: Snapshot,
     now_us: int,
     watch: Sequence[JobId],
     *,
@@ -77,7 +77,7 @@ def forecast(
     """Forecast jobs that have not ended, with as many draws as the budget allows, but at least one.
 
     Args:
-        present: the state.
+        snapshot: the state.
         now_us: the time of that state.
         watch: the jobs.
         seed: of the draws.
@@ -93,7 +93,7 @@ def forecast(
     def go_on(decisions: int) -> bool:
         return not decisions or deadline_s is None or clock() < deadline_s
 
-    live = sorted(job_id for job_id, record in present.jobs.items() if not record.phase.ended)
+    live = sorted(job_id for job_id, record in snapshot.jobs.items() if not record.phase.ended)
     rng = random.Random(str(seed))
     offsets = {job_id: rng.random() for job_id in watch}
     runs: list[Ahead] = []
@@ -102,13 +102,13 @@ def forecast(
         # Run times of watched jobs are spread evenly over the draws, however few these are.
         us = {job_id: rng.random() for job_id in live}
         us |= {job_id: (offsets[job_id] + len(runs) * _GOLDEN) % 1 for job_id in watch if job_id in us}
-        lengths_us = {job_id: left_us(present, job_id, now_us, u) for job_id, u in us.items()}
-        draw = Draw(left_us=lengths_us, arrivals=_arrivals(present, now_us, rng) if arrivals else ())
-        ahead = forward(present, now_us, draw, watch, until_us=now_us + horizon_us, grain=grain, go_on=go_on)
+        lengths_us = {job_id: left_us(snapshot, job_id, now_us, u) for job_id, u in us.items()}
+        draw = Draw(left_us=lengths_us, arrivals=_arrivals(snapshot, now_us, rng) if arrivals else ())
+        ahead = forward(snapshot, now_us, draw, watch, until_us=now_us + horizon_us, grain=grain, go_on=go_on)
         if runs and ahead.cut:
             break  # it went less far than the others, and would only make the jobs look late
         runs.append(ahead)
-    return {job_id: _summary(job_id, runs, now_us, len(present.jobs) - len(live)) for job_id in watch}
+    return {job_id: _summary(job_id, runs, now_us, len(snapshot.jobs) - len(live)) for job_id in watch}
 
 
 def _summary(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int) -> Forecast:
@@ -143,13 +143,13 @@ def _rank(count: int, quantile: float) -> int:
     return max(0, ceil(quantile * count) - 1)
 
 
-def _arrivals(present: Present, now_us: int, rng: random.Random) -> Iterator[Arrival]:
+def _arrivals(snapshot: Snapshot, now_us: int, rng: random.Random) -> Iterator[Arrival]:
     """Repeat the jobs of the last days, from a random moment on, without end."""
-    first_us = next((record.submitted_us for record in present.jobs.values()), now_us)
+    first_us = next((record.submitted_us for record in snapshot.jobs.values()), now_us)
     past_us = min(max(now_us - first_us, _PAST_US[0]), _PAST_US[1])
     offset_us = int(rng.random() * past_us)
     past: list[tuple[int, Job]] = []
-    for record in reversed(present.jobs.values()):
+    for record in reversed(snapshot.jobs.values()):
         if record.submitted_us < now_us - past_us:
             break
         past.append(((record.submitted_us - now_us + offset_us) % past_us, record.job))
@@ -157,5 +157,5 @@ def _arrivals(present: Present, now_us: int, rng: random.Random) -> Iterator[Arr
     while past:
         for at_us, job in past:
             again = replace(job, job_id=JobId(f"{job.job_id}+{now_us + at_us}"))
-            yield Arrival(at_us=now_us + at_us, job=again, left_us=drawn_us(present, job, 0, rng.random()))
+            yield Arrival(at_us=now_us + at_us, job=again, left_us=drawn_us(snapshot, job, 0, rng.random()))
         now_us += past_us

@@ -12,7 +12,7 @@ from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven
 from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.explain import Reason, explain
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.records import micro_usd_per_hour
 from cordee.schedule.state import State
 from cordee.units import US_PER_HOUR
@@ -64,7 +64,7 @@ def forecast_of(state: State, now_us: int, job_id: JobId, draws: int) -> Forecas
     record = state.jobs.get(job_id)
     if not draws or record is None or record.phase.ended or state.shutting_down:
         return None
-    return forecast(Present(state), now_us, [job_id], draws=draws)[job_id]
+    return forecast(Snapshot(state), now_us, [job_id], draws=draws)[job_id]
 
 
 def forecast_view(ahead: Forecast) -> ForecastView:
@@ -85,11 +85,12 @@ def _spread(spread: Spread) -> SpreadView:
 
 
 def _rate(state: State, leases: tuple[Lease, ...]) -> int:
-    return micro_usd_per_hour(leases, tuple(state.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases))
+    nodes = state.nodes.records
+    return micro_usd_per_hour(leases, tuple(nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases))
 
 
 def _racks(state: State, leases: Iterable[Lease]) -> int | None:
-    domains = {state.nodes[lease.node].node.domain for lease in leases}
+    domains = {state.nodes.records[lease.node].node.domain for lease in leases}
     return len(domains) if domains and () not in domains else None
 
 

@@ -208,7 +208,7 @@ class Server:
     def _wait_for_node(self) -> None:
         """Who submits next finds the node there."""
         deadline = time.monotonic() + NODE_WAIT_S
-        while self._signal is None and not any(record.up for record in self.control.state.nodes.values()):
+        while self._signal is None and not any(record.up for record in self.control.state.nodes.records.values()):
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"the node's agent did not come up within {NODE_WAIT_S:.0f} s",

@@ -46,7 +46,7 @@ from cordee.events import Lease, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import ALPHABET, JobId
 from cordee.schedule.explain import explain
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.quota.queues import DEFAULT
 from cordee.schedule.quota.quotas import Standing
 from cordee.schedule.records import NodeRecord, Phase
@@ -125,15 +125,15 @@ class Service:
     def _copy(self) -> tuple[State, int]:
         """The state as it is, for questions that take longer than the lock may be held; and when it was so."""
         with self.control.changed:
-            present, now_us = Present(self.control.state), self.clock.now_us()
-        return present.state(), now_us
+            snapshot, now_us = Snapshot(self.control.state), self.clock.now_us()
+        return snapshot.restore(), now_us
 
     def _admitted(self, spec: JobSpec, submission: Submission, owner: str, state: State) -> Admitted:
         return admit(
             spec,
             job_id=JobId(submission.job_id),
             owner=owner,
-            nodes=[record.node for record in state.nodes.values()],
+            nodes=[record.node for record in state.nodes.records.values()],
             catalogue=self.catalogue,
             quotas=state.quotas,
             unprotected=submission.unprotected,
@@ -227,7 +227,7 @@ class Service:
             for job_id, attempt in state.attempts.items():
                 for lease in attempt.held:
                     used.setdefault(lease.node, {}).update(_holders(lease, job_id, attempt.epoch))
-            records = sorted(state.nodes.values(), key=lambda record: record.node.name)
+            records = sorted(state.nodes.records.values(), key=lambda record: record.node.name)
         return [_node_view(record, used.get(record.node.name, {})) for record in records]
 
     def cordon(self, name: str, *, by: str, why: str, drain: bool = False) -> NodeView:
@@ -255,7 +255,7 @@ class Service:
         return self._node(name)
 
     def _check_node(self, name: str) -> None:
-        known = sorted(self.control.state.nodes)
+        known = sorted(self.control.state.nodes.records)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1) or known[:5]
             raise NotFoundError(f"there is no node {name!r}", hint=f"there is {', '.join(near)}: `cordee nodes`")

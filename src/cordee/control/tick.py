@@ -93,7 +93,7 @@ class Control:
             QueuesError: they cannot be, by themselves or in this cluster; nothing has changed.
         """
         with self.changed:
-            nodes = [record.node for record in self.state.nodes.values()]
+            nodes = [record.node for record in self.state.nodes.records.values()]
             check(queues, sum(node.gpus for node in nodes) if nodes else None)
             self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)))
 
@@ -104,14 +104,14 @@ class Control:
     def cordon(self, node: str, *, by: str, why: str, drain: bool) -> None:
         """Take a node out of use; with `drain` its attempts get notice. An order that holds already changes nothing."""
         with self.changed:
-            record = self.state.nodes[node]
+            record = self.state.nodes.records[node]
             if (record.cordoned_by, record.cordon_why, record.drains) != (by, why, drain):
                 self._append(NodeCordoned(at_us=self._clock.now_us(), node=node, by=by, why=why, drain=drain))
 
     def uncordon(self, node: str, *, by: str, why: str) -> None:
         """Put a node back into use."""
         with self.changed:
-            if self.state.nodes[node].cordoned_by is not None:
+            if self.state.nodes.records[node].cordoned_by is not None:
                 self._append(NodeUncordoned(at_us=self._clock.now_us(), node=node, by=by, why=why))
 
     def tick(self) -> int | None:

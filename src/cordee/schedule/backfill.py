@@ -6,14 +6,13 @@ A job may start on reserved GPUs if it is out of the way in time: it can be pree
 from cordee.events import Lease
 from cordee.ids import JobId
 from cordee.schedule.draft import Draft, guarded
+from cordee.schedule.loss import min_run_us
 from cordee.schedule.nominate import Nominee, refusal_of, start
 from cordee.schedule.order import level
 from cordee.schedule.placement.place import need_of, pools
-from cordee.schedule.preemption.loss import min_run_us
-from cordee.schedule.preemption.row import is_exempt
-from cordee.schedule.preemption.running import NEVER
-from cordee.schedule.records import JobRecord
+from cordee.schedule.records import NEVER, JobRecord
 from cordee.schedule.reservation import Reservation, soonest
+from cordee.schedule.running import is_exempt
 from cordee.schedule.state import State
 from cordee.schedule.waiting import Line
 
@@ -22,7 +21,7 @@ def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
     """Keep for a gang the GPUs that it will have first, if it is the first that waits there and can ever fit."""
     policy, job = state.policy, nominee.record.job
     if policy.backfill == "none":
-        possible = (pool for pool in nominee.pools if need_of(state.index, job, pool) is not None)
+        possible = (pool for pool in nominee.pools if need_of(state.nodes.free, job, pool) is not None)
         draft.closed.update(kind for pool in possible for kind in pool)
     if policy.backfill != "easy" or (policy.guards and job.job_id not in draft.turns.overdue):
         return
@@ -30,12 +29,12 @@ def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
     for pool in nominee.pools:
         if any(kind in draft.reservations for kind in pool):
             continue
-        need = need_of(state.index, job, pool)
+        need = need_of(state.nodes.free, job, pool)
         found = None if need is None else soonest(state, job, pool, need, draft.now_us)
         if found is not None and (best is None or _starts_by_us(found) < _starts_by_us(best)):
             best = found
     if best is not None:
-        state.claim(best.kept)
+        state.nodes.claim(best.kept)
         for kind in best.pool:
             draft.reservations[kind] = best
 
@@ -72,14 +71,14 @@ def _start_on_kept(state: State, draft: Draft, reservation: Reservation, job_id:
     candidates = tuple(pool for pool in pools(record.job, draft.kinds) if set(pool) <= set(reservation.pool))
     if refusal_of(state, draft, record) is not None:
         return False
-    state.disclaim(reservation.kept)
+    state.nodes.unclaim(reservation.kept)
     started = bool(candidates) and start(state, draft, record, candidates)
     kept = []
     for lease in reservation.kept:
-        entry = state.index.entries.get(lease.node)
+        entry = state.nodes.free.entries.get(lease.node)
         free = tuple(gpu for gpu in lease.gpus if entry is not None and entry.free >> gpu & 1)
         kept.append(Lease(node=lease.node, gpus=free))
-    state.claim(kept)
+    state.nodes.claim(kept)
     return started
 
 

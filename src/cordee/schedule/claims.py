@@ -31,23 +31,23 @@ def find_place(
         job,
         candidates,
         gpus=gpus,
-        avoid=state.went_down,
-        spares=0 if job.job_id in state.returning else policy.spares,
+        avoid=state.nodes.went_down,
+        spares=0 if job.job_id in state.agenda.returning else policy.spares,
         packing=policy.packing,
     )
 
 
 def earmark(state: State, draft: Draft) -> None:
     """Earmark what is being vacated for the waiting jobs that it is vacated for."""
-    for name, leaving in state.vacating.items():
+    for name, leaving in state.nodes.vacating.items():
         mask = 0
         for lease, job in leaving:
             preemptor = leaves_for(state, job.job_id)
-            if preemptor is not None and state.nodes[name].stays:
+            if preemptor is not None and state.nodes.records[name].stays:
                 mask |= mask_of(lease.gpus)
                 draft.earmarked.setdefault(preemptor, []).append(lease)
         if mask:
-            state.earmark(name, mask)
+            state.nodes.earmark(name, mask)
 
 
 def vacated_place(
@@ -58,9 +58,9 @@ def vacated_place(
     open_earmarked(state, own)
     if shape in draft.failed.vacated and not own:
         return None
-    leases = find_place(state, state.soon, record.job, candidates)
+    leases = find_place(state, state.nodes.soon, record.job, candidates)
     if leases is None and draft.earmarked and _could_hold(state, record.job, candidates):
-        leases = find_place(state, state.vacated, record.job, candidates)
+        leases = find_place(state, state.nodes.vacated, record.job, candidates)
     if leases is None:
         draft.failed.vacated.add(shape)
     return leases
@@ -69,15 +69,15 @@ def vacated_place(
 def open_earmarked(state: State, leases: list[Lease]) -> None:
     """Open earmarked GPUs to all jobs."""
     for lease in leases:
-        state.earmark(lease.node, state.earmarked[lease.node] & ~mask_of(lease.gpus))
+        state.nodes.earmark(lease.node, state.nodes.earmarked[lease.node] & ~mask_of(lease.gpus))
 
 
 def claim_leases(state: State, draft: Draft, job: Job, leases: Leases) -> None:
     """Keep GPUs for a job of which some are still being vacated; its queue counts them as held already."""
-    state.claim(leases)
+    state.nodes.claim(leases)
     draft.claims[job.job_id] = leases
     if state.quotas.queues:
-        prices = [state.nodes[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
+        prices = [state.nodes.records[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
         promise = (job, held_by(job, leases, prices), tuple(_still_held(state, leases)))
         _promise(state, draft, promise, +1)
         draft.promises.append(promise)
@@ -86,7 +86,7 @@ def claim_leases(state: State, draft: Draft, job: Job, leases: Leases) -> None:
 
 def release_claims(state: State, draft: Draft) -> None:
     """Open what was claimed or earmarked in a cycle; what was decided stays."""
-    state.open_all()
+    state.nodes.open_all()
     for promise in draft.promises:
         _promise(state, draft, promise, -1)
 
@@ -111,7 +111,7 @@ def _still_held(state: State, leases: Leases) -> Iterator[tuple[str, int]]:
     for lease in leases:
         for gpu in lease.gpus:
             left = lease.milli
-            for leaving, job in state.vacating.get(lease.node, ()):
+            for leaving, job in state.nodes.vacating.get(lease.node, ()):
                 held = min(left, leaving.milli) if gpu in leaving.gpus else 0
                 if held:
                     yield job.queue, held
@@ -120,11 +120,11 @@ def _still_held(state: State, leases: Leases) -> Iterator[tuple[str, int]]:
 
 def _could_hold(state: State, job: Job, candidates: tuple[Pool, ...]) -> bool:
     """Return whether there are enough nodes if everything that is being vacated is counted: a quick look."""
-    running = state.running
+    columns = state.nodes.columns
     for pool in candidates:
-        need = need_of(state.index, job, pool)
+        need = need_of(state.nodes.free, job, pool)
         if need is not None:
-            free = running.node_free[: len(running.node_names)][running.of_pool(pool)]
+            free = columns.free[columns.of_pool(pool)]
             if int((free[free >= need.unit] // need.unit).sum()) >= need.units:
                 return True
     return False

@@ -21,11 +21,11 @@ from cordee.schedule.turns import next_turn_us
 def run(state: State, now_us: int) -> Draft:
     """Run one cycle: change the state by what follows now, and return what was decided."""
     draft = new_draft(state, now_us)
-    state.release(now_us)
+    state.nodes.release(now_us)
     settle(state, draft)
     if not state.shutting_down:
         _recall(state, draft)
-        if state.waiting.count or state.returning:
+        if state.waiting.count or state.agenda.returning:
             earmark(state, draft)
             _try_in_order(state, draft)
             _remember(state, draft)
@@ -92,8 +92,8 @@ def _in_turn(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
 
 def _recall(state: State, draft: Draft) -> None:
     """Take over from the last cycle the failed searches that nothing has changed since."""
-    draft.kinds = frozenset(state.index.kinds)
-    draft.failed.preemptions = state.failed_searches.at(state.gains, draft.now_us)
+    draft.kinds = frozenset(state.nodes.free.kinds)
+    draft.failed.preemptions = state.failed_searches.at(state.changes.gains, draft.now_us)
     draft.failed.placements.update(draft.failed.preemptions.placements)
 
 

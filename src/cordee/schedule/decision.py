@@ -51,12 +51,12 @@ def enact(state: State, now_us: int, policy: Policy | None, write: Write) -> Dec
 def _decided(state: State, now_us: int, policy: Policy | None, write: Write | None) -> Decision:
     if policy is not None:
         state.use(policy)
-    if state.idle is not None and state.idle.holds(state, now_us):
+    if state.idle is not None and state.idle.holds(state.changes, now_us):
         return Decision(events=(), wake_at_us=state.idle.until_us)
     imagined = state.journal.keeps
-    with state.what_if():
+    with state.journal.what_if():
         draft = run(state, now_us)
-        idle = Idle(state.changes, state.newest, now_us, draft.wake_at_us)
+        idle = Idle(state.changes.total, state.changes.newest, now_us, draft.wake_at_us)
         written = write(draft.events) if write is not None and draft.events else []
         as_decided = all(map(is_, written, draft.events))
         if written and as_decided:

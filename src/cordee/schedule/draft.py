@@ -6,9 +6,9 @@ from functools import partial
 
 from cordee.events import Event, Job, Lease
 from cordee.ids import JobId
+from cordee.schedule.failed_searches import FailedSearches
 from cordee.schedule.overdue import gpus_left, overdue
 from cordee.schedule.placement.entry import Kind
-from cordee.schedule.preemption.failed_searches import FailedSearches
 from cordee.schedule.preemption.preempt import Preemption
 from cordee.schedule.quota.held import Held
 from cordee.schedule.quota.quotas import Vacated
@@ -114,11 +114,11 @@ def emit(state: State, draft: Draft, event: Event) -> None:
 
 def guarded(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
     """Run one step for one job; an error in it leaves no trace of the step and does not stop the cycle."""
-    mark, events, promises = state.mark(), len(draft.events), len(draft.promises)
+    mark, events, promises = state.journal.mark(), len(draft.events), len(draft.promises)
     try:
         return step(state, draft, job_id)
     except Exception as error:
-        state.take_back(mark)
+        state.journal.take_back(mark)
         del draft.events[events:], draft.promises[promises:]
         draft.turns.version += 1
         draft.claims.pop(job_id, None)

@@ -11,17 +11,16 @@ from cordee.events import AttemptPlaced, Behind, Capacity, Job, Lease, NoticeGiv
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle import run
 from cordee.schedule.draft import Draft
+from cordee.schedule.failed_searches import FailedSearches
 from cordee.schedule.heads import turn_of, turns
 from cordee.schedule.lifecycle import ATTEMPTS_WITHOUT_COMMIT
+from cordee.schedule.loss import min_run_us
 from cordee.schedule.order import is_below
 from cordee.schedule.placement.entry import mask_of
 from cordee.schedule.placement.place import fits, need_of, pools
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.failed_searches import FailedSearches
-from cordee.schedule.preemption.loss import min_run_us
-from cordee.schedule.preemption.running import NEVER
 from cordee.schedule.quota.bounds import Bound, Refusal
-from cordee.schedule.records import Attempt, JobRecord, Phase
+from cordee.schedule.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state import State
 from cordee.units import US_PER_S, format_duration
 
@@ -144,15 +143,15 @@ def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation
 
 def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     job = record.job
-    candidates = pools(job, state.index.kinds)
+    candidates = pools(job, state.nodes.free.kinds)
     if not candidates:
         return _nowhere(state, record, now_us)
-    usable = max(sum(state.index.usable(kind) for kind in pool) for pool in candidates)
-    if all(need_of(state.index, job, pool) is None for pool in candidates):
+    usable = max(sum(state.nodes.free.usable(kind) for kind in pool) for pool in candidates)
+    if all(need_of(state.nodes.free, job, pool) is None for pool in candidates):
         text = f"it needs {job.gpus} {_asked(job)}{_shape(job)}; the nodes that are up have {usable}"
         return _say(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
     refusal = state.quotas.admits(job, now_us)
-    with state.what_if():
+    with state.journal.what_if():
         draft = run(state, now_us)
         for failed, error in draft.errors:
             if failed == job.job_id:
@@ -180,21 +179,21 @@ def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
         and any(each.queue.name == refusal.queue for each in state.quotas.leaf(attempt.job.queue).path)
     )
     blocking = tuple(job_id for _, job_id in holders[:10])
-    text = refusal.text
-    if record.barren and record.last is not None and refusal.bound in (Bound.DAY_GPU_TIME, Bound.DAY_COST):
+    text, failed = refusal.text, record.attempts_without_commit
+    if failed and record.last is not None and refusal.bound in (Bound.DAY_GPU_TIME, Bound.DAY_COST):
         text += f"; {attempt_name(record.job.job_id, record.last.epoch)} {record.last.why}"
-        text += f" ({record.barren} in a row without a checkpoint; {ATTEMPTS_WITHOUT_COMMIT} end the job)"
+        text += f" ({failed} in a row without a checkpoint; {ATTEMPTS_WITHOUT_COMMIT} end the job)"
     return _say(record, Reason(refusal.bound.value), text, blocking=blocking, until_us=refusal.until_us)
 
 
 def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:
     asked = _asked(record.job)
-    up = sum(node.up for node in state.nodes.values())
+    up = sum(node.up for node in state.nodes.records.values())
     if not up:
-        return _say(record, Reason.NO_NODES, f"no node is up, {len(state.nodes)} are known")
-    if not state.index.kinds:
+        return _say(record, Reason.NO_NODES, f"no node is up, {len(state.nodes.records)} are known")
+    if not state.nodes.free.kinds:
         return _say(record, Reason.NO_NODES, f"of {up} nodes that are up none is in use{_out_of_use(state, now_us)}")
-    kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.index.kinds))
+    kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.nodes.free.kinds))
     text = f"it needs {record.job.gpus} {asked}; no node that is up has them: there are {kinds}"
     return _say(record, Reason.NO_SUCH_GPU, text)
 
@@ -213,7 +212,7 @@ def _for_victims(state: State, record: JobRecord, leaving: list[Attempt], now_us
     ends = {attempt.job.job_id: attempt.notice.deadline_us for attempt in leaving if attempt.notice is not None}
     blocking = tuple(sorted((attempt.job.job_id for attempt in leaving), key=lambda each: (ends.get(each, 0), each)))
     until_us = max(ends.values(), default=None)
-    free = max(sum(state.index.free(kind) for kind in pool) for pool in pools(record.job, state.index.kinds))
+    free = max(sum(state.nodes.free.free(kind) for kind in pool) for pool in pools(record.job, state.nodes.free.kinds))
     text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; "
     text += f"{_and(blocking)} {'makes' if len(blocking) == 1 else 'make'} room"
     if until_us is not None:
@@ -227,7 +226,7 @@ def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
     kept = {job_id: int(kept_us[row]) for job_id, row in state.running.row_of.items() if kept_us[row] > now_us}
     if not kept:
         return []
-    with state.what_if():
+    with state.journal.what_if():
         without_waiting = replace(state.policy, awaits_checkpoint=False)
         for name, value in (("policy", without_waiting), ("failed_searches", FailedSearches())):
             state.journal.note(setattr, state, name, getattr(state, name))
@@ -239,7 +238,7 @@ def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
 
 def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId]], now_us: int) -> Explanation:
     blocking, until_us = tuple(job_id for _, job_id in kept), kept[-1][0]
-    free = max(sum(state.index.free(kind) for kind in pool) for pool in pools(record.job, state.index.kinds))
+    free = max(sum(state.nodes.free.free(kind) for kind in pool) for pool in pools(record.job, state.nodes.free.kinds))
     text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; {_and(blocking)} "
     text += (
         "keeps its place until its next checkpoint is"
@@ -253,15 +252,15 @@ def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId
 
 def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], draft: Draft, now_us: int) -> Explanation:
     job = record.job
-    pool = max(candidates, key=lambda each: sum(state.index.free(kind) for kind in each))
-    free = sum(state.index.free(kind) for kind in pool)
+    pool = max(candidates, key=lambda each: sum(state.nodes.free.free(kind) for kind in each))
+    free = sum(state.nodes.free.free(kind) for kind in pool)
     numbers = f"it needs {job.gpus} {_asked(job)}, {free} are free"
-    if any(fits(state.index, job, each) for each in candidates):
+    if any(fits(state.nodes.free, job, each) for each in candidates):
         before = {each.job.job_id for kind in pool if (each := draft.reservations.get(kind)) and each.job != job}
         first = tuple(sorted(before) or sorted(draft.claims))
         text = f"{numbers} and kept for {_and(first)}, which came before it in the order"
         return _say(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
-    everywhere = sum(state.index.free(kind) for kind in {kind for each in candidates for kind in each})
+    everywhere = sum(state.nodes.free.free(kind) for kind in {kind for each in candidates for kind in each})
     if free < job.gpus <= everywhere:
         text = f"{numbers} of one kind, {everywhere} of all: a gang never mixes kinds"
         return _say(record, Reason.SPLIT, text, gpus_free=free)
@@ -292,7 +291,7 @@ def _resting(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int,
     """Attempts that the job may push once they have run as long as they may insist on, and when that is."""
     found = []
     for job_id, row in state.running.row_of.items():
-        until_us = int(state.running.rows["rests_until_us"][row])
+        until_us = int(state.running.rows.ints["min_run_ends_us"][row])
         if until_us == NEVER:  # its ranks have not started
             until_us = now_us + min_run_us(state.attempts[job_id].job, state.attempts[job_id].epoch)
         if until_us <= now_us or not is_below(state.attempts[job_id].job.tier, job.tier):
@@ -311,8 +310,8 @@ def _shape(job: Job) -> str:
 
 def _out_of_use(state: State, now_us: int) -> str:
     """Nodes that are kept out because they went down too often, or by an operator."""
-    names = [name for name, node in sorted(state.nodes.items()) if node.quarantined_until_us > now_us]
-    cordoned = [name for name, node in sorted(state.nodes.items()) if node.cordoned_by is not None]
+    names = [name for name, node in sorted(state.nodes.records.items()) if node.quarantined_until_us > now_us]
+    cordoned = [name for name, node in sorted(state.nodes.records.items()) if node.cordoned_by is not None]
     text = f"; {_and(names)} went down too often and {'rests' if len(names) == 1 else 'rest'}" if names else ""
     return text + (f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else "")
 
@@ -337,5 +336,5 @@ def _and(jobs: Sequence[str]) -> str:
 
 
 def _is_of(state: State, name: str, pool: Pool) -> bool:
-    node = state.nodes[name].node
+    node = state.nodes.records[name].node
     return (node.gpu_name, node.capacity) in pool

@@ -16,14 +16,14 @@ PAYS = 4
 
 def grow(state: State, draft: Draft) -> None:
     """Let elastic jobs grow into GPUs for which no job waits."""
-    if state.elastic and state.policy.resize and not state.waiting.count:
-        for job_id in sorted(state.elastic):
+    if state.agenda.shrunk and state.policy.resize and not state.waiting.count:
+        for job_id in sorted(state.agenda.shrunk):
             guarded(state, draft, job_id, _grow_one)
 
 
 def _grow_one(state: State, draft: Draft, job_id: JobId) -> bool:
     attempt = state.attempts[job_id]
-    if attempt.leaving or attempt.shares:
+    if attempt.leaving or attempt.ended:
         return True
     pays_us = pays_from_us(attempt, state.jobs[job_id], state.policy)
     if draft.now_us < pays_us:
@@ -53,7 +53,7 @@ def pays_from_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
 def _larger_place(state: State, draft: Draft, attempt: Attempt) -> tuple[Lease, ...] | None:
     """Return where an attempt could lie when it has left and starts again on more GPUs."""
     job, candidates = attempt.job, pools(attempt.job, draft.kinds)
-    mark = state.mark()
+    mark = state.journal.mark()
     state.apply(notice(attempt, NoticeReason.RESIZE, draft.now_us))
     leases = None
     for size in (job.gpus, *job.sizes):
@@ -61,8 +61,8 @@ def _larger_place(state: State, draft: Draft, attempt: Attempt) -> tuple[Lease, 
             break
         if state.quotas.queues and state.quotas.admits(job, draft.now_us, size - attempt.gpus) is not None:
             continue
-        leases = place(state.soon, job, candidates, gpus=size, packing=state.policy.packing)
+        leases = place(state.nodes.soon, job, candidates, gpus=size, packing=state.policy.packing)
         if leases is not None:
             break
-    state.take_back(mark)
+    state.journal.take_back(mark)
     return leases

@@ -31,12 +31,12 @@ def order(state: State, draft: Draft) -> list[Head]:
         turn = head_of(state, draft, line)
         if turn is not None:
             heads.append((turn, key, draft.turns.version))
-    for job_id in state.returning:
+    for job_id in state.agenda.returning:
         heads.append(((level(state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None, 0))
         preemptor = shrinks_for(state, job_id)
         if preemptor is not None:
             draft.turns.followers.setdefault(preemptor, []).append(job_id)
-    heads += [(turn, None, 0) for job_id in state.entitled if (turn := _entitled(state, job_id)) is not None]
+    heads += [(turn, None, 0) for job_id in state.agenda.entitled if (turn := _entitled(state, job_id)) is not None]
     heapq.heapify(heads)
     return heads
 
@@ -59,7 +59,7 @@ def head_of(state: State, draft: Draft, line: Line) -> Turn | None:
 def turn_of(state: State, draft: Draft, record: JobRecord) -> Turn:
     """Return the turn of a waiting job."""
     job_id = record.job.job_id
-    first = _entitled(state, job_id) if job_id in state.entitled else None
+    first = _entitled(state, job_id) if job_id in state.agenda.entitled else None
     return first or _turn_in_line(state, draft, job_id, state.waiting.line(job_id))
 
 

@@ -43,6 +43,7 @@ from cordee.schedule.notice import notice
 from cordee.schedule.quota.limits import is_used_up
 from cordee.schedule.records import Attempt, JobRecord, Phase
 from cordee.schedule.state import State
+from cordee.schedule.transitions import used_up_day
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 ATTEMPTS_WITHOUT_COMMIT = 3
@@ -61,12 +62,12 @@ def settle(state: State, draft: Draft) -> None:
 def wake(state: State, draft: Draft) -> None:
     """Work out when time alone will change the answer."""
     failed = {job_id for job_id, _ in draft.errors}  # What failed now fails again at once: it waits for a change.
-    for job_id in state.attention:
+    for job_id in state.agenda.unsettled:
         if job_id in state.attempts and job_id not in failed:
             draft.wake(wake_us(state.attempts[job_id]))
-    seen = state.attention.keys() | failed
-    draft.wake(next((at_us for at_us, job_id in state.limits if job_id not in seen), None))
-    draft.wake(next((until_us for until_us, _ in state.quarantines), None))
+    seen = state.agenda.unsettled.keys() | failed
+    draft.wake(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
+    draft.wake(next((until_us for until_us, _ in state.nodes.quarantines), None))
     if state.quotas.has_days:
         draft.wake(state.quotas.wake_us(draft.now_us))
 
@@ -74,8 +75,8 @@ def wake(state: State, draft: Draft) -> None:
 def _due(state: State, now_us: int) -> set[JobId]:
     """Return the jobs to look at."""
     due = set(state.attempts) if state.shutting_down else set()
-    over = bisect_right(state.limits, now_us, key=itemgetter(0))
-    due.update(job_id for _, job_id in state.limits[:over])
+    over = bisect_right(state.agenda.limits, now_us, key=itemgetter(0))
+    due.update(job_id for _, job_id in state.agenda.limits[:over])
     if state.quotas.has_days:
         jobs = {(each.job.queue, each.job.grace_us): each.job for each in state.attempts.values()}
         used_up = {key for key, job in jobs.items() if state.quotas.spent(job, now_us)}
@@ -83,7 +84,7 @@ def _due(state: State, now_us: int) -> set[JobId]:
             due.update(
                 job_id for job_id, each in state.attempts.items() if (each.job.queue, each.job.grace_us) in used_up
             )
-    return due | state.attention.keys()
+    return due | state.agenda.unsettled.keys()
 
 
 def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
@@ -116,7 +117,7 @@ def wake_us(attempt: Attempt) -> int | None:
 
 def outcome_of(attempt: Attempt) -> RanksEnded:
     """The share that says how the attempt ended: the first of the worst outcome."""
-    return min(attempt.shares, key=lambda share: _WORST_FIRST.index(_judged(attempt, share)))
+    return min(attempt.ended, key=lambda share: _WORST_FIRST.index(_judged(attempt, share)))
 
 
 def _judged(attempt: Attempt, share: RanksEnded) -> Outcome:
@@ -129,7 +130,7 @@ def _judged(attempt: Attempt, share: RanksEnded) -> Outcome:
 def _why_kill(record: JobRecord, attempt: Attempt, now_us: int) -> str | None:
     if attempt.kill is not None:
         return None
-    bad = next((share for share in attempt.shares if share.outcome in _BAD), None)
+    bad = next((share for share in attempt.ended if share.outcome in _BAD), None)
     if bad is not None:
         return f"its share on {bad.node} ended as {bad.outcome.value}" + (f": {bad.why}" if bad.why else "")
     if record.stop is not None and record.stop.now:
@@ -149,7 +150,7 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
         return NoticeReason.DOWN
     if _reclaimed_us(state, attempt) is not None:
         return NoticeReason.RECLAIM
-    if any(state.nodes[lease.node].drains for lease in attempt.held):
+    if any(state.nodes.records[lease.node].drains for lease in attempt.held):
         return NoticeReason.DRAIN
     if attempt.limit_at_us is not None and now_us >= attempt.limit_at_us:
         return NoticeReason.LIMIT
@@ -158,7 +159,7 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
 
 def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
     """When the cloud takes the first of the attempt's nodes; None if it announced nothing."""
-    times = (state.nodes[lease.node].reclaimed_us for lease in attempt.held)
+    times = (state.nodes.records[lease.node].reclaimed_us for lease in attempt.held)
     return min((at_us for at_us in times if at_us is not None), default=None)
 
 
@@ -166,11 +167,11 @@ def _end(state: State, draft: Draft, attempt: Attempt) -> None:
     job_id, now_us = attempt.job.job_id, draft.now_us
     share = outcome_of(attempt)
     outcome = _judged(attempt, share)
-    failure = share.failure or next((each.failure for each in attempt.shares if each.failure is not None), None)
+    failure = share.failure or next((each.failure for each in attempt.ended if each.failure is not None), None)
     why = share.why or _why_ended(attempt, outcome)
-    eaten = state.eaten(attempt, outcome, now_us)
-    if eaten is not None:
-        why += f"; it used {eaten} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
+    used_up = used_up_day(state, attempt, outcome, now_us)
+    if used_up is not None:
+        why += f"; it used {used_up} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
     ended = AttemptEnded(at_us=now_us, job_id=job_id, epoch=attempt.epoch, outcome=outcome, why=why, failure=failure)
     emit(state, draft, ended)
     verdict = _verdict(state.jobs[job_id], attempt, ended)
@@ -198,9 +199,12 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
         return Phase.STOPPED, _limits(record)
     if reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA) and not record.job.requeue:
         return Phase.STOPPED, "preempted, and it asked not to be queued again"
-    if record.barren >= ATTEMPTS_WITHOUT_COMMIT:
-        name = attempt_name(record.job.job_id, attempt.epoch)
-        return Phase.FAILED, f"{record.barren} attempts in a row without a checkpoint; {name} {ended.why}"
+    if record.attempts_without_commit >= ATTEMPTS_WITHOUT_COMMIT:
+        name, failed = attempt_name(record.job.job_id, attempt.epoch), record.attempts_without_commit
+        return (
+            Phase.FAILED,
+            f"{failed} attempts in a row without a checkpoint; {name} {ended.why}",
+        )
     return None
 
 

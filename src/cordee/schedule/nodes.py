@@ -1,25 +1,21 @@
-"""The part of `State` that is about nodes: what is leased, vacated and claimed there, and the indexes of what is free.
+"""Nodes: what is leased, vacated and claimed on them, and the indexes of what is free."""
 
-Not about jobs: whom a node is leased to, and what follows for them, is state.py's.
-"""
-
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from cordee.events import Job, Lease, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp
-from cordee.ids import JobId
+from cordee.schedule.changes import Changes
+from cordee.schedule.columns import NodeColumns
 from cordee.schedule.journal import Journal
 from cordee.schedule.placement.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.placement.free import FreeIndex
-from cordee.schedule.preemption.running import Running
-from cordee.schedule.quota.held import NOTHING, offered_by
-from cordee.schedule.quota.quotas import Quotas
-from cordee.schedule.records import Attempt, NodeRecord
+from cordee.schedule.placement.mix import Mix
+from cordee.schedule.quota.held import NOTHING, Held, offered_by
+from cordee.schedule.records import NodeRecord
 from cordee.units import US_PER_HOUR
 
 _Entries = tuple[Entry | None, Entry | None, Entry | None]
-
-UNUSED = Used()
+_UNUSED = Used()
 
 FLAPS = 3
 """A node that went down so often within `FLAPS_WITHIN_US` is not placed on for `QUARANTINE_US`."""
@@ -27,89 +23,59 @@ FLAPS = 3
 FLAPS_WITHIN_US = US_PER_HOUR
 QUARANTINE_US = US_PER_HOUR
 
+Resized = Callable[[Held, Held, int], None]
+"""Called with what a node offered before, what it offers now, and the time."""
+
 
 class Nodes:
-    """Nodes, and the attempts on them; changed by the handlers of `State` only."""
+    """All known nodes by name, with the indexes that placement reads; changed by `State` and by cycles only.
 
-    def __init__(self, half_life_us: int) -> None:
-        """None is there yet."""
-        self.journal = Journal()
-        self.attempts: dict[JobId, Attempt] = {}
-        self.nodes: dict[str, NodeRecord] = {}
-        self.leased: dict[str, Used] = {}  # of nodes: what is leased
-        self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}  # of nodes: leases whose attempts leave
-        self.claimed: dict[str, int] = {}  # of nodes: GPUs that a cycle keeps for somebody; empty between cycles
-        self.earmarked: dict[str, int] = {}  # of nodes: GPUs being vacated for somebody, not in `soon`; alike empty
-        self.attention: dict[JobId, None] = {}  # jobs that the lifecycle must look at: not plainly queued or running
-        self.went_down: dict[str, int] = {}  # nodes that failed before the newest failure by less than the window, when
-        self.quarantines: list[tuple[int, str]] = []  # until when, of nodes, ascending
-        self.index = FreeIndex()  # what is free
-        self.soon = FreeIndex(self.index.mix)  # and what is being vacated for nobody
-        self.vacated = FreeIndex(self.index.mix)  # and what is being vacated, for whomever
-        self._bare: dict[
-            str, tuple[Entry, Entry]
-        ] = {}  # of nodes: free, and with what is being vacated; claimed or not
-        self.running = Running(self.journal)
-        self.quotas = Quotas(half_life_us=half_life_us)
-        self.changes = 0  # how often something happened after which a cycle may decide something
-        self.gains = 0  # how often something became free, or somebody's turn changed by more than time
+    Attributes:
+        records: the nodes themselves.
+        leased: what is leased of each node.
+        vacating: leases on each node whose attempts leave.
+        claimed: GPUs that a cycle keeps for a job, as a mask; empty between cycles.
+        earmarked: GPUs that are being vacated for a certain job, as a mask; not in `soon`; empty between cycles.
+        went_down: nodes that failed less than the window before the newest failure, with the time.
+        quarantines: (until when, node), ascending.
+        free: what is free.
+        soon: that, and what is being vacated for no job.
+        vacated: that, and what is being vacated for any job.
+        columns: the numbers of free and usable GPUs, as arrays.
+    """
 
-    def release(self, now_us: int) -> None:
-        """Quarantines that are over by then."""
-        while self.quarantines and self.quarantines[0][0] <= now_us:
-            until_us, name = self.quarantines[0]
-            self.journal.remove(self.quarantines, (until_us, name))
-            self._set_node(replace(self.nodes[name], quarantined_until_us=0), until_us)
-
-    def claim(self, leases: Iterable[Lease]) -> None:
-        """Keep these GPUs from everybody else for the rest of a cycle; inside `what_if` only."""
-        self.journal.mark()
-        for lease in leases:
-            self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
-            self._shade(lease.node)
-
-    def earmark(self, name: str, mask: int) -> None:
-        """These GPUs of a node, which are being vacated, are not open in `soon`: they leave for somebody."""
-        self.journal.put(self.earmarked, name, mask)
-        self._shade(name)
-
-    def disclaim(self, leases: Iterable[Lease]) -> None:
-        """They are open again."""
-        for lease in leases:
-            self.journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
-            self._shade(lease.node)
-
-    def open_all(self) -> None:
-        """Nothing is claimed or spoken for any more."""
-        names = dict.fromkeys((*self.claimed, *self.earmarked))
-        for name in names:
-            self.journal.drop(self.claimed, name)
-            self.journal.drop(self.earmarked, name)
-            self._shade(name)
-
-    def _changed(self, *, gain: bool = True) -> None:
-        self.journal.note(self._unchanged, self.changes, self.gains)
-        self.changes += 1
-        self.gains += gain
-
-    def _unchanged(self, changes: int, gains: int) -> None:
-        self.changes, self.gains = changes, gains
+    def __init__(self, journal: Journal, changes: Changes, resized: Resized, mix: Mix | None = None) -> None:
+        """Hold no node yet; `mix` is what was submitted so far."""
+        self.records: dict[str, NodeRecord] = {}
+        self.leased: dict[str, Used] = {}
+        self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}
+        self.claimed: dict[str, int] = {}
+        self.earmarked: dict[str, int] = {}
+        self.went_down: dict[str, int] = {}
+        self.quarantines: list[tuple[int, str]] = []
+        self.free = FreeIndex(mix)
+        self.soon = FreeIndex(self.free.mix)
+        self.vacated = FreeIndex(self.free.mix)
+        self.columns = NodeColumns()
+        self._bare: dict[str, tuple[Entry, Entry]] = {}  # free, and with what is being vacated; claims not considered
+        self._journal, self._changes, self._resized = journal, changes, resized
 
     # -- what happens to them ----------------------------------------------------------------------------------
 
-    def _node_up(self, event: NodeUp) -> None:
-        known = self.nodes.get(event.node.name)
+    def up(self, event: NodeUp) -> None:
+        """Add a node, or describe it anew."""
+        known = self.records.get(event.node.name)
         if known is None:
-            self._set_node(NodeRecord(node=event.node), event.at_us)
+            self._set(NodeRecord(node=event.node), event.at_us)
         elif event.node.epoch >= known.node.epoch:
-            # The same agent again describes a change of its GPUs; what the cloud announced still holds.
+            # The same agent describes a change of its GPUs; what the cloud announced still holds.
             same = event.node.epoch == known.node.epoch
             reclaimed_us = known.reclaimed_us if same else None
-            record = replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us)
-            self._set_node(record, event.at_us)
+            self._set(replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us), event.at_us)
 
-    def _node_down(self, event: NodeDown) -> None:
-        known = self.nodes.get(event.node)
+    def down(self, event: NodeDown) -> None:
+        """Take a node out of use until it is up again; if it went down too often, for longer."""
+        known = self.records.get(event.node)
         if known is None or event.epoch < known.node.epoch:
             return
         downs = known.downs
@@ -118,93 +84,160 @@ class Nodes:
         until_us = known.quarantined_until_us
         if len(downs) >= FLAPS and downs != known.downs:
             if until_us:
-                self.journal.remove(self.quarantines, (until_us, event.node))
+                self._journal.remove(self.quarantines, (until_us, event.node))
             until_us = event.at_us + QUARANTINE_US
-            self.journal.insert(self.quarantines, (until_us, event.node))
+            self._journal.insert(self.quarantines, (until_us, event.node))
         if downs != known.downs:
             for name, at_us in list(self.went_down.items()):
                 if at_us <= event.at_us - FLAPS_WITHIN_US:
-                    self.journal.drop(self.went_down, name)
-            self.journal.put(self.went_down, event.node, event.at_us)
-        record = replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us)
-        self._set_node(record, event.at_us)
+                    self._journal.drop(self.went_down, name)
+            self._journal.put(self.went_down, event.node, event.at_us)
+        self._set(replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us), event.at_us)
 
-    def _node_reclaimed(self, event: NodeReclaimed) -> None:
-        known = self.nodes.get(event.node)
-        if known is not None and event.epoch == known.node.epoch:
-            self._set_node(replace(known, reclaimed_us=event.deadline_us), event.at_us)
-            self._look_at(event.node)
+    def reclaimed(self, event: NodeReclaimed) -> bool:
+        """Note that the cloud takes a node back; return whether its attempts have to leave."""
+        known = self.records.get(event.node)
+        if known is None or event.epoch != known.node.epoch:
+            return False
+        self._set(replace(known, reclaimed_us=event.deadline_us), event.at_us)
+        return True
 
-    def _node_cordoned(self, event: NodeCordoned) -> None:
-        known = self.nodes.get(event.node)
+    def cordoned(self, event: NodeCordoned) -> bool:
+        """Take a node out of use; return whether its attempts have to leave."""
+        known = self.records.get(event.node)
         if known is None:
-            return
+            return False
         record = replace(known, cordoned_by=event.by, cordon_why=event.why, drains=event.drain)
-        self._set_node(record, event.at_us)
-        if event.drain:
-            self._look_at(event.node)
+        self._set(record, event.at_us)
+        return event.drain
 
-    def _node_uncordoned(self, event: NodeUncordoned) -> None:
-        known = self.nodes.get(event.node)
+    def uncordoned(self, event: NodeUncordoned) -> None:
+        """Put a cordoned node back into use."""
+        known = self.records.get(event.node)
         if known is not None:
-            self._set_node(replace(known, cordoned_by=None, cordon_why="", drains=False), event.at_us)
+            self._set(replace(known, cordoned_by=None, cordon_why="", drains=False), event.at_us)
 
-    def _set_node(self, record: NodeRecord, at_us: int) -> None:
+    def release(self, now_us: int) -> None:
+        """End the quarantines that are over by now."""
+        while self.quarantines and self.quarantines[0][0] <= now_us:
+            until_us, name = self.quarantines[0]
+            self._journal.remove(self.quarantines, (until_us, name))
+            self._set(replace(self.records[name], quarantined_until_us=0), until_us)
+
+    def _set(self, record: NodeRecord, at_us: int) -> None:
         name = record.node.name
-        before, after = (
-            offered_by(each.node) if each is not None and each.stays else NOTHING
-            for each in (self.nodes.get(name), record)
-        )
-        self.journal.put(self.nodes, name, record)
+        known = self.records.get(name)
+        before = offered_by(known.node) if known is not None and known.stays else NOTHING
+        after = offered_by(record.node) if record.stays else NOTHING
+        self._journal.put(self.records, name, record)
         if before != after:
-            self.quotas.resize(after.less(before), at_us)
-            self.journal.note(self.quotas.resize, before.less(after), at_us)
-        self._reindex(name)
-        self._changed()
+            self._resized(before, after, at_us)
+        self.reindex(name)
+        self._changes.count()
 
-    def _look_at(self, name: str) -> None:
-        """What runs on the node needs attention."""
-        for job_id, attempt in self.attempts.items():
-            if any(lease.node == name for lease in attempt.held):
-                self.journal.put(self.attention, job_id, None)
+    def value(self) -> object:
+        """Return a deep copy, to compare; indexes included."""
+        return {
+            "records": dict(self.records),
+            "leased": dict(self.leased),
+            "vacating": dict(self.vacating),
+            "claimed": {name: mask for name, mask in self.claimed.items() if mask},
+            "earmarked": {name: mask for name, mask in self.earmarked.items() if mask},
+            "went_down": dict(self.went_down),
+            "quarantines": tuple(self.quarantines),
+            "indexes": (self.free.value(), self.soon.value(), self.vacated.value()),
+            "columns": self.columns.value(),
+        }
+
+    # -- leases ------------------------------------------------------------------------------------------------
+
+    def lease(self, lease: Lease, job: Job) -> None:
+        """Lease GPUs to a job."""
+        self._journal.put(self.leased, lease.node, self.leased.get(lease.node, _UNUSED).plus(lease, job))
+        self.reindex(lease.node)
+
+    def vacate(self, lease: Lease, job: Job) -> None:
+        """Note that the attempt which holds a lease leaves."""
+        leaving = (*self.vacating.get(lease.node, ()), (lease, job))
+        self._journal.put(self.vacating, lease.node, leaving)
+        self.reindex(lease.node)
+
+    def free_lease(self, lease: Lease, job: Job, *, was_leaving: bool) -> None:
+        """Free the GPUs of a lease."""
+        name = lease.node
+        self._journal.put(self.leased, name, self.leased[name].minus(lease, job))
+        if was_leaving:
+            left = tuple(each for each in self.vacating.get(name, ()) if each[1].job_id != job.job_id)
+            if left:
+                self._journal.put(self.vacating, name, left)
+            else:
+                self._journal.drop(self.vacating, name)
+        self.reindex(name)
+
+    # -- claims, inside a cycle --------------------------------------------------------------------------------
+
+    def claim(self, leases: Iterable[Lease]) -> None:
+        """Keep GPUs from all other jobs for the rest of a cycle; inside a what-if only."""
+        self._journal.mark()
+        for lease in leases:
+            self._journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) | mask_of(lease.gpus))
+            self._shade(lease.node)
+
+    def unclaim(self, leases: Iterable[Lease]) -> None:
+        """Open claimed GPUs again."""
+        for lease in leases:
+            self._journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
+            self._shade(lease.node)
+
+    def earmark(self, name: str, mask: int) -> None:
+        """Close these GPUs of a node, which are being vacated, in `soon`: they leave for a certain job."""
+        self._journal.put(self.earmarked, name, mask)
+        self._shade(name)
+
+    def open_all(self) -> None:
+        """Open everything that is claimed or earmarked."""
+        for name in dict.fromkeys((*self.claimed, *self.earmarked)):
+            self._journal.drop(self.claimed, name)
+            self._journal.drop(self.earmarked, name)
+            self._shade(name)
 
     # -- what is free ------------------------------------------------------------------------------------------
 
-    def _reindex(self, name: str) -> None:
-        """Something about the node, or about what is leased or being vacated there, has changed."""
+    def reindex(self, name: str) -> None:
+        """Index a node anew: its record, or what is leased or being vacated there, has changed."""
         self._bare.pop(name, None)
         self._shade(name)
 
     def _shade(self, name: str) -> None:
-        """What is claimed there or spoken for may have changed."""
-        record = self.nodes[name]
+        """Index a node anew: what is claimed or earmarked there may have changed."""
+        record = self.records[name]
         if record.stays:
             bare = self._bare.get(name)
             if bare is None:
-                entry = entry_of(record.node, self.leased.get(name, UNUSED))
+                entry = entry_of(record.node, self.leased.get(name, _UNUSED))
                 leaving = self.vacating.get(name)
                 bare = self._bare[name] = (entry, entry.plus(leaving) if leaving else entry)
-            entry, all_ = bare
-            kept, earmarked = self.claimed.get(name, 0), self.earmarked.get(name, 0)
-            if kept:
-                entry, all_ = entry.without(kept), all_.without(kept)
-            before = self._put(name, (entry, all_.without(earmarked) if earmarked else all_, all_))
+            entry, vacated = bare
+            claimed, earmarked = self.claimed.get(name, 0), self.earmarked.get(name, 0)
+            if claimed:
+                entry, vacated = entry.without(claimed), vacated.without(claimed)
+            before = self._put(name, (entry, vacated.without(earmarked) if earmarked else vacated, vacated))
         else:
             before = self._put(name, (None, None, None))
-        self.journal.note(self._put_back, name, before)
+        self._journal.note(self._put_back, name, before)
 
     def _put_back(self, name: str, before: _Entries) -> None:
         self._bare.pop(name, None)
         self._put(name, before)
 
     def _put(self, name: str, entries: _Entries) -> _Entries:
-        """Set a node's entries: what is free, what will be for anybody, what will be; returns those that were there."""
-        free, open_, all_ = entries
-        before = (self.index.put(name, free), self.soon.put(name, open_), self.vacated.put(name, all_))
-        if before[2] is all_ is not None:
+        """Set the entries of a node in `free`, `soon` and `vacated`; return those that were there."""
+        free, soon, vacated = entries
+        before = (self.free.put(name, free), self.soon.put(name, soon), self.vacated.put(name, vacated))
+        if before[2] is vacated is not None:
             return before
-        if all_ is None:
-            self.running.set_node(name, None, 0, 0)
+        if vacated is None:
+            self.columns.set(name, None, 0, 0)
         else:
-            self.running.set_node(name, all_.kind, all_.free.bit_count(), all_.usable)
+            self.columns.set(name, vacated.kind, vacated.free.bit_count(), vacated.usable)
         return before

@@ -29,7 +29,7 @@ def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
     record, line = state.jobs[job_id], state.waiting.key(job_id)
     draft.turns.considered.add(job_id)
     is_new = draft.now_us < record.waits_since_us + state.policy.preempt_after_us
-    if is_new and line in draft.failed.lines and job_id not in draft.earmarked and job_id not in state.returning:
+    if is_new and line in draft.failed.lines and job_id not in draft.earmarked and job_id not in state.agenda.returning:
         return None
     candidates = pools(record.job, draft.kinds)
     if draft.closed:  # No job passes the first one that waits, wherever that one may start.
@@ -50,7 +50,7 @@ def refusal_of(state: State, draft: Draft, record: JobRecord, gpus: int | None =
 def resume(state: State, draft: Draft, nominee: Nominee) -> bool:
     """Restart a resized job at its size, also if it has waited too long; return whether it got that."""
     job_id = nominee.record.job.job_id
-    if nominee.record.size is None or job_id not in state.returning:
+    if nominee.record.size is None or job_id not in state.agenda.returning:
         return False
     restart(state, draft, job_id)
     return job_id in state.attempts or job_id in draft.claims
@@ -64,7 +64,7 @@ def start_or_claim(state: State, draft: Draft, nominee: Nominee, refusal: Refusa
             if _place(state, draft, record, nominee.pools, None):
                 return True
             draft.failed.placements.add(shape)
-        if not state.vacating:
+        if not state.nodes.vacating:
             return False
     elif refusal.short_milli is None or refusal.short_milli > 0:
         return False
@@ -131,7 +131,7 @@ def restart(state: State, draft: Draft, job_id: JobId) -> bool:
         gpus = attempt.notice.gpus if attempt.notice is not None and attempt.notice.gpus else attempt.gpus
     leases = _beside_preemptor(state, draft, job_id, candidates, gpus)
     if leases is None:
-        leases = find_place(state, state.soon, record.job, candidates, gpus)
+        leases = find_place(state, state.nodes.soon, record.job, candidates, gpus)
     if leases is not None:
         draft.turns.considered.add(job_id)
         claim_leases(state, draft, record.job, leases)
@@ -139,7 +139,7 @@ def restart(state: State, draft: Draft, job_id: JobId) -> bool:
 
 
 def _place(state: State, draft: Draft, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None) -> bool:
-    leases = find_place(state, state.index, record.job, candidates, gpus)
+    leases = find_place(state, state.nodes.free, record.job, candidates, gpus)
     if leases is None:
         return False
     job_id, epoch = record.job.job_id, record.epoch + 1
@@ -158,12 +158,12 @@ def _beside_preemptor(
     preemptor = shrinks_for(state, job_id)
     if preemptor is None or preemptor not in draft.earmarked:
         return None
-    mark = state.mark()
+    mark = state.journal.mark()
     open_earmarked(state, draft.earmarked[preemptor])
     other: Job = state.jobs[preemptor].job
-    leases, theirs = None, find_place(state, state.soon, other, pools(other, draft.kinds))
+    leases, theirs = None, find_place(state, state.nodes.soon, other, pools(other, draft.kinds))
     if theirs is not None:
-        state.claim(theirs)
-        leases = find_place(state, state.soon, state.jobs[job_id].job, candidates, gpus)
-    state.take_back(mark)
+        state.nodes.claim(theirs)
+        leases = find_place(state, state.nodes.soon, state.jobs[job_id].job, candidates, gpus)
+    state.journal.take_back(mark)
     return leases

@@ -2,7 +2,7 @@
 
 from cordee.events import NoticeGiven, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.preemption.loss import expected_loss
+from cordee.schedule.loss import expected_loss
 from cordee.schedule.records import Attempt
 
 

@@ -10,9 +10,9 @@ from operator import itemgetter
 
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
-from cordee.schedule.preemption.running import Running
 from cordee.schedule.quota.quotas import Quotas
 from cordee.schedule.records import Attempt, JobRecord
+from cordee.schedule.running import Running
 from cordee.schedule.waiting import Waiting
 
 
@@ -42,5 +42,5 @@ def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt) -> bool:
 
 def gpus_left(policy: Policy, running: Running, quotas: Quotas) -> float:
     """What is left of the GPUs that are for them."""
-    held = int(running.rows["gpus"][running.rows["overdue"]].sum())
+    held = int(running.rows.ints["gpus"][running.rows.flags["overdue"]].sum())
     return policy.patience_fraction * quotas.offered.gpu_milli / 1000 - held

@@ -19,6 +19,9 @@ from cordee.events import (
 from cordee.schedule.quota.day import Pair
 from cordee.schedule.quota.held import Held, held_by
 
+NEVER = 2**62
+"""A time that never comes, in microseconds."""
+
 
 class Phase(StrEnum):
     """Where a job is in its life."""
@@ -44,8 +47,8 @@ class JobRecord(NamedTuple):
     waits_since_us: int  # when it was queued for the last time
     phase: Phase = Phase.QUEUED
     epoch: int = 0  # of its newest attempt
-    barren: int = 0  # attempts in a row that failed or were lost without a commit
-    pushes: int = 0  # attempts that left because somebody else needed the GPUs
+    attempts_without_commit: int = 0  # attempts in a row that failed or were lost without a commit
+    preemptions: int = 0  # attempts that left because another job needed the GPUs
     used_us: int = 0  # attempts that ended: placed until the last GPU was free
     served_gpu_us: int = 0  # attempts' ended shares: GPUs x time
     used_cost: int = 0  # alike, in micro-dollars x microseconds per hour
@@ -74,7 +77,7 @@ class Attempt(NamedTuple):
     captured_us: int | None = None  # work before this is durable
     committed_step: int | None = None
     behind: RankBehind | None = None  # the rank that holds the others up
-    shares: tuple[RanksEnded, ...] = ()
+    ended: tuple[RanksEnded, ...] = ()  # what is not held any more
     notice: NoticeGiven | None = None
     kill: KillOrdered | None = None
 
@@ -96,7 +99,7 @@ class Attempt(NamedTuple):
     def used_since(self, since_us: int) -> Pair:
         """What its ended shares used from then on: GPU time and money, as a queue's day counts them."""
         price_of = {lease.node: (lease.gpu_milli, price) for lease, price in zip(self.leases, self.prices, strict=True)}
-        spans = [(*price_of[share.node], max(0, share.at_us - max(since_us, self.placed_us))) for share in self.shares]
+        spans = [(*price_of[share.node], max(0, share.at_us - max(since_us, self.placed_us))) for share in self.ended]
         return sum(milli * us for milli, _, us in spans), sum(milli * price * us for milli, price, us in spans)
 
     def holds(self, leases: tuple[Lease, ...]) -> Held:

@@ -1,25 +1,31 @@
-"""What is kept for the first gang that waits: the units that will be free first, by what is known of who holds them."""
+"""Reservations: which GPUs a gang will have first, by what is known of the attempts that hold them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cordee.events import Job, Lease
+from cordee.schedule.columns import Bools, Ints
 from cordee.schedule.placement.entry import gpus_of
 from cordee.schedule.placement.fill import Need
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.running import NEVER
+from cordee.schedule.records import NEVER
 from cordee.schedule.state import State
+
+_DOMAINS = {"rack": 0, "block": 1}
+"""By the condition of a gang, the levels above the rack in which it has to lie together."""
+
+Found = tuple[tuple[int, int], list[tuple[int, int]]]
+"""When all units are there and how many free GPUs they keep; (number, GPUs) of each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """GPUs of certain nodes are kept for the first gang that waits for a pool.
+    """GPUs of certain nodes that are kept for the first gang that waits for a pool.
 
     Attributes:
-        starts_by_us: when it can start by what is known of those who run there; None: nobody knows.
+        starts_by_us: when it can start, by what is known of the attempts that run there; None: that is not known.
         kept: what is free there already and is kept.
         nodes: where it will start, as things are.
     """
@@ -32,38 +38,33 @@ class Reservation:
 
 
 def soonest(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Reservation | None:
-    """The units that a gang will have first; None if the pool can never hold it."""
-    running = state.running
-    nodes = running.of_pool(pool)
-    best: tuple[tuple[int, int], list[tuple[int, int]]] | None = None
-    for group in _groups(state, nodes, need):
-        found = _soonest(state, group, need, now_us)
-        if found is not None and (best is None or found[0] < best[0]):
-            best = found
+    """Return the units that a gang will have first; None if the pool can never hold it."""
+    columns = state.nodes.columns
+    found = (_soonest(state, group, need, now_us) for group in _groups(state, columns.of_pool(pool), need))
+    best = min((each for each in found if each is not None), key=lambda each: each[0], default=None)
     if best is None:
         return None
     (starts_by_us, _), wanted = best
     kept = []
     for number, gpus in wanted:
-        name = running.node_names[number]
-        free = gpus_of(state.soon.entries[name].free)[:gpus]
+        name = columns.names[number]
+        free = gpus_of(state.nodes.soon.entries[name].free)[:gpus]
         if free:
             kept.append(Lease(node=name, gpus=free))
-    names = tuple(sorted(running.node_names[number] for number, _ in wanted))
+    names = tuple(sorted(columns.names[number] for number, _ in wanted))
     by_us = None if starts_by_us >= NEVER else starts_by_us
     return Reservation(job=job, pool=pool, starts_by_us=by_us, kept=tuple(kept), nodes=names)
 
 
-def _groups(state: State, nodes: Any, need: Need) -> Iterable[Any]:
-    """Nodes that the gang may lie in together."""
-    running = state.running
-    if need.within not in ("rack", "block"):
+def _groups(state: State, nodes: Bools, need: Need) -> Iterator[Bools]:
+    """Yield masks of nodes that the gang may lie in together."""
+    up = _DOMAINS.get(need.within or "")
+    if up is None:
         yield nodes
         return
-    up = {"rack": 0, "block": 1}[need.within]
     found: dict[tuple[str, ...], list[int]] = {}
     for number in np.flatnonzero(nodes):
-        domain = state.nodes[running.node_names[number]].node.domain
+        domain = state.nodes.records[state.nodes.columns.names[number]].node.domain
         found.setdefault(domain[: len(domain) - up], []).append(int(number))
     for _, numbers in sorted(found.items()):
         mask = np.zeros_like(nodes)
@@ -71,8 +72,8 @@ def _groups(state: State, nodes: Any, need: Need) -> Iterable[Any]:
         yield mask
 
 
-def _soonest(state: State, nodes: Any, need: Need, now_us: int) -> tuple[tuple[int, int], list[tuple[int, int]]] | None:
-    """When the units are there, how much of what is free they keep, and the GPUs wanted of each node."""
+def _soonest(state: State, nodes: Bools, need: Need, now_us: int) -> Found | None:
+    """Return the best of both orders: units before the rest, and the rest before units."""
     if need.within in ("node", "island"):
         need = Need(need.gpus, 1, 0, need.in_island, None)
     units, rest = (need.unit, need.units), (need.rest, 1)
@@ -81,52 +82,43 @@ def _soonest(state: State, nodes: Any, need: Need, now_us: int) -> tuple[tuple[i
     return min(found, default=None)
 
 
-def _in_order(
-    state: State, nodes: Any, sizes: tuple[tuple[int, int], ...], now_us: int
-) -> tuple[tuple[int, int], list[tuple[int, int]]] | None:
-    """So many parts of each size, one size after the other."""
+def _in_order(state: State, nodes: Bools, sizes: tuple[tuple[int, int], ...], now_us: int) -> Found | None:
+    """Take so many parts of each size, one size after the other."""
+    columns = state.nodes.columns
     chosen: dict[int, int] = {}
     starts_by_us = 0
     for size, wanted in sizes:
         at_us, lack, node = _openings(state, nodes, size, chosen, now_us)
-        order = np.lexsort((state.running.name_ranks()[node], lack, at_us))[:wanted]
+        order = np.lexsort((columns.ranks()[node], lack, at_us))[:wanted]
         if len(order) < wanted:
             return None
         for number in node[order].tolist():
             chosen[number] = chosen.get(number, 0) + size
         starts_by_us = max(starts_by_us, int(at_us[order].max()))
-    free = state.running.node_free
-    kept = sum(min(gpus, int(free[number])) for number, gpus in chosen.items())
+    kept = sum(min(gpus, int(columns.free[number])) for number, gpus in chosen.items())
     return (starts_by_us, kept), sorted(chosen.items())
 
 
-def _openings(state: State, nodes: Any, size: int, taken: dict[int, int], now_us: int) -> tuple[Any, Any, Any]:
-    """Each further unit of a size that nodes will hold: when, how many GPUs it lacks now, on which node."""
-    running = state.running
-    count = len(running.node_names)
-    free, usable = running.node_free[:count].copy(), running.node_usable[:count].copy()
+def _openings(state: State, nodes: Bools, size: int, taken: dict[int, int], now_us: int) -> tuple[Ints, Ints, Ints]:
+    """Return each further part of a size that nodes will hold: when, how many GPUs it lacks now, on which node."""
+    columns = state.nodes.columns
+    free, usable = columns.free.copy(), columns.usable.copy()
     for number, gpus in taken.items():
         free[number] -= gpus
         usable[number] -= gpus
-    row, node, gpus = running.leases["row"], running.leases["node"], running.leases["gpus"]
-    there = np.flatnonzero((gpus > 0) & nodes[node]) if len(row) else np.empty(0, np.int64)
-    ends_us = np.maximum(running.rows["ends_us"][row[there]], now_us) if len(there) else there
-    order = there[np.lexsort((ends_us, node[there]))] if len(there) else there
-    ends_us = np.sort(ends_us) if not len(there) else np.maximum(running.rows["ends_us"][row[order]], now_us)
-    on, more = node[order], gpus[order]
+    on, more, ends_us = _ending(state, nodes, now_us)
     total = np.cumsum(more)
-    first = np.r_[True, on[1:] != on[:-1]] if len(on) else np.empty(0, bool)
+    first = np.r_[True, on[1:] != on[:-1]] if len(on) else np.empty(0, np.bool_)
     base = np.maximum.accumulate(np.where(first, total - more, 0)) if len(on) else total
     after = free[on] + total - base
     before = after - more
     gained = np.maximum(0, after) // size - np.maximum(0, before) // size
-    now_there = np.maximum(0, np.where(nodes, free, 0)) // size
-    open_now = np.repeat(np.arange(count), now_there)
+    open_now = np.repeat(np.arange(len(free)), np.maximum(0, np.where(nodes, free, 0)) // size)
     later = np.repeat(on, gained)
-    # What nobody in these columns holds (attempts that are ending) becomes free at a time that nobody knows.
-    held = free + (np.bincount(on, weights=more, minlength=count).astype(np.int64) if len(on) else 0)
+    # What these columns do not hold (attempts that are ending) becomes free at a time that is not known.
+    held = free + (np.bincount(on, weights=more, minlength=len(free)).astype(np.int64) if len(on) else 0)
     hidden = np.where(nodes, np.maximum(0, usable) // size - np.maximum(0, held) // size, 0)
-    unknown = np.repeat(np.arange(count), np.maximum(0, hidden))
+    unknown = np.repeat(np.arange(len(free)), np.maximum(0, hidden))
     at_us = np.concatenate([
         np.full(len(open_now), now_us), np.repeat(ends_us, gained), np.full(len(unknown), NEVER),
     ])  # fmt: skip
@@ -135,3 +127,15 @@ def _openings(state: State, nodes: Any, size: int, taken: dict[int, int], now_us
         np.maximum(0, size - np.maximum(0, free[unknown])),
     ])  # fmt: skip
     return at_us.astype(np.int64), lack.astype(np.int64), np.concatenate([open_now, later, unknown])
+
+
+def _ending(state: State, nodes: Bools, now_us: int) -> tuple[Ints, Ints, Ints]:
+    """Return the leases on these nodes by node and end: the node, its GPUs, and when it ends at the latest."""
+    rows, leases = state.running.rows.ints, state.running.leases.ints
+    row, node, gpus = leases["row"], leases["node"], leases["gpus"]
+    if not len(row):
+        return row, node, gpus
+    there = np.flatnonzero((gpus > 0) & nodes[node])
+    ends_us = np.maximum(rows["ends_us"][row[there]], now_us)
+    order = np.lexsort((ends_us, node[there]))
+    return node[there[order]], gpus[there[order]], ends_us[order]

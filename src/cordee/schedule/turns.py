@@ -4,7 +4,7 @@ from bisect import bisect_right
 from operator import itemgetter
 
 from cordee.schedule.order import counts_service
-from cordee.schedule.preemption.running import NEVER
+from cordee.schedule.records import NEVER
 from cordee.schedule.state import State
 from cordee.units import US_PER_S
 
@@ -22,7 +22,7 @@ def next_turn_us(state: State, now_us: int) -> int | None:
         later = 0 if line.ages[0][0] > now_us else bisect_right(line.ages, now_us, key=itemgetter(0))
         if later < len(line.ages) and line.ages[later][0] < NEVER:
             times.append(line.ages[later][0])
-    rests_us = state.running.next_us("rests_until_us", now_us)
+    rests_us = state.running.next_us("min_run_ends_us", now_us)
     times += [] if rests_us is None else [rests_us]
     if policy.takes_turns or policy.move_fraction:
         turn_us = _own_tier_us(state, now_us)
@@ -58,7 +58,7 @@ def _rested_us(state: State, now_us: int) -> int | None:
 
 def _crosses_us(state: State, now_us: int) -> int | None:
     policy = state.policy
-    return state.running.crosses_us(now_us, policy.levels_gpu_us) if counts_service(policy) else None
+    return state.running.level_changes_us(now_us, policy.levels_gpu_us) if counts_service(policy) else None
 
 
 def _kept_us(state: State, now_us: int) -> int | None:

@@ -11,8 +11,7 @@ from cordee.events import Job
 from cordee.ids import JobId
 from cordee.schedule.journal import Journal
 from cordee.schedule.order import level
-from cordee.schedule.preemption.running import NEVER
-from cordee.schedule.records import JobRecord
+from cordee.schedule.records import NEVER, JobRecord
 
 Place = tuple[int, int, JobId]
 """Standing, time of submission, job id."""

@@ -1,6 +1,6 @@
 """How it goes on from here: the same `decide`, run forward over run times that the caller passes in.
 
-An event heap over `decide`, on a state of its own made of the `Present` that it is given. It plays what agents and
+An event heap over `decide`, on a state of its own made of the `Snapshot` that it is given. It plays what agents and
 ranks do with the decisions: a job runs for its time, tells of its checkpoints where a decision rests on them, saves and
 leaves on notice, loses what no checkpoint holds. It invents no failures: nodes that are there stay, and those that are
 away stay away.
@@ -26,11 +26,10 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule.decision import decide
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.gang import Gang, Work
-from cordee.schedule.preemption.loss import late_us
-from cordee.schedule.preemption.running import NEVER
-from cordee.schedule.records import Attempt
+from cordee.schedule.loss import late_us
+from cordee.schedule.records import NEVER, Attempt
 from cordee.schedule.state import State
 
 _AGAIN_MAX = 1_000
@@ -87,7 +86,7 @@ class Ahead:
 
 
 def forward(
-    present: Present,
+    snapshot: Snapshot,
     now_us: int,
     draw: Draw,
     watch: Iterable[JobId],
@@ -99,7 +98,7 @@ def forward(
     """Run forward until all who are watched have ended, or until `until_us`, or until the caller wants no more.
 
     Args:
-        present: how it stands.
+        snapshot: the state to start from.
         now_us: from when.
         draw: what is not known.
         watch: jobs whose fates are wanted, also such as are only to come.
@@ -108,7 +107,7 @@ def forward(
             but GPUs never stay free longer than this part of the time that they were held before. 0: each at its time.
         go_on: asked before each decision, with their number so far.
     """
-    return _Run(present.state(), now_us, draw, {job_id: Fate() for job_id in watch}, grain).go(until_us, go_on)
+    return _Run(snapshot.restore(), now_us, draw, {job_id: Fate() for job_id in watch}, grain).go(until_us, go_on)
 
 
 @dataclass(slots=True)
@@ -213,8 +212,8 @@ class _Run:
             fate.start_us, fate.leases = attempt.placed_us, attempt.leases
         train_us = attempt.placed_us + (job.restart_us if attempt.epoch > 1 else 0)
         live = self._run(attempt, train_us, max(now_us, train_us))
-        lost = any(not self.state.nodes[lease.node].up for lease in attempt.held)
-        if lost or attempt.kill is not None or attempt.shares:
+        lost = any(not self.state.nodes.records[lease.node].up for lease in attempt.held)
+        if lost or attempt.kill is not None or attempt.ended:
             outcome = Outcome.LOST if lost else Outcome.KILLED
             finished = attempt.kill is None and not lost
             self._end_at(job.job_id, live, now_us, Outcome.FINISHED if finished else outcome)

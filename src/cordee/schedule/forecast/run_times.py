@@ -6,18 +6,18 @@ P(longer than x) = t / x. The uniform numbers come from the caller.
 
 from cordee.events import Job
 from cordee.ids import JobId
-from cordee.schedule.forecast.snapshot import Present
+from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.units import US_PER_S
 
 _SHORTEST_US = 60 * US_PER_S  # where nothing is known at all
 
 
-def drawn_us(present: Present, job: Job, ran_us: int, u: float) -> int:
+def drawn_us(snapshot: Snapshot, job: Job, ran_us: int, u: float) -> int:
     """How long a job runs on that has run for so long, for a uniform u in [0, 1)."""
     if job.estimate_us is not None and ran_us < job.estimate_us:
         return job.estimate_us - ran_us
     # Of m that ran longer, the next is as likely in each of the m gaps before them as beyond the longest.
-    longer = present.history.longer(job, ran_us)
+    longer = snapshot.history.longer(job, ran_us)
     gap = int(u * (len(longer) + 1))
     if gap < len(longer):
         return max(1, longer[gap] - ran_us)
@@ -25,8 +25,8 @@ def drawn_us(present: Present, job: Job, ran_us: int, u: float) -> int:
     return max(1, int(since_us / (1 - (u * (len(longer) + 1) - gap))) - ran_us)
 
 
-def left_us(present: Present, job_id: JobId, now_us: int, u: float) -> int:
+def left_us(snapshot: Snapshot, job_id: JobId, now_us: int, u: float) -> int:
     """How long a job that has not ended runs on."""
-    record, attempt = present.jobs[job_id], present.attempts.get(job_id)
+    record, attempt = snapshot.jobs[job_id], snapshot.attempts.get(job_id)
     ran_us = record.used_us + (0 if attempt is None else max(0, now_us - attempt.placed_us))
-    return drawn_us(present, record.job, ran_us, u)
+    return drawn_us(snapshot, record.job, ran_us, u)

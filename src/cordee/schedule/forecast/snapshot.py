@@ -1,44 +1,41 @@
-"""A state at a moment, as a value: what would be, and how it goes on, are asked of copies and not of the live state.
+"""A snapshot: the state at a moment as a value, so that forecasts and what-ifs run on copies and not on the live state.
 
-Taking it copies dictionaries of frozen records and little else, so it is done under the lock that guards the state;
-`state()` builds the indexes anew, and is called without it.
+Taking one copies dictionaries of frozen records and little else, so it is done under the lock that guards the state;
+`restore` builds the indexes anew and is called without the lock.
 """
 
 from copy import deepcopy
 from dataclasses import replace
 
-from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.state import State
 
-_COLLECTIONS = (
-    "jobs", "attempts", "nodes", "leased", "vacating", "attention", "entitled", "returning", "elastic", "limits",
-    "went_down", "quarantines",
-)  # fmt: skip
-_REMEMBERED = ("changes", "newest", "gains", "idle", "failed_searches")  # by `decide`, of decisions before
 
-
-class Present:
-    """What a state is between two cycles."""
+class Snapshot:
+    """The state as it is between two cycles."""
 
     def __init__(self, state: State) -> None:
-        """Take it; nobody may change the state meanwhile."""
-        assert not state.journal.keeps, "inside `what_if` a state is not what it is"
+        """Take it; nothing may change the state meanwhile."""
+        assert not state.journal.keeps, "inside a what-if a state is not what it is"
         self.policy, self.shutting_down = state.policy, state.shutting_down
-        self._collections = {name: getattr(state, name).copy() for name in _COLLECTIONS}
-        self.jobs, self.attempts = self._collections["jobs"], self._collections["attempts"]
-        self._remembered = {name: getattr(state, name) for name in _REMEMBERED}
-        self._mix, self._quotas, self.history = deepcopy(state.index.mix), state.quotas.copied(), state.history.copied()
+        self.jobs, self.attempts, self.history = state.jobs.copy(), state.attempts.copy(), state.history.copied()
+        nodes = state.nodes
+        self._records, self._leased, self._vacating = nodes.records.copy(), nodes.leased.copy(), nodes.vacating.copy()
+        self._went_down, self._quarantines = nodes.went_down.copy(), nodes.quarantines.copy()
+        self._mix, self._quotas = deepcopy(state.nodes.free.mix), state.quotas.copied()
+        self._agenda = state.agenda.copied()
+        self._changes = (state.changes.total, state.changes.gains, state.changes.newest)
+        self._idle, self._failed_searches = state.idle, state.failed_searches
 
-    def state(self) -> State:
-        """A state of its own that equals the one it was taken of."""
+    def restore(self) -> State:
+        """Return a new state that equals the one this was taken of."""
         # `use` builds all indexes when the policy is another one.
-        made = State(replace(self.policy, notice=not self.policy.notice))
+        made = State(replace(self.policy, notice=not self.policy.notice), mix=deepcopy(self._mix))
         made.shutting_down, made.quotas, made.history = self.shutting_down, self._quotas.copied(), self.history.copied()
-        for name, value in self._collections.items():
-            setattr(made, name, value.copy())
-        made.index = FreeIndex(deepcopy(self._mix))
-        made.soon, made.vacated = FreeIndex(made.index.mix), FreeIndex(made.index.mix)
+        made.jobs, made.attempts, made.agenda = self.jobs.copy(), self.attempts.copy(), self._agenda.copied()
+        nodes = made.nodes
+        nodes.records, nodes.leased, nodes.vacating = self._records.copy(), self._leased.copy(), self._vacating.copy()
+        nodes.went_down, nodes.quarantines = self._went_down.copy(), self._quarantines.copy()
         made.use(self.policy)
-        for name, value in self._remembered.items():
-            setattr(made, name, value)
+        made.changes.set(*self._changes)
+        made.idle, made.failed_searches = self._idle, self._failed_searches
         return made

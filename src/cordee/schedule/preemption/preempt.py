@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason
 from cordee.ids import JobId
+from cordee.schedule.failed_searches import Scope
+from cordee.schedule.loss import Victim, charge, choose
 from cordee.schedule.notice import notice
 from cordee.schedule.order import compared_standing, is_below, level
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import need_of, place, pools
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.failed_searches import Scope
-from cordee.schedule.preemption.loss import Victim, charge, choose
 from cordee.schedule.preemption.victims import Victims
 from cordee.schedule.quota.bounds import Bound, Refusal
 from cordee.schedule.records import Attempt, JobRecord
@@ -72,7 +72,7 @@ class Preemption:
         if refusal is not None:
             return self._lift(record, scope, candidates, refusal)
         for pool in candidates:
-            need = need_of(self.state.index, record.job, pool)
+            need = need_of(self.state.nodes.free, record.job, pool)
             closed: set[str] = set()
             shielded: set[str] = set()
             for _ in range(_TRIES if need is not None else 0):
@@ -116,8 +116,8 @@ class Preemption:
         if self.now_us < record.waits_since_us + policy.preempt_after_us:
             return None
         for pool in candidates:
-            need = need_of(self.state.index, job, pool)
-            if need is None or not most or sum(self.state.index.free(kind) for kind in pool) < job.gpus:
+            need = need_of(self.state.nodes.free, job, pool)
+            if need is None or not most or sum(self.state.nodes.free.free(kind) for kind in pool) < job.gpus:
                 continue
             chosen = self.victims.find(need, pool, Scope(level(job.tier), job.priority, None, moves=most))
             if chosen is None or sum(self.state.attempts[each].gpus for each in chosen) > most:
@@ -155,15 +155,15 @@ class Preemption:
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         """Give notice to all of them and see what comes of it; elastic ones start smaller on what is left."""
-        mark = self.state.mark()
+        mark = self.state.journal.mark()
         attempts = [self.state.attempts[each] for each in chosen]
         plain: list[Term] = [(attempt, self._reason(attempt, record), None) for attempt in attempts]
         self._try(plain, record)
         leases = self._place_soon(record.job, (pool,)) if self._is_admitted(record) else None
         if leases is None:
-            self.state.take_back(mark)
+            self.state.journal.take_back(mark)
             return None
-        self.state.claim(leases)
+        self.state.nodes.claim(leases)
         others: list[tuple[Job, tuple[Lease, ...]]] = []
         terms: list[Term] = []
         for attempt, reason, _ in plain:
@@ -171,10 +171,10 @@ class Preemption:
             if smaller is None:
                 terms.append((attempt, reason, None))
             else:
-                self.state.claim(smaller)
+                self.state.nodes.claim(smaller)
                 others.append((attempt.job, smaller))
                 terms.append((attempt, NoticeReason.RESIZE, sum(len(lease.gpus) for lease in smaller)))
-        self.state.take_back(mark)
+        self.state.journal.take_back(mark)
         events = tuple(event for term in terms for event in self._notices(*term, record))
         return Room(events, leases, tuple(others))
 
@@ -186,22 +186,22 @@ class Preemption:
     def _moved(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         attempts = [self.state.attempts[each] for each in chosen]
         for attempt in attempts:  # who fits nowhere as it is will not once the gang has its place
-            if self._place(self.state.index, attempt.job, self._pools(attempt.job), attempt.gpus) is None:
+            if self._place(self.state.nodes.free, attempt.job, self._pools(attempt.job), attempt.gpus) is None:
                 return None
-        mark = self.state.mark()
+        mark = self.state.journal.mark()
         terms: list[Term] = [(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
         self._try(terms, record)
         leases = self._place_soon(record.job, (pool,))
         others: list[tuple[Job, tuple[Lease, ...]]] = []
         if leases is not None:
-            self.state.claim(leases)
+            self.state.nodes.claim(leases)
             for attempt in sorted(attempts, key=lambda each: (-each.gpus, each.job.job_id)):
-                there = self._place(self.state.index, attempt.job, self._pools(attempt.job), attempt.gpus)
+                there = self._place(self.state.nodes.free, attempt.job, self._pools(attempt.job), attempt.gpus)
                 if there is None:
                     break
-                self.state.claim(there)
+                self.state.nodes.claim(there)
                 others.append((attempt.job, there))
-        self.state.take_back(mark)
+        self.state.journal.take_back(mark)
         if leases is None or len(others) < len(attempts):
             return None
         return Room(tuple(event for term in terms for event in self._notices(*term, record)), leases, tuple(others))
@@ -210,7 +210,7 @@ class Preemption:
         """Where a victim can start again smaller, once it has left."""
         for size in attempt.job.sizes:
             if size < attempt.gpus:
-                leases = self._place(self.state.soon, attempt.job, self._pools(attempt.job), size)
+                leases = self._place(self.state.nodes.soon, attempt.job, self._pools(attempt.job), size)
                 if leases is not None:
                     return leases
         return None
@@ -218,7 +218,7 @@ class Preemption:
     def _pools(self, job: Job) -> tuple[Pool, ...]:
         key = (job.gpu_name, job.capacity)
         if key not in self._known:
-            self._known[key] = pools(job, self.state.index.kinds)
+            self._known[key] = pools(job, self.state.nodes.free.kinds)
         return self._known[key]
 
     def _place(
@@ -228,9 +228,9 @@ class Preemption:
 
     def _place_soon(self, job: Job, candidates: tuple[Pool, ...]) -> tuple[Lease, ...] | None:
         """Where GPUs are being vacated; if need be those that leave for somebody behind it in the order."""
-        leases = self._place(self.state.soon, job, candidates)
-        if leases is None and any(self.state.earmarked.values()):
-            leases = self._place(self.state.vacated, job, candidates)
+        leases = self._place(self.state.nodes.soon, job, candidates)
+        if leases is None and any(self.state.nodes.earmarked.values()):
+            leases = self._place(self.state.nodes.vacated, job, candidates)
         return leases
 
     def _try(self, terms: list[Term], record: JobRecord) -> None:

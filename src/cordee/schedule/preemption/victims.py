@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from cordee.ids import JobId
+from cordee.schedule.failed_searches import Scope
+from cordee.schedule.loss import Cost, Victim, choose
 from cordee.schedule.order import TIERS, counts_service
 from cordee.schedule.placement.fill import Need
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.failed_searches import Scope
-from cordee.schedule.preemption.loss import Cost, Victim, choose
-from cordee.schedule.preemption.running import NEVER
-from cordee.schedule.records import Attempt
+from cordee.schedule.records import NEVER, Attempt
 from cordee.schedule.state import State
 from cordee.units import US_PER_HOUR
 
@@ -87,7 +86,7 @@ class _Prices:
 
         Of nearly equal ones of its own tier a job pushes who had more.
         """
-        policy, tier = self._state.policy, self._state.running.rows["tier"]
+        policy, tier = self._state.policy, self._state.running.rows.ints["tier"]
         cost = self._each() * (1 + policy.cascade * (len(TIERS) - 1 - tier))
         if scope.standing is None or not policy.favour or policy.order != "service":
             return cost
@@ -99,10 +98,10 @@ class _Prices:
         """What each row's push weighs: `preempt.charge` for all of them, as floats."""
         rows = self._state.running.rows
         if self._seen != rows.changes:
-            work = np.minimum(self._state.running.at_risk_us(self._now_us), rows["every_us"])
-            lost = np.where(rows["saves"], rows["save_us"], work) + rows["restart_us"]
-            usd = rows["rate"] * lost / US_PER_HOUR
-            self._cost = usd if rows["rate"].any() else (rows["gpus"] * lost).astype(np.float64)
+            work = np.minimum(self._state.running.at_risk_us(self._now_us), rows.ints["every_us"])
+            lost = np.where(rows.flags["saves"], rows.ints["save_us"], work) + rows.ints["restart_us"]
+            usd = rows.floats["rate"] * lost / US_PER_HOUR
+            self._cost = usd if rows.floats["rate"].any() else (rows.ints["gpus"] * lost).astype(np.float64)
             self._seen = rows.changes
         return self._cost
 
@@ -136,7 +135,7 @@ class Victims:
             return None
         field = self._field(scope, pool, frozenset(shielded))
         nodes = field.nodes
-        numbers = self._state.running.nodes
+        numbers = self._state.nodes.columns.numbers
         shut = [numbers[name] for name in closed]
         if shut:
             nodes = nodes.copy()
@@ -159,7 +158,7 @@ class Victims:
         """Whether a look at tiers and standings tells that this scope reaches nobody, as it does of most."""
         if scope.borrowers or scope.moves is not None:
             return False
-        if int(self._state.running.rows["tier"].max(initial=0)) > scope.tier:
+        if int(self._state.running.rows.ints["tier"].max(initial=0)) > scope.tier:
             return False
         return scope.standing is None or self._worst(scope.tier, scope.standing) <= scope.standing
 
@@ -169,7 +168,7 @@ class Victims:
         key = (tier, standing < 0)
         if key not in self._worsts:
             rows = self._state.running.rows
-            over = rows["live"] & (rows["tier"] == tier) & self.turn_over(standing)
+            over = rows.flags["live"] & (rows.ints["tier"] == tier) & self.turn_over(standing)
             self._worsts[key] = int(self.standing().max(where=over, initial=-NEVER))
         return self._worsts[key]
 
@@ -188,8 +187,8 @@ class Victims:
             self._worsts.clear()
             self._reaches.clear()
             self._fields.clear()
-        if self._seen_nodes != running.changes:
-            self._seen_nodes = running.changes
+        if self._seen_nodes != self._state.nodes.columns.changes:
+            self._seen_nodes = self._state.nodes.columns.changes
             self._fields.clear()
 
     def standing(self) -> Any:
@@ -205,10 +204,10 @@ class Victims:
         """Of each row, whether its own tier may push it now if it stands worse; who waited too long waits no longer."""
         self._refresh()
         if standing < 0:
-            return self._state.running.rows["slice_ends_us"] <= self._now_us
+            return self._state.running.rows.ints["slice_ends_us"] <= self._now_us
         if self._turn_over is None:
             running, now_us = self._state.running, self._now_us
-            over = running.rows["slice_ends_us"] <= now_us
+            over = running.rows.ints["slice_ends_us"] <= now_us
             self._turn_over = over & (running.kept_until_us(now_us, self._state.policy) <= now_us)
         return self._turn_over
 
@@ -216,22 +215,16 @@ class Victims:
         """Of each row, whether this scope reaches it now."""
         rows, now_us = self._state.running.rows, self._now_us
         if scope.moves is not None:
-            allowed = (rows["tier"] >= scope.tier) & (rows["gpus"] <= scope.moves) & rows["saves"]
-            return allowed & (rows["slice_ends_us"] <= now_us) & rows["live"]
-        rested = rows["rests_until_us"] <= now_us
-        allowed = (rows["tier"] > scope.tier) & rested
+            allowed = (rows.ints["tier"] >= scope.tier) & (rows.ints["gpus"] <= scope.moves) & rows.flags["saves"]
+            return allowed & (rows.ints["slice_ends_us"] <= now_us) & rows.flags["live"]
+        rested = rows.ints["min_run_ends_us"] <= now_us
+        allowed = (rows.ints["tier"] > scope.tier) & rested
         if scope.standing is not None:
-            turn = (rows["tier"] == scope.tier) & self.turn_over(scope.standing)
-            allowed |= turn & (rows["priority"] <= scope.priority) & (self.standing() > scope.standing)
+            turn = (rows.ints["tier"] == scope.tier) & self.turn_over(scope.standing)
+            allowed |= turn & (rows.ints["priority"] <= scope.priority) & (self.standing() > scope.standing)
         if scope.borrowers:
-            allowed |= self._of_queues(scope.borrowers) & rested
-        return allowed & rows["live"]
-
-    def _of_queues(self, names: frozenset[str]) -> Any:
-        """Of each row, whether its job waits in one of these queues."""
-        running = self._state.running
-        named = np.array([name in names for name in running.queues], bool)  # by their numbers
-        return named[running.rows["queue"]]
+            allowed |= self._state.running.of_queues(scope.borrowers) & rested
+        return allowed & rows.flags["live"]
 
     def _field(self, scope: Scope, pool: Pool, shielded: frozenset[str] = frozenset()) -> _Field:
         self._refresh()
@@ -239,10 +232,16 @@ class Victims:
         found = self._fields.get(key)
         if found is None:
             running, reach = self._state.running, self._reach(scope, shielded)
-            free = running.node_free[: len(running.node_names)]
+            free = self._state.nodes.columns.free
             leases = running.leases
             found = self._fields[key] = _Field(
-                running.of_pool(pool), free, free + reach.pushed, reach.gain, leases["row"], leases["node"], reach
+                self._state.nodes.columns.of_pool(pool),
+                free,
+                free + reach.pushed,
+                reach.gain,
+                leases.ints["row"],
+                leases.ints["node"],
+                reach,
             )
         return found
 
@@ -251,11 +250,15 @@ class Victims:
         found = self._reaches.get(key)
         if found is None:
             running = self._state.running
-            count, row, node = len(running.node_names), running.leases["row"], running.leases["node"]
+            count, row, node = (
+                len(self._state.nodes.columns.names),
+                running.leases.ints["row"],
+                running.leases.ints["node"],
+            )
             allowed = self.may_push(scope)
             if shielded:
-                allowed &= ~self._of_queues(shielded)
-            gain = running.leases["gpus"] * allowed[row]
+                allowed &= ~self._state.running.of_queues(shielded)
+            gain = running.leases.ints["gpus"] * allowed[row]
             pushed = (
                 np.bincount(node, weights=gain, minlength=count).astype(np.int64)
                 if len(row)
@@ -272,7 +275,7 @@ class Victims:
         up = {"rack": 0, "block": 1}[need.within]
         found: dict[tuple[str, ...], list[int]] = {}
         for number in np.flatnonzero(nodes & (field.avail >= min(need.unit, need.rest or need.unit))):
-            domain = self._state.nodes[self._state.running.node_names[number]].node.domain
+            domain = self._state.nodes.records[self._state.nodes.columns.names[number]].node.domain
             found.setdefault(domain[: len(domain) - up], []).append(int(number))
         for _, numbers in sorted(found.items()):
             if int((field.avail[numbers] // need.unit).sum()) >= need.units:
@@ -282,7 +285,7 @@ class Victims:
 
     def _weigh(self, rows: Sequence[int], field: _Field) -> Any:
         """The order of sets: what they cost, how many they are, how low, their names."""
-        jobs, tiers = self._state.running.jobs, self._state.running.rows["tier"]
+        jobs, tiers = self._state.running.jobs, self._state.running.rows.ints["tier"]
         named = sorted((jobs[row], row) for row in rows)
         total = sum(round(float(field.cost[row])) for _, row in named)
         return total, len(rows), -sum(int(tiers[row]) for row in rows), [job_id for job_id, _ in named]
@@ -298,11 +301,11 @@ class Victims:
 
     def _could_move(self, need: Need, pool: Pool, most: int) -> bool:
         """Whether the units that lack lack no more GPUs than may be moved; else every set is too large."""
-        running = self._state.running
+        columns = self._state.nodes.columns
         unit, units = (need.gpus, 1) if need.within in ("island", "node") else (need.unit, need.units)
         unit, units = (unit, units) if units else (need.rest, 1)
-        nodes = running.of_pool(pool) & (running.node_usable[: len(running.node_names)] >= unit)
-        free = running.node_free[: len(nodes)][nodes]
+        nodes = columns.of_pool(pool) & (columns.usable >= unit)
+        free = columns.free[nodes]
         short = units - int((free // unit).sum())
         lacks = np.sort(unit - free % unit)[: max(0, short)]
         return int(lacks.sum()) + unit * max(0, short - len(lacks)) <= most
@@ -327,7 +330,7 @@ class Victims:
         whole = np.bincount(node, weights=cost, minlength=len(lacks))
         all_go = field.avail - field.free - smallest < lacks
         promising = np.flatnonzero(there & (field.avail > field.free) & (least < bound * (1 - 1e-9)))
-        names = self._state.running.name_ranks()
+        names = self._state.nodes.columns.ranks()
         order = promising[np.lexsort((names[promising], least[promising]))][:_NODES_MAX]
         key = None if best is None else self._weigh(best, field)
         for number in order:
@@ -359,7 +362,7 @@ class Victims:
         """Of equally cheap ones the one of the lowest tier, the worst standing, placed last, then by name."""
         rows = self._state.running.rows
         left = np.flatnonzero(cost <= cost.min() * (1 + 1e-12))
-        for column in (rows["tier"], self.standing(), rows["placed_us"]):
+        for column in (rows.ints["tier"], self.standing(), rows.ints["placed_us"]):
             if len(left) > 1:
                 value = column[row[left]]
                 left = left[value == value.max()]
@@ -374,7 +377,7 @@ class Victims:
                 job_id=running.jobs[each],
                 gpus=gpus,
                 cost=Cost(round(float(field.cost[each])), 0),
-                level=int(running.rows["tier"][each]),
+                level=int(running.rows.ints["tier"][each]),
             )
             for each, gpus in zip(row.tolist(), gain.tolist(), strict=True)
         ]
@@ -418,7 +421,7 @@ class Victims:
     def _greedily(self, at: Any, count: "_Count", field: _Field, leases: Any) -> list[int]:
         """Node by node in the order of what a further unit costs there, the cost of a gang shared by all its GPUs."""
         need, running = count.need, self._state.running
-        gpus = np.maximum(1, running.rows["gpus"])
+        gpus = np.maximum(1, running.rows.ints["gpus"])
         price = field.cost / gpus
         row, node, gain = field.row[leases], field.node[leases], field.gain[leases]
         per_node = np.bincount(node, weights=gain * price[row], minlength=len(field.free))
@@ -430,7 +433,7 @@ class Victims:
             lacks = size - field.free % size
             estimate = per_node / pushed * lacks
             useful = at[field.avail[at] // size > field.free[at] // size]
-            ranks = running.name_ranks()
+            ranks = self._state.nodes.columns.ranks()
             for number in useful[np.lexsort((ranks[useful], estimate[useful]))].tolist():
                 free = count.with_rows(chosen)
                 if count.enough(free) or (size == need.unit and count.units(free) >= need.units):
@@ -464,9 +467,9 @@ class Victims:
         rows = self._state.running.rows
         order = np.unique(field.row[leases])
         if self._state.policy.victims == "lowest":
-            keys = [-rows["placed_us"][order], rows["priority"][order], -rows["tier"][order]]
+            keys = [-rows.ints["placed_us"][order], rows.ints["priority"][order], -rows.ints["tier"][order]]
         else:
-            keys = [-rows["tier"][order], -rows["placed_us"][order]]
+            keys = [-rows.ints["tier"][order], -rows.ints["placed_us"][order]]
         ranked = order[np.lexsort(keys)].tolist()
         low, high = 0, len(ranked)
         while low < high:  # the fewest of them in that order that are enough

@@ -12,7 +12,7 @@ save, counts its work up to one interval. Without prices, GPU time decides.
 
 from collections.abc import Iterable
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cordee.events import Job
 from cordee.ids import JobId
@@ -54,7 +54,7 @@ def charge(attempt: Attempt, now_us: int) -> Cost:
     job, since_us = attempt.job, _since_durable_us(attempt, now_us)
     silent = job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0
     every_us = max(0, job.checkpoint_every_us)
-    return _loss(attempt, min(at_risk_us(since_us, every_us, late_us(job), silent), every_us))
+    return _loss(attempt, min(work_at_risk_us(since_us, every_us, late_us(job), silent=silent), every_us))
 
 
 def late_us(job: Job) -> int:
@@ -62,18 +62,20 @@ def late_us(job: Job) -> int:
     return job.restart_us + job.save_us
 
 
-def at_risk_us(since_us: Any, every_us: Any, late_us: Any, silent: Any) -> Any:
-    """Work that no durable checkpoint holds, of one attempt or of columns of them.
+def work_at_risk_us(since_us: int, every_us: int, late_us: int, *, silent: bool) -> int:
+    """Return the work that no durable checkpoint holds; `Running.at_risk_us` is the same for columns.
 
-    Who told of none yet is taken to have written them every `every_us`, each durable so long after it was due.
+    An attempt that reported no checkpoint yet is taken to have written them every `every_us`, each durable so long
+    after it was due.
 
-    >>> [at_risk_us(since, 30, 3, True) for since in (20, 32, 33, 50, 63)]
+    >>> [work_at_risk_us(since, 30, 3, silent=True) for since in (20, 32, 33, 50, 63)]
     [20, 32, 3, 20, 3]
-    >>> at_risk_us(50, 30, 3, False)
+    >>> work_at_risk_us(50, 30, 3, silent=False)
     50
     """
-    past_us = since_us - late_us
-    return since_us - silent * (past_us >= 0) * (past_us // (every_us + (every_us == 0))) * every_us
+    if not silent or not every_us:
+        return since_us
+    return since_us - max(0, since_us - late_us) // every_us * every_us
 
 
 def _since_durable_us(attempt: Attempt, now_us: int) -> int:

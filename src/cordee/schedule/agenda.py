@@ -1,0 +1,35 @@
+"""The agenda of a cycle: jobs that it looks at besides the lines of waiting jobs."""
+
+from dataclasses import dataclass, field
+
+from cordee.ids import JobId
+
+
+@dataclass(slots=True)
+class Agenda:
+    """Jobs to look at; changed by `State` only, through its journal.
+
+    Attributes:
+        unsettled: jobs to which something happened, or that leave: neither plainly queued nor plainly running.
+        limits: (when it gets notice for its own limits, live attempt), ascending.
+        returning: jobs that leave, or have left, to start again at once.
+        entitled: jobs that wait for their queue's quota while borrowers give it back.
+        shrunk: live attempts on fewer GPUs than their jobs asked for.
+    """
+
+    unsettled: dict[JobId, None] = field(default_factory=dict)
+    limits: list[tuple[int, JobId]] = field(default_factory=list)
+    returning: dict[JobId, None] = field(default_factory=dict)
+    entitled: dict[JobId, None] = field(default_factory=dict)
+    shrunk: dict[JobId, None] = field(default_factory=dict)
+
+    def copied(self) -> "Agenda":
+        """Return a copy for a second owner."""
+        return Agenda(
+            self.unsettled.copy(), self.limits.copy(), self.returning.copy(), self.entitled.copy(), self.shrunk.copy()
+        )
+
+    def value(self) -> object:
+        """Return a deep copy, to compare."""
+        sets = (self.unsettled, self.returning, self.entitled, self.shrunk)
+        return (*(frozenset(each) for each in sets), tuple(self.limits))

@@ -1,0 +1,233 @@
+"""The attempts that could be preempted, as columns: a search for victims reads no other record of them.
+
+A row is an attempt from its placement until it has notice, is killed, or its ranks on a node have ended.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from cordee.events import Lease
+from cordee.ids import JobId
+from cordee.schedule.columns import Bools, Cell, Columns, Ints, NodeColumns
+from cordee.schedule.journal import Journal
+from cordee.schedule.loss import min_run_us
+from cordee.schedule.order import counts_service, level, pace
+from cordee.schedule.policy import Policy
+from cordee.schedule.records import NEVER, Attempt, JobRecord
+
+_INTS = (
+    "gpus",
+    "tier",
+    "priority",
+    "queue",  # its number
+    "value",  # what decides its standing, when it was placed
+    "pace",  # and how that changes each microsecond
+    "placed_us",
+    "min_run_ends_us",  # from then on other tiers may preempt it
+    "slice_ends_us",  # from then on its own tier may
+    "ends_us",  # at the latest, or as far as one can tell
+    "work_from_us",  # work before this is durable
+    "save_us",
+    "restart_us",
+    "every_us",  # its checkpoint interval
+)
+_FLAGS = (
+    "live",
+    "overdue",  # it had waited too long when it was placed
+    "silent",  # it reported no checkpoint and is taken to have written them on time
+    "saves",  # within its grace period
+    "awaited",  # it cannot, so its own tier may wait for its next checkpoint
+)
+_FLOATS = ("rate",)  # micro-dollars per hour of the gang
+_ROW = (*_INTS, *_FLAGS, *_FLOATS)
+
+
+@lru_cache(maxsize=64)
+def _marks(levels: tuple[int, ...]) -> Ints:
+    """Return where levels begin, and NEVER."""
+    return np.array((*levels, NEVER), np.int64)
+
+
+class Running:
+    """Attempts that could be preempted, and where they lie.
+
+    Attributes:
+        rows: of attempts.
+        leases: rows of their leases: the attempt's row, the node's number, GPUs.
+        queues: the numbers of queues.
+        jobs: the jobs of rows.
+        row_of: the rows of jobs.
+    """
+
+    def __init__(self, journal: Journal, nodes: NodeColumns) -> None:
+        self._journal, self._nodes = journal, nodes
+        self.rows = Columns(journal, ints=_INTS, flags=_FLAGS, floats=_FLOATS)
+        self.leases = Columns(journal, ints=("row", "node", "gpus"))
+        self.queues: dict[str, int] = {}
+        self.jobs: dict[int, JobId] = {}
+        self.row_of: dict[JobId, int] = {}
+        self._lease_rows: dict[JobId, tuple[int, ...]] = {}
+
+    def add(self, job_id: JobId, leases: tuple[Lease, ...], queue: str, values: dict[str, Cell]) -> None:
+        """Add an attempt that was placed, with the values of its row (`row_values`)."""
+        number = self.queues.setdefault(queue, len(self.queues))
+        row = self.rows.add(values | {"live": True, "queue": number})
+        self._journal.put(self.jobs, row, job_id)
+        self._journal.put(self.row_of, job_id, row)
+        # A fraction of a GPU frees no GPU when it ends, so it counts for nothing here.
+        cells: list[dict[str, Cell]] = [
+            {"row": row, "node": self._nodes.number(each.node), "gpus": len(each.gpus) if each.milli >= 1000 else 0}
+            for each in leases
+        ]
+        self._journal.put(self._lease_rows, job_id, tuple(self.leases.add(each) for each in cells))
+
+    def drop(self, job_id: JobId) -> None:
+        """Take out an attempt that leaves or has begun to end."""
+        row = self.row_of.get(job_id)
+        if row is None:
+            return
+        for lease_row in self._lease_rows[job_id]:
+            self.leases.drop(lease_row)
+        self.rows.drop(row)
+        self._journal.drop(self.jobs, row)
+        self._journal.drop(self.row_of, job_id)
+        self._journal.drop(self._lease_rows, job_id)
+
+    def set(self, job_id: JobId, **values: Cell) -> None:
+        """Change values of an attempt."""
+        row = self.row_of.get(job_id)
+        if row is not None:
+            for name, value in values.items():
+                self.rows.set(name, row, value)
+
+    def next_us(self, column: str, now_us: int) -> int | None:
+        """Return the first time in a column after now; NEVER is no time, and free rows hold zero."""
+        times = self.rows.ints[column]
+        times = times[(times > now_us) & (times < NEVER)]
+        return int(times.min()) if times.size else None
+
+    def standings(self, now_us: int, levels: tuple[int, ...] | None) -> Ints:
+        """Return the standing of each row now; with levels, its level."""
+        values = self.served(now_us)
+        return values if levels is None else _marks(levels)[:-1].searchsorted(values, side="right").astype(np.int64)
+
+    def level_changes_us(self, now_us: int, levels: tuple[int, ...]) -> int | None:
+        """Return when the next attempt goes down a level."""
+        rows = self.rows
+        if not rows.size or not levels:
+            return None
+        marks, ints = _marks(levels), rows.ints
+        nexts = marks[marks[:-1].searchsorted(self.served(now_us), side="right")]
+        due = ints["placed_us"] + -(-(nexts - ints["value"]) // np.maximum(1, ints["pace"]))
+        due = due[rows.flags["live"] & (nexts < NEVER) & (due > now_us)]
+        return int(due.min()) if due.size else None
+
+    def at_risk_us(self, now_us: int) -> Ints:
+        """Return the work of each row that no durable checkpoint holds (`loss.work_at_risk_us`)."""
+        rows = self.rows.ints
+        since_us = np.maximum(0, now_us - rows["work_from_us"])
+        past_us = np.maximum(0, since_us - rows["restart_us"] - rows["save_us"])
+        every_us = rows["every_us"]
+        written_us = past_us // np.maximum(1, every_us) * every_us
+        return np.where(self.rows.flags["silent"], since_us - written_us, since_us)
+
+    def is_kept(self, job_id: JobId, now_us: int, policy: Policy) -> bool:
+        """Return whether only the wait for its next checkpoint keeps an attempt from losing its place now."""
+        row = self.row_of.get(job_id)
+        awaited = row is not None and policy.takes_turns and bool(self.rows.flags["awaited"][row])
+        return awaited and bool(self.kept_until_us(now_us, policy)[row] > now_us)
+
+    def kept_until_us(self, now_us: int, policy: Policy) -> Ints:
+        """Return until when each row keeps its place although its turn is over; 0: it is not kept.
+
+        An attempt that cannot save in its grace period is kept until its next checkpoint is durable, if that takes less
+        time than the work that it would lose took, and is due within an interval, and a time slice, of when its turn
+        was over. So going down a further level lets no job wait longer: the wait ends when that checkpoint is due.
+        """
+        rows, awaited = self.rows.ints, self.rows.flags["awaited"]
+        if not (policy.awaits_checkpoint and counts_service(policy) and awaited.any()):
+            return np.zeros(self.rows.size, np.int64)
+        since_us = now_us - rows["work_from_us"]
+        left_us = rows["every_us"] + rows["restart_us"] + rows["save_us"] - since_us
+        served = self.served(now_us)
+        levels = _marks(policy.levels_gpu_us)[:-1].searchsorted(served, side="right")
+        below = served - np.array((0, *policy.levels_gpu_us), np.int64)[levels]
+        over_us = np.maximum(rows["slice_ends_us"], now_us - below // np.maximum(1, rows["pace"]))
+        longest_us = np.minimum(rows["every_us"], policy.time_slice_us)
+        is_kept = awaited & (levels > 0) & (over_us <= now_us) & (left_us > 0) & (left_us < since_us)
+        return np.where(is_kept & (now_us + left_us <= over_us + longest_us), now_us + left_us, 0)
+
+    def served(self, now_us: int) -> Ints:
+        """Return what decides the standing of each row now: GPU time received, in the orders that count it."""
+        rows = self.rows.ints
+        return rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
+
+    def of_queues(self, names: frozenset[str]) -> Bools:
+        """Return for each row whether its job waits in one of these queues."""
+        named = np.array([name in names for name in self.queues], np.bool_)  # by their numbers
+        return named[self.rows.ints["queue"]]
+
+    def value(self) -> object:
+        """Return a deep copy, to compare; numbers of rows, queues and nodes do not count."""
+        queues, names, arrays = list(self.queues), self._nodes.names, self.rows.arrays
+        rows = {
+            job_id: {name: arrays[name][row] for name in _ROW} | {"queue": queues[int(arrays["queue"][row])]}
+            for job_id, row in self.row_of.items()
+        }
+        lease = self.leases.arrays
+        leases = {
+            job_id: sorted((names[int(lease["node"][each])], int(lease["gpus"][each])) for each in found)
+            for job_id, found in self._lease_rows.items()
+        }
+        return rows, leases
+
+
+def row_values(
+    policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None, *, overdue: bool
+) -> dict[str, Cell]:
+    """Return the row of an attempt but for its queue; an overdue job's own tier does not preempt it any more."""
+    job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
+    value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
+    exempt = is_exempt(record)
+    often = policy.preemptions_max is not None and record.preemptions >= policy.preemptions_max
+    slice_ends_us = placed_us + (policy.time_slice_us if attempt.epoch > 1 else 0)
+    return {
+        "gpus": gpus,
+        "tier": level(job.tier),
+        "priority": job.priority,
+        "value": value,
+        "pace": rate,
+        "placed_us": placed_us,
+        "min_run_ends_us": NEVER if exempt else min_run_ends_us(attempt),
+        "slice_ends_us": NEVER if exempt or often or overdue else slice_ends_us,
+        "overdue": overdue,
+        "ends_us": _ends_us(attempt, left_us),
+        "rate": attempt.micro_usd_per_hour,
+        "work_from_us": NEVER if attempt.started_us is None else max(attempt.started_us, attempt.captured_us or 0),
+        "silent": job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0,
+        "saves": job.protected and job.grace_us >= job.save_us,
+        "save_us": job.save_us,
+        "awaited": job.protected and job.grace_us < job.save_us and job.checkpoint_every_us > 0,
+        "restart_us": job.restart_us,
+        "every_us": max(0, job.checkpoint_every_us),
+    }
+
+
+def is_exempt(record: JobRecord) -> bool:
+    """Return whether a job was preempted as often as it allows."""
+    return record.job.preemptions_max is not None and record.preemptions >= record.job.preemptions_max
+
+
+def min_run_ends_us(attempt: Attempt) -> int:
+    """Return from when on another tier may preempt an attempt."""
+    min_us = min_run_us(attempt.job, attempt.epoch)
+    if min_us <= 0:
+        return 0
+    return NEVER if attempt.started_us is None else attempt.started_us + min_us
+
+
+def _ends_us(attempt: Attempt, left_us: int | None) -> int:
+    """Return when an attempt's limit ends it at the latest, or its estimate; NEVER if neither is known."""
+    ends = NEVER if attempt.limit_at_us is None else attempt.limit_at_us + attempt.job.grace_us
+    return ends if left_us is None else min(ends, attempt.placed_us + left_us)

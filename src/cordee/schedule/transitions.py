@@ -1,0 +1,333 @@
+"""Transitions: what each event changes in the state. Only `State.apply` calls them; the journal notes each change."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Never
+
+from cordee.events import (
+    AttemptEnded,
+    AttemptPlaced,
+    Behind,
+    CheckpointCommitted,
+    JobEnded,
+    JobSubmitted,
+    KillOrdered,
+    NodeCordoned,
+    NodeDown,
+    NodeReclaimed,
+    NodeUncordoned,
+    NodeUp,
+    NoticeGiven,
+    NoticeReason,
+    Outcome,
+    QueuesSet,
+    RankBehind,
+    RanksEnded,
+    RanksStarted,
+    ServerShuttingDown,
+    ServerUp,
+    StopRequested,
+)
+from cordee.ids import JobId
+from cordee.schedule.loss import min_run_us
+from cordee.schedule.quota.day import DAY_US
+from cordee.schedule.quota.held import held_by
+from cordee.schedule.quota.limits import notice_at_us
+from cordee.schedule.records import Attempt, JobRecord, Phase, micro_usd_per_hour
+from cordee.schedule.running import is_exempt, min_run_ends_us
+
+if TYPE_CHECKING:
+    from cordee.schedule.state import State
+
+_COUNTED = (Outcome.FAILED, Outcome.LOST)
+_PREEMPTED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)
+_RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
+"""A job that left for one of these lost its place by no other job's turn: it starts again before others of its tier."""
+
+
+# -- the server, nodes and queues ----------------------------------------------------------------------------
+
+
+def _server_up(state: "State", event: ServerUp) -> None:
+    _shut_down(state, False)
+
+
+def _server_shutting_down(state: "State", event: ServerShuttingDown) -> None:
+    _shut_down(state, True)
+
+
+def _node_up(state: "State", event: NodeUp) -> None:
+    state.nodes.up(event)
+
+
+def _node_down(state: "State", event: NodeDown) -> None:
+    state.nodes.down(event)
+
+
+def _node_uncordoned(state: "State", event: NodeUncordoned) -> None:
+    state.nodes.uncordoned(event)
+
+
+def _shut_down(state: "State", shutting_down: bool) -> None:
+    state.journal.note(setattr, state, "shutting_down", state.shutting_down)
+    state.shutting_down = shutting_down
+    state.changes.count()
+
+
+def _node_reclaimed(state: "State", event: NodeReclaimed) -> None:
+    if state.nodes.reclaimed(event):
+        _unsettle(state, event.node)
+
+
+def _node_cordoned(state: "State", event: NodeCordoned) -> None:
+    if state.nodes.cordoned(event):
+        _unsettle(state, event.node)
+
+
+def _submitted(state: "State", event: JobSubmitted) -> None:
+    job = event.job
+    if job.job_id not in state.jobs:
+        record = JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us)
+        state.journal.put(state.jobs, job.job_id, record)
+        state.enqueue(record)
+        state.journal.note(state.nodes.free.mix.unseen, state.nodes.free.mix.seen(job, event.at_us))
+
+
+def _stop_requested(state: "State", event: StopRequested) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or record.phase.ended or (record.stop and (record.stop.now or not event.now)):
+        return
+    state.journal.put(state.jobs, event.job_id, record._replace(stop=event))
+    state.journal.put(state.agenda.unsettled, event.job_id, None)
+    state.changes.count()
+
+
+def _job_ended(state: "State", event: JobEnded) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or record.phase.ended or event.job_id in state.attempts:
+        return
+    state.waiting.remove(record)
+    state.journal.drop(state.agenda.unsettled, event.job_id)
+    state.journal.drop(state.agenda.returning, event.job_id)
+    if event.state != Phase.STOPPED and record.used_us:
+        state.journal.note(state.history.forget, state.history.add(record.job, record.used_us))
+    state.journal.drop(state.agenda.entitled, event.job_id)
+    state.journal.put(state.jobs, event.job_id, record._replace(phase=Phase(event.state), ended=event))
+    state.changes.count()
+
+
+def _queues_set(state: "State", event: QueuesSet) -> None:
+    state.journal.note(setattr, state, "quotas", state.quotas)
+    state.quotas = state.quotas.regrouped(event.queues, event.at_us)
+    for job_id in sorted(state.waiting.job_ids()):  # lines are those of a queue's users where users have limits
+        record = state.jobs[job_id]
+        state.waiting.remove(record)
+        state.enqueue(record)
+    state.changes.count()
+
+
+def _placed(state: "State", event: AttemptPlaced) -> None:
+    record = state.jobs.get(event.job_id)
+    if record is None or record.phase is not Phase.QUEUED or event.epoch <= record.epoch:
+        return
+    prices = tuple(state.nodes.records[lease.node].node.micro_usd_per_gpu_hour for lease in event.leases)
+    limit_at_us = notice_at_us(
+        record.job,
+        placed_us=event.at_us,
+        used_us=record.used_us,
+        used_cost=record.used_cost,
+        micro_usd_per_hour=micro_usd_per_hour(event.leases, prices),
+    )
+    attempt = Attempt(
+        job=record.job,
+        epoch=event.epoch,
+        placed_us=event.at_us,
+        leases=event.leases,
+        prices=prices,
+        held=event.leases,
+        limit_at_us=limit_at_us,
+    )
+    for lease in event.leases:
+        state.nodes.lease(lease, record.job)
+    held = held_by(record.job, event.leases, prices)
+    state.quotas.put(record.job, held, event.at_us)
+    state.journal.note(state.quotas.take, record.job, held, event.at_us)
+    state.waiting.remove(record)
+    state.journal.put(state.attempts, event.job_id, attempt)
+    state.journal.drop(state.agenda.returning, event.job_id)
+    state.journal.drop(state.agenda.entitled, event.job_id)
+    if attempt.gpus < record.job.gpus:
+        state.journal.put(state.agenda.shrunk, event.job_id, None)
+    record = record._replace(phase=Phase.RUNNING, epoch=event.epoch, size=None)
+    state.journal.put(state.jobs, event.job_id, record)
+    if limit_at_us is not None:
+        state.journal.insert(state.agenda.limits, (limit_at_us, event.job_id))
+    state.run(record, attempt)
+    state.changes.count(gain=False)
+
+
+def _noticed(state: "State", event: NoticeGiven) -> None:
+    attempt = _live(state, event.job_id, event.epoch)
+    if attempt is not None and not attempt.leaving:
+        if event.reason in _RETURNS:
+            state.journal.put(state.agenda.returning, event.job_id, None)
+        if event.reason is NoticeReason.QUOTA and event.for_job is not None:
+            state.journal.put(state.agenda.entitled, event.for_job, None)
+        _stopping(state, attempt, attempt._replace(notice=event))
+
+
+def _kill_ordered(state: "State", event: KillOrdered) -> None:
+    attempt = _live(state, event.job_id, event.epoch)
+    if attempt is not None and attempt.kill is None:
+        _stopping(state, attempt, attempt._replace(kill=event))
+
+
+def _ranks_started(state: "State", event: RanksStarted) -> None:
+    attempt = _live(state, event.job_id, event.epoch)
+    if attempt is None or attempt.started_us is not None:
+        return
+    attempt = attempt._replace(started_us=event.at_us)
+    state.journal.put(state.attempts, event.job_id, attempt)
+    state.running.set(event.job_id, work_from_us=event.at_us)
+    if min_run_us(attempt.job, attempt.epoch) and event.job_id in state.running.row_of:
+        if not is_exempt(state.jobs[event.job_id]):
+            state.running.set(event.job_id, min_run_ends_us=min_run_ends_us(attempt))
+        state.changes.count()
+
+
+def _committed(state: "State", event: CheckpointCommitted) -> None:
+    attempt = _live(state, event.job_id, event.epoch)
+    if attempt is not None and event.step > (attempt.committed_step or -1):
+        # What ran while the capture drained is not in it.
+        captured_us = event.at_us - event.upload_us
+        committed = attempt._replace(captured_us=captured_us, committed_step=event.step)
+        state.journal.put(state.attempts, event.job_id, committed)
+        if attempt.started_us is not None:
+            if state.running.is_kept(event.job_id, event.at_us, state.policy):
+                state.changes.count()
+            state.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
+
+
+def _behind(state: "State", event: RankBehind) -> None:
+    attempt = _live(state, event.job_id, event.epoch)
+    if attempt is not None:
+        over = event.how is Behind.OVER
+        if not over or (attempt.behind is not None and attempt.behind.rank == event.rank):
+            state.journal.put(state.attempts, event.job_id, attempt._replace(behind=None if over else event))
+
+
+def _ranks_ended(state: "State", event: RanksEnded) -> None:
+    attempt = _live(state, event.job_id, event.epoch)
+    lease = next((each for each in attempt.held if each.node == event.node), None) if attempt else None
+    if attempt is None or lease is None:
+        return
+    held = tuple(each for each in attempt.held if each is not lease)
+    ended = attempt._replace(held=held, ended=(*attempt.ended, event))
+    state.journal.put(state.attempts, event.job_id, ended)
+    state.running.drop(event.job_id)
+    freed = attempt.holds((lease,))
+    state.quotas.take(attempt.job, freed, event.at_us)
+    state.journal.note(state.quotas.put, attempt.job, freed, event.at_us)
+    if attempt.leaving:
+        state.quotas.stay(attempt.job, freed.gpu_milli)
+        state.journal.note(state.quotas.leave, attempt.job, freed.gpu_milli)
+    state.nodes.free_lease(lease, attempt.job, was_leaving=attempt.leaving)
+    record = state.jobs[event.job_id]
+    price = attempt.prices[attempt.leases.index(lease)]
+    gpu_us = lease.gpu_milli * (event.at_us - attempt.placed_us) // 1000
+    used_cost, served_gpu_us = record.used_cost + gpu_us * price, record.served_gpu_us + gpu_us
+    state.journal.put(state.jobs, event.job_id, record._replace(used_cost=used_cost, served_gpu_us=served_gpu_us))
+    state.journal.put(state.agenda.unsettled, event.job_id, None)
+    state.changes.count()
+
+
+def _attempt_ended(state: "State", event: AttemptEnded) -> None:
+    attempt = _live(state, event.job_id, event.epoch)
+    if attempt is None or attempt.held:
+        return
+    record, notice = state.jobs[event.job_id], attempt.notice
+    used_up = used_up_day(state, attempt, event.outcome, event.at_us)
+    counted = (event.outcome in _COUNTED and notice is None) or used_up is not None
+    returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
+    queued = record._replace(
+        phase=Phase.QUEUED,
+        waits_since_us=event.at_us,
+        attempts_without_commit=0 if attempt.captured_us is not None else record.attempts_without_commit + counted,
+        preemptions=record.preemptions + (notice is not None and notice.reason in _PREEMPTED),
+        used_us=record.used_us + max(share.at_us for share in attempt.ended) - attempt.placed_us,
+        size=notice.gpus if notice is not None and returns else None,
+        last=event,
+    )
+    state.journal.drop(state.attempts, event.job_id)
+    state.journal.drop(state.agenda.shrunk, event.job_id)
+    if not state.journal.keeps:
+        state.quotas.forget()
+    if attempt.limit_at_us is not None:
+        state.journal.remove(state.agenda.limits, (attempt.limit_at_us, event.job_id))
+    state.journal.drop(state.agenda.unsettled, event.job_id)
+    state.journal.put(state.jobs, event.job_id, queued)
+    if returns:
+        state.journal.put(state.agenda.returning, event.job_id, None)
+    state.enqueue(queued)
+
+
+def _live(state: "State", job_id: JobId, epoch: int) -> Attempt | None:
+    attempt = state.attempts.get(job_id)
+    return attempt if attempt is not None and attempt.epoch == epoch else None
+
+
+def _unsettle(state: "State", node: str) -> None:
+    for job_id, attempt in state.attempts.items():
+        if any(lease.node == node for lease in attempt.held):
+            state.journal.put(state.agenda.unsettled, job_id, None)
+
+
+def used_up_day(state: "State", attempt: Attempt, outcome: Outcome, at_us: int) -> str | None:
+    """Return what an attempt used, as text, if it saved nothing and used up nearly all of its queue's day.
+
+    The next attempt has hardly more than that, so this one counts as failed. A script that saves by itself says so by
+    its outcome alone.
+    """
+    given = attempt.notice
+    saved = attempt.captured_us is not None or outcome in (Outcome.FINISHED, Outcome.CHECKPOINTED)
+    if saved or given is None or given.reason is not NoticeReason.QUOTA or given.for_job:
+        return None
+    return state.quotas.eaten(attempt.job, attempt.used_since(at_us - DAY_US))
+
+
+def _stopping(state: "State", before: Attempt, attempt: Attempt) -> None:
+    job_id = attempt.job.job_id
+    state.journal.put(state.attempts, job_id, attempt)
+    state.journal.put(state.jobs, job_id, state.jobs[job_id]._replace(phase=Phase.STOPPING))
+    state.journal.put(state.agenda.unsettled, job_id, None)
+    state.running.drop(job_id)
+    if not before.leaving:
+        gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
+        state.quotas.leave(attempt.job, gpu_milli)
+        state.journal.note(state.quotas.stay, attempt.job, gpu_milli)
+        for lease in attempt.held:
+            state.nodes.vacate(lease, attempt.job)
+    state.changes.count()
+
+
+HANDLERS: Mapping[type, Callable[["State", Never], None]] = {
+    ServerUp: _server_up,
+    ServerShuttingDown: _server_shutting_down,
+    JobSubmitted: _submitted,
+    StopRequested: _stop_requested,
+    JobEnded: _job_ended,
+    NodeUp: _node_up,
+    NodeDown: _node_down,
+    NodeReclaimed: _node_reclaimed,
+    NodeCordoned: _node_cordoned,
+    NodeUncordoned: _node_uncordoned,
+    QueuesSet: _queues_set,
+    AttemptPlaced: _placed,
+    NoticeGiven: _noticed,
+    KillOrdered: _kill_ordered,
+    RanksStarted: _ranks_started,
+    RanksEnded: _ranks_ended,
+    CheckpointCommitted: _committed,
+    RankBehind: _behind,
+    AttemptEnded: _attempt_ended,
+}
+"""By type of event; events of other types change nothing."""
