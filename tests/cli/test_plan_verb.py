@@ -118,6 +118,18 @@ def test_no_line_is_wider_than_the_terminal(
         assert "…" not in plain and "┃" in plain
 
 
+@pytest.mark.usefixtures("wide")
+def test_measured_expert_loads_enter_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loads, page = tmp_path / "loads.csv", tmp_path / "plan.html"
+    loads.write_text("9,1,1,1,1,1,1,1\n" * 32)
+    words = ["mixtral-8x7b", "--gpus", "64xH100", "--layout", "ep=8", "--expert-loads", str(loads)]
+    _, out, _ = _run(capsys, *words, "--html", str(page))
+    said = "the fullest of 8 expert ranks has 4.50 times the mean load"
+    assert said in " ".join(out.split()) and said in page.read_text()
+    _, out, _ = _run(capsys, *words, "--json")
+    assert json.loads(out)["training"]["expert_imbalance_by_ep"]["8"] == pytest.approx(4.5)
+
+
 @pytest.mark.parametrize("columns", ["", "0", "1", "wide", "-5"])
 def test_a_width_that_is_none_does_not_stop_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: str

@@ -1,5 +1,6 @@
 """Experts on GPUs: every placement is whole and within its bound, few moves are few, and noise moves nothing."""
 
+from dataclasses import replace
 from itertools import combinations_with_replacement, permutations
 
 import numpy as np
@@ -8,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.errors import InputError, LayoutError
+from cordee.hardware.load import load_catalogue
+from cordee.plan.ask import Request, ask
 from cordee.plan.experts import (
     Costs,
     Fleet,
@@ -27,11 +30,15 @@ from cordee.plan.experts import (
     trivial_placement,
     updated,
 )
+from cordee.plan.experts.imbalance import imbalance_by_ep
 from cordee.plan.experts.moves import aligned
 from cordee.plan.experts.pack import lightest_worst_node, node_orders, packings, replica_counts
 from cordee.plan.experts.pairs import pair_counts, pair_max
 from cordee.plan.experts.prove import least_max_of_pairs
 from cordee.plan.experts.shape import Floats, Placement
+from cordee.plan.layout import LayoutWanted, layout_wanted
+from cordee.plan.settings import Settings
+from cordee.workload.load import load_shape
 
 PATIENT = Costs(horizon_s=1e9)
 LITTLE = 0.005
@@ -346,3 +353,32 @@ def test_present_placements_that_cannot_be_used(rows: list[list[int]], fleet: Fl
     with pytest.raises(InputError, match=says) as caught:
         checked_placement(rows, fleet, 1, 4)
     assert caught.value.hint
+
+
+def test_the_imbalance_of_each_ep_is_that_of_the_placement() -> None:
+    loads = np.array([[8.0, 1, 1, 1, 1, 1, 1, 2], [1, 1, 1, 1, 1, 1, 1, 1]])
+    found = dict(imbalance_by_ep(tuple(map(tuple, loads.tolist())), 8))
+    assert sorted(found) == [1, 2, 4, 8]
+    assert found[1] == 1
+    # Each expert on a rank of its own: 8 of a mean of 2 tokens, then 1 of 1.
+    assert found[8] == pytest.approx((8 + 1) / (2 + 1))
+    # Experts stand once, so no placement of ep4 takes tokens of the hottest one: it shares its rank with one token.
+    assert found[4] == pytest.approx((9 + 2) / (4 + 2))
+
+
+def test_expert_loads_slow_a_layout_whose_ranks_they_fill_unevenly() -> None:
+    mixtral = load_shape("mixtral-8x7b")
+    skewed = tuple((9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0) for _ in range(mixtral.expert_layers))
+    request = Request(
+        shape=mixtral, gpu=load_catalogue().find_gpu("H100"), gpus=64,
+        settings=Settings(expert_loads=skewed), layout=layout_wanted("ep=8,pp=1", None, None), search="best",
+    )  # fmt: skip
+    answer = ask(request)
+    even = ask(replace(request, settings=Settings(), layout=replace(request.layout, tp=answer.nearest.layout.tp)))
+    assert answer.expert_balance is not None and "fullest of 8 expert ranks has 4.50 times" in answer.expert_balance
+    assert answer.best is None or even.best is None or answer.best.step.total_s > even.best.step.total_s  # type: ignore[union-attr]
+    assert answer.nearest.peak_bytes > 0 and even.expert_balance is None
+    with pytest.raises(LayoutError, match="16 experts, but the model has 8"):
+        ask(replace(request, settings=Settings(expert_loads=((1.0,) * 16,))))
+    with pytest.raises(LayoutError, match="has no experts"):
+        ask(replace(request, shape=load_shape("llama-3-8b"), layout=LayoutWanted()))

@@ -42,6 +42,11 @@ PrecisionName = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
 RecomputeName = Annotated[str, typer.Option(help="none, selective, full, or auto.")]
 FrameworkName = Annotated[str, typer.Option(help="Whose buffers there are: torch, megatron or deepspeed.")]
 LossName = Annotated[str, typer.Option(help="fused, parallel, compiled, eager, or auto: the framework's own.")]
+ExpertLoads = Annotated[
+    Path | None,
+    typer.Option(help="Tokens of each expert (columns) in each layer (rows), measured: CSV or JSON.",
+                 show_default="equal loads"),
+]  # fmt: skip
 LayoutText = Annotated[str | None, typer.Option(help="Judge this one: tp=8,pp=2 (dp follows).")]
 WhyText = Annotated[str | None, typer.Option(help="Why not this layout, with the numbers: tp=8,pp=3.")]
 Exhaustive = Annotated[
@@ -82,6 +87,7 @@ def plan(
     recompute: RecomputeName = "auto",
     framework: FrameworkName = "torch",
     loss: LossName = "auto",
+    expert_loads: ExpertLoads = None,
     layout: LayoutText = None,
     why: WhyText = None,
     exhaustive: Exhaustive = False,
@@ -118,6 +124,7 @@ def plan(
             precision=_one_of("precision", precision, PRECISIONS),
             framework=_one_of("framework", framework, FRAMEWORKS),
             loss=None if loss == "auto" else _one_of("loss", loss, LOSSES, also="auto"),
+            expert_loads=None if expert_loads is None else _expert_loads(expert_loads),
         ),
         layout=layout_wanted(
             layout,
@@ -161,6 +168,12 @@ def _print(answer: Answer, html: Path | None, *, model_path: str | None, show_al
         print_plan_and_more(answer, show_all=show_all)
     if not answer.fits:
         raise typer.Exit(DoesNotFitError.exit_code)
+
+
+def _expert_loads(path: Path) -> tuple[tuple[float, ...], ...]:
+    from cordee.cli.experts import read_rows
+
+    return tuple(tuple(row) for row in read_rows(path))
 
 
 def _refuse_beside_a_range(flags: Mapping[str, object]) -> None:

@@ -122,6 +122,8 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
         out.print(table)
         _more(out, len(plan.rejected) - len(rejected))
     out.print(_legend(plan, scale.ascii_only))
+    if plan.expert_balance is not None:
+        indented(out, plan.expert_balance, style="")
     if plan.remedies:
         title(out, "What would fit")
         for remedy in plan.remedies:

@@ -71,7 +71,7 @@ def layer_activation_bytes(
     if expert and moe is not None:
         per_token = per_token + _inner_widths(shape) * moe.shared_ffn / tp
         per_token = per_token + routed_fraction(shape, layout, training) * shape.hidden
-        per_token = per_token + moe.per_token / tp * training.imbalance * _inner_widths(shape) * moe.ffn
+        per_token = per_token + moe.per_token / tp * training.imbalance_at(layout.ep) * _inner_widths(shape) * moe.ffn
     else:
         per_token = per_token + _inner_widths(shape) * shape.ffn / tp
     total = tokens * (training.activation_bytes * per_token + 4 * shape.heads / tp)
@@ -96,7 +96,7 @@ def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, ex
     moe = shape.experts
     if not expert or moe is None:
         return shape.ffn / layout.tp
-    routed = moe.per_token / layout.tp * training.imbalance * moe.ffn
+    routed = moe.per_token / layout.tp * training.imbalance_at(layout.ep) * moe.ffn
     return moe.shared_ffn / layout.tp + routed + routed_fraction(shape, layout, training) * shape.hidden
 
 
@@ -109,7 +109,7 @@ def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
 def routed_fraction(shape: ModelShape, layout: Layout, training: Training) -> Any:
     """Copies of a token that the experts of this GPU receive: top-k, less where tp divides tokens and not experts."""
     assert shape.experts is not None, "only experts receive routed tokens"
-    return shape.experts.per_token * layout.expert_tp / layout.tp * training.imbalance
+    return shape.experts.per_token * layout.expert_tp / layout.tp * training.imbalance_at(layout.ep)
 
 
 def _inner_widths(shape: ModelShape) -> int:
@@ -169,7 +169,7 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
     attended = heads * (shape.latent.v_dim if shape.latent is not None else shape.head_dim)
     moe = shape.experts
     if expert and moe is not None:
-        inner = moe.shared_ffn / tp + moe.per_token / tp * training.imbalance * moe.ffn
+        inner = moe.shared_ffn / tp + moe.per_token / tp * training.imbalance_at(layout.ep) * moe.ffn
         outer = routed_fraction(shape, layout, training) * shape.hidden
     else:
         inner, outer = shape.ffn / tp, shape.hidden
@@ -229,7 +229,15 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
         moe = shape.experts
         if expert and moe is not None:
             routed = item * tokens * routed_fraction(shape, layout, training) * shape.hidden
-            inner = item * tokens * moe.per_token / layout.tp * training.imbalance * _inner_widths(shape) * moe.ffn
+            inner = (
+                item
+                * tokens
+                * moe.per_token
+                / layout.tp
+                * training.imbalance_at(layout.ep)
+                * _inner_widths(shape)
+                * moe.ffn
+            )
             shared = item * tokens * _inner_widths(shape) * moe.shared_ffn / layout.tp
             here = gathered + cut + 3 * routed + inner + shared
             here = here + (EXPERT_WORKSPACE_BYTES if training.framework == "megatron" else 0)

@@ -143,6 +143,17 @@ class Answer:
     rent_or_buy: Comparison | None
 
     @property
+    def expert_balance(self) -> str | None:
+        """The imbalance that measured loads give the nearest layout, as a sentence; None if none were given."""
+        if not self.training.imbalance_by_ep:
+            return None
+        ep = self.nearest.layout.ep
+        return (
+            f"With the measured expert loads the fullest of {ep} expert ranks has "
+            f"{self.training.imbalance_at(ep):.2f} times the mean load, experts placed as `cordee experts` would."
+        )
+
+    @property
     def training(self) -> Training:
         """The training with every default filled in."""
         return self.layouts.case.training

@@ -48,7 +48,9 @@ def expert_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Traini
         return 0.0
     group = group_of(gpu, layout.ep, layout.expert_tp)
     tokens = rank_tokens(layout, training) / layout.tp
-    return training.imbalance * group.exchange_s(training.activation_bytes * tokens * moe.per_token * shape.hidden)
+    return training.imbalance_at(layout.ep) * group.exchange_s(
+        training.activation_bytes * tokens * moe.per_token * shape.hidden
+    )
 
 
 def stage_send_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Any:

@@ -53,6 +53,7 @@ class TrainingRow(_Row):
     precision: Precision
     framework: Framework
     loss: Loss
+    expert_imbalance_by_ep: dict[int, float] | None
 
 
 class StateRow(_Row):
@@ -291,6 +292,7 @@ def plan_document(answer: Answer, model_path: str | None = None) -> PlanDocument
             precision=training.precision,
             framework=training.framework,
             loss=training.loss_kind,
+            expert_imbalance_by_ep=dict(training.imbalance_by_ep) or None,
         ),
         state=StateRow(
             bytes_per_parameter=training.optimizer.bytes_per_parameter,

@@ -75,7 +75,7 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         total += _products(gpu, training, tokens, _mlp_sizes(shape, shape.ffn, tp))
     else:
         local = np.maximum(1.0, moe.routed / layout.ep)
-        rows = tokens * moe.per_token * layout.expert_tp / tp * training.imbalance
+        rows = tokens * moe.per_token * layout.expert_tp / tp * training.imbalance_at(layout.ep)
         rows = local * np.ceil(rows / local / GROUP_TILE) * GROUP_TILE
         sizes = _mlp_sizes(shape, moe.ffn, layout.expert_tp)
         total += _products(gpu, training, rows, sizes, share=gpu.efficiency.grouped_fraction)

@@ -98,7 +98,8 @@ class Training:
     """What is trained with: everything about a step that is neither the model nor its layout.
 
     `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
-    trainer of this package), DeepSpeed or InternEvo. `imbalance` is the busiest expert rank's tokens over the mean.
+    trainer of this package), DeepSpeed or InternEvo. `imbalance` is the tokens of the fullest expert rank over
+    the mean of all ranks; `imbalance_by_ep` has it for each ep, where loads were measured.
     `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
     vocabulary that is divided by tp (parallel, as in Megatron-LM), a plain one through torch.compile, which makes no
     fp32 tensors (compiled), or without it (eager); None is what the framework does by itself.
@@ -115,10 +116,17 @@ class Training:
     dropout: bool = False
     framework: Framework = "torch"
     imbalance: float = 1.0
+    imbalance_by_ep: tuple[tuple[int, float], ...] = ()
     overlap: bool = True
     loss: Loss | None = None
     attention: Attention | None = None
     fused: bool | None = None
+
+    def imbalance_at(self, ep: Any) -> Any:
+        """Return the imbalance at this ep, a size or an array of sizes."""
+        if not self.imbalance_by_ep:
+            return self.imbalance
+        return sum((ep == size) * factor for size, factor in self.imbalance_by_ep)
 
     @property
     def tokens_per_step(self) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
+from cordee.plan.experts.imbalance import ImbalanceByEp, Loads, imbalance_by_ep
 from cordee.plan.layout import FRAMEWORKS, Framework, Loss, Precision, Training, find_optimizer
 from cordee.workload.model import ModelShape
 
@@ -16,7 +17,8 @@ class Settings:
 
     `seq_tokens` None is the model's own sequence, 8,192 tokens at most; `global_batch` (sequences in a step over all
     GPUs) None is about 4 million tokens. `flash` attention keeps no scores. `framework` None stands for any of torch
-    and Megatron-LM, for jobs that do not say which one they use. `loss` None is the framework's own.
+    and Megatron-LM, for jobs that do not say which one they use. `loss` None is the framework's own. `expert_loads` are
+    the tokens of each expert in each layer, as measured; None counts experts as equally loaded.
     """
 
     seq_tokens: int | None = None
@@ -26,6 +28,7 @@ class Settings:
     flash: bool = True
     framework: Framework | None = "torch"
     loss: Loss | None = None
+    expert_loads: Loads | None = None
 
     def training(self, shape: ModelShape, gpus: int) -> Training:
         """Return the training of this model on so many GPUs, with every default filled in.
@@ -46,7 +49,18 @@ class Settings:
         if framework not in FRAMEWORKS:
             raise LayoutError(f"unknown framework {framework!r}", hint="use " + ", ".join(FRAMEWORKS))
         optimizer = find_optimizer(self.optimizer, self.precision)
-        return Training(seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self.loss)
+        return Training(
+            seq, batch, optimizer, self.precision, self.flash, framework=framework, loss=self.loss,
+            imbalance_by_ep=self._imbalance_by_ep(shape),
+        )  # fmt: skip
+
+    def _imbalance_by_ep(self, shape: ModelShape) -> ImbalanceByEp:
+        """Return the imbalance of the placement that `cordee experts` would choose, for each ep."""
+        if self.expert_loads is None:
+            return ()
+        if shape.experts is None:
+            raise LayoutError(f"{shape.name} has no experts that loads could be of", hint="leave the expert loads out")
+        return imbalance_by_ep(self.expert_loads, shape.experts.routed)
 
 
 def default_batch(seq_tokens: int, gpus: int) -> int:
