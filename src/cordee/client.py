@@ -356,6 +356,20 @@ class Submitted(View):
     micro_usd_per_hour: int
 
 
+class ErrorFacts(View):
+    """What is wrong: the name of a class in `cordee.errors`, its message, and what to do."""
+
+    kind: str
+    message: str
+    hint: str | None
+
+
+class ErrorView(View):
+    """What the API answers when it refuses or fails."""
+
+    error: ErrorFacts
+
+
 def default_home() -> Path:
     """Where the state lives unless somebody says otherwise: CORDEE_HOME, else `~/.cordee`."""
     return Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser()

@@ -1,6 +1,7 @@
 """The HTTP face of the service: /v1, JSON, a bearer token, and errors that a client can raise again."""
 
 import asyncio
+import difflib
 import getpass
 import hmac
 import json
@@ -9,16 +10,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 import cordee
 from cordee import errors
 from cordee.account.ledger import By
 from cordee.client import (
     CostView,
+    ErrorView,
     HealthView,
     JobDetailView,
     JobView,
@@ -37,6 +42,7 @@ from cordee.control.service import Service
 from cordee.errors import CordeeError, InputError, NotFoundError, TokenError
 from cordee.event_json import encode
 from cordee.events import Event
+from cordee.reports import COUNT_MAX
 
 EVENTS_AT_ONCE = 500
 DRAWS_MAX = 1_000
@@ -76,7 +82,37 @@ async def _owner(request: Request, service: Asked) -> str:
 
 Owner = Annotated[str, Depends(_owner)]
 Draws = Annotated[int, Query(ge=0, le=DRAWS_MAX)]
-router = APIRouter(prefix="/v1", dependencies=[Depends(_owner)])
+Count = Annotated[int, Query(ge=0, le=COUNT_MAX)]
+_REFUSALS: dict[int | str, dict[str, object]] = {
+    code: {"model": ErrorView, "description": description}
+    for code, description in (
+        (400, "The body is not JSON."),
+        (401, "The token is missing or wrong."),
+        (404, "There is no such job, attempt, rank or node."),
+        (405, "The path has no such method."),
+        (409, "The job was refused: nothing was queued."),
+        (422, "The request cannot be read, or asks for what cannot be."),
+        (503, "The log cannot be read or written now."),
+    )
+}
+_bearer = HTTPBearer(auto_error=False, description="A token of the server's home.")
+
+
+async def _known_query(request: Request) -> None:
+    """Refuse a query parameter that the operation does not have: a misspelt one would have no effect."""
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute), "no other route has dependencies"
+    known = [parameter.alias for parameter in route.dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "/openapi.json describes every request"
+            raise InputError(f"{request.url.path} has no parameter {name!r}", hint=hint)
+
+
+router = APIRouter(
+    prefix="/v1", dependencies=[Security(_bearer), Depends(_owner), Depends(_known_query)], responses=_REFUSALS
+)
 
 
 @router.get("/health")
@@ -126,9 +162,9 @@ def read_logs(
     service: Asked,
     ref: str,
     *,
-    epoch: Annotated[int | None, Query(ge=1)] = None,
-    rank: Annotated[int | None, Query(ge=0)] = None,
-    tail: Annotated[int | None, Query(ge=0)] = None,
+    epoch: Annotated[int | None, Query(ge=1, le=COUNT_MAX)] = None,
+    rank: Annotated[int | None, Query(ge=0, le=COUNT_MAX)] = None,
+    tail: Annotated[int | None, Query(ge=0, le=COUNT_MAX)] = None,
     follow: bool = False,
 ) -> StreamingResponse:
     """What the ranks wrote in one attempt, the newest by default; followed, from that one to the job's end."""
@@ -189,7 +225,7 @@ def cost(service: Asked, by: By = "job") -> CostView:
 
 
 @router.get("/events", response_class=StreamingResponse)
-def events(service: Asked, after: Annotated[int, Query(ge=0)] = 0, follow: bool = False) -> StreamingResponse:
+def events(service: Asked, after: Count = 0, follow: bool = False) -> StreamingResponse:
     """The log after a number, as server-sent events."""
     return StreamingResponse(_events(service, after, follow), media_type="text/event-stream")
 
@@ -231,7 +267,8 @@ def _page(service: Service, after: int) -> list[tuple[int, Event]]:
 
 def _answer(error: CordeeError) -> JSONResponse:
     status = next((code for cls, code in _STATUS if isinstance(error, cls)), 500)
-    return JSONResponse(as_body(error), status_code=status)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(as_body(error), status_code=status, headers=headers)
 
 
 async def _told(_: Request, error: Exception) -> JSONResponse:
@@ -252,7 +289,19 @@ async def _unknown(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == 404:
         return _answer(NotFoundError(f"there is nothing at {request.url.path}", hint="see /openapi.json"))
     body = as_body(errors.ServerError(f"{request.method} {request.url.path}: {error.detail}"))
-    return JSONResponse(body, status_code=error.status_code)
+    headers = {"Allow": _methods(request)} if error.status_code == 405 else error.headers
+    return JSONResponse(body, status_code=error.status_code, headers=headers)
+
+
+def _methods(request: Request) -> str:
+    """Return the methods of a path, as the header Allow lists them."""
+    found = {
+        method
+        for route in (*request.app.routes, *router.routes)
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    return ", ".join(sorted(found))
 
 
 def create_app(service: Service) -> FastAPI:

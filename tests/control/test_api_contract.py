@@ -1,0 +1,84 @@
+"""The API against its own description: generated requests, valid and not, get only answers that /openapi.json names."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from typing import cast
+
+import pytest
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+from stage import Scene
+
+from cordee.control.api import create_app
+from cordee.control.service import Service
+from cordee.hardware.load import load_catalogue
+
+TOKEN = "the-token-of-this-home"
+TOKEN_HEADER = {"Authorization": f"Bearer {TOKEN}"}
+DOCUMENTS = ("/v1/jobs", "/v1/rehearse", "/v1/queues")
+"""A job's spec and a tree of queues have rules that no JSON schema states; breaking one is answered with 422."""
+
+
+@pytest.fixture(scope="module")
+def app_schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
+    folder = tmp_path_factory.mktemp("home")
+    scene = Scene(folder)
+    service = Service(
+        control=scene.control,
+        store=scene.store,
+        clock=scene.time,
+        home=folder,
+        catalogue=load_catalogue(),
+        wake=scene.control.tick,
+        owners={TOKEN: "ada"},
+    )
+    service.closing = True  # followers are let go at once
+    yield schemathesis.openapi.from_asgi("/openapi.json", create_app(service))
+    scene.store.close()
+
+
+OPERATIONS = [
+    (method.upper(), path)
+    for path, methods in create_app(cast(Service, None)).openapi()["paths"].items()
+    for method in methods
+]
+MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("method", "path"), OPERATIONS)
+def test_every_answer_is_described(
+    app_schema: schemathesis.BaseSchema, method: str, path: str, mode: schemathesis.GenerationMode
+) -> None:
+    ruled = path in DOCUMENTS and method in ("POST", "PUT")
+
+    @seed(5)
+    @settings(max_examples=10, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=app_schema[path][method].as_strategy(generation_mode=mode))
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate(headers=TOKEN_HEADER, excluded_checks=[positive_data_acceptance] if ruled else [])
+
+    # An operation without parameters has no wrong ones.
+    with suppress(Unsatisfiable) if mode is schemathesis.GenerationMode.NEGATIVE else nullcontext():
+        check()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("TRACE", "/v1/jobs", "GET, POST"), ("DELETE", "/v1/queues", "GET, PUT"), ("GET", "/v1/nodes/n/drain", "POST")],
+)
+def test_a_method_that_a_path_does_not_have(
+    app_schema: schemathesis.BaseSchema, method: str, path: str, allowed: str
+) -> None:
+    answer = TestClient(app_schema.app).request(method, path, headers=TOKEN_HEADER)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+    assert answer.json()["error"]["kind"] == "ServerError"
+
+
+def test_a_misspelt_parameter_is_refused(app_schema: schemathesis.BaseSchema) -> None:
+    answer = TestClient(app_schema.app).get("/v1/events", params={"folow": True}, headers=TOKEN_HEADER)
+    assert answer.status_code == 422
+    assert answer.json()["error"]["hint"] == "did you mean follow?"
