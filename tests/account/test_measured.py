@@ -104,7 +104,7 @@ def test_a_value_outside_its_estimate_is_said_once(values: dict[str, int], quant
     for event in (measured(**values), *placed(epoch=2), measured(epoch=2, **values)):
         found.apply(event)
     assert found.due() == ()
-    assert found.said(A) == (why,)
+    assert found.missed(A) == (why,)
 
 
 def test_the_first_steps_of_an_attempt_do_not_count() -> None:

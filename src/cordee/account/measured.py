@@ -147,7 +147,7 @@ class Measurements:
     def __init__(self) -> None:
         self._estimates: dict[JobId, tuple[Estimate, ...]] = {}
         self._attempts: dict[JobId, list[Measurement]] = {}
-        self._said: dict[JobId, dict[Quantity, str]] = {}
+        self._missed: dict[JobId, dict[Quantity, str]] = {}
         self._due: dict[tuple[JobId, Quantity], EstimateMissed] = {}
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
@@ -156,7 +156,7 @@ class Measurements:
             Reported: self._reported,
             CheckpointCommitted: self._committed,
             Measured: self._measured,
-            EstimateMissed: self._missed,
+            EstimateMissed: self._estimate_missed,
         }
 
     def apply(self, event: Event) -> None:
@@ -170,12 +170,12 @@ class Measurements:
         attempts = self._attempts.get(job_id, ())
         return next((each for each in reversed(attempts) if epoch in (None, each.epoch)), None)
 
-    def said(self, job_id: JobId) -> tuple[str, ...]:
-        """Return the sentences that were said of this job."""
-        return tuple(self._said.get(job_id, {}).values())
+    def missed(self, job_id: JobId) -> tuple[str, ...]:
+        """Return the sentences in which this job left its estimate."""
+        return tuple(self._missed.get(job_id, {}).values())
 
     def due(self) -> Sequence[EstimateMissed]:
-        """Return what is to be said and was not yet; applying it settles it."""
+        """Return the events that are missing from the log; applying one settles it."""
         return tuple(self._due.values())
 
     def _submitted(self, event: JobSubmitted) -> None:
@@ -208,9 +208,9 @@ class Measurements:
         if (attempt := self._live(event.job_id, event.epoch)) is not None:
             attempt.save_us = event.stall_us + event.upload_us
 
-    def _missed(self, event: EstimateMissed) -> None:
+    def _estimate_missed(self, event: EstimateMissed) -> None:
         quantity = Quantity(event.quantity)
-        self._said.setdefault(event.job_id, {})[quantity] = event.why
+        self._missed.setdefault(event.job_id, {})[quantity] = event.why
         self._due.pop((event.job_id, quantity), None)
 
     def _measured(self, event: Measured) -> None:
@@ -221,9 +221,9 @@ class Measurements:
         if event.rank == 0:
             attempt.step, attempt.step_us = max(event.step, attempt.step), event.step_us
             attempt.steps_total, attempt.tokens_per_s, attempt.mfu = event.steps_total, event.tokens_per_s, event.mfu
-        said = self._said.get(event.job_id, {})
+        known = self._missed.get(event.job_id, {})
         for row in attempt.comparisons() if attempt.estimate else ():
-            if row.missed and row.quantity not in said:
+            if row.missed and row.quantity not in known:
                 self._due[event.job_id, row.quantity] = EstimateMissed(
                     at_us=event.at_us,
                     job_id=event.job_id,

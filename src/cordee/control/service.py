@@ -176,7 +176,7 @@ class Service:
         with self.control.changed:
             measured = self._measured(row["job_id"])
             newest = self.control.measurements.of(row["job_id"])
-            missed = list(self.control.measurements.said(row["job_id"]))
+            missed = list(self.control.measurements.missed(row["job_id"]))
         layout = newest.estimate.layout if newest is not None and newest.estimate is not None else None
         return JobDetailView(
             **view,

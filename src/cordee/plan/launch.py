@@ -118,9 +118,11 @@ def _deepspeed_notes(layout: Layout, training: Training) -> list[str]:
 
 
 def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
-    """A job's YAML, whose model section admission judges by the same plan, and the mesh that its script builds."""
-    notes = ["the script makes the mesh; Cordee starts, stops and restores it"]
-    cannot = ["a job's YAML has no precision fp8 yet"] if training.precision == "fp8" else []
+    """Return a job's YAML, whose model section admission judges by the same plan, and the mesh of its script."""
+    notes = [
+        "the script makes the mesh; Cordee starts, stops and restores it",
+        "`cordee plan ... --json > plan.json` and `cordee run --plan plan.json` do the same without a YAML",
+    ]
     lines = [
         "run: [python, train.py]",
         f"gpus: {layout.gpus}",
@@ -131,6 +133,7 @@ def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str,
         f"  micro_batch: {layout.micro_batch}",
         f"  precision: {training.precision}",
         f"  optimizer: {training.optimizer.name}",
+        f"  framework: {training.framework}",
         f"  recompute: {layout.recompute}",
         f"  layout: {layout}",
         "",
@@ -139,7 +142,7 @@ def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str,
     ]
     if layout.zero == 3 and layout.shard_ranks > 1:
         lines.append('# fully_shard(layer, mesh=mesh["dp"]) for each layer, then for the model')
-    return "\n".join(lines), cannot, notes
+    return "\n".join(lines), [], notes
 
 
 LAUNCHERS: dict[str, Callable[[ModelShape, Layout, Training], tuple[str, list[str], list[str]]]] = {
