@@ -469,7 +469,7 @@ def test_a_client_needs_nothing_that_only_posix_has() -> None:
         "posix = 'fcntl grp pwd pty resource termios tty syslog'.split()\n"
         "sys.modules.update(dict.fromkeys(posix))\n"
         "from cordee.cli.main import main\n"
-        "import cordee.client, cordee.cli.jobs, cordee.cli.operate, cordee.control.spawn\n"
+        "import cordee.client, cordee.cli.jobs, cordee.cli.run, cordee.cli.operate, cordee.control.spawn\n"
         "try: main(['jobs'])\n"
         "except SystemExit as left: assert left.code == 31, left.code\n"
         "heavy = {'torch', 'fastapi', 'uvicorn', 'sqlalchemy', 'alembic'} & set(sys.modules)\n"
@@ -622,7 +622,7 @@ def test_what_is_dear_is_asked_too(monkeypatch: pytest.MonkeyPatch, home: Path) 
     monkeypatch.setattr("cordee.cli.terminal.ask", lambda facts, _: pytest.fail(f"asked: {facts}"))
     assert code_of(*words) == 0
     facts: list[str] = []
-    monkeypatch.setattr("cordee.cli.jobs.ASK_ABOVE_MICRO_USD_PER_HOUR", 2_000_000)
+    monkeypatch.setattr("cordee.cli.run.ASK_ABOVE_MICRO_USD_PER_HOUR", 2_000_000)
     monkeypatch.setattr("cordee.cli.terminal.ask", lambda said, _: facts.extend(said))
     assert code_of(*words) == 0
     assert facts == ["it costs up to $2.99 an hour"]

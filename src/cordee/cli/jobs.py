@@ -1,11 +1,8 @@
-"""The verbs of jobs: run, stop, jobs, why, logs."""
+"""The verbs of queued jobs: stop, jobs, why, logs."""
 
 import json
-import os
-import signal
 import time
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,198 +11,14 @@ from rich.text import Text
 
 from cordee.cli import measured, rehearse, terminal
 from cordee.cli.terminal import Home, Json
-from cordee.client import AttemptView, Client, FailureView, JobDetailView, JobView, RehearsalView, Submitted
-from cordee.errors import InputError, SpecError
-from cordee.units import format_micro_usd
-from cordee.workload.planned import Planned, read_plan
-from cordee.workload.spec import JobSpec, parse_spec
+from cordee.client import AttemptView, Client, FailureView, JobDetailView, JobView
 
 ENDED_SHOWN = 10
 NARROW_COLUMNS = 100
 LONG_ID_CHARS = 24
-FOUND_BY = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-ASK_ABOVE_MICRO_USD_PER_HOUR = 100_000_000
 
-_GOES_ON = ("starts-now", "starting", "running", "held-up", "leaving", "ended")  # reasons that are no wait
-
-_VARIED = ("tier", "queue")  # with the GPUs: what a dry run compares
 
 JobRef = Annotated[str, typer.Argument(help="A job's id, or its name if only one job has it.")]
-
-
-def run(
-    what: Annotated[
-        list[str], typer.Argument(metavar="job.yaml | -- COMMAND...", help="A job's YAML, or its command after `--`.")
-    ],
-    *,
-    gpus: Annotated[str | None, typer.Option(help="The job's total: 4, 64xH100 or H100:64.")] = None,
-    name: Annotated[str | None, typer.Option(help="Its name.", show_default="job")] = None,
-    tier: Annotated[
-        str | None, typer.Option(help="production, standard or preemptible.", show_default="standard")
-    ] = None,
-    queue: Annotated[str | None, typer.Option(help="Its queue.", show_default="default")] = None,
-    priority: Annotated[int | None, typer.Option(help="Within its tier; more is sooner.", show_default="0")] = None,
-    capacity: Annotated[str | None, typer.Option(help="any, on-demand or spot.", show_default="any")] = None,
-    launch: Annotated[str | None, typer.Option(help="auto, rank or node.", show_default="auto")] = None,
-    checkpoint_to: Annotated[str | None, typer.Option(help="Where checkpoints go.")] = None,
-    every: Annotated[
-        str | None, typer.Option(help="How often: 30m, or auto. In steps: the script says so.", show_default="auto")
-    ] = None,
-    grace: Annotated[str | None, typer.Option(help="From notice to SIGKILL.", show_default="30s")] = None,
-    limit_time: Annotated[str | None, typer.Option(help="Stop it after: 47h.")] = None,
-    limit_cost: Annotated[str | None, typer.Option(help="Stop it after: $500.")] = None,
-    model: Annotated[str | None, typer.Option(help="What it trains, so that admission knows whether it fits.")] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Run what `cordee plan --json` planned: GPUs, model, layout, interval.")
-    ] = None,
-    layout: Annotated[str | None, typer.Option(help="Of the plan: tp=8,pp=2.", show_default="its best")] = None,
-    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, for its ranks. Not for secrets.")] = None,
-    secret: Annotated[list[str] | None, typer.Option(help="NAME of a variable of yours that its ranks need.")] = None,
-    unprotected: Annotated[
-        bool, typer.Option("--unprotected", help="Accept a preemptible job without checkpoints.")
-    ] = False,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow/--detach", "-f", help="Print its lines until it ends; the exit code is 0 if it is done, else 1."
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Submit nothing; show when and where it would start, which jobs it preempts, and what it costs. "
-            "Lists are compared.",
-        ),
-    ] = False,
-    slots: Annotated[
-        str | None, typer.Option(help="So many CPU slots in place of GPUs, if a server has to be started.")
-    ] = None,
-    yes: terminal.Yes = False,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Queue a job, and start a server if none runs."""
-    flags = {
-        "name": name,
-        "tier": tier,
-        "queue": queue,
-        "priority": priority,
-        "capacity": capacity,
-        "launch": launch,
-        "checkpoint_to": checkpoint_to,
-        "checkpoint_every": every,
-        "grace": grace,
-        "limit_time": limit_time,
-        "limit_cost": limit_cost,
-        "model": model,
-        "plan": None if plan is None else _plan_of(plan, layout),
-    }
-    if layout is not None and plan is None:
-        raise InputError("--layout chooses from a plan", hint="give --plan plan.json with it")
-    spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
-    if dry_run:
-        given = rehearse.Given(gpus, tier, queue, unprotected)
-        rehearse.dry_run(spec_of, given, home=terminal.folder(home), as_json=as_json)
-        return
-    spec = spec_of(gpus, tier, queue)
-    ask = terminal.may_ask() and not yes and not as_json
-    submit(spec, terminal.folder(home), unprotected=unprotected, follow=follow, slots=slots, ask=ask, as_json=as_json)
-
-
-def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_run: bool) -> rehearse.SpecOf:
-    """Return the job as a function of GPUs, tier and queue: from the flags, or from its file.
-
-    Only a dry run may change those of a file.
-    """
-    if _is_file(what, None if dry_run else gpus):
-        given = [each for each, value in flags.items() if value is not None and not (dry_run and each in _VARIED)]
-        if given:
-            flag = "--" + given[0].removeprefix("checkpoint_e").replace("_", "-").replace("very", "every")
-            raise InputError(f"{flag} is for a job without a file", hint=f"write it into {what[0]}")
-        spec = _from_file(Path(what[0]))
-        return lambda *changes: rehearse.with_flags(spec, *changes) if dry_run else spec
-    if gpus is None and flags["plan"] is None:
-        raise SpecError("a command needs --gpus", hint="cordee run --gpus 4 -- python train.py")
-    env, secrets = _pairs(flags.pop("env") or ()), tuple(flags.pop("secret") or ())
-
-    def from_flags(gpus: str | None, tier: str | None, queue: str | None) -> JobSpec:
-        more = flags | {"tier": tier, "queue": queue}
-        return JobSpec.from_flags(run=what, gpus=gpus, env=env, secrets=secrets, **more)
-
-    return from_flags
-
-
-def submit(
-    spec: JobSpec, home: Path, *, unprotected: bool, follow: bool, slots: str | None, ask: bool, as_json: bool
-) -> None:
-    """Check what can be checked here, start a server if none runs, queue the job and print its id."""
-    from cordee.control.admission import check_program
-    from cordee.control.spawn import ensure_server, running
-
-    here = spec.model_copy(update={"cwd": spec.cwd or str(Path.cwd())})
-    # Ranks find the programs and libraries of this shell, whichever shell started the server.
-    found_here = {name: os.environ[name] for name in FOUND_BY if name in os.environ}
-    here = here.model_copy(update={"env": found_here | here.env})
-    check_program(here)
-    Client.check_secrets(here.secrets, os.environ)
-    console = terminal.stderr()
-    if running(home) is None:
-        with terminal.waiting(f"starting a server on {home}"):
-            ensure_server(home, slots=slots)
-    with Client(home) as client:
-        if ask:
-            _consent(client.rehearse(here.model_dump(mode="json"), unprotected=unprotected))
-        made = client.submit(here.model_dump(mode="json"), unprotected=unprotected)
-        if as_json:
-            terminal.print_json(made)
-        else:
-            job = made.job
-            print(f"{job.job_id} {job.state}: {_submitted(made)}")
-            _say_what_it_waits_for(console, client, job.job_id)
-        for note in made.notes:
-            console.print(f"note: {note}", highlight=False)
-        if follow:
-            try:
-                raise SystemExit(follow_to_end(client, made.job.job_id))
-            except KeyboardInterrupt:
-                console.print(f"the job goes on: cordee logs -f {made.job.job_id}", highlight=False)
-                raise SystemExit(128 + signal.SIGINT) from None
-
-
-def _submitted(made: Submitted) -> str:
-    """Return GPUs, tier, queue and price of a job, as its first line shows them."""
-    job = made.job
-    price = f", {format_micro_usd(made.micro_usd_per_hour)} an hour" if made.micro_usd_per_hour else ""
-    return f"{_gpus(job.gpus)}, {job.tier}, queue {job.queue}{price}"
-
-
-def _gpus(count: int) -> str:
-    """Return a number of GPUs.
-
-    >>> _gpus(1), _gpus(2)
-    ('1 GPU', '2 GPUs')
-    """
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
-
-
-def _say_what_it_waits_for(console: Console, client: Client, job_id: str) -> None:
-    """Say why a job that was just queued does not start at once, if it does not."""
-    answer = client.why(job_id)
-    if answer.gpus_needed and answer.reason not in _GOES_ON:
-        console.print(f"note: {answer.text}; `cordee why {job_id}` shows when it starts", highlight=False, markup=False)
-
-
-def _consent(seen: RehearsalView) -> None:
-    """Ask for consent to a job that is expensive or that preempts others."""
-    facts = []
-    if seen.micro_usd_per_hour > ASK_ABOVE_MICRO_USD_PER_HOUR:
-        facts.append(f"it costs up to {format_micro_usd(seen.micro_usd_per_hour)} an hour")
-    for victim in seen.victims:
-        loss = format_micro_usd(victim.expected_loss_micro_usd)
-        facts.append(f"it preempts {victim.job_id} of {victim.owner}, which is expected to lose {loss}")
-    if facts:
-        terminal.ask(facts, "queue it?")
 
 
 def follow_to_end(client: Client, job_id: str) -> int:
@@ -418,35 +231,3 @@ def logs(
     with terminal.connect(home) as client:
         for line in client.logs(job, epoch=attempt, rank=rank, tail=tail, follow=follow):
             print(json.dumps({"line": line}) if as_json else line, flush=follow)
-
-
-def _plan_of(path: Path, layout: str | None = None) -> Planned:
-    """Read a plan that `cordee plan --json` printed."""
-    return read_plan(_read(path, "give the file of `cordee plan --json`"), source=str(path), layout=layout)
-
-
-def _is_file(what: list[str], gpus: str | None) -> bool:
-    return gpus is None and len(what) == 1 and what[0].endswith((".yaml", ".yml"))
-
-
-def _from_file(path: Path) -> JobSpec:
-    text = _read(path, "give the path of a job's YAML")
-    return parse_spec(text, source=str(path), plan_of=lambda plan: _plan_of(path.parent / plan))
-
-
-def _read(path: Path, hint: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"{path} cannot be read: {reason}", hint=hint) from None
-
-
-def _pairs(texts: list[str] | tuple[str, ...]) -> dict[str, str]:
-    pairs = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise SpecError(f"--env {text} is not NAME=VALUE", hint=f"write --env {text}=...")
-        pairs[name] = value
-    return pairs

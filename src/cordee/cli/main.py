@@ -24,7 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "figures": ("cordee.cli.figures", "Recompute often quoted figures; some do not hold."),
     },
     "Jobs": {
-        "run": ("cordee.cli.jobs", "Queue a job; start a server if none runs."),
+        "run": ("cordee.cli.run", "Queue a job; start a server if none runs."),
         "jobs": ("cordee.cli.jobs", "List jobs, or show one with its attempts."),
         "why": ("cordee.cli.jobs", "Explain a job's state, and forecast when it starts and ends."),
         "logs": ("cordee.cli.jobs", "Print the output of a job's ranks."),
