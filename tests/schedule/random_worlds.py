@@ -319,10 +319,10 @@ def the_log_keeps_the_rules(world: World) -> None:
     for event in world.log:
         if isinstance(event, NoticeGiven) and event.reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA):
             assert event.for_job is not None
-            attempt, push = state.attempts[event.job_id], state.quotas.push(state.jobs[event.for_job].job)
+            attempt, victims = state.attempts[event.job_id], state.quotas.victims(state.jobs[event.for_job].job)
             below = event.reason is NoticeReason.PREEMPT
             gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
-            assert push.takes(attempt.job, gpu_milli, below=below), f"{event.job_id} is shielded: {event.reason}"
+            assert victims.allows(attempt.job, gpu_milli, below=below), f"{event.job_id} is shielded: {event.reason}"
         if isinstance(event, AttemptPlaced):
             state.nodes.release(event.at_us)  # time alone ends a quarantine
             gpus = sum(len(lease.gpus) for lease in event.leases)

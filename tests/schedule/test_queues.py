@@ -1,5 +1,7 @@
-"""The tree of queues: what may be declared, what everybody holds, who may start, and whom a job may push."""
+"""The tree of queues: declarations, holdings, admission, and the jobs that a job may preempt."""
 
+from fractions import Fraction
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,13 +11,15 @@ from hypothesis import strategies as st
 from cordee.errors import QueuesError
 from cordee.events import Job, Queue, Tier
 from cordee.ids import JobId
-from cordee.schedule.quota.bounds import Bound
+from cordee.schedule.quota.bounds import MOST_OF_DAY, Bound
 from cordee.schedule.quota.day import DAY_US, Day
 from cordee.schedule.quota.decay import Decay
 from cordee.schedule.quota.held import Held
 from cordee.schedule.quota.queues import check
 from cordee.schedule.quota.quotas import HALF_LIFE_US, SHARE, Quotas
 from cordee.units import US_PER_HOUR
+
+ROOT = Path(__file__).parent.parent.parent
 
 HOUR = US_PER_HOUR
 NANO = 2_000_000_000  # per GPU-hour: two dollars
@@ -151,7 +155,7 @@ def test_limits_count_for_all_above_and_say_how_much_has_to_leave():
     hold(tree, "a", 12)
     refusal = tree.admits(a_job("b", 8), 0)
     assert refusal and refusal.bound is Bound.QUEUE_LIMIT and refusal.queue == "team" and refusal.short_milli == 4000
-    assert refusal.text == "it needs 8 GPUs; queue team holds 12 of the 16 that it may"
+    assert refusal.text == "it needs 8 GPUs; queue team holds 12 of the 16 that it may hold"
     assert tree.admits(a_job("b", 4), 0) is None
     assert tree.admits(a_job("b", 8), 0, gpus=4) is None
     assert tree.never(a_job("b", 16)) is None
@@ -175,7 +179,7 @@ def test_parts_of_gpus_count_as_parts():
     assert tree.admits(job, 0) is None
     tree.put(job, gpus(0.5), 0)
     refusal = tree.admits(job, 0)
-    assert refusal and refusal.text == "it needs 0.5 GPUs; queue a holds 1 of the 1 that it may"
+    assert refusal and refusal.text == "it needs 0.5 GPUs; queue a holds 1 of the 1 that it may hold"
 
 
 def test_a_day_refuses_what_it_cannot_carry_and_says_when_it_can():
@@ -187,7 +191,7 @@ def test_a_day_refuses_what_it_cannot_carry_and_says_when_it_can():
     refusal = tree.admits(a_job("a", 16), 5 * HOUR)
     assert refusal and refusal.bound is Bound.DAY_GPU_TIME and refusal.short_milli is None
     assert refusal.text.startswith(
-        "queue a used 40 GPU-h of the 48 GPU-h that it may within a day; with it, the next 1h"
+        "queue a used 40 GPU-h of the 48 GPU-h that it may use within a day; with it, the next 1h"
     )
     # One hour of the eight GPUs has to leave the window first.
     assert refusal.until_us == DAY_US + HOUR
@@ -220,7 +224,7 @@ def test_a_queue_that_does_not_lend_keeps_its_quota():
     assert refusal and refusal.short_milli == -8000  # who leaves makes room enough
 
 
-# -- who may push whom ---------------------------------------------------------------------------------------
+# -- victims by quota ----------------------------------------------------------------------------------------
 
 TREE = (
     Queue(name="x", quota_gpus=16),
@@ -241,15 +245,15 @@ def test_borrowed_is_taken_back_from_the_nearest_first_and_only_what_is_over():
     # y as a whole is over its quota by 2; of x, x2 is over by 6, and jobs of x itself are inside what it leaves (4).
     # With x at 14, x1's 8 make 22 of 16: beyond x nothing may be taken.
     assert [(each.queue, each.over_milli, each.distance) for each in tree.borrowers(job)] == [("x2", 6000, 1)]
-    push = tree.push(job)
-    assert not push.takes(far, 12_000, below=False) and not push.takes(shielded, 6000, below=False)
-    assert not push.takes(own, 4000, below=False)
-    assert push.takes(near, 6000, below=False)
-    assert not push.takes(near, 4000, below=False)  # what is left is its quota
+    victims = tree.victims(job)
+    assert not victims.allows(far, 12_000, below=False) and not victims.allows(shielded, 6000, below=False)
+    assert not victims.allows(own, 4000, below=False)
+    assert victims.allows(near, 6000, below=False)
+    assert not victims.allows(near, 4000, below=False)  # what is left is its quota
     tree.leave(near, 6000)
     # What has notice is gone, and x would hold 16: now it is inside its quota, and may take from y what is over there.
     assert [(each.queue, each.over_milli, each.distance) for each in tree.borrowers(job)] == [("y1", 4000, 2)]
-    assert tree.push(job).takes(far, 12_000, below=False)
+    assert tree.victims(job).allows(far, 12_000, below=False)
 
 
 def test_a_queue_above_may_take_back_for_one_that_is_over():
@@ -258,22 +262,32 @@ def test_a_queue_above_may_take_back_for_one_that_is_over():
     borrower = hold(tree, "y1", 20)
     job = a_job("x1", 8)  # over its own 8, inside x's 16
     assert tree.entitled(job) and [each.queue for each in tree.borrowers(job)] == ["y1"]
-    assert tree.push(job).takes(borrower, 20_000, below=False)
+    assert tree.victims(job).allows(borrower, 20_000, below=False)
 
 
-def test_tiers_push_inside_a_queue_and_who_borrows_but_not_who_is_shielded():
+def test_most_of_a_day_is_one_number_in_the_code_and_in_the_docs():
+    tree = Quotas([Queue(name="a", gpu_us_per_day=8 * HOUR)])
+    most = 7 * HOUR * 1000
+    assert tree.most_of_day(a_job("a", 8), (most, 0)) == "7 GPU-h of the 8 GPU-h that queue a may use"
+    assert tree.most_of_day(a_job("a", 8), (most - 1, 0)) is None
+    assert Fraction(7, 8) == MOST_OF_DAY
+    for page in ("docs/design/queues.md", "docs/how-to/queues.md"):
+        assert "seven eighths of a day's limit" in " ".join((ROOT / page).read_text().split()), page
+
+
+def test_tiers_preempt_inside_a_queue_and_borrowers_but_not_shielded_jobs():
     tree = quotas(*TREE)
     same, inside, over = hold(tree, "x1", 8), hold(tree, "y2", 8), hold(tree, "y1", 12)
     tree.put(a_job("x2", 4), gpus(4), 0)
     job = a_job("x1", 8, tier="production")
-    push = tree.push(job)
+    victims = tree.victims(job)
     assert not tree.entitled(job)
-    assert push.takes(same, 8000, below=True) and not push.takes(same, 8000, below=False)
-    assert not push.takes(inside, 8000, below=True)
-    assert push.takes(over, 4000, below=True) and not push.takes(over, 4000, below=True)
-    # Inside its own quota a tier pushes everybody below.
-    entitled = tree.push(a_job("x1", 4, tier="production", name="b"), gpus=0)
-    assert entitled.takes(inside, 8000, below=True) and not entitled.takes(inside, 8000, below=False)
+    assert victims.allows(same, 8000, below=True) and not victims.allows(same, 8000, below=False)
+    assert not victims.allows(inside, 8000, below=True)
+    assert victims.allows(over, 4000, below=True) and not victims.allows(over, 4000, below=True)
+    # Inside its own quota a tier preempts every job below.
+    entitled = tree.victims(a_job("x1", 4, tier="production", name="b"), gpus=0)
+    assert entitled.allows(inside, 8000, below=True) and not entitled.allows(inside, 8000, below=False)
 
 
 def test_a_limit_is_made_room_for_inside_its_queue():
@@ -281,14 +295,14 @@ def test_a_limit_is_made_room_for_inside_its_queue():
     anns, bobs, other = hold(tree, "a", 4), hold(tree, "a", 4, owner="bob"), hold(tree, "b", 8)
     refusal = tree.admits(a_job("a", 2), 0)
     assert refusal and refusal.bound is Bound.QUEUE_LIMIT
-    push = tree.push(a_job("a", 2), refusal)
-    assert push.takes(bobs, 4000, below=True) and not push.takes(other, 8000, below=True)
+    victims = tree.victims(a_job("a", 2), refusal)
+    assert victims.allows(bobs, 4000, below=True) and not victims.allows(other, 8000, below=True)
     refusal = tree.admits(a_job("a", 4), 0)
     tree.take(bobs, gpus(4), 0)
     refusal = tree.admits(a_job("a", 4), 0)
     assert refusal and refusal.bound is Bound.USER_LIMIT
-    push = tree.push(a_job("a", 4), refusal)
-    assert not push.takes(bobs, 4000, below=True) and push.takes(anns, 4000, below=True)
+    victims = tree.victims(a_job("a", 4), refusal)
+    assert not victims.allows(bobs, 4000, below=True) and victims.allows(anns, 4000, below=True)
 
 
 def test_jobs_of_a_queue_that_is_gone_wait_in_default():
@@ -404,7 +418,7 @@ def trees(draw) -> list[Queue]:
 
 
 class Crowd:
-    """Jobs that come, run where the tree admits them, push whom they may, and go; all by one random stream."""
+    """Jobs that come, run where the tree admits them, preempt others, and go; all by one random stream."""
 
     def __init__(self, queues: list[Queue], seed: int) -> None:
         check(queues, 32)
@@ -424,11 +438,11 @@ class Crowd:
         free = 32 - sum(each.gpus for each in self.running.values())
         if refusal is not None or free < size:
             need = max(size - free, (refusal.short_milli or 0) // 1000 if refusal else 0)
-            push = self.tree.push(job, refusal)
-            pushed = [each for each in self.running.values() if push.takes(each, each.gpus * 1000, below=False)]
-            if sum(each.gpus for each in pushed) < need or (refusal and refusal.short_milli is None):
+            victims = self.tree.victims(job, refusal)
+            preempted = [each for each in self.running.values() if victims.allows(each, each.gpus * 1000, below=False)]
+            if sum(each.gpus for each in preempted) < need or (refusal and refusal.short_milli is None):
                 return
-            for each in pushed:
+            for each in preempted:
                 self.end(each.job_id)
         if self.tree.admits(job, self.now_us) is None:
             self.tree.put(job, gpus(size), self.now_us)
@@ -501,7 +515,7 @@ def test_counts_are_those_of_a_recount_and_undo_leaves_no_trace(queues, seed):
 @settings(max_examples=60)
 @given(trees(), st.integers(0, 2**32), st.integers(0, 20), st.sampled_from([1, 2, 4]))
 def test_who_is_inside_its_quota_can_always_take_back_enough(queues, seed, which, size):
-    """In any world that came about by the rules: an entitled job starts at once, or pushing makes room for it."""
+    """In any world that came about by the rules: an entitled job starts at once, or preemption makes room for it."""
     unlimited = [Queue(name=q.name, parent=q.parent, quota_gpus=q.quota_gpus, lend=q.lend) for q in queues]
     crowd = Crowd(unlimited, seed)
     for number in range(60):
@@ -515,8 +529,8 @@ def test_who_is_inside_its_quota_can_always_take_back_enough(queues, seed, which
         free = 32 - sum(each.gpus for each in crowd.running.values())
         if free >= size and crowd.tree.admits(job, crowd.now_us) is None:
             return
-        push = crowd.tree.push(job)
-        taken = [each for each in crowd.running.values() if push.takes(each, each.gpus * 1000, below=False)]
+        victims = crowd.tree.victims(job)
+        taken = [each for each in crowd.running.values() if victims.allows(each, each.gpus * 1000, below=False)]
         assert taken, f"{free} of 32 are free, and nobody gives back"
         crowd.end(taken[0].job_id)
     raise AssertionError("everybody left, and it still may not start")
@@ -582,9 +596,9 @@ def test_beside_a_queue_that_keeps_its_quota_the_rest_is_borrowed_from_outside()
     refusal = tree.admits(wanted, 0)
     assert refusal is not None and refusal.bound is Bound.KEPT and refusal.short_milli == 6000
     assert tree.entitled(wanted) and [each.queue for each in tree.borrowers(wanted)] == ["rest"]
-    assert tree.push(wanted, refusal).takes(rest, 6000, below=False)
-    assert not tree.push(wanted, refusal).takes(other, 6000, below=False)
-    push = tree.push(wanted)
-    assert [push.takes(rest, 2000, below=False) for _ in range(4)] == [True, True, True, False]
+    assert tree.victims(wanted, refusal).allows(rest, 6000, below=False)
+    assert not tree.victims(wanted, refusal).allows(other, 6000, below=False)
+    victims = tree.victims(wanted)
+    assert [victims.allows(rest, 2000, below=False) for _ in range(4)] == [True, True, True, False]
     tree.leave(rest, 6000)
-    assert not tree.push(wanted).takes(rest, 1000, below=False)  # what has notice is not borrowed any more
+    assert not tree.victims(wanted).allows(rest, 1000, below=False)  # what has notice is not borrowed any more

@@ -53,7 +53,7 @@ def test_a_limit_holds_and_the_reason_is_told():
     assert world.phase("x") == world.phase("z") == "running"
     told = explain(world.state, JobId("y"), world.now_us)
     assert told.reason.value == "queue-limit"
-    assert told.text == "it needs 4 GPUs; queue a holds 8 of the 8 that it may"
+    assert told.text == "it needs 4 GPUs; queue a holds 8 of the 8 that it may hold"
     world.play()
     assert world.phase("y") == "done"
 
@@ -217,7 +217,7 @@ def test_who_saves_nothing_in_all_of_a_day_does_not_start_again_for_ever():
 
 @pytest.mark.parametrize(("by", "counts"), [("cost", 1), ("others", 0), ("checkpoint", 0), ("its own", 0)])
 def test_which_ends_of_a_day_count_as_fruitless(by, counts):
-    """Who has not nearly all of its queue's day may do with more; none counts after a checkpoint, its own included."""
+    """An attempt that did not have seven eighths of the day may succeed with more; after a checkpoint none counts."""
     tree = queues(
         Queue(name="a", gpu_us_per_day=None if by == "cost" else 16 * US_PER_HOUR, micro_usd_per_day=16 * 10**6)
     )

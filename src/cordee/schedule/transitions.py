@@ -282,7 +282,7 @@ def _unsettle(state: "State", node: str) -> None:
 
 
 def used_up_day(state: "State", attempt: Attempt, outcome: Outcome, at_us: int) -> str | None:
-    """Return what an attempt used, as text, if it saved nothing and used up nearly all of its queue's day.
+    """Return what an attempt used, as text, if it saved nothing and used `MOST_OF_DAY` of its queue's.
 
     The next attempt has hardly more than that, so this one counts as failed. A script that saves by itself says so by
     its outcome alone.
@@ -291,7 +291,7 @@ def used_up_day(state: "State", attempt: Attempt, outcome: Outcome, at_us: int) 
     saved = attempt.captured_us is not None or outcome in (Outcome.FINISHED, Outcome.CHECKPOINTED)
     if saved or given is None or given.reason is not NoticeReason.QUOTA or given.for_job:
         return None
-    return state.quotas.eaten(attempt.job, attempt.used_since(at_us - DAY_US))
+    return state.quotas.most_of_day(attempt.job, attempt.used_since(at_us - DAY_US))
 
 
 def _stopping(state: "State", before: Attempt, attempt: Attempt) -> None:

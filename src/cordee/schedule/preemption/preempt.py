@@ -94,13 +94,13 @@ class Preemption:
         """So many have to leave a queue before the job may start, whatever is free."""
         if refusal.short_milli is None or (refusal.bound is Bound.KEPT and not scope.borrowers):
             return None
-        push = self.state.quotas.push(record.job, refusal)
+        by_quota = self.state.quotas.victims(record.job, refusal)
         found = []
         for attempt in sorted(
             self.victims.reached(scope), key=lambda each: (charge(each, self.now_us), each.job.job_id)
         ):
             below = self._is_below(attempt, record)
-            if push.takes(attempt.job, _milli(attempt), below=below):
+            if by_quota.allows(attempt.job, _milli(attempt), below=below):
                 cost, tier = charge(attempt, self.now_us), level(attempt.job.tier)
                 found.append(Victim(job_id=attempt.job.job_id, gpus=_milli(attempt), cost=cost, level=tier))
         chosen = choose(found, max(1, refusal.short_milli))
@@ -133,12 +133,12 @@ class Preemption:
         """Queues whose quota shields one of these from the job."""
         if not self.state.quotas.queues:
             return set()
-        push = self.state.quotas.push(record.job)
+        by_quota = self.state.quotas.victims(record.job)
         attempts = sorted((self.state.attempts[each] for each in chosen), key=lambda each: charge(each, self.now_us))
         return {
             attempt.job.queue
             for attempt in attempts
-            if not push.takes(attempt.job, _milli(attempt), below=self._is_below(attempt, record))
+            if not by_quota.allows(attempt.job, _milli(attempt), below=self._is_below(attempt, record))
         }
 
     def _is_below(self, attempt: Attempt, record: JobRecord) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 
 from cordee.events import Job
 from cordee.schedule.quota.day import Pair
@@ -10,29 +11,33 @@ from cordee.schedule.quota.held import MILLI, Holder
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 RUNWAY_US = US_PER_HOUR
-"""What is left of a day must last a job so long, or as long as it runs, before it starts: else it would soon stop."""
+"""The rest of a day must last a job for this time, or for its run time, before it starts: else it would soon stop."""
+
+MOST_OF_DAY = Fraction(7, 8)
+"""An attempt that saved nothing counts as failed if it used this fraction of a day's limit: its job would do the same
+again each day. If it used less, others used the rest."""
 
 
 class Bound(StrEnum):
-    """What keeps a job from starting although GPUs may be free."""
+    """A rule that keeps a job from starting although GPUs may be free."""
 
     QUEUE_LIMIT = "queue-limit"
     USER_LIMIT = "user-limit"
     DAY_GPU_TIME = "day-gpu-time"
     DAY_COST = "day-cost"
-    KEPT = "kept"  # what is free is the quota of queues that do not lend
+    KEPT = "kept"  # free GPUs are the quota of queues that do not lend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a job may not start now.
+    """The rule by which a job may not start now.
 
     Attributes:
-        queue: the queue whose rule it is; for `KEPT` the job's own.
+        queue: the queue that has the rule; for `KEPT` the job's own.
         text: one sentence with the numbers, for `explain`.
-        short_milli: so much must leave `queue` (`USER_LIMIT`: of this user; `KEPT`: of borrowers) before it may start,
-            what has notice counted as gone; None if no push helps (a day's limit, a job larger than the limit).
-        until_us: when time alone ends it, if what is held stays as it is; None: no such time.
+        short_milli: GPUs that must leave `queue` (`USER_LIMIT`: this user's; `KEPT`: borrowers') before it may start,
+            beyond those that have notice; None if no preemption helps (a day's limit, a job larger than the limit).
+        until_us: the time at which it ends by itself if no holding changes; None: there is none.
     """
 
     bound: Bound
@@ -43,12 +48,12 @@ class Refusal:
 
 
 def milli(job: Job, gpus: int | None = None) -> int:
-    """Thousandths of GPUs that the job holds on so many (None: on those it asks for)."""
+    """Return the thousandths of GPUs that the job holds on `gpus` GPUs (None: on those it asks for)."""
     return (job.gpus if gpus is None else gpus) * job.gpu_milli
 
 
 def show_gpus(gpu_milli: int) -> str:
-    """GPUs, for people.
+    """Return GPUs as text.
 
     >>> show_gpus(16_000), show_gpus(500)
     ('16', '0.5')
@@ -57,18 +62,18 @@ def show_gpus(gpu_milli: int) -> str:
 
 
 def limit(holder: Holder, more: int) -> Refusal | None:
-    """The most that a queue may hold."""
+    """Return a refusal if the queue would hold more than its limit."""
     most = holder.queue.limit_gpus
     if most is None or holder.held + more <= most * MILLI:
         return None
     text = f"it needs {show_gpus(more)} GPUs; queue {holder.queue.name} holds {show_gpus(holder.held)}"
-    text += f" of the {most} that it may"
+    text += f" of the {most} that it may hold"
     short = holder.staying + more - most * MILLI
     return _refusal(Bound.QUEUE_LIMIT, holder, text, short if more <= most * MILLI else None)
 
 
 def user_limit(holder: Holder, owner: str, more: int) -> Refusal | None:
-    """The most that one user may hold in a queue."""
+    """Return a refusal if one user would hold more in the queue than its limit for users."""
     most, held = holder.queue.user_gpus, holder.users.get(owner, 0)
     if most is None or held + more <= most * MILLI:
         return None
@@ -89,7 +94,7 @@ class DayLimit:
 
 
 def day_limits(holder: Holder) -> Iterator[DayLimit]:
-    """Those that the queue has."""
+    """Yield the limits of a day that the queue has."""
     time_us, cost = holder.queue.gpu_us_per_day, holder.queue.micro_usd_per_day
     if time_us is not None:
         yield DayLimit(0, Bound.DAY_GPU_TIME, time_us * MILLI, show_gpu_time)
@@ -98,33 +103,33 @@ def day_limits(holder: Holder) -> Iterator[DayLimit]:
 
 
 def show_gpu_time(milli_us: int) -> str:
-    """GPU time, for people."""
+    """Return GPU time as text."""
     return f"{milli_us / (MILLI * US_PER_HOUR):.3g} GPU-h"
 
 
 def show_cost(nano_usd_us_per_hour: int) -> str:
-    """Money, for people."""
+    """Return money as text."""
     return format_micro_usd(nano_usd_us_per_hour // (MILLI * US_PER_HOUR))
 
 
 def pace(holder: Holder, which: int) -> int:
-    """What all that a queue holds uses up in a microsecond."""
+    """Return what the queue's holdings use up in a microsecond."""
     return holder.nano if which else holder.held
 
 
 def first(which: int, job: Job, more: int, average_nano: int) -> int:
-    """What the job uses up in its runway; its GPUs are taken to cost the average of all."""
+    """Return what the job uses up in its runway; its GPUs are taken to cost the average of all."""
     return (more * average_nano if which else more) * runway_us(job)
 
 
 def runway_us(job: Job) -> int:
-    """How long what is left of a day must last it."""
+    """Return the time for which the rest of a day must last the job."""
     known = (each for each in (job.time_limit_us, job.estimate_us) if each is not None)
     return min((RUNWAY_US, *known))
 
 
 def day(holder: Holder, job: Job, more: int, average_nano: int, now_us: int) -> Refusal | None:
-    """What a queue may use within 24 hours."""
+    """Return a refusal if the job and those that run would use more than the queue may within 24 hours."""
     for rule in day_limits(holder):
         assert holder.day is not None, "it has a limit"
         used = holder.day.used(now_us)[rule.which]
@@ -132,25 +137,24 @@ def day(holder: Holder, job: Job, more: int, average_nano: int, now_us: int) -> 
         if used + wanted <= rule.most:
             continue
         until_us = holder.day.crosses_us(rule.which, rule.most - wanted, now_us, falling=True)
-        text = (
-            f"queue {holder.queue.name} used {rule.show(used)} of the {rule.show(rule.most)} that it may within a day"
-        )
+        text = f"queue {holder.queue.name} used {rule.show(used)} of the {rule.show(rule.most)}"
+        text += " that it may use within a day"
         span = format_duration(runway_us(job) / US_PER_S)
         text += f"; with it, the next {span} would take {rule.show(wanted)}"
         return Refusal(bound=rule.bound, queue=holder.queue.name, text=text, until_us=until_us)
     return None
 
 
-def eaten(holder: Holder, used: Pair) -> str | None:
-    """That somebody used at least seven eighths of what the queue may use within a day, with the numbers."""
+def most_of_day(holder: Holder, used: Pair) -> str | None:
+    """Return the amount and the limit as text if it is most of a day's limit; None otherwise."""
     for rule in day_limits(holder):
-        if 8 * used[rule.which] >= 7 * rule.most:
+        if used[rule.which] >= MOST_OF_DAY * rule.most:
             return f"{rule.show(used[rule.which])} of the {rule.show(rule.most)} that queue {holder.queue.name} may use"
     return None
 
 
 def never(holder: Holder, job: Job, more: int, average_nano: int) -> str | None:
-    """The rule of this queue by which the job can never start."""
+    """Return the rule of this queue by which the job can never start; None if there is none."""
     name = holder.queue.name
     for allows, most in (("may hold", holder.queue.limit_gpus), ("lets a user hold", holder.queue.user_gpus)):
         if most is not None and more > most * MILLI:

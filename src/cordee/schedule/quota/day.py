@@ -1,6 +1,6 @@
-"""What a queue used within the last 24 hours, exact at every microsecond, and when that crosses a mark.
+"""A queue's use within the last 24 hours, exact at every microsecond, and the time at which it crosses a mark.
 
-Use is a broken line: a point for each change of what is held. Use within a day is the line now less the line a day ago.
+Use is a broken line with a point for each change of holdings. Use within a day is the line now less the line a day ago.
 """
 
 from bisect import bisect_right
@@ -24,7 +24,7 @@ class Day:
         self._points: list[tuple[int, Pair, Pair]] = [(_EVER_US, (0, 0), (0, 0))]  # since when, used till then, held
 
     def add(self, at_us: int, change: Pair) -> None:
-        """What is held changes; the exact opposite at the same time leaves no trace."""
+        """Change the holdings; the exact opposite at the same time undoes it."""
         since_us, used, held = self._points[-1]
         if change == (0, 0):
             return
@@ -37,7 +37,7 @@ class Day:
             self._points.append((at_us, self._until(len(self._points) - 1, at_us), after))
 
     def used(self, now_us: int) -> Pair:
-        """Of both, within the day before now."""
+        """Return the use of both within the day before now."""
         now, before = (
             self._until(len(self._points) - 1, now_us),
             self._until(self._at(now_us - DAY_US), now_us - DAY_US),
@@ -45,7 +45,7 @@ class Day:
         return (now[0] - before[0], now[1] - before[1])
 
     def crosses_us(self, which: int, mark: int, now_us: int, *, falling: bool) -> int | None:
-        """When use of one kind is first at the mark or below (else: or above), if what is held stays as it is."""
+        """Return when use of one kind is first at or below the mark (not falling: at or above), if holdings stay."""
         sign = 1 if falling else -1
         for from_us, to_us, used, slope in self._ahead(which, now_us):
             above, climb = sign * (used - mark), sign * slope
@@ -56,11 +56,11 @@ class Day:
         return None
 
     def forget(self, now_us: int) -> None:
-        """Let go of what no later day reaches back to."""
+        """Drop the points that no later day reaches."""
         del self._points[: max(0, self._at(now_us - DAY_US))]
 
     def value(self, since_us: int = _EVER_US) -> object:
-        """What it knows of the time since then, to compare: the same whatever was forgotten of the time before."""
+        """Return the line since then, to compare: the same whatever was forgotten before."""
         first = self._at(since_us)
         gpu, nano = self._until(first, since_us)
         later = ((at_us, (used[0] - gpu, used[1] - nano), held) for at_us, used, held in self._points[first + 1 :])
@@ -75,7 +75,7 @@ class Day:
         return (used[0] + held[0] * past_us, used[1] + held[1] * past_us)
 
     def _ahead(self, which: int, now_us: int) -> Iterator[tuple[int, int, int, int]]:
-        """From, to, use at first, and its slope: the pieces of the day to come."""
+        """Yield the pieces of the next day: from, to, use at first, and its slope."""
         used, held, from_us = self.used(now_us)[which], self._points[-1][2][which], now_us
         for index in range(self._at(now_us - DAY_US), len(self._points)):
             last = index + 1 == len(self._points)

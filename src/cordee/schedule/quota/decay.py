@@ -1,14 +1,14 @@
-"""A clock that runs ever faster: usage counted by it decays by half with each half-life, and nothing is ever decayed.
+"""A clock that runs ever faster: use counted by it decays by half with each half-life, without visiting any queue.
 
-What is held from t0 to t1 counts held x (at(t1) - at(t0)); only comparisons at one time mean something, and they are
-those of an exponential decay. Whole numbers throughout: sums do not depend on their order and can be taken back.
+Holdings from t0 to t1 count held x (at(t1) - at(t0)). Only comparisons at one time are meaningful; they are those of
+an exponential decay. All numbers are integers: sums do not depend on their order and can be taken back.
 """
 
 from functools import cache
 from math import isqrt
 
 _STEPS = 1024
-"""In each half-life; within a step the clock is straight, which is off by less than 0.04 %."""
+"""Steps of a half-life; within a step the clock is linear, which is off by less than 0.04 %."""
 
 _BITS = 60
 
@@ -24,7 +24,7 @@ class Decay:
         self._last = (origin_us, self.begin)
 
     def at(self, now_us: int) -> int:
-        """The reading; twice as much one half-life later.
+        """Return the reading; it doubles with each half-life.
 
         >>> clock = Decay(1000, 0)
         >>> clock.at(5000) == 2 * clock.at(4000) == 4 * clock.at(3000)
@@ -40,7 +40,7 @@ class Decay:
 
 @cache
 def _tables() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """2^(step/steps) in fixed point, and the sums of all before each step."""
+    """Return 2^(step/steps) in fixed point, and the sums of all steps before each."""
     bits = 4 * _BITS
     root = 2 << bits
     for _ in range(_STEPS.bit_length() - 1):

@@ -1,4 +1,4 @@
-"""What can be held, as an amount that adds up, and one queue with what it and all inside it hold.
+"""Holdings as amounts that add up, and one queue with the holdings of itself and of all queues inside it.
 
 `quotas.py` walks these from a job's queue up to the cluster. GPUs count in thousandths: a job may have a part of one.
 """
@@ -14,7 +14,7 @@ MILLI = 1000
 
 
 class Held(NamedTuple):
-    """An amount of what can be held."""
+    """An amount of GPUs, CPU, memory and money per hour."""
 
     gpu_milli: int = 0
     cpu_milli: int = 0
@@ -22,7 +22,7 @@ class Held(NamedTuple):
     nano_usd_per_hour: int = 0
 
     def plus(self, other: "Held", times: int = 1) -> "Held":
-        """Both together."""
+        """Return the sum."""
         return Held(
             self.gpu_milli + times * other.gpu_milli,
             self.cpu_milli + times * other.cpu_milli,
@@ -31,7 +31,7 @@ class Held(NamedTuple):
         )
 
     def less(self, other: "Held") -> "Held":
-        """This without the other."""
+        """Return the difference."""
         return self.plus(other, -1)
 
 
@@ -39,19 +39,19 @@ NOTHING = Held()
 
 
 def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[int]) -> Held:
-    """What an attempt holds by these leases, at their nodes' prices; CPU and memory lie where its GPUs lie."""
-    shares = [host_request(job, len(lease.gpus)) for lease in leases]
+    """Return what an attempt holds by these leases, at their nodes' prices; CPU and memory lie beside its GPUs."""
+    requests = [host_request(job, len(lease.gpus)) for lease in leases]
     prices = zip(leases, micro_usd_per_gpu_hour, strict=True)
     return Held(
         gpu_milli=sum(len(lease.gpus) * lease.milli for lease in leases),
-        cpu_milli=sum(cpu_milli for cpu_milli, _ in shares),
-        memory_bytes=sum(memory_bytes for _, memory_bytes in shares),
+        cpu_milli=sum(cpu_milli for cpu_milli, _ in requests),
+        memory_bytes=sum(memory_bytes for _, memory_bytes in requests),
         nano_usd_per_hour=sum(len(lease.gpus) * lease.milli * price for lease, price in prices),
     )
 
 
 def offered_by(node: Node) -> Held:
-    """What a node that is up adds to the cluster."""
+    """Return what a node that is up adds to the cluster."""
     gpus = node.gpus - len(node.unavailable)
     return Held(
         gpu_milli=gpus * MILLI,
@@ -62,7 +62,7 @@ def offered_by(node: Node) -> Held:
 
 
 class Holder:
-    """A queue with what it and all inside it hold. Jobs are counted in leaves: an inner queue has one for its own."""
+    """A queue with the holdings of all jobs in and under it. An inner queue has a leaf for its own."""
 
     __slots__ = (
         "base",
@@ -90,11 +90,11 @@ class Holder:
         self.inside: list[Holder] = []
         self.path: tuple[Holder, ...] = (self, *(parent.path if parent else ()))  # up to the cluster
         self.held = self.cpu = self.memory = self.nano = 0
-        self.leaving = 0  # of held: has notice
-        self.inner = 0  # held, and what those inside keep to themselves
-        self.claim = 0  # that, or its quota if it does not lend
-        self.net = 0  # inner, and
-        self.net_claim = 0  # claim, once those with notice have left
+        self.leaving = 0  # the part of held that has notice
+        self.inner = 0  # held, and the quota that inner queues keep
+        self.claim = 0  # inner, or its quota if it does not lend
+        self.net = 0  # inner once those with notice have left
+        self.net_claim = 0  # claim once those with notice have left
         self.users: dict[str, int] = {}
         self.graces: dict[int, int] = {}  # thousandths of GPUs held by jobs with that grace period
         self.base, self.rate = (0, 0, 0), (0, 0, 0)  # borrowed GPUs, CPU, memory: used is base + rate x clock
@@ -105,11 +105,11 @@ class Holder:
 
     @property
     def staying(self) -> int:
-        """What it holds once those with notice have left."""
+        """Return what it holds once jobs with notice have left."""
         return self.held - self.leaving
 
     def move(self, owner: str, grace_us: int, held: Held, clock: int, at_us: int) -> None:
-        """Hold more."""
+        """Add to its holdings."""
         gpu = held.gpu_milli
         self.held += gpu
         self.cpu += held.cpu_milli
@@ -122,7 +122,7 @@ class Holder:
             self.day.add(at_us, (gpu, held.nano_usd_per_hour))
 
     def recount(self, clock: int) -> None:
-        """From now on the part of what it holds that is beyond its quota speaks against it."""
+        """Count its holdings beyond its quota as borrowed from now on."""
         over = self.held - self.quota
         if not self.quota:
             rate = (self.held, self.cpu, self.memory)
@@ -136,23 +136,23 @@ class Holder:
             self.rate = rate
 
     def inherit(self, before: "Holder", clock: int) -> None:
-        """What it used under the queues of before still speaks against it; it holds nothing yet."""
+        """Take over the borrowed use of the same queue in the tree before; it holds nothing yet."""
         (a, b, c), (x, y, z) = before.base, before.rate
         self.base = (a + x * clock, b + y * clock, c + z * clock)
 
     def value(self, since_us: int) -> object:
-        """A deep copy as plain values, to compare; of days what counts since then."""
+        """Return a deep copy as plain values, to compare; of days the part since then."""
         held = (self.held, self.cpu, self.memory, self.nano, self.leaving, self.inner, self.claim, self.net)
         day = None if self.day is None else self.day.value(since_us)
         return (held, dict(self.users), dict(self.graces), self.base, self.rate, day)
 
     def claim_of(self, inner: int) -> int:
-        """Its claim if it and those inside held and kept so much."""
+        """Return its claim if it and its inner queues held and kept this much."""
         return inner if self.queue.lend else max(inner, self.quota)
 
 
 def count(amounts: dict[Any, int], key: Any, more: int) -> None:
-    """Add to an amount; none is not kept."""
+    """Add to an amount; an amount of zero is dropped."""
     amount = amounts.get(key, 0) + more
     if amount:
         amounts[key] = amount

@@ -1,7 +1,7 @@
 """A job's own limits of time and cost, over all its attempts; time in the queue does not count.
 
-An attempt gets notice so early that the grace period lies inside the limit, which is thus a ceiling; but the grace
-takes at most half of a limit.
+An attempt gets notice before its limit by the grace period, so that the limit is a ceiling; but the grace period takes
+at most half of a limit.
 """
 
 from cordee.events import Job
@@ -9,7 +9,7 @@ from cordee.units import US_PER_HOUR
 
 
 def notice_at_us(job: Job, *, placed_us: int, used_us: int, used_cost: int, micro_usd_per_hour: int) -> int | None:
-    """When an attempt placed now gets notice for its job's limits; None without a limit.
+    """Return when an attempt placed now gets notice for its job's limits; None without a limit.
 
     `used_us` and `used_cost` (micro-dollars x microseconds per hour) are of the attempts before it.
     """
@@ -23,7 +23,7 @@ def notice_at_us(job: Job, *, placed_us: int, used_us: int, used_cost: int, micr
 
 
 def before_grace_us(limit_us: int, grace_us: int) -> int:
-    """How much of a limit may pass before notice.
+    """Return how much of a limit may pass before notice.
 
     >>> before_grace_us(100, 30), before_grace_us(40, 30)
     (70, 20)
@@ -32,7 +32,7 @@ def before_grace_us(limit_us: int, grace_us: int) -> int:
 
 
 def is_used_up(job: Job, used_us: int, used_cost: int) -> bool:
-    """Whether another attempt would be over the limits from its start."""
+    """Return whether another attempt would be over the limits from its start."""
     if job.time_limit_us is not None and used_us >= before_grace_us(job.time_limit_us, job.grace_us):
         return True
     return job.cost_limit_micro_usd is not None and used_cost >= job.cost_limit_micro_usd * US_PER_HOUR

@@ -1,4 +1,4 @@
-"""The tree of queues: what may be declared, and who is above whom. What they hold is counted in `quotas.py`."""
+"""The rules for a tree of queues as it is declared. Holdings are counted in `quotas.py`."""
 
 import difflib
 import re
@@ -8,16 +8,16 @@ from cordee.errors import QueuesError
 from cordee.events import Queue
 
 DEFAULT = "default"
-"""Where jobs wait that name no queue, or one that is no more. It is always there."""
+"""The queue of jobs that name none, or one that no longer exists. It always exists."""
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_./-]{0,62}"
 
 
 def check(queues: Sequence[Queue], cluster_gpus: int | None = None) -> None:
-    """Whether these queues can be, in a cluster of so many GPUs (None: no node is known yet).
+    """Check these queues against each other and against the cluster's GPUs (None: no node is known yet).
 
     Raises:
-        QueuesError: what cannot be, with the numbers.
+        QueuesError: a rule that does not hold, with the numbers.
     """
     by_name: dict[str, Queue] = {}
     for queue in queues:
@@ -51,7 +51,7 @@ def check(queues: Sequence[Queue], cluster_gpus: int | None = None) -> None:
 
 
 def near(name: str, known: Collection[str]) -> str:
-    """What was probably meant, and what there is."""
+    """Return a hint with the name that was probably meant, and all names."""
     found = difflib.get_close_matches(name, sorted(known), n=1)
     return (f"did you mean {found[0]}? " if found else "") + f"the queues are {', '.join(sorted(known)) or DEFAULT}"
 

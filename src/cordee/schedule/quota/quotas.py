@@ -1,10 +1,10 @@
-"""Who may start, who may take back from whom, whose turn it is: the tree of queues with what everybody holds.
+"""The tree of queues with their holdings: admission, victims by quota, and the order of queues.
 
 `State` owns one `Quotas` and alone changes it. `put` and `take`, `leave` and `stay`, `resize` and its opposite undo
 each other exactly, in time that grows with the depth of the tree alone; `QueuesSet` makes a new one (`regrouped`).
 
-Above the outermost queues stands the cluster, whose quota is all there is: whoever holds more than its own borrows it
-from somebody. A queue that does not lend counts as holding its quota even while it does not. docs/design/queues.md.
+The cluster stands above the outermost queues, and its quota is all GPUs: a queue that holds more than its quota has
+borrowed it. A queue that does not lend counts as holding its quota even while it does not. docs/design/queues.md.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,24 +22,24 @@ from cordee.schedule.quota.queues import DEFAULT
 from cordee.units import US_PER_HOUR
 
 HALF_LIFE_US = 7 * DAY_US
-"""After so long, half of what a queue had borrowed still speaks against it."""
+"""The time after which GPUs that a queue borrowed count half in the order of queues."""
 
 PAST_WEIGHT = 4
-"""What a queue held on average, decayed, speaks so many times as loud against it as what it holds now."""
+"""Weight of the decayed average of a queue's borrowed GPUs, against those that it borrows now."""
 
 SHARE = 10**9
-"""The whole cluster, in `Quotas.share`."""
+"""The whole cluster in `Quotas.share`."""
 
 _CLUSTER = "the cluster"
 Vacated = Sequence[tuple[str, int]]
-"""Queues, and how much jobs of theirs hold that leave."""
+"""Queues, and the GPUs of their jobs that leave."""
 
 _Key = tuple[str, str, int]  # the queue that a job names, its owner, its grace period
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Borrower:
-    """A queue from which a job may take back; `distance` 1 is a sibling of its queue, 2 one of its parent's, ..."""
+    """A queue that must give back; `distance` 1 is a sibling of the job's queue, 2 one of its parent's, ..."""
 
     queue: str
     over_milli: int
@@ -48,13 +48,13 @@ class Borrower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A queue as it stands, for people.
+    """A queue's holdings as they are shown.
 
     Attributes:
-        lends_milli: what it leaves of its quota, for others to use.
-        share: what it borrowed, by its weight, as a part of the cluster in billionths: the less, the sooner its turn.
-        users: who holds how much.
-        day_gpu_us, day_micro_usd: used within the last day; None where nothing limits it.
+        lends_milli: the unused part of its quota that others may use.
+        share: its borrowed GPUs by its weight, in billionths of the cluster: the queue with the least goes first.
+        users: each user's GPUs.
+        day_gpu_us, day_micro_usd: used within the last day; None without a limit.
     """
 
     queue: Queue
@@ -69,24 +69,24 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Push:
-    """Which running jobs a waiting one may push, asked one by one: each yes counts as given notice.
+class VictimFilter:
+    """The running jobs that a waiting one may preempt. Each one that is allowed counts as if it had notice.
 
-    So any subset of those that were allowed may be pushed together. Ask the cheapest first.
+    So any subset of those that were allowed may be preempted together. Ask for the cheapest first.
     """
 
     _path: tuple[Holder, ...]
-    _inside: dict[Holder, bool]  # whether the job's side stays inside its quota, for each queue of its path
+    _inside: dict[Holder, bool]  # for each queue of its path: whether the job's side stays inside its quota
     _within: Refusal | None
     _owner: str
     _quotas: "Quotas"
     _gone: dict[Holder, int] = field(default_factory=dict)
 
-    def takes(self, victim: Job, gpu_milli: int, *, below: bool) -> bool:
-        """Whether this running job may be pushed; `below`: it is of a lower tier, or its turn is over.
+    def allows(self, victim: Job, gpu_milli: int, *, below: bool) -> bool:
+        """Return whether this running job may be preempted; `below`: by tier or by its time slice.
 
-        Of its own queue a job pushes who is below it. Of others it takes back what is borrowed while its own side stays
-        inside its quota, from any tier; and pushes who is below it, unless that one's quota shields it.
+        In its own queue a job preempts jobs below it. From other queues it takes back borrowed GPUs of any tier while
+        its own side stays inside its quota, and preempts jobs below it that no quota of theirs shields.
         """
         path = self._quotas.leaf(victim.queue).path
         meets = next(level for level, holder in enumerate(path) if holder in self._inside)
@@ -103,7 +103,7 @@ class Push:
         return False
 
     def _helps(self, victim: Job, path: tuple[Holder, ...]) -> bool:
-        """Where the job is held back by a limit, only what leaves that queue (and is that user's) helps."""
+        """Return whether the victim lifts the refusal: a limit is lifted only by jobs of that queue (and user)."""
         if self._within is None or self._within.bound is Bound.KEPT:
             return True
         if self._within.bound is Bound.USER_LIMIT and victim.owner != self._owner:
@@ -112,19 +112,19 @@ class Push:
 
 
 class Quotas:
-    """The tree with what everybody holds."""
+    """The tree of queues with their holdings."""
 
     def __init__(self, queues: Iterable[Queue] = (), *, half_life_us: int = HALF_LIFE_US) -> None:
-        """Nobody holds anything. The queues are such as `queues.check` accepts; `default` is added if it is missing."""
+        """Start with no holdings. `queues.check` accepts the queues; `default` is added if it is missing."""
         self.queues = tuple(sorted(queues, key=lambda queue: queue.name))
         self.half_life_us = half_life_us
         self.offered = NOTHING  # by all nodes that stay
         self._clock: Decay | None = None
         self._held: dict[_Key, Held] = {}
         self._leaving: dict[str, int] = {}  # by the queue that jobs name
-        self._promised: dict[str, int] = {}  # alike; counted as held, and empty between cycles
-        self._awaited: dict[str, int] = {}  # alike, of what is promised: it is being vacated
-        self._vacated: dict[str, int] = {}  # the same by the queues of those who leave it, for whom it counts as well
+        self._promised: dict[str, int] = {}  # likewise; counted as held, and empty between cycles
+        self._awaited: dict[str, int] = {}  # likewise, the part of the promised that is being vacated
+        self._vacated: dict[str, int] = {}  # the same by the queues of the jobs that leave, where it counts as well
         self._moves: list[tuple[int, _Key, Held]] = []  # of the last day at least
         self._cluster = Holder(Queue(name=_CLUSTER), None)
         self._holders: dict[str, Holder] = {}
@@ -132,8 +132,8 @@ class Quotas:
         named.setdefault(DEFAULT, Queue(name=DEFAULT))
         for queue in named.values():
             self._grow(queue, named)
-        self.rules = any(_has_rules(queue) for queue in named.values())  # without any, everybody may start and push
-        self.keeps = any(not queue.lend for queue in named.values())  # what is its own, from others
+        self.rules = any(_has_rules(queue) for queue in named.values())  # without any, every job may start and preempt
+        self.keeps = any(not queue.lend for queue in named.values())  # its unused quota, from others
         self.has_days = any(holder.day is not None for holder in self._holders.values())
         self._leaves = {name: _own(holder) for name, holder in self._holders.items()}
         _first_claim(self._cluster)
@@ -145,35 +145,35 @@ class Quotas:
         return self._holders[queue.name]
 
     def leaf(self, queue: str) -> Holder:
-        """Where jobs that name this queue are counted."""
+        """Return the holder in which jobs that name this queue are counted."""
         return self._leaves.get(queue) or self._leaves[DEFAULT]
 
     # -- changes ---------------------------------------------------------------------------------------------
 
     def resize(self, more: Held, at_us: int) -> None:
-        """The nodes that stay offer so much more (less, if negative); the opposite undoes it."""
+        """Let the nodes that stay offer more (less, if negative); the opposite undoes it."""
         if self._clock is None:
             self._clock = Decay(self.half_life_us, at_us)
         self.offered = self.offered.plus(more)
 
     def put(self, job: Job, held: Held, at_us: int) -> None:
-        """A job gets this; `take` of the same at the same time undoes it."""
+        """Give a job this; `take` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), held, at_us)
 
     def take(self, job: Job, held: Held, at_us: int) -> None:
-        """A job lets go of this; `put` of the same at the same time undoes it."""
+        """Take this from a job; `put` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), NOTHING.less(held), at_us)
 
     def promise(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
-        """A job that waits for its victims will hold this: those behind it see it, inside a cycle only.
+        """Count what a job that waits for its victims will hold, for the jobs behind it and inside a cycle only.
 
-        `withdraw` undoes it. What a queue keeps to itself is not used by a promise: who was refused for it stays so.
-        So much of it is still held by jobs of these queues, who leave.
+        `withdraw` undoes it. A promise does not use the quota that a queue keeps: a job refused for it stays so.
+        `vacated` is the part of it that leaving jobs of these queues still hold.
         """
         self._promise(job, held, at_us, vacated, +1)
 
     def withdraw(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
-        """It does not wait for them any more. `promise` undoes it."""
+        """Stop counting it. `promise` undoes it."""
         self._promise(job, held, at_us, vacated, -1)
 
     def _promise(self, job: Job, held: Held, at_us: int, vacated: Vacated, sign: int) -> None:
@@ -185,15 +185,15 @@ class Quotas:
             count(self._vacated, queue, sign * left_milli)
 
     def leave(self, job: Job, gpu_milli: int) -> None:
-        """So much of what the job holds has notice: it is not counted as borrowed any more. `stay` undoes it."""
+        """Give notice to this part of a job's holdings: it no longer counts as borrowed. `stay` undoes it."""
         self._leave(job.queue, gpu_milli)
 
     def stay(self, job: Job, gpu_milli: int) -> None:
-        """So much of what had notice has left, with its `take`. `leave` undoes it."""
+        """End the notice of this part, after its `take`. `leave` undoes it."""
         self._leave(job.queue, -gpu_milli)
 
     def forget(self) -> None:
-        """Let go of what is older than a day before the newest move; nothing brings it back: never inside `what_if`."""
+        """Drop moves older than a day before the newest one; it cannot be undone, so never inside `what_if`."""
         if len(self._moves) > 64 and self._moves[len(self._moves) // 2][0] < self._since_us():
             newest_us, since_us = self._moves[-1][0], self._since_us()
             self._moves = [move for move in self._moves if move[0] >= since_us]
@@ -202,11 +202,11 @@ class Quotas:
                     holder.day.forget(newest_us)
 
     def _since_us(self) -> int:
-        """A day before the newest move: `forget` leaves what is not older, and nobody asks for more."""
+        """Return the time a day before the newest move; `forget` keeps all moves since then."""
         return self._moves[-1][0] - DAY_US if self._moves else 0
 
     def regrouped(self, queues: Iterable[Queue], at_us: int) -> "Quotas":
-        """The same holdings, and what was used, under other queues. This one stays as it is."""
+        """Return the same holdings and use under other queues. This object stays as it is."""
         new = Quotas(queues, half_life_us=self.half_life_us)
         new.offered, new._clock = self.offered, self._clock
         clock = self._clock.at(at_us) if self._clock else 0
@@ -217,7 +217,7 @@ class Quotas:
         before = dict(self._held)
         for _, key, held in self._moves:
             before[key] = before.get(key, NOTHING).less(held)
-        # What was held before the first move that is known was held all day: what was forgotten is older than that.
+        # Holdings from before the first known move lasted all day: forgotten moves are older than that.
         first_us = min(self._moves[0][0] if self._moves else at_us, at_us - DAY_US)
         for key in sorted(before):
             new._count(key, before[key], first_us, clock)
@@ -229,7 +229,7 @@ class Quotas:
         return new
 
     def copied(self) -> "Quotas":
-        """For a second owner; what is frozen is shared."""
+        """Return a copy for a second owner; frozen values are shared."""
         return deepcopy(self, {id(each): each.copy() for each in (self._held, self._leaving, self._moves)})
 
     def _leave(self, queue: str, gpu_milli: int) -> None:
@@ -270,12 +270,12 @@ class Quotas:
         assert self._clock is not None, "a cluster without nodes holds nothing"
         return self._clock.at(at_us)
 
-    # -- questions -------------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------
 
     def admits(self, job: Job, now_us: int, gpus: int | None = None) -> Refusal | None:
-        """Why the job may not start now on so many GPUs (None: those it asks for); None if it may.
+        """Return why the job may not start now on `gpus` GPUs (None: those it asks for); None if it may.
 
-        It says nothing of whether GPUs are free.
+        Free GPUs are not considered.
         """
         more = milli(job, gpus)
         path = self.leaf(job.queue).path
@@ -287,32 +287,32 @@ class Quotas:
         return self._kept(job, path, more) if self.keeps else None
 
     def never(self, job: Job, gpus: int | None = None) -> str | None:
-        """The rule by which the job can never start, however empty the cluster is; None if there is none."""
+        """Return the rule by which the job can never start, even on an empty cluster; None if there is none."""
         more = milli(job, gpus)
         for holder in self.leaf(job.queue).path[:-1]:
-            told = bounds.never(holder, job, more, self._average())
-            if told is not None:
-                return told
+            rule = bounds.never(holder, job, more, self._average())
+            if rule is not None:
+                return rule
         return None
 
-    def eaten(self, job: Job, used: Pair) -> str | None:
-        """Of which queue's day somebody who used so much of it used nearly all; None if of none."""
-        told = (bounds.eaten(holder, used) for holder in self.leaf(job.queue).path[:-1])
-        return next((each for each in told if each is not None), None)
+    def most_of_day(self, job: Job, used: Pair) -> str | None:
+        """Return the amount and the limit if an attempt used most of its queue's day, or of one above; else None."""
+        found = (bounds.most_of_day(holder, used) for holder in self.leaf(job.queue).path[:-1])
+        return next((each for each in found if each is not None), None)
 
     def entitled(self, job: Job, gpus: int | None = None) -> bool:
-        """Whether its queue, or one above it, stays inside its quota if the job starts: then it may take back."""
+        """Return whether its queue, or one above it, stays inside its quota if it starts: then it may take back."""
         added = _upward(self.leaf(job.queue).path[:-1], milli(job, gpus))
         return any(holder.net + more <= holder.quota for holder, more in added)
 
-    def push(self, job: Job, refusal: Refusal | None = None, gpus: int | None = None) -> Push:
-        """Whom the job may push; with a refusal, whom it may push to have that one lifted."""
+    def victims(self, job: Job, refusal: Refusal | None = None, gpus: int | None = None) -> VictimFilter:
+        """Return which jobs it may preempt; with a refusal, which ones to have that refusal lifted."""
         path = self.leaf(job.queue).path
         inside = {holder: holder.net + more <= holder.quota for holder, more in _upward(path, milli(job, gpus))}
-        return Push(path, inside, refusal, job.owner, self)
+        return VictimFilter(path, inside, refusal, job.owner, self)
 
     def borrowers(self, job: Job, gpus: int | None = None) -> tuple[Borrower, ...]:
-        """The queues it may take back from: nearest first, then who is over by most, then by name."""
+        """Return the queues from which it may take back: nearest first, then by most over quota, then by name."""
         found = list[Borrower]()
         added = _upward(self.leaf(job.queue).path, milli(job, gpus))
         for distance, ((holder, more), (parent, _)) in enumerate(pairwise(added), start=1):
@@ -323,10 +323,10 @@ class Quotas:
         return tuple(found)
 
     def share(self, queue: str, now_us: int) -> tuple[int, ...]:
-        """Whose turn it is, for `sorted`: the smaller, the sooner; from the outermost queue down to the named one.
+        """Return the key that orders queues, the smallest first: a pair for each level from the outermost down.
 
-        At each level: first who is inside its quota, then by what it borrowed of the GPUs, CPU or memory of the cluster
-        (whichever is most), by its weight, now and on average, decayed.
+        At each level: first queues inside their quota, then by the fraction of the cluster's GPUs, CPU or memory that
+        is borrowed (the largest of them), by weight, now and on the decayed average.
         """
         clock, key = self._clock.at(now_us) if self._clock else 0, list[int]()
         for holder in reversed(self.leaf(queue).path[:-1]):
@@ -334,7 +334,7 @@ class Quotas:
         return tuple(key)
 
     def spent(self, job: Job, now_us: int) -> bool:
-        """Whether what runs in its queue uses the last of the day within the job's grace period: it gets notice now."""
+        """Return whether its queue uses up the day within the job's grace period: then it gets notice now."""
         return any(
             holder.day.used(now_us)[rule.which] + bounds.pace(holder, rule.which) * job.grace_us >= rule.most
             for holder in self.leaf(job.queue).path
@@ -343,7 +343,7 @@ class Quotas:
         )
 
     def wake_us(self, now_us: int) -> int | None:
-        """When the next running jobs are `spent`, if what is held stays as it is; None: none will be."""
+        """Return when the next running jobs are `spent` if no holding changes; None: none will be."""
         times = [
             holder.day.crosses_us(
                 rule.which, rule.most - bounds.pace(holder, rule.which) * grace_us, now_us, falling=False
@@ -353,11 +353,11 @@ class Quotas:
             for rule in bounds.day_limits(holder)
             for grace_us in holder.graces
         ]
-        # Those that are spent now have their notice, and hold what they hold until they have left.
+        # Jobs that are spent now have their notice, and hold their GPUs until they have left.
         return min((at_us for at_us in times if at_us is not None and at_us > now_us), default=None)
 
     def standings(self, now_us: int) -> tuple[Standing, ...]:
-        """Every queue, each before those inside it, else by name."""
+        """Return every queue, each before those inside it, else by name."""
         clock = self._clock.at(now_us) if self._clock else 1
 
         def below(holder: Holder, depth: int) -> Iterator[Standing]:
@@ -383,7 +383,7 @@ class Quotas:
         )
 
     def value(self) -> object:
-        """A deep copy as plain values, to compare."""
+        """Return a deep copy as plain values, to compare."""
         since_us = self._since_us()
         holders = {name: holder.value(since_us) for name, holder in self._holders.items()}
         own = {name: leaf.value(since_us) for name, leaf in self._leaves.items() if leaf is not self._holders[name]}
@@ -391,11 +391,11 @@ class Quotas:
         return (self.queues, self.offered, dict(self._held), dict(self._leaving), moves, holders, own)
 
     def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:
-        """Whether it would need GPUs that queues keep for themselves which do not lend."""
+        """Return a refusal if it needs GPUs that non-lending queues keep."""
         offered = self.offered.gpu_milli
         if _claimed(path, more, now=True) <= offered or (kept := self._unused(path, more)) <= 0:
             return None
-        # What leaves for somebody is counted for both: it is either still with who leaves, or already with who waits.
+        # GPUs that are being vacated count twice: they are either still with the victim, or already with the preemptor.
         counts_once = (self._without(each, now=True) for each in (self._awaited, self._vacated))
         if self._vacated and all(_claimed(path, more, gone, now=True) <= offered for gone in counts_once):
             return None
@@ -405,15 +405,15 @@ class Quotas:
         return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
 
     def _unused(self, path: tuple[Holder, ...], more: int) -> int:
-        """What queues keep and will not use, once so much more is held here and those with notice have left.
+        """Return what queues keep unused once `more` is held here and jobs with notice have left.
 
-        What is only promised is not used yet.
+        Promised GPUs are not used yet.
         """
         held = self._cluster.staying + more - sum(self._promised.values())
         return _claimed(path, more, self._without(self._promised)) - held
 
     def _without(self, amounts: Mapping[str, int], *, now: bool = False) -> dict[Holder, int]:
-        """So much less each holds and keeps once these amounts of the queues that jobs name are gone."""
+        """Return how much less each queue holds and keeps once these amounts are gone, by the queues that jobs name."""
         gone = dict[Holder, int]()
         for queue, gpu_milli in sorted(amounts.items()):
             for holder, less in _upward(self.leaf(queue).path, -gpu_milli, gone, now=now):
@@ -421,11 +421,11 @@ class Quotas:
         return gone
 
     def _average(self) -> int:
-        """Nano-dollars per hour of a thousandth of a GPU."""
+        """Return the nano-dollars per hour of a thousandth of a GPU."""
         return self.offered.nano_usd_per_hour // self.offered.gpu_milli if self.offered.gpu_milli > 0 else 0
 
     def _share(self, holder: Holder, clock: int) -> int:
-        """What it borrowed of that of which it borrowed most, by its weight: now, and on the decayed average so far."""
+        """Return the fraction borrowed of the resource that it borrowed most of, by weight: now and on average."""
         past = clock - self._clock.begin if self._clock else 0
         offers = (self.offered.gpu_milli, self.offered.cpu_milli, self.offered.memory_bytes)
         parts = (
@@ -437,7 +437,7 @@ class Quotas:
 
 
 def _own(holder: Holder) -> Holder:
-    """Where its own jobs are counted: in itself, or beside the queues inside it, with what they leave of its quota."""
+    """Return where its own jobs are counted: in itself, or in a leaf with the quota that inner queues leave."""
     if not holder.inside:
         return holder
     left = holder.queue.quota_gpus - sum(each.queue.quota_gpus for each in holder.inside)
@@ -455,7 +455,7 @@ def _first_claim(holder: Holder) -> int:
 
 
 def _net(path: Sequence[Holder], more: int) -> None:
-    """Those that have no notice hold more, in the innermost."""
+    """Add to the holdings without notice, from the innermost queue up."""
     for holder in path:
         holder.net += more
         before, holder.net_claim = holder.net_claim, holder.claim_of(holder.net)
