@@ -22,8 +22,8 @@ from typing import Any
 from cordee.event_json import encode
 from cordee.schedule.policy import NAMED
 from cordee.simulate.cluster import cluster, vc_clusters
-from cordee.simulate.compare import Kept, Scenario, check, simulate
-from cordee.simulate.policies import POLICIES, Named
+from cordee.simulate.compare import CachedJobs, Scenario, count_jobs, simulate
+from cordee.simulate.policies import POLICIES, NamedPolicy
 from cordee.simulate.run import run
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
@@ -47,13 +47,13 @@ def fidelity(traces: Path) -> list[dict[str, Any]]:
     vcs = vc_clusters(traces / "philly_vc_nodes.csv.gz")
     from_us = 2_293_200 * S
     scenario = Scenario(
-        jobs=Kept(open_trace(traces / "philly.csv.gz").jobs),
+        jobs=CachedJobs(open_trace(traces / "philly.csv.gz").jobs),
         name="philly",
         nodes=cluster(f"{sum(vcs.values())}x8"),
         vcs=tuple(vcs.items()),
         window_us=(from_us, from_us + 61 * DAY_US),
     )
-    _, total = check(scenario)
+    _, total = count_jobs(scenario)
     rows = []
     for name, theirs in HELIOS.items():
         rules = replace(NAMED["fifo"], order=name)
@@ -75,18 +75,18 @@ def fidelity(traces: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _named(name: str, rules: Any) -> Named:
-    return Named(name=name, says="strict", policy=rules, estimates=name == "sjf")
+def _named(name: str, rules: Any) -> NamedPolicy:
+    return NamedPolicy(name=name, description="strict", policy=rules, estimates=name == "sjf")
 
 
 def speed(traces: Path, policies: list[str]) -> list[dict[str, Any]]:
     """60,000 jobs on 80 nodes of 8: production tick, store in memory, ledger and metrics on."""
     scenario = Scenario(
-        jobs=Kept(open_trace(traces / "philly_oct_60k.csv.gz").jobs),
+        jobs=CachedJobs(open_trace(traces / "philly_oct_60k.csv.gz").jobs),
         name="philly_oct_60k",
         nodes=cluster("80x8", micro_usd_per_gpu_hour=USD_MICRO),
     )
-    _, total = check(scenario)
+    _, total = count_jobs(scenario)
     rows = []
     for name in policies:
         result, cpu_s = timed(lambda name=name: simulate(scenario, POLICIES[name]))
@@ -125,12 +125,12 @@ def determinism(traces: Path) -> dict[str, Any]:
 
 def digest(traces: Path) -> str:
     """Of 3,000 jobs on 20 nodes, with failures."""
-    from cordee.simulate.cluster import Chance, by_chance
+    from cordee.simulate.cluster import OutageRate, random_outages
 
     trace, nodes = open_trace(traces / "philly_oct_60k.csv.gz"), cluster("40x8", micro_usd_per_gpu_hour=USD_MICRO)
     tally = trace.tally()
     given = submissions(trace.jobs(tally), nodes, tally, costs=Costs(), limit=3000)
-    failing = by_chance(nodes, Chance(per_node_day=0.02, back_us=3600 * S), 7)
+    failing = random_outages(nodes, OutageRate(per_node_day=0.02, back_us=3600 * S), 7)
     log = run(nodes, given, failing, defer_reports=True).log
     text = hashlib.sha256()
     for event in log:

@@ -8,16 +8,16 @@ from crowded_world import crowded
 from cordee.events import AttemptEnded, JobSubmitted, NodeDown
 from cordee.schedule.policy import NAMED, Policy
 from cordee.simulate.observed import observe
-from cordee.simulate.replay import as_it_was, audit, replay
+from cordee.simulate.replay import audit, measure_log, replay
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("policy", ["cordee", "fifo", "las"])
 def test_every_moment_of_a_log_is_decided_again_as_it_was(seed: int, policy: str) -> None:
     log = crowded(seed, policy=NAMED[policy], defer_reports=bool(seed % 2)).log
-    told = audit(log, NAMED[policy])
-    assert told.differences == (), f"replay: crowded({seed}, policy=NAMED[{policy!r}], defer_reports={bool(seed % 2)})"
-    assert told.moments > 40 and told.decisions > 100
+    found = audit(log, NAMED[policy])
+    assert found.differences == (), f"replay: crowded({seed}, policy=NAMED[{policy!r}], defer_reports={bool(seed % 2)})"
+    assert found.moments > 40 and found.decisions > 100
 
 
 def test_a_decision_that_these_rules_would_not_make_is_found() -> None:
@@ -36,7 +36,7 @@ def test_the_same_jobs_arrive_and_the_same_nodes_go() -> None:
     assert [(each.at_us, each.job.job_id) for each in seen.submissions()] == arrived
     gone = sorted((event.at_us, event.node) for event in log if isinstance(event, NodeDown))
     assert sorted((each.at_us, each.nodes[0]) for each in seen.outages) == gone
-    was, same = as_it_was(seen), replay(seen, Policy())
+    was, same = measure_log(seen), replay(seen, Policy())
     assert (was.summary.jobs, was.summary.ended, same.summary.jobs, same.errors) == (40, 40, 40, 0)
     assert same.summary.useful_gpu_us == pytest.approx(was.summary.useful_gpu_us, rel=0.02)
 
@@ -54,6 +54,6 @@ def test_an_undisturbed_log_is_replayed_to_the_microsecond() -> None:
     log = run(nodes, given, policy=NAMED["fit"], defer_reports=True).log
     seen = observe(log)
     again = replay(seen, NAMED["fit"])
-    assert again.waits_us == as_it_was(seen).waits_us
+    assert again.waits_us == measure_log(seen).waits_us
     assert max(again.waits_us.values()) > 0
     assert again.waits_us != replay(seen, NAMED["fifo"]).waits_us

@@ -1,5 +1,4 @@
-"""The verbs about worlds that are not there: simulate (a trace under several policies), replay (a log under another
-one)."""
+"""The verbs in virtual time: simulate (a trace under several policies) and replay (a log under other policies)."""
 
 import json
 import sys
@@ -14,27 +13,19 @@ from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cordee.cli import terminal
-from cordee.cli.simulate_text import (
-    Answer,
-    MovedJob,
-    PolicyAnswer,
-    ReplayAnswer,
-    ReplayedPolicy,
-    answer_of,
-    print_answer,
-    print_replay,
-)
+from cordee.cli.plan_more import write_page
+from cordee.cli.simulate_text import print_comparison, print_replay
 from cordee.control.prices import priced
-from cordee.errors import InputError
+from cordee.errors import CatalogueError, InputError
 from cordee.events import Node, Queue
+from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
-from cordee.simulate.cluster import Chance, cluster, spot_series, vc_clusters
-from cordee.simulate.compare import Kept, Result, Scenario, check
+from cordee.simulate.answer import PolicyComparison, Replay, comparison, replayed
+from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
+from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
-from cordee.simulate.observed import Seen, observe
-from cordee.simulate.policies import Named, chosen
-from cordee.simulate.replay import Replayed, as_it_was, audit
-from cordee.simulate.replay import replay as replay_one
+from cordee.simulate.observed import observe
+from cordee.simulate.policies import NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.traces.log import is_log, read_log
@@ -42,47 +33,51 @@ from cordee.units import US_PER_S, parse_duration_s
 from cordee.workload.queues import parse_queues
 
 SYNTHETIC = "synthetic"
-MOVED = 5
-"""Jobs that are named where a policy would have moved many."""
+UNNAMED_GPU = "GPU"  # of a cluster such as 80x8
 
 
 def simulate(
     trace: Annotated[str, typer.Argument(help="A trace file, a folder of tables, a Cordee home, or `synthetic`.")],
     *,
     cluster_: Annotated[str, typer.Option("--cluster", help="Nodes x GPUs, 80x8 or 80x8xH100; or a table of nodes.")],
-    policy: Annotated[str, typer.Option(help="Names, with commas between.")] = "house,fifo",
-    seed: Annotated[int, typer.Option(help="Of all that is left to chance.")] = 0,
-    jobs: Annotated[int | None, typer.Option(help="So many jobs at most.", show_default="all")] = None,
-    from_: Annotated[str, typer.Option("--from", help="Jobs submitted from then on, such as 30d.")] = "0s",
-    for_: Annotated[str | None, typer.Option("--for", help="For so long.", show_default="to the end")] = None,
-    until: Annotated[str | None, typer.Option(help="Cut the runs then.", show_default="all jobs have ended")] = None,
+    policy: Annotated[str, typer.Option(help="Names of policies, separated by commas.")] = "house,fifo",
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="The most jobs to run.", show_default="all")] = None,
+    from_: Annotated[str, typer.Option("--from", help="Leave out jobs submitted before: 30d.")] = "0s",
+    for_: Annotated[
+        str | None, typer.Option("--for", help="Length of the window of submissions.", show_default="to the end")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Cut the runs here.", show_default="the last job's end")] = None,
     failures: Annotated[
-        str | None, typer.Option(help="Node failures a node-day, and how long: 0.0038 or 0.0038/4h.")
+        str | None, typer.Option(help="Node failures per node-day, and their length: 0.0038 or 0.0038/4h.")
     ] = None,
     spot: Annotated[
-        str | None, typer.Option(help="A series ms,op,node; or reclaims a node-hour: 0.1 or 0.1/10m.")
+        str | None, typer.Option(help="A series ms,op,node; or reclaims per node-hour: 0.1 or 0.1/10m.")
     ] = None,
-    notice: Annotated[str, typer.Option(help="How long before a reclaim it is told.")] = "120s",
+    notice: Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")] = "120s",
     queues: Annotated[Path | None, typer.Option(help="The tree of queues, YAML.")] = None,
-    tiers: Annotated[str | None, typer.Option(help="Production,standard,preemptible in a hundred, drawn.")] = None,
+    tiers: Annotated[str | None, typer.Option(help="Percentages of production,standard,preemptible jobs.")] = None,
     vc_nodes: Annotated[
-        Path | None, typer.Option("--vc-clusters", help="Nodes of each virtual cluster, a table.")
+        Path | None, typer.Option("--vc-clusters", help="A table of virtual clusters and their nodes.")
     ] = None,
-    load: Annotated[float, typer.Option(help="synthetic: GPUs asked for, as a share.")] = 0.8,
-    diurnal: Annotated[float, typer.Option(help="synthetic: how far arrivals swing over a day, 0 to 1.")] = 0.0,
-    price_as: Annotated[str, typer.Option(help="Account GPUs of no known kind at this one's price, or none.")] = "H100",
+    load: Annotated[float, typer.Option(help="synthetic: requested GPU time over the cluster's.")] = 0.8,
+    diurnal: Annotated[float, typer.Option(help="synthetic: the swing of arrivals over a day, 0 to 1.")] = 0.0,
+    price_as: Annotated[
+        str | None,
+        typer.Option(help="Account GPUs without a price as this GPU, or none.", show_default="H100 if unnamed"),
+    ] = None,
     form: Annotated[
-        str | None, typer.Option("--format", help="Of the trace.", show_default="told by its content")
+        str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="A bad row is an error.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the comparison as one page.")] = None,
     chrome: Annotated[
-        Path | None, typer.Option("--chrome-trace", help="Write who held the first nodes when, as a Chrome trace.")
+        Path | None, typer.Option("--chrome-trace", help="Write the attempts on the first nodes as a Chrome trace.")
     ] = None,
     as_json: terminal.Json = False,
 ) -> None:
-    """Run a trace under several policies, by the very code that schedules, and say how each did."""
-    named = chosen(_words(policy))
+    """Run a trace of jobs under several policies with the production scheduler, and compare them."""
+    policies = named_policies(_names(policy))
     nodes = _priced(cluster(cluster_), price_as)
     scenario = _scenario(
         trace,
@@ -96,38 +91,35 @@ def simulate(
         tiers=_tiers(tiers),
         window_us=_window(from_, for_),
         until_us=None if until is None else _us(until),
-        chances=_failures(failures),
+        outage_rates=_failures(failures),
     )
     if spot is not None:
         scenario = _with_spot(scenario, spot, _us(notice))
     if queues is not None:
         scenario = replace(scenario, queues=_queues(queues))
-    tally, total = check(scenario)
+    tally, total = count_jobs(scenario)
     if total == 0:
-        hint = _left_out(tally) or "look at --from, --for"
+        hint = _left_out(tally) or "check --from and --for"
         raise InputError(f"{scenario.name} has no job for this cluster", hint=hint)
-    results = [_run(scenario, each, total) for each in named]
-    answer = answer_of(scenario, tally, total, results)
+    results = [_run(scenario, each, total) for each in policies]
+    answer = comparison(scenario, tally, total, results)
     _write(html, chrome, scenario, answer, results)
     if as_json:
-        print(json.dumps(_plain(Answer, answer), indent=2))
+        print(json.dumps(_plain(PolicyComparison, answer), indent=2))
         return
-    print_answer(answer)
-    if html is not None:
-        terminal.stderr().print(f"the page: {html.absolute()}", highlight=False, markup=False)
+    print_comparison(answer)
 
 
 def _write(
-    html: Path | None, chrome: Path | None, scenario: Scenario, answer: Answer, results: Sequence[Result]
+    html: Path | None, chrome: Path | None, scenario: Scenario, answer: PolicyComparison, results: Sequence[Result]
 ) -> None:
-    """The page and the trace, where they are asked for."""
+    """Write the page and the Chrome trace, where they are asked for."""
     if html is not None:
-        from cordee.cli.simulate_page import page
+        from cordee.simulate.page import comparison_page
 
-        html.write_text(page(scenario, answer, results), encoding="utf-8")
+        write_page(html, comparison_page(scenario, answer, results))
     if chrome is not None:
-        from cordee.cli.plan_more import write_page
-        from cordee.cli.simulate_trace import trace_text
+        from cordee.simulate.chrome_trace import trace_text
 
         write_page(chrome, trace_text(results))
 
@@ -135,87 +127,36 @@ def _write(
 def replay(
     log: Annotated[Path, typer.Argument(help="A Cordee home, its database, or JSON lines of its log.")],
     *,
-    policy: Annotated[str, typer.Option(help="Names, with commas between.")] = "house,fifo",
+    policy: Annotated[str, typer.Option(help="Names of policies, separated by commas.")] = "house,fifo",
     baseline: Annotated[str, typer.Option(help="The policy that the log ran under.")] = "house",
     as_json: terminal.Json = False,
 ) -> None:
-    """Decide a live log again under another policy, and say what would have changed."""
-    named, (base,) = chosen(_words(policy)), chosen([baseline])
+    """Decide a server's log again under another policy, and compare."""
+    policies, (base,) = named_policies(_names(policy)), named_policies([baseline])
     if not is_log(log):
         raise InputError(f"{log} is no log of Cordee's", hint="give a home, its cordee.db or JSON lines of its log")
-    seen = observe(read_log(log))
-    if not seen.jobs:
+    observed = observe(read_log(log))
+    if not observed.jobs:
         raise InputError(f"{log} holds no job", hint="there is nothing to decide again")
-    checked, was = audit(seen.log, base.policy), as_it_was(seen)
-    answer = ReplayAnswer(
-        log=str(log),
-        jobs=len(seen.jobs),
-        moments=checked.moments,
-        decisions=checked.decisions,
-        differences=tuple(each.number for each in checked.differences),
-        was=_policy_answer("as it was", "the log itself", was),
-        replayed=tuple(_replayed(seen, each, was) for each in named),
-    )
+    answer = replayed(str(log), observed, policies, base)
     if as_json:
-        print(json.dumps(_plain(ReplayAnswer, answer), indent=2))
+        print(json.dumps(_plain(Replay, answer), indent=2))
     else:
         print_replay(answer)
 
 
-def _replayed(seen: Seen, named: Named, was: Replayed) -> ReplayedPolicy:
-    done = replay_one(seen, named.policy, estimates=named.estimates)
-    moved = []
-    for job_id in sorted(was.waits_us.keys() | done.waits_us.keys()):
-        before_us, after_us = was.waits_us.get(job_id), done.waits_us.get(job_id)
-        if abs(_later_us(before_us, after_us)) >= US_PER_S:
-            moved.append((_later_us(before_us, after_us), job_id, before_us, after_us))
-    most = sorted(moved, key=lambda each: (-abs(each[0]), each[1]))[:MOVED]
-    return ReplayedPolicy(
-        answer=_policy_answer(named.name, named.says, done, named.estimates),
-        sooner=sum(later_us < 0 for later_us, *_ in moved),
-        later=sum(later_us > 0 for later_us, *_ in moved),
-        moved=tuple(
-            MovedJob(job_id=job_id, was_s=_in_s(before_us), would_be_s=_in_s(after_us))
-            for _, job_id, before_us, after_us in most
-        ),
-    )
-
-
-def _later_us(before_us: int | None, after_us: int | None) -> int:
-    """How much later; who does not start at all starts after everybody."""
-    never_us = 1 << 62
-    return (never_us if after_us is None else after_us) - (never_us if before_us is None else before_us)
-
-
-def _in_s(value_us: int | None) -> float | None:
-    return None if value_us is None else value_us / US_PER_S
-
-
-def _policy_answer(name: str, says: str, done: Replayed, estimates: bool = False) -> PolicyAnswer:
-    return PolicyAnswer(
-        policy=name,
-        says=says,
-        knows_run_times=estimates,
-        summary=done.summary,
-        lost_gpu_hours=done.summary.lost_gpu_hours,
-        lost_micro_usd=done.summary.lost_micro_usd,
-        events=done.events,
-        errors=done.errors,
-    )
-
-
-def _words(text: str) -> list[str]:
+def _names(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _run(scenario: Scenario, named: Named, total: int) -> Result:
+def _run(scenario: Scenario, named: NamedPolicy, total: int) -> Result:
     with _bar(named.name, total) as progress:
         return simulate_one(scenario, named, progress)
 
 
 @contextmanager
 def _bar(name: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """How far it is, on terminals only."""
+    """Show the progress, on terminals only."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -235,26 +176,39 @@ def _scenario(trace: str, nodes: tuple[Node, ...], *, form: str | None, syntheti
 
         return Scenario(jobs=draw, name=f"{synthetic.jobs:,} synthetic jobs", nodes=nodes, **more)
     opened = open_trace(Path(trace).expanduser(), form)
-    return Scenario(jobs=Kept(opened.jobs), name=opened.path.name, nodes=nodes, **more)
+    return Scenario(jobs=CachedJobs(opened.jobs), name=opened.path.name, nodes=nodes, **more)
 
 
-def _priced(nodes: tuple[Node, ...], price_as: str) -> tuple[Node, ...]:
-    """With the catalogue's price of their kind, or of the one that stands for it."""
-    catalogue = load_catalogue()
-    found = []
+def _priced(nodes: tuple[Node, ...], price_as: str | None) -> tuple[Node, ...]:
+    """Return the nodes with the catalogue's price of their GPUs, or of the GPU that stands for them.
+
+    Raises:
+        CatalogueError: the catalogue has no GPU of this name, and none stands for it.
+    """
+    catalogue, found = load_catalogue(), []
     for node in nodes:
-        own = priced(node, catalogue)
-        if not own.micro_usd_per_gpu_hour and price_as != "none":
-            own = replace(priced(replace(node, gpu_name=price_as), catalogue), gpu_name=node.gpu_name)
+        if node.gpu_name != UNNAMED_GPU and price_as is None:
+            _check_known(catalogue, node.gpu_name)
+        own, other = priced(node, catalogue), price_as or "H100"
+        if not own.micro_usd_per_gpu_hour and other != "none":
+            own = replace(priced(replace(node, gpu_name=other), catalogue), gpu_name=node.gpu_name)
         found.append(own)
     return tuple(found)
 
 
-def _failures(text: str | None) -> tuple[Chance, ...]:
+def _check_known(catalogue: Catalogue, gpu_name: str) -> None:
+    try:
+        catalogue.find_gpu(gpu_name)
+    except CatalogueError as error:
+        hint = f"{error.hint}; or account it as one of them: --price-as H100"
+        raise CatalogueError(error.message, hint=hint) from None
+
+
+def _failures(text: str | None) -> tuple[OutageRate, ...]:
     if text is None:
         return ()
     rate, back = _rate(text, "--failures", "4h")
-    return (Chance(per_node_day=rate, back_us=back),)
+    return (OutageRate(per_node_day=rate, back_us=back),)
 
 
 def _with_spot(scenario: Scenario, text: str, notice_us: int) -> Scenario:
@@ -262,8 +216,8 @@ def _with_spot(scenario: Scenario, text: str, notice_us: int) -> Scenario:
         nodes, outages = spot_series(Path(text), scenario.nodes, notice_us)
         return replace(scenario, nodes=nodes, outages=tuple(outages))
     rate, back = _rate(text, "--spot", "10m")
-    chance = Chance(per_node_day=24 * rate, back_us=back, notice_us=notice_us, why="reclaimed by the cloud")
-    return replace(scenario, chances=(*scenario.chances, chance))
+    reclaims = OutageRate(per_node_day=24 * rate, back_us=back, notice_us=notice_us, why="reclaimed by the cloud")
+    return replace(scenario, outage_rates=(*scenario.outage_rates, reclaims))
 
 
 def _rate(text: str, flag: str, back: str) -> tuple[float, int]:
@@ -274,7 +228,7 @@ def _rate(text: str, flag: str, back: str) -> tuple[float, int]:
         value = -1.0
     if not 0 < value < 1e6:
         raise InputError(
-            f"{flag} {text!r} is no rate", hint=f"write a rate, and how long they are away: {flag} 0.1/{back}"
+            f"{flag} {text!r} is no rate", hint=f"give a rate and the length of an outage: {flag} 0.1/{back}"
         )
     return value, _us(away or back)
 
@@ -282,12 +236,12 @@ def _rate(text: str, flag: str, back: str) -> tuple[float, int]:
 def _tiers(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
-    shares = [word.strip() for word in text.split(",")]
-    if len(shares) != 3 or not all(share.isdecimal() for share in shares) or sum(map(int, shares)) == 0:
+    percentages = _names(text)
+    if len(percentages) != 3 or not all(each.isdecimal() for each in percentages) or sum(map(int, percentages)) == 0:
         raise InputError(
-            f"--tiers {text!r} is not three shares", hint="production,standard,preemptible: --tiers 10,60,30"
+            f"--tiers {text!r} is not three percentages", hint="production,standard,preemptible: --tiers 10,60,30"
         )
-    return tuple(map(int, shares))
+    return tuple(map(int, percentages))
 
 
 def _window(from_: str, for_: str | None) -> tuple[int, int | None]:

@@ -1,7 +1,6 @@
-"""The simulated cluster and what becomes of its nodes: from a word such as `80x8`, from files, or by chance from a
-seed.
+"""The simulated cluster and its outages: from a text such as `80x8`, from files, or random from a seed.
 
-Failure and reclaim rates are what `docs/how-to/simulate.md` quotes with their sources; nothing here has one built in.
+`docs/how-to/simulate.md` quotes failure and reclaim rates with their sources; no rate is built in.
 """
 
 import csv
@@ -22,13 +21,13 @@ _DAY_US = 86_400 * US_PER_S
 
 
 def cluster(text: str, *, micro_usd_per_gpu_hour: int = 0, price_source: str = "no price is known") -> tuple[Node, ...]:
-    """The nodes of `80x8xH100`, `2x40x8` (racks first) or several such joined by `+`, or of a file of nodes.
+    """Return the nodes of `80x8xH100`, `2x40x8` (racks first) or several such joined by `+`, or of a file of nodes.
 
     >>> [node.name for node in cluster("2x8xH100+1x4xL4")]
     ['node-0000', 'node-0001', 'node-0002']
 
     Raises:
-        InputError: it is none of these.
+        InputError: the text is none of these.
     """
     path = Path(text)
     if path.suffix in (".csv", ".gz", ".yaml", ".yml"):
@@ -41,7 +40,7 @@ def cluster(text: str, *, micro_usd_per_gpu_hour: int = 0, price_source: str = "
 
 
 def vc_clusters(path: Path) -> dict[str, int]:
-    """Nodes of each virtual cluster, from a table whose rows are a name and a number.
+    """Return the number of nodes of each virtual cluster, from a table of names and numbers.
 
     Raises:
         InputError: a row is something else.
@@ -58,13 +57,13 @@ def vc_clusters(path: Path) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chance:
-    """How often nodes go, by chance.
+class OutageRate:
+    """The rate of random outages.
 
     Attributes:
-        per_node_day: how often a node goes in a day of being there.
-        back_us: how long it stays away.
-        notice_us: how long before it goes it is told.
+        per_node_day: the mean number of outages of a node in a day of being up.
+        back_us: how long an outage lasts.
+        notice_us: how long before it the node gets notice.
     """
 
     per_node_day: float
@@ -73,27 +72,27 @@ class Chance:
     why: str = "the node failed"
 
 
-def by_chance(nodes: Sequence[Node], chance: Chance, seed: int, start_us: int = 0) -> Iterator[Outage]:
-    """Node after node goes and comes back, without end, in the order in which it is told."""
-    dice = random.Random(f"{seed}/{chance.why}")
-    rate_per_us = chance.per_node_day / _DAY_US
+def random_outages(nodes: Sequence[Node], rate: OutageRate, seed: int, start_us: int = 0) -> Iterator[Outage]:
+    """Yield outages without end, in the order in which they begin."""
+    rng = random.Random(f"{seed}/{rate.why}")
+    rate_per_us = rate.per_node_day / _DAY_US
     heap: list[tuple[int, str]] = []
     for node in nodes:
-        heapq.heappush(heap, (start_us + chance.notice_us + _wait_us(dice, rate_per_us), node.name))
+        heapq.heappush(heap, (start_us + rate.notice_us + _wait_us(rng, rate_per_us), node.name))
     while heap:
         at_us, name = heapq.heappop(heap)
         yield Outage(
-            at_us=at_us, nodes=(name,), notice_us=chance.notice_us, back_us=chance.back_us, why=chance.why
+            at_us=at_us, nodes=(name,), notice_us=rate.notice_us, back_us=rate.back_us, why=rate.why
         )  # fmt: skip
-        heapq.heappush(heap, (at_us + chance.back_us + chance.notice_us + _wait_us(dice, rate_per_us), name))
+        heapq.heappush(heap, (at_us + rate.back_us + rate.notice_us + _wait_us(rng, rate_per_us), name))
 
 
-def _wait_us(dice: random.Random, rate_per_us: float) -> int:
-    return max(1, round(dice.expovariate(rate_per_us)))
+def _wait_us(rng: random.Random, rate_per_us: float) -> int:
+    return max(1, round(rng.expovariate(rate_per_us)))
 
 
 def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[tuple[Node, ...], list[Outage]]:
-    """Nodes that come and go as a series of `ms,op,node` tells (as github.com/uclasystem/bamboo has them).
+    """Return nodes that come and go by a series of `ms,op,node` (as github.com/uclasystem/bamboo has them).
 
     Each name of the series takes one of ours.
 
@@ -121,8 +120,8 @@ def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[
                 away.setdefault(name, at_us)
             elif name in away:
                 gone_us = away.pop(name)
-                outages.append(_taken(name, gone_us, notice_us, at_us - gone_us))
-    outages += [_taken(name, at_us, notice_us, None) for name, at_us in away.items()]
+                outages.append(_outage(name, gone_us, notice_us, at_us - gone_us))
+    outages += [_outage(name, at_us, notice_us, None) for name, at_us in away.items()]
     spot = set(names.values())
     return (
         tuple(replace(node, capacity=Capacity.SPOT) if node.name in spot else node for node in nodes),
@@ -130,10 +129,10 @@ def spot_series(path: Path, nodes: Sequence[Node], notice_us: int = 0) -> tuple[
     )
 
 
-def _taken(name: str, at_us: int, notice_us: int, back_us: int | None) -> Outage:
+def _outage(name: str, at_us: int, notice_us: int, back_us: int | None) -> Outage:
     return Outage(at_us=at_us, nodes=(name,), notice_us=min(notice_us, at_us), back_us=back_us)
 
 
 def merged(*outages: Iterator[Outage]) -> Iterator[Outage]:
-    """Several causes at once."""
+    """Merge outages of several causes."""
     return heapq.merge(*outages, key=lambda each: each.begin_us)

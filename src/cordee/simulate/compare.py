@@ -1,4 +1,4 @@
-"""Policies on the same trace and cluster, one after the other: what each run is told, and what is kept of it.
+"""Policies on the same trace and cluster, one after the other: the scenario of each run, and its result.
 
 A run is a pure function of trace, cluster, policy and seed.
 """
@@ -9,21 +9,21 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from cordee.events import Event, Node, Queue
-from cordee.simulate.cluster import Chance, by_chance, merged
+from cordee.simulate.cluster import OutageRate, merged, random_outages
 from cordee.simulate.gantt import Gantt
 from cordee.simulate.metrics import Metrics, Summary
-from cordee.simulate.policies import Named
+from cordee.simulate.policies import NamedPolicy
 from cordee.simulate.run import run
 from cordee.simulate.traces.job import Tally, TraceJob
 from cordee.simulate.workload import Costs, submissions
 from cordee.simulate.world import Outage
 
 Jobs = Callable[[Tally], Iterable[TraceJob]]
-"""The trace's jobs, from their beginning each time; what is no job is counted."""
+"""Reads the trace's jobs from the beginning, and counts rows that are no job."""
 
 
-class Kept:
-    """Jobs that are read once and kept, unless there are very many: each policy needs them again."""
+class CachedJobs:
+    """Jobs that are read once and cached, unless there are very many: each policy needs them again."""
 
     def __init__(self, read: Jobs, most: int = 500_000) -> None:
         self._read, self._most = read, most
@@ -31,7 +31,7 @@ class Kept:
         self._seen: Tally | None = None
 
     def __call__(self, tally: Tally) -> Iterator[TraceJob]:
-        """The jobs, from their beginning."""
+        """Yield the jobs from the beginning."""
         if self._jobs is None or self._seen is None or tally.strict:
             jobs: list[TraceJob] = []
             for job in self._read(tally):
@@ -50,16 +50,16 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything that a run is told but the policy.
+    """The inputs of a run, but for the policy.
 
     Attributes:
         jobs: of the trace.
-        name: of the trace, for people.
-        nodes: of the cluster; with `vcs` one virtual cluster's nodes are cut from it, in order.
-        vcs: nodes of each virtual cluster, each a cluster of its own.
-        chances: of nodes going.
-        outages: when nodes are away, as a series tells it.
-        tiers: shares in a hundred of production, standard and preemptible, drawn by seed; empty: as the trace says.
+        name: of the trace, for messages.
+        nodes: of the cluster; with `vcs` each virtual cluster takes its nodes from them, in order.
+        vcs: the number of nodes of each virtual cluster, each a cluster of its own.
+        outage_rates: random outages.
+        outages: outages of a series.
+        tiers: percentages of production, standard and preemptible jobs, drawn by seed; empty: the trace's own.
     """
 
     jobs: Jobs
@@ -68,7 +68,7 @@ class Scenario:
     seed: int = 0
     costs: Costs = field(default_factory=Costs)
     vcs: tuple[tuple[str, int], ...] = ()
-    chances: tuple[Chance, ...] = ()
+    outage_rates: tuple[OutageRate, ...] = ()
     outages: tuple[Outage, ...] = ()
     queues: tuple[Queue, ...] = ()
     tiers: tuple[int, ...] = ()
@@ -78,11 +78,11 @@ class Scenario:
     strict: bool = False
 
     def tally(self) -> Tally:
-        """A new count."""
+        """Return a new count."""
         return Tally(self.name, self.strict)
 
-    def parts(self) -> Iterator[tuple[str | None, tuple[Node, ...]]]:
-        """The clusters, and whose jobs each takes; None: everybody's."""
+    def clusters(self) -> Iterator[tuple[str | None, tuple[Node, ...]]]:
+        """Yield the clusters with the name whose jobs each takes; None: all jobs."""
         if not self.vcs:
             yield None, self.nodes
             return
@@ -91,21 +91,21 @@ class Scenario:
             yield name, self.nodes[first : first + count]
             first += count
 
-    def given(self, tally: Tally) -> Iterator[TraceJob]:
-        """The jobs with their tiers."""
+    def tiered_jobs(self, tally: Tally) -> Iterator[TraceJob]:
+        """Yield the jobs with their tiers."""
         if not self.tiers:
             yield from self.jobs(tally)
             return
-        dice = random.Random(f"{self.seed}/tiers")
+        rng = random.Random(f"{self.seed}/tiers")
         for job in self.jobs(tally):
-            yield replace(job, tier=dice.choices(("production", "standard", "preemptible"), self.tiers)[0])
+            yield replace(job, tier=rng.choices(("production", "standard", "preemptible"), self.tiers)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One policy's run."""
+    """The run of one policy."""
 
-    named: Named
+    policy: NamedPolicy
     summary: Summary
     metrics: Metrics
     gantt: Gantt
@@ -113,36 +113,36 @@ class Result:
     errors: int
 
 
-def check(scenario: Scenario) -> tuple[Tally, int]:
-    """Read the whole trace once: what is left out of it, and how many jobs will be simulated.
+def count_jobs(scenario: Scenario) -> tuple[Tally, int]:
+    """Read the whole trace once; return the rows that are left out, and the number of jobs to simulate.
 
     Raises:
-        TraceError: it cannot be read, or a row is bad and it is to be strict.
+        TraceError: it cannot be read, or a row is bad and the scenario is strict.
     """
     known = {name for name, _ in scenario.vcs}
     whole, total = scenario.tally(), 0
-    read = list(scenario.given(whole)) if known else scenario.given(whole)
-    for vc, nodes in scenario.parts():
+    read = list(scenario.tiered_jobs(whole)) if known else scenario.tiered_jobs(whole)
+    for vc, nodes in scenario.clusters():
         total += sum(1 for _ in submissions(_of(vc, read), nodes, whole, costs=scenario.costs, **_cut(scenario)))
-    strangers = sum(job.vc not in known for job in read) if known else 0
-    if strangers:
-        whole.kinds["of a virtual cluster that has no nodes"] = strangers
+    unknown = sum(job.vc not in known for job in read) if known else 0
+    if unknown:
+        whole.kinds["of a virtual cluster that has no nodes"] = unknown
     return whole, total
 
 
-def simulate(scenario: Scenario, named: Named, progress: Callable[[int], None] | None = None) -> Result:
-    """Run one policy; `progress` is told how many jobs have ended."""
+def simulate(scenario: Scenario, named: NamedPolicy, progress: Callable[[int], None] | None = None) -> Result:
+    """Run one policy; `progress` gets the number of jobs that have ended."""
     metrics: Metrics | None = None
     gantt = Gantt(node.name for node in scenario.nodes)
     ledgers, events, errors = [], 0, 0
-    for vc, nodes in scenario.parts():
+    for vc, nodes in scenario.clusters():
         tally = replace(scenario.tally(), strict=False)
         part = Metrics()
-        watch = _Watch(part, gantt, progress, 0 if metrics is None else len(metrics.jct_us))
+        watch = _Fold(part, gantt, progress, 0 if metrics is None else len(metrics.jct_us))
         done = run(
             nodes,
             submissions(
-                _of(vc, scenario.given(tally)),
+                _of(vc, scenario.tiered_jobs(tally)),
                 nodes,
                 tally,
                 costs=scenario.costs,
@@ -165,7 +165,7 @@ def simulate(scenario: Scenario, named: Named, progress: Callable[[int], None] |
             metrics.add(part)
     assert metrics is not None, "a scenario has at least one cluster"
     return Result(
-        named=named,
+        policy=named,
         summary=metrics.summary(*ledgers),
         metrics=metrics,
         gantt=gantt,
@@ -174,8 +174,8 @@ def simulate(scenario: Scenario, named: Named, progress: Callable[[int], None] |
     )
 
 
-class _Watch:
-    """Whoever wants to see the log as it grows."""
+class _Fold:
+    """Metrics, drawing and progress over the log as it grows."""
 
     def __init__(self, metrics: Metrics, gantt: Gantt, progress: Callable[[int], None] | None, before: int) -> None:
         self.events = 0
@@ -183,7 +183,7 @@ class _Watch:
         self._jct = metrics.jct_us
 
     def apply(self, event: Event) -> None:
-        """Pass it on."""
+        """Fold one event."""
         self._apply(event)
         self._draw(event)
         self.events += 1
@@ -206,6 +206,6 @@ def _cut(scenario: Scenario) -> _Cut:
 
 def _outages(scenario: Scenario, nodes: Sequence[Node]) -> Iterator[Outage]:
     here = {node.name for node in nodes}
-    told = (each for each in scenario.outages if set(each.nodes) <= here)
-    drawn = (by_chance(nodes, each, scenario.seed, scenario.window_us[0]) for each in scenario.chances)
-    return merged(told, *drawn)
+    listed = (each for each in scenario.outages if set(each.nodes) <= here)
+    drawn = (random_outages(nodes, each, scenario.seed, scenario.window_us[0]) for each in scenario.outage_rates)
+    return merged(listed, *drawn)

@@ -36,14 +36,14 @@ _STEP_US = 1_000
 
 
 @dataclass(slots=True)
-class SeenJob:
-    """One job as the log tells of it.
+class ObservedJob:
+    """One job as the log shows it.
 
     Attributes:
-        worked_us: useful time that its last attempt ended with, or held time of a script that told nothing.
-        starts_us: from placed to the first new step, of each attempt that came so far.
-        every_us: useful time between its checkpoints; None if it wrote none.
-        uploads_us: what its checkpoints took until they were durable.
+        worked_us: useful time of all attempts, or held time of a script that reports nothing.
+        starts_us: from placed to the first new step, of each attempt that reached it.
+        stalls_us: how long each checkpoint stalled the ranks.
+        uploads_us: from then until each was durable.
     """
 
     job: Job
@@ -60,15 +60,15 @@ class SeenJob:
 
 
 @dataclass(slots=True)
-class Seen:
-    """A log's world.
+class ObservedLog:
+    """The world of a log.
 
     Attributes:
         nodes: as they first came up, and when.
-        outages: times at which they went.
+        outages: of these nodes.
     """
 
-    jobs: list[SeenJob]
+    jobs: list[ObservedJob]
     nodes: list[tuple[int, Node]]
     outages: list[Outage]
     queues: list[QueuesSet]
@@ -78,7 +78,7 @@ class Seen:
     log: Sequence[Event]
 
     def submissions(self, *, estimates: bool = False) -> list[Submission]:
-        """The same arrivals with the same work; with `estimates` each says truly how long it works."""
+        """Return the same arrivals with the same work; with `estimates` each job declares its true run time."""
         return [
             Submission(
                 at_us=seen.submitted_us,
@@ -90,7 +90,7 @@ class Seen:
         ]
 
 
-def observe(events: Iterable[Event]) -> Seen:
+def observe(events: Iterable[Event]) -> ObservedLog:
     """Fold the log."""
     observer = _Observer()
     for event in events:
@@ -104,10 +104,10 @@ class _Observer:
     def __init__(self) -> None:
         self._log: list[Event] = []
         self._ledger = Ledger()
-        self._jobs: dict[JobId, SeenJob] = {}
+        self._jobs: dict[JobId, ObservedJob] = {}
         self._nodes: dict[str, tuple[int, Node]] = {}
         self._gone: dict[str, NodeDown] = {}
-        self._told_us: dict[str, int] = {}
+        self._notice_at_us: dict[str, int] = {}
         self._outages: list[Outage] = []
         self._queues: list[QueuesSet] = []
         self._placed: dict[tuple[JobId, int], AttemptPlaced] = {}
@@ -119,13 +119,13 @@ class _Observer:
             Restored: self._restored,
             CheckpointCommitted: self._committed,
             NodeUp: self._node_up,
-            NodeReclaimed: lambda event: self._told_us.__setitem__(event.node, event.at_us),
+            NodeReclaimed: lambda event: self._notice_at_us.__setitem__(event.node, event.at_us),
             NodeDown: self._node_down,
             QueuesSet: self._queues.append,
         }
 
     def apply(self, event: Event) -> None:
-        """Take note of one event; what is about a job that never came is passed over."""
+        """Fold one event; ignore those of a job that was never submitted."""
         self._log.append(event)
         self._ledger.apply(event)
         handler = self._handlers.get(type(event))
@@ -133,18 +133,18 @@ class _Observer:
         if handler is not None and (job_id is None or job_id in self._jobs):
             handler(event)
 
-    def seen(self) -> Seen:
-        """All that the log shows."""
+    def seen(self) -> ObservedLog:
+        """Return the world of the log."""
         start_us = min((event.at_us for event in self._log), default=0)
         end_us = max((event.at_us for event in self._log), default=0)
         outages = list(self._outages)
         for event in self._gone.values():
             outages.append(self._outage(event, None))
-        for name, (up_us, _) in self._nodes.items():  # who came later was away until then
+        for name, (up_us, _) in self._nodes.items():  # a node that came later was away until then
             if up_us > start_us:
                 outages.append(Outage(at_us=start_us, nodes=(name,), back_us=up_us - start_us, why="not there yet"))
         self._measure(end_us)
-        return Seen(
+        return ObservedLog(
             list(self._jobs.values()),
             list(self._nodes.values()),
             outages,
@@ -156,7 +156,7 @@ class _Observer:
         )
 
     def _submitted(self, event: JobSubmitted) -> None:
-        self._jobs.setdefault(event.job.job_id, SeenJob(event.job, event.at_us))
+        self._jobs.setdefault(event.job.job_id, ObservedJob(event.job, event.at_us))
 
     def _node_down(self, event: NodeDown) -> None:
         self._gone.setdefault(event.node, event)
@@ -180,11 +180,11 @@ class _Observer:
         self._nodes.setdefault(name, (event.at_us, event.node))
 
     def _outage(self, gone: NodeDown, back_us: int | None) -> Outage:
-        notice_us = max(0, gone.at_us - self._told_us.pop(gone.node, gone.at_us))
+        notice_us = max(0, gone.at_us - self._notice_at_us.pop(gone.node, gone.at_us))
         return Outage(at_us=gone.at_us, nodes=(gone.node,), notice_us=notice_us, back_us=back_us, why=gone.why)
 
     def _measure(self, end_us: int) -> None:
-        """How long each worked, by the ledger."""
+        """Measure by the ledger how long each job worked."""
         for row in self._ledger.rows(end_us):
             seen = self._jobs[row.job_id]
             held = sum(len(lease.gpus) for lease in self._placed[row.job_id, row.epoch].leases)
@@ -196,14 +196,14 @@ class _Observer:
             seen.handles_notice |= row.outcome is Outcome.CHECKPOINTED
 
 
-def _work(seen: SeenJob) -> Work:
-    """Short steps: where one ends matters to nobody but the rank that stops."""
+def _work(seen: ObservedJob) -> Work:
+    """Return the work in short steps: their length only matters where a rank stops."""
     job, ended = seen.job, seen.state in ("done", "failed")
     worked_us = max(1, seen.worked_us)
     steps = max(1, worked_us // _STEP_US)
     step_us = max(1, worked_us // steps)
     if not ended:
-        steps += 10 * 365 * 86_400 * US_PER_S // _STEP_US  # nobody knows how much more: more than any replay is long
+        steps += 10 * 365 * 86_400 * US_PER_S // _STEP_US  # unknown: more than any replay is long
     start_us = round(median(seen.starts_us)) if seen.starts_us else 0
     return Work(
         steps=steps,

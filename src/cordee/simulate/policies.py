@@ -1,7 +1,7 @@
-"""The policies that can be compared by name, and what each is told of run times.
+"""The policies that can be compared by name.
 
-`sjf`, `srsf` and `easy` rest on estimates; here they get the true run times, which is more than any real one has. All
-others know of a job only what it has done so far.
+`sjf`, `srsf` and `easy` rest on estimates; here they get the true run times, which no real cluster has. All others know
+of a job only what it has done so far.
 """
 
 from collections.abc import Sequence
@@ -12,38 +12,38 @@ from cordee.schedule.policy import NAMED, Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
-    """A policy as it is compared."""
+class NamedPolicy:
+    """A policy in a comparison; with `estimates` it gets the true run times."""
 
     name: str
-    says: str
+    description: str
     policy: Policy
     estimates: bool = False
 
 
-_SAYS: dict[str, tuple[str, str, bool]] = {  # name: of the scheduler's, what it does, whether it is told run times
-    "house": ("cordee", "what `cordee up` runs", False),
+_DESCRIPTIONS: dict[str, tuple[str, str, bool]] = {  # name: policy, description, true run times
+    "house": ("cordee", "the policy of `cordee up`", False),
     "fifo": ("fifo", "strict order of arrival", False),
-    "fit": ("fit", "order of arrival, whoever fits", False),
+    "fit": ("fit", "order of arrival, every job that fits", False),
     "easy": ("easy", "order of arrival, a reservation, backfill around it", True),
-    "sjf": ("sjf", "shortest first, whoever fits", True),
-    "srsf": ("srsf", "shortest remaining service first, pushes", True),
-    "2d-las": ("las", "least attained service first in two levels, pushes (Tiresias)", False),
-    "fgd": ("fgd", "as house, but packed by fragmentation gradient descent (FGD)", False),
-    "no-notice": ("kill", "as house, but who is pushed is killed without warning", False),
+    "sjf": ("sjf", "shortest first, every job that fits", True),
+    "srsf": ("srsf", "shortest remaining service first, preempts", True),
+    "2d-las": ("las", "least attained service first in two levels, preempts (Tiresias)", False),
+    "fgd": ("fgd", "as house, but places by fragmentation gradient descent (FGD)", False),
+    "no-notice": ("kill", "as house, but kills victims without notice", False),
 }
 
 POLICIES = {
-    name: Named(name=name, says=says, policy=NAMED[known], estimates=estimates)
-    for name, (known, says, estimates) in _SAYS.items()
+    name: NamedPolicy(name=name, description=description, policy=NAMED[known], estimates=estimates)
+    for name, (known, description, estimates) in _DESCRIPTIONS.items()
 }
 
 
-def chosen(names: Sequence[str]) -> list[Named]:
-    """The policies of these names, each once.
+def named_policies(names: Sequence[str]) -> list[NamedPolicy]:
+    """Return the policies of these names, each once.
 
     Raises:
-        InputError: there is none of that name.
+        InputError: there is no policy of a name.
     """
     for name in names:
         if name not in POLICIES:

@@ -1,9 +1,8 @@
-"""A live cluster's log, decided again: first by the policy that it ran under, record for record, then by another one.
+"""Decide a live cluster's log again: first by its own policy, record for record, then by another one.
 
-`audit` holds the log against the scheduler: before each of its decisions the state is what the log says up to there,
-and `decide` is asked at that very time. Nothing in that is random, so every decision must come out as it is in the
-log, and a difference is one between two versions, or a fault. `replay` plays what the log shows of the world under a
-policy.
+`audit` compares the log with the scheduler: before each decision it builds the state from the log so far, and calls
+`decide` at that time. Nothing in that is random, so every decision must come out as it is in the log; a difference is
+one between two versions, or a fault. `replay` runs the world that the log shows under a policy.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from cordee.schedule import decide
 from cordee.schedule.policy import Policy
 from cordee.schedule.state import State
 from cordee.simulate.metrics import Metrics, Summary
-from cordee.simulate.observed import Seen
+from cordee.simulate.observed import ObservedLog
 from cordee.simulate.run import run
 
 _DECISIONS = (AttemptPlaced, NoticeGiven, KillOrdered, AttemptEnded, JobEnded)
@@ -30,7 +29,7 @@ _DECISIONS = (AttemptPlaced, NoticeGiven, KillOrdered, AttemptEnded, JobEnded)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A moment at which the log has something else than what is decided now."""
+    """A moment at which the logged decision differs from the one that is made now."""
 
     number: int  # of the log's first record there
     logged: tuple[Event, ...]
@@ -39,7 +38,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """How many moments of the log hold decisions, and which of them come out otherwise."""
+    """The moments of the log with decisions, and those that come out differently."""
 
     moments: int
     decisions: int
@@ -47,7 +46,7 @@ class Audit:
 
 
 def audit(log: Sequence[Event], policy: Policy) -> Audit:
-    """Decide every moment of the log again, each from what the log says up to it."""
+    """Decide every moment of the log again, each from the log up to it."""
     state = State()
     moments = decisions = 0
     differences = []
@@ -63,7 +62,7 @@ def audit(log: Sequence[Event], policy: Policy) -> Audit:
 
 
 def _groups(log: Sequence[Event]) -> Iterator[tuple[int, list[Event]]]:
-    """Runs of decisions of one moment, and everything else by itself."""
+    """Yield runs of decisions of one moment, and every other event by itself."""
     group: list[Event] = []
     for number, event in enumerate(log, start=1):
         if isinstance(event, _DECISIONS):
@@ -82,7 +81,7 @@ def _groups(log: Sequence[Event]) -> Iterator[tuple[int, list[Event]]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """How a world went under a policy. `waits_us` is by job, of those that started."""
+    """The result of a world under a policy. `waits_us` is by job, of those that started."""
 
     summary: Summary
     waits_us: dict[str, int]
@@ -90,22 +89,22 @@ class Replayed:
     errors: int = 0
 
 
-def as_it_was(seen: Seen) -> Replayed:
-    """What the log itself says, measured as a simulated one is."""
-    return _measured(seen.log, (seen.ledger, seen.end_us), 0)
+def measure_log(observed: ObservedLog) -> Replayed:
+    """Measure the log itself as a simulated one is."""
+    return _measured(observed.log, (observed.ledger, observed.end_us), 0)
 
 
-def replay(seen: Seen, policy: Policy, *, estimates: bool = False) -> Replayed:
-    """The same arrivals, the same work and the same nodes, until the log's end."""
+def replay(observed: ObservedLog, policy: Policy, *, estimates: bool = False) -> Replayed:
+    """Run the same arrivals, the same work and the same nodes, until the log's end."""
     log: list[Event] = []
     done = run(
-        [node for _, node in seen.nodes],
-        seen.submissions(estimates=estimates),
-        seen.outages,
+        [node for _, node in observed.nodes],
+        observed.submissions(estimates=estimates),
+        observed.outages,
         policy=policy,
-        queues=seen.queues[-1].queues if seen.queues else (),
-        start_us=seen.start_us,
-        until_us=seen.end_us,
+        queues=observed.queues[-1].queues if observed.queues else (),
+        start_us=observed.start_us,
+        until_us=observed.end_us,
         sink=log.append,
     )
     return _measured(log, (done.ledger, done.at_us), done.errors)

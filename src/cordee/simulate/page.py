@@ -1,15 +1,14 @@
-"""The comparison as one page: the policies side by side, who waited how long, what the cluster did, and who held
-which node."""
+"""The comparison as one page: policies side by side, waits, GPUs held over time, and the attempts on each node."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import cordee
-from cordee.cli.simulate_text import Answer, PolicyAnswer, dollars, seconds
 from cordee.events import Outcome
+from cordee.simulate.answer import PolicyComparison, PolicyResult
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.gantt import Held
-from cordee.units import US_PER_HOUR, US_PER_S, format_duration
+from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 from cordee.view.chart import Axis, Line, chart_html
 from cordee.view.gantt import Bar, gantt_svg
 from cordee.view.report import Report, Section, report_html
@@ -23,14 +22,14 @@ _TICKS_S = (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
 _KIND = {Outcome.FINISHED: "finished", Outcome.CHECKPOINTED: "left", None: "runs"}
 
 
-def page(scenario: Scenario, answer: Answer, results: Sequence[Result]) -> str:
-    """The whole of it, self-contained."""
+def comparison_page(scenario: Scenario, answer: PolicyComparison, results: Sequence[Result]) -> str:
+    """Return the page, self-contained."""
     best = min(answer.policies, key=lambda each: each.summary.jct_s.mean)
     facts = [
         (f"{answer.jobs:,}", f"jobs of {answer.trace}"),
         (f"{answer.gpus:,}", f"GPUs on {answer.nodes:,} nodes"),
-        (seconds(best.summary.jct_s.mean), f"shortest mean time to the end: {best.policy}"),
-        (dollars(min(each.lost_micro_usd for each in answer.policies)), "least money lost by a policy"),
+        (format_duration(best.summary.jct_s.mean), f"shortest mean time to the end: {best.policy}"),
+        (format_micro_usd(min(each.lost_micro_usd for each in answer.policies)), "least money lost by a policy"),
     ]
     lead = (
         "The same jobs arrived at the same cluster under each policy. The code that decided is the code that schedules "
@@ -44,14 +43,14 @@ def page(scenario: Scenario, answer: Answer, results: Sequence[Result]) -> str:
     return report_html(Report("Policies on one trace", lead, [each for each in sections if each], facts, footer))
 
 
-def _table(answer: Answer) -> Section:
-    rows: list[tuple[str, Callable[[PolicyAnswer], str]]] = [
-        ("time to the end, mean", lambda each: seconds(each.summary.jct_s.mean)),
-        ("median", lambda each: seconds(each.summary.jct_s.p50)),
-        ("99th percentile", lambda each: seconds(each.summary.jct_s.p99)),
-        ("wait for the first start, mean", lambda each: seconds(each.summary.wait_s.mean)),
-        ("99th percentile", lambda each: seconds(each.summary.wait_s.p99)),
-        ("longest time without GPUs", lambda each: seconds(each.summary.away_s.max)),
+def _table(answer: PolicyComparison) -> Section:
+    rows: list[tuple[str, Callable[[PolicyResult], str]]] = [
+        ("time to the end, mean", lambda each: format_duration(each.summary.jct_s.mean)),
+        ("median", lambda each: format_duration(each.summary.jct_s.p50)),
+        ("99th percentile", lambda each: format_duration(each.summary.jct_s.p99)),
+        ("wait for the first start, mean", lambda each: format_duration(each.summary.wait_s.mean)),
+        ("99th percentile", lambda each: format_duration(each.summary.wait_s.p99)),
+        ("longest time without GPUs", lambda each: format_duration(each.summary.away_s.max)),
         ("goodput: useful of held GPU time", lambda each: f"{each.summary.goodput:.2%}"),
         ("GPU time held", lambda each: f"{each.summary.held_fraction:.1%}"),
         ("fragmented", lambda each: f"{each.summary.fragmented:.2%}"),
@@ -59,38 +58,38 @@ def _table(answer: Answer) -> Section:
         ("slowdown, Jain's index", lambda each: f"{each.summary.slowdown_jain:.3f}"),
         ("preemptions", lambda each: f"{each.summary.preemptions:,}"),
         ("GPU-hours lost", lambda each: f"{each.lost_gpu_hours:,.1f}"),
-        ("money lost", lambda each: dollars(each.lost_micro_usd)),
+        ("money lost", lambda each: format_micro_usd(each.lost_micro_usd)),
         ("jobs that ended", lambda each: f"{each.summary.ended:,}"),
     ]
     columns = ["", *(each.policy for each in answer.policies)]
-    table = table_html(columns, [[name, *(tell(each) for each in answer.policies)] for name, tell in rows])
+    table = table_html(columns, [[name, *(show(each) for each in answer.policies)] for name, show in rows])
     notes = [
-        f"{each.policy}: {each.says}" + (", told the true run times" if each.knows_run_times else "")
+        f"{each.policy}: {each.description}" + (", knows the true run times" if each.knows_run_times else "")
         for each in answer.policies
     ]
     notes += [f"{left.rows:,} rows of the trace are left out: {left.kind}" for left in answer.left_out]
     notes += [f"price: {source}" for source in answer.price_sources]
     return Section(
         "Side by side",
-        "Lost is work that was done again and the time that saves on notice took; restarts are not in it. "
-        "Fragmented is GPU time that lay free while the smallest gang that waited would have fitted in it by number.",
+        "Lost is work that was repeated and the time of saves on notice; restarts are not in it. "
+        "Fragmented is GPU time that was free while the smallest waiting gang would have fitted by number.",
         (table,),
         notes=notes,
     )
 
 
 def _waits(results: Sequence[Result]) -> Section:
-    ended = [Line(each.named.name, _cdf(each.metrics.jct_us)) for each in results if each.metrics.jct_us]
-    waited = [Line(each.named.name, _cdf(each.metrics.wait_us)) for each in results if each.metrics.wait_us]
-    share = Axis("share of jobs", lambda value: f"{value:.0%}")
+    ended = [Line(each.policy.name, _cdf(each.metrics.jct_us)) for each in results if each.metrics.jct_us]
+    waited = [Line(each.policy.name, _cdf(each.metrics.wait_us)) for each in results if each.metrics.wait_us]
+    fraction = Axis("fraction of jobs", lambda value: f"{value:.0%}")
     figures = []
     if ended:
         figures.append(
-            chart_html(ended, _time_axis("time from submission to the end"), share, label="times to the end")
+            chart_html(ended, _time_axis("time from submission to the end"), fraction, label="times to the end")
         )
     if waited:
-        figures.append(chart_html(waited, _time_axis("wait for the first start"), share, label="waits"))
-    return Section("Who waited how long", "Distributions over all jobs; further left is better.", figures)
+        figures.append(chart_html(waited, _time_axis("wait for the first start"), fraction, label="waits"))
+    return Section("Waits", "Distributions over all jobs; further left is better.", figures)
 
 
 def _time_axis(name: str) -> Axis:
@@ -100,7 +99,7 @@ def _time_axis(name: str) -> Axis:
 
 
 def _cdf(values_us: Sequence[int]) -> list[tuple[float, float]]:
-    """Points of the distribution; less than a second is drawn as a second."""
+    """Return points of the distribution; less than a second is drawn as a second."""
     ordered = sorted(values_us)
     points = []
     for step in range(_QUANTILES + 1):
@@ -114,24 +113,19 @@ def _cluster(results: Sequence[Result]) -> Section:
     for each in results:
         points = _thinned(each.metrics.points)
         if len(points) > 1:
-            zero_us = points[0][0]
-            days = [(at_us - zero_us) / (24 * US_PER_HOUR) for at_us, *_ in points]
-            held.append(
-                Line(each.named.name, [(day, row[1] / 1000) for day, row in zip(days, points, strict=True)], steps=True)
-            )
-            waiting.append(
-                Line(each.named.name, [(day, float(row[2])) for day, row in zip(days, points, strict=True)], steps=True)
-            )
+            days = [(at_us - points[0][0]) / (24 * US_PER_HOUR) for at_us, *_ in points]
+            held_gpus = [(day, point[1] / 1000) for day, point in zip(days, points, strict=True)]
+            waiting_jobs = [(day, float(point[2])) for day, point in zip(days, points, strict=True)]
+            held.append(Line(each.policy.name, held_gpus, steps=True))
+            waiting.append(Line(each.policy.name, waiting_jobs, steps=True))
     if not held:
-        return Section("What the cluster did", "Nothing ran for long enough to be drawn.")
+        return Section("The cluster over time", "No run was long enough to be drawn.")
     day = Axis("day", lambda value: f"{value:g}")
     figures = (
         chart_html(held, day, Axis("GPUs held", lambda value: f"{value:,.0f}"), label="GPUs held over time"),
-        chart_html(
-            waiting, day, Axis("jobs that wait", lambda value: f"{value:,.0f}"), label="jobs that wait over time"
-        ),
+        chart_html(waiting, day, Axis("waiting jobs", lambda value: f"{value:,.0f}"), label="waiting jobs over time"),
     )
-    return Section("What the cluster did", "GPUs held and jobs that waited, over time.", figures)
+    return Section("The cluster over time", "GPUs held and waiting jobs.", figures)
 
 
 def _thinned(points: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
@@ -139,16 +133,22 @@ def _thinned(points: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int
     return list(points[::step])
 
 
-def _losses(answer: Answer) -> Section | None:
+def _losses(answer: PolicyComparison) -> Section | None:
     rows = [
-        [each.policy, lost.cause, _hours(lost.redone_gpu_us), _hours(lost.save_gpu_us), dollars(lost.micro_usd)]
+        [
+            each.policy,
+            lost.cause,
+            _hours(lost.redone_gpu_us),
+            _hours(lost.save_gpu_us),
+            format_micro_usd(lost.micro_usd),
+        ]
         for each in answer.policies
         for lost in each.summary.lost
     ]
     if not rows:
         return None
-    names = ("policy", "cause", "GPU-hours done again", "GPU-hours saving", "money")
-    return Section("What was lost, and to what", "By the ledger.", (table_html(names, rows),))
+    names = ("policy", "cause", "GPU-hours repeated", "GPU-hours saving", "money")
+    return Section("Losses by cause", "By the ledger.", (table_html(names, rows),))
 
 
 def _hours(gpu_us: int) -> str:
@@ -156,29 +156,29 @@ def _hours(gpu_us: int) -> str:
 
 
 def _gantts(scenario: Scenario, results: Sequence[Result]) -> list[Section]:
-    """The same stretch of time under each policy: where most jobs waited under the first."""
+    """Draw the same window under each policy: the one in which most jobs waited under the first."""
     busiest = max(results[0].metrics.points, key=lambda point: (point[2], point[1]), default=None)
     if busiest is None:
         return []
     names = results[0].gantt.nodes
     lanes = {node.name: node.gpus for node in scenario.nodes if node.name in set(names)}
-    from_us, to_us = _stretch(results, busiest[0])
+    from_us, to_us = _window(results, busiest[0])
     figures = []
     for each in results:
         bars = [_bar(held) for held in each.gantt.window(from_us, to_us)]
         figures.append(
-            f"<figcaption><b>{each.named.name}</b></figcaption>"
-            + gantt_svg(lanes, bars, from_us, to_us, f"what held the nodes under {each.named.name}")
+            f"<figcaption><b>{each.policy.name}</b></figcaption>"
+            + gantt_svg(lanes, bars, from_us, to_us, f"attempts on the nodes under {each.policy.name}")
         )
     day = from_us / (24 * US_PER_HOUR)
     lead = (
         f"{format_duration((to_us - from_us) / US_PER_S)} from day {day:,.1f}, when most jobs waited; "
         f"{'all' if len(lanes) == len(scenario.nodes) else f'the first {len(lanes)}'} nodes."
     )
-    return [Section("Who held which node", lead, figures)]
+    return [Section("Attempts on the nodes", lead, figures)]
 
 
-def _stretch(results: Sequence[Result], at_us: int) -> tuple[int, int]:
+def _window(results: Sequence[Result], at_us: int) -> tuple[int, int]:
     starts = [sorted(held.from_us for held in each.gantt.held) for each in results]
     for hours in _HOURS:
         half_us = hours * US_PER_HOUR // 2
@@ -192,5 +192,5 @@ def _stretch(results: Sequence[Result], at_us: int) -> tuple[int, int]:
 def _bar(held: Held) -> Bar:
     kind = _KIND.get(held.outcome, "cut")
     length = format_duration((held.to_us - held.from_us) / US_PER_S)
-    word = held.outcome.value if held.outcome else "runs on"
+    word = held.outcome.value if held.outcome else "still runs"
     return Bar(held.node, held.gpus, held.from_us, held.to_us, kind, f"{held.job_id}: {word}, {length}")

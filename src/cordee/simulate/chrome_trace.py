@@ -8,20 +8,20 @@ from cordee.view.chrome import Lane, Slice, chrome_trace_text
 
 
 def trace_text(results: Sequence[Result]) -> str:
-    """Of the nodes that a run keeps for drawing, one policy after the other."""
+    """Return the attempts on the nodes that a run keeps for drawing, one policy after the other."""
     slices: list[Slice] = []
     for order, result in enumerate(results):
         number = {node: order * len(result.gantt.nodes) + at for at, node in enumerate(result.gantt.nodes)}
         end_us = max((held.to_us for held in result.gantt.held), default=0)
         for held in result.gantt.window(0, end_us):
-            slices += _slices(held, number[held.node], result.named.name)
-    policies = ", ".join(result.named.name for result in results)
+            slices += _slices(held, number[held.node], result.policy.name)
+    policies = ", ".join(result.policy.name for result in results)
     return chrome_trace_text(slices, about={"traceName": policies})
 
 
 def _slices(held: Held, group: int, policy: str) -> list[Slice]:
-    """One for each GPU: that is what a line is."""
-    end = "runs on" if held.outcome is None else str(held.outcome)
+    """Return one slice for each GPU: each is a line."""
+    end = "still runs" if held.outcome is None else str(held.outcome)
     return [
         Slice(
             Lane(group, gpu, f"{policy}: {held.node}", f"GPU {gpu}"), held.job_id, "held", held.from_us,

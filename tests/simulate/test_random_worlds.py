@@ -1,4 +1,4 @@
-"""Clusters, failures, spot series, synthetic workloads: what is drawn comes from its seed, what is wrong is said."""
+"""Clusters, failures, spot series, synthetic workloads: draws come from their seed, and bad input is refused."""
 
 from itertools import islice, pairwise
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from cordee.errors import InputError
 from cordee.events import Capacity
-from cordee.simulate.cluster import Chance, by_chance, cluster, merged, spot_series, vc_clusters
+from cordee.simulate.cluster import OutageRate, cluster, merged, random_outages, spot_series, vc_clusters
 from cordee.simulate.run import run
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally
@@ -46,8 +46,8 @@ def test_a_table_of_nodes_and_one_of_virtual_clusters(tmp_path: Path) -> None:
 
 
 def test_failures_come_as_often_as_they_were_asked_for_and_from_their_seed() -> None:
-    nodes, chance = cluster("50x8"), Chance(per_node_day=0.5, back_us=3600 * S, notice_us=60 * S)
-    first, again, other = (list(islice(by_chance(nodes, chance, seed), 2000)) for seed in (1, 1, 2))
+    nodes, rate = cluster("50x8"), OutageRate(per_node_day=0.5, back_us=3600 * S, notice_us=60 * S)
+    first, again, other = (list(islice(random_outages(nodes, rate, seed), 2000)) for seed in (1, 1, 2))
     assert first == again != other
     assert all(before.begin_us <= after.begin_us for before, after in pairwise(first))
     days = first[-1].at_us / DAY
@@ -97,8 +97,8 @@ def test_failures_without_end_end_with_the_jobs() -> None:
     nodes, tally = cluster("4x8"), Tally("x")
     drawn = Synthetic(jobs=60, sizes=((1, 5), (8, 3), (16, 1))).at_load(32, 0.9)
     given = submissions(drawn.draw(5), nodes, tally, costs=Costs())
-    fails = by_chance(nodes, Chance(per_node_day=3, back_us=1800 * S), 5)
-    taken = by_chance(nodes, Chance(per_node_day=3, back_us=600 * S, notice_us=60 * S, why="reclaimed"), 5)
+    fails = random_outages(nodes, OutageRate(per_node_day=3, back_us=1800 * S), 5)
+    taken = random_outages(nodes, OutageRate(per_node_day=3, back_us=600 * S, notice_us=60 * S, why="reclaimed"), 5)
     done = run(nodes, given, merged(fails, taken), defer_reports=True)
     assert done.errors == 0
     rows = done.ledger.rows(done.at_us)
