@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 
 from cordee.hardware.load import load_catalogue
-from cordee.plan.layout import OFFLOADS, RECOMPUTES, SCHEDULES, LayoutWanted, Training
+from cordee.plan.layout import OFFLOADS, RECOMPUTES, SCHEDULES
 from cordee.plan.memory import peak_bytes
 from cordee.plan.optimum import Case, brute_force, count, optimum
 from cordee.plan.space import EVERYTHING
 from cordee.plan.step import step_time
+from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 from cordee.workload.load import load_shape
 
 SEED, EVALUATIONS = 7, 50

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Catalogue, Gpu
-from cordee.plan.layout import OPTIMIZERS, Attention, Framework, Layout, Loss, Precision, Recompute, Training
+from cordee.plan.layout import Layout, Recompute
+from cordee.plan.training import OPTIMIZERS, Attention, Framework, Loss, Precision, Training
 from cordee.units import GB
 from cordee.workload.model import Experts, LatentAttention, ModelShape
 

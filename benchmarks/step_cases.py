@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from cordee.hardware.catalog import Efficiency, Gpu
-from cordee.plan.layout import Layout, Optimizer, Training
+from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
 from cordee.plan.step import step_time
+from cordee.plan.training import Optimizer, Training
 from cordee.workload.model import ModelShape
 from published import Published
 

@@ -13,8 +13,10 @@ from cordee.hardware.catalog import Capacity, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import Assumptions
-from cordee.plan.layout import Loss, Precision, Recompute, layout_wanted
+from cordee.plan.layout import Recompute
 from cordee.plan.settings import Settings
+from cordee.plan.training import Loss, Precision
+from cordee.plan.wanted import layout_wanted
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
 

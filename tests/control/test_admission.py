@@ -28,7 +28,9 @@ from cordee.events import Capacity, Job, Node, Queue, Tier
 from cordee.hardware.load import load_catalogue
 from cordee.ids import JobId
 from cordee.plan.comms import gradient_s, tensor_layer_s
-from cordee.plan.layout import Layout, Training, parse_layout
+from cordee.plan.layout import Layout
+from cordee.plan.training import Training
+from cordee.plan.wanted import parse_layout
 from cordee.planning import plan
 from cordee.schedule.placement.entry import Used, entry_of
 from cordee.schedule.placement.free import FreeIndex

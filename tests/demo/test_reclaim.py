@@ -3,8 +3,8 @@
 import pytest
 
 from cordee.demo.reclaim import GPUS, Reclaims, play_reclaims
-from cordee.plan.layout import Training
 from cordee.plan.survive import survival
+from cordee.plan.training import Training
 from cordee.units import US_PER_HOUR, format_micro_usd
 from cordee.workload.load import load_shape
 

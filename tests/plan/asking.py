@@ -4,7 +4,8 @@ from dataclasses import fields
 
 from cordee.hardware.catalog import Gpu, Price
 from cordee.plan import Answer, Request, Settings, ask
-from cordee.plan.layout import Recompute, layout_wanted
+from cordee.plan.layout import Recompute
+from cordee.plan.wanted import layout_wanted
 from cordee.workload.model import ModelShape
 
 _SETTINGS = {field.name for field in fields(Settings)}

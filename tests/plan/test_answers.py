@@ -10,11 +10,11 @@ from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Layout, Settings, ask_curve
 from cordee.plan.curve import sizes
-from cordee.plan.layout import Training
 from cordee.plan.longest import longest_context, longest_contexts
 from cordee.plan.memory import peak_bytes
 from cordee.plan.optimum import Case
 from cordee.plan.search import fewest_gpus_to_train
+from cordee.plan.training import Training
 from cordee.workload.load import load_shape
 
 CATALOGUE = load_catalogue()

@@ -36,8 +36,8 @@ from cordee.plan.experts.pack import lightest_worst_node, node_orders, packings,
 from cordee.plan.experts.pairs import pair_counts, pair_max
 from cordee.plan.experts.prove import least_max_of_pairs
 from cordee.plan.experts.shape import Floats, Placement
-from cordee.plan.layout import LayoutWanted, layout_wanted
 from cordee.plan.settings import Settings
+from cordee.plan.wanted import LayoutWanted, layout_wanted
 from cordee.workload.load import load_shape
 
 PATIENT = Costs(horizon_s=1e9)

@@ -15,9 +15,11 @@ from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Layout, parse_layout
 from cordee.plan.launch import LAUNCHERS, Launch, first_to_launch, launch_settings
-from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, SCHEDULES, Training, find_optimizer, first_misfit
+from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, SCHEDULES
 from cordee.plan.pipeline import find_schedule
+from cordee.plan.rules import first_misfit
 from cordee.plan.split import splits, stage_layers
+from cordee.plan.training import Training, find_optimizer
 from cordee.workload.load import load_shape
 from cordee.workload.spec import parse_spec
 

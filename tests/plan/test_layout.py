@@ -5,16 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import LayoutError
-from cordee.plan.layout import (
-    OPTIMIZERS,
-    Layout,
-    LayoutWanted,
-    Training,
-    find_optimizer,
-    parse_layout,
-    validate,
-)
+from cordee.plan.layout import Layout
+from cordee.plan.rules import validate
 from cordee.plan.split import light_ends, read_split, split_text, splits, stage_layers
+from cordee.plan.training import OPTIMIZERS, Training, find_optimizer
+from cordee.plan.wanted import LayoutWanted, parse_layout
 from cordee.workload.load import load_shape
 
 LLAMA = load_shape("llama-3-70b")

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from cordee.hardware.load import load_catalogue
 from cordee.plan.activations import layer_activation_bytes
 from cordee.plan.buffers import context_bytes
-from cordee.plan.layout import OPTIMIZERS, Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.memory import rank_memory, state_bytes
 from cordee.plan.search import fewest_gpus_to_hold
 from cordee.plan.states import stage_parameters
+from cordee.plan.training import OPTIMIZERS, Training
 from cordee.units import GB, GiB
 from cordee.workload.load import load_shape, model_names
 from cordee.workload.model import ModelShape

@@ -7,10 +7,11 @@ import pytest
 
 from cordee.plan.activations import context_moment_bytes, in_flight, kept_bytes, layer_activation_bytes, loss_bytes
 from cordee.plan.buffers import context_bytes, standing_bytes
-from cordee.plan.layout import OPTIMIZERS, Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes, rank_memory, state_bytes, timeline
 from cordee.plan.offload import host_optimizer_bytes, host_traffic_s
 from cordee.plan.states import holding, padded_vocab, peak_ranks, rank_parameters
+from cordee.plan.training import OPTIMIZERS, Training
 from cordee.units import MiB
 from cordee.workload.load import load_shape
 

@@ -1,8 +1,9 @@
 """What torch's own trainers hold beside others: whole stages under FSDP, tensors to receive into, a plain loss."""
 
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.memory import timeline
 from cordee.plan.states import rank_parameters
+from cordee.plan.training import Training
 from cordee.workload.load import load_shape
 
 L8, L70 = (load_shape(f"llama-3-{size}") for size in ("8b", "70b"))

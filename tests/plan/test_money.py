@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from cordee.errors import SpecError
 from cordee.hardware.collectives import Link, all_gather_s
 from cordee.plan.cost import egress_usd, hold_usd, storage_usd_per_month, training_run
-from cordee.plan.layout import OPTIMIZERS, Training
 from cordee.plan.memory import state_bytes
 from cordee.plan.published import figures
 from cordee.plan.rent_or_buy import Ownership, break_even_month, compare, ownership_from
+from cordee.plan.training import OPTIMIZERS, Training
 from cordee.units import GB, TB, MiB
 from cordee.workload.load import load_shape
 

@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.hardware.load import load_catalogue
-from cordee.plan.layout import OFFLOADS, RECOMPUTES, SCHEDULES, Layout, LayoutWanted, Training, first_misfit
+from cordee.plan.layout import OFFLOADS, RECOMPUTES, SCHEDULES, Layout
 from cordee.plan.memory import peak_bytes, rank_memory
 from cordee.plan.optimum import Case, best_of_meshes, brute_force, count, optimum
+from cordee.plan.rules import first_misfit
 from cordee.plan.space import EVERYTHING, Choices
 from cordee.plan.step import step_time
+from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 from cordee.workload.load import load_shape
 
 CATALOGUE = load_catalogue()

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Answer, Layout, parse_layout
-from cordee.plan.layout import Training, first_misfit
 from cordee.plan.memory import rank_memory
+from cordee.plan.rules import first_misfit
 from cordee.plan.search import fewest_gpus_to_hold
 from cordee.plan.step import model_flop_fraction, step_time
+from cordee.plan.training import Training
 from cordee.units import GB, format_bytes
 from cordee.workload.load import load_shape
 

@@ -6,18 +6,12 @@ from itertools import product
 import pytest
 
 from cordee.hardware.load import load_catalogue
-from cordee.plan.layout import (
-    CONTEXT_KINDS,
-    OFFLOADS,
-    RECOMPUTES,
-    SCHEDULES,
-    Layout,
-    LayoutWanted,
-    Training,
-    first_misfit,
-)
+from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, Layout
 from cordee.plan.optimum import Case, count
-from cordee.plan.space import EVERYTHING, Choices, burdens, divisors, pipelines, rows, ways
+from cordee.plan.rules import first_misfit
+from cordee.plan.space import EVERYTHING, Choices, Space, burdens, divisors, pipelines, rows, ways
+from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 from cordee.workload.load import load_shape
 
 GPT2, V2, L8 = (load_shape(name) for name in ("gpt2", "deepseek-v2", "llama-3-8b"))
@@ -28,11 +22,12 @@ NOTHING = LayoutWanted()
 def _all_layouts(shape, training: Training, gpus: int, wanted: LayoutWanted, choices: Choices) -> list[Layout]:
     found = []
     experts = shape.experts is not None
-    for pp in pipelines(shape, gpus, wanted):
-        at = rows(shape, training, gpus, pp, wanted=wanted, choices=choices)
-        for block in [] if at is None else ways(shape, training, at, wanted, choices):
+    space = Space(shape, training, gpus, wanted, choices)
+    for pp in pipelines(space):
+        at = rows(space, pp)
+        for block in [] if at is None else ways(space, at):
             for recompute, offload in burdens(wanted, choices):
-                words = block.saying(recompute=recompute, offload=offload)
+                words = block.with_words(recompute=recompute, offload=offload)
                 found += [words.one(row, experts) for row in range(len(words))]
     return found
 

@@ -12,9 +12,10 @@ from cordee.plan.comms import gradient_s, stage_send_s, tensor_layer_s
 from cordee.plan.host import layer_host_s
 from cordee.plan.kernels import fused_attention_s, product_s, row_fraction, unfused_attention_s, waves
 from cordee.plan.layer import head_passes
-from cordee.plan.layout import SCHEDULES, Layout, Training
+from cordee.plan.layout import SCHEDULES, Layout
 from cordee.plan.pipeline.price import bubble_s
 from cordee.plan.step import hidden_s, step_interval_s, step_time
+from cordee.plan.training import Training
 from cordee.workload.families import shape_from_config
 from cordee.workload.load import load_shape
 

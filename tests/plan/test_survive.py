@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.plan.cost import hold_usd, usd_per_billion_tokens
-from cordee.plan.layout import OPTIMIZERS, Training
 from cordee.plan.survive import (
     Interruptions,
     best_period_of_s,
@@ -18,6 +17,7 @@ from cordee.plan.survive import (
     survival,
     young_s,
 )
+from cordee.plan.training import OPTIMIZERS, Training
 from cordee.workload.load import load_shape
 
 L70 = load_shape("llama-3-70b")

@@ -17,10 +17,12 @@ from cordee.plan.ask import Answer, Request, ask, ask_curve
 from cordee.plan.curve import Curve
 from cordee.plan.document import curve_document, plan_document
 from cordee.plan.expect import DEFAULTS, Assumptions
-from cordee.plan.layout import FRAMEWORKS, LOSSES, PRECISIONS, RECOMPUTES, layout_wanted
+from cordee.plan.layout import RECOMPUTES
 from cordee.plan.page import curve_page
 from cordee.plan.rent_or_buy import Ownership, ownership_from
 from cordee.plan.settings import Settings
+from cordee.plan.training import FRAMEWORKS, LOSSES, PRECISIONS
+from cordee.plan.wanted import layout_wanted
 from cordee.planning import find_gpu, home_prices, parse_tokens
 from cordee.units import format_bytes, format_duration, parse_bytes_per_s, parse_duration_s
 from cordee.workload.gpus import parse_gpus

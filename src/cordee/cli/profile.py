@@ -18,7 +18,7 @@ from cordee.cli.profile_text import Answer, Planned, print_answer
 from cordee.errors import CatalogueError, DoesNotFitError, SpecError
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Request, Settings, ask
-from cordee.plan.layout import layout_wanted
+from cordee.plan.wanted import layout_wanted
 from cordee.telemetry.profile import (
     KernelTable,
     RankReport,

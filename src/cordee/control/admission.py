@@ -16,7 +16,7 @@ from cordee.errors import CatalogueError, ScriptError, SpecError, TooLargeError,
 from cordee.events import Capacity, Job, Node, Tier
 from cordee.hardware.catalog import Catalogue
 from cordee.ids import JobId
-from cordee.plan.layout import near_ranks, parse_layout
+from cordee.plan.wanted import near_ranks, parse_layout
 from cordee.schedule.quota.queues import DEFAULT, near
 from cordee.schedule.quota.quotas import Quotas
 from cordee.storage.destination import check_destination

@@ -10,9 +10,9 @@ from cordee.events import Estimate, Node
 from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import DEFAULTS, Assumptions
-from cordee.plan.layout import layout_wanted
 from cordee.plan.settings import Settings
 from cordee.plan.survive import Survival, survival
+from cordee.plan.wanted import layout_wanted
 from cordee.units import US_PER_S, format_bytes, format_duration
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape

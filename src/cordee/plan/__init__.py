@@ -6,8 +6,10 @@ from types import ModuleType
 
 from cordee.plan.ask import Answer, Request, ask, ask_curve
 from cordee.plan.expect import Assumptions
-from cordee.plan.layout import Layout, Training, parse_layout
+from cordee.plan.layout import Layout
 from cordee.plan.settings import Settings
+from cordee.plan.training import Training
+from cordee.plan.wanted import parse_layout
 
 __all__ = ["Answer", "Assumptions", "Layout", "Request", "Settings", "Training", "ask", "ask_curve", "parse_layout"]
 

@@ -7,9 +7,10 @@ published measurements, for grouped-query and latent attention, gated MLPs, expe
 
 from typing import Any
 
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import micro_batches_in_flight
 from cordee.plan.states import Holding, padded_vocab
+from cordee.plan.training import Training
 from cordee.units import MiB
 from cordee.workload.model import ModelShape
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cordee.hardware.catalog import Price
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.memory import RankMemory
 from cordee.plan.optimum import Case
 from cordee.plan.step import StepTime
+from cordee.plan.training import Training
 from cordee.units import format_bytes
 
 

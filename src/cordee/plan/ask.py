@@ -17,7 +17,7 @@ from cordee.plan.cost import TrainingRun, training_run
 from cordee.plan.curve import Curve, scaling_curve, sizes
 from cordee.plan.expect import Assumptions, Expectation, expectations
 from cordee.plan.launch import Launch, first_to_launch
-from cordee.plan.layout import Framework, Layout, LayoutWanted, Training
+from cordee.plan.layout import Layout
 from cordee.plan.longest import LongestContext, longest_contexts
 from cordee.plan.memory import state_bytes
 from cordee.plan.optimum import Case
@@ -35,6 +35,8 @@ from cordee.plan.search import (
 from cordee.plan.settings import Settings
 from cordee.plan.space import EVERYTHING
 from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node, level_saves
+from cordee.plan.training import Framework, Training
+from cordee.plan.wanted import LayoutWanted
 from cordee.plan.why import Why, why_not
 from cordee.units import GB, US_PER_S, format_bytes
 from cordee.workload.model import ModelShape

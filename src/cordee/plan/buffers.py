@@ -3,8 +3,9 @@
 from typing import Any
 
 from cordee.plan.activations import keeps_fp8
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.states import Holding, layer_parameters, padded_vocab
+from cordee.plan.training import Training
 from cordee.units import GB, MiB
 from cordee.workload.model import ModelShape
 

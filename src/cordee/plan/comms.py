@@ -10,7 +10,8 @@ import numpy as np
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.collectives import Group, group_of
 from cordee.plan.layer import rank_tokens
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 

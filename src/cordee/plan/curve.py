@@ -6,9 +6,10 @@ from itertools import pairwise
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import Price
 from cordee.plan.answer import Candidate
-from cordee.plan.layout import LayoutWanted, Training
 from cordee.plan.optimum import Case, optimum
 from cordee.plan.search import ANY_LAYOUT, judge, ordinary
+from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 
 # Below this share of the best speed of one GPU an added one is no longer worth its price: the knee.
 WORTH = 0.5

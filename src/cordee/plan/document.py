@@ -15,9 +15,10 @@ from cordee.plan.cost import TrainingRun
 from cordee.plan.curve import Curve
 from cordee.plan.expect import Expectation
 from cordee.plan.launch import Launch
-from cordee.plan.layout import ContextKind, Framework, Loss, Offload, Precision, Recompute
+from cordee.plan.layout import ContextKind, Offload, Recompute
 from cordee.plan.rent_or_buy import Ownership, Swing
 from cordee.plan.survive import LevelSave
+from cordee.plan.training import Framework, Loss, Precision
 from cordee.plan.why import Ground, Why
 from cordee.workload.model import ModelShape, ParameterCount
 

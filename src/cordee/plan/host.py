@@ -6,7 +6,8 @@ Kernels are counted as torch's dispatcher counts them in a layer that is written
 from typing import Any
 
 from cordee.hardware.catalog import Gpu
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 # Kernels of a layer with fused norms, rotations and activations, and where torch runs rotations and activations one by

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cordee.hardware.catalog import Gpu
-from cordee.plan.layout import Attention
+from cordee.plan.training import Attention
 
 # Output tiles that one multiprocessor computes, and the part of its rate that each reaches: a smaller tile loads more
 # bytes for each product, 4/3, 2 and 8/3 times those of the largest (NVIDIA, Matrix Multiplication Background User's

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from cordee.errors import LayoutError
 from cordee.plan.launch_megatron import megatron
 from cordee.plan.launch_torchtitan import torchtitan
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 

@@ -4,8 +4,9 @@ Names were read in megatron/training/arguments.py, training/config, core/transfo
 pipeline_parallel_layer_layout.py and the guide of Megatron-FSDP.
 """
 
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 _CONTEXT = {"ring": "p2p", "all-gather": "all_gather", "ulysses": "a2a"}

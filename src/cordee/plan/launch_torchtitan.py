@@ -4,9 +4,10 @@ Names were read in torchtitan/config/{parallelism,training}.py, distributed/acti
 torchtitan_recipes; its section.option flags are frozen and leave.
 """
 
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 _RECOMPUTE = {"full": "FullActivationRematConfig", "selective": "SelectiveActivationRematConfig"}

@@ -10,7 +10,8 @@ import numpy as np
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.kernels import fused_attention_s, move_s, product_s, unfused_attention_s
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
+from cordee.plan.training import Training
 from cordee.workload.model import LatentAttention, ModelShape
 
 # 16-bit words that a layer's small kernels move for each token, counted along the layer: two norms (4h), two

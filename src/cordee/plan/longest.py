@@ -3,11 +3,14 @@
 from dataclasses import dataclass, replace
 
 from cordee.plan.answer import Layouts
-from cordee.plan.layout import Layout, LayoutWanted, Training, first_misfit
+from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
 from cordee.plan.optimum import Case, optimum
+from cordee.plan.rules import first_misfit
 from cordee.plan.search import ordinary
 from cordee.plan.settings import default_batch
+from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 
 LONGEST_TOKENS = 1 << 26
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from cordee.plan import activations as act
 from cordee.plan import buffers as buf
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.states import holding, peak_ranks, rank_parameters, stage_parameters
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 __all__ = [

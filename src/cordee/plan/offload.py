@@ -6,8 +6,9 @@ The times are of the link alone; how much of them a step hides is for the step's
 from typing import Any
 
 from cordee.plan.activations import in_flight, kept_bytes
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.states import holding, rank_parameters
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 
 from cordee.hardware.catalog import Gpu
-from cordee.plan.layout import Layout, LayoutWanted, Offload, Recompute, Training
+from cordee.plan.arrays import Floats, Ints
+from cordee.plan.layout import Layout, Offload, Recompute
 from cordee.plan.memory import peak_bytes
-from cordee.plan.space import Choices, Ints, Rows, burdens, pipelines, rows, ways
+from cordee.plan.space import Choices, Rows, Space, burdens, pipelines, rows, ways
 from cordee.plan.step import step_time
+from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 from cordee.workload.model import ModelShape
 
-Floats = npt.NDArray[np.float64]
 # Rows that are judged at once: few enough for the processor's cache, many enough to hide the interpreter.
 SLICE = 8192
 # Rounding may let a heavier burden appear faster by this share; more than that is a fault of the model.
@@ -116,7 +117,7 @@ def brute_force(case: Case, wanted: LayoutWanted, choices: Choices) -> Winner | 
     """The same by looking at every candidate; for tests and benchmarks."""
     ladder = _Ladder(1)
     for block, burden in product(_blocks(case, wanted, choices), burdens(wanted, choices)):
-        at = block.saying(recompute=burden[0], offload=burden[1])
+        at = block.with_words(recompute=burden[0], offload=burden[1])
         for part in _slices(at):
             groups = np.zeros(len(part), dtype=np.int64)
             peaks = _peaks(case, part)
@@ -131,11 +132,12 @@ def _blocks(case: Case, wanted: LayoutWanted, choices: Choices) -> list[Rows]:
     """Everything that divides."""
     found: list[Rows] = []
     meshes = 0
-    for pp in pipelines(case.shape, case.gpus, wanted):
-        at = rows(case.shape, case.training, case.gpus, pp, wanted=wanted, choices=choices, first_mesh=meshes)
+    space = Space(case.shape, case.training, case.gpus, wanted, choices)
+    for pp in pipelines(space):
+        at = rows(space, pp, first_mesh=meshes)
         if at is not None:
             meshes = int(at.mesh.max()) + 1
-            found += ways(case.shape, case.training, at, wanted, choices)
+            found += ways(space, at)
     return found
 
 
@@ -154,7 +156,7 @@ def _search(
     total = sum(len(block) for block in blocks)
     parts: list[tuple[Floats, Rows]] = []
     for block in blocks:
-        for part in _slices(block.saying(recompute=light[0], offload=light[1])):
+        for part in _slices(block.with_words(recompute=light[0], offload=light[1])):
             parts.append((_times(case, part), part))
     # The most promising first: the sooner a good one is found, the fewer are left to weigh.
     parts.sort(key=lambda pair: float(pair[0].min()))
@@ -182,7 +184,7 @@ def _climb(
         floors, part, groups = floors[alive], part.take(alive), groups[alive]
         if not len(part):
             break
-        at = part.saying(recompute=recompute, offload=offload)
+        at = part.with_words(recompute=recompute, offload=offload)
         peaks = _peaks(case, at)
         weighed += len(at)
         fits = peaks <= case.gpu.memory_bytes

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from cordee.plan.cost import hold_usd, storage_usd_per_month
-from cordee.plan.layout import OPTIMIZERS
 from cordee.plan.rent_or_buy import break_even_month
+from cordee.plan.training import OPTIMIZERS
 from cordee.units import GB, TB, MiB, format_bytes
 from cordee.workload.model import ModelShape
 

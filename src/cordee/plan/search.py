@@ -7,13 +7,16 @@ from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu, Price
 from cordee.plan.answer import Candidate, Layouts, Remedy
 from cordee.plan.cost import usd_per_billion_tokens
-from cordee.plan.layout import Layout, LayoutWanted, find_optimizer, validate
+from cordee.plan.layout import Layout
 from cordee.plan.memory import rank_memory, state_bytes
 from cordee.plan.offload import host_bytes
 from cordee.plan.optimum import Case, best_of_meshes, optimum
+from cordee.plan.rules import validate
 from cordee.plan.settings import default_batch
 from cordee.plan.space import Choices
 from cordee.plan.step import StepTime, model_flop_fraction, step_interval_s, step_time
+from cordee.plan.training import find_optimizer
+from cordee.plan.wanted import LayoutWanted
 from cordee.units import format_bytes
 
 LARGEST_SEARCH_GPUS = 65_536

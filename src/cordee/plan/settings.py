@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cordee.errors import LayoutError
 from cordee.plan.experts.imbalance import ImbalanceByEp, Loads, imbalance_by_ep
-from cordee.plan.layout import FRAMEWORKS, Framework, Loss, Precision, Training, find_optimizer
+from cordee.plan.training import FRAMEWORKS, Framework, Loss, Precision, Training, find_optimizer
 from cordee.workload.model import ModelShape
 
 TARGET_TOKENS_PER_STEP = 4 * 2**20

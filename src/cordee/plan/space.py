@@ -4,34 +4,31 @@ A block is one `Layout` whose sizes are arrays of candidates, while its words (s
 pipeline are one for all of them, as the formulas of memory and time want it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
-from cordee.plan.layout import (
-    CONTEXT_KINDS,
-    OFFLOADS,
-    SCHEDULES,
-    ContextKind,
-    Layout,
-    LayoutWanted,
-    Offload,
-    Recompute,
-    Training,
-)
+from cordee.plan.arrays import Ints, Mask
+from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, SCHEDULES, ContextKind, Layout, Offload, Recompute
 from cordee.plan.pipeline.schedules import find_schedule
+from cordee.plan.rules import Proposal, permitted
 from cordee.plan.split import Split, splits
+from cordee.plan.training import Training
+from cordee.plan.wanted import LayoutWanted
 from cordee.workload.model import ModelShape
 
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 T = TypeVar("T")
 SIZES = ("dp", "tp", "cp", "ep", "etp", "zero", "sp", "shard", "micro_batch")
 WIDEST_ANYWHERE = 1 << 30
+# Axes in the order in which the loops below fix them: the rules are tested as soon as what they read is known.
+_PP = frozenset({"pp"})
+_TP = _PP | {"tp"}
+_SPLITS = _TP | {"cp", "dp"}
+_SCHEDULES = _PP | {"schedule", "vpp", "split"}
+_ROWS = _SPLITS | {"zero", "shard", "ep", "etp", "sp", "micro_batch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +57,17 @@ class Choices:
 EVERYTHING = Choices()
 
 
+class Words(TypedDict, total=False):
+    """The fields of a layout that are one for all rows of a block."""
+
+    schedule: str
+    vpp: int
+    split: Split | None
+    cp_kind: ContextKind
+    recompute: Recompute
+    offload: Offload
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The sizes of many layouts with the same pipeline; `mesh` numbers those that differ in tp, cp, dp or ZeRO."""
@@ -72,10 +80,11 @@ class Rows:
 
     def take(self, chosen: Mask | Ints) -> "Rows":
         """Those rows only."""
-        kept: dict[str, Any] = {name: column[chosen] for name, column in self._columns()}
-        return Rows(replace(self.layout, **kept), self.mesh[chosen])
+        return Rows(
+            _with_sizes(self.layout, {name: column[chosen] for name, column in self._columns()}), self.mesh[chosen]
+        )
 
-    def saying(self, **words: Any) -> "Rows":
+    def with_words(self, **words: Unpack[Words]) -> "Rows":
         """The same sizes with other words."""
         return Rows(replace(self.layout, **words), self.mesh)
 
@@ -83,67 +92,85 @@ class Rows:
         """One of them as a plain layout; what goes without saying is left out."""
         sizes = {name: int(column[row]) for name, column in self._columns()}
         whole = sizes["shard"] == sizes["dp"] * sizes["cp"]
-        alike = not experts or sizes["etp"] == sizes["tp"]
-        plain: dict[str, Any] = sizes | {"sp": bool(sizes["sp"]), "shard": None if whole else sizes["shard"]}
-        return replace(self.layout, **(plain | {"etp": None if alike else sizes["etp"]}))
+        same_cut = not experts or sizes["etp"] == sizes["tp"]
+        return replace(
+            self.layout,
+            dp=sizes["dp"],
+            tp=sizes["tp"],
+            cp=sizes["cp"],
+            ep=sizes["ep"],
+            etp=None if same_cut else sizes["etp"],
+            zero=sizes["zero"],
+            sp=bool(sizes["sp"]),
+            shard=None if whole else sizes["shard"],
+            micro_batch=sizes["micro_batch"],
+        )
 
     def _columns(self) -> Iterator[tuple[str, Ints]]:
         return ((name, getattr(self.layout, name)) for name in SIZES)
 
 
-def pipelines(shape: ModelShape, gpus: int, wanted: LayoutWanted) -> tuple[int, ...]:
-    """Every pp that divides the GPUs and has a layer for each stage."""
-    return tuple(pp for pp in chosen(wanted.pp, divisors(gpus)) if gpus % pp == 0 and pp <= shape.layers)
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is searched: the layouts of a model on so many GPUs, as far as they are wanted and tried."""
+
+    shape: ModelShape
+    training: Training
+    gpus: int
+    wanted: LayoutWanted
+    choices: Choices
+
+    def permits(self, layout: Layout, known: frozenset[str], tested: frozenset[str] = frozenset()) -> bool | Mask:
+        """Return whether the rules hold that the known axes decide, but for those that the tested ones do."""
+        return permitted(Proposal(layout, self.shape, self.gpus, self.training), known, tested=tested)
 
 
-def rows(
-    shape: ModelShape,
-    training: Training,
-    gpus: int,
-    pp: int,
-    *,
-    wanted: LayoutWanted,
-    choices: Choices,
-    first_mesh: int = 0,
-) -> Rows | None:
-    """All sizes at this pp that divide the model and the batch; None if there is none."""
+def pipelines(space: Space) -> tuple[int, ...]:
+    """Return every pp that divides the GPUs and has a layer for each stage."""
+    gpus = space.gpus
+    sizes = (pp for pp in chosen(space.wanted.pp, divisors(gpus)) if gpus % pp == 0)
+    return tuple(pp for pp in sizes if space.permits(Layout(pp=pp), _PP))
+
+
+def rows(space: Space, pp: int, *, first_mesh: int = 0) -> Rows | None:
+    """Return all sizes at this pp that divide the model and the batch; None if there is none."""
     tables: list[Ints] = []
     meshes = first_mesh
-    for tp, cp, dp in _splits(shape, gpus // pp, wanted, choices):
-        if training.global_batch % dp:
+    for tp, cp, dp in _splits(space, pp):
+        mesh = Layout(pp=pp, tp=tp, cp=cp, dp=dp)
+        cross = np.array(_sequences(space, mesh), dtype=np.int64).reshape(-1, 2)
+        if not len(cross):
             continue
-        per_rank = training.global_batch // dp
-        sizes = choices.micro_batches or divisors(per_rank)
-        fit = [size for size in chosen(wanted.micro_batch, sizes) if per_rank % size == 0]
-        sps = [sp for sp in _sequence_parallel(tp, wanted, choices) if not sp or training.seq_tokens % (tp * cp) == 0]
-        if not sps and wanted.sp is None:
-            sps = [False]
         stages: dict[int, int] = {}
-        for (zero, shard), (ep, etp) in product(
-            _shardings(dp * cp, pp, wanted, choices), _expert_splits(shape, tp, cp * dp, wanted, choices)
-        ):
-            mesh = stages.setdefault(zero, meshes + len(stages))
-            cross = np.array(list(product(sps, fit)), dtype=np.int64).reshape(-1, 2)
+        for (zero, shard), (ep, etp) in product(_shardings(space, mesh), _expert_splits(space, mesh)):
+            number = stages.setdefault(zero, meshes + len(stages))
             table = np.empty((len(cross), len(SIZES) + 1), dtype=np.int64)
             table[:, :6] = (dp, tp, cp, ep, etp, zero)
-            table[:, 6], table[:, 7], table[:, 8], table[:, 9] = cross[:, 0], shard, cross[:, 1], mesh
+            table[:, 6], table[:, 7], table[:, 8], table[:, 9] = cross[:, 0], shard, cross[:, 1], number
             tables.append(table)
         meshes += len(stages)
     if not tables:
         return None
     columns = np.concatenate(tables).T.copy()
-    layout = Layout(pp=pp, **{name: columns[index] for index, name in enumerate(SIZES)})
-    layout = replace(layout, sp=layout.sp.astype(bool))  # type: ignore[attr-defined]
-    return Rows(layout, columns[-1]) if len(columns[-1]) else None
+    sizes: dict[str, Ints | Mask] = dict(zip(SIZES, columns, strict=False))
+    sizes["sp"] = sizes["sp"].astype(np.bool_)
+    return Rows(_with_sizes(Layout(pp=pp), sizes), columns[-1])
 
 
-def ways(shape: ModelShape, training: Training, at: Rows, wanted: LayoutWanted, choices: Choices) -> Iterator[Rows]:
-    """The rows under each schedule and kind of context parallelism, those only that it can run."""
-    pp = at.layout.pp
-    for schedule, vpp, split in _schedules(shape, pp, wanted, choices):
-        for kind in chosen(wanted.cp_kind, choices.cp_kinds):
-            block = at.saying(schedule=schedule, vpp=vpp, split=split, cp_kind=kind)
-            kept = block.take(_runs(shape, training, block.layout, first=kind == _first(wanted, choices)))
+def _with_sizes(layout: Layout, columns: Mapping[str, Ints | Mask]) -> Layout:
+    """Return a block: a layout whose sizes are arrays, which its formulas take as they take numbers."""
+    return replace(layout, **columns)  # type: ignore[arg-type]
+
+
+def ways(space: Space, at: Rows) -> Iterator[Rows]:
+    """Yield the rows under each schedule and kind of context parallelism, those only that it can run."""
+    kinds = tuple(chosen(space.wanted.cp_kind, space.choices.cp_kinds))
+    for schedule, vpp, split in _schedules(space, at.layout.pp):
+        for kind in kinds:
+            block = at.with_words(schedule=schedule, vpp=vpp, split=split, cp_kind=kind)
+            good = np.broadcast_to(space.permits(block.layout, _ROWS | _SCHEDULES | {"cp_kind"}, _SCHEDULES), len(at))
+            # Without context parallelism the kinds are one layout, which counts under the first of them.
+            kept = block.take(good & ((block.layout.cp > 1) | (kind == kinds[0])))
             if len(kept):
                 yield kept
 
@@ -154,48 +181,19 @@ def burdens(wanted: LayoutWanted, choices: Choices) -> tuple[tuple[Recompute, Of
     return tuple((recompute, offload) for offload, recompute in pairs)
 
 
-def _first(wanted: LayoutWanted, choices: Choices) -> ContextKind:
-    return next(iter(chosen(wanted.cp_kind, choices.cp_kinds)))
-
-
-def _runs(shape: ModelShape, training: Training, layout: Any, *, first: bool) -> Mask:
-    """What `layout.first_misfit` asks of schedule and context parallelism, for all rows at once.
-
-    Without context parallelism its kinds are the same layout: it counts once, under the first kind.
-    """
-    pp, micro_batches = layout.pp, training.global_batch // (layout.dp * layout.micro_batch)
-    cp = layout.cp
-    if layout.cp_kind == "ulysses":
-        good = (training.seq_tokens % cp == 0) & (shape.heads % (layout.tp * cp) == 0)
-    else:
-        good = training.seq_tokens % (2 * cp) == 0
-    good = (good & (cp > 1)) | ((cp == 1) & first)
-    schedule = find_schedule(layout.schedule)
-    if schedule.rounds:
-        good &= micro_batches % pp == 0
-    if schedule.fills:
-        good &= micro_batches >= 2 * pp
-    if schedule.even:
-        good &= (micro_batches % 2 == 0) & (pp % 2 == 0)
-    return np.asarray(good, dtype=np.bool_)
-
-
-def _schedules(
-    shape: ModelShape, pp: int, wanted: LayoutWanted, choices: Choices
-) -> Iterator[tuple[str, int, Split | None]]:
-    """Schedules with their chunks and the layers of their stages."""
-    if pp == 1:
-        if wanted.schedule in (None, "1f1b") and wanted.vpp in (None, 1) and not isinstance(wanted.split, tuple):
-            yield "1f1b", 1, None
+def _schedules(space: Space, pp: int) -> Iterator[tuple[str, int, Split | None]]:
+    """Yield schedules with their chunks and the layers of their stages."""
+    wanted, shape = space.wanted, space.shape
+    if pp == 1 and isinstance(wanted.split, tuple):
         return
-    for schedule in chosen(wanted.schedule, choices.schedules):
-        open_chunks = find_schedule(schedule).chunks is None
-        chunks = _chunks(shape, pp, choices) if open_chunks else (1,)
+    for schedule in chosen(wanted.schedule, ("1f1b",) if pp == 1 else space.choices.schedules):
+        chunks = _chunks(shape, pp, space.choices) if find_schedule(schedule).chunks is None else (1,)
         for vpp in chosen(wanted.vpp, chunks):
-            stages = Layout(pp=pp, vpp=vpp, schedule=schedule).stages
-            if (vpp > 1) == open_chunks and stages <= shape.layers:
-                for split in _stage_splits(shape.layers, stages, wanted, choices):
-                    yield schedule, vpp, split
+            layout = Layout(pp=pp, vpp=vpp, schedule=schedule)
+            if layout.stages <= shape.layers:
+                for split in _stage_splits(space, layout):
+                    if space.permits(replace(layout, split=split), _SCHEDULES):
+                        yield schedule, vpp, split
 
 
 def _chunks(shape: ModelShape, pp: int, choices: Choices) -> tuple[int, ...]:
@@ -205,73 +203,76 @@ def _chunks(shape: ModelShape, pp: int, choices: Choices) -> tuple[int, ...]:
     return equal or ((2,) if most > 1 else ())
 
 
-def _stage_splits(layers: int, stages: int, wanted: LayoutWanted, choices: Choices) -> tuple[Split | None, ...]:
-    """Even stages, and uneven ones where nobody asked for a pipeline of this size alone."""
+def _stage_splits(space: Space, layout: Layout) -> tuple[Split | None, ...]:
+    """Return even stages, and uneven ones where nobody asked for a pipeline of this size alone."""
+    wanted = space.wanted
     if isinstance(wanted.split, tuple):
-        fits = len(wanted.split) == stages and sum(wanted.split) == layers
-        return (wanted.split,) if fits else ()
-    every = splits(layers, stages)
-    may = choices.uneven and (wanted.split == "uneven" or (wanted.split is None and wanted.pp is None))
+        return (wanted.split,)
+    every = splits(space.shape.layers, layout.stages)
+    may = space.choices.uneven and (wanted.split == "uneven" or (wanted.split is None and wanted.pp is None))
     return every if may else tuple(split for split in every if split is None)
 
 
-def _splits(
-    shape: ModelShape, stage_gpus: int, wanted: LayoutWanted, choices: Choices
-) -> Iterator[tuple[int, int, int]]:
-    """tp, cp and dp of the GPUs of one stage."""
-    for tp in chosen(wanted.tp, (n for n in divisors(stage_gpus) if n <= choices.tp_max)):
-        if stage_gpus % tp or not _divides_model(shape, tp):
+def _splits(space: Space, pp: int) -> Iterator[tuple[int, int, int]]:
+    """Yield tp, cp and dp of the GPUs of one stage."""
+    wanted, stage_gpus = space.wanted, space.gpus // pp
+    for tp in chosen(wanted.tp, (n for n in divisors(stage_gpus) if n <= space.choices.tp_max)):
+        if stage_gpus % tp or not space.permits(Layout(pp=pp, tp=tp), _TP, _PP):
             continue
-        for cp in chosen(wanted.cp, (n for n in divisors(stage_gpus // tp) if n <= choices.cp_max)):
+        for cp in chosen(wanted.cp, (n for n in divisors(stage_gpus // tp) if n <= space.choices.cp_max)):
             dp, rest = divmod(stage_gpus, tp * cp)
             if not rest and wanted.dp in (None, dp):
                 yield tp, cp, dp
 
 
-def _divides_model(shape: ModelShape, tp: int) -> bool:
-    if shape.heads % tp or (shape.kv_heads % tp and tp % shape.kv_heads):
-        return False
-    moe = shape.experts
-    if moe is None:
-        return shape.ffn % tp == 0
-    dense = shape.ffn if shape.expert_layers < shape.layers else 0
-    return moe.shared_ffn % tp == 0 and dense % tp == 0
+def _sequences(space: Space, mesh: Layout) -> list[tuple[bool, int]]:
+    """Return sequence parallelism and micro-batch: as they are tried, or without where the tokens do not divide."""
+    wanted, choices = space.wanted, space.choices
+    per_rank = space.training.global_batch // mesh.dp
+    sizes = chosen(wanted.micro_batch, choices.micro_batches or divisors(per_rank))
+    sps = [
+        sp
+        for sp in chosen(wanted.sp, choices.sp if mesh.tp > 1 else (False,))
+        if space.permits(replace(mesh, sp=sp), _SPLITS | {"sp"}, _SPLITS)
+    ]
+    if not sps and wanted.sp is None:
+        sps = [False]
+    fitting = [
+        size for size in sizes if space.permits(replace(mesh, micro_batch=size), _SPLITS | {"micro_batch"}, _SPLITS)
+    ]
+    return list(product(sps, fitting))
 
 
-def _expert_splits(
-    shape: ModelShape, tp: int, others: int, wanted: LayoutWanted, choices: Choices
-) -> list[tuple[int, int]]:
-    """ep and etp: experts may be cut as the rest of the model is, or not at all."""
-    moe = shape.experts
-    if moe is None:
-        return [(1, wanted.etp or tp)] if wanted.ep in (None, 1) else []
+def _expert_splits(space: Space, mesh: Layout) -> list[tuple[int, int]]:
+    """Return ep and etp: experts may be cut as the rest of the model is, or not at all."""
+    moe, wanted = space.shape.experts, space.wanted
     found = []
-    for ep in chosen(wanted.ep, divisors(moe.routed)):
-        cuts = ((1,) if ep > 1 else (tp,)) if choices.ep_alone else sorted({1, tp})
+    for ep in chosen(wanted.ep, (1,) if moe is None else divisors(moe.routed)):
+        cuts: tuple[int, ...] = (mesh.tp,)
+        if moe is not None:
+            alone = (1,) if ep > 1 else (mesh.tp,)
+            cuts = alone if space.choices.ep_alone else tuple(sorted({1, mesh.tp}))
         for etp in chosen(wanted.etp, cuts):
-            if (tp * others) % (ep * etp) == 0 and moe.routed % ep == 0 and moe.ffn % etp == 0:
+            if space.permits(replace(mesh, ep=ep, etp=etp), _SPLITS | {"ep", "etp"}, _SPLITS):
                 found.append((ep, etp))
     return found
 
 
-def _shardings(ranks: int, pp: int, wanted: LayoutWanted, choices: Choices) -> Iterator[tuple[int, int]]:
-    """ZeRO stages and the ranks they shard over; what shards over one rank shards nothing."""
-    stages = (0, 1, 2, 3) if pp == 1 or choices.zero2_in_pipeline else (0, 1, 3)
+def _shardings(space: Space, mesh: Layout) -> Iterator[tuple[int, int]]:
+    """Yield ZeRO stages and the ranks they shard over; what shards over one rank shards nothing."""
+    wanted, choices, ranks = space.wanted, space.choices, mesh.data_ranks
+    stages = (0, 1, 2, 3) if mesh.pp == 1 or choices.zero2_in_pipeline else (0, 1, 3)
     for zero in chosen(wanted.zero, stages):
-        if not 0 <= zero <= 3:
-            continue
         if zero == 0 or ranks == 1:
-            if (zero == 0 or wanted.zero is not None) and wanted.shard in (None, ranks):
-                yield zero, ranks
-            continue
-        narrower = (n for n in divisors(ranks) if n > 1 and (choices.hsdp or n == ranks))
-        for shard in chosen(wanted.shard, narrower):
-            if ranks % shard == 0:
+            shards: Iterable[int] = (ranks,)
+            if (zero > 0 and wanted.zero is None) or wanted.shard not in (None, ranks):
+                continue
+        else:
+            narrower = (n for n in divisors(ranks) if n > 1 and (choices.hsdp or n == ranks))
+            shards = chosen(wanted.shard, narrower)
+        for shard in shards:
+            if space.permits(replace(mesh, zero=zero, shard=shard), _SPLITS | {"zero", "shard"}, _SPLITS):
                 yield zero, shard
-
-
-def _sequence_parallel(tp: int, wanted: LayoutWanted, choices: Choices) -> Iterable[bool]:
-    return chosen(wanted.sp, choices.sp if tp > 1 else (False,))
 
 
 def chosen(wanted: T | None, otherwise: Iterable[T]) -> Iterable[T]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape, expert_layers_in
 
 # Megatron-LM and DeepSpeed's Megatron pad the vocabulary to a multiple of this for each tensor-parallel rank.

@@ -20,10 +20,11 @@ from cordee.plan.comms import (
 )
 from cordee.plan.host import layer_host_s
 from cordee.plan.layer import Passes, head_passes, layer_passes
-from cordee.plan.layout import Layout, Training
+from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import bubble_s
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.states import holding
+from cordee.plan.training import Training
 from cordee.units import GB
 from cordee.workload.model import ModelShape
 

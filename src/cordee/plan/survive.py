@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cordee.plan.cost import hold_usd
-from cordee.plan.layout import Training
+from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 # Llama 3 (arXiv:2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days on 16,384 H100s.

@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from cordee.plan.answer import Candidate, Layouts, Remedy
-from cordee.plan.layout import LayoutWanted, first_misfit, parse_layout
 from cordee.plan.optimum import optimum
+from cordee.plan.rules import first_misfit
 from cordee.plan.search import judge, ordinary
+from cordee.plan.wanted import LayoutWanted, parse_layout
 from cordee.units import format_bytes
 
 Ground = Literal["does not divide", "does not fit", "slower", "the best"]

@@ -10,7 +10,8 @@ from pathlib import Path
 from cordee.errors import InputError, LayoutError
 from cordee.events import Estimate
 from cordee.ids import JobId
-from cordee.plan.layout import Layout, parse_layout
+from cordee.plan.layout import Layout
+from cordee.plan.wanted import parse_layout
 from cordee.storage.destination import below
 from cordee.telemetry.cloud import Cloud, cloud_here
 from cordee.units import parse_duration_s

@@ -1,0 +1,143 @@
+"""What is trained with: precision, optimizer, framework, loss. Everything of a step but the model and its layout."""
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from cordee.errors import LayoutError
+from cordee.plan.arrays import Real, Size
+
+Precision = Literal["bf16", "fp16", "fp32", "fp8"]
+Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
+Loss = Literal["fused", "parallel", "compiled", "eager"]
+Attention = Literal["first", "second", "vendor"]
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
+FRAMEWORKS: tuple[Framework, ...] = ("megatron", "torch", "deepspeed", "internevo")
+LOSSES: tuple[Loss, ...] = ("fused", "parallel", "compiled", "eager")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """Bytes per parameter in mixed precision: what it reads, adds up, and keeps."""
+
+    name: str
+    weight_bytes: float
+    gradient_bytes: float
+    master_bytes: float
+    moment_bytes: float
+    outer_moment_bytes: float | None = None
+
+    @property
+    def outer_extra_bytes(self) -> float:
+        """What a parameter of the embedding, the head or a norm keeps beyond one of a matrix (Muon has AdamW there)."""
+        return 0.0 if self.outer_moment_bytes is None else self.outer_moment_bytes - self.moment_bytes
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """All state of one parameter of a matrix.
+
+        >>> OPTIMIZERS["adamw"].bytes_per_parameter, OPTIMIZERS["adamw-8bit"].bytes_per_parameter
+        (16.0, 6.0)
+        """
+        return float(self.weight_bytes + self.gradient_bytes + self.master_bytes + self.moment_bytes)
+
+    @property
+    def checkpoint_bytes_per_parameter(self) -> float:
+        """What must be written to go on exactly: the master weights (or the weights, if none) and the moments."""
+        return float((self.master_bytes or self.weight_bytes) + self.moment_bytes)
+
+
+# ZeRO, arXiv:1910.02054, section 3.1: 2 + 2 + 12 bytes. Megatron-LM keeps fp32 gradients: 18;
+# DeepSpeed's BF16 optimizer adds fp32 sums to 16-bit ones: 20. 8-bit Adam,
+# arXiv:2110.02861: one byte for each moment; here without master weights, as it is run when memory is short.
+# Muon (arXiv:2502.16982) keeps one momentum for a matrix, and AdamW's two moments for what is none.
+OPTIMIZERS: dict[str, Optimizer] = {
+    optimizer.name: optimizer
+    for optimizer in (
+        Optimizer("adamw", 2, 2, 4, 8),
+        Optimizer("adamw-fp32-grads", 2, 4, 4, 8),
+        Optimizer("adamw-fp32-sums", 2, 6, 4, 8),
+        Optimizer("adamw-bf16-moments", 2, 2, 4, 4),
+        Optimizer("adamw-8bit", 2, 2, 0, 2),
+        Optimizer("adamw-8bit-master", 2, 2, 4, 2),
+        Optimizer("muon", 2, 2, 4, 4, outer_moment_bytes=8),
+        Optimizer("sgd-momentum", 2, 2, 4, 4),
+    )
+}
+
+
+def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
+    """The optimizer of this name; in pure fp32 there is no second copy of the weights.
+
+    Raises:
+        LayoutError: no such optimizer.
+    """
+    if name not in OPTIMIZERS:
+        near = difflib.get_close_matches(name, OPTIMIZERS, n=1)
+        hint = (f"did you mean {near[0]}? " if near else "") + "known are " + ", ".join(OPTIMIZERS)
+        raise LayoutError(f"unknown optimizer {name!r}", hint=hint)
+    found = OPTIMIZERS[name]
+    if precision == "fp32":
+        return Optimizer(name, 4, 4, 0, found.moment_bytes, found.outer_moment_bytes)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is trained with: everything about a step that is neither the model nor its layout.
+
+    `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
+    trainer of this package), DeepSpeed or InternEvo. `imbalance` is the tokens of the fullest expert rank over
+    the mean of all ranks; `imbalance_by_ep` has it for each ep, where loads were measured.
+    `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
+    vocabulary that is divided by tp (parallel, as in Megatron-LM), a plain one through torch.compile, which makes no
+    fp32 tensors (compiled), or without it (eager); None is what the framework does by itself.
+    `overlap` says that traffic runs beside the kernels where it can. `attention` is the generation of fused kernels:
+    the first FlashAttention, the second, or the vendor's own; `fused` says that norms, rotations and activations are
+    one kernel each (written so, or compiled). None is what the framework does by itself.
+    """
+
+    seq_tokens: int
+    global_batch: int
+    optimizer: Optimizer = OPTIMIZERS["adamw"]
+    precision: Precision = "bf16"
+    flash: bool = True
+    dropout: bool = False
+    framework: Framework = "torch"
+    imbalance: float = 1.0
+    imbalance_by_ep: tuple[tuple[int, float], ...] = ()
+    overlap: bool = True
+    loss: Loss | None = None
+    attention: Attention | None = None
+    fused: bool | None = None
+
+    def imbalance_at(self, ep: Size) -> Real:
+        """Return the imbalance at this ep, a size or an array of sizes."""
+        if not self.imbalance_by_ep:
+            return self.imbalance
+        return sum((ep == size) * factor for size, factor in self.imbalance_by_ep)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step."""
+        return self.seq_tokens * self.global_batch
+
+    @property
+    def loss_kind(self) -> Loss:
+        """The kind of loss, asked for or by the framework."""
+        return self.loss or ("parallel" if self.framework in ("megatron", "deepspeed") else "eager")
+
+    @property
+    def attention_kind(self) -> Attention:
+        """The fused attention, asked for or by the framework."""
+        return self.attention or ("vendor" if self.framework == "megatron" else "second")
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether small operations are fused, asked for or by the framework: torch alone runs them one by one."""
+        return self.framework != "torch" if self.fused is None else self.fused
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of one activation."""
+        return 4 if self.precision == "fp32" else 2
