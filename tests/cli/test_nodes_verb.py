@@ -10,9 +10,10 @@ import jsonschema
 import pytest
 from pydantic import TypeAdapter
 
+from cordee.answers import JobDetailView, NodeView
 from cordee.cli.main import main
 from cordee.cli.nodes import node_state
-from cordee.client import Client, JobDetailView, NodeView
+from cordee.client import Client
 from cordee.control.spawn import is_owned, start_server
 from cordee.errors import InputError, NotFoundError
 

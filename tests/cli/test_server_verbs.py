@@ -18,7 +18,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from cordee import __version__, errors
-from cordee import client as views
+from cordee import answers as views
 from cordee.cli.main import main
 from cordee.cli.rehearse import VariantView
 from cordee.client import Client

@@ -12,8 +12,9 @@ import pytest
 from stage import GPT, Scene
 
 from cordee import __version__, errors
-from cordee import client as views
-from cordee.client import Client, View, as_body, from_body
+from cordee import answers as views
+from cordee.answers import View
+from cordee.client import Client, as_body, from_body
 from cordee.control.server import _Http
 from cordee.control.service import Service
 from cordee.control.tick import Control

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from stage import GPT, JOB, Scene
 
+from cordee.answers import JobDetailView
 from cordee.cli.main import main
-from cordee.client import Client, JobDetailView
+from cordee.client import Client
 from cordee.control.spawn import is_owned, start_server
 from cordee.control.tick import Control
 from cordee.events import (

@@ -19,7 +19,8 @@ from kill_story import POINTS
 from soaking import Soak
 
 from cordee.agent.process import find, send
-from cordee.client import Client, JobDetailView
+from cordee.answers import JobDetailView
+from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.errors import NoServerError
 from cordee.events import AttemptEnded, AttemptPlaced, JobEnded

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cordee.answers import AttemptView, FailureView, JobDetailView, JobView
 from cordee.cli import measured, rehearse, terminal
 from cordee.cli.terminal import Home, Json
-from cordee.client import AttemptView, Client, FailureView, JobDetailView, JobView
+from cordee.client import Client
 
 ENDED_SHOWN = 10
 NARROW_COLUMNS = 100

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
+from cordee.answers import ComparisonView
 from cordee.cli import terminal
-from cordee.client import ComparisonView
 from cordee.view.measured import HEADS, compared_texts
 
 _HEADS = tuple(head.upper() for head in HEADS)

@@ -4,9 +4,10 @@ from typing import Annotated
 
 import typer
 
+from cordee.answers import NodeView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
-from cordee.client import Client, NodeView
+from cordee.client import Client
 from cordee.errors import InputError
 from cordee.units import format_micro_usd
 

@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from cordee.answers import CostRowView, CostView, HealthView, SplitView
 from cordee.cli import measured, terminal
 from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json
-from cordee.client import Client, CostRowView, CostView, HealthView, SplitView
+from cordee.client import Client
 from cordee.errors import InputError, NoServerError
 from cordee.units import format_micro_usd
 from cordee.view.money import CLASSES, gpu_time

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from cordee.answers import QueuesView, QueueView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
-from cordee.client import QueuesView, QueueView
 from cordee.errors import InputError, SpecError
 from cordee.units import US_PER_HOUR, format_micro_usd
 from cordee.workload.queues import parse_queues

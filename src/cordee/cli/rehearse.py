@@ -12,8 +12,9 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ValidationError
 from rich.text import Text
 
+from cordee.answers import ForecastView, RehearsalView, SpreadView
 from cordee.cli import terminal
-from cordee.client import Client, ForecastView, RehearsalView, SpreadView
+from cordee.client import Client
 from cordee.errors import AdmissionError, InputError, SpecError
 from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
 from cordee.workload.gpus import parse_wanted

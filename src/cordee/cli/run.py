@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cordee.answers import RehearsalView, Submitted
 from cordee.cli import rehearse, terminal
 from cordee.cli.jobs import follow_to_end
 from cordee.cli.terminal import Home, Json
-from cordee.client import Client, RehearsalView, Submitted
+from cordee.client import Client
 from cordee.errors import InputError, SpecError
 from cordee.units import format_micro_usd
 from cordee.workload.planned import Planned, read_plan

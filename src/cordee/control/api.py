@@ -21,7 +21,7 @@ from starlette.routing import Match, Route
 import cordee
 from cordee import errors
 from cordee.account.ledger import By
-from cordee.client import (
+from cordee.answers import (
     CostView,
     ErrorView,
     HealthView,
@@ -35,8 +35,8 @@ from cordee.client import (
     Submission,
     Submitted,
     WhyView,
-    as_body,
 )
+from cordee.client import as_body
 from cordee.control import logs
 from cordee.control.service import Service
 from cordee.errors import CordeeError, InputError, NotFoundError, TokenError

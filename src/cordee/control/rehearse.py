@@ -5,7 +5,7 @@ Nothing here touches the live state: the caller has made the copy and is its onl
 
 from collections.abc import Iterable
 
-from cordee.client import ForecastView, RehearsalView, SpreadView, VictimView
+from cordee.answers import ForecastView, RehearsalView, SpreadView, VictimView
 from cordee.control.admission import Admitted
 from cordee.control.forecast import Forecast, Spread, forecast
 from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven

@@ -16,7 +16,7 @@ import cordee
 from cordee.account.ledger import By, CostRow
 from cordee.account.measured import Comparison
 from cordee.account.split import Split
-from cordee.client import (
+from cordee.answers import (
     AttemptView,
     ComparisonView,
     CostRowView,

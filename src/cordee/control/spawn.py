@@ -9,7 +9,8 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from cordee.client import Client, HealthView, from_body
+from cordee.answers import HealthView
+from cordee.client import Client, from_body
 from cordee.errors import HomeInUseError, MissingExtraError, NoServerError
 
 _NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "alembic", "structlog")

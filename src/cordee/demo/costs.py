@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cordee.client import CostRowView, CostView
+from cordee.answers import CostRowView, CostView
 from cordee.demo import claims
 from cordee.demo.live import LiveJobs
 from cordee.demo.memory import GPUS, Sizing

@@ -11,7 +11,8 @@ from pathlib import Path
 from types import FrameType
 
 from cordee.agent.gpus import discover
-from cordee.client import Client, HealthView
+from cordee.answers import HealthView
+from cordee.client import Client
 from cordee.control.spawn import start_server
 from cordee.demo.lines import line, progress
 from cordee.demo.narrator import Screen
