@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from cordee.events import CheckpointCommitted, Lease, NodeDown, RanksStarted
 from cordee.ids import JobId
-from cordee.schedule import Attempt, decide, explain, loss
-from cordee.schedule.loss import Cost, Victim, charge, choose, expected_loss
+from cordee.schedule import Attempt, decide, explain
+from cordee.schedule.loss import Cost, charge, expected_loss
+from cordee.schedule.preemption import knapsack
+from cordee.schedule.preemption.knapsack import Victim, choose
 from world import HOUR, PRICE, S, World, brief, job, node, share_ended
 
 
@@ -97,7 +99,7 @@ def test_the_greedy_choice_has_no_member_that_is_not_needed(candidates, need):
     there = [each for each in candidates if each.gpus]
     if sum(each.gpus for each in there) < need:
         return
-    chosen = loss._greedy(there, need)
+    chosen = knapsack._greedy(there, need)
     freed = sum(each.gpus for each in chosen)
     assert freed >= need and all(freed - each.gpus < need for each in chosen)
 

@@ -13,7 +13,7 @@ from cordee.schedule.failed_searches import Scope
 from cordee.schedule.loss import charge
 from cordee.schedule.order import level
 from cordee.schedule.placement.place import fits, need_of
-from cordee.schedule.preemption.victims import Victims
+from cordee.schedule.preemption.victims import VictimSearch
 from world import S, World, brief, job, node
 
 POOL = (("H100", "on-demand"),)
@@ -64,7 +64,7 @@ def test_the_cheapest_set_that_frees_the_shape_is_found_and_nobody_in_it_is_need
         return
     need = need_of(world.state.nodes.free, asking, pool)
     assert need is not None
-    chosen = Victims(world.state, world.now_us).find(need, pool, Scope(0, 0, None))
+    chosen = VictimSearch(world.state, world.now_us).find(need, pool, Scope(0, 0, None))
     there = sorted(world.state.attempts)
     sets = [each for size in range(1, len(there) + 1) for each in combinations(there, size)]
     enough = [each for each in sets if frees(world, each, asking)]

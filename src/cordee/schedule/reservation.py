@@ -13,7 +13,7 @@ from cordee.schedule.placement.view import Pool
 from cordee.schedule.records import NEVER
 from cordee.schedule.state import State
 
-_DOMAINS = {"rack": 0, "block": 1}
+DOMAINS = {"rack": 0, "block": 1}
 """By the condition of a gang, the levels above the rack in which it has to lie together."""
 
 Found = tuple[tuple[int, int], list[tuple[int, int]]]
@@ -58,7 +58,7 @@ def soonest(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Rese
 
 def _groups(state: State, nodes: Bools, need: Need) -> Iterator[Bools]:
     """Yield masks of nodes that the gang may lie in together."""
-    up = _DOMAINS.get(need.within or "")
+    up = DOMAINS.get(need.within or "")
     if up is None:
         yield nodes
         return

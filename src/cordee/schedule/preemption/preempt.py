@@ -1,265 +1,258 @@
-"""Making room for a gang that waits: by pushing others aside, or by moving them to where they fit as well.
+"""Making room for a waiting gang: by preempting other attempts, or by moving them to where they fit as well.
 
-A push asks for the cheapest set of those below it: lower tiers, worse standings of its own, and who borrowed its
-queue's quota. A move asks for less: a gang for which enough GPUs are free, but not in its shape, may move smaller ones
-out of its way if each of them fits elsewhere at once. Both are tried on the state first, and taken back.
+A preemption takes the cheapest set of victims: lower tiers, worse standings of its own tier, and jobs that borrowed its
+queue's quota. A move asks for less: a gang for which enough GPUs are free, but not in its shape, may move smaller jobs
+out of its way if each of them fits elsewhere at once. Both are tried on the state as a what-if, and taken back.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule.failed_searches import Scope
-from cordee.schedule.loss import Victim, charge, choose
+from cordee.schedule.loss import charge
 from cordee.schedule.notice import notice
 from cordee.schedule.order import compared_standing, is_below, level
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import need_of, place, pools
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.preemption.victims import Victims
+from cordee.schedule.preemption.knapsack import Victim, choose
+from cordee.schedule.preemption.victims import VictimSearch
 from cordee.schedule.quota.bounds import Bound, Refusal
 from cordee.schedule.records import Attempt, JobRecord
 from cordee.schedule.state import State
 
 _TRIES = 8
-"""So many sets are tried where leaving GPUs do not make the room that was counted (CPU, memory, islands, quotas)."""
+"""So many sets are tried where their leaving does not make the room that was counted (CPU, memory, islands, quotas)."""
+
+Claim = tuple[Job, tuple[Lease, ...]]
+"""A job, and where it starts."""
 
 
-_NOBODY = frozenset[str]()
+class Terms(NamedTuple):
+    """On which terms an attempt leaves."""
 
-Term = tuple[Attempt, NoticeReason, int | None]
-"""Who gets notice, why, and on how many GPUs it starts again."""
+    attempt: Attempt
+    reason: NoticeReason
+    gpus: int | None = None  # on which it starts again at once
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Who leaves, on which terms, and what is kept for whom."""
+    """The room that others make for a job: notices to give, its place, and the places of those that start again."""
 
     events: tuple[Event, ...]
     leases: tuple[Lease, ...]
-    others: tuple[tuple[Job, tuple[Lease, ...]], ...] = ()  # where those go who start again at once
+    others: tuple[Claim, ...] = ()
 
 
-@dataclass(slots=True)
 class Preemption:
-    """Of one cycle."""
+    """The preemptions of one cycle."""
 
-    state: State
-    now_us: int
-    overdue: frozenset[JobId]  # they waited too long, and it is their turn
-    victims: Victims = field(init=False)
-    _known: dict[tuple[object, ...], tuple[Pool, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.victims = Victims(self.state, self.now_us)
+    def __init__(self, state: State, now_us: int, overdue: frozenset[JobId]) -> None:
+        self._state, self._now_us, self._overdue = state, now_us, overdue
+        self._search = VictimSearch(state, now_us)
 
     def scope(self, record: JobRecord) -> Scope:
-        """Whom a waiting job may push."""
-        job, waiting, quotas = record.job, self.state.waiting, self.state.quotas
-        standing = None
-        if self.state.policy.takes_turns and self.now_us >= record.waits_since_us + self.state.policy.preempt_after_us:
-            own = waiting.standing(job.job_id)
-            standing = -1 if job.job_id in self.overdue else compared_standing(self.state.policy, own)
-        borrowers = frozenset(each.queue for each in quotas.borrowers(job)) if quotas.queues else _NOBODY
-        return Scope(level(job.tier), job.priority, standing, borrowers)
+        """Return which attempts a waiting job may preempt."""
+        job, quotas = record.job, self._state.quotas
+        borrowers = frozenset(each.queue for each in quotas.borrowers(job)) if quotas.queues else frozenset[str]()
+        return Scope(level(job.tier), job.priority, self._standing(record), borrowers)
 
     def preempt(
         self, record: JobRecord, scope: Scope, candidates: tuple[Pool, ...], refusal: Refusal | None
     ) -> Room | None:
-        """The room that a push makes, in the first pool where it can; with a refusal it has to lift that as well."""
-        if self.victims.is_empty(scope):
+        """Return the room in the first pool where victims make it; with a refusal, they have to lift that as well."""
+        if self._search.candidates.none_in(scope):
             return None
         if refusal is not None:
             return self._lift(record, scope, candidates, refusal)
+        rooms = (self._preempt_in(record, scope, pool) for pool in candidates)
+        return next((room for room in rooms if room is not None), None)
+
+    def move(self, record: JobRecord, candidates: tuple[Pool, ...]) -> Room | None:
+        """Return the room that results from moving smaller jobs elsewhere, if all of them fit there now."""
+        state, job = self._state, record.job
+        most = int(state.policy.move_fraction * job.gpus)
+        if self._now_us < record.waits_since_us + state.policy.preempt_after_us:
+            return None
+        scope = Scope(level(job.tier), job.priority, None, moves=most)
         for pool in candidates:
-            need = need_of(self.state.nodes.free, record.job, pool)
-            closed: set[str] = set()
-            shielded: set[str] = set()
-            for _ in range(_TRIES if need is not None else 0):
-                assert need is not None
-                chosen = self.victims.find(need, pool, scope, closed=closed, shielded=shielded)
-                if chosen is None:
-                    break
-                refused = self._refused(record, chosen)
-                if refused:
-                    shielded |= refused
-                    continue
-                room = self._room(record, pool, chosen)
-                if room is not None:
-                    return room
-                closed.update(lease.node for victim in chosen for lease in self.state.attempts[victim].held)
+            need = need_of(state.nodes.free, job, pool)
+            if need is None or not most or sum(state.nodes.free.free(kind) for kind in pool) < job.gpus:
+                continue
+            chosen = self._search.find(need, pool, scope)
+            if chosen is None or sum(state.attempts[each].gpus for each in chosen) > most:
+                continue
+            room = self._room_by_moving(record, pool, chosen)
+            if room is not None:
+                return room
+        return None
+
+    # -- the victims -------------------------------------------------------------------------------------------
+
+    def _preempt_in(self, record: JobRecord, scope: Scope, pool: Pool) -> Room | None:
+        need = need_of(self._state.nodes.free, record.job, pool)
+        if need is None:
+            return None
+        closed, shielded = set[str](), set[str]()
+        for _ in range(_TRIES):
+            chosen = self._search.find(need, pool, scope, closed=closed, shielded=shielded)
+            if chosen is None:
+                return None
+            queues = self._shielding(record, chosen)
+            if queues:
+                shielded |= queues
+                continue
+            room = self._room(record, pool, chosen)
+            if room is not None:
+                return room
+            closed.update(lease.node for victim in chosen for lease in self._state.attempts[victim].held)
         return None
 
     def _lift(self, record: JobRecord, scope: Scope, candidates: tuple[Pool, ...], refusal: Refusal) -> Room | None:
-        """So many have to leave a queue before the job may start, whatever is free."""
+        """Preempt so much of a queue that it admits the job, whatever is free."""
         if refusal.short_milli is None or (refusal.bound is Bound.KEPT and not scope.borrowers):
             return None
-        by_quota = self.state.quotas.victims(record.job, refusal)
+        victims = self._state.quotas.victims(record.job, refusal)
+        charges = {each.job.job_id: charge(each, self._now_us) for each in self._search.candidates.attempts(scope)}
         found = []
-        for attempt in sorted(
-            self.victims.reached(scope), key=lambda each: (charge(each, self.now_us), each.job.job_id)
-        ):
-            below = self._is_below(attempt, record)
-            if by_quota.allows(attempt.job, _milli(attempt), below=below):
-                cost, tier = charge(attempt, self.now_us), level(attempt.job.tier)
-                found.append(Victim(job_id=attempt.job.job_id, gpus=_milli(attempt), cost=cost, level=tier))
+        for job_id, cost in sorted(charges.items(), key=lambda each: (each[1], each[0])):
+            attempt = self._state.attempts[job_id]
+            milli = _milli(attempt)
+            if victims.allows(attempt.job, milli, below=self._is_below(attempt, record)):
+                found.append(Victim(job_id, milli, cost, level(attempt.job.tier)))
         chosen = choose(found, max(1, refusal.short_milli))
         if chosen is None:
             return None
         rooms = (self._room(record, pool, tuple(each.job_id for each in chosen)) for pool in candidates)
         return next((room for room in rooms if room is not None), None)
 
-    def move(self, record: JobRecord, candidates: tuple[Pool, ...]) -> Room | None:
-        """The room that comes of moving smaller ones elsewhere, if all of them fit there now."""
-        policy, job = self.state.policy, record.job
-        most = int(policy.move_fraction * job.gpus)
-        if self.now_us < record.waits_since_us + policy.preempt_after_us:
-            return None
-        for pool in candidates:
-            need = need_of(self.state.nodes.free, job, pool)
-            if need is None or not most or sum(self.state.nodes.free.free(kind) for kind in pool) < job.gpus:
-                continue
-            chosen = self.victims.find(need, pool, Scope(level(job.tier), job.priority, None, moves=most))
-            if chosen is None or sum(self.state.attempts[each].gpus for each in chosen) > most:
-                continue
-            room = self._moved(record, pool, chosen)
-            if room is not None:
-                return room
-        return None
-
-    # -- the terms -------------------------------------------------------------------------------------------
-
-    def _refused(self, record: JobRecord, chosen: tuple[JobId, ...]) -> set[str]:
-        """Queues whose quota shields one of these from the job."""
-        if not self.state.quotas.queues:
+    def _shielding(self, record: JobRecord, chosen: tuple[JobId, ...]) -> set[str]:
+        """Return the queues whose quota shields one of these from the job."""
+        if not self._state.quotas.queues:
             return set()
-        by_quota = self.state.quotas.victims(record.job)
-        attempts = sorted((self.state.attempts[each] for each in chosen), key=lambda each: charge(each, self.now_us))
+        victims = self._state.quotas.victims(record.job)
+        attempts = sorted((self._state.attempts[each] for each in chosen), key=lambda each: charge(each, self._now_us))
         return {
             attempt.job.queue
             for attempt in attempts
-            if not by_quota.allows(attempt.job, _milli(attempt), below=self._is_below(attempt, record))
+            if not victims.allows(attempt.job, _milli(attempt), below=self._is_below(attempt, record))
         }
 
+    def _standing(self, record: JobRecord) -> int | None:
+        """Return the standing from which on a job preempts its own tier; None: it does not yet."""
+        policy, job_id = self._state.policy, record.job.job_id
+        if not policy.takes_turns or self._now_us < record.waits_since_us + policy.preempt_after_us:
+            return None
+        return -1 if job_id in self._overdue else compared_standing(policy, self._state.waiting.standing(job_id))
+
     def _is_below(self, attempt: Attempt, record: JobRecord) -> bool:
-        """Whether it is of a lower tier, or its turn is over."""
+        """Return whether an attempt is of a lower tier, or its turn is over."""
         if is_below(attempt.job.tier, record.job.tier):
             return True
-        scope, row = self.scope(record), self.state.running.row_of[attempt.job.job_id]
-        if scope.standing is None or attempt.job.tier is not record.job.tier:
+        standing, row = self._standing(record), self._state.running.row_of[attempt.job.job_id]
+        if standing is None or attempt.job.tier is not record.job.tier:
             return False
-        worse = int(self.victims.standing()[row]) > scope.standing
-        return (
-            worse and bool(self.victims.turn_over(scope.standing)[row]) and attempt.job.priority <= record.job.priority
-        )
+        candidates = self._search.candidates
+        is_worse = int(candidates.standing()[row]) > standing
+        return is_worse and bool(candidates.turn_over(standing)[row]) and attempt.job.priority <= record.job.priority
+
+    # -- the room ----------------------------------------------------------------------------------------------
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
-        """Give notice to all of them and see what comes of it; elastic ones start smaller on what is left."""
-        mark = self.state.journal.mark()
-        attempts = [self.state.attempts[each] for each in chosen]
-        plain: list[Term] = [(attempt, self._reason(attempt, record), None) for attempt in attempts]
-        self._try(plain, record)
-        leases = self._place_soon(record.job, (pool,)) if self._is_admitted(record) else None
-        if leases is None:
-            self.state.journal.take_back(mark)
-            return None
-        self.state.nodes.claim(leases)
-        others: list[tuple[Job, tuple[Lease, ...]]] = []
-        terms: list[Term] = []
-        for attempt, reason, _ in plain:
-            smaller = self._smaller(attempt) if self.state.policy.resize else None
-            if smaller is None:
-                terms.append((attempt, reason, None))
-            else:
-                self.state.nodes.claim(smaller)
-                others.append((attempt.job, smaller))
-                terms.append((attempt, NoticeReason.RESIZE, sum(len(lease.gpus) for lease in smaller)))
-        self.state.journal.take_back(mark)
-        events = tuple(event for term in terms for event in self._notices(*term, record))
-        return Room(events, leases, tuple(others))
-
-    def _is_admitted(self, record: JobRecord) -> bool:
-        """Whether its queue admits it once those with notice have left: what they used is then kept again."""
-        refusal = self.state.quotas.admits(record.job, self.now_us) if self.state.quotas.rules else None
-        return refusal is None or (refusal.short_milli is not None and refusal.short_milli <= 0)
-
-    def _moved(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
-        attempts = [self.state.attempts[each] for each in chosen]
-        for attempt in attempts:  # who fits nowhere as it is will not once the gang has its place
-            if self._place(self.state.nodes.free, attempt.job, self._pools(attempt.job), attempt.gpus) is None:
-                return None
-        mark = self.state.journal.mark()
-        terms: list[Term] = [(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
-        self._try(terms, record)
-        leases = self._place_soon(record.job, (pool,))
-        others: list[tuple[Job, tuple[Lease, ...]]] = []
+        """Give notice to all victims as a what-if; elastic ones start smaller on what is left."""
+        state = self._state
+        mark = state.journal.mark()
+        attempts = [state.attempts[each] for each in chosen]
+        leaving = [Terms(attempt, self._reason(attempt, record)) for attempt in attempts]
+        self._try(leaving, record)
+        leases = self._vacated_place(record.job, pool) if self._is_admitted(record) else None
+        others: list[Claim] = []
+        terms: list[Terms] = []
         if leases is not None:
-            self.state.nodes.claim(leases)
+            state.nodes.claim(leases)
+            for each in leaving:
+                smaller = self._smaller_place(each.attempt) if state.policy.resize else None
+                if smaller is None:
+                    terms.append(each)
+                    continue
+                state.nodes.claim(smaller)
+                others.append((each.attempt.job, smaller))
+                terms.append(Terms(each.attempt, NoticeReason.RESIZE, sum(len(lease.gpus) for lease in smaller)))
+        state.journal.take_back(mark)
+        return None if leases is None else Room(self._events(terms, record), leases, tuple(others))
+
+    def _room_by_moving(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
+        state = self._state
+        attempts = [state.attempts[each] for each in chosen]
+        # A job that fits nowhere as it is will not fit once the gang has its place.
+        if any(self._place(state.nodes.free, each.job, each.gpus) is None for each in attempts):
+            return None
+        mark = state.journal.mark()
+        terms = [Terms(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
+        self._try(terms, record)
+        leases = self._vacated_place(record.job, pool)
+        others: list[Claim] = []
+        if leases is not None:
+            state.nodes.claim(leases)
             for attempt in sorted(attempts, key=lambda each: (-each.gpus, each.job.job_id)):
-                there = self._place(self.state.nodes.free, attempt.job, self._pools(attempt.job), attempt.gpus)
+                there = self._place(state.nodes.free, attempt.job, attempt.gpus)
                 if there is None:
                     break
-                self.state.nodes.claim(there)
+                state.nodes.claim(there)
                 others.append((attempt.job, there))
-        self.state.journal.take_back(mark)
+        state.journal.take_back(mark)
         if leases is None or len(others) < len(attempts):
             return None
-        return Room(tuple(event for term in terms for event in self._notices(*term, record)), leases, tuple(others))
+        return Room(self._events(terms, record), leases, tuple(others))
 
-    def _smaller(self, attempt: Attempt) -> tuple[Lease, ...] | None:
-        """Where a victim can start again smaller, once it has left."""
-        for size in attempt.job.sizes:
-            if size < attempt.gpus:
-                leases = self._place(self.state.nodes.soon, attempt.job, self._pools(attempt.job), size)
-                if leases is not None:
-                    return leases
-        return None
+    def _is_admitted(self, record: JobRecord) -> bool:
+        """Return whether its queue admits a job once those with notice have left: what they used is then kept again."""
+        quotas = self._state.quotas
+        refusal = quotas.admits(record.job, self._now_us) if quotas.rules else None
+        return refusal is None or (refusal.short_milli is not None and refusal.short_milli <= 0)
 
-    def _pools(self, job: Job) -> tuple[Pool, ...]:
-        key = (job.gpu_name, job.capacity)
-        if key not in self._known:
-            self._known[key] = pools(job, self.state.nodes.free.kinds)
-        return self._known[key]
+    def _smaller_place(self, attempt: Attempt) -> tuple[Lease, ...] | None:
+        """Return where a victim can start again on fewer GPUs, once it has left."""
+        sizes = (size for size in attempt.job.sizes if size < attempt.gpus)
+        places = (self._place(self._state.nodes.soon, attempt.job, size) for size in sizes)
+        return next((leases for leases in places if leases is not None), None)
 
-    def _place(
-        self, index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int | None = None
-    ) -> tuple[Lease, ...] | None:
-        return place(index, job, candidates, gpus=gpus, packing=self.state.policy.packing)
+    def _place(self, index: FreeIndex, job: Job, gpus: int) -> tuple[Lease, ...] | None:
+        candidates = pools(job, self._state.nodes.free.kinds)
+        return place(index, job, candidates, gpus=gpus, packing=self._state.policy.packing)
 
-    def _place_soon(self, job: Job, candidates: tuple[Pool, ...]) -> tuple[Lease, ...] | None:
-        """Where GPUs are being vacated; if need be those that leave for somebody behind it in the order."""
-        leases = self._place(self.state.nodes.soon, job, candidates)
-        if leases is None and any(self.state.nodes.earmarked.values()):
-            leases = self._place(self.state.nodes.vacated, job, candidates)
+    def _vacated_place(self, job: Job, pool: Pool) -> tuple[Lease, ...] | None:
+        """Return a place where GPUs are being vacated; if need be those earmarked for jobs behind it in the order."""
+        nodes, packing = self._state.nodes, self._state.policy.packing
+        leases = place(nodes.soon, job, (pool,), packing=packing)
+        if leases is None and any(nodes.earmarked.values()):
+            leases = place(nodes.vacated, job, (pool,), packing=packing)
         return leases
-
-    def _try(self, terms: list[Term], record: JobRecord) -> None:
-        for term in terms:
-            for event in self._notices(*term, record):
-                self.state.apply(event)
 
     def _reason(self, attempt: Attempt, record: JobRecord) -> NoticeReason:
         if not self._is_below(attempt, record):
             return NoticeReason.QUOTA
         return NoticeReason.PREEMPT if is_below(attempt.job.tier, record.job.tier) else NoticeReason.TIME_SLICE
 
-    def _notices(
-        self, attempt: Attempt, reason: NoticeReason, gpus: int | None, record: JobRecord
-    ) -> tuple[Event, ...]:
-        """A notice; under a policy without notice its deadline is now, and the kill comes with it."""
-        warned = self.state.policy.notice
-        given = notice(
-            attempt,
-            reason,
-            self.now_us,
-            for_job=record.job.job_id,
-            gpus=gpus,
-            gone_us=None if warned else self.now_us,
-        )
-        if warned:
+    def _try(self, terms: list[Terms], record: JobRecord) -> None:
+        for event in self._events(terms, record):
+            self._state.apply(event)
+
+    def _events(self, terms: list[Terms], record: JobRecord) -> tuple[Event, ...]:
+        return tuple(event for each in terms for event in self._notices(each, record.job.job_id))
+
+    def _notices(self, terms: Terms, preemptor: JobId) -> tuple[Event, ...]:
+        """Return a notice; under a policy without notice its deadline is now, and the kill comes with it."""
+        attempt, gives_notice = terms.attempt, self._state.policy.notice
+        gone_us = None if gives_notice else self._now_us
+        given = notice(attempt, terms.reason, self._now_us, for_job=preemptor, gpus=terms.gpus, gone_us=gone_us)
+        if gives_notice:
             return (given,)
-        why = f"preempted without notice for {record.job.job_id}"
-        return given, KillOrdered(at_us=self.now_us, job_id=attempt.job.job_id, epoch=attempt.epoch, why=why)
+        why = f"preempted without notice for {preemptor}"
+        return given, KillOrdered(at_us=self._now_us, job_id=attempt.job.job_id, epoch=attempt.epoch, why=why)
 
 
 def _milli(attempt: Attempt) -> int:
