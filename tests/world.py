@@ -33,6 +33,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import Policy, State, enact
+from cordee.schedule.gang import Gang, Reporter, Work
 
 S = 1_000_000
 HOUR = 3600 * S
@@ -94,8 +95,8 @@ class World:
         self.errors: list[Exception] = []
         self._agenda: list[tuple[int, int, Event | Happening]] = []
         self._entries = 0
-        self._steps: dict[JobId, int] = {}  # durable
-        self._began: dict[tuple[JobId, int], tuple[int, int]] = {}  # attempt: when it steps, its first step
+        self._durable: dict[JobId, tuple[int, int]] = {}  # step and generation of the newest checkpoint
+        self._ranks: dict[JobId, Reporter] = {}  # of live gangs
         self.tell(ServerUp(at_us=0), *events)
 
     def tell(self, *events: Event) -> "World":
@@ -162,23 +163,11 @@ class World:
         heapq.heappush(self._agenda, (max(at_us, self.now_us), self._entries, event))
 
     def _is_stale(self, event: Event) -> bool:
-        """What a rank that is gone would have done."""
-        if not isinstance(event, RanksStarted | Reported | Restored | CheckpointCommitted | RanksEnded):
+        """Return whether the event is of ranks whose attempt is over."""
+        if not isinstance(event, RanksStarted | RanksEnded):
             return False
         attempt = self.state.attempts.get(event.job_id)
-        if attempt is None or attempt.epoch != event.epoch:
-            return True
-        if isinstance(event, RanksEnded):
-            leaves = event.outcome in (Outcome.KILLED, Outcome.CHECKPOINTED)
-            return not leaves and attempt.leaving and event.at_us > self._leaves_us(event.job_id)
-        return attempt.leaving and event.at_us > self._leaves_us(event.job_id)
-
-    def _leaves_us(self, job_id: JobId) -> int:
-        attempt = self.state.attempts[job_id]
-        if attempt.kill is not None:
-            return attempt.kill.at_us
-        assert attempt.notice is not None
-        return 2**62 if job_id in self.deaf else attempt.notice.at_us + attempt.job.save_us
+        return attempt is None or attempt.epoch != event.epoch
 
     def _carry_out(self, event: Event) -> None:
         if isinstance(event, AttemptPlaced):
@@ -186,49 +175,70 @@ class World:
         elif isinstance(event, NoticeGiven):
             self._notify(event)
         elif isinstance(event, KillOrdered):
-            for lease in self.state.attempts[event.job_id].held:
-                self._end(event, lease.node, event.at_us + S // 10, Outcome.KILLED)
+            self._ranks.pop(event.job_id, None)
+            for ended in self._ended(event.job_id, event.at_us + S // 10, Outcome.KILLED):
+                self._later(ended.at_us, ended)
 
     def _start(self, event: AttemptPlaced) -> None:
-        record = self.state.jobs[event.job_id]
-        who: dict[str, Any] = {"job_id": event.job_id, "epoch": event.epoch}
-        began_us, first = event.at_us + record.job.restart_us, self._steps.get(event.job_id, 0)
-        self._began[(event.job_id, event.epoch)] = (began_us, first)
+        job_id, job = event.job_id, self.state.jobs[event.job_id].job
+        work = Work(
+            steps=self.work.get(job_id, 100),
+            step_us=S,
+            start_us=job.restart_us,
+            every_us=None,
+            stall_us=0,
+            upload_us=job.save_us,
+            saves_at_end=False,
+            checkpoint_bytes=1,
+            handles_notice=job_id not in self.deaf and job.protected and job.save_us <= job.grace_us,
+            fails_after_steps=2 if job_id in self.broken else None,
+        )
+        step, generation = self._durable.get(job_id, (0, 0))
+        gang = Gang.start(work, event.at_us, job.gpus, epoch=event.epoch, step=step)
+        ranks = self._ranks[job_id] = Reporter.of(gang, job_id, event.epoch, event.at_us, generation)
         for lease in event.leases:
-            self._later(event.at_us + S, RanksStarted(at_us=event.at_us + S, node=lease.node, **who))
-        self._later(began_us, Restored(at_us=began_us, step=first, generation=None, **who))
-        steps = 2 if event.job_id in self.broken else self.work.get(event.job_id, 100) - first
-        done_us = began_us + steps * S
-        useful = Reported(at_us=done_us, span=SpanClass.USEFUL, from_us=began_us, first_step=first, steps=steps, **who)
-        self._later(done_us, useful)
-        outcome = Outcome.FAILED if event.job_id in self.broken else Outcome.FINISHED
-        for lease in event.leases:
-            self._end(event, lease.node, done_us, outcome)
+            at_us = event.at_us + S
+            self._later(at_us, RanksStarted(at_us=at_us, job_id=job_id, epoch=event.epoch, node=lease.node))
+        self._later(gang.train_us, lambda world: world._due(ranks))
+        self._later(gang.leave_us, lambda world: world._due(ranks))
 
     def _notify(self, event: NoticeGiven) -> None:
-        attempt = self.state.attempts[event.job_id]
-        if event.job_id in self.deaf or not attempt.job.protected or attempt.job.save_us > attempt.job.grace_us:
-            return
-        saved_us = event.at_us + attempt.job.save_us
-        who: dict[str, Any] = {"job_id": event.job_id, "epoch": event.epoch}
-        began_us, first = self._began[(event.job_id, event.epoch)]
-        if event.at_us > began_us:
-            step = first + (event.at_us - began_us) // S
-            span: dict[str, Any] = {"span": SpanClass.USEFUL, "first_step": first, "steps": step - first, "tokens": 7}
-            self._later(event.at_us, Reported(at_us=event.at_us, from_us=began_us, **span, **who))
-            self._steps[event.job_id] = step
-            cost: dict[str, Any] = {"size_bytes": 1, "stall_us": 0, "upload_us": saved_us - event.at_us}
-            commit = CheckpointCommitted(at_us=saved_us, step=step, generation=event.epoch, **cost, **who)
-            self._later(saved_us, commit)
-        for lease in attempt.held:
-            self._end(event, lease.node, saved_us, Outcome.CHECKPOINTED)
+        ranks = self._ranks.get(event.job_id)
+        if ranks is not None and ranks.gang.notice(event.at_us):
+            done = ranks.interrupt(event.at_us)
+            self._later(event.at_us, lambda world: world._seen(done))
+            self._later(ranks.gang.leave_us, lambda world: world._due(ranks))
 
-    def _end(self, event: AttemptPlaced | NoticeGiven | KillOrdered, on: str, at_us: int, outcome: Outcome) -> None:
-        failure = Failure(rank=0, exit_code=1, signal=None, tail=("boom",)) if outcome is Outcome.FAILED else None
-        self._later(
-            at_us,
-            RanksEnded(at_us=at_us, job_id=event.job_id, epoch=event.epoch, node=on, outcome=outcome, failure=failure),
+    def _due(self, ranks: Reporter) -> Iterable[Event]:
+        """Return what a gang reports now, and the end of its ranks if it leaves."""
+        attempt = self.state.attempts.get(ranks.job_id)
+        if self._ranks.get(ranks.job_id) is not ranks or attempt is None or attempt.epoch != ranks.epoch:
+            return ()
+        if self.now_us < ranks.gang.leave_us:
+            return self._seen(ranks.report(self.now_us))
+        del self._ranks[ranks.job_id]
+        return (
+            *self._seen(ranks.leave(self.now_us)),
+            *self._ended(ranks.job_id, self.now_us, ranks.gang.outcome),
         )
+
+    def _seen(self, events: Iterable[Event]) -> tuple[Event, ...]:
+        """Keep the checkpoints; leave out what the worlds of the tests do not look at: where restarts and saves go."""
+        for event in events:
+            if isinstance(event, CheckpointCommitted):
+                self._durable[event.job_id] = (event.step, event.generation)
+        return tuple(
+            event
+            for event in events
+            if isinstance(event, Restored | CheckpointCommitted)
+            or (isinstance(event, Reported) and event.span is SpanClass.USEFUL)
+        )
+
+    def _ended(self, job_id: JobId, at_us: int, outcome: Outcome) -> list[RanksEnded]:
+        attempt = self.state.attempts[job_id]
+        failure = Failure(rank=0, exit_code=1, signal=None, tail=("boom",)) if outcome is Outcome.FAILED else None
+        who: dict[str, Any] = {"job_id": job_id, "epoch": attempt.epoch, "outcome": outcome, "failure": failure}
+        return [RanksEnded(at_us=at_us, node=lease.node, **who) for lease in attempt.held]
 
 
 def brief(events: Iterable[Event]) -> list[str]:
