@@ -301,7 +301,7 @@ class Cordee(Way):
             self.checkpointer = self._open()
             self.checkpointer.open()
             self.checkpointer.prepare(self._state())  # As a job does after its first step, beside the next ones.
-            self.checkpointer._buffers.settle()
+            self.checkpointer._captures.buffers.settle()
 
     def save(self) -> float:
         assert self.checkpointer is not None, "prepare() opens it"

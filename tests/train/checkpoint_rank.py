@@ -122,7 +122,7 @@ def hold_while_it_drains(ck: Checkpointer, state: dict) -> None:
     os.kill(ck._link.pid, signal.SIGSTOP)
     ck.save(state, step=0, extras={}, reach=1)
     held = ck.save(state, step=0, extras={}, reach=0 if RANK == 0 else None)
-    assert held.reach == 0 and ck.standing().held_step == 0
+    assert held.reach == 0 and ck.status().memory_step == 0
     os.kill(ck._link.pid, signal.SIGCONT)
     ck.wait(60)
 

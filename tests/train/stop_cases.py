@@ -155,10 +155,10 @@ class Rank:
             self.ready()
         if phase == "finish" and step == STEP:
             until(lambda: saving.durable_step == 10)
-            saving.checkpointer._upload_s = [SLOW_DRAIN_S]  # as if it had taken so long
+            saving.checkpointer._record._upload_s = [SLOW_DRAIN_S]  # as if it had taken so long
         if phase == "near" and step == STEP:
             until(lambda: saving.durable_step == 10)
-            saving.checkpointer._upload_s = [0.5, 10 * SLOW_DRAIN_S]
+            saving.checkpointer._record._upload_s = [0.5, 10 * SLOW_DRAIN_S]
             self.ready()
             until(lambda: noticed(made))
         if phase == "finish" and step == 19:  # 20 will be captured, and not drained before the ranks have decided

@@ -1,9 +1,9 @@
-"""Which places a checkpoint goes to, and when a capture is due: tables, with the clock told."""
+"""Which levels a checkpoint goes to, and when a capture is due: tables, with a given clock."""
 
 import pytest
 
 from cordee.errors import DestinationError, InputError
-from cordee.storage.destination import below, parse_levels, places
+from cordee.storage.destination import below, level_urls, parse_levels
 from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import LogEntry, LogRecord
 from cordee.train.checkpoint.cadence import MEMORY, Cadence, LevelSchedule
@@ -12,12 +12,12 @@ from cordee.train.settings import Every, parse_every, parse_ram, settings
 
 def reaches(to: str, times_s: list[float], failing: tuple[int, ...] = ()) -> list[int]:
     """How far each checkpoint goes; those named fail and arrive nowhere."""
-    outward, found = LevelSchedule(parse_levels(to)), []
+    schedule, found = LevelSchedule(parse_levels(to)), []
     for number, now_s in enumerate(times_s):
-        found.append(outward.reach(now_s))
-        outward.captured()
+        found.append(schedule.reach(now_s))
+        schedule.captured()
         if number not in failing:
-            outward.arrived(found[-1], now_s)
+            schedule.arrived(found[-1], now_s)
     return found
 
 
@@ -39,7 +39,7 @@ def test_how_far_each_checkpoint_goes(to, times_s, failing, expected) -> None:
 
 
 def test_how_often_is_read_and_refused() -> None:
-    assert places("/a, s3://b/c every 30m") == ("/a", "s3://b/c")
+    assert level_urls("/a, s3://b/c every 30m") == ("/a", "s3://b/c")
     assert below("/a,/b every 10", "job") == "/a/job,/b/job every 10"
     assert [str(place) for place in parse_levels("/a,/b every 1,/c every 90s")] == ["/a", "/b", "/c every 90s"]
     for to in ("/a every 10", "/a,/b every now", "/a,/b every 0", "/a,,/b"):
@@ -47,16 +47,16 @@ def test_how_often_is_read_and_refused() -> None:
             parse_levels(to)
 
 
-def due(rhythm: Cadence, until_s: int, *, upload_s: float = 0.0) -> list[tuple[int, int]]:
+def due(cadence: Cadence, until_s: int, *, upload_s: float = 0.0) -> list[tuple[int, int]]:
     """(second since the beginning, reach) of each capture that is made by time."""
     began_s = 1000  # as of a clock that has run before
-    rhythm.begin(began_s)
+    cadence.begin(began_s)
     found, busy_until_s = [], -1.0
     for now_s in range(began_s, began_s + until_s):
-        reach = rhythm.now(now_s, uploading=now_s < busy_until_s)
+        reach = cadence.now(now_s, uploading=now_s < busy_until_s)
         if reach is not None:
             found.append((now_s - began_s, reach))
-            rhythm.captured(reach, now_s)
+            cadence.captured(reach, now_s)
             busy_until_s = now_s + upload_s if reach else busy_until_s
     return found
 
@@ -71,8 +71,8 @@ def test_by_time() -> None:
 
 
 def test_by_steps() -> None:
-    rhythm = Cadence(parse_every(10), parse_ram(4), first_s=5)
-    assert [(step, rhythm.at_step(step)) for step in range(1, 21) if rhythm.at_step(step) is not None] == [
+    cadence = Cadence(parse_every(10), parse_ram(4), first_s=5)
+    assert [(step, cadence.at_step(step)) for step in range(1, 21) if cadence.at_step(step) is not None] == [
         (4, MEMORY),
         (8, MEMORY),
         (10, 1),
@@ -80,17 +80,17 @@ def test_by_steps() -> None:
         (16, MEMORY),
         (20, 1),
     ]
-    assert rhythm.wait_s(0.0, uploading=False) is None and rhythm.now(1e9, uploading=False) is None
-    assert rhythm.estimates == (False, False) and rhythm.holds
+    assert cadence.wait_s(0.0, uploading=False) is None and cadence.now(1e9, uploading=False) is None
+    assert cadence.estimates == (False, False) and cadence.captures_in_memory
 
 
 def test_a_hint_makes_a_checkpoint_due_at_once() -> None:
-    rhythm = Cadence(parse_every("1h"), None, first_s=5)
-    assert rhythm.wait_s(10.0, uploading=False) == 3590.0
-    rhythm.hasten()
-    assert rhythm.now(10.0, uploading=False) == 1 and rhythm.wait_s(10.0, uploading=True) > 0
-    rhythm.captured(1, 10.0)
-    assert rhythm.now(11.0, uploading=False) is None
+    cadence = Cadence(parse_every("1h"), None, first_s=5)
+    assert cadence.wait_s(10.0, uploading=False) == 3590.0
+    cadence.hasten()
+    assert cadence.now(10.0, uploading=False) == 1 and cadence.wait_s(10.0, uploading=True) > 0
+    cadence.captured(1, 10.0)
+    assert cadence.now(11.0, uploading=False) is None
 
 
 @pytest.mark.parametrize(

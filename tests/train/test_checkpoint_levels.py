@@ -176,10 +176,10 @@ def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(t
     for harmed in ((near,), (home,), (near, home)):
         for level in harmed:
             flip(level.root / chunk.key)
-        rotten = {(level, chunk.key) for level in both.levels if has_decayed(level, chunk, chunk.key)}
-        assert {level for level, _ in rotten} == set(harmed)
-        assert write_chunk(both, data, save=2, epoch=1, known=known, rotten=rotten) == (chunk, False)
-        assert near.get(chunk.key) == home.get(chunk.key) == data and not rotten
+        decayed = {(level, chunk.key) for level in both.levels if has_decayed(level, chunk, chunk.key)}
+        assert {level for level, _ in decayed} == set(harmed)
+        assert write_chunk(both, data, save=2, epoch=1, known=known, decayed_copies=decayed) == (chunk, False)
+        assert near.get(chunk.key) == home.get(chunk.key) == data and not decayed
     # What a base has lost the job gets for itself.
     lent, _ = write_chunk(base, data, save=1, epoch=1, known={})
     here = replace(lent, key=remember(home, str(base.root)) + lent.key)
@@ -187,7 +187,7 @@ def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(t
     flip(base.root / lent.key)
     owner, key = owner_of(home, here.key)
     assert has_decayed(owner, here, key)
-    own, new = write_chunk(home, data, save=3, epoch=1, known={lent.xxh3: here}, rotten={(owner, key)})
+    own, new = write_chunk(home, data, save=3, epoch=1, known={lent.xxh3: here}, decayed_copies={(owner, key)})
     assert new and home.get(own.key) == data and base.get(lent.key) != data
 
 
@@ -272,7 +272,7 @@ def test_the_home_gets_each_third_and_each_tier_keeps_its_own_newest_two(tmp_pat
     assert steps_in(str(home)) == {4: True, 7: True, 8: False, 9: False}
     large = [key for key in FileBlobs(home).list("chunks") if (home / key).stat().st_size > 1_000_000]
     assert len(large) == 3, "w of steps 4 and 7, and once what did not change"
-    upload_s = checkpointer.standing().upload_s
+    upload_s = checkpointer.status().upload_s
     assert upload_s[0] > 0 and upload_s[1] > 0, "each reach is measured by itself"
     again = Checkpointer(to, rank=0, world_size=1)
     commit = again.open()

@@ -22,7 +22,6 @@ from cordee.storage.manifest import read_failed, read_manifest
 from cordee.train.checkpoint import link
 from cordee.train.checkpoint.checkpointer import Checkpointer
 from cordee.train.checkpoint.dcp import _join_plans, planner_for
-from cordee.train.checkpoint.link import UploaderLink
 from cordee.train.checkpoint.state import decode, encode, gather
 
 WAIT_S = 60
@@ -147,7 +146,7 @@ def test_damage_is_found_and_the_load_steps_back_and_says_so(make, tmp_path, wha
         loaded = second.resume(state) if passes == 1 else second.load(state, second.open())
     assert loaded.step == second.newest().step == 1 and second.newest().generation < newest
     assert [skipped.generation for skipped in second.skipped] == [newest]
-    assert f"stepping over generation {newest}" in caplog.text
+    assert f"skipping generation {newest}" in caplog.text
     assert same(flat(state), states[0]) and loaded.extras["at"] == 1
     # The damaged generation is no base for the next save, and never counts as one of the two that are kept.
     step(state)
@@ -197,7 +196,7 @@ def test_a_sector_that_is_lost_is_damage_and_a_store_that_is_away_is_not(make, m
     state["big"] += 1
     first.save(state, step=2, extras={})
     first.close()
-    whole = read_manifest(first._blobs, first.newest().manifest)
+    whole = read_manifest(first._attempt.blobs, first.newest().manifest)
     lost = whole.chunks[whole.tensors["big"].shards[0].pieces[0].chunk].key
     for name in ("get", "read_blocks"):
 
@@ -260,7 +259,7 @@ def test_a_failed_save_is_told_and_is_not_fatal(make) -> None:
     os.kill(checkpointer._link.pid, signal.SIGSTOP)
     checkpointer.save(state, step=2, extras={})
     os.kill(checkpointer._link.pid, signal.SIGKILL)
-    with pytest.raises(CheckpointError, match="the drain ended by signal 9 before save 2"):
+    with pytest.raises(CheckpointError, match="the uploader ended by signal 9 before save 2"):
         checkpointer.wait(WAIT_S)
     assert len(failures) == 1
     assert checkpointer.save(state, step=3, extras={}).previous_failure is None, "wait() has told it already"
@@ -281,7 +280,7 @@ def test_the_other_ranks_hear_of_a_dead_drain_also_when_the_next_one_runs_alread
     assert checkpointer._link is not dead and checkpointer._link.alive
     told.set()
     dead._thread.join(WAIT_S)
-    assert "signal 9 before save 2" in str(read_failed(checkpointer._blobs, checkpointer._prefix(2)))
+    assert "signal 9 before save 2" in str(read_failed(checkpointer._attempt.blobs, checkpointer._attempt.prefix(2)))
     checkpointer.wait(WAIT_S)
 
 
@@ -295,26 +294,26 @@ def test_what_a_stopped_drains_pipe_cannot_take_goes_on_beside_the_training(make
     os.kill(talker.pid, signal.SIGSTOP)
     state["more"] = {f"name{i}": torch.zeros(1) for i in range(2000)}  # A pipe takes 64 KiB.
     checkpointer.save(state, step=2, extras={})
-    assert talker._unsaid, "the drain reads nothing"
+    assert talker._pipe._unsent, "the drain reads nothing"
     checkpointer.leave(lambda: 0.0)
-    assert not talker._stdin.closed, "there is still something to say"
+    assert not talker._pipe._stdin.closed, "there is still something to say"
     os.kill(talker.pid, signal.SIGCONT)
     assert checkpointer.wait(WAIT_S).step == 2
     talker._thread.join(WAIT_S)
-    assert not talker._unsaid and talker._stdin.closed and talker._pusher is None
+    assert not talker._pipe._unsent and talker._pipe._stdin.closed and talker._pipe._sender is None
 
 
 def test_what_is_larger_than_a_pipe_is_handed_over_when_the_save_returns(make) -> None:
     checkpointer = make()
     checkpointer.resume({})
     checkpointer.save({"all": {f"name{i}": torch.zeros(1) for i in range(3000)}}, step=1, extras={})
-    assert not checkpointer._link._unsaid
+    assert not checkpointer._link._pipe._unsent
     assert checkpointer.wait(WAIT_S).step == 1
 
 
 def test_a_capture_is_handed_over_by_whoever_made_it(make, monkeypatch) -> None:
     """No other thread has to run for it: the collector may have that one wait in somebody's finalizer."""
-    monkeypatch.setattr(UploaderLink, "_push_rest", lambda self: pytest.fail("a thread was needed"))
+    monkeypatch.setattr(link._CommandPipe, "_send_rest", lambda self: pytest.fail("a thread was needed"))
     checkpointer = make()
     saved(checkpointer, build(), 3)
     assert checkpointer.wait(WAIT_S).step == 3

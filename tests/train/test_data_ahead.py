@@ -105,7 +105,7 @@ def test_a_save_in_a_warm_up_skips_nothing_that_was_fetched_ahead(tmp_path: Path
     ((code, said, errors),) = run([[*command, "killed"]], [environment()], 60)
     assert code == -signal.SIGKILL and said.split() == ["0", "0"], said + errors
     ((code, said, errors),) = run([command], [environment()], 60)
-    assert code == 0 and "step 0 restored from" in errors, errors
+    assert code == 0 and "resumed at step 0" in errors, errors
     assert said.split() == ["0", "0", "1", "6", "2", "12", "3", "18"], "steps, and the first sample of each"
 
 

@@ -36,24 +36,24 @@ class Rank(Process):
     def __init__(self, log: Log, folder, rank: int = 0, world: int = 1, env: dict[str, str] | None = None) -> None:
         super().__init__(log, folder, env, rank=rank, world=world, grace_s=5.0)
         self.rank, self.world = rank, world
-        self.seals = CaptureMarks(self.marks_fd)
+        self.marks = CaptureMarks(self.marks_fd)
 
     def hold(self, save: int, step: int, *, torn: bool = False) -> None:
         slot = save % 2
         memory, command = capture(save, step, self.rank, self.world)
-        self.seals.clear(slot)
+        self.marks.clear(slot)
         fd = (self.fd, self.second)[slot]
         os.ftruncate(fd, len(memory))
         os.pwrite(fd, memory, 0)
         if not torn:
-            self.seals.set(slot, save)
-            self.tell({**command, "do": "hold", "slot": slot})
+            self.marks.set(slot, save)
+            self.tell({**command, "do": "keep", "slot": slot})
 
     def bring(self, save: int, step: int) -> None:
         """As `save` of a drain, with the seal that the trainer sets."""
-        self.seals.clear(0)
+        self.marks.clear(0)
         self.save(save, step, self.rank, self.world)
-        self.seals.set(0, save)
+        self.marks.set(0, save)
 
 
 def dies(*ranks: Rank) -> None:
@@ -78,7 +78,7 @@ def test_the_newest_capture_that_all_hold_is_brought(tmp_path) -> None:
     dies(*ranks)
     assert generations(tmp_path) == [(46, None)]
     assert live_commits(read_entries(FileBlobs(tmp_path)))[-1].record.fields["ending"] == "rescued"
-    assert rescue.EarlierUploaders(FileBlobs(tmp_path), 1, "n1").living() is None
+    assert rescue.EarlierUploaders(FileBlobs(tmp_path), 1, "n1").working() is None
 
 
 def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
@@ -102,7 +102,7 @@ def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_pat
     assert generations(tmp_path) == [(20, None)]
     assert (
         list(FileBlobs(tmp_path).list("parts/1-n1"))
-        and rescue.EarlierUploaders(FileBlobs(tmp_path), 1, "n1").living() is None
+        and rescue.EarlierUploaders(FileBlobs(tmp_path), 1, "n1").working() is None
     )
 
 
@@ -154,7 +154,7 @@ def test_a_rescue_that_dies_commits_nothing_or_all(tmp_path, at) -> None:
     attempt = rescue.newest_attempt(read_entries(blobs))
     assert any("/held-" in key for key in blobs.list("parts")), "it died within"
     assert blobs.size(rescue.rescued_key(*attempt)) is None, "and nobody has said that it is over"
-    assert rescue.EarlierUploaders(blobs, *attempt).living() is None, "but it is seen to be dead at once"
+    assert rescue.EarlierUploaders(blobs, *attempt).working() is None, "but it is seen to be dead at once"
 
 
 def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
@@ -163,14 +163,14 @@ def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
     rank.bring(1, 10)
     blobs = FileBlobs(tmp_path)
     outlook = rescue.EarlierUploaders(blobs, 1, "n1")
-    assert outlook.living() is None, "its trainer is there"
+    assert outlook.working() is None, "its trainer is there"
     rank.process.stdin.close()
-    while not (named := outlook.living()) and rank.process.poll() is None:
+    while not (named := outlook.working()) and rank.process.poll() is None:
         pass
-    assert named == f"rank 0's on {socket.gethostname()}"
+    assert named == f"rank 0 on {socket.gethostname()}"
     write_failed(blobs, "parts/1-n1/000001", "it is enough")
     dies(rank)
-    assert outlook.living() is None and not outlook.silent
+    assert outlook.working() is None and not outlook.silent
 
 
 def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
@@ -180,11 +180,11 @@ def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_pat
     for sign in range(3):
         rescue.give_sign(blobs, "parts/1-n/living-000003", sign, far)
         now_s += rescue.SILENT_S_MAX - 1
-        assert outlook.living() == "rank 3's on far"
+        assert outlook.working() == "rank 3 on far"
     now_s += rescue.SILENT_S_MAX
-    assert outlook.living() is None and outlook.silent == {"rank 3's on far"}
+    assert outlook.working() is None and outlook.silent == {"rank 3 on far"}
     rescue.give_sign(blobs, "parts/1-n/living-000003", 3, far)
-    assert outlook.living() == "rank 3's on far", "it was only slow"
+    assert outlook.working() == "rank 3 on far", "it was only slow"
 
 
 def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_what_it_knows(tmp_path) -> None:
@@ -228,15 +228,15 @@ def test_nobody_waits_for_a_drain_that_only_looks_after_what_is_committed(tmp_pa
     ranks[0].bring(3, 3)
     ranks[0].process.stdin.close()
     outlook, heard = rescue.EarlierUploaders(blobs, 1, "n1"), threading.Event()
-    while outlook.living() is None:
+    while outlook.working() is None:
         assert ranks[0].process.poll() is None
     ranks[1].bring(3, 3)
     assert ranks[1].events_until("committed")
     for _ in range(500):
-        if outlook.living() is None:
+        if outlook.working() is None:
             break
         heard.wait(0.02)
-    assert outlook.living() is None, "all that it had is committed"
+    assert outlook.working() is None, "all that it had is committed"
     assert ranks[0].process.poll() is None
     with manifest.open("wb") as pipe:  # Opens once the drain reads it.
         pipe.write(whole)
@@ -281,7 +281,7 @@ def test_no_attempt_waits_for_a_drain_that_has_died(tmp_path, caplog, monkeypatc
     with caplog.at_level("INFO", "cordee"):
         assert checkpointer.open() is None
     checkpointer.close()
-    assert "drains of the attempt before" not in caplog.text, "there was nothing to wait for"
+    assert "uploaders of the previous attempt" not in caplog.text, "there was nothing to wait for"
 
 
 TRAINER = """
@@ -297,14 +297,14 @@ for step in range(1, 48):
         checkpointer.wait(60)
     elif step > 40 and step % 2 == 0:
         checkpointer.save(state, step=step, extras={"at": step}, reach=0)
-held = checkpointer.standing()
-print(held.held_step, held.durable_step, flush=True)
+held = checkpointer.status()
+print(held.memory_step, held.durable_step, flush=True)
 if sys.argv[2] == "torn":
-    fill = checkpointer._writers[0].staging.fill
+    fill = checkpointer._captures._writers[0].staging.fill
     def die(targets, sources):
         targets[0][: len(targets[0]) // 2].copy_(sources[0][: len(targets[0]) // 2])
         os.kill(os.getpid(), signal.SIGKILL)
-    for writer in checkpointer._writers:
+    for writer in checkpointer._captures._writers:
         writer.staging.fill = die
     state["w"].fill_(47)
     checkpointer.save(state, step=47, extras={}, reach=0)
@@ -347,11 +347,11 @@ def test_captures_are_held_while_the_drain_reads_and_the_one_it_reads_stays(tmp_
         state["w"].fill_(step)
         saved = checkpointer.save(state, step=step, extras={}, reach=1 if step == 3 else 0)
         assert saved.reach == (step == 3)
-    standing = checkpointer.standing()
-    assert (standing.held_step, standing.uploading_step, standing.durable_step) == (6, 3, 1)
+    standing = checkpointer.status()
+    assert (standing.memory_step, standing.uploading_step, standing.durable_step) == (6, 3, 1)
     os.kill(checkpointer._link.pid, signal.SIGCONT)
     assert checkpointer.wait(WAIT_S).step == 3
-    assert checkpointer.standing().upload_s[0] > 0
+    assert checkpointer.status().upload_s[0] > 0
     checkpointer.load(state, checkpointer.newest())
     assert bool((state["w"] == 3).all())
     checkpointer.close()
@@ -363,14 +363,14 @@ def test_what_is_held_is_worth_nothing_once_its_drain_has_died(tmp_path) -> None
     checkpointer.open()
     state = {"w": torch.full((300_000,), 1.0)}
     checkpointer.save(state, step=1, extras={}, reach=0)
-    assert checkpointer.standing().held_step == 1
+    assert checkpointer.status().memory_step == 1
     os.kill(checkpointer._link.pid, signal.SIGKILL)
     checkpointer._link._thread.join(WAIT_S)
-    assert checkpointer.standing().held_step is None
+    assert checkpointer.status().memory_step is None
     checkpointer.save(state, step=2, extras={}, reach=1)
-    assert checkpointer.wait(WAIT_S).step == 2 and checkpointer.standing().held_step is None
+    assert checkpointer.wait(WAIT_S).step == 2 and checkpointer.status().memory_step is None
     checkpointer.save(state, step=3, extras={}, reach=0)
-    assert checkpointer.standing().held_step == 3
+    assert checkpointer.status().memory_step == 3
     checkpointer.close()
 
 
@@ -379,10 +379,10 @@ def test_memory_made_beforehand_is_the_memory_of_the_first_save(tmp_path) -> Non
     checkpointer.open()
     state = {"w": torch.arange(3_000_000)}
     checkpointer.prepare(state)
-    checkpointer._buffers.settle()
-    staging = checkpointer._buffers.stagings[0]
+    checkpointer._captures.buffers.settle()
+    staging = checkpointer._captures.buffers.buffers[0]
     made, place = staging.bytes.numel(), staging.bytes.data_ptr()
-    assert made >= state["w"].nbytes and checkpointer._buffers.stagings[1].bytes.numel() == 0
+    assert made >= state["w"].nbytes and checkpointer._captures.buffers.buffers[1].bytes.numel() == 0
     checkpointer.save({"w": state["w"]}, step=1, extras={})
     assert (staging.bytes.numel(), staging.bytes.data_ptr()) == (made, place)
     commit = checkpointer.wait(WAIT_S)
@@ -397,12 +397,12 @@ def test_captures_come_from_a_gpu_through_pinned_memory(tmp_path) -> None:
     checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
     checkpointer.open()
     state = {"w": torch.arange(3_000_000, device="cuda")}
-    checkpointer.prepare(state, hold=True)
+    checkpointer.prepare(state, in_memory=True)
     for step, reach in ((1, 1), (2, 0), (3, 0)):
         state["w"] += 1
         checkpointer.save(state, step=step, extras={}, reach=reach)
         state["w"] += 0
-    assert all(staging._pinned for staging in checkpointer._buffers.stagings)
+    assert all(staging._pinned for staging in checkpointer._captures.buffers.buffers)
     checkpointer.wait(WAIT_S)
     checkpointer.close()
     again = Checkpointer(str(tmp_path), rank=0, world_size=1)

@@ -49,7 +49,7 @@ def test_the_interval_follows_what_was_measured_and_how_attempts_before_ended(tm
     assert [saving.checkpointer.past[at].left for at in range(2)] == [False, False]
     assert waits_s[0] > waits_s[1] > waits_s[2] > 0, "each failure shortens it"
     lines = [line for line in caplog.text.splitlines() if "saving every" in line]
-    assert len(lines) == 3 and "(0 in the attempts before)" in lines[0] and "(2 in the attempts before)" in lines[2]
+    assert len(lines) == 3 and "(0 in earlier attempts)" in lines[0] and "(2 in earlier attempts)" in lines[2]
 
 
 class Level:

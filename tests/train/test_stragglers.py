@@ -13,7 +13,7 @@ from cordee.train.watch.stragglers import (
     Sign,
     SlowRank,
     SlowRankDetector,
-    who_stands,
+    find_stuck,
 )
 
 STUCK, SILENT = Behind.STUCK, Behind.SILENT
@@ -42,8 +42,8 @@ def sign(step: int = 12, *, stuck: bool = True, waits: bool | None = True, begun
         ([sign(), sign(5, stuck=False, waits=False), sign(waits=False)], {1: 20.0}, [(1, SILENT)]),
     ],
 )
-def test_who_stands(signs: list[Sign], silent: dict[int, float], found: list[tuple[int, Behind]]) -> None:
-    assert who_stands(dict(enumerate(signs)), silent) == found
+def test_find_stuck(signs: list[Sign], silent: dict[int, float], found: list[tuple[int, Behind]]) -> None:
+    assert find_stuck(dict(enumerate(signs)), silent) == found
 
 
 class Gang:

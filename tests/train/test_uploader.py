@@ -20,7 +20,8 @@ from cordee.storage.generations import check_generation, collect, commit_of
 from cordee.storage.log import Log, live_commits, read_entries, unfinished_gcs
 from cordee.storage.manifest import read_manifest
 from cordee.storage.sealed import seal
-from cordee.train.checkpoint.uploader import REREAD_SAVES, Uploader, UploaderSetup
+from cordee.train.checkpoint.reuse import REREAD_SAVES
+from cordee.train.checkpoint.upload import Uploader, UploaderSetup
 from cordee.workload.keep import Keep
 
 FROZEN = b"F" * 2**20
@@ -71,7 +72,7 @@ def setup(log: Log, folder, rank: int = 0, world: int = 1, **changes) -> Uploade
             "keep": 2,
             "grace_s": 10.0,
             "fds": [-1, -1],
-            "seals_fd": -1,
+            "marks_fd": -1,
             "verified": None,
             "saves_before": 0,
             "damaged": [],
@@ -206,11 +207,11 @@ def test_nobody_waits_for_what_is_read_again(tmp_path) -> None:
     read = reads_of(bench.blobs, lambda key: key == frozen and told.append(bench.events[-1]))
     for save in range(2, 2 + REREAD_SAVES):
         bench.save(save, save, ending="left")
-    bench.drain.busy = lambda: True
+    bench.drain.is_busy = lambda: True
     for save in range(2 + REREAD_SAVES, 2 + 2 * REREAD_SAVES):
         bench.save(save, save)
     assert frozen not in read
-    bench.drain.busy = lambda: False
+    bench.drain.is_busy = lambda: False
     for save in range(2 + 2 * REREAD_SAVES, 2 + 3 * REREAD_SAVES):
         bench.save(save, save)
     assert [event["event"] for event in told] == ["collected"]
@@ -248,7 +249,7 @@ def test_chunks_of_an_unfinished_gc_count_as_absent(tmp_path) -> None:
     bench.drain.log.refresh()
     bench.drain.log.append("gc", retired=[], doomed="list")
     again = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index)
-    assert again.drain.known and frozen not in {chunk.key for chunk in again.drain.known.values()}
+    assert again.drain.reusable.known and frozen not in {chunk.key for chunk in again.drain.reusable.known.values()}
     again.save(1, 20)
     blobs.delete(frozen)  # The late delete of the old attempt.
     assert generations(tmp_path)[-1] == (20, None)
@@ -260,7 +261,7 @@ def test_what_a_gc_dooms_and_cannot_be_read_makes_every_chunk_unsafe(tmp_path) -
     blobs = FileBlobs(tmp_path)
     newest = live_commits(read_entries(blobs))[-1]
     bench.drain.log.append("gc", retired=[], doomed="lost")
-    assert Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index).drain.known == {}
+    assert Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index).drain.reusable.known == {}
 
 
 def test_generations_that_were_stepped_over_do_not_count_as_verified(tmp_path) -> None:
@@ -366,10 +367,10 @@ def test_gc_beside_a_running_save_takes_nothing_from_it(tmp_path) -> None:
 def test_a_part_that_uses_a_retired_generation_is_not_committed(tmp_path) -> None:
     bench = Bench(open_log(tmp_path), tmp_path)
     bench.save(1, 1)
-    stale, since = dict(bench.drain.known), bench.drain.known_since
+    stale, since = dict(bench.drain.reusable.known), bench.drain.reusable.since
     for step in (2, 3, 4):
         bench.save(step, step)
-    bench.drain.known, bench.drain.known_since = stale, since
+    bench.drain.reusable.known, bench.drain.reusable.since = stale, since
     assert bench.save(5, 5) == ["written", "failed"]
     assert "is retired" in bench.events[-1]["message"]
 

@@ -43,10 +43,10 @@ def test_a_rank_alone_tells_of_itself_and_its_pause_is_a_stall(tmp_path: Path) -
     mine = replace(mine, job_id=JobId("a-bcdefg"), epoch=1, spool=tmp_path, hang_report_s=0.2)
     pace, reporter, hung = StepTimer(), Reporter(mine, 0), []
     watch = RankWatch(
-        mine, rank=0, world_size=1, store=None, prefix="", pace=pace, reporter=reporter, on_hung=hung.append
+        mine, rank=0, world_size=1, store=None, prefix="", timer=pace, reporter=reporter, on_hung=hung.append
     )
     reporter.switch(SpanClass.USEFUL, 0)
-    watch.on()
+    watch.begin()
     for step in range(3):
         pace.began()
         reporter.stepped(step)
@@ -58,8 +58,8 @@ def test_a_rank_alone_tells_of_itself_and_its_pause_is_a_stall(tmp_path: Path) -
     reporter.stepped(3)
     pace.ended()
     until(lambda: told(tmp_path, 0, Behind.OVER), "it goes on")
-    assert watch.limit_s() >= 0.4, "a pause that ended was none to tell of"
-    watch.off()
+    assert watch._loop.limit_s() >= 0.4, "a pause that ended was none to tell of"
+    watch.end()
     watch.close()
     reporter.switch(SpanClass.RESTART, 4)
     reporter.close()
@@ -73,24 +73,31 @@ def test_the_first_step_may_compile_and_long_steps_are_waited_for() -> None:
     pace = StepTimer()
     mine = replace(settings({}), hang_report_s=60.0)
     watch = RankWatch(
-        mine, rank=0, world_size=1, store=None, prefix="", pace=pace, reporter=Reporter(mine, 0), on_hung=lambda s: None
+        mine,
+        rank=0,
+        world_size=1,
+        store=None,
+        prefix="",
+        timer=pace,
+        reporter=Reporter(mine, 0),
+        on_hung=lambda s: None,
     )
     watch.close()
-    assert watch.limit_s() == 600.0
+    assert watch._loop.limit_s() == 600.0
     pace.began()
     pace.ended()
-    assert watch.limit_s() == 60.0
+    assert watch._loop.limit_s() == 60.0
     pace._took_s.extend([30.0] * 20)
-    assert watch.limit_s() == 300.0
-    watch._on, watch._renew_at_s = True, math.inf
-    watch._at, watch._went_on_s = pace.step, time.monotonic() - 1000.0
-    watch.alive()
+    assert watch._loop.limit_s() == 300.0
+    watch._loop.running, watch._renew_at_s = True, math.inf
+    watch._loop.step, watch._loop._went_on_s = pace.step, time.monotonic() - 1000.0
+    watch.keep_alive()
     watch._look(time.monotonic())
-    assert not watch._stuck, "an evaluation that asks between its batches hangs nowhere"
+    assert not watch._loop.stuck, "an evaluation that asks between its batches hangs nowhere"
     watch._look(time.monotonic() + 299.0)
-    assert not watch._stuck
+    assert not watch._loop.stuck
     watch._look(time.monotonic() + 301.0)
-    assert watch._stuck, "and if it no longer does, it may"
+    assert watch._loop.stuck, "and if it no longer does, it may"
 
 
 @pytest.mark.gang

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from blake3 import blake3
 
-from cordee.storage.destination import is_remote, open_existing, places
+from cordee.storage.destination import is_remote, level_urls, open_existing
 from cordee.storage.files import Blobs, folder_of
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 
@@ -19,7 +19,7 @@ _ID_DIGITS = 16
 
 def remember(blobs: Blobs, to: str) -> str:
     """Note in the job's destination where the base is; the prefix of its keys from now on."""
-    absolute = ",".join(place if is_remote(place) else str(folder_of(place)) for place in places(to))
+    absolute = ",".join(place if is_remote(place) else str(folder_of(place)) for place in level_urls(to))
     name = blake3(absolute.encode()).hexdigest()[:_ID_DIGITS]
     blobs.put_if_absent(f"{FOLDER}/{name}", seal({"format": FORMAT, "to": absolute}))
     return f"{_PREFIX}{name}/"

@@ -84,7 +84,7 @@ def write_chunk(
     epoch: int,
     known: dict[str, Chunk],
     durable: bool = True,
-    rotten: set[tuple[Blobs, str]] | None = None,
+    decayed_copies: set[tuple[Blobs, str]] | None = None,
 ) -> tuple[Chunk, bool]:
     """Store the data unless `known` (by xxh3) has it whole; the chunk, and whether it was written.
 
@@ -94,24 +94,24 @@ def write_chunk(
     digest = xxhash.xxh3_128_hexdigest(data)
     chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, digest)
     old = known.get(digest)
-    if old and old.length_bytes == chunk.length_bytes and _is_there(blobs, old, data, rotten or set()):
+    if old and old.length_bytes == chunk.length_bytes and _is_there(blobs, old, data, decayed_copies or set()):
         return old, False
     return chunk, blobs.put_if_absent(chunk.key, data, durable=durable)
 
 
-def _is_there(blobs: Blobs, old: Chunk, data: Data, rotten: set[tuple[Blobs, str]]) -> bool:
+def _is_there(blobs: Blobs, old: Chunk, data: Data, decayed_copies: set[tuple[Blobs, str]]) -> bool:
     """Whether the store has it, where it is lacking or has decayed from now on; a base is not ours to mend."""
     owner, key = owner_of(blobs, old.key)
     lacking = [level for level in owner.levels if level.size(key) != old.length_bytes]
     if len(lacking) == len(owner.levels):
         return False
-    decayed = [level for level in owner.levels if (level, key) in rotten and level not in lacking]
+    bad = [level for level in owner.levels if (level, key) in decayed_copies and level not in lacking]
     if owner is not blobs:
-        return len(lacking) + len(decayed) < len(owner.levels)
-    for level in (*lacking, *decayed):  # Lacking: a node that is new to the job has an empty disk.
+        return len(lacking) + len(bad) < len(owner.levels)
+    for level in (*lacking, *bad):  # Lacking: a node that is new to the job has an empty disk.
         level.put(key, data)  # Under its own key, so that every generation that uses it is mended at once.
-        rotten.discard((level, key))
-        if level in decayed:
+        decayed_copies.discard((level, key))
+        if level in bad:
             logger.warning("%s had decayed in %s; written anew from memory", key, level)
     return True
 

@@ -79,7 +79,7 @@ def _place(at: str, often: str) -> Level:
         ) from error
 
 
-def places(to: str) -> tuple[str, ...]:
+def level_urls(to: str) -> tuple[str, ...]:
     """The destinations that a text names.
 
     >>> places("/local/run, s3://bucket/run every 10")
@@ -104,7 +104,7 @@ def check_destination(to: str) -> None:
     Raises:
         DestinationError: an unknown scheme, a URL without a bucket, or the same place twice.
     """
-    found = places(to)
+    found = level_urls(to)
     for place in found:
         if not is_remote(place):
             folder_of(place)
@@ -134,7 +134,7 @@ def open_blobs(to: str) -> Blobs:
     """
     check_destination(to)
     opened: list[Blobs] = [
-        RemoteBlobs(place) if is_remote(place) else FileBlobs(folder_of(place)) for place in places(to)
+        RemoteBlobs(place) if is_remote(place) else FileBlobs(folder_of(place)) for place in level_urls(to)
     ]
     return opened[0] if len(opened) == 1 else LeveledBlobs(opened)
 
@@ -146,7 +146,7 @@ def open_existing(to: str) -> Blobs:
         DestinationError: there is no such folder; and as `open_blobs`.
     """
     check_destination(to)
-    for place in places(to):
+    for place in level_urls(to):
         if not is_remote(place) and not folder_of(place).is_dir():
             raise DestinationError(
                 f"there is no folder {folder_of(place)}",

@@ -1,12 +1,12 @@
-"""How the drains of a gang whose trainers have died agree on the newest capture that all of them hold in memory.
+"""The uploaders of a gang whose trainers have died agree on the newest capture that all of them have in memory.
 
-Each writes which saves it holds whole, reads what the others hold, and takes the newest that is everyone's: no rank is
-asked twice, and none decides alone. The next attempt waits for it, since its first record fences them; not for a drain
-that has died, which it sees by the process on its own machine, and by signs of life that stop coming from another.
+Each writes which saves it has whole, reads what the others have, and takes the newest that all have: no rank is asked
+twice, and none decides alone. The next attempt waits for them, since its first record fences them; not for an uploader
+that has died, which it sees by the process on its own machine, and elsewhere by signs of life that stop coming.
 
     parts/<epoch>-<nonce>/held-<rank>      sealed {"format":1,"saves":[n...]}; none: this rank has nothing to bring
     parts/<epoch>-<nonce>/rescued          sealed {"format":1,"save":n or null}: it is over, and this was committed
-    parts/<epoch>-<nonce>/living-<rank>    sealed {"format":1,"sign":n,...}: the drain works on without its trainer
+    parts/<epoch>-<nonce>/living-<rank>    sealed {"format":1,"sign":n,...}: the uploader works on without its trainer
 """
 
 import contextlib
@@ -31,18 +31,19 @@ The second one is the name of version 0.1.0: trainer and agent may be of differe
 """
 
 RESCUE_S_MAX = 120.0
-"""What the drains of dead trainers are given: after it the agent ends them, and the next attempt fences them."""
+"""Time for the uploaders of dead trainers: after it the agent ends them, and the next attempt fences them."""
 
-
-SIGN_S = 3.0  # between two signs of life of a drain whose trainer has gone
+SIGN_S = 3.0  # between two signs of life of an uploader whose trainer has ended
 SOON_S = 0.1  # Most have nothing left to do by then, and need give none; no attempt starts as fast.
-SILENT_S_MAX = 20.0  # A drain elsewhere that gives none for so long is gone, or its disk is too slow to be waited for.
-LOOK_S_MAX = 1.0  # a look at all drains of an attempt, before it says what it knows
+SILENT_S_MAX = (
+    20.0  # An uploader elsewhere that gives no sign for so long is gone, or its disk is too slow to wait for.
+)
+LOOK_S_MAX = 1.0  # a look at all uploaders of an attempt, until it returns what it knows
 _LOOKS = 16  # at once
 
 
 def held_key(epoch: int, nonce: str, rank: int) -> str:
-    """Where a rank says what it holds.
+    """Return the key of the saves that a rank has in memory.
 
     >>> held_key(1, "n", 3)
     'parts/1-n/held-000003'
@@ -51,31 +52,31 @@ def held_key(epoch: int, nonce: str, rank: int) -> str:
 
 
 def rescued_key(epoch: int, nonce: str) -> str:
-    """Where it says that the rescue is over."""
+    """Return the key of the record that ends the rescue."""
     return f"{_folder(epoch, nonce)}/rescued"
 
 
 def write_held(blobs: Blobs, epoch: int, nonce: str, rank: int, saves: Iterable[int]) -> None:
-    """Say which saves this rank holds whole in memory."""
+    """Write which saves this rank has whole in memory."""
     blobs.put_if_absent(held_key(epoch, nonce, rank), seal({"format": FORMAT, "saves": sorted(saves)}))
 
 
 def write_rescued(blobs: Blobs, epoch: int, nonce: str, save: int | None) -> None:
-    """Say that it is over, and which save was committed; the first word stands."""
+    """Write that the rescue is over, and which save was committed; the first such record stands."""
     blobs.put_if_absent(rescued_key(epoch, nonce), seal({"format": FORMAT, "save": save}))
 
 
 def newest_of_all(
     blobs: Blobs, epoch: int, nonce: str, world_size: int, until: Callable[[Callable[[], bool]], bool]
 ) -> int | None:
-    """The newest save that every rank holds; None if there is none, or a rank says nothing in the time there is.
+    """Return the newest save that every rank has; None if there is none, or a rank does not answer in time.
 
     Args:
         blobs: the store.
         epoch: of the attempt.
         nonce: of the attempt.
         world_size: its ranks.
-        until: asks its argument again and again until it is true, or until there is no more time: then it is False.
+        until: calls its argument again and again until it returns True, or there is no more time: then it is False.
     """
     held: dict[int, set[int]] = {}
 
@@ -83,7 +84,7 @@ def newest_of_all(
         for rank in range(world_size):
             if rank not in held and (data := blobs.get(held_key(epoch, nonce, rank))) is not None:
                 held[rank] = set(unseal(data)["saves"])
-        # An empty one decides at once: nothing is everyone's then.
+        # An empty one decides at once: then no save is on every rank.
         return len(held) == world_size or set() in held.values()
 
     if not until(all_there) or len(held) < world_size:
@@ -92,16 +93,19 @@ def newest_of_all(
 
 
 def newest_attempt(entries: list[LogEntry]) -> tuple[int, str] | None:
-    """(epoch, nonce) of the newest attempt in the log."""
+    """Return (epoch, nonce) of the newest attempt in the log."""
     opened = [entry.record for entry in entries if entry.record and entry.record.kind == "open"]
     return (opened[-1].epoch, opened[-1].nonce) if opened else None
 
 
 class SignsOfLife:
-    """A drain's signs of life, from when its trainer has `left` until nothing is to be brought any more.
+    """An uploader's signs of life, from the end of its trainer until nothing is to be uploaded any more.
 
-    So the next attempt waits for what can still be committed, and not for what is done behind a commit. `captured` says
-    which is the newest save that the trainer has told of.
+    So the next attempt waits for what can still be committed, and not for what follows a commit.
+
+    Args:
+        left: set when the trainer has ended.
+        captured: returns the newest save that the trainer has announced.
     """
 
     def __init__(
@@ -121,23 +125,23 @@ class SignsOfLife:
         self._thread.start()
 
     def settled(self, save: float) -> None:
-        """No capture up to this one is to be brought any more."""
+        """Take note that no capture up to this one needs an upload any more."""
         self._settled = save
-        if self._left.is_set() and not self._brings():
+        if self._left.is_set() and not self._has_uploads():
             self._over.set()
 
     def end(self) -> None:
-        """The trainer has left, and there is nothing left to do."""
+        """Stop: the trainer has ended, and there is nothing left to do."""
         self._over.set()
         self._thread.join()
 
-    def _brings(self) -> bool:
+    def _has_uploads(self) -> bool:
         return self._captured() > self._settled
 
     def _run(self) -> None:
         self._left.wait()
         signs, wait_s = 0, SOON_S
-        while self._brings() and not self._over.wait(wait_s):
+        while self._has_uploads() and not self._over.wait(wait_s):
             with contextlib.suppress(DestinationError):
                 give_sign(self._blobs, self._key, signs, process())
             signs, wait_s = signs + 1, SIGN_S
@@ -147,20 +151,20 @@ class SignsOfLife:
 
 
 def process() -> dict[str, Any]:
-    """This process, so that another one on the same machine can see whether it still runs."""
+    """Describe this process, so that another one on the same machine can see whether it still runs."""
     return {"host": socket.gethostname(), "where": _where(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 
 def give_sign(blobs: Blobs, key: str, sign: int, process: dict[str, Any]) -> None:
-    """One sign of life; each is another number."""
+    """Write one sign of life; each has another number."""
     blobs.put(key, seal({"format": FORMAT, "sign": sign, **process}))
 
 
 class EarlierUploaders:
-    """The drains of an older attempt, as the next one sees them.
+    """The uploaders of an earlier attempt, as the next one sees them.
 
     Attributes:
-        silent: those elsewhere that have given no sign of life for too long.
+        silent: those on other machines that have given no sign of life for too long.
     """
 
     def __init__(self, blobs: Blobs, epoch: int, nonce: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -170,11 +174,11 @@ class EarlierUploaders:
         self._round: Future[str | None] | None = None
         self.silent: set[str] = set()
 
-    def living(self, within_s: float = LOOK_S_MAX) -> str | None:
-        """Whose drain still works on what its trainer has left behind; None: nobody's.
+    def working(self, within_s: float = LOOK_S_MAX) -> str | None:
+        """Name an uploader that still works on what its trainer has left behind; None: there is none.
 
-        It takes no longer than it may. A store may need longer for a thousand marks: then the look goes on beside, and
-        who asks again is told what came of it.
+        Returns in time. Storage may take longer for a thousand signs: then the look goes on beside, and the next call
+        returns its result.
         """
         if self._round is None:
             self._round = self._pool.submit(self._look_at_all)
@@ -197,19 +201,19 @@ class EarlierUploaders:
     def _look(self, key: str) -> str | None:
         try:
             data = self._blobs.get(key)
-            told = unseal(data) if data is not None else None
+            sign = unseal(data) if data is not None else None
         except Damaged:
-            told = None
-        if told is None:
+            sign = None
+        if sign is None:
             return None
-        name = f"rank {int(key.rpartition('-')[2])}'s on {told['host']}"
-        if told["where"] is not None and told["where"] == _where():
-            return name if _started(told["pid"]) == told["started"] else None
+        name = f"rank {int(key.rpartition('-')[2])} on {sign['host']}"
+        if sign["where"] is not None and sign["where"] == _where():
+            return name if _started(sign["pid"]) == sign["started"] else None
         now_s = self._clock()
-        sign, since_s = self._signs.get(key, (None, now_s))
-        if sign != told["sign"]:
+        number, since_s = self._signs.get(key, (None, now_s))
+        if number != sign["sign"]:
             since_s = now_s
-        self._signs[key] = (told["sign"], since_s)
+        self._signs[key] = (sign["sign"], since_s)
         if now_s - since_s < SILENT_S_MAX:
             self.silent.discard(name)
             return name
@@ -222,7 +226,7 @@ def _living_key(epoch: int, nonce: str, rank: int) -> str:
 
 
 def _where() -> str | None:
-    """The machine since it was started, and the space of its process numbers; None where nothing says so."""
+    """Identify the machine since its boot, and its process numbers' namespace; None where the system cannot say."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -230,7 +234,7 @@ def _where() -> str | None:
 
 
 def _started(pid: int) -> int | None:
-    """When this process was started, in the system's unit; None if it does not run."""
+    """Return when this process was started, in the system's unit; None if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

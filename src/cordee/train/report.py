@@ -226,7 +226,7 @@ def process_start_us() -> int:
     return round(_IMPORTED_S * 1e6)
 
 
-def speak(*, quiet: bool) -> None:
+def set_up_logging(*, quiet: bool) -> None:
     """Let people see the SDK's lines if the script has not set up logging itself."""
     if quiet:
         log.setLevel(logging.WARNING)

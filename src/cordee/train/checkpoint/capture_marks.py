@@ -1,7 +1,7 @@
-"""One word per staging buffer, in memory that trainer and drain share: the save whose capture is whole in it, or 0.
+"""One word per staging buffer, in memory shared by trainer and uploader: the save whose capture it holds whole, or 0.
 
-The trainer breaks the seal before it touches a buffer and sets it when the copy is done. So whenever it dies, the
-drain knows which buffers it may use. No torch here: the drain imports it.
+The trainer clears the mark before it touches a buffer and sets it when the copy is done. So whenever the trainer dies,
+the uploader knows which buffers it may use. No torch here: the uploader imports it.
 """
 
 import mmap
@@ -18,13 +18,13 @@ class CaptureMarks:
         self._page = mmap.mmap(fd, mmap.PAGESIZE)
 
     def read(self, slot: int) -> int:
-        """The save whose capture is whole in this buffer; 0: none."""
+        """Return the save whose capture is whole in this buffer; 0: none."""
         return int(_WORD.unpack_from(self._page, slot * _WORD.size)[0])
 
     def set(self, slot: int, save: int) -> None:
-        """The capture of this save is whole."""
+        """Mark the capture of this save as whole."""
         _WORD.pack_into(self._page, slot * _WORD.size, save)
 
     def clear(self, slot: int) -> None:
-        """From here on the buffer is being written."""
+        """Mark the buffer as being written."""
         self.set(slot, 0)

@@ -1,6 +1,6 @@
-"""What the ranks of a gang tell each other when they open, plan or load: on a gloo group of our own, never the user's.
+"""Collectives by which the ranks of a gang open, plan and load in step, on a gloo group of their own, not the user's.
 
-Its time-out is the grace period: a rank that has died must not hold the others longer than they have.
+Its time-out is the grace period: a rank that has died must not block the others for longer.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Consensus:
-    """One rank's end; a world of one needs no process group."""
+    """One rank's side; a world of one needs no process group."""
 
     def __init__(self, rank: int, world_size: int, grace_s: float) -> None:
         self.rank = rank
@@ -32,7 +32,7 @@ class Consensus:
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=grace_s))
 
     def from_rank0(self, work: Callable[[], T]) -> T:
-        """Do it on rank 0; all ranks get its result or its error."""
+        """Do the work on rank 0, and return its result, or raise its error, on all ranks."""
         answer: list[Any] = [None, None]
         if self.rank == 0:
             try:
@@ -47,35 +47,34 @@ class Consensus:
         return result
 
     def on_all(self, work: Callable[[], T], doing: str) -> T:
-        """Do it on each rank; if it fails on one it fails on all, in the same way.
+        """Do the work on each rank; if it fails on one it fails on all, in the same way.
 
         Raises:
-            CheckpointError: this rank's own, or that of another one, which could not do what `doing` says.
-            Damaged: a rank has found something damaged, and nothing worse has happened.
+            CheckpointError: on this rank, or on another one, which could not do what `doing` says.
+            Damaged: a rank found damaged bytes, and nothing worse happened.
         """
-        own: CheckpointError | None = None
+        mine: CheckpointError | None = None
         damage: str | None = None
         try:
             result = work()
         except CheckpointError as error:
-            own = error
+            mine = error
         except Damaged as error:
             damage = str(error)
-        found: list[tuple[str | None, str | None]] = [(str(own) if own else None, damage)] * self.world_size
+        found: list[tuple[str | None, str | None]] = [(str(mine) if mine else None, damage)] * self.world_size
         if self.group is not None:
-            mine = found[0]
-            self.call(lambda: dist.all_gather_object(found, mine, group=self.group))
+            self.call(lambda: dist.all_gather_object(found, found[0], group=self.group))
         elsewhere, damage = (next(filter(None, kind), None) for kind in zip(*found, strict=True))
-        if own is not None:
-            raise own
+        if mine is not None:
+            raise mine
         if elsewhere:
-            raise CheckpointError(f"another rank could not {doing}: {elsewhere}", hint="that rank's own log says more")
+            raise CheckpointError(f"another rank could not {doing}: {elsewhere}", hint="see that rank's log")
         if damage:
             raise Damaged(damage)
         return result
 
-    def anywhere(self, flags: list[bool]) -> list[bool]:
-        """Each flag: does some rank raise it? All ranks have as many."""
+    def any_rank(self, flags: list[bool]) -> list[bool]:
+        """Return for each flag whether it is set on any rank; all ranks pass as many."""
         if self.group is None:
             return flags
         mask = torch.tensor(flags, dtype=torch.uint8)
@@ -83,7 +82,7 @@ class Consensus:
         return [bool(flag) for flag in mask.tolist()]
 
     def agree(self, step: int, problem: CheckpointError | None, *, changed: bool, reach: int) -> tuple[bool, int]:
-        """(is there a rank that needs a new plan, the farthest reach that a rank asks for).
+        """Return whether a rank needs a new plan, and the largest reach that a rank asks for.
 
         The one collective of a save whose plan is kept.
 
@@ -97,19 +96,19 @@ class Consensus:
         if problem:
             raise problem
         if failed:
-            raise CheckpointError(f"another rank could not capture step {step}", hint="that rank's own log says why")
+            raise CheckpointError(f"another rank could not capture step {step}", hint="see that rank's log")
         if last != -first:
             raise CheckpointError(
-                f"ranks save different steps: {-first} to {last}", hint="run the same steps on every rank"
+                f"the ranks are at different steps, {-first} to {last}", hint="run the same steps on every rank"
             )
         return bool(replan), reach
 
     def call(self, collective: Callable[[], T]) -> T:
-        """Run a collective; a rank that does not come is an error and not a crash."""
+        """Run a collective, and raise CheckpointError if a rank does not take part in time."""
         try:
             return collective()
         except RuntimeError as error:
             raise CheckpointError(
                 f"rank {self.rank} could not reach the other ranks within {self.grace_s:.0f} s: {error}",
-                hint="a rank has died or hangs: look at the others' logs",
+                hint="a rank has died or hangs: see the other ranks' logs",
             ) from error

@@ -112,12 +112,12 @@ def _shard_bytes(item: WriteItem) -> int:
 
 @dataclass(frozen=True)
 class RankPlan:
-    """This rank's share of a save, as all ranks agreed on it."""
+    """This rank's part of a save, as all ranks agreed on it."""
 
     name: str
     items: SavePlan
     fingerprint: str
-    brings: bool  # Does this rank write its values too?
+    writes_values: bool  # this rank writes its values too
 
     def shards(self, layout: ChunkLayout) -> list[list[Any]]:
         """For the part record: name, dtype, shape, offsets, sizes and pieces of each shard."""
@@ -133,20 +133,20 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank brings to a plan: its own plan, its objects, and a few numbers of each of its weights."""
+    """What a rank writes_values to a plan: its own plan, its objects, and a few numbers of each of its weights."""
 
     plan: SavePlan
     objects: list[str]
     samples: dict[str, list[float]]
 
 
-def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str, together: Consensus) -> RankPlan:
+def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str, consensus: Consensus) -> RankPlan:
     """Plan a save with DCP's default planner; collective over all ranks.
 
     Raises:
-        CheckpointError: the ranks' plans do not fit together.
+        CheckpointError: the ranks' plans do not fit consensus.
     """
-    rank, group = together.rank, together.group
+    rank, group = consensus.rank, consensus.group
     planner = planner_for(tensors, rank)
     offer = _Offer(planner.create_local_plan(), list(state), samples_of(state, tensors))
     if group is None:
@@ -154,19 +154,19 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
         if plans is None:
             raise CheckpointError(f"the state cannot be planned: {problem}")
         return RankPlan(name, plans[0], mark, True)
-    gathered: list[Any] | None = [None] * together.world_size if rank == 0 else None
+    gathered: list[Any] | None = [None] * consensus.world_size if rank == 0 else None
     dist.gather_object(offer, gathered, group_dst=0, group=group)
-    answers: list[Any] = [None] * together.world_size
+    answers: list[Any] = [None] * consensus.world_size
     if gathered is not None:
         plans, name, problem = _join_plans(planner, [each.plan for each in gathered])
         problem = _unlike(gathered) or problem
         answers = [(*each, name, problem) for each in zip(plans or answers, _bringing(gathered), strict=True)]
     answer: list[Any] = [None]
     dist.scatter_object_list(answer, answers if rank == 0 else None, group_src=0, group=group)
-    plan, brings, name, problem = answer[0]
+    plan, writes_values, name, problem = answer[0]
     if problem:
         raise CheckpointError(f"the ranks' states cannot be planned together: {problem}")
-    return RankPlan(name, plan, mark, brings)
+    return RankPlan(name, plan, mark, writes_values)
 
 
 def _bringing(offers: list[_Offer]) -> list[bool]:

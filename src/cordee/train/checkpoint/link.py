@@ -1,4 +1,4 @@
-"""The trainer's end of its drain: starts the process, hands captures over, and learns what became of them."""
+"""The trainer's end of its uploader: starts the process, hands captures over, and handles the events that come back."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ from typing import Any
 from cordee.errors import CheckpointError, FencedError
 from cordee.storage.generations import Commit
 from cordee.storage.rescue import UPLOADER_MARKS
-from cordee.train.checkpoint.uploader import UploaderSetup
+from cordee.train.checkpoint.upload import UploaderSetup
 
-HAND_OVER_S_MAX = 2.0  # A drain that hangs must not hang its trainer.
+HAND_OVER_S_MAX = 2.0  # An uploader that hangs must not hang its trainer.
 
 logger = logging.getLogger("cordee.train")
 
@@ -27,7 +27,7 @@ _live: "weakref.WeakSet[UploaderLink]" = weakref.WeakSet()
 
 
 class UploaderLink:
-    """One drain process. Its events are handled in a thread of this process, one after the other."""
+    """One uploader process. Its events are handled in a thread of this process, one after the other."""
 
     def __init__(
         self,
@@ -38,11 +38,7 @@ class UploaderLink:
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._changed = threading.Condition()
-        self._saying = threading.RLock()
-        self._unsaid = bytearray()  # what did not go into the pipe yet
-        self._said_all = False  # no more will be said
-        self._pusher: threading.Thread | None = None
-        self._reading: dict[int, int] = {}  # saves whose captures the drain still reads, by buffer
+        self._reading: dict[int, int] = {}  # saves whose captures the uploader still reads, by buffer
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
         self._process = subprocess.Popen(
@@ -50,42 +46,42 @@ class UploaderLink:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(*setup.fds, setup.marks_fd),
-            # Whoever ends what a trainer has left behind can tell it from the rest, and give it the time it needs.
+            # An agent that ends what a trainer left behind recognises it, and gives it the time that it needs.
             env=os.environ | dict.fromkeys(UPLOADER_MARKS, "1"),
         )
         assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        os.set_blocking(self._stdin.fileno(), False)
+        self._stdout = self._process.stdout
+        self._pipe = _CommandPipe(self._process.stdin)
         _live.add(self)
-        self._say(asdict(setup))
-        self._thread = threading.Thread(target=self._listen, name="cordee-drain", daemon=True)
+        self._pipe.send(asdict(setup))
+        self._thread = threading.Thread(target=self._listen, name="cordee-uploader", daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int:
-        """The drain's process id."""
+        """The uploader's process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Can it take another save?"""
+        """Whether it can take another save."""
         with self._changed:
             return not self._ended
 
     @property
     def reading(self) -> set[int]:
-        """The buffers that the drain still reads."""
+        """The buffers that the uploader still reads."""
         with self._changed:
             return set() if self._ended else set(self._reading)
 
     def wait_until_read(self, timeout_s: float, slots: Collection[int] = (0,)) -> bool:
-        """Wait until one of these buffers may be written again; False if none may yet."""
+        """Wait until one of these buffers may be written again; return whether one may."""
         with self._changed:
             return self._changed.wait_for(lambda: self._ended or any(s not in self._reading for s in slots), timeout_s)
 
     def send_layout(self, layout: dict[str, Any]) -> None:
-        """What stays the same from save to save."""
-        self._say({"do": "layout", **layout})
+        """Send what stays the same from save to save."""
+        self._pipe.send({"do": "layout", **layout})
 
     def send_save(self, number: int, command: dict[str, Any]) -> None:
         """Hand a capture over: from now on it is committed even if the trainer dies."""
@@ -95,88 +91,28 @@ class UploaderLink:
                 self._reading[command["slot"]] = number
                 self._open.add(number)
         if ended:
-            self._on_failure(number, CheckpointError(f"the drain ended before save {number} was handed over"))
+            self._on_failure(number, CheckpointError(f"the uploader ended before save {number} was handed over"))
             return
-        self._say({"do": "save", "save": number, **command}, HAND_OVER_S_MAX)
+        self._pipe.send({"do": "save", "save": number, **command}, HAND_OVER_S_MAX)
 
-    def send_hold(self, number: int, command: dict[str, Any]) -> None:
-        """Tell of a capture that stays in memory: committed only if the trainer dies, and all ranks have it."""
-        self._say({"do": "hold", "save": number, **command}, HAND_OVER_S_MAX)
+    def send_in_memory(self, number: int, command: dict[str, Any]) -> None:
+        """Announce a capture that stays in memory: committed only if the trainer dies, and all ranks have it."""
+        self._pipe.send({"do": "keep", "save": number, **command}, HAND_OVER_S_MAX)
 
     def close(self, timeout_s: float, *, in_order: bool = True) -> bool:
-        """No more saves: let it finish and end; False if it still works, which it then goes on to do alone.
+        """Let the uploader finish and end, and return whether it has; if not, it goes on alone.
 
-        Not `in_order`: as if the trainer had died, which the drains of the other ranks are told.
+        Not `in_order`: as if the trainer had died, which the uploaders of the other ranks learn.
         """
         if in_order:
-            self._say({"do": "close"})  # Without this word the end of the pipe means that the trainer has died.
-        with self._saying:
-            self._said_all = True
-            self._push_on()
+            self._pipe.send({"do": "close"})  # Without this, the end of the pipe means that the trainer has died.
+        self._pipe.close()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def let_go(self) -> None:
-        """In a forked child, such as a data loader's worker: the drain has to see when the trainer closes the pipe."""
-        if not self._stdin.closed:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stdin.fileno(), inheritable=False)
-            os.close(null)
-
-    def _say(self, message: dict[str, Any], patience_s: float = 0.0) -> None:
-        """Into the pipe, by the caller itself; what does not fit in this time goes on beside.
-
-        Not by a thread that always runs: the garbage collector may run foreign finalizers in any thread, and that of a
-        data loader of an epoch before waits for its workers for 5 s each.
-        """
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        deadline_s = time.monotonic() + patience_s
-        with self._saying:
-            if self._said_all:
-                return
-            self._unsaid += line
-        while not self._push():  # Also if another thread pushes already: that one may be held up.
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                self._push_on()
-                return
-            self._await_room(left_s)
-
-    def _push_on(self) -> None:
-        """Have the rest written by a thread of its own, until there is none."""
-        with self._saying:
-            if not self._push() and self._pusher is None:
-                self._pusher = threading.Thread(target=self._push_rest, name="cordee-drain-pipe", daemon=True)
-                self._pusher.start()
-
-    def _push_rest(self) -> None:
-        while True:
-            with self._saying:
-                if self._push():
-                    self._pusher = None
-                    return
-            self._await_room(1.0)
-
-    def _push(self) -> bool:
-        """Write what the pipe takes; whether nothing is left. After the last word the pipe is closed."""
-        with self._saying:
-            try:
-                while self._unsaid:
-                    del self._unsaid[: os.write(self._stdin.fileno(), self._unsaid)]
-            except BlockingIOError:
-                return False
-            except BrokenPipeError:  # The listener tells of its end.
-                self._said_all = True
-                self._unsaid.clear()
-            if self._said_all:
-                self._stdin.close()
-            return True
-
-    def _await_room(self, timeout_s: float) -> None:
-        room = select.poll()  # not select(), which knows no descriptors from 1,024 on
-        with contextlib.suppress(ValueError):  # It was closed meanwhile: nothing is left to say.
-            room.register(self._stdin, select.POLLOUT)
-            room.poll(timeout_s * 1000)
+        """Close the pipe in a forked child, such as a data loader's worker: the uploader must see the trainer's end."""
+        self._pipe.let_go()
 
     def _listen(self) -> None:
         for line in self._stdout:
@@ -184,17 +120,14 @@ class UploaderLink:
                 self._handle(json.loads(line))
         self._stdout.close()
         code = self._process.wait()
-        with self._saying:
-            self._said_all = True
-            self._unsaid.clear()
-            self._push()
+        self._pipe.drop()
         with self._changed:
             self._ended = True
             lost, self._open = sorted(self._open), set()
             self._changed.notify_all()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         for number in lost:
-            error = CheckpointError(f"the drain ended by {how} before save {number} was committed")
+            error = CheckpointError(f"the uploader ended by {how} before save {number} was committed")
             self._on_failure(number, error)
 
     def _handle(self, event: dict[str, Any]) -> None:
@@ -211,7 +144,94 @@ class UploaderLink:
             error = (FencedError if kind == "fenced" else CheckpointError)(event["message"], hint=event["hint"])
             self._on_failure(number if known else None, error)
         elif kind == "collected" and event["retired"]:
-            logger.info("retired checkpoint generations %s", event["retired"])
+            logger.debug("retired checkpoint generations %s", event["retired"])
+
+
+class _CommandPipe:
+    """The uploader's standard input: JSON lines, written by the caller itself as far as the pipe takes them.
+
+    No thread that always runs writes them: the garbage collector may run foreign finalizers in any thread, and that of
+    a data loader of an earlier epoch waits for its workers for 5 s each.
+    """
+
+    def __init__(self, stdin: Any) -> None:
+        self._stdin = stdin
+        os.set_blocking(stdin.fileno(), False)
+        self._lock = threading.RLock()
+        self._unsent = bytearray()
+        self._closing = False  # nothing is added any more
+        self._sender: threading.Thread | None = None
+
+    def send(self, message: dict[str, Any], patience_s: float = 0.0) -> None:
+        """Send a message; what the pipe does not take in this time is sent beside."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        deadline_s = time.monotonic() + patience_s
+        with self._lock:
+            if self._closing:
+                return
+            self._unsent += line
+        while not self._try_send():  # Also if another thread sends already: that one may be held up.
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                self._send_beside()
+                return
+            self._await_room(left_s)
+
+    def close(self) -> None:
+        """Close the pipe once all is sent."""
+        with self._lock:
+            self._closing = True
+            self._send_beside()
+
+    def drop(self) -> None:
+        """Close the pipe now, whatever is left: the process has ended."""
+        with self._lock:
+            self._closing = True
+            self._unsent.clear()
+            self._try_send()
+
+    def let_go(self) -> None:
+        """Close this process's copy of the pipe, which a fork has made."""
+        if not self._stdin.closed:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stdin.fileno(), inheritable=False)
+            os.close(null)
+
+    def _send_beside(self) -> None:
+        """Have the rest sent by a thread, until there is none."""
+        with self._lock:
+            if not self._try_send() and self._sender is None:
+                self._sender = threading.Thread(target=self._send_rest, name="cordee-uploader-pipe", daemon=True)
+                self._sender.start()
+
+    def _send_rest(self) -> None:
+        while True:
+            with self._lock:
+                if self._try_send():
+                    self._sender = None
+                    return
+            self._await_room(1.0)
+
+    def _try_send(self) -> bool:
+        """Write what the pipe takes; return whether nothing is left. At the end the pipe is closed."""
+        with self._lock:
+            try:
+                while self._unsent:
+                    del self._unsent[: os.write(self._stdin.fileno(), self._unsent)]
+            except BlockingIOError:
+                return False
+            except BrokenPipeError:  # The listener reports the end of the process.
+                self._closing = True
+                self._unsent.clear()
+            if self._closing:
+                self._stdin.close()
+            return True
+
+    def _await_room(self, timeout_s: float) -> None:
+        room = select.poll()  # not select(), which knows no descriptors from 1,024 on
+        with contextlib.suppress(ValueError):  # It was closed meanwhile: nothing is left to send.
+            room.register(self._stdin, select.POLLOUT)
+            room.poll(timeout_s * 1000)
 
 
 def _after_fork_in_child() -> None:

@@ -1,7 +1,7 @@
-"""What belongs to one rank alone: its random number generators, and its copy of what is not shared.
+"""The state that belongs to one rank alone: its random number generators, and its copies of objects without shards.
 
-Kept beside the sharded state, for each rank. On another world or another layout a rank gets generators that follow from
-the checkpoint, so that two resumes of it are the same run.
+Kept beside the sharded state, for each rank. With another world size or layout a rank gets generators that are derived
+from the checkpoint, so that two resumes of it are the same run.
 """
 
 import hashlib
@@ -11,22 +11,24 @@ import sys
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from cordee.errors import InputError
 from cordee.storage.sealed import canonical
-from cordee.train.checkpoint.state import encode, give, is_own, is_sharded, is_stateful
+from cordee.train.checkpoint.state import encode, give, is_own, is_sharded, is_stateful, parts_of
 from cordee.train.data.sampler import ElasticBatchSampler
 
 log = logging.getLogger("cordee")
 
-_FSDP1 = "FullyShardedDataParallel"  # by its name: to import it takes a second
+_FSDP1 = "FullyShardedDataParallel"  # by its name: importing it takes a second
 
 
 def enter(state: dict[str, Any]) -> None:
-    """Before anything is loaded.
+    """Check the state before anything is loaded.
 
     Raises:
-        InputError: something in the state cannot be kept, or the place in the data is there twice.
+        InputError: something in the state cannot be saved, or the position in the data is there twice.
+        CheckpointError: a plain value cannot be saved.
     """
     for name, entry in state.items():
         if isinstance(entry, torch.nn.Module) and any(type(each).__name__ == _FSDP1 for each in entry.modules()):
@@ -37,17 +39,34 @@ def enter(state: dict[str, Any]) -> None:
             )
         if isinstance(getattr(entry, "batch_sampler", None), ElasticBatchSampler):
             raise InputError(
-                f"{name!r} reads from an ElasticBatchSampler, which has the place in the data itself",
+                f"{name!r} reads from an ElasticBatchSampler, which has the position in the data itself",
                 hint="put the sampler into the state, and not its loader: both would skip what was trained on",
             )
+        if isinstance(entry, DataLoader) and not is_stateful(entry):
+            raise InputError(
+                f"{name!r} is a DataLoader, which does not know its position in the data and so cannot be saved",
+                hint="put a cordee.ElasticBatchSampler into the state, or use torchdata's StatefulDataLoader",
+            )
+        if not is_sharded(entry) and not is_stateful(entry):
+            encode(entry, name, lambda tensor, path: None)
     for sampler in _samplers(state):
         sampler.enter()
 
 
 def begin(state: dict[str, Any], step: int) -> None:
-    """Just before the first step."""
+    """Note the position in the data just before the first step."""
     for sampler in _samplers(state):
         sampler.begin(step)
+
+
+def learning_rates(state: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the learning rates of each optimizer's groups; where a scheduler changes them, the initial ones."""
+    return {
+        name: [float(group.get("initial_lr", group["lr"])) for each in optimizers for group in each.param_groups]
+        for name, entry in state.items()
+        if (optimizers := parts_of(entry, torch.optim.Optimizer))
+        and all("lr" in g for o in optimizers for g in o.param_groups)
+    }
 
 
 def _samplers(state: dict[str, Any]) -> list[ElasticBatchSampler]:
@@ -55,10 +74,10 @@ def _samplers(state: dict[str, Any]) -> list[ElasticBatchSampler]:
 
 
 def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
-    """This rank's generators, its place in the data, and its own copy of everything in the state that is not shared.
+    """Return this rank's generators, its position in the data, and its copies of all objects without shards.
 
     Raises:
-        CheckpointError: nobody has counted the batches of a sampler.
+        CheckpointError: the batches of a sampler were not counted.
     """
     plain = {name: entry for name, entry in state.items() if not is_sharded(entry)}
     for sampler in _samplers(state):
@@ -69,12 +88,12 @@ def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
 
 
 def dp_of(state: dict[str, Any]) -> list[int] | None:
-    """This rank's place among those that read different data, as its sampler has it; None without one."""
+    """Return this rank and their number among those that read different data, by its sampler; None without one."""
     return next(([each.dp_rank, each.dp_size] for each in _samplers(state)), None)
 
 
 def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
-    """Replace what rank 0 had by what this rank had. The generators are for `restore_rng`, just before the loop."""
+    """Replace rank 0's objects by this rank's. The generators are left to `restore_rng`, just before the loop."""
     for name, value in extras["own"].items():
         if name not in state:
             continue
@@ -85,28 +104,28 @@ def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
 
 
 def rng_elsewhere(first: dict[str, Any], last: dict[str, Any], step: int, stream: int) -> Any:
-    """What `restore_rng` takes on a world or a layout that the checkpoint was not made on.
+    """Return generators for `restore_rng` on a world or a layout that the checkpoint was not made on.
 
-    If the first and the last rank read different data and yet had the same generators, all ranks share one seed: then
-    all go on with that. Otherwise each stream has a seed that follows from the first rank's generators and the step.
+    If the first and the last rank read different data and yet had the same generators, all ranks share one seed and go
+    on with it. Otherwise each stream has a seed that is derived from the first rank's generators and the step.
 
     Args:
-        first: what rank 0 captured.
-        last: what the last rank did.
+        first: captured by rank 0.
+        last: captured by the last rank.
         step: of the checkpoint.
         stream: ranks with the same number draw the same: those that share their data must.
     """
     state = first.get("rng")
-    told = canonical(encode(state, "rng"))
+    encoded = canonical(encode(state, "rng"))
     apart = (first.get("dp") or [0])[0] != (last.get("dp") or [1])[0]
-    if first is not last and apart and told == canonical(encode(last.get("rng"), "rng")):
+    if first is not last and apart and encoded == canonical(encode(last.get("rng"), "rng")):
         return state
-    digest = hashlib.blake2b(told + f"/{step}/{stream}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(encoded + f"/{step}/{stream}".encode(), digest_size=8).digest()
     return {"seed": int.from_bytes(digest, "little")}
 
 
 def differing(first: dict[str, Any], last: dict[str, Any]) -> tuple[str, ...]:
-    """What the first and the last rank had each for itself."""
+    """Return the names of the objects of which the first and the last rank had different copies."""
     one, other = first.get("own", {}), last.get("own", {})
     return tuple(
         name
@@ -116,7 +135,7 @@ def differing(first: dict[str, Any], last: dict[str, Any]) -> tuple[str, ...]:
 
 
 def capture_rng() -> dict[str, Any]:
-    """The state of every generator that this rank may draw from, as plain values and CPU tensors."""
+    """Return the state of every generator that this rank may draw from, as plain values and CPU tensors."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         import numpy as np
@@ -128,7 +147,7 @@ def capture_rng() -> dict[str, Any]:
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Put the generators back to what `capture_rng` saw, or to the seed that `rng_elsewhere` has made."""
+    """Restore the generators that `capture_rng` returned, or seed them as `rng_elsewhere` says."""
     import numpy as np
 
     if "seed" in state:
@@ -145,4 +164,4 @@ def restore_rng(state: dict[str, Any]) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     else:
-        log.warning("the checkpoint was made on a GPU and this rank has none: its random numbers will differ")
+        log.warning("the checkpoint was made on a GPU, and this rank has none: its random numbers will differ")

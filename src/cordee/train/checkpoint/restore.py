@@ -58,7 +58,7 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def restore(
-    state: dict[str, Any], commit: Commit, *, blobs: Blobs, together: Consensus, is_verified: bool = False
+    state: dict[str, Any], commit: Commit, *, blobs: Blobs, consensus: Consensus, is_verified: bool = False
 ) -> Loaded:
     """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
 
@@ -70,23 +70,23 @@ def restore(
     """
 
     def on_all(work: Callable[[], T]) -> T:
-        return together.on_all(work, f"load step {commit.step}")
+        return consensus.on_all(work, f"load step {commit.step}")
 
     manifest, template, fitted = on_all(lambda: _fitted(state, commit, blobs))
-    _require_all_taken(state, manifest, fitted, together)
+    _require_all_taken(state, manifest, fitted, consensus)
     reader = GenerationReader(blobs, manifest)
-    wanted, extras = on_all(lambda: _read(reader, template, fitted, together))
+    wanted, extras = on_all(lambda: _read(reader, template, fitted, consensus))
     place = rank_state.dp_of(state)
     moved = extras is None or extras.get("dp") != place
     chunks = () if is_verified else manifest.chunks
     # One choice for all ranks, also where a rank's own place is the same.
-    moved, *read = together.anywhere([moved, *(chunk.key in reader.verified for chunk in chunks)])
+    moved, *read = consensus.any_rank([moved, *(chunk.key in reader.verified for chunk in chunks)])
     rest = [chunk for chunk, done in zip(chunks, read, strict=True) if not done]
     if rest:
-        on_all(lambda: check_chunks(blobs, rest[together.rank :: together.world_size]))
+        on_all(lambda: check_chunks(blobs, rest[consensus.rank :: consensus.world_size]))
     on_all(lambda: _scatter(state, manifest, fitted, wanted))
     if extras is None or moved:
-        return on_all(lambda: _elsewhere(manifest, blobs, place[0] if place else together.rank))
+        return on_all(lambda: _elsewhere(manifest, blobs, place[0] if place else consensus.rank))
     return Loaded(manifest.step, extras, manifest.world_size, extras.get("rng"))
 
 
@@ -98,11 +98,11 @@ def _fitted(
     return manifest, template, fit(state, manifest.all_values(), mine)
 
 
-def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], together: Consensus) -> None:
+def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], consensus: Consensus) -> None:
     """A model of which no rank has a part that was saved is another model."""
     saved = sorted(model_names(state, manifest.all_values()))
     mine = model_names(state, [fitted])
-    taken = together.anywhere([name in mine for name in saved])
+    taken = consensus.any_rank([name in mine for name in saved])
     if left := [name for name, used in zip(saved, taken, strict=True) if not used]:
         raise CheckpointError(
             f"no rank has a place for {len(left)} tensors of the checkpoint, such as {left[0]}",
@@ -111,7 +111,7 @@ def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[s
 
 
 def _read(
-    reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, Any], together: Consensus
+    reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, Any], consensus: Consensus
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
     """The tensors by name, those of the template in place, and this rank's extras if the world is the same."""
     wanted = {}
@@ -119,11 +119,11 @@ def _read(
         saved = reader.manifest.tensors[name]
         empty = template.get(name)
         wanted[name] = torch.empty(saved.shape, dtype=dtype_of(saved.dtype)) if empty is None else empty
-    load_tensors(reader, wanted, together.rank)
-    if reader.manifest.world_size != together.world_size:
+    load_tensors(reader, wanted, consensus.rank)
+    if reader.manifest.world_size != consensus.world_size:
         return wanted, None
-    extras = _extras(reader.blobs, reader.manifest, together.rank)
-    pieces = reader.manifest.ranks[together.rank].extras
+    extras = _extras(reader.blobs, reader.manifest, consensus.rank)
+    pieces = reader.manifest.ranks[consensus.rank].extras
     reader.verified |= {reader.manifest.chunks[piece.chunk].key for piece in pieces}
     return wanted, extras
 

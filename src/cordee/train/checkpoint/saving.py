@@ -1,58 +1,51 @@
-"""The saves of one attempt: when one is due, that it is made, and what became of it.
+"""The saves of one attempt: decide when one is due, make it, and know what became of it.
 
-Captures are made on the main thread, between two steps; uploading them is `checkpointer.py`'s. That all ranks save at
-the same boundary is for `stop/agreement.py`, and how a rank leaves for `stop/rank_exit.py`.
+Captures are made on the main thread, between two steps; `checkpointer.py` uploads them. `stop/agreement.py` makes all
+ranks save at the same boundary, and `stop/rank_exit.py` is how a rank leaves.
 """
 
 import logging
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cordee.errors import CheckpointError, FencedError
 from cordee.events import SpanClass
-from cordee.storage.destination import places
+from cordee.storage.destination import level_urls
 from cordee.storage.generations import Commit
 from cordee.train.checkpoint import rank_state
+from cordee.train.checkpoint.auto_interval import AutoInterval
 from cordee.train.checkpoint.cadence import MEMORY, Cadence
-from cordee.train.checkpoint.checkpointer import Checkpointer
+from cordee.train.checkpoint.checkpointer import Checkpointer, Save
 from cordee.train.checkpoint.restore import Loaded
 from cordee.train.report import Reporter, process_start_us
 from cordee.train.settings import Settings
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.deadline import LevelTiming, Situation
-from cordee.units import format_duration
-
-if TYPE_CHECKING:
-    from cordee.plan.interval import Interval, Measured
 
 log = logging.getLogger("cordee")
 
-AUTO_FIRST_S = 5.0  # the first save tells what a save costs, and that the destination works
-TOLD_CHANGE = 1 / 3  # an estimate that has moved by more is told
+AUTO_FIRST_S = 5.0  # the first save shows what a save costs, and that the destination works
 
 
 class Saving:
     """One rank's saves.
 
     Args:
-        on_estimate: `wait_s` may be another one now; called on another thread.
+        on_estimate: called on another thread when `wait_s` may have changed.
 
     Attributes:
-        checkpointer: where they go.
+        checkpointer: where the saves go.
         tried_step: of the newest capture that was tried: the same on all ranks.
-        saved_step: of the newest that this rank has made; another one may have failed there.
-        durable_step: of the newest checkpoint that all stores have; 0: there is none.
+        durable_step: of the newest checkpoint that all storage levels have; 0: there is none.
     """
 
     def __init__(
         self,
         state: dict[str, Any],
-        told: Settings,
+        settings: Settings,
         to: str,
         *,
         rank: int,
@@ -60,77 +53,89 @@ class Saving:
         reporter: Reporter,
         on_estimate: Callable[[], None] = lambda: None,
     ) -> None:
-        self._state, self._told, self._rank, self._world_size = state, told, rank, world_size
-        self._reporter, self._on_estimate = reporter, on_estimate
-        self._restart_s = 0.0
-        self._start_step = 0
-        self._has_looked = False  # for what there is to load
-        self._began_s = time.monotonic()
-        self._rhythm = Cadence(told.every, told.ram, first_s=AUTO_FIRST_S)
-        self._told_save_s: float | None = None
-        self._stall_s = 0.0
-        self._costs_s: deque[tuple[float, float]] = deque(maxlen=5)  # stall and drain of the last checkpoints
-        self._last_s: float | None = None  # when the newest checkpoint was captured
-        self._between_s: float | None = None  # the two newest
-        self._stores = places(to)
-        self._saved_reach = 0
-        self._handed_s = 0.0  # when the drain got what it has
         self.tried_step: int | None = None
-        self.saved_step: int | None = None
         self.durable_step = 0
+        self._state, self._reporter, self._on_estimate = state, reporter, on_estimate
+        self._levels = level_urls(to)
+        self._start_step = 0
+        self._is_open = False  # whether it is known what there is to load
+        self._rng: dict[str, Any] | None = None  # to go on from when the loop begins
+        self._last: Save | None = None  # the newest that this rank has made; another one may have failed there
+        self._handed_over_s = 0.0  # when the uploader got its newest save
+        self._cadence = Cadence(settings.every, settings.ram, first_s=AUTO_FIRST_S)
         self.checkpointer = Checkpointer(
             to,
             rank=rank,
             world_size=world_size,
-            epoch=told.epoch,
-            keep=told.keep,
-            base=told.base,
-            grace_s=told.grace_s,
+            epoch=settings.epoch,
+            keep=settings.keep,
+            base=settings.base,
+            grace_s=settings.grace_s,
             on_commit=self._on_commit,
-            # What it costs is known also then: a store that is away is not tried all the time.
-            on_failure=lambda error: self._estimate(self._stall_s, 0.0, told=False),
+            on_failure=self._on_failure,
         )
+        self._auto = AutoInterval(self._cadence, settings.every, world_size, lambda: self.checkpointer.past)
 
     @property
     def uploading(self) -> bool:
-        """Whether a capture is on its way to the stores."""
-        return self.checkpointer.standing().uploading_step is not None
+        """Whether a capture is on its way to storage."""
+        return self.checkpointer.status().uploading_step is not None
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest capture that this rank has made."""
+        return self._last.step if self._last else None
 
     def kept_step(self, *, machine_stays: bool) -> int:
-        """The step that a new attempt would start with; 0 if there is no checkpoint."""
+        """Return the step that a new attempt would start with; 0 if there is no checkpoint."""
         newest = self.checkpointer.newest()
         return newest.step if newest and machine_stays else self.durable_step
 
+    # -- at the beginning and the end ----------------------------------------------------------------------
+
     def find(self) -> int:
-        """The step that `load` will start from, before there is a state to load into: it is read twice then."""
+        """Return the step that `load` will start from, before there is a state to load into: it is read twice then."""
         self.checkpointer.open()
-        self._has_looked = True
+        self._is_open = True
         return self._found()
 
-    def load(self) -> tuple[int, Any]:
-        """Put the newest generation that verifies into the state.
+    def load(self) -> int:
+        """Put the newest generation that verifies into the state, and return the step to start from; 0 for a new job.
 
-        The step to start from, 0 of a new job, and the random numbers to go on from, for when the loop begins.
+        Raises:
+            InputError, CheckpointError: something in the state cannot be saved.
         """
         rank_state.enter(self._state)
-        if not self._has_looked:
+        script_rates = rank_state.learning_rates(self._state)
+        if not self._is_open:
             loaded = self.checkpointer.resume(self._state)
         else:
             found = self.checkpointer.newest()
             loaded = self.checkpointer.load(self._state, found) if found else None
         step = self._found()
+        rank = self.checkpointer.rank
         if loaded is not None:
+            self._rng = loaded.rng
             if loaded.extras is not None:
                 rank_state.restore(self._state, loaded.extras)
-            elif self._rank == 0:
-                self._tell_elsewhere(loaded)
-        self._restart_s = time.time() - process_start_us() / 1e6
-        self._rhythm.begin(time.monotonic())
-        if self._rank == 0:
-            log.info("step %d %s %s", step, "restored from" if loaded else "of a new job in", self.checkpointer.to)
+            elif rank == 0:
+                self._log_resharding(loaded)
+        self._auto.restart_s = time.time() - process_start_us() / 1e6
+        self._cadence.begin(time.monotonic())
+        if rank == 0:
+            where = self.checkpointer.to
+            log.info("resumed at step %d from %s" if loaded else "starting at step %d; saving to %s", step, where)
         newest = self.checkpointer.newest()
         self._reporter.restored(step, newest.generation if newest else None)
-        return step, loaded.rng if loaded else None
+        if loaded is not None and rank == 0:
+            self._log_learning_rates(script_rates)
+        return step
+
+    def restore_rng(self) -> None:
+        """Restore the random number generators of the checkpoint, once."""
+        rng, self._rng = self._rng, None
+        if rng is not None:
+            rank_state.restore_rng(rng)
 
     def _found(self) -> int:
         newest = self.checkpointer.newest()
@@ -139,58 +144,71 @@ class Saving:
             self.durable_step = newest.step
         return self._start_step
 
-    def close(self, *, failed: bool) -> None:
-        """Let the drain finish; the state is the user's again."""
-        self.checkpointer.close(failed=failed)
-        self._state = {}
-
-    def _tell_elsewhere(self, loaded: Loaded) -> None:
+    def _log_resharding(self, loaded: Loaded) -> None:
         if loaded.rng is not None:
-            log.info("saved by %d ranks, now %d: random numbers are seeded anew", loaded.world_size, self._world_size)
+            log.info(
+                "saved by %d ranks, resumed on %d: random numbers are seeded anew",
+                loaded.world_size,
+                self.checkpointer.world_size,
+            )
         if loaded.differed:
             log.warning(
-                "%s had another value on each of %d ranks; all ranks have rank 0's now",
+                "%s had a different value on each of %d ranks; all ranks now have rank 0's",
                 ", ".join(loaded.differed),
                 loaded.world_size,
             )
 
+    def _log_learning_rates(self, script: dict[str, list[float]]) -> None:
+        """A resumed optimizer has the checkpoint's settings: an edit of the script would go unnoticed."""
+        for name, rates in rank_state.learning_rates(self._state).items():
+            if rates != script.get(name, rates):
+                saved, mine = (", ".join(f"{rate:g}" for rate in dict.fromkeys(each)) for each in (rates, script[name]))
+                log.warning("%s: the checkpoint's learning rate (%s) wins over the script's (%s)", name, saved, mine)
+
+    def close(self, *, failed: bool) -> None:
+        """Let the uploader finish, and let go of the user's state."""
+        self.checkpointer.close(failed=failed)
+        self._state = {}
+
     # -- when, and how far ---------------------------------------------------------------------------------
 
     def at_step(self, step: int) -> None:
-        """Capture if it is time by the count of steps: the same on every rank, so there is nothing to agree on."""
+        """Capture if it is due by the count of steps: the same on every rank, so there is nothing to agree on."""
         if step == self._start_step + 1:
-            self.checkpointer.prepare(self._state, hold=self._rhythm.holds)
-        reach = self._rhythm.at_step(step)
+            self.checkpointer.prepare(self._state, in_memory=self._cadence.captures_in_memory)
+        reach = self._cadence.at_step(step)
         if reach is not None and step not in (self._start_step, self.tried_step):
-            here = MEMORY if reach == MEMORY else None
-            self.save(step, len(self._stores) if self._rhythm.hastened else here)
+            by_schedule = MEMORY if reach == MEMORY else None
+            self.save(step, len(self._levels) if self._cadence.is_urgent else by_schedule)
 
     def is_due(self) -> bool:
-        """By rank 0's clock."""
-        return self._rhythm.now(time.monotonic(), uploading=self.uploading) is not None
+        """Return whether a capture is due by rank 0's clock."""
+        return self._cadence.now(time.monotonic(), uploading=self.uploading) is not None
 
     def wait_s(self) -> float | None:
-        """Until it may be due by rank 0's clock; None: nothing is by time."""
-        return self._rhythm.wait_s(time.monotonic(), uploading=self.uploading)
+        """Return the time until one may be due by rank 0's clock; None: nothing is due by time."""
+        return self._cadence.wait_s(time.monotonic(), uploading=self.uploading)
 
     def asked(self) -> int | None:
-        """The reach of the capture that the ranks have agreed on: rank 0 says, None for what `to` says."""
-        if self._rhythm.hastened:
-            return len(self._stores)
-        if self._rank != 0:
+        """Return the reach of the capture that the ranks have agreed on; None: as `to` says. Rank 0 decides."""
+        if self._cadence.is_urgent:
+            return len(self._levels)
+        if self.checkpointer.rank != 0:
             return None
-        now = self._rhythm.now(time.monotonic(), uploading=self.uploading)
-        late = now is None and self._rhythm.hold_s is not None  # one by steps has come between: it may still drain
+        now = self._cadence.now(time.monotonic(), uploading=self.uploading)
+        late = now is None and self._cadence.memory_s is not None  # one by steps came between: it may still upload
         return MEMORY if now == MEMORY or late else None
 
     def hasten(self) -> None:
-        """A checkpoint in all stores is due now: this rank's machine may go, and the nearer ones with it."""
-        self._rhythm.hasten()
+        """Make a checkpoint in all levels due now: this rank's machine may go, and the nearer levels with it."""
+        self._cadence.hasten()
+
+    # -- saves ---------------------------------------------------------------------------------------------
 
     def save(self, step: int, reach: int | None = None, *, last: bool = False) -> bool:
-        """Capture the state, for so many of the stores; a failure is told and training goes on.
+        """Capture the state, for so many levels; a failure is logged and training goes on.
 
-        `last`: the attempt ends with it, so nothing that it has done is lost.
+        `last`: the attempt ends with it, so no work of it is lost.
         """
         self.tried_step = step
         self._reporter.switch(SpanClass.CHECKPOINT, step)
@@ -210,26 +228,24 @@ class Saving:
         finally:
             self._reporter.switch(SpanClass.USEFUL, step)
             now_s = time.monotonic()
-            self._rhythm.captured(reached, now_s)
-        self.saved_step, self._saved_reach = step, save.reach
-        self._stall_s = save.stall_us / 1e6
+            self._cadence.captured(reached, now_s)
+        self._last = save
+        self._auto.captured(save.stall_us / 1e6, now_s, in_memory=save.reach == MEMORY)
         if save.reach:
-            self._handed_s = now_s
-            self._between_s = now_s - self._last_s if self._last_s is not None else None
-            self._last_s = now_s
+            self._handed_over_s = now_s
         return True
 
     def _extras(self, step: int) -> tuple[dict[str, Any], CheckpointError | None]:
-        """What is this rank's own, or why there is none; then the other ranks have to be told."""
+        """Return what belongs to this rank alone, or the error that the other ranks have to learn of."""
         try:
             return rank_state.capture(self._state, step), None
         except CheckpointError as error:
             return {}, error
 
     def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:
-        """A committed checkpoint of this step in so many stores, else in all, within the time there is."""
-        reach = reach or len(self._stores)
-        again = self._lacks_anywhere(step, reach)
+        """Commit a checkpoint of this step in so many levels, else in all, within the time left; return success."""
+        reach = reach or len(self._levels)
+        again = self._must_save(step, reach)
         if again is None or (again and not self.save(step, reach, last=True)):
             return False
         if not again and step == self.durable_step:
@@ -245,111 +261,76 @@ class Saving:
         return True
 
     def is_captured(self, step: int, reach: int) -> bool:
-        """Whether this rank has made a capture of this step for so many stores; another one may have failed."""
-        return self.saved_step == step and self._saved_reach >= reach
+        """Return whether this rank has captured this step for so many levels; another one may have failed."""
+        return self._last is not None and self._last.step == step and self._last.reach >= reach
 
     def is_coming(self, step: int, reach: int) -> bool:
-        """Whether this rank knows of no reason why that capture should not become durable, or not be so already."""
+        """Return whether that capture is durable, or may become so, as far as this rank knows."""
         return step == self.durable_step or (self.is_captured(step, reach) and not self.checkpointer.has_failed())
 
-    def _lacks_anywhere(self, step: int, reach: int) -> bool | None:
-        """Whether some rank has to capture the step, so that all do: none may save alone, whatever it knows by now.
+    def _must_save(self, step: int, reach: int) -> bool | None:
+        """Return whether a rank has to capture the step, so that all do: none may save alone, whatever it knows.
 
-        None: this rank would have to, and another one does not answer. It would not save either.
+        None: this rank would have to, and another one does not answer. That one would not save either.
         """
-        lacks = not self.is_coming(step, reach)
+        must = not self.is_coming(step, reach)
         try:
-            return self.checkpointer.anywhere(lacks)
+            return self.checkpointer.any_rank(must)
         except CheckpointError as error:
-            log.warning("whether all ranks have captured step %d is not known: %s", step, error)
-            return None if lacks else False
+            log.warning("it is not known whether all ranks have captured step %d: %s", step, error)
+            return None if must else False
 
     def finish(self, left_s: float) -> None:
-        """Let the drain bring what it has. What is only held it brings when this process has ended."""
+        """Let the uploader finish its save. Captures in memory it brings when this process has ended."""
         if self.uploading:
             try:
                 self.checkpointer.wait(left_s)
             except CheckpointError as error:
-                log.error("what was captured before is not durable: %s", error)
+                log.error("the save before is not durable: %s", error)
 
     def leave(self, left_s: Callable[[], float]) -> None:
-        """The process ends, whatever its loop does: wait until the drain has brought all that is in memory."""
+        """Wait until the uploader has brought all that is in memory, since the process ends whatever its loop does."""
         self.checkpointer.leave(left_s)
 
-    def situation(self, pace: StepTimer, *, left_s: float, at_boundary: bool, machine_stays: bool) -> Situation:
-        """What there is to decide on."""
-        standing = self.checkpointer.standing()
+    def situation(self, timer: StepTimer, *, left_s: float, at_boundary: bool, machine_stays: bool) -> Situation:
+        """Return what the decision at a notice needs."""
+        status = self.checkpointer.status()
         newest = self.checkpointer.newest()
-        upload_s = next((each for each in reversed(standing.upload_s) if each is not None), 0.0)
+        upload_s = next((each for each in reversed(status.upload_s) if each is not None), 0.0)
         busy_s = 0.0
-        if standing.uploading_step is not None:
-            late_s = time.monotonic() - self._handed_s - upload_s
+        if status.uploading_step is not None:
+            late_s = time.monotonic() - self._handed_over_s - upload_s
             busy_s = abs(late_s)  # one that is overdue may be as late again
         return Situation(
             left_s=left_s,
-            step=pace.step + (pace.inside and not at_boundary),
-            stores=tuple(
-                LevelTiming(name=name, upload_s=each)
-                for name, each in zip(self._stores, standing.upload_s, strict=True)
+            step=timer.step + (timer.inside and not at_boundary),
+            levels=tuple(
+                LevelTiming(name=name, upload_s=each) for name, each in zip(self._levels, status.upload_s, strict=True)
             ),
-            boundary_s=0.0 if at_boundary else pace.boundary_s(),
-            step_s=pace.step_s(),
-            stall_s=standing.stall_s or 0.0,
-            size_bytes=standing.bytes or 0,
+            boundary_s=0.0 if at_boundary else timer.boundary_s(),
+            step_s=timer.step_s(),
+            stall_s=status.stall_s or 0.0,
+            size_bytes=status.bytes or 0,
             busy_s=busy_s,
-            uploading_step=standing.uploading_step,
-            held_step=standing.held_step,
+            uploading_step=status.uploading_step,
+            memory_step=status.memory_step,
             durable_step=self.durable_step,
             near_step=newest.step if newest else 0,
             machine_stays=machine_stays,
         )
 
-    def _estimate(self, stall_s: float, upload_s: float, *, told: bool = True) -> None:
-        """The plan's interval for what is measured by now, and for how this job has fared so far."""
-        saves, holds = self._rhythm.estimates
-        if self._rank != 0 or not (saves or holds):
-            return
-        from cordee.plan.interval import Lived, Measured, interval  # the plan's libraries are not needed to start
-
-        given_s = None if saves else self._told.every.seconds or self._between_s
-        if not saves and given_s is None:
-            return  # counted by steps, and how long these take is not known yet
-        past = self.checkpointer.past
-        history = [Lived(each.ranks, each.seconds, not each.left) for each in past]
-        history.append(Lived(self._world_size, time.monotonic() - self._began_s, failed=False))
-        measured = Measured(stall_s, upload_s, self._restart_s)
-        found = interval(history, self._world_size, measured, save_s=given_s)
-        if holds:
-            self._rhythm.hold_s = found.hold_s
-        if saves:
-            self._rhythm.save_s = found.save_s
-            if told:
-                self._tell(found, measured, sum(each.failed for each in history))
-        self._on_estimate()
-
-    def _tell(self, found: "Interval", measured: "Measured", failures: int) -> None:
-        before_s = self._told_save_s
-        if before_s is not None and before_s / (1 + TOLD_CHANGE) <= found.save_s <= before_s * (1 + TOLD_CHANGE):
-            return
-        self._told_save_s = found.save_s
-        log.info(
-            "saving every %s%s: a save holds training up for %s and is durable after %s; a failure is expected"
-            " every %s (%d in the attempts before)",
-            format_duration(found.save_s),
-            "" if before_s is None else f" (was {format_duration(before_s)})",
-            format_duration(measured.stall_s),
-            format_duration(measured.upload_s),
-            format_duration(found.mtbi_s),
-            failures,
-        )
+    # -- on the uploader's listener ------------------------------------------------------------------------
 
     def _on_commit(self, commit: Commit) -> None:
         if not commit.missing_levels:
             self.durable_step = commit.step
         self._reporter.committed(commit)
-        self._costs_s.append((commit.stall_us / 1e6, commit.uploaded_us / 1e6))
-        stalls_s, uploads_s = zip(*self._costs_s, strict=True)
-        self._estimate(statistics.median(stalls_s), statistics.median(uploads_s))
+        if self.checkpointer.rank == 0 and self._auto.committed(commit.stall_us / 1e6, commit.uploaded_us / 1e6):
+            self._on_estimate()
+
+    def _on_failure(self, error: CheckpointError) -> None:
+        if self.checkpointer.rank == 0 and self._auto.failed():
+            self._on_estimate()
 
 
 def _synchronize() -> None:

@@ -1,8 +1,8 @@
-"""Staging memory: shared buffers of one rank, kept between saves, that the trainer fills and its drain reads.
+"""Staging memory: shared buffers of one rank, kept between saves, that the trainer fills and its uploader reads.
 
-Memory that is made anew for each save costs 7 times a copy into memory that is there (our measurement: page faults),
-and with CUDA the pinning besides; so a buffer only grows, and is made before it is needed where that is possible. The
-second one is for captures that are held: it takes no memory before the first of these.
+Memory allocated for each save costs 7 times a copy into memory that is there (our measurement: page faults), and with
+CUDA the pinning besides; so a buffer only grows, and is allocated before it is needed where possible. The second one is
+for captures that stay in memory: it takes no memory before the first of these.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class StagingBuffer:
         self._used_bytes = 0
 
     def grow(self, size_bytes: int) -> bool:
-        """Make it hold at least this much, every page of it touched; True if it is a new mapping."""
+        """Make room for at least this much, every page touched; return whether it is a new mapping."""
         if size_bytes <= self.bytes.numel():
             return False
         whole = -(-size_bytes // MiB) * MiB
@@ -41,11 +41,11 @@ class StagingBuffer:
         return True
 
     def clear(self) -> None:
-        """Zero what was ever written; new memory is zero."""
+        """Zero all that was ever written; new memory is zero."""
         self.bytes[: self._used_bytes].zero_()
 
     def fill(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-        """Copy sources into targets (views of `bytes`); they are there when this returns."""
+        """Copy sources into targets (views of `bytes`), and wait until they are there."""
         self._used_bytes = self.bytes.numel()
         device = next((source.device for source in sources if source.is_cuda), None)
         if device is None:
@@ -61,13 +61,13 @@ class StagingBuffer:
         side.synchronize()
 
     def pin(self) -> None:
-        """Let the GPU copy into it by itself."""
+        """Pin the pages, so that the GPU copies by itself."""
         if not self._pinned:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), self.bytes.numel(), 0))
             self._pinned = True
 
     def close(self) -> None:
-        """Give the memory back; the drain's own mapping lives on."""
+        """Free the memory; the uploader's own mapping lives on."""
         if self.fd < 0:
             return
         self._unpin()
@@ -82,57 +82,57 @@ class StagingBuffer:
 
 
 class StagingBuffers:
-    """The staging buffers of one rank, and which of them holds what."""
+    """The staging buffers of one rank, and the capture in each."""
 
     def __init__(self) -> None:
-        self.stagings = [StagingBuffer() for _ in range(BUFFERS)]
-        self.marks_fd = _memory("cordee-seals")
+        self.buffers = [StagingBuffer() for _ in range(BUFFERS)]
+        self.marks_fd = _memory("cordee-marks")
         os.ftruncate(self.marks_fd, mmap.PAGESIZE)
-        self.seals = CaptureMarks(self.marks_fd)
-        self.held_step: int | None = None  # of the newest capture that is in memory only
-        self._held_in: int | None = None
+        self.marks = CaptureMarks(self.marks_fd)
+        self.memory_step: int | None = None  # of the newest capture that stays in memory
+        self._memory_slot: int | None = None
         self._count = 1
         self._warming: threading.Thread | None = None
 
     @property
     def fds(self) -> list[int]:
-        """For the drain."""
-        return [staging.fd for staging in self.stagings]
+        """Their descriptors, for the uploader."""
+        return [staging.fd for staging in self.buffers]
 
-    def slots(self, *, hold: bool) -> range:
-        """The buffers that may be used: the second one from the first capture that is held."""
-        self._count = BUFFERS if hold else self._count
+    def slots(self, *, in_memory: bool) -> range:
+        """Return the buffers that may be used: the second one from the first capture that stays in memory."""
+        self._count = BUFFERS if in_memory else self._count
         return range(self._count)
 
-    def pick(self, reading: Collection[int], *, hold: bool) -> int | None:
-        """Where the next capture goes: what the drain does not read, and rather not over the newest one held."""
-        free = [slot for slot in self.slots(hold=hold) if slot not in reading]
-        return min(free, key=lambda slot: (slot == self._held_in, slot), default=None)
+    def pick(self, reading: Collection[int], *, in_memory: bool) -> int | None:
+        """Return a buffer that the uploader does not read, if possible not that of the newest capture in memory."""
+        free = [slot for slot in self.slots(in_memory=in_memory) if slot not in reading]
+        return min(free, key=lambda slot: (slot == self._memory_slot, slot), default=None)
 
     def filling(self, slot: int) -> None:
-        """From here on the buffer is written; nobody may take it for a capture."""
-        self.seals.clear(slot)
-        if slot == self._held_in:
-            self._held_in = self.held_step = None
+        """Mark the buffer as being written: it holds no capture."""
+        self.marks.clear(slot)
+        if slot == self._memory_slot:
+            self._memory_slot = self.memory_step = None
 
-    def filled(self, slot: int, save: int, step: int, *, hold: bool) -> None:
-        """The capture is whole."""
-        self.seals.set(slot, save)
-        if hold:
-            self._held_in, self.held_step = slot, step
+    def filled(self, slot: int, save: int, step: int, *, in_memory: bool) -> None:
+        """Mark the capture as whole."""
+        self.marks.set(slot, save)
+        if in_memory:
+            self._memory_slot, self.memory_step = slot, step
 
     def forget(self) -> None:
-        """The drain that knew of the capture that is held has died: nobody would bring it."""
-        self._held_in = self.held_step = None
+        """Drop the capture in memory: the uploader that knew of it has died."""
+        self._memory_slot = self.memory_step = None
 
     def warm(self, size_bytes: int, *, both: bool, device: torch.device | None) -> None:
-        """Make the memory beside the training, before the first capture needs it; `device`: the GPU to pin it for."""
+        """Allocate memory beside the training, before the first capture needs it; `device`: the GPU to pin it for."""
 
         def make() -> None:
-            # A thread has a current device of its own. What fails here the first capture tells.
+            # A thread has a current device of its own. The first capture reports what fails here.
             on = contextlib.nullcontext() if device is None else torch.cuda.device(device)
             with contextlib.suppress(OSError, RuntimeError), on:
-                for staging in self.stagings if both else self.stagings[:1]:
+                for staging in self.buffers if both else self.buffers[:1]:
                     staging.grow(size_bytes)
                     if device is not None:
                         staging.pin()
@@ -142,15 +142,15 @@ class StagingBuffers:
         self._warming.start()
 
     def settle(self) -> None:
-        """Wait until nobody else makes memory."""
+        """Wait until `warm` is done."""
         if self._warming is not None:
             self._warming.join()
             self._warming = None
 
     def close(self) -> None:
-        """Give the memory back; what the drain holds lives on."""
+        """Free the memory; the uploader's mappings live on."""
         self.settle()
-        for staging in self.stagings:
+        for staging in self.buffers:
             staging.close()
         if self.marks_fd >= 0:
             os.close(self.marks_fd)
@@ -165,6 +165,6 @@ def _memory(name: str) -> int:
 
 
 def local_bytes(tensors: Iterable[torch.Tensor], world_size: int) -> int:
-    """About what this rank will capture: its shards, and its part of what all ranks hold whole."""
+    """Estimate the bytes that this rank will capture: its shards, and its part of what all ranks hold whole."""
     shards = (each.to_local().nbytes if isinstance(each, DTensor) else each.nbytes // world_size for each in tensors)
     return sum(shards)

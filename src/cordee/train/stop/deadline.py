@@ -1,7 +1,7 @@
-"""What can still be made durable before a deadline, and how far: a pure function of measured figures.
+"""What can still be made durable before a deadline, and in how many levels: a pure function of measured figures.
 
-No clock and no store here: `rank_exit.py` measures, asks, and does what is decided. All ranks have to do the same, as
-`agreement.py` sees to: a rank that would rather not save says so, and then none does.
+No clock and no storage here: `rank_exit.py` measures, asks, and does what is decided. All ranks have to do the same,
+as `agreement.py` ensures: a rank may veto a save, and then no rank makes it.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from enum import StrEnum
 
 from cordee.units import format_bytes
 
-# What a save takes differs from one to the next: a shared disk, a network, a neighbour. A new capture is only made when
-# there is this many times what the last one took, as long as there is another capture to fall back to.
-ROOM = 1.25
-# Before the drains bring what is held, all ranks hear that they leave, and each drain looks what the others hold.
+# The time of a save varies: a shared disk, a network, a neighbour. A new capture is only made when this many times the
+# time of the last one is left, as long as there is another capture to fall back to.
+MARGIN = 1.25
+# Before the uploaders bring what is in memory, all ranks learn that they leave, and each uploader reads what the others
+# have.
 RESCUE_S = 1.0
 
 
@@ -22,16 +23,16 @@ class Choice(StrEnum):
     DURABLE = "durable"  # nothing: this very step is durable already
     SAVE = "save"  # a new capture at the boundary where the ranks meet
     FINISH = "finish"  # no new one: bring the newest capture that is in memory
-    TRY = "try"  # a new one will hardly make it, and there is nothing else that could
+    TRY = "try"  # a new one, which will hardly be done in time; but nothing else could be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTiming:
-    """One of the places of the job's checkpoints.
+    """One storage level of the job's checkpoints.
 
     Attributes:
-        name: as the job calls it.
-        upload_s: from a capture until it is durable in this one and all nearer ones; None: not measured.
+        name: as in `to`.
+        upload_s: from a capture until it is durable in this level and all nearer ones; None: not measured.
     """
 
     name: str
@@ -43,132 +44,136 @@ class Situation:
     """What is known when a notice comes.
 
     Attributes:
-        left_s: until this process has to be gone.
+        left_s: until this process has to have ended.
         step: at whose boundary the ranks meet.
-        boundary_s: until they do, as far as can be told: what is left of the step that runs.
-        step_s: what a step takes; None: none was measured.
-        stall_s: what a capture takes.
+        levels: nearest first; the last one survives the machine.
+        boundary_s: until they meet, as far as can be estimated: the rest of the step that runs.
+        step_s: median time of a step; None: none was measured.
+        stall_s: time of a capture.
         size_bytes: of a capture, all ranks together.
-        stores: nearest first, the one that lasts at the end.
-        busy_s: until the drain is done with what it has.
-        uploading_step: of the capture that the drain has; None: it has none.
-        held_step: of the newest capture that only lies in memory.
-        durable_step: of the newest checkpoint in all stores.
+        busy_s: until the uploader is done with its save.
+        uploading_step: of the capture that the uploader has; None: it has none.
+        memory_step: of the newest capture that is only in memory.
+        durable_step: of the newest checkpoint in all levels.
         near_step: of the newest checkpoint in some of them.
-        machine_stays: what lies on the machine's own disks is there afterwards.
+        machine_stays: the machine's own disks can be read afterwards.
     """
 
     left_s: float
     step: int
-    stores: tuple[LevelTiming, ...]
+    levels: tuple[LevelTiming, ...]
     boundary_s: float = 0.0
     step_s: float | None = None
     stall_s: float = 0.0
     size_bytes: int = 0
     busy_s: float = 0.0
     uploading_step: int | None = None
-    held_step: int | None = None
+    memory_step: int | None = None
     durable_step: int = 0
     near_step: int = 0
     machine_stays: bool = True
 
     @property
     def kept_step(self) -> int:
-        """What a new attempt would start with."""
+        """The step that a new attempt would start with."""
         return max(self.durable_step, self.near_step) if self.machine_stays else self.durable_step
+
+    @property
+    def has_newer_in_memory(self) -> bool:
+        """Whether a capture in memory is newer than all that is in storage or on its way."""
+        return self.memory_step is not None and self.memory_step > max(self.kept_step, self.uploading_step or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitPlan:
-    """What to do.
+    """The decision.
 
     Attributes:
-        reach: to how many stores, the nearest first.
-        needs_s: what it takes, from now on, by the figures.
-        turn_s: with less than this left the boundary is waited for no longer: what is held has to go now.
-        says: the decision with its numbers.
+        reach: number of levels, nearest first.
+        needs_s: estimated time, from now on.
+        turn_s: with less time left than this, the boundary is not awaited any longer: captures in memory have to be
+            uploaded now. 0: there are none.
+        text: the decision with its numbers.
     """
 
     choice: Choice
     reach: int
     needs_s: float
     turn_s: float
-    says: str
+    text: str
 
 
 def plan(now: Situation) -> ExitPlan:
-    """Choose what loses the fewest steps; of what loses the same, what reaches farthest."""
+    """Choose what loses the fewest steps; among equals, what reaches the farthest level."""
     if now.durable_step == now.step:
-        return _plan(now, Choice.DURABLE, len(now.stores), 0.0)
+        return _plan(now, Choice.DURABLE, len(now.levels), 0.0)
     if reach := next((each for each in reaches(now) if fits(now, each)), 0):
         return _plan(now, Choice.SAVE, reach, save_s(now, reach))
     if now.kept_step == now.step:
-        return _plan(now, Choice.DURABLE, len(now.stores) - 1, 0.0)
+        return _plan(now, Choice.DURABLE, len(now.levels) - 1, 0.0)
     if (needs_s := finish_s(now)) is not None:
-        return _plan(now, Choice.FINISH, len(now.stores), needs_s)
+        return _plan(now, Choice.FINISH, len(now.levels), needs_s)
     nearest = reaches(now)[-1]
     return _plan(now, Choice.TRY, nearest, save_s(now, nearest))
 
 
 def reaches(now: Situation) -> list[int]:
-    """To how many stores a save may go and be worth something, all of them first."""
-    nearest = 1 if now.machine_stays else len(now.stores)
-    farther = range(len(now.stores), nearest - 1, -1)
-    return [reach for reach in farther if reach == len(now.stores) or now.kept_step < now.step]
+    """Return the reaches with which a save would keep a step that is not kept yet; all levels first."""
+    nearest = 1 if now.machine_stays else len(now.levels)
+    farther = range(len(now.levels), nearest - 1, -1)
+    return [reach for reach in farther if reach == len(now.levels) or now.kept_step < now.step]
 
 
 def fits(now: Situation, reach: int) -> bool:
-    """Whether a new capture can be brought so far. Without any measure nothing speaks against it."""
-    if now.stores[reach - 1].upload_s is None and any(store.upload_s is not None for store in now.stores):
+    """Return whether a new capture can be uploaded that far in time. Without any measurement, assume that it can."""
+    if now.levels[reach - 1].upload_s is None and any(level.upload_s is not None for level in now.levels):
         return False
     waits_s = max(now.boundary_s, now.busy_s)
-    return waits_s + ROOM * (save_s(now, reach) - waits_s) <= now.left_s
+    return waits_s + MARGIN * (save_s(now, reach) - waits_s) <= now.left_s
 
 
 def save_s(now: Situation, reach: int) -> float:
-    """A new capture begins at the boundary, and when the drain has done what it has."""
-    return max(now.boundary_s, now.busy_s) + now.stall_s + (now.stores[reach - 1].upload_s or 0.0)
+    """Return the time of a new save, which begins at the boundary, once the uploader is done with its save."""
+    return max(now.boundary_s, now.busy_s) + now.stall_s + (now.levels[reach - 1].upload_s or 0.0)
 
 
 def finish_s(now: Situation) -> float | None:
-    """Until the newest capture in memory that can make it has made it; None: there is none."""
-    held = now.held_step is not None and now.held_step > max(now.kept_step, now.uploading_step or 0)
-    if held and (needs_s := now.busy_s + _held_s(now)) <= now.left_s:
+    """Return the time until the newest capture in memory that can be durable in time is; None: there is none."""
+    if now.has_newer_in_memory and (needs_s := now.busy_s + _upload_all_s(now)) <= now.left_s:
         return needs_s
     if now.uploading_step is not None and now.uploading_step > now.kept_step and now.busy_s <= now.left_s:
         return now.busy_s
     return None
 
 
-def _held_s(now: Situation) -> float:
-    """What is held goes to all stores."""
-    return now.stores[-1].upload_s or 0.0
+def _upload_all_s(now: Situation) -> float:
+    """Return the upload time of a capture in memory, which goes to all levels."""
+    return now.levels[-1].upload_s or 0.0
 
 
 def _plan(now: Situation, choice: Choice, reach: int, needs_s: float) -> ExitPlan:
-    held = now.held_step is not None and now.held_step > max(now.kept_step, now.uploading_step or 0)
-    turn_s = now.busy_s + RESCUE_S + ROOM * _held_s(now) if held else 0.0
-    return ExitPlan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, says=_says(now, choice, reach, needs_s))
+    turn_s = now.busy_s + RESCUE_S + MARGIN * _upload_all_s(now) if now.has_newer_in_memory else 0.0
+    return ExitPlan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, text=_text(now, choice, reach, needs_s))
 
 
-def _says(now: Situation, choice: Choice, reach: int, needs_s: float) -> str:
+def _text(now: Situation, choice: Choice, reach: int, needs_s: float) -> str:
     figures = [f"{now.left_s:.1f} s left"]
-    where = f", to {now.stores[reach - 1].name} only" if 0 < reach < len(now.stores) else ""
+    where = f", to {now.levels[reach - 1].name} only" if 0 < reach < len(now.levels) else ""
     if choice is Choice.DURABLE:
-        return f"{figures[0]}: step {now.step} is durable already" + (" in the nearer stores" if where else "")
+        return f"{figures[0]}: step {now.step} is durable already" + (" in the nearer levels" if where else "")
     if now.step_s is not None:
         figures.append(f"step {now.step_s:.1f} s")
     if now.busy_s:
-        figures.append(f"the drain is busy for {now.busy_s:.1f} s")
-    if (upload_s := now.stores[reach - 1].upload_s) is not None:
+        figures.append(f"the uploader is busy for {now.busy_s:.1f} s")
+    if (upload_s := now.levels[reach - 1].upload_s) is not None:
         rate = f" at {format_bytes(now.size_bytes / upload_s)}/s" if upload_s > 0 else ""
-        figures.append(f"capture {now.stall_s:.1f} s, drain {format_bytes(now.size_bytes)}{rate} = {upload_s:.1f} s")
+        figures.append(f"capture {now.stall_s:.1f} s, upload {format_bytes(now.size_bytes)}{rate} = {upload_s:.1f} s")
     else:
         figures.append("no save was measured yet")
-    captured = max(now.held_step or 0, now.uploading_step or 0)
+    captured = max(now.memory_step or 0, now.uploading_step or 0)
     what = {
         Choice.SAVE: f"saving at step {now.step}",
-        Choice.FINISH: f"no new capture; the one of step {captured} needs {needs_s:.1f} s",
+        Choice.FINISH: f"no new capture; that of step {captured} needs {needs_s:.1f} s",
         Choice.TRY: f"saving at step {now.step} needs {needs_s:.1f} s; trying, since nothing is lost by it",
     }[choice]
     return f"{'; '.join(figures)}: {what}{where}"

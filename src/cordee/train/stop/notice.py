@@ -1,7 +1,7 @@
 """Signals and timers of a rank, on a thread of their own.
 
 A Python signal handler waits for the main thread, which may sit in a collective; `signal.set_wakeup_fd` does not. What
-is to be done about a notice is for `job.py`.
+a notice leads to is for `rank_exit.py`.
 """
 
 import logging
@@ -58,18 +58,19 @@ class Notices:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         earlier = self._earlier.get(number)
-        if callable(earlier):
+        # Python's own handler of SIGINT would end the loop at once, with nothing saved.
+        if callable(earlier) and earlier is not signal.default_int_handler:
             earlier(number, frame)
 
     def at(self, name: str, when_s: float, call: Callable[[], None]) -> None:
-        """Call at a time of `time.monotonic()`; a timer replaces the one of the same name. Nothing, once closed."""
+        """Call at a time of `time.monotonic()`; a timer replaces the one of the same name. Once closed, do nothing."""
         with self._lock:
             if not self._closed:
                 self._timers[name] = (when_s, call)
-                self._poke()  # Under the lock: a closed descriptor's number may be another file's.
+                self._poke()  # Under the lock: the number of a closed descriptor may be reused.
 
     def close(self) -> None:
-        """Give the signals back and end the thread."""
+        """Restore the earlier handlers and end the thread."""
         with self._lock:
             self._closed = True
         _live.discard(self)
@@ -105,11 +106,11 @@ class Notices:
                 self._guarded(call)
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        """The thread goes on whatever one call comes to: the deadline may be the next."""
+        """Call, and log what it raises: the thread must go on, since the deadline may be the next."""
         try:
             call()
         except Exception:
-            log.exception("what was due on a rank's own thread failed")
+            log.exception("a timer or a signal of this rank failed")
 
     def _due(self) -> list[Callable[[], None]]:
         now = time.monotonic()
@@ -129,7 +130,7 @@ class Notices:
                 self._guarded(partial(self._on_signal, number))
 
 
-# A signal between the fork and the child's first line would still be taken for the rank's: it waits meanwhile.
+# A signal between the fork and the child's first line would be taken for the rank's: it is blocked meanwhile.
 def _before_fork() -> None:
     ours = frozenset().union(*(notices._signals for notices in list(_live)))
     _masks.earlier = signal.pthread_sigmask(signal.SIG_BLOCK, ours)

@@ -1,8 +1,8 @@
 """How a rank leaves: the notice, the deadline that follows from it, what is still saved, the record and the exit code.
 
-Notices come from signals, the agent, the cloud and other ranks, on other threads than the loop's. Which boundary the
-ranks leave at is agreed on in `agreement.py`; the save there is the loop's. What is here works if the loop never comes
-back.
+Notices come from signals, the agent, the cloud and other ranks, on other threads than the loop's. The ranks agree in
+`agreement.py` on the boundary that they leave at; the save there is the loop's. This file works even if the loop never
+comes back.
 """
 
 import logging
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cordee.errors import EXIT_CHECKPOINTED, StopError
@@ -33,77 +34,86 @@ from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
 
-MARGIN_S_MAX = 2.0  # a rank is gone so long before it would be killed, or a tenth of its time if that is less
+MARGIN_S_MAX = 2.0  # a rank ends so long before it would be killed, or a tenth of its time if that is less
 TURN_S = 0.05  # between two looks whether the step that runs has become overdue
 HINT_LOOK_S = 5.0  # as often as the clouds are asked themselves
-LOOK_S = 0.5  # between two looks at what the agent tells, once there was a notice
+LOOK_S = 0.5  # between two looks at the agent's notice, once there was one
 
 
 class RankExit:
     """One rank's end.
 
     Args:
-        on_hint: the machine may go soon; nobody has to leave.
+        on_hint: called when the machine may go soon; nobody has to leave.
 
     Attributes:
-        by_s: until when this rank has to be gone, on time.monotonic(); None without a notice.
-        exit_code: once this rank has said how it leaves.
-        saving, agreement: set when they are there; a notice may come before.
+        by_s: when this rank has to have ended, on time.monotonic(); None without a notice.
+        exit_code: None until this rank has reported how it leaves.
+        saving, agreement: set once they exist; a notice may come before.
+        notices: signals and timers.
     """
 
     def __init__(
-        self, told: Settings, rank: int, reporter: Reporter, pace: StepTimer, on_hint: Callable[[], None] = lambda: None
+        self,
+        settings: Settings,
+        rank: int,
+        reporter: Reporter,
+        timer: StepTimer,
+        on_hint: Callable[[], None] = lambda: None,
     ) -> None:
-        self._told, self._rank, self._reporter, self._pace, self._hinted = told, rank, reporter, pace, on_hint
+        self._settings, self._rank, self._reporter, self._timer = settings, rank, reporter, timer
         self._lock = threading.Lock()
         self._machine_stays = True
         self._decided = False
+        self._ending = threading.Event()
         self.by_s: float | None = None
         self.exit_code: int | None = None
         self.saving: Saving | None = None
         self.agreement: Agreement | None = None
-        self._ending = threading.Event()
-        self.notices = Notices(told.signals, self._on_signal)
-        self._hinted_us = 0
-        if told.spool is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-            self.notices.at("hint", time.monotonic(), self._look_for_hint)
-        self._watch = None
-        if told.cloud is not None:
-            self._watch = CloudWatch(
-                told.cloud, on_reclaim=self._on_reclaim, on_hint=self._on_hint, on_withdrawn=self._on_withdrawn
+        self.notices = Notices(settings.signals, self._on_signal)
+        self._hints = _Hints(self, on_hint, settings.spool if os.environ.get("LOCAL_RANK", "0") == "0" else None)
+        self._cloud_watch = None
+        if settings.cloud is not None:
+            self._cloud_watch = CloudWatch(
+                settings.cloud, on_reclaim=self._on_reclaim, on_hint=self._hints.take, on_withdrawn=self._on_withdrawn
             )
 
+    @property
+    def source(self) -> str:
+        """Name of the cloud that announces a reclaim."""
+        return self._settings.cloud.name if self._settings.cloud else "the agent"
+
     def left_s(self, otherwise_s: float) -> float:
-        """Seconds until this rank has to be gone."""
+        """Return the seconds until this rank has to have ended."""
         return otherwise_s if self.by_s is None else max(0.0, self.by_s - time.monotonic())
 
-    def say(self, how: str, exit_code: int) -> None:
-        """The record of how this rank leaves; the first stands."""
+    def report(self, how: str, exit_code: int) -> None:
+        """Report how this rank leaves; the first report stands."""
         with self._lock:
             if self.exit_code is None:
                 self.exit_code = exit_code
-                self._reporter.left(how, self._pace.step)
+                self._reporter.left(how, self._timer.step)
 
-    def say_notice(self, *, durable: bool) -> None:
-        """It leaves on a notice. torchrun takes any code but 0 for a failure, and exits with 1 itself."""
-        done = 0 if self._told.torchelastic else EXIT_CHECKPOINTED
-        self.say(*(("checkpointed", done) if durable else ("aborted", StopError.exit_code)))
+    def report_notice(self, *, durable: bool) -> None:
+        """Report that it leaves on a notice. torchrun takes any code but 0 for a failure, and exits with 1 itself."""
+        done = 0 if self._settings.torchelastic else EXIT_CHECKPOINTED
+        self.report(*(("checkpointed", done) if durable else ("aborted", StopError.exit_code)))
 
-    def stay(self) -> None:
-        """Once another thread ends the process, the loop's goes no further: neither to its next step nor to its end."""
+    def block_if_ending(self) -> None:
+        """Stop the loop's thread once another thread ends the process: before its next step, and before its end."""
         if self._ending.is_set():
             threading.Event().wait()
 
     def close(self) -> None:
         """Take no notice any more."""
-        if self._watch is not None:
-            self._watch.close()
+        if self._cloud_watch is not None:
+            self._cloud_watch.close()
         self.notices.close()
 
     # -- notices, on other threads -------------------------------------------------------------------------
 
     def notice(self, what: str, left_s: float, *, machine_stays: bool = True) -> None:
-        """This rank is killed after so many seconds. A later notice counts only if it leaves less time."""
+        """Take a notice: this rank is killed in so many seconds. A later one counts only if it leaves less time."""
         margin_s = min(MARGIN_S_MAX, left_s / 10)
         first = self.by_s is None
         with self._lock:
@@ -112,24 +122,24 @@ class RankExit:
             log.info("rank %d: %s, %s to leave", self._rank, what, format_duration(left_s))
         if first:
             self.request()
-            self._say_plan()
+            self._log_plan()
 
     def follow(self, left_s: float) -> None:
-        """Another rank was given notice, and all have so long to be gone."""
+        """Take the notice of another rank: all have so many seconds."""
         if self.within(left_s):
-            self._say_plan()
+            self._log_plan()
 
-    def _say_plan(self) -> None:
+    def _log_plan(self) -> None:
         if self.saving is not None and self.agreement is not None:
-            log.info("rank %d: %s", self._rank, deadline.plan(self._situation(self.saving)).says)
+            log.info("rank %d: %s", self._rank, deadline.plan(self._situation(self.saving)).text)
 
     def request(self) -> None:
         """Ask all ranks to leave at one boundary."""
         if self.agreement is not None:
-            beside(partial(self.agreement.request, leave_in_s=self.left_s(self._told.grace_s)))
+            beside(partial(self.agreement.request, leave_in_s=self.left_s(self._settings.grace_s)))
 
     def within(self, left_s: float) -> bool:
-        """This rank has to be gone after so many seconds; False if it had no more before."""
+        """Set the deadline; return False if the one before is as early."""
         by_s = time.monotonic() + left_s
         with self._lock:
             if self.by_s is not None and by_s >= self.by_s - 0.1:
@@ -137,61 +147,45 @@ class RankExit:
             first, self.by_s = self.by_s is None, by_s
         self.notices.at("deadline", by_s, self.abort)
         self.notices.at("turn", time.monotonic(), self._turn)
-        if first and self._told.spool is not None:
+        if first and self._settings.spool is not None:
             self.notices.at("agent", time.monotonic() + LOOK_S, self._look)
         return True
 
     def _on_signal(self, number: int) -> None:
-        told = read_notice(self._told.spool)
-        left_s = self._told.grace_s if told is None else told.left_s()
-        stays = told is None or told.machine_stays
+        notice = read_notice(self._settings.spool)
+        left_s = self._settings.grace_s if notice is None else notice.left_s()
+        stays = notice is None or notice.machine_stays
         self.notice(signal.Signals(number).name, left_s, machine_stays=stays)
 
     def _look(self) -> None:
-        """The agent may have been told that there is less time."""
-        if (told := read_notice(self._told.spool)) is not None:
-            self.notice("the agent", told.left_s(), machine_stays=told.machine_stays)
+        """Read the agent's notice again, which may leave less time by now."""
+        if (notice := read_notice(self._settings.spool)) is not None:
+            self.notice("the agent", notice.left_s(), machine_stays=notice.machine_stays)
         self.notices.at("agent", time.monotonic() + LOOK_S, self._look)
 
     def _on_reclaim(self, reclaim: Reclaim) -> None:
-        self.notice(f"{self._cloud()}: {reclaim.why}", reclaim.left_s(), machine_stays=False)
-
-    def _on_hint(self, hint: Hint) -> None:
-        log.warning("rank %d: %s: %s; saving now, and going on", self._rank, self._cloud(), hint.why)
-        self._hinted()
-
-    def _look_for_hint(self) -> None:
-        """The agent asks the cloud for its ranks. A hint that comes before there is anything to save waits."""
-        if self.agreement is not None and self._told.spool is not None:
-            at_us, why = read_hint(self._told.spool) or (0, "")
-            if at_us > self._hinted_us:
-                self._hinted_us = at_us
-                self._on_hint(Hint(why=why))
-        self.notices.at("hint", time.monotonic() + HINT_LOOK_S, self._look_for_hint)
+        self.notice(f"{self.source}: {reclaim.why}", reclaim.left_s(), machine_stays=False)
 
     def _on_withdrawn(self, reclaim: Reclaim) -> None:
-        log.warning("rank %d: %s takes back its notice (%s); the ranks leave", self._rank, self._cloud(), reclaim.why)
-
-    def _cloud(self) -> str:
-        return self._told.cloud.name if self._told.cloud else "the agent"
+        log.warning("rank %d: %s withdraws its notice (%s); the ranks leave", self._rank, self.source, reclaim.why)
 
     # -- what is still made durable ------------------------------------------------------------------------
 
     def _situation(self, saving: Saving, *, at_boundary: bool = False) -> Situation:
-        left_s = self.left_s(self._told.grace_s)
-        return saving.situation(self._pace, left_s=left_s, at_boundary=at_boundary, machine_stays=self._machine_stays)
+        left_s = self.left_s(self._settings.grace_s)
+        return saving.situation(self._timer, left_s=left_s, at_boundary=at_boundary, machine_stays=self._machine_stays)
 
     def decide(self, saving: Saving, agreement: Agreement) -> tuple[Choice, int]:
-        """At the boundary to leave at: what all ranks do now, and to how many stores."""
+        """Agree, at the boundary to leave at, on what all ranks do now, and for how many levels."""
         now = self._situation(saving, at_boundary=True)
         plan = deadline.plan(now)
-        n_stores = len(now.stores)
-        saves = {reach: f"save {reach}" for reach in range(n_stores, 0, -1)}
-        tries = {reach: f"try {reach}" for reach in range(1, n_stores + 1)}
+        n_levels = len(now.levels)
+        saves = {reach: f"save {reach}" for reach in range(n_levels, 0, -1)}
+        tries = {reach: f"try {reach}" for reach in range(1, n_levels + 1)}
         useful = deadline.reaches(now)
         mine = {saves[reach] for reach in useful if deadline.fits(now, reach)}
-        if saving.is_coming(now.step, n_stores):
-            mine.add(saves[n_stores])  # on its way, or there: a rank may know what another one does not yet
+        if saving.is_coming(now.step, n_levels):
+            mine.add(saves[n_levels])  # on its way, or there: a rank may know what another one does not yet
         if now.kept_step == now.step:
             mine.add("kept")
         if deadline.finish_s(now) is not None:
@@ -199,16 +193,18 @@ class RankExit:
         else:
             mine |= {tries[reach] for reach in useful}
         options = [*saves.values(), "kept", "finish", *tries.values()]
-        chosen = agreement.choose(options, mine, self.left_s(self._told.grace_s)) or "finish"
+        chosen = agreement.choose(options, mine, self.left_s(self._settings.grace_s)) or "finish"
         word, _, reach = chosen.partition(" ")
         choice = {"kept": Choice.DURABLE}.get(word) or Choice(word)
         self._decided = choice is not Choice.FINISH
-        if self._rank == 0 and chosen != saves[n_stores]:
-            log.info("all ranks: %s", plan.says if choice is plan.choice else f"{chosen} (rank 0 would: {plan.says})")
-        return choice, int(reach or n_stores)
+        if self._rank == 0 and chosen != saves[n_levels]:
+            log.info(
+                "all ranks: %s", plan.text if choice is plan.choice else f"{chosen} (rank 0 alone would: {plan.text})"
+            )
+        return choice, int(reach or n_levels)
 
     def _turn(self) -> None:
-        """What is only held in memory needs the time that is left: wait for the boundary no longer."""
+        """Stop waiting for the boundary when the captures in memory need the time that is left."""
         if self.saving is None or self.by_s is None or self._decided:
             return
         plan = deadline.plan(self._situation(self.saving))
@@ -217,14 +213,14 @@ class RankExit:
         now_s = time.monotonic()
         if self.by_s - now_s > plan.turn_s:
             self.notices.at("turn", self.by_s - plan.turn_s, self._turn)
-        elif plan.choice is Choice.SAVE and not self._pace.is_overdue():
-            self.notices.at("turn", now_s + TURN_S, self._turn)  # A near store may still have this very step.
+        elif plan.choice is Choice.SAVE and not self._timer.is_overdue():
+            self.notices.at("turn", now_s + TURN_S, self._turn)  # A near level may still get this very step.
         else:
-            log.warning("rank %d: not at the boundary; what is held in memory goes to the stores now", self._rank)
+            log.warning("rank %d: not at a boundary in time; uploading the capture in memory", self._rank)
             self.abort()
 
     def abort(self) -> None:
-        """Leave on what there is. Does not return; the drain goes on with what it has, and with what is held.
+        """End the process with what there is. Does not return; the uploader goes on with its save and with memory.
 
         Whatever raises on the way, a full disk or a device's error: the loop waits already, and this is its only end.
         """
@@ -240,42 +236,71 @@ class RankExit:
             os._exit(StopError.exit_code if self.exit_code is None else self.exit_code)
 
     def _wind_up(self) -> None:
-        """What is left to say, and to wait for.
+        """Report how the rank leaves, and wait for the uploader where it would not outlive this process.
 
-        An agent lets the drain live. Without one, the container or Slurm's step may end with this process: it waits.
+        An agent lets the uploader live. Without one, the container or Slurm's step may end with this process.
         """
         with self._lock:
-            said = self.exit_code
-        if said is None:
-            if self.agreement is None and self.saving is not None:  # It reads a checkpoint still.
-                self._pace.step = self.saving.kept_step(machine_stays=True)
-            kept = self.saving.kept_step(machine_stays=self._machine_stays) if self.saving else 0
-            nothing_done = self.agreement is None or (not self._pace.inside and kept == self._pace.step)
-            durable = self.saving is not None and nothing_done
-            if durable:
-                log.info("rank %d: leaves before step %d, with nothing to lose", self._rank, self._pace.step)
-            else:
-                where = f"in step {self._pace.step}" if self._pace.inside else f"before step {self._pace.step}"
-                log.error("rank %d: leaves %s; durable: %s", self._rank, where, name(self.saving))
-            self.say_notice(durable=durable)
+            reported = self.exit_code
+        if reported is None:
+            self._report_abort()
             if self.agreement is not None:
                 beside(self.agreement.abort).join(timeout=0.5)
         for child in multiprocessing.active_children():
             if child.daemon:  # A data loader's worker: with what hangs in it, it would outlive this process.
                 child.kill()
-        if self.saving is not None and self._told.spool is None:
+        if self.saving is not None and self._settings.spool is None:
             most_s = time.monotonic() + RESCUE_S_MAX
             self.saving.leave(lambda: self.left_s(max(0.0, most_s - time.monotonic())))
 
+    def _report_abort(self) -> None:
+        timer = self._timer
+        if self.agreement is None and self.saving is not None:  # It still reads a checkpoint.
+            timer.step = self.saving.kept_step(machine_stays=True)
+        kept = self.saving.kept_step(machine_stays=self._machine_stays) if self.saving else 0
+        nothing_done = self.agreement is None or (not timer.inside and kept == timer.step)
+        durable = self.saving is not None and nothing_done
+        if durable:
+            log.info("rank %d: leaves before step %d, with nothing to lose", self._rank, timer.step)
+        else:
+            where = f"in step {timer.step}" if timer.inside else f"before step {timer.step}"
+            log.error("rank %d: leaves %s; durable: %s", self._rank, where, durable_name(self.saving))
+        self.report_notice(durable=durable)
 
-def name(saving: Saving | None) -> str:
-    """What is durable, in words."""
+
+class _Hints:
+    """Hints that the machine may go soon, from the cloud or from the agent, which asks the cloud for its ranks.
+
+    A hint of the agent that comes before there is anything to save waits.
+    """
+
+    def __init__(self, rank_exit: RankExit, on_hint: Callable[[], None], spool: Path | None) -> None:
+        self._exit, self._on_hint, self._spool = rank_exit, on_hint, spool
+        self._newest_us = 0
+        if spool is not None:
+            rank_exit.notices.at("hint", time.monotonic(), self._look)
+
+    def take(self, hint: Hint) -> None:
+        log.warning("%s: %s; saving now, and going on", self._exit.source, hint.why)
+        self._on_hint()
+
+    def _look(self) -> None:
+        if self._exit.agreement is not None and self._spool is not None:
+            at_us, why = read_hint(self._spool) or (0, "")
+            if at_us > self._newest_us:
+                self._newest_us = at_us
+                self.take(Hint(why=why))
+        self._exit.notices.at("hint", time.monotonic() + HINT_LOOK_S, self._look)
+
+
+def durable_name(saving: Saving | None) -> str:
+    """Return what is durable, for a message."""
     newest = saving.checkpointer.newest() if saving else None
     return f"step {newest.step}" if newest else "nothing"
 
 
 def beside(call: Callable[[], Any]) -> threading.Thread:
-    """On a thread of its own: a store that hangs must not hold the deadline up."""
+    """Run a call on a thread of its own: a store that hangs must not hold the deadline up."""
 
     def run() -> None:
         try:

@@ -1,8 +1,8 @@
-"""Who holds the others up, from the ranks' signs of life: pure conclusions, no threads and no clock.
+"""Which rank holds the others up, from the ranks' signs of life: pure conclusions, no threads and no clock.
 
 A rank that stands still outside a collective is the one that the others, inside theirs, wait for. A slow rank is the
-one that waits least: in synchronous training all steps last equally long, and whoever computes longer than the others
-spends that much less in collectives. How signs are taken and passed on is in `watch.py`.
+one that waits least: in synchronous training all steps last equally long, and a rank that computes longer than the
+others spends that much less time in collectives. `exchange.py` passes the signs on.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from statistics import median
 
 from cordee.events import Behind
 
-SLOW_SHARE = 0.1  # of the time: who makes the others wait for less is not called slow
+SLOW_FRACTION = 0.1  # of the time: a rank that makes the others wait for less is not called slow
 SLOW_WINDOWS = 3  # in a row
 WINDOW_STEPS = 5  # at least, so that a window holds whole steps
 ENDED = -1  # as a beat: the rank has left, and is not missed
@@ -19,22 +19,34 @@ ENDED = -1  # as a beat: the rank has left, and is not missed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """Of life, of one rank."""
+    """A sign of life of one rank.
 
-    beat: int  # counts up while the rank's watcher lives
+    Attributes:
+        beat: counts up while the rank's watch lives.
+        step: that it is in.
+        still_s: since its loop went on.
+        stuck: for longer than its own limit.
+        waits: some collective that it has begun has not ended; None: not known.
+        begun: collectives.
+        waited_s: in collectives, since the watch began.
+        watched_s: time that collectives were looked at; 0 where they cannot be seen.
+        host, pid: of its process.
+    """
+
+    beat: int
     step: int
-    still_s: float  # since its loop went on
-    stuck: bool  # for longer than its own limit
-    waits: bool | None  # some collective that it has begun has not ended; None: not known
-    begun: int  # collectives
-    waited_s: float  # in collectives, since the watch began
-    watched_s: float  # so long has it been looked at; 0: where that cannot be seen
+    still_s: float
+    stuck: bool
+    waits: bool | None
+    begun: int
+    waited_s: float
+    watched_s: float
     host: str
     pid: int
 
 
-def who_stands(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[tuple[int, Behind]]:
-    """The ranks that keep the gang from going on; several if nothing tells them apart.
+def find_stuck(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[tuple[int, Behind]]:
+    """Return the ranks that keep the gang from going on; several if nothing tells them apart.
 
     Args:
         signs: the newest of each rank.
@@ -44,7 +56,7 @@ def who_stands(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[t
     if silent:
         return [(rank, Behind.SILENT) for rank in sorted(silent)]
     outside = [rank for rank, sign in stuck.items() if sign.waits is False]
-    # Hosts run ahead of their GPUs, and of each other: who is outside all collectives counts more than who is behind.
+    # Hosts run ahead of their GPUs, and of each other: being outside all collectives counts more than being behind.
     among = {rank: stuck[rank] for rank in outside} or stuck
     first = min((sign.step, sign.begun) for sign in among.values()) if among else None
     return [(rank, Behind.STUCK) for rank, sign in sorted(among.items()) if (sign.step, sign.begun) == first]
@@ -52,7 +64,7 @@ def who_stands(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[t
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """The others wait for this rank for so large a part of the time."""
+    """A rank, and the fraction of the time that the others wait for it; 0: it is slow no longer."""
 
     rank: int
     waited: float
@@ -66,10 +78,10 @@ class SlowRankDetector:
         self._from: dict[int, Sign] = {}
         self._suspect: int | None = None
         self._windows = 0
-        self._told: int | None = None
+        self._reported: int | None = None
 
     def look(self, signs: Mapping[int, Sign]) -> SlowRank | None:
-        """The slow rank when it is to be told; with `waited` 0 when it is slow no longer."""
+        """Return the slow rank when it is to be reported, and again when it is slow no longer."""
         if len(signs) < 2 or any(sign.beat == ENDED or sign.watched_s == 0 for sign in signs.values()):
             self._from = {}
             return None
@@ -80,20 +92,21 @@ class SlowRankDetector:
         seen_s = min(sign.watched_s - self._from[rank].watched_s for rank, sign in signs.items())
         if done < WINDOW_STEPS or seen_s < self._window_s:
             return None
-        shares = {
+        waited = {
             rank: (sign.waited_s - self._from[rank].waited_s) / (sign.watched_s - self._from[rank].watched_s)
             for rank, sign in signs.items()
         }
         self._from = dict(signs)
-        return self._judge(shares)
+        return self._judge(waited)
 
-    def _judge(self, shares: Mapping[int, float]) -> SlowRank | None:
-        least = min(shares, key=lambda rank: (shares[rank], rank))
-        excess = median(share for rank, share in shares.items() if rank != least) - shares[least]
-        suspect = least if excess >= SLOW_SHARE else None
+    def _judge(self, waited: Mapping[int, float]) -> SlowRank | None:
+        """Compare the fractions of the time that each rank waited."""
+        least = min(waited, key=lambda rank: (waited[rank], rank))
+        excess = median(part for rank, part in waited.items() if rank != least) - waited[least]
+        suspect = least if excess >= SLOW_FRACTION else None
         self._windows = self._windows + 1 if suspect == self._suspect else 1
         self._suspect = suspect
-        if self._windows < SLOW_WINDOWS or suspect == self._told:
+        if self._windows < SLOW_WINDOWS or suspect == self._reported:
             return None
-        over, self._told = self._told, suspect
+        over, self._reported = self._reported, suspect
         return SlowRank(over, 0.0) if suspect is None and over is not None else SlowRank(least, excess)

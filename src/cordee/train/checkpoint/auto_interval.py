@@ -1,0 +1,98 @@
+"""The intervals that the job leaves to Cordee (`auto`), from measured costs of saves and the job's failures so far."""
+
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cordee.storage.history import PastAttempt
+from cordee.train.checkpoint.cadence import Cadence
+from cordee.train.settings import Every
+from cordee.units import format_duration
+
+if TYPE_CHECKING:
+    from cordee.plan.interval import Interval, Measured
+
+log = logging.getLogger("cordee")
+
+LOGGED_CHANGE = 1 / 3  # an interval that has moved by more is logged
+
+
+class AutoInterval:
+    """Sets the intervals of a cadence after each save; on rank 0.
+
+    Args:
+        cadence: whose intervals are set.
+        every: of checkpoints, as the job says it.
+        ranks: of the gang.
+        past: returns the earlier attempts.
+
+    Attributes:
+        restart_s: from the start of the process until the state was loaded.
+    """
+
+    def __init__(self, cadence: Cadence, every: Every, ranks: int, past: Callable[[], Sequence[PastAttempt]]) -> None:
+        self.restart_s = 0.0
+        self._cadence, self._every, self._ranks, self._past = cadence, every, ranks, past
+        self._began_s = time.monotonic()
+        self._stall_s = 0.0  # of the newest capture
+        self._costs_s: deque[tuple[float, float]] = deque(maxlen=5)  # stall and upload of the last checkpoints
+        self._captured_s: float | None = None  # when the newest checkpoint was captured
+        self._between_s: float | None = None  # the two newest
+        self._logged_s: float | None = None  # the interval that was logged last
+
+    def captured(self, stall_s: float, now_s: float, *, in_memory: bool) -> None:
+        """Take note of a capture."""
+        self._stall_s = stall_s
+        if not in_memory:
+            self._between_s = now_s - self._captured_s if self._captured_s is not None else None
+            self._captured_s = now_s
+
+    def committed(self, stall_s: float, upload_s: float) -> bool:
+        """Take note of a checkpoint; return whether the intervals may have changed."""
+        self._costs_s.append((stall_s, upload_s))
+        stalls_s, uploads_s = zip(*self._costs_s, strict=True)
+        return self._update(statistics.median(stalls_s), statistics.median(uploads_s), logs=True)
+
+    def failed(self) -> bool:
+        """Take note that a checkpoint failed: its stall is known, and storage that is away is not tried too often."""
+        return self._update(self._stall_s, 0.0, logs=False)
+
+    def _update(self, stall_s: float, upload_s: float, *, logs: bool) -> bool:
+        saves, captures = self._cadence.estimates
+        if not (saves or captures):
+            return False
+        from cordee.plan.interval import Lived, Measured, interval  # the plan's libraries are not needed to start
+
+        given_s = None if saves else self._every.seconds or self._between_s
+        if not saves and given_s is None:
+            return False  # counted by steps, and how long these take is not known yet
+        history = [Lived(each.ranks, each.seconds, not each.left) for each in self._past()]
+        history.append(Lived(self._ranks, time.monotonic() - self._began_s, failed=False))
+        measured = Measured(stall_s, upload_s, self.restart_s)
+        found = interval(history, self._ranks, measured, save_s=given_s)
+        if captures:
+            self._cadence.memory_s = found.hold_s
+        if saves:
+            self._cadence.save_s = found.save_s
+            if logs:
+                self._log(found, measured, sum(each.failed for each in history))
+        return True
+
+    def _log(self, found: "Interval", measured: "Measured", failures: int) -> None:
+        before_s = self._logged_s
+        if before_s is not None and before_s / (1 + LOGGED_CHANGE) <= found.save_s <= before_s * (1 + LOGGED_CHANGE):
+            return
+        self._logged_s = found.save_s
+        log.info(
+            "saving every %s%s: a save stops training for %s and is durable after %s; a failure is expected every %s"
+            " (%d in earlier attempts)",
+            format_duration(found.save_s),
+            "" if before_s is None else f" (was {format_duration(before_s)})",
+            format_duration(measured.stall_s),
+            format_duration(measured.upload_s),
+            format_duration(found.mtbi_s),
+            failures,
+        )

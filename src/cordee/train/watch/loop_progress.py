@@ -1,0 +1,80 @@
+"""Whether this rank's loop makes progress: times are given by the caller, and only the step count is looked at."""
+
+from enum import StrEnum
+
+from cordee.train.step_timer import StepTimer
+
+USUAL_STEPS = 10  # so many usual steps without progress are no hang
+FIRST_STEP = 10  # times the limit: the first step may compile
+
+
+class Progress(StrEnum):
+    """What a look has found."""
+
+    GOES_ON = "goes on"
+    STANDS_STILL = "stands still"
+    BECAME_STUCK = "became stuck"  # it stands still for longer than its limit since this look
+    RECOVERED = "recovered"  # it goes on since this look, after it was stuck
+
+
+class LoopProgress:
+    """One rank's loop.
+
+    Args:
+        limit_s: the least time without a step after which it is stuck.
+
+    Attributes:
+        step: that it is in.
+        stuck: it stands still for longer than its limit.
+        running: the loop has begun and is not over.
+    """
+
+    def __init__(self, timer: StepTimer, limit_s: float, now_s: float) -> None:
+        self.step = timer.step
+        self.stuck = self.running = False
+        self._timer, self._limit_s = timer, limit_s
+        self._alive = False
+        self._went_on_s = now_s
+        self._longest_pause_s = 0.0  # that ended: an evaluation, a compilation
+
+    def begin(self, now_s: float) -> None:
+        """Start looking: the loop begins."""
+        self.step, self._went_on_s, self.running = self._timer.step, now_s, True
+
+    def keep_alive(self) -> None:
+        """Count as progress within a step."""
+        self._alive = True
+
+    def end(self) -> None:
+        """Stop looking: what follows the loop may take as long as it likes."""
+        self.running = False
+
+    def still_s(self, now_s: float) -> float:
+        """Return the time since the last progress."""
+        return now_s - self._went_on_s
+
+    def look(self, now_s: float) -> Progress:
+        """Take note of the step count."""
+        step = self._timer.step
+        if step != self.step or not self.running or self._alive:
+            self._alive = False
+            return self._go_on(step, now_s)
+        if not self.stuck and self.still_s(now_s) >= self.limit_s():
+            self.stuck = True
+            return Progress.BECAME_STUCK
+        return Progress.STANDS_STILL
+
+    def _go_on(self, step: int, now_s: float) -> Progress:
+        found = Progress.RECOVERED if self.stuck else Progress.GOES_ON
+        if self.stuck:
+            self.stuck = False
+            self._longest_pause_s = max(self._longest_pause_s, self.still_s(now_s))
+        self.step, self._went_on_s = step, now_s
+        return found
+
+    def limit_s(self) -> float:
+        """Return how long the loop may stand still: several usual steps, and twice any pause that did end."""
+        usual_s = self._timer.step_s()
+        if usual_s is None:
+            return FIRST_STEP * self._limit_s
+        return max(self._limit_s, USUAL_STEPS * usual_s, 2 * self._longest_pause_s)
