@@ -123,7 +123,7 @@ def test_sizes_that_do_not_divide_are_told_with_those_that_do() -> None:
     with pytest.raises(LayoutError, match="48 does not divide by 5 data-parallel ranks") as told:
         ElasticBatchSampler(range(100), 48, dp=(0, 5))
     assert told.value.hint == "sizes that do: 1, 2, 3, 4, 6, 8, 12, 16, 24, 48"
-    with pytest.raises(LayoutError, match=r"dp=\(4, 4\) is no rank of 4"):
+    with pytest.raises(LayoutError, match=r"dp=\(4, 4\): the rank must be from 0 to 3"):
         ElasticBatchSampler(range(100), 48, dp=(4, 4))
     with pytest.raises(InputError, match="7 samples are not a number of global batches of 48"):
         ElasticBatchSampler(range(100), 48).position = 7
@@ -207,7 +207,7 @@ def test_a_position_that_nobody_counted_is_no_checkpoint() -> None:
     sampler = ElasticBatchSampler(range(20), 6)
     rank_state.capture({"data": sampler})
     next(iter(sampler))
-    with pytest.raises(CheckpointError, match="nobody knows how many the loop has trained on"):
+    with pytest.raises(CheckpointError, match="it is not known how many the loop has trained on"):
         rank_state.capture({"data": sampler})
     sampler.position = 6  # by a loop that counts for itself
     assert rank_state.capture({"data": sampler})["own"]["data"]["position"] == 6

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from elastic_rank import GLOBAL_BATCH, LEGS, SAMPLES, STEPS
 
-from cordee.train.data.order import Order
+from cordee.train.data.order import SampleOrder
 from forked import run_script
 
 
@@ -18,7 +18,7 @@ def test_a_job_goes_on_with_any_number_of_ranks_as_if_nothing_had_happened(tmp_p
 
     end = whole[0][1].pop()
     assert legs[-1][0][1].pop() == end and end[0] == STEPS, "schedule, scaler and plain values end as they did"
-    expected = Order(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=11, drop_last=False)
+    expected = SampleOrder(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=11, drop_last=False)
     line = [expected.samples(step * GLOBAL_BATCH, GLOBAL_BATCH).tolist() for step in range(STEPS)]
     begun = 0
     for leg, (world, leave_in) in zip(legs, LEGS, strict=True):
@@ -44,7 +44,7 @@ def test_a_job_goes_on_with_any_number_of_ranks_as_if_nothing_had_happened(tmp_p
 def test_ranks_that_are_killed_or_told_to_leave_by_chance(tmp_path: Path, seed: int) -> None:
     """To replay one: python tests/train/elastic_rank.py <new folder> <seed>."""
     found = run_script(Path(__file__).with_name("elastic_rank.py"), str(tmp_path), str(seed))
-    expected = Order(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=11, drop_last=False)
+    expected = SampleOrder(length=SAMPLES, global_batch=GLOBAL_BATCH, seed=11, drop_last=False)
     whole, reached = found["whole"], 0
     for world, leg in found["legs"]:
         for rank, (code, rows) in enumerate(leg):

@@ -1,7 +1,7 @@
 """The order of samples: a function of the data's length, the global batch and a seed, and of nothing else.
 
-It knows no ranks, keeps no array of the data's length, and any place in it costs the same. Who reads which part of it
-is in data.py.
+It knows no ranks, keeps no array of the data's length, and any position in it costs the same. `sampler.py` says which
+rank reads which part.
 """
 
 import math
@@ -22,10 +22,10 @@ Numbers = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrder:
-    """An endless line of samples, epoch after epoch; a position is a number of samples from its beginning.
+    """An endless sequence of samples, epoch after epoch; a position is a number of samples from its beginning.
 
-    With `drop_last` an epoch has whole global batches only, and leaves out what is over: other samples each time.
-    Without it nothing is left out, and a global batch may begin in one epoch and end in the next.
+    With `drop_last` an epoch has whole global batches only, and leaves out the rest: other samples each time. Without
+    it nothing is left out, and a global batch may begin in one epoch and end in the next.
     """
 
     length: int
@@ -37,7 +37,7 @@ class SampleOrder:
     def __post_init__(self) -> None:
         if self.length < 1 or self.global_batch < 1 or self.seed < 0:
             raise InputError(
-                f"no order has {self.length} samples, global batches of {self.global_batch} and the seed {self.seed}",
+                f"{self.length} samples, global batches of {self.global_batch} and seed {self.seed} make no order",
                 hint="samples and global batch are 1 or more, a seed 0 or more",
             )
         if self.drop_last and self.length < self.global_batch:
@@ -48,11 +48,11 @@ class SampleOrder:
 
     @property
     def epoch_samples(self) -> int:
-        """How many samples one epoch has."""
+        """The number of samples in one epoch."""
         return self.length - self.length % self.global_batch if self.drop_last else self.length
 
     def steps_before(self, epoch: int) -> int:
-        """How many global batches begin before this epoch does.
+        """Return the number of global batches that begin before this epoch does.
 
         >>> [SampleOrder(length=10, global_batch=4, drop_last=drop).steps_before(2) for drop in (True, False)]
         [4, 5]
@@ -60,7 +60,7 @@ class SampleOrder:
         return -(-epoch * self.epoch_samples // self.global_batch)
 
     def samples(self, position: int, count: int) -> NDArray[np.int64]:
-        """The indices of so many samples from this position on."""
+        """Return the indices of so many samples from this position on."""
         found = []
         while count > 0:
             epoch, at = divmod(position, self.epoch_samples)
@@ -72,10 +72,10 @@ class SampleOrder:
 
 
 def permute(numbers: Numbers, length: int, keys: Numbers) -> Numbers:
-    """Where a permutation of 0 .. length - 1 that the keys choose sends each of these numbers.
+    """Apply a permutation of 0 .. length - 1, chosen by the keys, to these numbers.
 
     A Feistel network on a grid of about sqrt(length) by sqrt(length) cells, which is a permutation whatever its rounds
-    mix in; whoever lands on one of the few cells past the length goes through it again (cycle walking: Black and
+    mix in; a number that lands on one of the few cells past the length goes through it again (cycle walking: Black and
     Rogaway, Ciphers with arbitrary finite domains, CT-RSA 2002).
     """
     width = np.uint64(math.isqrt(length - 1) + 1)

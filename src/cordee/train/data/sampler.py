@@ -1,7 +1,7 @@
-"""Batches of the same global order for any number of ranks, and the place in it that a checkpoint has to hold.
+"""Batches of the same global order for any number of ranks, and the position in it that a checkpoint has to hold.
 
-`order.py` says which samples a global batch has; here each rank takes its share of it. A position counts what the loop
-was given, and not what a data loader's workers have fetched ahead.
+`order.py` says which samples a global batch has; here each rank takes its part of it. A position counts the samples
+that the loop was given, and not those that a data loader's workers have fetched ahead.
 """
 
 import logging
@@ -24,13 +24,14 @@ from cordee.train.data.order import SampleOrder
 log = logging.getLogger("cordee")
 
 T = TypeVar("T")
-_SIZES_SAID = 12
+_SIZES_LISTED = 12
 
 
 class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
-    """For `DataLoader(dataset, batch_sampler=...)`: the same samples in each step, however many ranks share them.
+    """A batch sampler that gives the same samples to each step, on any number of ranks.
 
-    Put it into the state of the job, and take the batches from `batches(loader)`: those are what is counted.
+    Pass it to `DataLoader(dataset, batch_sampler=...)`, put it into the state of the job, and take the batches from
+    `batches(loader)`, which counts them.
 
         sampler = cordee.ElasticBatchSampler(dataset, 48)
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
@@ -52,18 +53,18 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         drop_last: bool = True,
         dp: DeviceMesh | tuple[int, int] | None = None,
     ) -> None:
-        """One per rank, with the same arguments but `dp`.
+        """Make the sampler of one rank; all ranks pass the same arguments but `dp`.
 
         Args:
-            dataset: what has a length; indices run from 0 to it.
-            global_batch: samples of one step over all ranks and micro-batches.
-            micro_batch_max: of one rank at once; as many micro-batches as needed are made, all of one size.
-            seed: of the order, another one in each epoch.
-            shuffle: without it the order is that of the dataset.
-            drop_last: leave out what does not fill a global batch at an epoch's end; without it such a batch goes on in
-                the next epoch.
-            dp: this rank's place among those that read different data, as a mesh or as (rank, size). Without it every
-                rank of torch.distributed reads different data, which is wrong where tp, pp or cp share a sample.
+            dataset: anything with a length; indices run from 0 to it.
+            global_batch: samples of one step, over all ranks and micro-batches.
+            micro_batch_max: samples of one rank at once; there are as many micro-batches as needed, all of one size.
+            seed: of the order, which differs in each epoch.
+            shuffle: if False, the order is that of the dataset.
+            drop_last: leave out what does not fill a global batch at an epoch's end; if False, such a batch is filled
+                from the next epoch.
+            dp: this rank among those that read different data, as a mesh or as (rank, size). Without it every rank of
+                torch.distributed reads different data, which is wrong where ranks of tp, pp or cp read the same.
 
         Raises:
             LayoutError: the ranks do not divide the global batch.
@@ -77,24 +78,21 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                 f"a global batch of {global_batch} does not divide by {self.dp_size} data-parallel ranks",
                 hint=f"sizes that do: {_divisors(global_batch, self.dp_size)}",
             )
-        self.share = global_batch // self.dp_size
-        most = min(self.share, micro_batch_max or self.share)
+        self.rank_batch = global_batch // self.dp_size
+        most = min(self.rank_batch, micro_batch_max or self.rank_batch)
         if most < 1:
             raise InputError(f"micro-batches of at most {micro_batch_max} samples hold nothing")
-        self.micro_batch = max(size for size in range(1, most + 1) if self.share % size == 0)
-        self.micro_batches = self.share // self.micro_batch
+        self.micro_batch = max(size for size in range(1, most + 1) if self.rank_batch % size == 0)
+        self.micro_batches = self.rank_batch // self.micro_batch
         self._position = 0
         self._taken = 0  # micro-batches of the global batch at the position
         self._moved = object()  # another one whenever the position is set from outside
         self._read = self._counted = self._seeded = False
-        self._from = 0  # micro-batches that were given when the position was set, or the job entered
-        self._begun_ahead = 0  # of those given, how many were fetched ahead of the loop when it began
-        self._began: int | None = None  # the step that the loop began with
-        self._entered = self._told = False
+        self._ahead = _Ahead(self.micro_batches)
 
     @property
     def position(self) -> int:
-        """Samples of all ranks that the loop has trained on, in whole global batches."""
+        """The samples of all ranks that the loop has trained on, in whole global batches."""
         return self._trained // self.micro_batches * self.order.global_batch
 
     @position.setter
@@ -102,21 +100,16 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         if samples < 0 or samples % self.order.global_batch:
             raise InputError(f"{samples} samples are not a number of global batches of {self.order.global_batch}")
         self._position, self._taken, self._moved, self._counted = samples, 0, object(), True
-        self._begun_ahead, self._from, self._began = 0, self._given, None
+        self._ahead.reset(self._given)
 
     @property
     def _given(self) -> int:
-        """Micro-batches that were handed out, from the beginning of the run."""
+        """The micro-batches that were handed out, from the beginning of the run."""
         return self._position // self.order.global_batch * self.micro_batches + self._taken
 
     @property
-    def _ahead(self) -> int:
-        """Of those given, how many are fetched ahead of the loop: within a job that has not begun, all since then."""
-        return self._given - self._from if self._entered else self._begun_ahead
-
-    @property
     def _trained(self) -> int:
-        return self._given - self._ahead
+        return self._given - self._ahead.count(self._given)
 
     @property
     def epoch(self) -> int:
@@ -124,36 +117,36 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         return self._position // self.order.epoch_samples
 
     def steps_in(self, epochs: int) -> int:
-        """The steps until so many epochs are complete, from the beginning of the run."""
+        """Return the number of steps until so many epochs are complete, from the beginning of the run."""
         return self.order.steps_before(epochs)
 
     def __len__(self) -> int:
-        """Micro-batches of one rank in this epoch, from its beginning."""
+        """Return the number of micro-batches of one rank in this epoch, from its beginning."""
         return (self.order.steps_before(self.epoch + 1) - self.order.steps_before(self.epoch)) * self.micro_batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's micro-batches from the position to the end of the epoch."""
+        """Yield this rank's micro-batches from the position to the end of the epoch."""
         self._read = True
         for step in range(self._position // self.order.global_batch, self.order.steps_before(self.epoch + 1)):
-            first = step * self.order.global_batch + self.dp_rank * self.share
-            indices = self.order.samples(first, self.share).tolist()
+            first = step * self.order.global_batch + self.dp_rank * self.rank_batch
+            indices = self.order.samples(first, self.rank_batch).tolist()
             if self._seeded:
                 indices = [Sample(index).at(self.order.seed, first + i) for i, index in enumerate(indices)]
-            for at in range(0, self.share, self.micro_batch):
+            for at in range(0, self.rank_batch, self.micro_batch):
                 yield indices[at : at + self.micro_batch]
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Batches of the loader without end, epoch after epoch, from the position on; each counts when it is given.
+        """Yield batches of the loader from the position on, epoch after epoch without end, and count each.
 
-        The loader's own draws leave torch's generator alone, since a resumed run draws at other times.
+        The loader's own draws leave torch's generator as it is, since a resumed run draws at other times.
 
         Raises:
             InputError: the loader does not read from this sampler.
         """
         if getattr(loader, "batch_sampler", self) is not self:
             raise InputError(
-                "these batches would not be in this sampler's order",
-                hint="make the loader with batch_sampler= this sampler, and without sampler, shuffle and batch_size",
+                "the loader does not read from this sampler",
+                hint="make it with batch_sampler=sampler, and without sampler, shuffle and batch_size",
             )
         batches: Iterator[T] = self._batches(loader)
         return batches
@@ -173,19 +166,19 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                 yield batch
 
     def seeded(self, dataset: "Dataset[T]") -> "Dataset[T]":
-        """The dataset, with Python's, numpy's and torch's random numbers seeded for each sample by its position.
+        """Return the dataset with Python's, numpy's and torch's generators seeded for each sample by its position.
 
-        So what it draws does not depend on the rank, on the worker, or on where the run was resumed.
+        So its random numbers do not depend on the rank, on the worker, or on where the run was resumed.
         """
         self._seeded = True
         return _Seeded(dataset)
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and what the order is made of. The same on every rank, and on any number of them."""
+        """Return the position, and the parameters of the order: the same on every rank, and on any number of them."""
         return {**self._order_fields(), "position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the position of the state.
+        """Set the position of the state.
 
         Raises:
             CheckpointError: the state is of another order.
@@ -195,64 +188,40 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             f"{name} was {state.get(name)} and is {mine[name]}" for name in mine if state.get(name) != mine[name]
         ]:
             raise CheckpointError(
-                f"the data's order is another one: {', '.join(changed)}",
-                hint="go on with what the run began with, or leave the sampler out of the state to begin a new order",
+                f"the order of the data has changed: {', '.join(changed)}",
+                hint="use the arguments that the run began with; or leave the sampler out of the state, for a new order",
             )
         counted = self._counted
         self.position = state["position"]
         self._counted = counted
 
     def enter(self) -> None:
-        """A job is entered, and may set the position next."""
-        if self._began is None and self._given != self._from:  # else a job before this one has trained on them
-            log.warning(
-                "%d micro-batches were taken before the job was entered: one that is trained on later would be another"
-                " one in a resumed run. Call sampler.batches(loader) within the job",
-                self._given - self._from,
-            )
-        self._from, self._began, self._entered = self._given, None, True
+        """Note that a job is entered, which may set the position next."""
+        self._ahead.enter(self._given)
 
     def begin(self, step: int) -> None:
-        """The loop begins: what was taken within the job before its first step is fetched ahead, or only looked at.
-
-        A resumed run does so again; so the position stays behind what was given by that much.
-        """
-        if self._entered:
-            self._begun_ahead, self._began, self._entered = self._ahead, step, False  # `_from` stays: it is `_trained`
+        """Note that the loop begins with this step."""
+        self._ahead.begin(step, self._given)
 
     def check(self, step: int | None = None) -> None:
-        """Before a save of this step: is the position one to go on from?
+        """Check before a save of this step that a run can go on from the position.
 
         Raises:
-            CheckpointError: nobody has counted, since the loader was read, but not through `batches`.
+            CheckpointError: batches were read from the loader, and not through `batches`.
         """
         if self._read and not self._counted:
             raise CheckpointError(
-                "batches were read from the loader itself, so that nobody knows how many the loop has trained on",
+                "batches were read from the loader itself, so it is not known how many the loop has trained on",
                 hint="take them from sampler.batches(loader), or set sampler.position after each step",
             )
         if step is not None:
-            self._check_ahead(step)
+            self._ahead.check(step, self._given)
         if taken := self._trained % self.micro_batches:
             log.warning(
                 "a checkpoint in the middle of a global batch (%d of %d micro-batches) goes back to its beginning: "
-                "gradients that were added up are in no checkpoint. Let one step of the job be one global batch",
+                "accumulated gradients are in no checkpoint. Make one step of the job one global batch",
                 taken,
                 self.micro_batches,
-            )
-
-    def _check_ahead(self, step: int) -> None:
-        """A loop that takes a global batch a step, or some number of them, has taken so many."""
-        if self._began is None or self._told or step <= self._began:
-            return
-        steps, batches = step - self._began, (self._trained - self._from) // self.micro_batches
-        if batches > steps and batches % steps:
-            self._told = True
-            log.warning(
-                "%d global batches in %d steps: is something fetching ahead of the loop? A resumed run would skip that."
-                " Then give sampler.batches() what fetches ahead, and not the other way round",
-                batches,
-                steps,
             )
 
     def _order_fields(self) -> dict[str, Any]:
@@ -266,13 +235,63 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         }
 
 
+class _Ahead:
+    """The micro-batches that were given, but fetched ahead of the loop.
+
+    What is taken within the job before its first step is fetched ahead, or only looked at, and a resumed run takes it
+    again; so the position stays behind what was given by that much.
+    """
+
+    def __init__(self, micro_batches: int) -> None:
+        self._micro_batches = micro_batches
+        self._from = 0  # micro-batches that were given when the position was set, or the job entered
+        self._at_begin = 0  # of those given, how many were ahead of the loop when it began
+        self._began: int | None = None  # the step that the loop began with
+        self._entered = self._warned = False
+
+    def reset(self, given: int) -> None:
+        self._at_begin, self._from, self._began = 0, given, None
+
+    def count(self, given: int) -> int:
+        """Return how many are ahead; within a job whose loop has not begun, all that were given there."""
+        return given - self._from if self._entered else self._at_begin
+
+    def enter(self, given: int) -> None:
+        if self._began is None and given != self._from:  # else an earlier job has trained on them
+            log.warning(
+                "%d micro-batches were taken before the job was entered: a resumed run would not train on the same"
+                " ones. Call sampler.batches(loader) within the job",
+                given - self._from,
+            )
+        self._from, self._began, self._entered = given, None, True
+
+    def begin(self, step: int, given: int) -> None:
+        if self._entered:
+            self._at_begin, self._began, self._entered = self.count(given), step, False  # `_from` stays as it is
+
+    def check(self, step: int, given: int) -> None:
+        """Warn if the loop has not taken a global batch, or some number of them, in each step."""
+        if self._began is None or self._warned or step <= self._began:
+            return
+        steps = step - self._began
+        batches = (given - self.count(given) - self._from) // self._micro_batches
+        if batches > steps and batches % steps:
+            self._warned = True
+            log.warning(
+                "%d global batches in %d steps: is something fetching ahead of the loop? A resumed run would skip what"
+                " it fetched. Wrap sampler.batches() around it, and not the other way round",
+                batches,
+                steps,
+            )
+
+
 class Sample(int):
-    """An index that knows the seed of its place in the order."""
+    """An index with the seed of its position in the order."""
 
     seed: int
 
     def at(self, seed: int, position: int) -> "Sample":
-        """With the seed of this position."""
+        """Set the seed of this position."""
         self.seed = int(np.random.SeedSequence((seed, 1, position)).generate_state(1, np.uint64)[0])
         return self
 
@@ -289,7 +308,7 @@ class _Seeded(Dataset[T]):  # type: ignore[misc]
             _seed_all(index.seed)
             sample: T = self.dataset[index]
             return sample
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # The loop's own, in its process.
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # of the loop, whose process this is
         _seed_all(index.seed)
         try:
             sample = self.dataset[index]
@@ -308,7 +327,7 @@ def _seed_all(seed: int) -> None:
 
 @contextmanager
 def _torch_generator_kept(entropy: tuple[int, ...]) -> Iterator[None]:
-    """A loader draws its workers' seed from torch's generator when it is asked for an iterator."""
+    """Keep torch's generator as it is, from which a loader draws its workers' seed when its iterator is made."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]))
     try:
@@ -321,7 +340,7 @@ def _place(dp: DeviceMesh | tuple[int, int] | None) -> tuple[int, int]:
     if isinstance(dp, DeviceMesh):
         coordinate = dp.get_coordinate()
         if coordinate is None:
-            raise LayoutError("this rank is not in the mesh that was given as dp")
+            raise LayoutError("this rank is not in the mesh dp")
         rank = 0
         for at, size in zip(coordinate, dp.mesh.shape, strict=True):
             rank = rank * size + at
@@ -329,7 +348,9 @@ def _place(dp: DeviceMesh | tuple[int, int] | None) -> tuple[int, int]:
     if dp is not None:
         rank, size = dp
         if not 0 <= rank < size:
-            raise LayoutError(f"dp=({rank}, {size}) is no rank of {size}", hint="dp=(rank, size), the rank from 0")
+            raise LayoutError(
+                f"dp=({rank}, {size}): the rank must be from 0 to {size - 1}", hint="dp=(rank, size), the rank from 0"
+            )
         return rank, size
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -343,5 +364,5 @@ def _place(dp: DeviceMesh | tuple[int, int] | None) -> tuple[int, int]:
 
 def _divisors(number: int, near: int) -> str:
     found = {each for low in range(1, math.isqrt(number) + 1) if number % low == 0 for each in (low, number // low)}
-    nearest = sorted(found, key=lambda each: (abs(each - near), each))[:_SIZES_SAID]
+    nearest = sorted(found, key=lambda each: (abs(each - near), each))[:_SIZES_LISTED]
     return ", ".join(map(str, sorted(nearest)))
