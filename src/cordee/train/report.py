@@ -1,4 +1,4 @@
-"""What a rank tells: events for its agent's spool, and lines for people.
+"""Reports of a rank: events for its agent's spool, and log lines for people.
 
 Rank 0 reports the gang's time in spans without gaps, from the start of its process until it leaves; every rank
 reports how it leaves. Nothing here waits for anyone: a spool is a file.
@@ -36,7 +36,7 @@ _IMPORTED_S = time.time()
 
 
 class Reporter:
-    """Of one rank. Safe to call from the loop, the drain's thread and the thread that ends the process."""
+    """The reports of one rank. Safe to call from the loop, the listener and the thread that ends the process."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
         self._settings, self._rank = settings, rank
@@ -52,25 +52,25 @@ class Reporter:
         self._progress_steps = self._progress_tokens = 0
 
     def now_us(self) -> int:
-        """Microseconds since the Unix epoch."""
+        """Return microseconds since the Unix epoch, by a clock that never goes back."""
         return time.monotonic_ns() // 1000 + self._wall_us_offset
 
     def restored(self, step: int, generation: int | None) -> None:
-        """The attempt starts at this step."""
+        """Report that the attempt starts at this step."""
         self._first_step = step
         self._progress_s = time.monotonic()
         if self._rank == 0:
             self._append(Restored, step=step, generation=generation)
 
     def switch(self, span: SpanClass, step: int) -> None:
-        """From now on the gang's time is of this class; `step` is the next one to begin."""
+        """Count the gang's time from now on to this class; `step` is the next one to begin."""
         with self._lock:
             if span is not self._class:
                 self._flush()
                 self._class, self._first_step = span, step
 
     def stalled(self, still_s: float) -> None:
-        """No step has gone on for so long: that time was not useful, nor is what follows until one does."""
+        """Count the time since the loop went on as stall, until it goes on again."""
         with self._lock:
             if self._class is SpanClass.USEFUL:
                 self._loss = None  # to read it may mean to wait for a device that hangs
@@ -89,14 +89,14 @@ class Reporter:
         where: str = "",
         stack: tuple[str, ...] = (),
     ) -> None:
-        """A rank, which need not be this one, holds the others up, or no longer does."""
+        """Report that a rank, not necessarily this one, holds the others up, or no longer does."""
         since_us = self.now_us() - round(still_s * 1e6)
         self._append(
             RankBehind, rank=rank, how=how, step=step, since_us=since_us, waited=waited, where=where, stack=stack
         )
 
     def stepped(self, step: int) -> None:
-        """The step has been run."""
+        """Count a step that was run."""
         with self._lock:
             if self._class is SpanClass.STALL:
                 self.switch(SpanClass.USEFUL, step)
@@ -110,7 +110,7 @@ class Reporter:
                 self._progress(step + 1)
 
     def log(self, loss: Any, tokens: int) -> None:
-        """Of the step that runs; the loss may be a tensor, which is read only when a span is reported."""
+        """Take loss and tokens of the step that runs; a loss that is a tensor is read only when a span is reported."""
         with self._lock:
             self._loss = loss.detach() if hasattr(loss, "detach") else loss
             self._tokens += tokens
@@ -141,11 +141,11 @@ class Reporter:
         )
 
     def committed(self, commit: Commit) -> None:
-        """A generation became durable; the drain says so on each rank, rank 0 reports it."""
+        """Report that a generation is durable; on rank 0, though every rank's uploader knows."""
         if self._rank != 0:
             return
         log.info(
-            "checkpoint %d of step %d: %s, training stood still for %s, durable after %s",
+            "checkpoint %d of step %d: %s, stopped training for %s, durable after %s",
             commit.generation,
             commit.step,
             format_bytes(commit.bytes),
@@ -162,7 +162,7 @@ class Reporter:
         )
 
     def left(self, how: str, step: int) -> None:
-        """The last record of this rank."""
+        """Report how this rank leaves; its last record."""
         # The thread that ends a hung process must not wait for the loop's thread.
         locked = self._lock.acquire(timeout=1.0)
         try:
@@ -202,9 +202,9 @@ class Reporter:
     def _append(self, kind: type[Event], **fields: Any) -> None:
         if self._writer is None:
             return
-        told = {"at_us": self.now_us(), "job_id": self._settings.job_id, "epoch": self._settings.epoch, **fields}
+        common = {"at_us": self.now_us(), "job_id": self._settings.job_id, "epoch": self._settings.epoch, **fields}
         try:
-            self._writer.append(kind(**told))
+            self._writer.append(kind(**common))
         except OSError as error:  # A full disk must not end the training.
             log.error("the spool cannot be written: %s", error)
 
@@ -217,7 +217,7 @@ class Reporter:
 
 
 def process_start_us() -> int:
-    """When this process started, so that the time of its imports is seen; else when this module was imported."""
+    """Return when this process started, so that its imports count; else when this module was imported."""
     with suppress(OSError, ValueError, IndexError):
         with open("/proc/self/stat", encoding="utf-8") as stat:  # noqa: PTH123 - a kernel file
             ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
@@ -227,7 +227,7 @@ def process_start_us() -> int:
 
 
 def set_up_logging(*, quiet: bool) -> None:
-    """Let people see the SDK's lines if the script has not set up logging itself."""
+    """Print the SDK's lines if the script has not set up logging itself."""
     if quiet:
         log.setLevel(logging.WARNING)
     elif not log.handlers and not logging.getLogger().handlers:

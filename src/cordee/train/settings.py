@@ -1,4 +1,4 @@
-"""What a rank is told: by the agent (environment), by the script (arguments), or by defaults, in this order."""
+"""The settings of a rank: from the agent (environment), the script (arguments) or defaults, in this order."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _NOTICES = ("TERM", "USR1", "USR2", "HUP", "INT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Every:
-    """How often to save: by steps, by seconds, or neither, which is `auto`."""
+    """An interval between saves: by steps, by seconds, or neither, which is `auto`."""
 
     steps: int | None = None
     seconds: float | None = None
@@ -31,7 +31,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of one rank of one attempt. Without an agent `epoch`, `job_id` and `spool` are None."""
+    """Settings of one rank of one attempt. Without an agent `epoch`, `job_id` and `spool` are None."""
 
     to: str | None
     every: Every
@@ -44,8 +44,8 @@ class Settings:
     spool: Path | None
     signals: tuple[int, ...]  # that are a notice
     cloud: Cloud | None = field(compare=False)  # for this rank to ask
-    hang_report_s: float  # a rank that stands still for so long is told about; 0: nobody looks
-    hang_restart_s: float | None  # and after so long all start again
+    hang_report_s: float  # a rank that stands still for so long is reported; 0: there is no watch
+    hang_restart_s: float | None  # after so long all ranks start again; None: never
     torchelastic: bool
     quiet: bool
     estimate: Estimate | None  # the plan's answer for this attempt
@@ -63,29 +63,29 @@ def settings(
     ram: str | int | None = None,
     hang: str | None = None,
 ) -> Settings:
-    """Merge them; what the agent says wins, since it is what the job's owner submitted; its `auto` says nothing.
+    """Merge the settings; the agent's win, since they are what the job's owner submitted, except `auto`.
 
     Raises:
-        InputError: a value that cannot be read.
+        InputError: a value cannot be read.
     """
     env = os.environ if env is None else env
-    told = None if env.get("CORDEE_CHECKPOINT_EVERY") == "auto" else _number(env, "CORDEE_CHECKPOINT_EVERY")
-    told_ram = env.get("CORDEE_CHECKPOINT_RAM") or "auto"
+    agent_every_s = None if env.get("CORDEE_CHECKPOINT_EVERY") == "auto" else _number(env, "CORDEE_CHECKPOINT_EVERY")
+    agent_ram = env.get("CORDEE_CHECKPOINT_RAM") or "auto"
     grace_s = _number(env, "CORDEE_GRACE_S")
     report_s, restart_s = _number(env, "CORDEE_HANG_REPORT_S"), _number(env, "CORDEE_HANG_RESTART_S")
     epoch = env.get("CORDEE_EPOCH")
-    own = str(to) if to else None
-    if own and env.get("CORDEE_JOB"):
-        # A job's epochs count its own attempts: in a folder that others have written to it would be fenced off.
-        own = below(own, env["CORDEE_JOB"])
+    script_to = str(to) if to else None
+    if script_to and env.get("CORDEE_JOB"):
+        # A job's epochs count its own attempts: in a folder that other jobs write to it would be fenced.
+        script_to = below(script_to, env["CORDEE_JOB"])
     return Settings(
-        to=env.get("CORDEE_CHECKPOINT_TO") or own,
-        every=parse_every(every) if told is None else Every(seconds=told),
+        to=env.get("CORDEE_CHECKPOINT_TO") or script_to,
+        every=parse_every(every) if agent_every_s is None else Every(seconds=agent_every_s),
         keep=parse_keep(env.get("CORDEE_CHECKPOINT_KEEP") or (KEEP_MIN if keep is None else keep)),
         base=env.get("CORDEE_CHECKPOINT_BASE") or (str(base) if base else None),
         ram=(
-            parse_ram(ram if told_ram == "auto" else told_ram)
-            if told_ram in ("auto", "off")
+            parse_ram(ram if agent_ram == "auto" else agent_ram)
+            if agent_ram in ("auto", "off")
             else Every(seconds=_number(env, "CORDEE_CHECKPOINT_RAM"))
         ),
         grace_s=parse_duration_s(str(grace or "30s")) if grace_s is None else grace_s,
@@ -121,7 +121,7 @@ def _layout(text: str | None, world_size: int) -> Layout | None:
 
 
 def _signals(env: Mapping[str, str]) -> tuple[int, ...]:
-    """Those that are a notice: SIGTERM always; under Slurm SIGUSR1 too; CORDEE_SIGNALS names more."""
+    """Return the signals that are a notice: SIGTERM; under Slurm SIGUSR1 too; and those that CORDEE_SIGNALS names."""
     names = ["TERM", *(["USR1"] if "SLURM_JOB_ID" in env else []), *env.get("CORDEE_SIGNALS", "").split(",")]
     found = []
     for name in (name.strip().upper().removeprefix("SIG") for name in names if name.strip()):
@@ -144,7 +144,7 @@ def _number(env: Mapping[str, str], name: str) -> float | None:
 
 
 def parse_every(every: str | int | None) -> Every:
-    """`10m` is a time, a whole number is steps, None and `auto` are left to the plan.
+    """Read an interval: `10m` is a time, a whole number is steps, None and `auto` are left to the plan.
 
     >>> parse_every("10m"), parse_every(50)
     (Every(steps=None, seconds=600.0), Every(steps=50, seconds=None))
@@ -159,7 +159,7 @@ def parse_every(every: str | int | None) -> Every:
 
 
 def parse_ram(ram: str | int | None) -> Every | None:
-    """As `every`; `off` is None.
+    """Read an interval as `every`; `off` is None.
 
     >>> parse_ram("off"), parse_ram("30s")
     (None, Every(steps=None, seconds=30.0))

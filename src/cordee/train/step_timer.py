@@ -1,4 +1,4 @@
-"""Where the loop is, and how long its steps take."""
+"""The step that the loop is in, and the time of its steps."""
 
 import statistics
 import time
@@ -8,10 +8,10 @@ _STEPS = 20
 
 
 class StepTimer:
-    """Kept by the loop's thread, read by the others.
+    """Written by the loop's thread, read by the others.
 
     Attributes:
-        step: the one that runs, or the next to begin.
+        step: the one that runs, or the next one.
         inside: a step runs.
     """
 
@@ -22,28 +22,28 @@ class StepTimer:
         self._took_s: deque[float] = deque(maxlen=_STEPS)
 
     def began(self) -> None:
-        """The step begins."""
+        """Note that the step begins."""
         self._began_s = time.monotonic()
         self.inside = True
 
     def ended(self) -> None:
-        """It is over."""
+        """Note that the step is over."""
         if self.inside:
             self._took_s.append(time.monotonic() - self._began_s)
         self.inside = False
         self.step += 1
 
     def step_s(self) -> float | None:
-        """What a step takes: the median of the last ones, which an evaluation now and then does not move."""
+        """Return the median time of the last steps, which an evaluation now and then does not move."""
         took_s = list(self._took_s)
         return statistics.median(took_s) if took_s else None
 
     def boundary_s(self) -> float:
-        """Until the step that runs should be over; one that is overdue may be as late again."""
+        """Estimate the time until the step that runs is over; one that is overdue may be as late again."""
         step_s = self.step_s()
         return abs(self._began_s + step_s - time.monotonic()) if self.inside and step_s is not None else 0.0
 
     def is_overdue(self) -> bool:
-        """Whether the step that runs takes twice what a step takes, or more."""
+        """Return whether the step that runs already takes twice the usual time."""
         step_s = self.step_s()
         return self.inside and (step_s is None or time.monotonic() - self._began_s > 2 * step_s)

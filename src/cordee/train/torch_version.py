@@ -1,6 +1,6 @@
-"""The oldest torch that the SDK works with, and what newer ones have that it lacks.
+"""The oldest torch that the SDK works with, and substitutes for what that one does not have yet.
 
-Imported before what would fail on an older one in words of its own.
+Imported first, so that an older torch is refused with a clear message.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ if _here < TORCH_MIN:
 
 
 def clone_of(store: Any) -> Any:
-    """Another client of the same store, since one that waits blocks all other calls of its client.
+    """Return another client of the same store, since one that waits blocks all other calls of its client.
 
     Where torch has no `clone`, the client is without the prefixes around the store: use clones only, on all ranks.
     """

@@ -41,7 +41,7 @@ _THREADS = 4
 
 
 def fingerprint(tensors: dict[str, torch.Tensor]) -> str:
-    """Changes when the plan of a save has to: names, types, shapes and placements, never contents."""
+    """Return a digest that changes when a save must be planned again: names, types, shapes, placements; no contents."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in tensors.items():
         place = (tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else ()
@@ -58,32 +58,32 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
         self._targets: list[torch.Tensor] = []
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept from one checkpoint to the next but memory."""
+        """Do nothing: only memory is kept from one checkpoint to the next."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
+        """Do nothing."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Never chosen by DCP itself."""
+        """Return False, so that DCP never chooses it by itself."""
         return False
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """As planned."""
+        """Return the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """As planned."""
+        """Return the plan as it is."""
         return plans
 
     def prepare(self, plan: SavePlan) -> None:
-        """Lay a new plan out."""
+        """Lay out a new plan."""
         self.layout = lay_out(_shard_bytes(item) for item in plan.items)
-        self.staging.clear()  # Gaps are hashed too: old bytes there would make equal chunks differ.
+        self.staging.clear()  # Gaps are hashed too: old bytes in them would make equal chunks differ.
         self._targets = []
 
     def make_room(self, plan: SavePlan, room_bytes: int) -> None:
-        """Grow the staging memory if it cannot hold the plan and this much behind it."""
+        """Grow the staging memory if it cannot hold the plan and so many bytes behind it."""
         if self.staging.grow(self.layout.total_bytes + room_bytes) or not self._targets:
             self._targets = [
                 self.staging.bytes[offset : offset + _shard_bytes(item)]
@@ -93,7 +93,7 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
             ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Capture: when this returns, the trainer may go on."""
+        """Copy the state; when this returns, the trainer may change it."""
         sources = [planner.resolve_data(item).detach() for item in plan.items]
         self.staging.fill(self._targets, sources)
         done: Future[list[WriteResult]] = Future()
@@ -101,7 +101,7 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """The drain commits, not DCP."""
+        """Do nothing: the uploader commits."""
 
 
 def _shard_bytes(item: WriteItem) -> int:
@@ -120,7 +120,7 @@ class RankPlan:
     writes_values: bool  # this rank writes its values too
 
     def shards(self, layout: ChunkLayout) -> list[list[Any]]:
-        """For the part record: name, dtype, shape, offsets, sizes and pieces of each shard."""
+        """Return the rows of the part record: name, dtype, shape, offsets, sizes and pieces of each shard."""
         rows = []
         for item, pieces in zip(self.items.items, layout.pieces, strict=True):
             data = item.tensor_data
@@ -141,7 +141,7 @@ class _Offer:
 
 
 def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str, consensus: Consensus) -> RankPlan:
-    """Plan a save with DCP's default planner; collective over all ranks.
+    """Plan a save with DCP's default planner; a collective of all ranks.
 
     Raises:
         CheckpointError: the ranks' plans do not fit consensus.
@@ -159,8 +159,8 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
     answers: list[Any] = [None] * consensus.world_size
     if gathered is not None:
         plans, name, problem = _join_plans(planner, [each.plan for each in gathered])
-        problem = _unlike(gathered) or problem
-        answers = [(*each, name, problem) for each in zip(plans or answers, _bringing(gathered), strict=True)]
+        problem = _conflict(gathered) or problem
+        answers = [(*each, name, problem) for each in zip(plans or answers, _value_writers(gathered), strict=True)]
     answer: list[Any] = [None]
     dist.scatter_object_list(answer, answers if rank == 0 else None, group_src=0, group=group)
     plan, writes_values, name, problem = answer[0]
@@ -169,19 +169,19 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
     return RankPlan(name, plan, mark, writes_values)
 
 
-def _bringing(offers: list[_Offer]) -> list[bool]:
-    """Rank 0, and whoever holds a name that no rank before it does."""
+def _value_writers(offers: list[_Offer]) -> list[bool]:
+    """Return for each rank whether it writes values: rank 0 does, and any that holds a name no rank before it holds."""
     seen: set[str] = set()
-    bringing: list[bool] = []
+    writers: list[bool] = []
     for offer in offers:
         names = {item.index.fqn for item in offer.plan.items}.union(offer.objects)
-        bringing.append(not bringing or not names <= seen)
+        writers.append(not writers or not names <= seen)
         seen |= names
-    return bringing
+    return writers
 
 
-def _unlike(offers: list[_Offer]) -> str:
-    """Two ranks with one name for different weights, of which the checkpoint could hold only one.
+def _conflict(offers: list[_Offer]) -> str:
+    """Describe two ranks with one name for different weights, of which the checkpoint could hold only one; else "".
 
     Stages of a pipeline that each count from 0 would do that. Replicas may differ a little: not all are kept equal
     to the last bit.
@@ -203,7 +203,7 @@ def _unlike(offers: list[_Offer]) -> str:
 
 
 def planner_for(tensors: dict[str, torch.Tensor], rank: int) -> Any:
-    """DCP's default planner over flat names."""
+    """Return DCP's default planner over flat names."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(tensors, is_coordinator=rank == 0)
     return planner
@@ -211,15 +211,15 @@ def planner_for(tensors: dict[str, torch.Tensor], rank: int) -> Any:
 
 def _join_plans(planner: Any, plans: list[Any]) -> tuple[list[Any] | None, str, str]:
     try:
-        joined, _ = planner.create_global_plan(_small_ones_once(plans))
+        joined, _ = planner.create_global_plan(_small_tensors_once(plans))
     except (ValueError, RuntimeError) as error:
         return None, "", str(error)
     boxes = [[(i.index.fqn, i.tensor_data.chunk.offsets) for i in plan.items] for plan in joined]
     return joined, hashlib.blake2b(repr(boxes).encode(), digest_size=16).hexdigest(), ""
 
 
-def _small_ones_once(plans: list[SavePlan]) -> list[SavePlan]:
-    """Of a small tensor that several ranks hold, keep the lowest rank's: DCP would take any.
+def _small_tensors_once(plans: list[SavePlan]) -> list[SavePlan]:
+    """Keep only the lowest rank's copy of a small tensor that several ranks hold: DCP would take any.
 
     Buffers, such as BatchNorm's, may differ from rank to rank, and DistributedDataParallel goes by those of rank 0.
     """
@@ -246,23 +246,23 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
         self._kept.clear()
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Nothing to set up."""
+        """Do nothing."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Never chosen by DCP itself."""
+        """Return False, so that DCP never chooses it by itself."""
         return False
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """As planned."""
+        """Return the plan as it is."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """As planned."""
+        """Return the plan as it is."""
         return plans
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """DCP's metadata, rebuilt from the manifest."""
+        """Return DCP's metadata, rebuilt from the manifest."""
         return Metadata(
             {
                 name: TensorStorageMetadata(
@@ -275,7 +275,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
         )
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan wants, in the order of the chunks."""
+        """Read the items of the plan, in the order of the chunks."""
         shards = {
             (name, shard.offsets): (shard, tensor.dtype)
             for name, tensor in self.manifest.tensors.items()
@@ -304,7 +304,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
     def _straight(
         self, shard: Shard, dtype: str, item: ReadItem, target: torch.Tensor
     ) -> list[tuple[Chunk, memoryview]]:
-        """Which chunk belongs where in the target, if it takes whole chunks as they are, with no memory between."""
+        """Return each chunk with its memory in the target, if whole chunks can be read there directly; else nothing."""
         chunks = [self.manifest.chunks[piece.chunk] for piece in shard.pieces]
         fits = tuple(item.lengths) == shard.sizes and target.dtype == dtype_of(dtype)
         whole = all(piece.length_bytes == chunk.length_bytes for piece, chunk in zip(shard.pieces, chunks, strict=True))

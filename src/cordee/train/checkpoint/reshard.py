@@ -1,6 +1,6 @@
-"""Which part of what all ranks saved is this rank's now: by names, so that it does not matter who held it then.
+"""Choose the part of what all ranks saved that is this rank's now: by names, whichever rank saved it.
 
-Everything here is JSON as `state.py` writes it; which bytes belong to a name is for `dcp.py`.
+Everything here is JSON as `state.py` writes it; `dcp.py` knows the bytes of a name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,15 +13,15 @@ from cordee.train.checkpoint.state import FRESH, TAG, decode, encode, names_in, 
 
 
 def fit(state: dict[str, Any], saved: Sequence[dict[str, Any]], mine: dict[str, Any]) -> dict[str, Any]:
-    """For each object of this rank's state, what to give it.
+    """Return for each object of this rank's state the saved value to give it.
 
     Args:
         state: this rank's.
-        saved: the values of rank 0, then those of other ranks that held more.
-        mine: what `gather` says of the state.
+        saved: the values of rank 0, then those of other ranks that had more names.
+        mine: the values that `gather` returns for the state.
 
     Raises:
-        CheckpointError: nobody saved something that this rank has.
+        CheckpointError: no rank saved something that this rank has.
     """
     if missing := [name for name in state if not any(name in values for values in saved)]:
         there = dict.fromkeys(name for values in saved for name in values)
@@ -45,7 +45,7 @@ def fit(state: dict[str, Any], saved: Sequence[dict[str, Any]], mine: dict[str, 
 
 
 def model_names(state: dict[str, Any], values: Iterable[dict[str, Any]]) -> set[str]:
-    """The tensors that these values have for the state's modules."""
+    """Return the names of the tensors in these values that belong to the state's modules."""
     modules = [name for name, entry in state.items() if parts_of(entry, torch.nn.Module)]
     return {tensor for each in values for name in modules if name in each for tensor in names_in(each[name])}
 
@@ -76,7 +76,7 @@ def _fit_optimizer(name: str, found: list[Any], mine: dict[str, Any]) -> Any:
 
 
 def _union(found: Iterable[Any]) -> dict[str, Any]:
-    """By key; what several ranks have is the first one's."""
+    """Merge by key; of what several ranks have, take the first one's."""
     whole: dict[str, Any] = {}
     for each in found:
         whole = {**_fields(each), **whole}
@@ -84,7 +84,7 @@ def _union(found: Iterable[Any]) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """The items of an encoded dict, themselves still encoded."""
+    """Return the items of an encoded dict, themselves still encoded."""
     if TAG not in value:
         return dict(value)
     assert value[TAG] == "dict", "modules, optimizers and their groups are dicts"

@@ -1,7 +1,7 @@
-"""A generation back into the state, on whatever ranks and in whatever layout there are now.
+"""Load a generation into the state, on any number of ranks and in any layout.
 
-The ranks agree before each step that could leave them half loaded; what bytes are read how is for `dcp.py`. Which
-generation it is, and what follows if it is damaged, is for `checkpointer.py`.
+The ranks agree before each step that could leave them half loaded. `dcp.py` reads the bytes; `attempt.py` chooses the
+generation, and goes on to an earlier one if it is damaged.
 """
 
 import gc
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a load gives back besides the state.
+    """The result of a load, besides the state.
 
     Attributes:
-        step: the first to run.
-        extras: this rank's own, None if the world or the layout was another one.
+        step: the first one to run.
+        extras: this rank's; None if the world or the layout was another one.
         world_size: when it was saved.
-        rng: for `rank_state.restore_rng`; None if there is nothing to go on from.
-        differed: where `extras` is None, what the ranks had each for itself, and have rank 0's of now.
+        rng: for `rank_state.restore_rng`; None if there is none to go on from.
+        differed: where `extras` is None, the objects of which the ranks had different copies, and now have rank 0's.
     """
 
     step: int
@@ -46,7 +46,7 @@ class Loaded:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without Python's collector: one pass over all that torch has made takes 0.2 s, and each rank waits for each."""
+    """Disable Python's garbage collector: a pass over torch's objects takes 0.2 s on every rank."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -62,11 +62,12 @@ def restore(
 ) -> Loaded:
     """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
 
-    Every chunk is verified by the rank that reads it, and what no rank reads by one of them; not if it `is_verified`.
+    Every chunk is verified by the rank that reads it, and a chunk that no rank reads by one of them; unless it
+    `is_verified`.
 
     Raises:
         CheckpointError: the state does not fit.
-        Damaged: a chunk does not verify, on all ranks alike. Tensors may be of it; another generation overwrites them.
+        Damaged: on all ranks, if a chunk does not verify. Tensors may be half loaded; another load overwrites them.
     """
 
     def on_all(work: Callable[[], T]) -> T:
@@ -79,7 +80,7 @@ def restore(
     place = rank_state.dp_of(state)
     moved = extras is None or extras.get("dp") != place
     chunks = () if is_verified else manifest.chunks
-    # One choice for all ranks, also where a rank's own place is the same.
+    # One choice for all ranks, even if this rank reads the same data as before.
     moved, *read = consensus.any_rank([moved, *(chunk.key in reader.verified for chunk in chunks)])
     rest = [chunk for chunk, done in zip(chunks, read, strict=True) if not done]
     if rest:
@@ -99,7 +100,7 @@ def _fitted(
 
 
 def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], consensus: Consensus) -> None:
-    """A model of which no rank has a part that was saved is another model."""
+    """Refuse a checkpoint with tensors that no rank has a place for: it is of another model."""
     saved = sorted(model_names(state, manifest.all_values()))
     mine = model_names(state, [fitted])
     taken = consensus.any_rank([name in mine for name in saved])
@@ -113,7 +114,7 @@ def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[s
 def _read(
     reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, Any], consensus: Consensus
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
-    """The tensors by name, those of the template in place, and this rank's extras if the world is the same."""
+    """Read the tensors by name, those of the template in place, and this rank's extras if the world is the same."""
     wanted = {}
     for name in sorted(names_in(list(fitted.values()))):
         saved = reader.manifest.tensors[name]
@@ -141,8 +142,8 @@ def _scatter(
 
 
 def _elsewhere(manifest: Manifest, blobs: Blobs, stream: int) -> Loaded:
-    """In another world or layout: what takes the place of what each rank kept for itself."""
-    if not manifest.ranks:  # Imported: nobody has trained it here.
+    """Return, in another world or layout, substitutes for the state that each rank kept for itself."""
+    if not manifest.ranks:  # Imported: it has no ranks.
         return Loaded(manifest.step, None, manifest.world_size)
     first = last = _extras(blobs, manifest, 0)
     if manifest.world_size > 1:

@@ -1,4 +1,4 @@
-"""What a state is made of: tensors, each under one name, and the rest as JSON that refers to them. Nothing is pickled.
+"""Take a state apart: tensors, each under one name, and the rest as JSON that refers to them. Nothing is pickled.
 
 A state is a dict of modules, optimizers, other objects with `state_dict`, and plain values. A list of modules, such as
 a rank's stages of a pipeline, is one object with the names of all; so is a list of optimizers, one for each module.
@@ -26,20 +26,20 @@ from cordee.errors import CheckpointError
 from cordee.units import MiB
 
 T = TypeVar("T")
-# A JSON object with this key stands for something that JSON has no word for.
+# A JSON object with this key stands for a value that JSON has no type for.
 TAG = "$"
-# In place of its state: the parameter groups of an optimizer that has not made a step.
+# In place of an optimizer's state: the parameter groups of one that has not made a step.
 FRESH = "fresh"
 # An object with `state_dict` whose tensors are no larger than this together, and on the CPU, belongs to its rank.
 OWN_TENSORS_BYTES_MAX = 1 * MiB
-# How many numbers of a weight are compared with those of other ranks that have its name.
+# Numbers of a weight that are compared with those of other ranks that have its name.
 SAMPLES = 4
 
 
 def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Every tensor by its name `object/path/to/it`, and for each object the JSON that refers to them.
+    """Return every tensor by its name `object/path/to/it`, and for each object the JSON that refers to them.
 
-    A template is there to be loaded into: then an optimizer without state is given one of the right shape.
+    A template is loaded into: so an optimizer without state gets one of the right shape.
 
     Raises:
         CheckpointError: something in it cannot be stored.
@@ -60,7 +60,7 @@ def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, 
 
 
 def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
-    """Give each object of the state what was loaded for it."""
+    """Give each object of the state its loaded value."""
     for name, value in loaded.items():
         target = state[name]
         if modules := parts_of(target, torch.nn.Module):
@@ -76,7 +76,7 @@ def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 
 def samples_of(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """A few numbers of what this rank holds of each weight; not of buffers, in which replicas may differ."""
+    """Return a few numbers of this rank's part of each weight; not of buffers, in which replicas may differ."""
     modules = [module for entry in state.values() for module in parts_of(entry, torch.nn.Module)]
     weights = {_local(parameter).data_ptr() for module in modules for parameter in module.parameters()}
     held = {name: _local(tensor) for name, tensor in tensors.items() if tensor.is_floating_point()}
@@ -104,16 +104,16 @@ def give(name: str, target: Any, value: Any) -> None:
         if saved != workers:
             raise CheckpointError(
                 f"the position of the data loader {name!r} is that of {saved} workers, and it has {workers}",
-                hint=f"num_workers={saved}; or keep the place with cordee.ElasticBatchSampler, which knows no workers",
+                hint=f"num_workers={saved}; or use cordee.ElasticBatchSampler, which needs no number of workers",
             )
     target.load_state_dict(value)
 
 
 def is_own(entry: Any, value: Any) -> bool:
-    """Whether each rank keeps its own copy of this object, whose state is `value`.
+    """Return whether each rank keeps its own copy of this object, whose state is `value`.
 
-    What holds no tensor is a rank's own; so is an object with little in its tensors, such as a data loader that keeps
-    the state of a generator.
+    An object without tensors does; so does one with small tensors, such as a data loader that keeps the state of a
+    generator.
     """
     if is_sharded(entry):
         return False
@@ -133,7 +133,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], Any] | None = None) -> Any:
-    """JSON for the value; `keep` says what stands for a tensor, and without it tensors are written inline.
+    """Return JSON for the value; `keep` returns what stands for a tensor, and without it tensors are written inline.
 
     Raises:
         CheckpointError: a type that cannot be stored.
@@ -171,7 +171,7 @@ def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], Any] | Non
 
 
 def decode(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any:
-    """The value that `encode` wrote; `find` gives the tensor of a name."""
+    """Return the value that `encode` wrote; `find` returns the tensor of a name."""
     if isinstance(value, list):
         return [decode(item, find) for item in value]
     if not isinstance(value, dict):
@@ -197,12 +197,15 @@ def decode(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any
         "device": torch.device,
     }
     if kind not in makers:
-        raise CheckpointError(f"the checkpoint holds a {kind!r}, unknown here", hint="install a newer Cordee")
+        raise CheckpointError(
+            f"the checkpoint holds a value of type {kind!r}, which this version does not know",
+            hint="install a newer Cordee",
+        )
     return makers[kind](value["v"])
 
 
 def names_in(value: Any) -> set[str]:
-    """Names of all tensors that an encoded value refers to."""
+    """Return the names of all tensors that an encoded value refers to."""
     if isinstance(value, list):
         return set().union(*map(names_in, value)) if value else set()
     if not isinstance(value, dict):
@@ -213,7 +216,7 @@ def names_in(value: Any) -> set[str]:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of a name such as bfloat16.
+    """Return the torch dtype of a name such as bfloat16.
 
     Raises:
         CheckpointError: this torch has none.
@@ -273,23 +276,23 @@ def _load_optimizers(
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether it is modules or optimizers, one or several in a list: they go through the checkpoint by global names."""
+    """Return whether it is modules or optimizers, one or several in a list: they are saved under global names."""
     return bool(parts_of(value, torch.nn.Module) or parts_of(value, torch.optim.Optimizer))
 
 
 def parts_of(value: Any, kind: type[T]) -> list[T]:
-    """The object itself, or those in a list, if they are all of this kind; else nothing."""
+    """Return the object itself, or those in a list, if they are all of this kind; else nothing."""
     parts = value if isinstance(value, (list, tuple)) else [value]
     return list(parts) if all(isinstance(part, kind) for part in parts) else []
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether it is asked for its state, and given it back, by the two usual methods."""
+    """Return whether it has state_dict() and load_state_dict()."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def _owner(name: str, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> torch.nn.Module:
-    """The module whose parameters this optimizer steps: its names make the optimizer's state independent of order."""
+    """Return the module whose parameters this optimizer steps: its names make the state independent of their order."""
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for value in state.values():
         for module in parts_of(value, torch.nn.Module):

@@ -189,7 +189,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         ]:
             raise CheckpointError(
                 f"the order of the data has changed: {', '.join(changed)}",
-                hint="use the arguments that the run began with; or leave the sampler out of the state, for a new order",
+                hint="use the arguments that the run began with, or take the sampler out of the state: a new order",
             )
         counted = self._counted
         self.position = state["position"]
