@@ -35,7 +35,7 @@ def fail_once(owner: Any, name: str, error: Exception, rank: int) -> None:
 
 
 def no_memory(saving: Saving, rank: int) -> None:
-    fail_once(saving.checkpointer, "_capture", OSError(12, "Cannot allocate memory"), rank)
+    fail_once(saving.checkpointer._captures, "_fill", OSError(12, "Cannot allocate memory"), rank)
 
 
 def once_pledged(made: Job, ask: Callable[[], None]) -> None:

@@ -162,29 +162,29 @@ def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
     rank = Rank(open_log(tmp_path), tmp_path, world=2)
     rank.bring(1, 10)
     blobs = FileBlobs(tmp_path)
-    outlook = rescue.EarlierUploaders(blobs, 1, "n1")
-    assert outlook.working() is None, "its trainer is there"
+    uploaders = rescue.EarlierUploaders(blobs, 1, "n1")
+    assert uploaders.working() is None, "its trainer is there"
     rank.process.stdin.close()
-    while not (named := outlook.working()) and rank.process.poll() is None:
+    while not (named := uploaders.working()) and rank.process.poll() is None:
         pass
     assert named == f"rank 0 on {socket.gethostname()}"
     write_failed(blobs, "parts/1-n1/000001", "it is enough")
     dies(rank)
-    assert outlook.working() is None and not outlook.silent
+    assert uploaders.working() is None and not uploaders.silent
 
 
 def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
     blobs, now_s = FileBlobs(tmp_path), 0.0
-    outlook = rescue.EarlierUploaders(blobs, 1, "n", lambda: now_s)
+    uploaders = rescue.EarlierUploaders(blobs, 1, "n", lambda: now_s)
     far = {"host": "far", "where": "another machine", "pid": 1, "started": 1}
     for sign in range(3):
         rescue.give_sign(blobs, "parts/1-n/living-000003", sign, far)
         now_s += rescue.SILENT_S_MAX - 1
-        assert outlook.working() == "rank 3 on far"
+        assert uploaders.working() == "rank 3 on far"
     now_s += rescue.SILENT_S_MAX
-    assert outlook.working() is None and outlook.silent == {"rank 3 on far"}
+    assert uploaders.working() is None and uploaders.silent == {"rank 3 on far"}
     rescue.give_sign(blobs, "parts/1-n/living-000003", 3, far)
-    assert outlook.working() == "rank 3 on far", "it was only slow"
+    assert uploaders.working() == "rank 3 on far", "it was only slow"
 
 
 def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_what_it_knows(tmp_path) -> None:
@@ -199,17 +199,17 @@ def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_w
         return get(key)
 
     blobs.get = slow
-    outlook = rescue.EarlierUploaders(blobs, 1, "n")
-    assert [outlook.living(within_s=0.01) for _ in range(3)] == ["not all looked at yet"] * 3
+    uploaders = rescue.EarlierUploaders(blobs, 1, "n")
+    assert [uploaders.working(within_s=0.01) for _ in range(3)] == ["not all looked at yet"] * 3
     # Nor longer than half of what the other ranks wait for rank 0's answer.
-    bounds, living = [], outlook.living
-    outlook.living = lambda within_s: bounds.append(within_s) or living(within_s)
+    bounds, working = [], uploaders.working
+    uploaders.working = lambda within_s: bounds.append(within_s) or working(within_s)
     hasty = Checkpointer(str(tmp_path), rank=0, world_size=1, grace_s=0.04)
-    assert hasty._still_living(outlook) == "not all looked at yet"
+    assert hasty._attempt._still_working(uploaders) == "not all looked at yet"
     assert max(bounds) <= 0.02
-    outlook.living = living
+    uploaders.working = working
     answers.set()
-    assert outlook.living(WAIT_S) == "rank 0's on far"
+    assert uploaders.working(WAIT_S) == "rank 0 on far"
 
 
 def test_nobody_waits_for_a_drain_that_only_looks_after_what_is_committed(tmp_path) -> None:
@@ -227,16 +227,16 @@ def test_nobody_waits_for_a_drain_that_only_looks_after_what_is_committed(tmp_pa
     os.mkfifo(manifest)
     ranks[0].bring(3, 3)
     ranks[0].process.stdin.close()
-    outlook, heard = rescue.EarlierUploaders(blobs, 1, "n1"), threading.Event()
-    while outlook.working() is None:
+    uploaders, heard = rescue.EarlierUploaders(blobs, 1, "n1"), threading.Event()
+    while uploaders.working() is None:
         assert ranks[0].process.poll() is None
     ranks[1].bring(3, 3)
     assert ranks[1].events_until("committed")
     for _ in range(500):
-        if outlook.working() is None:
+        if uploaders.working() is None:
             break
         heard.wait(0.02)
-    assert outlook.working() is None, "all that it had is committed"
+    assert uploaders.working() is None, "all that it had is committed"
     assert ranks[0].process.poll() is None
     with manifest.open("wb") as pipe:  # Opens once the drain reads it.
         pipe.write(whole)

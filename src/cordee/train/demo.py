@@ -1,8 +1,8 @@
 """The job that `cordee demo` runs: a small GPT learns the sources of Python's standard library, byte by byte.
 
 An ordinary FSDP2 script, for GPUs or CPUs, with two lines of Cordee in its loop. Batches and dropout draw from torch's
-global random numbers, so a resume that lost them would show in the weights. What it writes beside: each step that
-a rank begins, and its shard of the final weights.
+global generator, so a resume that lost its state would show in the weights. Each rank also writes the steps that it
+begins, and its shard of the final weights.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class DecoderBlock(nn.Module):  # type: ignore[misc]
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, tokens, width] to the same."""
+        """Map [batch, tokens, width] to the same shape."""
         batch, tokens, _ = x.shape
         q, k, v = self.qkv(self.norm_1(x)).view(batch, tokens, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -55,7 +55,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[batch, tokens] to logits [batch, tokens, vocabulary]."""
+        """Map [batch, tokens] to logits [batch, tokens, vocabulary]."""
         x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = block(x)
@@ -64,7 +64,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
 
 def text() -> Tensor:
-    """The first bytes of the standard library's sources, in the order of their names."""
+    """Return the first bytes of the standard library's sources, in the order of their names."""
     found = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         found += path.read_bytes()
@@ -74,14 +74,14 @@ def text() -> Tensor:
 
 
 def batch(corpus: Tensor) -> tuple[Tensor, Tensor]:
-    """Random windows, and the same moved on by one byte."""
+    """Return random windows, and the same windows one byte later; each [sequences, context]."""
     starts = torch.randint(len(corpus) - CONTEXT - 1, (SEQUENCES_PER_RANK,))
     windows = torch.stack([corpus[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
     return windows[:, :-1], windows[:, 1:]
 
 
 def main() -> None:
-    """Train, told how far and where to write."""
+    """Train for `--steps`, and write to `--out`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def _device() -> torch.device:
-    """This rank's GPU if the gang has some, set up so that two runs give the same bits."""
+    """Return this rank's GPU if there are GPUs, set up so that two runs give the same bits."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -107,7 +107,7 @@ def _device() -> torch.device:
 
 
 def train(steps: int, out: Path, device: torch.device) -> None:
-    """The loop."""
+    """Run the training loop."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1865)  # the same weights on every rank
     model = Gpt().to(device)
@@ -120,11 +120,11 @@ def train(steps: int, out: Path, device: torch.device) -> None:
     corpus = text()
     epoch = int(os.environ.get("CORDEE_EPOCH", "1"))
     with (
-        (out / f"steps-rank{rank}.jsonl").open("a", buffering=1) as trace,
+        (out / f"steps-rank{rank}.jsonl").open("a", buffering=1) as steps_file,
         cordee_job({"model": model, "optimizer": optimizer}) as job,
     ):
         for step in job.steps(steps):
-            trace.write(json.dumps({"epoch": epoch, "step": step}) + "\n")
+            steps_file.write(json.dumps({"epoch": epoch, "step": step}) + "\n")
             tokens, targets = (part.to(device) for part in batch(corpus))
             loss = functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
@@ -135,7 +135,7 @@ def train(steps: int, out: Path, device: torch.device) -> None:
 
 
 def shard(model: nn.Module) -> bytes:
-    """This rank's part of every weight, one after the other in the order of their names."""
+    """Return the bytes of this rank's part of every weight, in the order of their names."""
     parts = dict(model.named_parameters())
     local = [part.to_local() if isinstance(part, DTensor) else part for _, part in sorted(parts.items())]
     return b"".join(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() for part in local)

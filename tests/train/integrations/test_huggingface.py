@@ -74,5 +74,5 @@ def test_notice_at_one_of_two_ranks(run: Runs, tmp_path: Path, argv: list[str]) 
 
 def test_two_places_to_go_on_from_are_refused(run: Runs, tmp_path: Path) -> None:
     assert attempt(run, tmp_path, "--to", str(tmp_path / "to"), "--resume-from", "checkpoint-4") == [1]
-    assert "resume_from_checkpoint='checkpoint-4', and the job goes on from its own checkpoints" in run.said()
+    assert "resume_from_checkpoint='checkpoint-4', but the job resumes from its own checkpoints" in run.said()
     assert not (tmp_path / "to").exists(), "what was refused has opened nothing"

@@ -133,7 +133,7 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank writes_values to a plan: its own plan, its objects, and a few numbers of each of its weights."""
+    """One rank's input to a plan: its own plan, its objects, and a few numbers of each of its weights."""
 
     plan: SavePlan
     objects: list[str]

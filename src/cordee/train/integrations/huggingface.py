@@ -1,11 +1,11 @@
-"""Hugging Face's Trainer: two lines, and it survives.
+"""The Hugging Face integration: two lines make `trainer.train()` a job.
 
     from cordee.train.integrations.huggingface import protect
     protect(trainer, to="checkpoints")
 
-The boundary between two steps is `on_step_begin` of an optimizer step: the one before has logged, evaluated and
-scheduled by then. Where to go on in the data is left to the Trainer, which skips what it has seen; the generators are
-put back twice, to what they were when the epoch's data was shuffled, and at the step itself.
+The boundary between two steps is `on_step_begin` of an optimizer step: the step before has been logged and evaluated,
+and its scheduler stepped, by then. The Trainer itself finds the position in the data, by skipping what it has seen; the
+generators are restored twice, as they were when the epoch's data was shuffled, and at the step itself.
 """
 
 import logging
@@ -28,13 +28,13 @@ try:
     from transformers.trainer_utils import SaveStrategy
 except ImportError as error:
     raise MissingExtraError(
-        f"Hugging Face's Trainer is not there: {error}", hint='pip install "cordee[train,huggingface]"'
+        f"Hugging Face's Trainer cannot be imported: {error}", hint='pip install "cordee[train,huggingface]"'
     ) from None
 
 log = logging.getLogger("cordee")
 
-VERSION_MIN = (5, 3)  # the first that keeps the loss since its last line of the log where it can be read
-# Of TrainerState: what training has produced. The rest follows from the arguments, which may have changed.
+VERSION_MIN = (5, 3)  # the first one whose loss since the last log line can be read
+# The results of training in TrainerState. The rest follows from the arguments, which may have changed.
 _HISTORY = (
     "epoch",
     "global_step",
@@ -48,7 +48,7 @@ _HISTORY = (
 
 
 def protect(trainer: Any, **options: Any) -> None:
-    """Make `trainer.train()` a job: it goes on from the newest checkpoint, saves as it goes, and leaves on notice.
+    """Make `trainer.train()` a job: it resumes, saves as it goes, and leaves on notice.
 
     The options are those of `cordee.job`; a step is an optimizer step. The Trainer's own checkpoints are switched
     off, unless it needs them to load the best model at the end.
@@ -57,10 +57,10 @@ def protect(trainer: Any, **options: Any) -> None:
         InputError: an argument cannot be read, or the Trainer is set up in a way that cannot be resumed exactly.
     """
     _check(trainer)
-    told = settings(**options)
-    if told.to is not None and not trainer.args.load_best_model_at_end:
+    found = settings(**options)
+    if found.to is not None and not trainer.args.load_best_model_at_end:
         trainer.args.save_strategy = SaveStrategy.NO
-    trainer.train = wraps(trainer.train)(partial(_train, trainer, trainer.train, told))
+    trainer.train = wraps(trainer.train)(partial(_train, trainer, trainer.train, found))
 
 
 def _check(trainer: Any) -> None:
@@ -70,22 +70,25 @@ def _check(trainer: Any) -> None:
             hint=f"its Trainer is supported from {VERSION_MIN[0]}.{VERSION_MIN[1]} on: pip install -U transformers",
         )
     if trainer.is_deepspeed_enabled:
-        raise InputError("DeepSpeed keeps its own state", hint="use DistributedDataParallel or FSDP2 with the Trainer")
+        raise InputError(
+            "DeepSpeed keeps its own state, which Cordee cannot save",
+            hint="use DistributedDataParallel or FSDP2 with the Trainer",
+        )
     if trainer.args.enable_jit_checkpoint:
         raise InputError(
-            "enable_jit_checkpoint and Cordee would both answer SIGTERM", hint="leave enable_jit_checkpoint away"
+            "enable_jit_checkpoint and Cordee would both handle SIGTERM", hint="remove enable_jit_checkpoint"
         )
 
 
 def _train(
-    trainer: Any, train: Callable[..., Any], told: Settings, resume_from_checkpoint: Any = None, **others: Any
+    trainer: Any, train: Callable[..., Any], settings: Settings, resume_from_checkpoint: Any = None, **others: Any
 ) -> Any:
     if resume_from_checkpoint:
         raise InputError(
-            f"resume_from_checkpoint={resume_from_checkpoint!r}, and the job goes on from its own checkpoints",
-            hint="leave it away; a new job starts from the weights that the Trainer was given",
+            f"resume_from_checkpoint={resume_from_checkpoint!r}, but the job resumes from its own checkpoints",
+            hint="remove it; a new job starts from the weights of the model that the Trainer was given",
         )
-    job = Job({}, told)
+    job = Job({}, settings)
     callback = _Steps(trainer, job)
     with ExitStack() as cleanup:
         job.open()
@@ -95,21 +98,21 @@ def _train(
         cleanup.callback(trainer.remove_callback, callback)
         if job.start_step:
             others["resume_from_checkpoint"] = cleanup.enter_context(tempfile.TemporaryDirectory())
-            _say_where_to_start(trainer, job.start_step, Path(others["resume_from_checkpoint"]))
+            _write_trainer_state(trainer, job.start_step, Path(others["resume_from_checkpoint"]))
             load, trainer._load_from_checkpoint = trainer._load_from_checkpoint, lambda *_: None  # The job loads them.
             cleanup.callback(setattr, trainer, "_load_from_checkpoint", load)
         return train(**others)
 
 
-def _say_where_to_start(trainer: Any, step: int, folder: Path) -> None:
-    """The Trainer reads from a folder how far it was, and skips that in the data; it finds nothing else there."""
+def _write_trainer_state(trainer: Any, step: int, folder: Path) -> None:
+    """Write the step for the Trainer, which skips the data up to there; the folder has nothing else."""
     args = trainer.args
     same = {name: getattr(args, name) for name in ("logging_steps", "eval_steps", "save_steps", "train_batch_size")}
     TrainerState(global_step=step, **same).save_to_json(str(folder / "trainer_state.json"))
 
 
 class _TrainerProgress:
-    """What the Trainer and its callbacks count, as an object with a state: each rank's own."""
+    """The counters of the Trainer and its callbacks, as an object with a state; each rank has its own."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -137,7 +140,7 @@ class _TrainerProgress:
             if type(callback).__name__ == name:
                 vars(callback).update(attributes)
         trainer._tr_loss.fill_(saved["loss"])
-        # What was summed before belongs to the attempt before; the average at the end is over the steps of this one.
+        # Losses summed before belong to the earlier attempt; the average at the end is over the steps of this one.
         trainer._total_loss_scalar = -saved["loss"]
         trainer._globalstep_last_logged = saved["last_logged"]
         trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
@@ -145,7 +148,7 @@ class _TrainerProgress:
         self.order = saved["order"]
         if saved["samples"] != self._samples and trainer.args.process_index == 0:
             log.warning(
-                "a step had %d samples and has %d now: the Trainer counts steps, so the position in the data moves",
+                "a step had %d samples and has %d now: the Trainer counts steps, so the position in the data changes",
                 saved["samples"],
                 self._samples,
             )
@@ -155,14 +158,14 @@ class _TrainerProgress:
 
 
 class _Steps(TrainerCallback):  # type: ignore[misc]
-    """The job's steps, as the Trainer's events tell them."""
+    """Drives the job by the Trainer's events."""
 
     def __init__(self, trainer: Any, job: Job) -> None:
         self._trainer, self._job = trainer, job
         self._began_epoch = self._began_step = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The model is wrapped and its optimizer made: load them."""
+        """Load, since the model is wrapped and its optimizer exists."""
         trainer = self._trainer
         self._progress = _TrainerProgress(trainer)
         parts = {
@@ -176,7 +179,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         self._job.load()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Before the epoch's data is shuffled."""
+        """Capture or restore the generators before the epoch's data is shuffled."""
         loaders = [self._trainer.callback_handler.train_dataloader]
         if self._began_epoch or not self._job.start_step:
             self._progress.order = order.capture(loaders)

@@ -1,11 +1,11 @@
-"""Lightning: two lines, and it survives.
+"""The Lightning integration: two lines make `trainer.fit()` a job.
 
     from cordee.train.integrations.lightning import Protect
     trainer = Trainer(..., callbacks=[Protect(to="checkpoints")])
 
-The boundary between two steps is before a batch is fetched: the step before has been validated and scheduled by then.
-Lightning has no hook there, so the callback puts itself around two methods of the epoch's loop. Signals are Cordee's
-while the model is fitted: Lightning's own handler broadcasts, and waits for ranks that were given no signal.
+The boundary between two steps is before a batch is fetched: the step before has been validated, and its scheduler
+stepped, by then. Lightning has no hook there, so the callback wraps two methods of the epoch's loop. Cordee handles
+signals while the model is fitted: Lightning's own handler broadcasts, and waits for ranks that got no signal.
 """
 
 import logging
@@ -24,27 +24,29 @@ try:
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from lightning.pytorch.utilities import CombinedLoader
 except ImportError as error:
-    raise MissingExtraError(f"Lightning is not there: {error}", hint='pip install "cordee[train,lightning]"') from None
+    raise MissingExtraError(
+        f"Lightning cannot be imported: {error}", hint='pip install "cordee[train,lightning]"'
+    ) from None
 
 log = logging.getLogger("cordee")
 
 
 class Protect(Callback):  # type: ignore[misc]
-    """Makes `trainer.fit()` a job: it goes on from the newest checkpoint, saves as it goes, and leaves on notice.
+    """A callback that makes `trainer.fit()` a job: it resumes, saves as it goes, and leaves on notice.
 
     The options are those of `cordee.job`. A step is an optimizer step, or a batch if the optimization is manual.
     """
 
     def __init__(self, **options: Any) -> None:
-        self._told = settings(**options)
+        self._settings = settings(**options)
         self._fitting: _Fitting | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self._fitting = _Fitting(trainer, Job({}, self._told), protected=self._told.to is not None)
+            self._fitting = _Fitting(trainer, Job({}, self._settings), protected=self._settings.to is not None)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model is wrapped and its optimizers made: load them."""
+        """Load, since the model is wrapped and its optimizers exist."""
         if self._fitting is not None:
             self._fitting.start()
 
@@ -105,21 +107,21 @@ class _Fitting:
         self._put(self._loop, "on_run_start", self._before_epoch)
 
     def end(self, error: BaseException | None) -> None:
-        """Of a fit that had nothing left to do too; then its last checkpoint is there already."""
+        """End the job, also of a fit that had nothing left to do; then its last checkpoint is there already."""
         if error is None and not self._began:
             self.job.finish()
         self._cleanup.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
     def _put(self, owner: Any, name: str, replacement: Any) -> None:
         setattr(owner, name, replacement)
-        self._cleanup.callback(delattr, owner, name)  # Then the class's own method is seen again.
+        self._cleanup.callback(delattr, owner, name)  # Then the class's method is found again.
 
     @property
     def _loaders(self) -> Any:
         return self._trainer.fit_loop._combined_loader
 
     def _before_epoch(self, fetcher: Any) -> None:
-        """Lightning makes the data's iterator here, but the first epoch's, which is there since the loaders are."""
+        """Restore the data's order and position; Lightning makes the iterator here, except the first epoch's."""
         if self._began or not self.job.start_step:
             if self._trainer.current_epoch > 0:
                 self._progress.order = order.capture(self._loaders.flattened)
@@ -129,7 +131,7 @@ class _Fitting:
         self._find_position(fetcher)
 
     def _find_position(self, fetcher: Any) -> None:
-        """To the batch after the last one trained on: the loader knows it, or the epoch is drawn again up to there."""
+        """Go to the batch after the last one trained on, by the loader's state, or by reading the epoch again."""
         batches = self._loop.batch_progress.current.ready
         states = self._progress.loader_states
         fetcher.fetched -= batches  # Lightning has counted them already.
@@ -143,7 +145,8 @@ class _Fitting:
             return
         if batches and self.job.rank == 0:
             log.info(
-                "drawing %d batches again to find the place in the epoch; a StatefulDataLoader would know it", batches
+                "reading %d batches again to find the position in the epoch; a StatefulDataLoader would know it",
+                batches,
             )
         for _ in range(batches):
             next(fetcher)
@@ -152,7 +155,7 @@ class _Fitting:
         if not self._began:
             self._began = self._between = True
             if self.job.start_step:
-                self._loop._restarting = False  # Else it asks whether the batch before was to be validated: it was.
+                self._loop._restarting = False  # Else it validates the batch before again.
             self.job.begin()
         if self._between:
             self.job.boundary()
@@ -164,7 +167,7 @@ class _Fitting:
 
 
 class _LightningProgress:
-    """What Lightning and its callbacks count, as an object with a state: each rank's own."""
+    """The counters of Lightning and its callbacks, as an object with a state; each rank has its own."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -179,7 +182,7 @@ class _LightningProgress:
         loops = trainer.fit_loop.state_dict()
         loaders = trainer.fit_loop._combined_loader
         if loaders is not None and not all(_knows_its_place(loader) for loader in loaders.flattened):
-            loops["state_dict"].pop("combined_loader", None)  # One that must be drawn again draws all of them again.
+            loops["state_dict"].pop("combined_loader", None)  # If one must be read again, all are.
         return {
             "loops": loops,
             "callbacks": {each.state_key: each.state_dict() for each in trainer.callbacks},
@@ -210,26 +213,27 @@ class _LightningProgress:
 
 
 def _knows_its_place(loader: Any) -> bool:
-    """What Lightning puts around a sampler, to give each rank its share, has no state, and hides the sampler's own."""
+    """Return whether a loader has its position in its state; Lightning's wrapper around a sampler hides it."""
     samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
     return is_stateful(loader) and not any(isinstance(each, DistributedSamplerWrapper) for each in samplers)
 
 
 def _check(trainer: Any) -> None:
-    if not isinstance(trainer, Trainer):  # the same code under another name, whose classes are others
+    if not isinstance(trainer, Trainer):  # the same code under another name, with other classes
         raise InputError(
             f"this Trainer comes from {type(trainer).__module__.split('.')[0]}",
             hint="import it, the module and the callbacks from lightning.pytorch",
         )
     if "DeepSpeed" in type(trainer.strategy).__name__:
-        raise InputError("DeepSpeed keeps its own state", hint='use strategy="ddp" or ModelParallelStrategy (FSDP2)')
+        raise InputError(
+            "DeepSpeed keeps its own state, which Cordee cannot save",
+            hint='use strategy="ddp" or ModelParallelStrategy (FSDP2)',
+        )
     for each in trainer.callbacks:
         if type(each).on_save_checkpoint is not Callback.on_save_checkpoint:
             raise InputError(
                 f"{type(each).__name__} keeps its state in Lightning's own checkpoint (on_save_checkpoint)",
-                hint="a callback that keeps it in state_dict() and load_state_dict() comes back",
+                hint="keep it in state_dict() and load_state_dict()",
             )
         if isinstance(each, ModelCheckpoint) and each.monitor is None and trainer.is_global_zero:
-            log.info(
-                "ModelCheckpoint saves everything a second time; Trainer(enable_checkpointing=False) saves it once"
-            )
+            log.info("ModelCheckpoint saves all of it a second time; Trainer(enable_checkpointing=False) avoids that")

@@ -1,6 +1,7 @@
-"""What decides in which order an epoch's data comes: the generators, as they are when its iterator is made.
+"""The generators that decide an epoch's order of data, as they are when its iterator is made.
 
-Not for the position inside the epoch: a loader that has a state knows it, and any other is drawn again up to there.
+The position inside the epoch is not kept here: a loader that has a state knows it, and any other is read again up to
+that position.
 """
 
 from collections.abc import Iterable
@@ -10,17 +11,17 @@ import torch
 
 from cordee.train.checkpoint import rank_state
 
-# Where loaders, samplers and their wrappers keep what they draw from.
+# Attributes in which loaders, samplers and their wrappers keep their generators.
 _NAMES = ("generator", "sampler", "batch_sampler", "_sampler", "dataset")
 
 
 def capture(loaders: Iterable[Any]) -> dict[str, Any]:
-    """The generators of this rank and those of the loaders' own, as plain values."""
+    """Return the generators of this rank and those of the loaders, as plain values."""
     return {"rank": rank_state.capture_rng(), "loaders": [each.get_state() for each in _generators(loaders)]}
 
 
 def restore(loaders: Iterable[Any], saved: dict[str, Any]) -> None:
-    """Put them back to what `capture` saw of the same loaders."""
+    """Restore the generators that `capture` returned for the same loaders."""
     rank_state.restore_rng(saved["rank"])
     for each, state in zip(_generators(loaders), saved["loaders"], strict=False):
         each.set_state(state)

@@ -1,4 +1,4 @@
-"""How many collectives this process has begun and ended, and how long it spent in them; it touches none of them."""
+"""Count the collectives of this process, begun and ended, and the time spent in them, without touching any."""
 
 import json
 import logging
@@ -15,10 +15,16 @@ _BEGUN, _ENDED = "last_enqueued_collective", "last_completed_collective"
 
 
 class CollectiveCounter:
-    """Those of this process, by torch's flight recorder, which counts them as they begin and end.
+    """The collectives of this process, by torch's flight recorder, which counts them as they begin and end.
 
-    Of gloo's it does not know how long they took, so they are looked at: the part of the looks at which one had begun
-    and not ended is the part of the time that this rank waited. Of NCCL's it knows, if TORCH_NCCL_ENABLE_TIMING is set.
+    It does not know the duration of gloo's, so they are sampled: the part of the looks at which one had begun and not
+    ended is the part of the time that this rank waited. It knows that of NCCL's if TORCH_NCCL_ENABLE_TIMING is set.
+
+    Attributes:
+        begun: collectives so far.
+        waits: one has begun and not ended; None: not known.
+        waited_s: in collectives, of `watched_s`.
+        sees: looks have to be frequent, since the time is sampled.
     """
 
     def __init__(self) -> None:
@@ -33,15 +39,19 @@ class CollectiveCounter:
         self.sees = self._dump is not None and not self._on_device
 
     def look(self, now_s: float) -> None:
-        """Take note of what has begun and ended; a look stands for the time since the one before."""
+        """Count; a look stands for the time since the one before."""
         if self._dump is None:
             return
         try:
             record = json.loads(self._dump(includeCollectives=self._timed, onlyActive=False))
             status = record.get("pg_status", {}).values()
             counts = [(int(each[_BEGUN]), int(each[_ENDED])) for each in status]
-        except (KeyError, ValueError, RuntimeError) as error:  # another torch's record: it is not a documented one
-            log.debug("torch's flight recorder is not read any more: %r", error)
+        except (
+            KeyError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # the record of another torch: its format is not documented
+            log.debug("torch's flight recorder cannot be read: %r", error)
             self._dump = self.waits = None
             self.watched_s = 0.0
             return
@@ -51,7 +61,7 @@ class CollectiveCounter:
         if self._timed:
             self._sum_up(record.get("entries", []))
         elif self._on_device:
-            return  # hosts run ahead of their GPUs: what has begun here may not have begun there
+            return  # hosts run ahead of their GPUs: a collective that has begun here may not have begun there
         elif self.waits:
             self.waited_s += passed_s
         self.watched_s += passed_s

@@ -1,6 +1,6 @@
-"""Where a process is, seen from another of its threads or from another process: stacks, and the state of the process.
+"""Stacks of a process, seen from another of its threads, and the state of another process.
 
-The main thread may sit in a collective, which no Python signal handler gets into; nothing here needs its help.
+The main thread may be inside a collective, where no Python signal handler runs; nothing here needs its help.
 """
 
 import faulthandler
@@ -23,7 +23,7 @@ _NOT_THE_SCRIPTS = (f"{os.sep}torch{os.sep}", f"{os.sep}cordee{os.sep}train{os.s
 
 
 def main_stack() -> tuple[str, tuple[str, ...]]:
-    """Of the main thread: the innermost line that is the script's own, and all calls, the outermost first."""
+    """Return the main thread's innermost line in the script itself, and all its calls, the outermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "", ()
@@ -35,7 +35,7 @@ def main_stack() -> tuple[str, tuple[str, ...]]:
 
 
 def other_threads() -> list[str]:
-    """One line for each other thread that is not Cordee's: the innermost call."""
+    """Return one line for each other thread that is not Cordee's: the innermost call."""
     frames = sys._current_frames()
     lines = []
     for thread in threading.enumerate():
@@ -46,7 +46,7 @@ def other_threads() -> list[str]:
 
 
 def state_of(pid: int) -> str:
-    """Of a process of this host, in words; empty if there is nothing to say."""
+    """Describe the state of a process of this host; empty if it is not known."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -55,9 +55,9 @@ def state_of(pid: int) -> str:
 
 
 def dump_unless_renewed(after_s: float) -> bool:
-    """Print all threads' stacks after this time, also if a thread never gives the interpreter back; False: cannot.
+    """Print all threads' stacks after this time unless called again before, and return whether that is possible.
 
-    It has to be called again before the time is over, which a thread that gets to run does.
+    It works even if a thread never releases the interpreter, so that no other thread gets to call it again.
     """
     try:
         faulthandler.dump_traceback_later(after_s, file=sys.__stderr__ or sys.stderr)
@@ -67,7 +67,7 @@ def dump_unless_renewed(after_s: float) -> bool:
 
 
 def keep_flight_record(folder: Path | None, rank: int) -> Path | None:
-    """Write what torch's flight recorder knows, for `torchfrtrace`; None where there is none."""
+    """Write the record of torch's flight recorder, for `torchfrtrace`; None where there is none."""
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace", None) if dist.is_available() else None
     if dump is None:
         return None
