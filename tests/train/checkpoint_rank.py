@@ -138,7 +138,7 @@ def faults(ck: Checkpointer, state: dict) -> dict:
             ck.wait(60)
         except CheckpointError as error:
             failures.append([step, error.message])
-        assert ck.has_failed() == ck.anywhere(ck.has_failed()) == (step == 2)
+        assert ck.has_failed() == ck.any_rank(ck.has_failed()) == (step == 2)
     print(json.dumps({"digests": digests, "failures": failures}), flush=True)
     train(state, 3, 4)
     if RANK == 3:

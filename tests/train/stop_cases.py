@@ -154,10 +154,10 @@ class Rank:
         if step == STEP and phase == "step":
             self.ready()
         if phase == "finish" and step == STEP:
-            until(lambda: saving.durable_step == 10)
+            until(lambda: saving.durable_step == 10 and not saving.uploading)
             saving.checkpointer._record._upload_s = [SLOW_DRAIN_S]  # as if it had taken so long
         if phase == "near" and step == STEP:
-            until(lambda: saving.durable_step == 10)
+            until(lambda: saving.durable_step == 10 and not saving.uploading)
             saving.checkpointer._record._upload_s = [0.5, 10 * SLOW_DRAIN_S]
             self.ready()
             until(lambda: noticed(made))

@@ -209,7 +209,7 @@ def test_no_room_for_a_checkpoint_ends_no_loop_but_the_job_is_not_finished(tmp_p
         path.write_text("in the way")
     assert rank.wait() == 1, "".join(rank.lines)
     lines = "".join(rank.lines)
-    assert "checkpoint failed" in lines and "of step 60, failed; durable is nothing" in lines
+    assert "checkpoint failed" in lines and "of step 60, failed; durable: nothing" in lines
     assert steps_of(out) == list(range(60)), "the loop went on to its end"
     assert (out / "weights0").exists() and not (out / "end0.json").exists(), "the block ran to its end, and then raised"
     left = [event for event in events_of(spool, 0) if isinstance(event, RankLeft)]

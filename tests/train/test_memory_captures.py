@@ -497,13 +497,13 @@ def test_no_capture_begins_over_one_that_the_drain_may_bring(tmp_path) -> None:
 HUNG = """
 import os, signal, sys, torch, cordee
 from cordee.train.stop import rank_exit
-leaving.RESCUE_S_MAX = 0.2
+rank_exit.RESCUE_S_MAX = 0.2
 with cordee.job({"w": torch.zeros(8)}, to=sys.argv[1], every=1000) as job:
     for step in job.steps(10):
         drain = job._saving.checkpointer._link.pid
         os.kill(drain, signal.SIGSTOP)
         print(drain, flush=True)
-        job._hung(1.0)
+        job._on_hung(1.0)
 """
 
 
