@@ -160,7 +160,9 @@ def test_a_loader_beside_its_sampler_would_count_twice(tmp_path: Path) -> None:
     sampler = cordee.ElasticBatchSampler(Numbers(), 6)
     state = {"data": sampler, "loader": stateful(Numbers(), batch_sampler=sampler)}
     with (
-        pytest.raises(InputError, match="'loader' reads from an ElasticBatchSampler, which has the position in the data"),
+        pytest.raises(
+            InputError, match="'loader' reads from an ElasticBatchSampler, which has the position in the data"
+        ),
         cordee.job(state, to=tmp_path),
     ):
         pass
