@@ -92,12 +92,13 @@ class JobView(View):
 class JobDetailView(JobView):
     """A job with its attempts, its spec as it was admitted, and what its newest attempt measured beside its estimate.
 
-    `layout` is that of the newest attempt, `estimate_missed` what was said of values outside the estimate.
+    `estimate` is the plan's answer for the GPUs of that attempt; `estimate_missed` has a sentence for each value that
+    left it.
     """
 
     attempts: list[AttemptView]
     spec: dict[str, Any]
-    layout: str | None
+    estimate: Estimate | None
     measured: list[ComparisonView]
     estimate_missed: list[str]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cordee.errors import CordeeError, DoesNotFitError, SpecError
-from cordee.workload.planned import Planned, read_plan
+from cordee.workload.planned import PlannedJob, read_plan
 from cordee.workload.spec import JobSpec, parse_spec
 
 
@@ -44,7 +44,7 @@ def plan(*layouts: dict[str, Any], **changes: Any) -> str:
     return json.dumps(found | changes)
 
 
-def planned(name: str = "plan.json") -> Planned:
+def planned(name: str = "plan.json") -> PlannedJob:
     return read_plan(plan(), source=name)
 
 

@@ -51,7 +51,7 @@ UNITS: dict[Quantity, Unit] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class EstimateComparison:
     """One quantity of one attempt, in `unit`. `low` to `high` is the planned interval, None without one."""
 
     quantity: Quantity
@@ -69,7 +69,7 @@ class Comparison:
     def off_by(self) -> float | None:
         """The fraction by which the measured value is above the planned one; negative: below.
 
-        >>> Comparison(Quantity.SAVE, 4_000_000, 5_000_000).off_by
+        >>> EstimateComparison(Quantity.SAVE, 4_000_000, 5_000_000).off_by
         0.25
         """
         return None if not self.planned or self.measured is None else self.measured / self.planned - 1
@@ -118,24 +118,24 @@ class Measurement:
             return None
         return max(0, self.steps_total - self.step) * self.step_us
 
-    def comparisons(self) -> tuple[Comparison, ...]:
+    def comparisons(self) -> tuple[EstimateComparison, ...]:
         """Compare every quantity that was planned or measured."""
         plan = self.estimate or _NO_ESTIMATE
         steady = self.step - self.first_step >= STEPS_MIN
         low, high = (plan.step_us_low, plan.step_us_high) if steady else (None, None)
         rows = (
             self._peak(plan),
-            Comparison(Quantity.STEP, plan.step_us, self.step_us, low, high),
-            Comparison(Quantity.MFU, plan.mfu, self.mfu),
-            Comparison(Quantity.SAVE, plan.save_us or None, self.save_us),
-            Comparison(Quantity.RESTART, plan.restart_us or None, self.restart_us),
+            EstimateComparison(Quantity.STEP, plan.step_us, self.step_us, low, high),
+            EstimateComparison(Quantity.MFU, plan.mfu, self.mfu),
+            EstimateComparison(Quantity.SAVE, plan.save_us or None, self.save_us),
+            EstimateComparison(Quantity.RESTART, plan.restart_us or None, self.restart_us),
         )
         return tuple(row for row in rows if row.planned is not None or row.measured is not None)
 
-    def _peak(self, plan: Estimate) -> Comparison:
+    def _peak(self, plan: Estimate) -> EstimateComparison:
         planned = plan.allocated_bytes or plan.peak_bytes or None
         most = min(PEAK_SLACK * planned, plan.gpu_memory_bytes) if planned else None
-        return Comparison(Quantity.PEAK, planned, self.peak_bytes, high=most)
+        return EstimateComparison(Quantity.PEAK, planned, self.peak_bytes, high=most)
 
 
 _NO_ESTIMATE = Estimate(layout="", peak_bytes=0, gpu_memory_bytes=0)

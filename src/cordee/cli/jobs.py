@@ -151,8 +151,8 @@ def _show(job: JobDetailView, as_json: bool) -> None:
     facts.add_row("tier, queue", f"{job.tier}, {job.queue}")
     facts.add_row("owner", job.owner)
     facts.add_row("run", command if isinstance(command, str) else " ".join(command))
-    if job.layout is not None:
-        facts.add_row("layout", job.layout)
+    if job.estimate is not None and job.estimate.layout:
+        facts.add_row("layout", job.estimate.layout)
     facts.add_row("step", _steps(job))
     facts.add_row("submitted", f"{terminal.since(job.submitted_us)} ago")
     if job.ended_us is not None:

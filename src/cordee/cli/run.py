@@ -15,7 +15,7 @@ from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
 from cordee.units import format_micro_usd
-from cordee.workload.planned import Planned, read_plan
+from cordee.workload.planned import PlannedJob, read_plan
 from cordee.workload.spec import JobSpec, parse_spec
 
 FOUND_BY = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
@@ -216,7 +216,7 @@ def _consent(seen: RehearsalView) -> None:
         terminal.ask(facts, "queue it?")
 
 
-def _plan_of(path: Path, layout: str | None = None) -> Planned:
+def _plan_of(path: Path, layout: str | None = None) -> PlannedJob:
     """Read a plan that `cordee plan --json` printed."""
     return read_plan(_read(path, "give the file of `cordee plan --json`"), source=str(path), layout=layout)
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import cordee
 from cordee.account.ledger import By, CostRow
-from cordee.account.measured import Comparison
+from cordee.account.measured import EstimateComparison
 from cordee.account.split import Split
 from cordee.answers import (
     AttemptView,
@@ -177,12 +177,12 @@ class Service:
             measured = self._measured(row["job_id"])
             newest = self.control.measurements.of(row["job_id"])
             missed = list(self.control.measurements.missed(row["job_id"]))
-        layout = newest.estimate.layout if newest is not None and newest.estimate is not None else None
+            job = self.control.state.jobs[row["job_id"]].job
         return JobDetailView(
             **view,
             attempts=attempts,
             spec=json.loads(row["spec"]),
-            layout=layout or None,
+            estimate=job.estimate_on(job.gpus) if newest is None else newest.estimate,
             measured=measured,
             estimate_missed=missed,
         )
@@ -403,7 +403,7 @@ def _attempt_of(by: By, key: str) -> tuple[str, int | None]:
     return job_id, int(epoch)
 
 
-def _comparison_view(row: Comparison) -> ComparisonView:
+def _comparison_view(row: EstimateComparison) -> ComparisonView:
     return ComparisonView(
         quantity=row.quantity.value,
         unit=row.unit,

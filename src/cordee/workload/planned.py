@@ -21,7 +21,7 @@ _WORDS = ("recompute", "schedule", "cp_kind", "offload")
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedJob:
     """One layout of a plan, and where it comes from.
 
     Attributes:
@@ -62,7 +62,7 @@ class Planned:
         return filled
 
 
-def read_plan(text: str, *, source: str, layout: str | None = None) -> Planned:
+def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJob:
     """Return the best layout of a plan, or its fastest one with the axes that `layout` names (`tp=8,pp=2`).
 
     Raises:
@@ -81,7 +81,7 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> Planned:
     chosen = fitting[0] if layout is None else _with_axes(fitting, layout, source)
     training, path = plan["training"], plan.get("model_path")
     where = {"config": path} if path else {"name": plan["model"]["name"]}
-    return Planned(
+    return PlannedJob(
         source=source,
         gpus=plan["gpus"],
         gpu=plan["gpu"]["name"],

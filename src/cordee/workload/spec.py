@@ -13,7 +13,7 @@ from cordee.errors import InputError, SpecError
 from cordee.units import parse_bytes, parse_duration_s, parse_micro_usd
 from cordee.workload.gpus import parse_wanted
 from cordee.workload.keep import parse_keep
-from cordee.workload.planned import Planned
+from cordee.workload.planned import PlannedJob
 from cordee.workload.written import Where, check_keys, explained, load_yaml, mapping, plain, quantity
 
 Launch = Literal["auto", "rank", "node"]
@@ -188,7 +188,7 @@ class JobSpec(_Section):
         *,
         run: str | Sequence[str],
         gpus: str | None,
-        plan: Planned | None = None,
+        plan: PlannedJob | None = None,
         env: Mapping[str, str] | None = None,
         secrets: Sequence[str] = (),
         **flags: str | int | None,
@@ -210,7 +210,7 @@ class JobSpec(_Section):
         return _read(document if plan is None else plan.fill(document), Where("flags", {}))
 
 
-def parse_spec(text: str, *, source: str = "<spec>", plan_of: Callable[[str], Planned] | None = None) -> JobSpec:
+def parse_spec(text: str, *, source: str = "<spec>", plan_of: Callable[[str], PlannedJob] | None = None) -> JobSpec:
     """Return the job that this YAML describes.
 
     Args:
