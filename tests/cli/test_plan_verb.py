@@ -79,7 +79,7 @@ def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[s
 
 
 @pytest.mark.usefixtures("wide")
-def test_people_read_the_bill_the_layouts_and_the_prices_source(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_read_the_state_the_layouts_and_the_prices_source(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
     assert code == 0
     assert "70,553,706,496 parameters x 16 bytes = 1.129 TB" in out
@@ -88,6 +88,24 @@ def test_people_read_the_bill_the_layouts_and_the_prices_source(capsys: pytest.C
     assert "a checkpoint is 846.6 GB" in out
     assert "$2.99 a GPU-hour: Lambda H100 SXM" in out
     assert "┃" in out
+
+
+@pytest.mark.usefixtures("wide")
+def test_the_state_of_muon_multiplies_out(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--optimizer", "muon")
+    found = re.search(r"([\d,]+) parameters x 12 bytes \+ ([\d,]+) x 16 = ([\d.]+) GB", out)
+    assert found is not None
+    inner, outer = (int(number.replace(",", "")) for number in found.groups()[:2])
+    assert inner + outer == load_shape("llama-3-8b").parameters
+    assert (12 * inner + 16 * outer) / 1e9 == pytest.approx(float(found[3]), abs=0.05)
+
+
+def test_a_short_layout_does_not_break_its_heading(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--layout", "fsdp=8")
+    assert "  layout " in out
 
 
 @pytest.mark.usefixtures("wide")
@@ -136,7 +154,7 @@ def test_a_width_that_is_none_does_not_stop_the_plan(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     code, out, _ = _run(capsys, "gpt2", "--gpus", "1xA10")
-    assert code == 0 and "The bill" in out
+    assert code == 0 and "State" in out
 
 
 @pytest.mark.usefixtures("wide")
@@ -280,7 +298,7 @@ def test_what_is_asked_beyond_the_plan_fits_the_terminal(
     assert max(len(line) for line in out.splitlines()) <= columns
     for title in ("Fullest GPU of", "Longest context", "Training on 1.4T tokens", "Rent or buy"):
         assert title in out
-    assert "below the wall" in out and "asynchronous: a save holds the ranks 2 s" in out
+    assert " free" in out and "asynchronous: a save holds the ranks 2 s" in out
     assert "break-even month" in out
 
 

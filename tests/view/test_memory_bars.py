@@ -1,4 +1,4 @@
-"""Bars of memory against the wall: cells for a terminal, SVG for a report."""
+"""Bars of memory against the memory of a GPU: cells for a terminal, SVG for a report."""
 
 from xml.etree import ElementTree
 
@@ -14,18 +14,29 @@ BARS = st.builds(MemoryBar, st.just("a"), st.fixed_dictionaries({name: st.intege
 
 @given(BARS, st.integers(10, 80))
 def test_every_bar_fills_its_cells_and_an_overflow_can_be_seen(bar: MemoryBar, width: int) -> None:
-    wall = 80 * GB
-    cells = memory_cells(bar, wall, full_scale_bytes([bar], wall), width)
+    limit = 80 * GB
+    cells = memory_cells(bar, limit, full_scale_bytes([bar], limit), width)
     assert sum(count for _, count in cells) == width
-    assert [part for part, _ in cells].count("wall") == 1
-    after = cells[[part for part, _ in cells].index("wall") + 1 :]
+    assert [part for part, _ in cells].count("limit") == 1
+    after = cells[[part for part, _ in cells].index("limit") + 1 :]
     drawn_after = sum(count for part, count in after if part)
-    assert (drawn_after > 0) == (bar.total_bytes > wall)
+    assert (drawn_after > 0) == (bar.total_bytes > limit)
 
 
-def test_bars_are_cut_where_they_are_hopeless() -> None:
-    hopeless = MemoryBar("a", {"weights": 1000 * GB})
-    assert full_scale_bytes([hopeless], 80 * GB) == 120 * GB
+@given(st.lists(BARS, min_size=2, max_size=4), st.integers(10, 80))
+def test_the_limit_stands_in_one_line(bars: list[MemoryBar], width: int) -> None:
+    limit = 80 * GB
+    full = full_scale_bytes(bars, limit)
+    places = set()
+    for bar in bars:
+        cells = memory_cells(bar, limit, full, width)
+        places.add(sum(count for _, count in cells[: [part for part, _ in cells].index("limit")]))
+    assert len(places) == 1
+
+
+def test_bars_are_cut_at_one_and_a_half_gpus() -> None:
+    huge = MemoryBar("a", {"weights": 1000 * GB})
+    assert full_scale_bytes([huge], 80 * GB) == 120 * GB
     assert full_scale_bytes([MemoryBar("a", {"weights": GB})], 80 * GB) == 80 * GB
     assert full_scale_bytes([], 80 * GB) == 80 * GB
 
@@ -45,8 +56,14 @@ def test_the_svg_is_well_formed_says_all_numbers_and_escapes_labels() -> None:
     tree = ElementTree.fromstring(svg)
     words = "".join(tree.itertext())
     assert tree.attrib["role"] == "img" and "2 layouts against 80 GB" in tree.attrib["aria-label"]
-    for said in ("55 GB · 59.6 s", "→ 991 GB · does not fit", '<b> & "dp64"', "the wall: 80 GB", "optimizer: 26 GB"):
-        assert said in words
+    for expected in (
+        "55 GB · 59.6 s",
+        "→ 991 GB · does not fit",
+        '<b> & "dp64"',
+        "GPU memory: 80 GB",
+        "optimizer: 26 GB",
+    ):
+        assert expected in words
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
     space = "{http://www.w3.org/2000/svg}"
     assert len(tree.findall(f".//{space}rect[@class='over']")) == 1

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cordee.cli.plan_text import COLOURS
 from cordee.demo.narrator import Amount
-from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
+from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 from cordee.view.report import Claim
 
 PIPED_WIDTH = 100
@@ -55,7 +55,7 @@ class Terminal:
         for bar, verdict, fits in bars:
             row = Text(f"{bar.label:<{names}}  ")
             for part, cells in memory_cells(bar, gpu_memory_bytes, scale_bytes, MEMORY_BAR_WIDTH):
-                glyph = WALL[self.ascii_only] if part == "wall" else PARTS[part][1][self.ascii_only] if part else " "
+                glyph = LIMIT[self.ascii_only] if part == "limit" else PARTS[part][1][self.ascii_only] if part else " "
                 row.append(glyph * cells, COLOURS.get(part, ""))
             self.line(None, row.append(f"  {verdict}", "" if fits else "red"))
 

@@ -1,4 +1,4 @@
-"""What `cordee plan` prints for people: the bill, the layouts against the wall, survival, and its sources.
+"""The answer in a terminal: state, layouts against the GPU's memory, survival, sources.
 
 Sections that are printed only when asked for are in `plan_more.py`.
 """
@@ -15,10 +15,11 @@ from rich.text import Text
 from cordee.plan.answer import Candidate
 from cordee.plan.ask import Answer
 from cordee.plan.cost import egress_usd, storage_usd_per_month
+from cordee.plan.memory import outer_parameters
 from cordee.plan.step import step_interval_s
 from cordee.plan.survive import Survival
 from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
-from cordee.view.memory import PARTS, WALL, MemoryBar, full_scale_bytes, memory_cells
+from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
 PIPED_WIDTH = 100
@@ -31,14 +32,14 @@ COLOURS = {
     "optimizer": "magenta",
     "activations": "yellow",
     "other": "bright_black",
-    "wall": "bold",
+    "limit": "bold",
 }
 
 
 def print_plan(out: Console, answer: Answer, *, show_all: bool) -> None:
-    """Print the plan: what it weighs, which layouts hold it, where the best one's memory goes, what stops it."""
+    """Print the state, the layouts, the best one's memory, and what interruptions cost if anything fits."""
     print_header(out, answer)
-    _bill(out, answer)
+    _state(out, answer)
     _layouts(out, answer, show_all)
     _waterfall(out, answer)
     if answer.fits:
@@ -46,7 +47,7 @@ def print_plan(out: Console, answer: Answer, *, show_all: bool) -> None:
 
 
 def console() -> Console:
-    """Standard output, with a width of its own where it is a pipe."""
+    """Return standard output, with a width of its own where it is a pipe."""
     terminal = Console(highlight=False)
     if terminal.is_terminal:
         return terminal
@@ -56,13 +57,13 @@ def console() -> Console:
 
 
 def title(out: Console, text: str, aside: str = "") -> None:
-    """A heading, with a word beside it."""
+    """Print a heading, with a note beside it."""
     out.print()
     out.print(Text.assemble((text, "bold"), ("  " + aside if aside else "", "dim")))
 
 
 def print_header(out: Console, plan: Answer) -> None:
-    """What is planned."""
+    """Print the model, the GPUs and the training."""
     training, gpu = plan.training, plan.request.gpu
     where = f"{plan.request.gpus} x {gpu.name}"
     each = f" of {format_bytes(gpu.memory_bytes)}"
@@ -74,13 +75,14 @@ def print_header(out: Console, plan: Answer) -> None:
     )
 
 
-def _bill(out: Console, plan: Answer) -> None:
+def _state(out: Console, plan: Answer) -> None:
     optimizer, shape, gpus = plan.training.optimizer, plan.request.shape, plan.request.gpus
-    title(out, "The bill")
-    each = f"{optimizer.bytes_per_parameter:g}"
-    out.print(
-        Text.assemble(f"  {shape.parameters:,} parameters x {each} bytes = ", (format_bytes(plan.state_bytes), "bold"))
-    )
+    title(out, "State")
+    outer = outer_parameters(shape) if optimizer.outer_extra_bytes else 0
+    product = f"{shape.parameters - outer:,} parameters x {optimizer.bytes_per_parameter:g} bytes"
+    if outer:
+        product += f" + {outer:,} x {optimizer.bytes_per_parameter + optimizer.outer_extra_bytes:g}"
+    out.print(Text.assemble(f"  {product} = ", (format_bytes(plan.state_bytes), "bold")))
     terms = (
         ("weights", optimizer.weight_bytes),
         ("gradients", optimizer.gradient_bytes),
@@ -131,14 +133,14 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
 
 
 def _waterfall(out: Console, plan: Answer) -> None:
-    """The fullest GPU of the best layout, part after part, up to the wall."""
+    """Print the fullest GPU of the best layout, part by part, against its memory."""
     candidate = plan.nearest
-    memory, wall = candidate.memory, candidate.gpu_memory_bytes
+    memory, limit = candidate.memory, candidate.gpu_memory_bytes
     title(out, f"Fullest GPU of {candidate.layout}", f"stage {memory.worst_stage}, at {memory.peak_event}")
     width = max(10, min(50, out.width - 36))
-    full = max(wall, candidate.peak_bytes)
+    full = max(limit, candidate.peak_bytes)
     ascii_only = not out.encoding.lower().startswith("utf")
-    wall_at = round(wall / full * width)
+    limit_at = round(limit / full * width)
     done = 0
     for part, size in memory.worst.parts().items():
         if not size:
@@ -149,20 +151,20 @@ def _waterfall(out: Console, plan: Answer) -> None:
         start = min(start, end - 1)
         row = Text(f"  {part:<14}{format_gb(size):>9}  ")
         for at in range(width + 1):
-            if at == wall_at:
-                row.append(_glyph("wall", ascii_only), "bold")
+            if at == limit_at:
+                row.append(_glyph("limit", ascii_only), "bold")
             row.append(_glyph(group, ascii_only) if start <= at < end else " ", COLOURS[group])
         row.rstrip()
         out.print(row)
         done += size
-    left = wall - candidate.peak_bytes
-    rest = f"{format_gb(left)} below the wall" if left >= 0 else f"{format_gb(-left)} over the wall"
+    left = limit - candidate.peak_bytes
+    rest = f"{format_gb(left)} free" if left >= 0 else f"{format_gb(-left)} too much"
     out.print(f"  {'together':<14}{format_gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """One scale for both tables, so that their walls stand in one line."""
+    """One scale for both tables, so that the GPU's memory is in one line."""
 
     name_width: int
     bar_width: int
@@ -172,7 +174,7 @@ class _Scale:
 
     @classmethod
     def of(cls, out: Console, plan: Answer, shown: Sequence[Candidate]) -> "_Scale":
-        names = max(len(str(candidate.layout)) for candidate in shown)
+        names = max(len("layout"), *(len(str(candidate.layout)) for candidate in shown))
         sizes = max(len(format_gb(candidate.peak_bytes)) for candidate in shown)
         over = max(len(_too_much(candidate)) for candidate in shown)
         # A narrow terminal gives its room to the bars; tokens a second follow from the step.
@@ -184,7 +186,7 @@ class _Scale:
             columns = max(sum(width + 1 for width in widths.values()), over + 1)
             return out.width - (names + 3) - (sizes + 1) - columns - 1
 
-        # Long names push out tokens a second, then go over two lines, and only then push out what the step says too.
+        # Long names take the room of tokens a second, then two lines, and only then the room of other columns.
         for name, narrowest in (("tok/s", names), ("", WIDEST_FOLDED), ("MFU", WIDEST_FOLDED), ("$/1B tok", NARROWEST)):
             if left() < NARROWEST_BAR:
                 widths.pop(name, None)
@@ -206,7 +208,7 @@ def _table(scale: _Scale, *others: str) -> Table:
 
 
 def _judged(candidate: Candidate, scale: _Scale) -> tuple[str, str, Text, str]:
-    """The columns that both tables share."""
+    """Return the columns that both tables have."""
     return "", str(candidate.layout), _drawn(candidate, scale), format_gb(candidate.peak_bytes)
 
 
@@ -226,8 +228,8 @@ def _drawn(candidate: Candidate, scale: _Scale) -> Text:
 
 
 def _glyph(part: str, ascii_only: bool) -> str:
-    if part == "wall":
-        return WALL[ascii_only]
+    if part == "limit":
+        return LIMIT[ascii_only]
     return PARTS[part][1][ascii_only] if part else " "
 
 
@@ -236,13 +238,13 @@ def _legend(plan: Answer, ascii_only: bool) -> Text:
     for part in PARTS:
         legend.append(_glyph(part, ascii_only), COLOURS[part])
         legend.append(f" {part}  ", "dim")
-    legend.append(_glyph("wall", ascii_only), "bold")
+    legend.append(_glyph("limit", ascii_only), "bold")
     legend.append(f" {format_bytes(plan.request.gpu.memory_bytes)}", "dim")
     return legend
 
 
 def _speed(candidate: Candidate, scale: _Scale) -> list[str]:
-    """The columns of a layout that fits, as far as there is room."""
+    """Return the columns of a layout that fits, as far as there is room."""
     assert candidate.step is not None and candidate.mfu is not None and candidate.tokens_per_s is not None, "it fits"
     dollars = candidate.usd_per_billion_tokens
     cells = {
@@ -282,17 +284,17 @@ def _survival(out: Console, plan: Answer) -> None:
     table.add_column("  capacity", no_wrap=True)
     for name in ("stopped every", "save every", "goodput", "with notice", "expected", "at worst"):
         table.add_column(name, justify="right", no_wrap=True)
-    for survivor in expected_on:
-        expected = survivor.survival
+    for on in expected_on:
+        expected = on.survival
         table.add_row(
-            f"  {survivor.capacity}", format_duration(expected.mtbi_s),
+            f"  {on.capacity}", format_duration(expected.mtbi_s),
             format_duration(expected.period_s), f"{expected.goodput:.1%}", *_losses(expected),
         )  # fmt: skip
     out.print(table)
     indented(out, f"The dollars are what one preemption loses: with {_notice(plan, one)} only the restart; "
               "without, on average half a period, at worst a whole one.")  # fmt: skip
-    for survivor in expected_on:
-        expected = survivor.survival
+    for on in expected_on:
+        expected = on.survival
         if expected.reclaim_mtbi_s is not None:
             enough = "is enough for" if expected.grace_is_enough else "is too short for"
             indented(out, f"{format_duration(expected.grace_s)} of notice {enough} a last checkpoint.")
@@ -309,7 +311,7 @@ def _survival(out: Console, plan: Answer) -> None:
 
 
 def _notice(plan: Answer, expected: Survival) -> str:
-    """What the ranks need to leave in order: they end the step they are in, and write a checkpoint."""
+    """Return the notice that an orderly stop needs: the ranks end their step and write a checkpoint."""
     needed = expected.notice_needed_s
     if plan.best is None or plan.best.step is None:
         return f"{format_duration(needed)} of notice (a checkpoint)"
@@ -322,15 +324,15 @@ def _losses(expected: Survival) -> list[str]:
 
 
 def print_sources(out: Console, answer: Answer) -> None:
-    """Where prices, rates and speeds come from."""
+    """Print the sources of prices, rates and speeds."""
     title(out, "Sources")
     gpu = answer.request.gpu
-    for survivor in answer.expectations:
-        price = survivor.price
+    for on in answer.expectations:
+        price = on.price
         what = f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}" if price else "no price known: give --prices"
-        indented(out, f"{survivor.capacity} {what}")
-    for survivor in answer.expectations:
-        indented(out, f"{survivor.capacity} interruptions: {survivor.mtbi_source}")
+        indented(out, f"{on.capacity} {what}")
+    for on in answer.expectations:
+        indented(out, f"{on.capacity} interruptions: {on.mtbi_source}")
     indented(out, f"{gpu.name}: {gpu.source}")
     low, high = step_interval_s(1.0, gpu)
     indented(
@@ -341,6 +343,6 @@ def print_sources(out: Console, answer: Answer) -> None:
 
 
 def indented(out: Console, text: str, style: str = "dim") -> None:
-    """A paragraph, two spaces in."""
+    """Print a paragraph, indented by two spaces."""
     for line in textwrap.wrap(text, max(NARROWEST, out.width) - 2):
         out.print("  " + line, style=style, no_wrap=True)

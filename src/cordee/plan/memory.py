@@ -132,13 +132,13 @@ class RankMemory:
         """Peak bytes on the fullest GPU."""
         return self.worst.total_bytes
 
-    def shortfall_bytes(self, wall_bytes: int) -> int:
-        """Bytes over the wall; 0 if it fits."""
-        return max(0, self.total_bytes - wall_bytes)
+    def shortfall_bytes(self, gpu_memory_bytes: int) -> int:
+        """Return the bytes above the GPU's memory; 0 if it fits."""
+        return max(0, self.total_bytes - gpu_memory_bytes)
 
 
 def state_bytes(shape: ModelShape, training: Training) -> int:
-    """Weights, gradients and optimizer of the whole model, wherever they lie: the bill.
+    """Return weights, gradients and optimizer states of the whole model, wherever they lie.
 
     >>> from cordee.workload.families import shape_from_config
     >>> config = dict(model_type="llama", hidden_size=8192, num_hidden_layers=80, num_attention_heads=64,
@@ -146,9 +146,15 @@ def state_bytes(shape: ModelShape, training: Training) -> int:
     >>> state_bytes(shape_from_config(config, name="llama-3-70b"), Training(8192, 512))
     1128859303936
     """
-    count, optimizer = shape.parameter_count, training.optimizer
-    outer = count.embedding + count.head + count.norms
-    return round(count.total * optimizer.bytes_per_parameter + outer * optimizer.outer_extra_bytes)
+    optimizer = training.optimizer
+    outer_bytes = outer_parameters(shape) * optimizer.outer_extra_bytes
+    return round(shape.parameter_count.total * optimizer.bytes_per_parameter + outer_bytes)
+
+
+def outer_parameters(shape: ModelShape) -> int:
+    """Return the parameters that are no matrix of a layer: embedding, head and norms."""
+    count = shape.parameter_count
+    return count.embedding + count.head + count.norms
 
 
 def rank_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:

@@ -1,6 +1,6 @@
-"""Memory of layouts as bars against the wall of one GPU: cells for a terminal, SVG for a report.
+"""Memory of layouts as bars against the memory of one GPU: cells for a terminal, SVG for a page.
 
-What lies left of the wall fits; what lies right of it does not. Bars are told apart by shade as well as by colour.
+A line marks the GPU's memory: a bar that crosses it does not fit. The parts differ in shade as well as in colour.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, str], tuple[str, str]]] = {
     "activations": (("activations",), ("░", "-"), ("#e3a72f", "#e9b949")),
     "other": (("loss", "buffers", "fragmentation", "context"), ("·", "."), ("#a8a296", "#83807a")),
 }
-WALL = ("┃", "|")
-# Bars of layouts that are far too large are cut here, so that the near ones can still be compared.
-LONGEST_IN_WALLS = 1.5
+LIMIT = ("┃", "|")
+# Bars of layouts that are far too large are cut at so many GPUs' memory, so that the near ones can be compared.
+LONGEST_GPUS = 1.5
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBar:
-    """One layout's fullest GPU: its parts in bytes by name, and a word on its speed or its shortfall."""
+    """The fullest GPU of one layout: its parts in bytes by name, and a note on its speed or its shortfall."""
 
     label: str
     parts: Mapping[str, int]
@@ -32,73 +32,76 @@ class MemoryBar:
 
     @property
     def total_bytes(self) -> int:
-        """All parts."""
+        """The sum of all parts."""
         return sum(self.parts.values())
 
     def grouped(self) -> dict[str, int]:
-        """The parts as they are drawn; what has no place of its own is `other`."""
+        """Return the parts as they are drawn; parts without a colour of their own are `other`."""
         named = {name for names, _, _ in PARTS.values() for name in names}
         groups = {group: sum(self.parts.get(name, 0) for name in names) for group, (names, _, _) in PARTS.items()}
         groups["other"] += sum(size for name, size in self.parts.items() if name not in named)
         return groups
 
 
-def memory_cells(bar: MemoryBar, wall_bytes: int, full_bytes: int, width: int) -> list[tuple[str, int]]:
-    """A bar of `width` cells as (part, cells), with one cell for the wall and `""` for empty ones.
+def memory_cells(bar: MemoryBar, gpu_memory_bytes: int, full_bytes: int, width: int) -> list[tuple[str, int]]:
+    """Return a bar of `width` cells as (part, cells), with one cell for the limit and `""` for empty ones.
+
+    The limit stands in the same cell for all bars of one scale; a bar that exceeds it by less than a cell gets one.
 
     >>> memory_cells(MemoryBar("a", {"weights": 40, "optimizer": 20}), 80, 80, 9)
-    [('weights', 4), ('optimizer', 2), ('', 2), ('wall', 1)]
+    [('weights', 4), ('optimizer', 2), ('', 2), ('limit', 1)]
     """
     usable = width - 1
     edges, done = [], 0
     for group, size in bar.grouped().items():
         done += size
         edges.append((group, min(usable, round(done / full_bytes * usable))))
-    wall_at = min(usable, round(wall_bytes / full_bytes * usable))
-    if bar.total_bytes > wall_bytes:
-        # Rounding must not hide an overflow: the last cell stands right of the wall, whatever its size.
-        wall_at = min(wall_at, edges[-1][1] - 1)
+    # Rounding must not hide an overflow: where any bar exceeds the limit, a cell is kept to the right of it.
+    limit_at = min(usable - (full_bytes > gpu_memory_bytes), round(gpu_memory_bytes / full_bytes * usable))
+    if bar.total_bytes > gpu_memory_bytes:
+        last = next(at for at, (group, _) in reversed(list(enumerate(edges))) if bar.grouped()[group])
+        edges = [(group, max(end, limit_at + 1) if at >= last else end) for at, (group, end) in enumerate(edges)]
     row = [""] * usable
     start = 0
     for group, end in edges:
         row[start:end] = [group] * (end - start)
         start = max(start, end)
-    row.insert(wall_at, "wall")
+    row.insert(limit_at, "limit")
     return _runs(row)
 
 
-def full_scale_bytes(bars: Sequence[MemoryBar], wall_bytes: int) -> int:
-    """The bytes that the whole width stands for."""
+def full_scale_bytes(bars: Sequence[MemoryBar], gpu_memory_bytes: int) -> int:
+    """Return the bytes that the whole width stands for."""
     longest = max((bar.total_bytes for bar in bars), default=0)
-    return round(max(wall_bytes, min(longest, wall_bytes * LONGEST_IN_WALLS)))
+    return round(max(gpu_memory_bytes, min(longest, gpu_memory_bytes * LONGEST_GPUS)))
 
 
-def memory_svg(breakdowns: Sequence[MemoryBar], wall_bytes: int) -> str:
-    """The bars as a self-contained SVG, light and dark, with the wall drawn through all of them."""
+def memory_svg(breakdowns: Sequence[MemoryBar], gpu_memory_bytes: int) -> str:
+    """Return the bars as a self-contained SVG, light and dark, with the GPU's memory as a line through all of them."""
     longest = max((len(bar.label) for bar in breakdowns), default=0)
-    # Seven and a half units a letter at 13 pixels: long names push the bars, they are never cut.
+    # Seven and a half units a letter at 13 pixels: long names move the bars to the right and are never cut.
     width, gutter, right, row_height, top = 1080, max(210, round(7.5 * longest)), 150, 34, 46
-    scale = (width - gutter - right) / full_scale_bytes(breakdowns, wall_bytes)
+    scale = (width - gutter - right) / full_scale_bytes(breakdowns, gpu_memory_bytes)
     height = top + row_height * len(breakdowns) + 34
-    wall_x = gutter + wall_bytes * scale
+    limit_x = gutter + gpu_memory_bytes * scale
     rows = "".join(
-        f'<g transform="translate({gutter},{top + row_height * index})">{_svg_row(bar, wall_bytes, scale)}</g>'
+        f'<g transform="translate({gutter},{top + row_height * index})">{_svg_row(bar, gpu_memory_bytes, scale)}</g>'
         for index, bar in enumerate(breakdowns)
     )
-    wall_name = text(f"the wall: {format_bytes(wall_bytes)}")
+    limit_name = text(f"GPU memory: {format_bytes(gpu_memory_bytes)}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="memory" role="img" '
-        f'aria-label="memory of {len(breakdowns)} layouts against {text(format_bytes(wall_bytes))}">'
+        f'aria-label="memory of {len(breakdowns)} layouts against {text(format_bytes(gpu_memory_bytes))}">'
         f"<style>{palette_css()}{_svg_css()}</style>{_legend(gutter)}{rows}"
-        f'<path class="wall" d="M{num(wall_x)} {top - 8}V{height - 24}"/>'
-        f'<text class="wall-name" x="{num(wall_x)}" y="{height - 8}" text-anchor="middle">{wall_name}</text></svg>'
+        f'<path class="limit" d="M{num(limit_x)} {top - 8}V{height - 24}"/>'
+        f'<text class="limit-name" x="{num(limit_x)}" y="{height - 8}" text-anchor="middle">{limit_name}</text></svg>'
     )
 
 
-def _svg_row(bar: MemoryBar, wall_bytes: int, scale: float) -> str:
-    """One bar, from x = 0; `scale` is SVG units for a byte. A bar that is cut says its whole size beside it."""
-    over = bar.total_bytes > wall_bytes
-    edge = wall_bytes * LONGEST_IN_WALLS * scale
+def _svg_row(bar: MemoryBar, gpu_memory_bytes: int, scale: float) -> str:
+    """Draw one bar, from x = 0; `scale` is SVG units for a byte. A bar that is cut has its whole size beside it."""
+    over = bar.total_bytes > gpu_memory_bytes
+    edge = gpu_memory_bytes * LONGEST_GPUS * scale
     pieces = [f'<text class="label" x="-12" y="17" text-anchor="end">{text(bar.label)}</text>']
     at = 0.0
     for group, size in bar.grouped().items():
@@ -108,13 +111,13 @@ def _svg_row(bar: MemoryBar, wall_bytes: int, scale: float) -> str:
             place = f'x="{num(at)}" width="{num(end - at)}" height="24"'
             pieces.append(f'<rect class="m-{group}" {place}>{title}</rect>')
         at = end
-    wall_x = wall_bytes * scale
+    limit_x = gpu_memory_bytes * scale
     if over:
-        pieces.append(f'<rect class="over" x="{num(wall_x)}" width="{num(at - wall_x)}" height="24"/>')
+        pieces.append(f'<rect class="over" x="{num(limit_x)}" width="{num(at - limit_x)}" height="24"/>')
     cut = "→ " if bar.total_bytes * scale > edge + 1 else ""
     note = text(" · ".join(filter(None, (cut + format_bytes(bar.total_bytes), bar.note))))
     style = "note bad" if over else "note"
-    pieces.append(f'<text class="{style}" x="{num(max(at, wall_x) + 10)}" y="17">{note}</text>')
+    pieces.append(f'<text class="{style}" x="{num(max(at, limit_x) + 10)}" y="17">{note}</text>')
     return "".join(pieces)
 
 
@@ -134,7 +137,7 @@ def _svg_css() -> str:
         ".memory text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink)}"
         ".memory .key{fill:var(--soft)}.memory .note{font-variant-numeric:tabular-nums}"
         ".memory .bad{fill:var(--lost)}.memory .over{fill:var(--lost);fill-opacity:.45}"
-        ".memory .wall{stroke:var(--ink);stroke-width:2.5;fill:none}.memory .wall-name{font-weight:600}"
+        ".memory .limit{stroke:var(--ink);stroke-width:2.5;fill:none}.memory .limit-name{font-weight:600}"
         f"{light}@media (prefers-color-scheme:dark){{{dark}}}@media print{{{light}}}"
     )
 
