@@ -13,7 +13,7 @@ from cordee.answers import HealthView
 from cordee.client import Client, from_body
 from cordee.errors import HomeInUseError, MissingExtraError, NoServerError
 
-_NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "alembic", "structlog")
+_NEEDS = ("fastapi", "uvicorn", "sqlalchemy", "alembic", "structlog", "blake3", "xxhash")
 _RIVAL_WAIT_S = 20.0
 
 
