@@ -4,12 +4,13 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from stage import GPT, Scene
+from stage import GPT, JOB, Scene
 
 from cordee import __version__, errors
 from cordee import answers as views
@@ -30,7 +31,9 @@ from cordee.errors import (
     UnprotectedError,
 )
 from cordee.events import (
+    Estimate,
     JobSubmitted,
+    Measured,
     NodeCordoned,
     NodeUncordoned,
     NoticeGiven,
@@ -501,3 +504,37 @@ def test_an_unknown_node_is_not_found_with_the_names_that_there_are(api: Api, or
     with pytest.raises(NotFoundError, match=r"there is no node 'lokal'\nhint: there is local"):
         getattr(api.client, order)("lokal")
     assert api.scene.log() == before
+
+
+def test_a_job_is_answered_with_its_plan_what_it_measures_and_the_end_by_its_own_steps(api: Api) -> None:
+    plan = Estimate(
+        layout="tp2 fsdp2",
+        gpus=4,
+        peak_bytes=70,
+        allocated_bytes=60,
+        gpu_memory_bytes=80,
+        step_us=1_000_000,
+        step_us_low=900_000,
+        step_us_high=1_200_000,
+        mfu=0.4,
+    )
+    api.scene.control.submit(replace(JOB, estimates=(plan,)), json.dumps(SPEC))
+    assert api.client.job(GPT).estimate == plan, "known before it is placed"
+    api.scene.control.tick()
+    told = {"at_us": api.scene.time.us, "job_id": GPT, "epoch": 1, "rank": 0}
+    api.scene.agents.tell(
+        Measured(**told, step=54, steps_total=60, peak_bytes=63, step_us=1_500_000, tokens_per_s=9.0, mfu=0.3),
+        "gpt-abcdef.1/rank0",
+    )
+    api.scene.control.tick()
+    job, why, [cost] = api.client.job(GPT), api.client.why(GPT), api.client.cost("epoch").rows
+    assert [(row.quantity, row.off_by, row.missed) for row in job.measured] == [
+        ("peak memory", pytest.approx(0.05), False),
+        ("step time", pytest.approx(0.5), True),
+        ("MFU", pytest.approx(-0.25), False),
+    ]
+    assert why.measured == job.measured == cost.measured
+    assert why.left_us == 6 * 1_500_000
+    assert job.estimate_missed == ["its step time is 1.5 s, outside the planned 900 ms to 1.2 s"]
+    assert api.client.jobs()[0].why == job.estimate_missed[0]
+    assert api.client.cost("user").rows[0].measured == []
