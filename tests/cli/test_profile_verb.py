@@ -23,83 +23,18 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId
+from cordee.telemetry.profile.document import ProfileDocument
 from cordee.view.chrome import chrome_trace_text
 from cordee.view.chrome_log import log_slices
 from kineto import ADD, GEMM, REDUCE, Kineto, expert_step
 from world import S, job, node
 
-NUMBER, TEXT = {"type": "number"}, {"type": "string"}
-COUNT = {"type": "integer", "minimum": 0}
-SHARE = {"type": "number", "minimum": 0, "maximum": 1.0000001}
-KIND = {"enum": ["compute", "transfer", "waiting", "memory"]}
+SCHEMA = json.loads((Path(__file__).parent / "profile_schema.json").read_text())
 
 
-def _object(**properties: object) -> dict[str, object]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _or_null(schema: object) -> dict[str, object]:
-    return {"anyOf": [{"type": "null"}, schema]}
-
-
-def _list(items: object, **limits: int) -> dict[str, object]:
-    return {"type": "array", "items": items, **limits}
-
-
-TIME = _object(
-    span_us=NUMBER, busy_us=NUMBER, memory_us=NUMBER, transfer_us=NUMBER, waiting_us=NUMBER, communication_us=NUMBER,
-    hidden_us=NUMBER, exposed_transfer_us=NUMBER, exposed_waiting_us=NUMBER, compute_us=NUMBER, idle_us=NUMBER,
-    exposed_us=NUMBER, alone_us=NUMBER, hidden_fraction=_or_null(SHARE), busy_fraction=SHARE, idle_fraction=SHARE,
-    compute_fraction=SHARE, communication_fraction=SHARE, exposed_fraction=SHARE,
-)  # fmt: skip
-IDLE = _object(
-    gaps=COUNT, host_us=NUMBER, queued_us=NUMBER, unknown_us=NUMBER, launch_bound_us=NUMBER, launched=COUNT,
-    queue_us_median=_or_null(NUMBER),
-    longest=_list(_object(
-        start_us=NUMBER, length_us=NUMBER, cause={"enum": ["host", "queued", "unknown"]}, before=TEXT,
-        host=_or_null(TEXT),
-    )),
-    stretches=_list(_object(start_us=NUMBER, length_us=NUMBER, operations=COUNT, idle_us=NUMBER)),
-)  # fmt: skip
-RANK = _object(
-    rank={"type": "integer"}, label=TEXT, file=TEXT, side={"enum": ["device", "host", "lanes"]}, gpu=_or_null(TEXT),
-    time=TIME, kernels_us=NUMBER, communication_kernels_us=NUMBER, waiting_kernels_us=NUMBER,
-    classes=_list(_object(name=TEXT, kind=KIND, count=COUNT, total_us=NUMBER, exposed_us=NUMBER), minItems=1),
-    kernels=_list(_object(**{
-        "name": TEXT, "class": TEXT, "kind": KIND, "count": COUNT, "total_us": NUMBER, "longest_us": NUMBER,
-        "exposed_us": NUMBER,
-    }), minItems=1),
-    streams=_list(_object(name=TEXT, count=COUNT, busy_us=NUMBER, kinds_us=_object(
-        compute=NUMBER, transfer=NUMBER, waiting=NUMBER, memory=NUMBER,
-    )), minItems=1),
-    idle=IDLE, steps=_list(_object(number=COUNT, start_us=NUMBER, time=TIME)),
-    efficiency=_object(
-        busy_fraction=SHARE, compute_fraction=SHARE, mfu=_or_null(NUMBER), flop_per_step=_or_null(NUMBER),
-        peak_flop_per_s=_or_null(NUMBER), steps=COUNT,
-    ),
-    faults=_list(_object(kind=TEXT, count=COUNT, example=TEXT)),
-)  # fmt: skip
-DELTAS = _list(_object(name=TEXT, before_us=NUMBER, after_us=NUMBER, change_us=NUMBER))
-SCHEMA = _object(
-    version={"const": 1}, ranks=_list(RANK, minItems=1),
-    skew=_or_null(_object(
-        matched=COUNT, unmatched=_list(TEXT),
-        ranks=_list(_object(label=TEXT, waited_us=NUMBER, caused_us=NUMBER, last=COUNT), minItems=2),
-        worst=_list(_object(
-            what=TEXT, number=COUNT, step=_or_null(COUNT), last=TEXT, longest=TEXT, longest_us=NUMBER, total_us=NUMBER,
-        )),
-        steps=_list(_object(
-            number=COUNT, span_us=_list(NUMBER), compute_us=_list(NUMBER), waited_us=_list(NUMBER),
-            straggler=_or_null(TEXT),
-        )),
-    )),
-    base=_or_null(_object(
-        files=_list(TEXT, minItems=1), per={"enum": ["step", "profile"]}, times=DELTAS, classes=DELTAS, kernels=DELTAS,
-    )),
-    plan=_or_null(_object(
-        model=TEXT, gpus=COUNT, gpu=TEXT, layout=TEXT, mfu=_or_null(NUMBER), steps=COUNT, times=DELTAS,
-    )),
-)  # fmt: skip
+def test_the_schema_is_that_of_the_document() -> None:
+    """After a change that is meant: write this schema to profile_schema.json."""
+    assert ProfileDocument.model_json_schema(mode="serialization") == SCHEMA
 
 
 def _run(*words: str) -> None:
@@ -144,6 +79,29 @@ def test_json_of_ranks_with_a_base_and_a_plan(ranks: list[str], capsys: pytest.C
     assert (step["name"], step["after_us"]) == ("step", 950)
     mfu = told["ranks"][0]["efficiency"]["mfu"]  # type: ignore[index]
     assert mfu * 950 == pytest.approx(told["plan"]["mfu"] * step["before_us"]), "the same FLOPs, another time"  # type: ignore[index]
+
+
+def test_a_job_is_compared_with_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the order that an agent keeps; the profile lies in the job's folder."""
+    attempt = tmp_path / "attempts" / "train-1" / "1" / "n0"
+    attempt.mkdir(parents=True)
+    spec = {"run": "true", "gpus": 8, "gpu": "H100", "model": {"name": "llama-3-8b", "global_batch": 8}}
+    leases = [{"node": "n0", "gpus": list(range(8))}]
+    order = {"spec": spec, "estimate": {"layout": "tp2 pp2 dp2 zero1"}, "leases": leases}
+    (attempt / "order.json").write_text(json.dumps(order))
+    for number in range(2):
+        _rank(number, 300).write(attempt / f"rank{number}.json")
+    found = _json(capsys, "profile", "--job", "train-1", "--home", str(tmp_path))
+    assert (found["plan"]["job"], found["plan"]["layout"]) == ("train-1", "tp2 pp2 dp2 zero1")  # type: ignore[index]
+    rows = {row["name"]: row for row in found["plan"]["times"]}  # type: ignore[index]
+    assert rows["bubble and stage transfers"]["before_us"] > 0
+    assert rows["exposed communication"]["after_us"] > 0
+    assert len(found["ranks"]) == 2  # type: ignore[arg-type]
+    _run("profile", str(attempt / "rank0.json"), "--job", "train-1", "--home", str(tmp_path))
+    assert "job train-1: llama-3-8b, 8 x H100, tp2 pp2 dp2 zero1" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as left:
+        main(["profile", "--job", "other", "--home", str(tmp_path)])
+    assert left.value.code == 10 and "no attempt of job other" in capsys.readouterr().err
 
 
 def test_text_says_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

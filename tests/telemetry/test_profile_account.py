@@ -28,7 +28,7 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
     assert (time.hidden_us, time.exposed_transfer_us, time.exposed_waiting_us) == (370, 20, 10)
     assert time.hidden_fraction == 0.925
     assert (report.kernels_us, report.communication_kernels_us, report.waiting_kernels_us) == (1380, 400, 100)
-    by_class = {row.belongs.name: (row.count, row.total_us, row.exposed_us) for row in report.classes}
+    by_class = {row.kernel_class.name: (row.count, row.total_us, row.exposed_us) for row in report.classes}
     assert by_class == {
         "GEMM": (2, 500, 0), "attention": (1, 290, 0), "elementwise": (1, 180, 0), "DeepEP notify": (1, 100, 10),
         "DeepEP dispatch": (1, 150, 0), "DeepEP combine": (1, 150, 20), "device copy, fill": (1, 10, 0),
@@ -37,7 +37,7 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
         "stream 7": 870, "stream 27": 400, "stream 23": 100, "stream 24": 10,
     }  # fmt: skip
     assert [(step.number, step.time) for step in report.steps] == [(4, time)]
-    assert report.faults == ()
+    assert report.defects == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -97,9 +97,9 @@ def test_a_stretch_in_which_launches_set_the_pace(tmp_path: Path) -> None:
 
 def test_a_traces_overlaps_on_one_stream_are_named(tmp_path: Path) -> None:
     (report,) = _reports(Kineto().kernel(GEMM, 0, 100).kernel(ADD, 60, 100), tmp_path)
-    (fault,) = report.faults
-    assert (fault.kind, fault.count) == ("overlapping durations", 1)
-    assert "begins 40 us before its turn" in fault.example
+    (defect,) = report.defects
+    assert (defect.kind, defect.count) == ("overlapping durations", 1)
+    assert "starts 40 us too early" in defect.example
     assert report.time.busy_us == 160
 
 
@@ -184,7 +184,7 @@ def test_a_trace_without_a_gpu_is_told_by_its_threads(tmp_path: Path) -> None:
 def test_an_operator_that_outlasts_its_parent_is_cut_and_named(tmp_path: Path) -> None:
     (report,) = _reports(Kineto().operator("aten::linear", 0, 100).operator("aten::addmm", 90, 60), tmp_path)
     assert {row.name: row.total_us for row in report.kernels} == {"aten::linear": 90, "aten::addmm": 10}
-    assert [(fault.kind, fault.count) for fault in report.faults] == [("overlapping durations", 1)]
+    assert [(defect.kind, defect.count) for defect in report.defects] == [("overlapping durations", 1)]
 
 
 def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
     path = tmp_path / "torch.json.gz"
     profiler.export_chrome_trace(str(path))
     read = read_profile(path, TABLE.categories)
-    assert read.faults == ()
+    assert read.defects == ()
     (report,) = account(read, TABLE)
     assert report.side == "host"
     counts = {average.key: average.count for average in profiler.key_averages()}

@@ -20,8 +20,8 @@ def _read(path: Path) -> Profile:
     return read_profile(path, TABLE.categories)
 
 
-def _faults(read: Profile) -> dict[str, int]:
-    return {fault.kind: fault.count for fault in read.faults}
+def _defects(read: Profile) -> dict[str, int]:
+    return {defect.kind: defect.count for defect in read.defects}
 
 
 def _written(path: Path, text: str | bytes) -> Path:
@@ -40,7 +40,7 @@ def test_blocks_of_any_size_give_what_the_whole_file_holds(
     path = made.write(tmp_path / "t.json", indent)
     monkeypatch.setattr(reading, "BLOCK_BYTES", block)
     read = _read(path)
-    assert _faults(read) == {}
+    assert _defects(read) == {}
     assert read.events == len(made.events)
     kernels = sorted((e["name"], e["ts"], e["dur"]) for e in made.events if e["cat"] in ("kernel", "gpu_memcpy"))
     base = made.events[0]["ts"]
@@ -66,7 +66,7 @@ def test_what_stands_behind_the_events_is_read_too(tmp_path: Path) -> None:
     text = '{"traceEvents": [%s], "deviceProperties": [{"name": "A"}, {"name": "B"}], "distributedInfo": {"rank": 5}}'
     event = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}'
     read = _read(_written(tmp_path / "t.json", text % f"{event}, {event}"))
-    assert (read.rank, read.gpus, len(read.device), _faults(read)) == (5, ("A", "B"), 2, {})
+    assert (read.rank, read.gpus, len(read.device), _defects(read)) == (5, ("A", "B"), 2, {})
 
 
 @pytest.mark.parametrize("end", ["]", "", ",", ", {}]", ",]"])
@@ -74,7 +74,7 @@ def test_a_bare_list_of_events_may_lack_its_end(tmp_path: Path, end: str) -> Non
     events = ", ".join(json.dumps({"ph": "X", "name": "k", "pid": 1, "tid": 1, "ts": at, "dur": 1}) for at in range(3))
     read = _read(_written(tmp_path / "t.json", f"[{events}{end}"))
     assert len(read.device) == 3
-    assert set(_faults(read)) <= {"unknown phase ''"}
+    assert set(_defects(read)) <= {"unknown phase ''"}
 
 
 def test_a_file_cut_anywhere_gives_the_events_before_the_cut(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_file_cut_anywhere_gives_the_events_before_the_cut(tmp_path: Path) -> 
         except ProfileError as error:
             assert cut < text.index("[", first) + 1, error
             continue
-        assert "truncated" in _faults(read) or read.events == len(made.events), f"cut at byte {cut}"
+        assert "truncated" in _defects(read) or read.events == len(made.events), f"cut at byte {cut}"
         seen.append(read.events)
     assert seen == sorted(seen)
     assert (seen[0], seen[-1]) == (0, len(made.events))
@@ -103,10 +103,10 @@ def test_a_packed_file_that_breaks_off_is_named(tmp_path: Path) -> None:
     packed = gzip.compress(made.text().encode())
     read = _read(_written(tmp_path / "t.json.gz", packed[: len(packed) // 2]))
     assert 0 < len(read.device) < 2000
-    assert _faults(read)["truncated"] >= 1
+    assert _defects(read)["truncated"] >= 1
     damaged = bytearray(packed)
     damaged[len(packed) // 2] ^= 255
-    assert _faults(_read(_written(tmp_path / "d.json.gz", bytes(damaged))))
+    assert _defects(_read(_written(tmp_path / "d.json.gz", bytes(damaged))))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -121,11 +121,11 @@ def test_damage_costs_only_the_events_that_it_hit(tmp_path: Path, monkeypatch: p
         data[rng.randrange(first, len(data) - 40)] = rng.choice(b'"{}[],x\x00')
     from cordee.telemetry.profile import batches
 
-    monkeypatch.setattr(batches, "RESCUE_BYTES", 4000)
+    monkeypatch.setattr(batches, "SALVAGE_BYTES", 4000)
     monkeypatch.setattr(reading, "BLOCK_BYTES", 1000)
     read = _read(_written(tmp_path / "t.json", bytes(data)))
     # A quote or a brace more may swallow a few neighbours, of the 600 events and of each of the three.
-    assert read.events >= 600 - 3 * 8, f"seed {seed}: {read.events}, {_faults(read)}"
+    assert read.events >= 600 - 3 * 8, f"seed {seed}: {read.events}, {_defects(read)}"
 
 
 @pytest.mark.parametrize("block", [50, 4 << 20])
@@ -138,7 +138,7 @@ def test_numbers_and_bytes_that_json_has_not_cost_nothing(
     latin = broken.encode().replace(b"cudaLaunchKernel", b"cudaLaunch\xe9Kernel", 1)
     read = _read(_written(tmp_path / "t.json", latin))
     assert read.events == len(expert_step().events)
-    assert _faults(read) == {"nan or inf, read as nothing": 16, "bytes that are no UTF-8, replaced": 1}
+    assert _defects(read) == {"nan or inf, read as nothing": 16, "bytes that are no UTF-8, replaced": 1}
 
 
 def test_each_kind_of_fault_is_named_counted_and_left_out(tmp_path: Path) -> None:
@@ -156,13 +156,13 @@ def test_each_kind_of_fault_is_named_counted_and_left_out(tmp_path: Path) -> Non
     made.add(ph="@", name="new", pid=0, tid=7, ts=10)
     made.add(ph="C", name="a counter", pid=0, tid=7, ts=10, args={"name": 7})
     read = _read(made.write(tmp_path / "t.json"))
-    assert _faults(read) == {
+    assert _defects(read) == {
         "negative duration": 2, "times beyond a century": 2, "without a duration": 1,
-        "without a start": 1, "fields of another kind": 1,
+        "without a start": 1, "fields of another type": 1,
         "category 'quantum_kernel', which is not in the table": 1, "phase 'B', which is not read": 1,
         "unknown phase '@'": 1,
     }  # fmt: skip
-    assert "'backwards' at 10 us lasts -5 us" in [fault.example for fault in read.faults]
+    assert "'backwards' at 10 us lasts -5 us" in [defect.example for defect in read.defects]
     assert read.events == good + 10
     (report,) = account(read, TABLE)
     (alone,) = account(_read(expert_step().write(tmp_path / "u.json")), TABLE)
@@ -189,7 +189,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "belongs"),
+    ("name", "kernel_class"),
     [
         ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "NCCL"),
         ("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclWorkElem)", "NCCL"),
@@ -212,8 +212,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("something_new", "other"),
     ],
 )
-def test_kernels_are_told_by_their_names(name: str, belongs: str) -> None:
-    assert TABLE.of(name).name == belongs
+def test_kernels_are_told_by_their_names(name: str, kernel_class: str) -> None:
+    assert TABLE.of(name).name == kernel_class
 
 
 def test_the_users_rules_come_first(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cordee.view.chrome import Flow, Lane, Slice, chrome_trace_text
+from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
 from cordee.view.pipeline import GUTTER, RIGHT, WIDTH, Block, Line, pipeline_svg
 
 
@@ -35,7 +35,7 @@ def test_blocks_stand_where_their_times_say() -> None:
 
 
 def test_a_trace_has_lanes_slices_and_messages() -> None:
-    upper, lower = Lane(0, 0, "rank 0", "passes"), Lane(1, 0, "rank 1", "passes")
+    upper, lower = Track(0, 0, "rank 0", "passes"), Track(1, 0, "rank 1", "passes")
     one = Slice(upper, 'F "0"', "forward", 10, 5, {"stage": 0})
     other = Slice(lower, "F 0", "forward", 20, 5)
     trace = json.loads(chrome_trace_text([other, one], [Flow("activation 0", one, other)], {"schedule": "1f1b"}))

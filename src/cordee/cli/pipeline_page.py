@@ -16,7 +16,7 @@ from cordee.plan.pipeline import Placement, Timeline
 from cordee.plan.pipeline.measured import Step
 from cordee.plan.pipeline.table import Action
 from cordee.plan.pipeline.timeline import Span
-from cordee.view.chrome import Flow, Lane, Slice, chrome_trace_text
+from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
 from cordee.view.pipeline import Block, Line, pipeline_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
@@ -146,9 +146,9 @@ def _predicted_slices(run: Timeline, scale: float) -> tuple[list[Slice], list[Fl
         for span in row:
             for half, action in enumerate(span.cell):
                 line = 0 if len(span.cell) == 1 else half
-                lane = Lane(rank, line, f"rank {rank}, {run.table.name}", "overlapped" if line else "passes")
+                track = Track(rank, line, f"rank {rank}, {run.table.name}", "overlapped" if line else "passes")
                 each = Slice(
-                    lane, str(action), KINDS[action.kind], round(span.start_s * scale), round(span.length_s * scale),
+                    track, str(action), KINDS[action.kind], round(span.start_s * scale), round(span.length_s * scale),
                     {"stage": action.stage, "micro_batch": action.micro_batch},
                 )  # fmt: skip
                 slices.append(each)
@@ -166,7 +166,7 @@ def _measured_slices(step: Step, *, first_group: int) -> list[Slice]:
     start_s = min(row[0][3] for row in step)
     return [
         Slice(
-            Lane(first_group + rank, 0, f"rank {rank}, measured", "passes"), f"{stage}{kind}{each}", KINDS[kind],
+            Track(first_group + rank, 0, f"rank {rank}, measured", "passes"), f"{stage}{kind}{each}", KINDS[kind],
             round((at_s - start_s) * US), round((to_s - at_s) * US), {"stage": stage, "micro_batch": each},
         )
         for rank, row in enumerate(step)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from cordee.simulate.compare import Result
 from cordee.simulate.gantt import Held
-from cordee.view.chrome import Lane, Slice, chrome_trace_text
+from cordee.view.chrome import Slice, Track, chrome_trace_text
 
 
 def trace_text(results: Sequence[Result]) -> str:
@@ -24,7 +24,7 @@ def _slices(held: Held, group: int, policy: str) -> list[Slice]:
     end = "still runs" if held.outcome is None else str(held.outcome)
     return [
         Slice(
-            Lane(group, gpu, f"{policy}: {held.node}", f"GPU {gpu}"), held.job_id, "held", held.from_us,
+            Track(group, gpu, f"{policy}: {held.node}", f"GPU {gpu}"), held.job_id, "held", held.from_us,
             held.to_us - held.from_us, {"ended": end},
         )
         for gpu in held.gpus

@@ -1,6 +1,6 @@
-"""A profile as pictures: what ran on each stream over time, and where the span went as one bar. Light and dark.
+"""Pictures of a profile: the activity of streams over time, and the breakdown of the span as one bar.
 
-It is given shares of time in equal slots, so a picture is as small for a million kernels as for ten.
+The input is fractions of equal slots of time, so a picture of a million kernels is as small as one of ten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from cordee.view.markup import num, palette_css, text
 WIDTH, GUTTER, RIGHT = 1080, 132, 16
 LANE, BAR, TOP, AXIS, LEGEND = 30, 22, 8, 26, 26
 SLOTS = 720
-# What ran: words, (light, dark); told apart by lightness as well as by hue.
+# Kinds of activity: label, (light, dark); they differ in lightness as well as in hue.
 KINDS = {
     "compute": ("compute", ("#4e7fb5", "#6fa0d8")),
     "transfer": ("transfer", ("#e3a72f", "#e9b949")),
@@ -25,13 +25,13 @@ PARTS = {
     "exposed-waiting": ("exposed waiting", ("#cf4a3a", "#e8695a")),
     "nothing": ("idle", ("#d3cec2", "#434750")),
 }
-# Slots in which less than this ran stay blank; the rest is drawn in so many steps of opacity.
+# Slots with less activity than this stay blank; the rest is drawn in so many steps of opacity.
 LEAST, SHADES = 0.02, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One stream: of each slot, the share in which each kind ran."""
+    """One stream: for each kind, its fraction of each slot."""
 
     name: str
     about: str
@@ -39,7 +39,7 @@ class Strip:
 
 
 def strips_svg(strips: Sequence[Strip], span: float, ticks: Sequence[tuple[float, str]], label: str) -> str:
-    """The streams one below the other on one axis; `ticks` are marks on it, in the unit of `span`."""
+    """Return the streams one below the other on one axis; `ticks` are marks on it, in the unit of `span`."""
     bottom = TOP + LANE * len(strips)
     height = bottom + AXIS + LEGEND
     wide = WIDTH - GUTTER - RIGHT
@@ -64,7 +64,7 @@ def strips_svg(strips: Sequence[Strip], span: float, ticks: Sequence[tuple[float
 
 
 def _runs(strip: Strip, top: float, wide: float) -> list[str]:
-    """Neighbouring slots of one look as one box; a slot has the colour of what ran in it longest."""
+    """Return one box for neighbouring slots that look the same; a slot has the colour of its longest kind."""
     kinds = list(strip.shares)
     slots = len(strip.shares[kinds[0]]) if kinds else 0
     step = wide / slots if slots else 0.0
@@ -94,27 +94,27 @@ def _legend(strips: Sequence[Strip], y: float) -> str:
             parts.append(f'<rect class="{kind}" x="{num(x)}" y="{num(y - 11)}" width="12" height="12" rx="2"/>')
             parts.append(f'<text class="key" x="{num(x + 18)}" y="{num(y)}">{text(words)}</text>')
             x += 44 + 7 * len(words)
-    parts.append(f'<text class="key" x="{num(x)}" y="{num(y)}">paler: a part of the time; blank: nothing ran</text>')
+    parts.append(f'<text class="key" x="{num(x)}" y="{num(y)}">paler: part of the time; blank: idle</text>')
     return "".join(parts)
 
 
 def breakdown_svg(parts: Mapping[str, tuple[float, str]], label: str) -> str:
-    """The span as one bar; of each part its length and the words for it."""
+    """Return the span as one bar; each part has a length and its text."""
     total = sum(length for length, _ in parts.values()) or 1.0
     drawn, x = [], 0.0
-    for name, (length, said) in parts.items():
+    for name, (length, amount) in parts.items():
         width = length / total * WIDTH
         if length > 0:
             drawn.append(
                 f'<rect class="{name}" x="{num(x)}" y="0" width="{num(max(1.0, width - 1))}" height="34" rx="3">'
-                f"<title>{text(PARTS[name][0])}: {text(said)}</title></rect>"
+                f"<title>{text(PARTS[name][0])}: {text(amount)}</title></rect>"
             )
             if width > 90:
                 drawn.append(f'<text class="in in-{name}" x="{num(x + 10)}" y="22">{length / total:.1%}</text>')
         x += width
     x = 0.0
-    for name, (length, said) in parts.items():
-        words = f"{PARTS[name][0]} {said}"
+    for name, (length, amount) in parts.items():
+        words = f"{PARTS[name][0]} {amount}"
         if length > 0:
             drawn.append(f'<rect class="{name}" x="{num(x)}" y="49" width="12" height="12" rx="2"/>')
             drawn.append(f'<text class="key" x="{num(x + 18)}" y="60">{text(words)}</text>')

@@ -1,25 +1,32 @@
-"""Profiles of PyTorch's profiler and of Cordee itself: read, classified, accounted, set beside each other."""
+"""Profiles of PyTorch's profiler and of Cordee: reading, classes of kernels, breakdown of time, comparisons."""
 
 from cordee.telemetry.profile.account import RankReport, account
-from cordee.telemetry.profile.compare import AgainstPlan, Comparison, Efficiency, against_plan, compare, efficiency
-from cordee.telemetry.profile.faults import Fault
-from cordee.telemetry.profile.kernels import Class, KernelTable, load_kernels
+from cordee.telemetry.profile.compare import (
+    Efficiency,
+    PlanComparison,
+    ProfileComparison,
+    compare,
+    compare_with_plan,
+    efficiency,
+)
+from cordee.telemetry.profile.defects import Defect
+from cordee.telemetry.profile.kernels import KernelClass, KernelTable, load_kernels
 from cordee.telemetry.profile.ranks import Skew, skew
 from cordee.telemetry.profile.read import Profile, read_profile
 
 __all__ = [
-    "AgainstPlan",
-    "Class",
-    "Comparison",
+    "Defect",
     "Efficiency",
-    "Fault",
+    "KernelClass",
     "KernelTable",
+    "PlanComparison",
     "Profile",
+    "ProfileComparison",
     "RankReport",
     "Skew",
     "account",
-    "against_plan",
     "compare",
+    "compare_with_plan",
     "efficiency",
     "load_kernels",
     "read_profile",

@@ -11,24 +11,24 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cordee.telemetry.profile.faults import Fault, Faults
+from cordee.telemetry.profile.defects import Defect, Defects
 from cordee.telemetry.profile.host import NOT_LAUNCHED, Idle, idle, launches_of, self_times
-from cordee.telemetry.profile.kernels import Class, KernelTable, Kind
-from cordee.telemetry.profile.read import NONE, Ops, Profile, lane_label
-from cordee.telemetry.profile.sweep import BIT, US, Sweep, Time, sweep
+from cordee.telemetry.profile.kernels import KernelClass, KernelTable, Kind
+from cordee.telemetry.profile.read import NONE, Ops, Profile, track_label
+from cordee.telemetry.profile.sweep import BIT, US, Breakdown, Sweep, sweep
 
-Side = Literal["device", "host", "lanes"]
+Side = Literal["device", "host", "tracks"]
 LONGEST = 5
-# Kineto rounds times to its clock's ticks; old files to whole microseconds.
+# Kineto rounds times to the ticks of its clock, old files to whole microseconds.
 OVERLAP_NS_MIN = 1_000
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class ClassRow:
-    """Kernels of one class: the sum of their times, and how much of it nothing hid."""
+    """Kernels of one class: the sum of their times, and the exposed part of it."""
 
-    belongs: Class
+    kernel_class: KernelClass
     count: int
     total_us: float
     exposed_us: float
@@ -39,7 +39,7 @@ class KernelRow:
     """Kernels of one name."""
 
     name: str
-    belongs: Class
+    kernel_class: KernelClass
     count: int
     total_us: float
     longest_us: float
@@ -48,7 +48,7 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One stream, or one thread: how long something ran on it, and of what kind; `strip` is for drawing."""
+    """One stream or thread: its busy time, by kind; `strip` is for drawing."""
 
     name: str
     count: int
@@ -58,17 +58,17 @@ class StreamRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the profiler, on the device: from its first operation to that of the next step."""
+class ProfiledStep:
+    """One step of the profiler on the device: from its first operation to that of the next step."""
 
     number: int
     start_us: float
-    time: Time
+    time: Breakdown
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """Communication that peers take part in too: which it is, how long it took here, in which step."""
+    """Collectives of one rank: their keys, which are the same on all ranks, their lengths and steps."""
 
     key: tuple[tuple[str, int], ...]
     length_us: tuple[float, ...]
@@ -77,14 +77,14 @@ class Collectives:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """One rank. Sums count kernels side by side twice; `time` counts none twice."""
+    """One rank. Sums count kernels that run side by side twice; `time` counts no moment twice."""
 
     label: str
     rank: int
     source: str
     side: Side
     gpu: str | None
-    time: Time
+    time: Breakdown
     kernels_us: float
     communication_kernels_us: float
     waiting_kernels_us: float
@@ -92,34 +92,34 @@ class RankReport:
     kernels: tuple[KernelRow, ...]
     streams: tuple[StreamRow, ...]
     idle: Idle
-    steps: tuple[Step, ...]
+    steps: tuple[ProfiledStep, ...]
     collectives: Collectives
     swept: Sweep
-    faults: tuple[Fault, ...]
+    defects: tuple[Defect, ...]
 
 
 def account(profile: Profile, table: KernelTable, order: int = 0) -> list[RankReport]:
-    """A report for each rank of a profile, none if nothing ran; `order` counts files that do not tell their rank."""
-    faults = Faults()
-    for fault in profile.faults:
-        faults.note(fault.kind, fault.example, fault.count)
+    """Return a report for each rank of a file, none if nothing ran; `order` is the rank where the file has none."""
+    defects = Defects()
+    for defect in profile.defects:
+        defects.note(defect.kind, defect.example, defect.count)
     classes = [table.of(name.text, name.category) for name in profile.names]
     texts = np.array([name.text for name in profile.names], object)
-    side: Side = "lanes" if profile.plain else "device"
+    side: Side = "tracks" if profile.plain else "device"
     ops = profile.device
     if not len(ops) and len(profile.host):
-        side, ops = "host", self_times(profile.host, texts, faults)
+        side, ops = "host", self_times(profile.host, texts, defects)
     if not len(ops):
         return []
-    place = [lane.pid for lane in profile.lanes]
-    owners = sorted({place[lane] for lane in np.unique(ops.lane).tolist()}, key=lambda each: (str(type(each)), each))
+    place = [track.pid for track in profile.tracks]
+    owners = sorted({place[track] for track in np.unique(ops.track).tolist()}, key=lambda each: (str(type(each)), each))
     reports = []
     for number, owner in enumerate(owners):
-        lanes = [lane for lane, pid in enumerate(place) if pid == owner]
-        own = ops.where(np.isin(ops.lane, lanes))
+        tracks = [track for track, pid in enumerate(place) if pid == owner]
+        own = ops.where(np.isin(ops.track, tracks))
         rank = _rank(profile, order, number, owner, alone=len(owners) == 1)
-        told = faults if not number else Faults()  # Those of the file go with its first rank.
-        reports.append(_report(profile, own, classes, told, side=side, rank=rank, owner=owner))
+        own_defects = defects if not number else Defects()  # Those of the file go with its first rank.
+        reports.append(_report(profile, own, classes, own_defects, side=side, rank=rank, owner=owner))
     return reports
 
 
@@ -130,49 +130,51 @@ def _rank(profile: Profile, order: int, number: int, owner: int | str, *, alone:
 
 
 def _report(
-    profile: Profile, ops: Ops, classes: list[Class], faults: Faults, *, side: Side, rank: int, owner: int | str
+    profile: Profile, ops: Ops, classes: list[KernelClass], defects: Defects, *, side: Side, rank: int, owner: int | str
 ) -> RankReport:
-    _note_overlaps(profile, ops, faults)
+    _note_overlaps(profile, ops, defects)
     bit = np.array([BIT[each.kind] for each in classes], np.uint8)[ops.name]
-    # Lanes of one file share its clock: a rank that has not begun, or is done, stands idle.
-    whole = (int(profile.device.start_ns.min()), int(profile.device.end_ns.max())) if side == "lanes" else None
+    # Tracks of one file share its clock: a rank is idle before its first and after its last operation.
+    whole = (int(profile.device.start_ns.min()), int(profile.device.end_ns.max())) if side == "tracks" else None
     swept = sweep(ops, bit, whole)
     exposed = swept.exposed_ns(ops)
     origin = int(swept.edge_ns[0])
     talks = np.array([each.communicates for each in classes])[ops.name]
     exposed = np.where(talks, exposed, 0.0)
     windows = _windows(profile, ops, swept) if side == "device" else []
-    label = profile.process_names.get(owner, f"rank {rank}") if side == "lanes" else f"rank {rank}"
+    label = profile.process_names.get(owner, f"rank {rank}") if side == "tracks" else f"rank {rank}"
     gpu = None
     if side == "device" and profile.gpus:
         gpu = profile.gpus[owner] if isinstance(owner, int) and 0 <= owner < len(profile.gpus) else profile.gpus[0]
-    kernels = _kernels(profile, ops, classes, exposed)
+    kernels = _kernel_rows(profile, ops, classes, exposed)
     return RankReport(
         label=label, rank=rank, source=profile.path.name, side=side, gpu=gpu, time=swept.time(),
         kernels_us=float(ops.length_ns.sum()) / US,
         communication_kernels_us=float(ops.length_ns[talks].sum()) / US,
         waiting_kernels_us=float(ops.length_ns[bit == BIT["waiting"]].sum()) / US,
-        classes=_by_class(kernels), kernels=kernels, streams=_streams(profile, ops, bit, whole),
+        classes=_class_rows(kernels), kernels=kernels, streams=_stream_rows(profile, ops, bit, whole),
         idle=idle(profile, ops, swept, LONGEST),
-        steps=tuple(Step(number, (start - origin) / US, swept.time(start, end)) for number, start, end in windows),
-        collectives=_collectives(profile, ops, classes, windows), swept=swept, faults=faults.noted(),
+        steps=tuple(
+            ProfiledStep(number, (start - origin) / US, swept.time(start, end)) for number, start, end in windows
+        ),
+        collectives=_collectives(profile, ops, classes, windows), swept=swept, defects=defects.found(),
     )  # fmt: skip
 
 
-def _note_overlaps(profile: Profile, ops: Ops, faults: Faults) -> None:
-    """Streams do one thing at a time: where they seem not to, somebody's times are wrong."""
-    for lane in np.unique(ops.lane).tolist():
-        own = ops.where(ops.lane == lane)
+def _note_overlaps(profile: Profile, ops: Ops, defects: Defects) -> None:
+    """Note operations that overlap on one stream: their times are wrong, since a stream runs one at a time."""
+    for track in np.unique(ops.track).tolist():
+        own = ops.where(ops.track == track)
         over = np.maximum.accumulate(own.end_ns)[:-1] - own.start_ns[1:]
         wrong = np.flatnonzero((over > OVERLAP_NS_MIN) & (own.length_ns[1:] > 0))
         if len(wrong):
             name = profile.names[own.name[wrong[0] + 1]].text
-            told = f"{name!r} on {lane_label(profile, lane)} begins {over[wrong[0]] / US:g} us before its turn"
-            faults.note("overlapping durations", told, len(wrong))
+            example = f"{name!r} on {track_label(profile, track)} starts {over[wrong[0]] / US:g} us too early"
+            defects.note("overlapping durations", example, len(wrong))
 
 
-def _kernels(
-    profile: Profile, ops: Ops, classes: list[Class], exposed_ns: NDArray[np.float64]
+def _kernel_rows(
+    profile: Profile, ops: Ops, classes: list[KernelClass], exposed_ns: NDArray[np.float64]
 ) -> tuple[KernelRow, ...]:
     size = len(profile.names)
     count = np.bincount(ops.name, minlength=size)
@@ -190,31 +192,30 @@ def _kernels(
     return tuple(sorted(rows, key=lambda row: (-row.total_us, row.name)))
 
 
-def _by_class(kernels: tuple[KernelRow, ...]) -> tuple[ClassRow, ...]:
-    found: dict[Class, ClassRow] = {}
+def _class_rows(kernels: tuple[KernelRow, ...]) -> tuple[ClassRow, ...]:
+    found: dict[KernelClass, ClassRow] = {}
     for row in kernels:
-        before = found.get(row.belongs, ClassRow(row.belongs, 0, 0.0, 0.0))
-        found[row.belongs] = ClassRow(
-            row.belongs, before.count + row.count, before.total_us + row.total_us, before.exposed_us + row.exposed_us
-        )
-    return tuple(sorted(found.values(), key=lambda row: (-row.total_us, row.belongs.name)))
+        before = found.get(row.kernel_class, ClassRow(row.kernel_class, 0, 0.0, 0.0))
+        total_us, exposed_us = before.total_us + row.total_us, before.exposed_us + row.exposed_us
+        found[row.kernel_class] = ClassRow(row.kernel_class, before.count + row.count, total_us, exposed_us)
+    return tuple(sorted(found.values(), key=lambda row: (-row.total_us, row.kernel_class.name)))
 
 
-def _streams(
+def _stream_rows(
     profile: Profile, ops: Ops, bit: NDArray[np.uint8], whole: tuple[int, int] | None
 ) -> tuple[StreamRow, ...]:
     rows = []
-    for lane in np.unique(ops.lane).tolist():
-        chosen = ops.lane == lane
+    for track in np.unique(ops.track).tolist():
+        chosen = ops.track == track
         own, bits = ops.where(chosen), bit[chosen]
         strip = sweep(own, bits, whole)
         kinds = {kind: float(own.length_ns[bits == each].sum()) / US for kind, each in BIT.items()}
-        rows.append(StreamRow(lane_label(profile, lane), len(own), strip.time().busy_us, kinds, strip))
+        rows.append(StreamRow(track_label(profile, track), len(own), strip.time().busy_us, kinds, strip))
     return tuple(sorted(rows, key=lambda row: (-row.busy_us, row.name)))
 
 
 def _windows(profile: Profile, ops: Ops, swept: Sweep) -> list[tuple[int, int, int]]:
-    """The profiler's steps on the device: number, start, end. An operation belongs to the step that launched it."""
+    """Return the profiler's steps on the device: number, start, end; an operation is of the step that launched it."""
     marks = [
         (int(found[1]), int(profile.marks.start_ns[row]), int(profile.marks.end_ns[row]))
         for row, name in enumerate(profile.marks.name.tolist())
@@ -234,8 +235,10 @@ def _windows(profile: Profile, ops: Ops, swept: Sweep) -> list[tuple[int, int, i
     return [(number, start, end) for (start, number), end in zip(firsts, ends, strict=True)]
 
 
-def _collectives(profile: Profile, ops: Ops, classes: list[Class], windows: list[tuple[int, int, int]]) -> Collectives:
-    """Those of matched classes, each known by what it is and how many of the kind came before it."""
+def _collectives(
+    profile: Profile, ops: Ops, classes: list[KernelClass], windows: list[tuple[int, int, int]]
+) -> Collectives:
+    """Return the collectives of matched classes; the key is the kind and the number of those before it."""
     matched = np.array([each.communicates and each.matched for each in classes])[ops.name]
     own = ops.where(matched)
     starts = np.array([start for _, start, _ in windows], np.int64)
@@ -252,7 +255,7 @@ def _collectives(profile: Profile, ops: Ops, classes: list[Class], windows: list
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without its parameters, which may differ between ranks.
+    """Return a kernel's name without its parameters, which may differ between ranks.
 
     >>> short_name("void deep_ep::internode::combine<false, 8>(int4*, float*)")
     'deep_ep::internode::combine'

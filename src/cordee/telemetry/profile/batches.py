@@ -1,8 +1,8 @@
 """The text of a profile as batches of decoded events, within bounded memory.
 
-A batch is cut where one event ends and the next begins. Whether a cut is right the decoder itself says: only a
-sequence of whole events, in brackets, is a JSON list. Where it finds none, as in a damaged file, events are taken one
-by one and those that are no JSON are counted. Nothing here knows what an event means.
+A batch is cut between two events. The decoder proves the cut: only a sequence of whole events, in brackets, is a JSON
+list. In a damaged file no cut is proven; then events are decoded one by one, and those that are no JSON are counted.
+The meaning of an event is not known here.
 """
 
 import re
@@ -11,29 +11,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cordee.errors import MissingExtraError
-from cordee.telemetry.profile.faults import Faults
+from cordee.telemetry.profile.defects import Defects
 
 try:
     import msgspec
 except ModuleNotFoundError:
     raise MissingExtraError("profiles are read with msgspec", hint='pip install "cordee[profile]"') from None
 
-# Without a cut in so much text, something is broken: no single event is that long.
-RESCUE_BYTES = 16 << 20
+# So much text without a cut is damaged: no single event is that long.
+SALVAGE_BYTES = 16 << 20
 HEAD_BYTES_MAX = 64 << 20
 TRIES = 16
-# An event that is broken inside takes at most so many of its neighbours' starts for its own parts.
+# A damaged event is tried together with at most so many of the pieces after it.
 PIECES_MAX = 6
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _CLOSE = re.compile(rb"(\}\s*),?\s*\]")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-# What C++ prints of numbers that JSON does not have, and old profilers left in.
+# Numbers that JSON does not have, as C++ prints them and old profilers wrote them.
 _NO_NUMBER = re.compile(rb":\s*-?(?:[nN]a[nN]|[iI]nf(?:inity)?)(?=\s*[,}])")
 
 
 class Arg(msgspec.Struct, gc=False):
-    """Of an event's arguments, those that are asked for; all others are skipped while decoding."""
+    """The arguments of an event that are needed; the decoder skips all others."""
 
     correlation: int = -1
     collective: str | None = msgspec.field(name="Collective name", default=None)
@@ -43,7 +43,7 @@ class Arg(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event as written."""
+    """One event as it is in the file."""
 
     ph: str = ""
     cat: str | None = None
@@ -66,7 +66,7 @@ class _Device(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the file says of itself, outside its events."""
+    """What the file states outside its events."""
 
     rank: int | None = None
     world_size: int | None = None
@@ -75,10 +75,10 @@ class About:
 
 @dataclass(slots=True)
 class Batches:
-    """Iterate over it once for the events; then `about()` knows the rest."""
+    """The events of a file; iterate once, then call `about()` for the rest."""
 
     blocks: Iterator[bytes]
-    faults: Faults
+    defects: Defects
     bytes_read: int = 0
     not_a_profile: str = ""
     _outside: dict[str, bytes] = field(default_factory=dict)
@@ -98,40 +98,40 @@ class Batches:
             buffer += block
             if len(buffer) < wait:
                 continue
-            batch, buffer = self._whole_events(buffer)
+            batch, buffer = self._cut(buffer)
             if not batch:
                 buffer, count = _NO_NUMBER.subn(b":null", buffer)
                 if count:
-                    self.faults.note("nan or inf, read as nothing", "JSON has no such numbers", count)
-                    batch, buffer = self._whole_events(buffer)
+                    self.defects.note("nan or inf, read as nothing", "JSON has no such numbers", count)
+                    batch, buffer = self._cut(buffer)
             if batch:
                 yield batch
-            elif len(buffer) > RESCUE_BYTES:
-                closed, buffer, done = self._closed(buffer)
+            elif len(buffer) > SALVAGE_BYTES:
+                closed, buffer, done = self._cut_at_end(buffer)
                 if done:
                     yield closed
                     self._tail(buffer + b"".join(blocks), listed)
                     return
-                batch, buffer, _ = self._rescued(buffer, last=False)
+                batch, buffer, _ = self._salvage(buffer, last=False)
                 yield batch
-            # Text without a cut is not tried again before it has doubled.
+            # Text without a cut is tried again when it has doubled.
             wait = 0 if batch else 2 * len(buffer)
         yield from self._last(buffer, listed)
 
     def about(self) -> About:
-        """What stands before and after the events; a part that is not as expected counts as absent."""
+        """Return what stands before and after the events; a part in another form counts as absent."""
         rank = world = None
         names: tuple[str, ...] = ()
         try:
-            told = msgspec.json.decode(self._outside.get("distributedInfo", b"{}"), type=_Distributed)
-            rank, world = told.rank, told.world_size
+            info = msgspec.json.decode(self._outside.get("distributedInfo", b"{}"), type=_Distributed)
+            rank, world = info.rank, info.world_size
         except msgspec.DecodeError:
-            self.faults.note("distributedInfo is not as expected", "the rank is taken from the order of the files")
+            self.defects.note("distributedInfo is not as expected", "the rank is taken from the order of the files")
         try:
             gpus = msgspec.json.decode(self._outside.get("deviceProperties", b"[]"), type=list[_Device])
             names = tuple(gpu.name for gpu in gpus if gpu.name)
         except msgspec.DecodeError:
-            self.faults.note("deviceProperties is not as expected", "the GPU's name is not known")
+            self.defects.note("deviceProperties is not as expected", "the GPU's name is not known")
         return About(rank, world, names)
 
     def _counted(self) -> Iterator[bytes]:
@@ -140,7 +140,7 @@ class Batches:
             yield block
 
     def _to_first_event(self, blocks: Iterator[bytes]) -> tuple[bytes, bool]:
-        """The text from the first event on, and whether the file is a bare list of events."""
+        """Return the text from the first event on, and whether the file is a bare list of events."""
         buffer = b""
         for block in blocks:
             buffer = (buffer + block).removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -168,10 +168,10 @@ class Batches:
                 key: bytes(raw) for key, raw in msgspec.json.decode(text, type=dict[str, msgspec.Raw]).items()
             }
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self.faults.note("what the file says of itself cannot be read", str(error))
+            self.defects.note("the part outside the events cannot be read", str(error))
 
-    def _whole_events(self, buffer: bytes) -> tuple[list[Event], bytes]:
-        """The events up to the last cut that proves right, and the text after it."""
+    def _cut(self, buffer: bytes) -> tuple[list[Event], bytes]:
+        """Return the events up to the last proven cut, and the text after it."""
         at, tries = len(buffer), 0
         while tries < TRIES:
             at = buffer.rfind(b"}", 0, at)
@@ -181,76 +181,76 @@ class Batches:
             if between is None:
                 continue
             tries += 1
-            batch = self._decoded(buffer[: at + 1])
+            batch = self._decode(buffer[: at + 1])
             if batch is not None:
                 return batch, buffer[between.end() - 1 :]
         return [], buffer
 
-    def _decoded(self, text: bytes) -> list[Event] | None:
-        """The events, or None where the text is not whole events one after the other."""
+    def _decode(self, text: bytes) -> list[Event] | None:
+        """Return the events, or None where the text is not a sequence of whole events."""
         whole = b"[" + text + b"]"
         try:
             return self._decoder.decode(whole)
         except msgspec.ValidationError:
-            pass  # JSON so far, but an event has a field of another kind: each is looked at by itself.
+            pass  # JSON, but an event has a field of another type: decode one by one.
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         try:
             raws = self._raws.decode(whole)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
-        return [event for raw in raws if (event := self._single(bytes(raw))) is not None]
+        return [event for raw in raws if (event := self._decode_one(bytes(raw))) is not None]
 
-    def _single(self, text: bytes) -> Event | None:
-        """One event whose JSON is sound, or None if its fields are not what a profile has."""
+    def _decode_one(self, text: bytes) -> Event | None:
+        """Return one event, or None if its fields have other types."""
         try:
             return self._one.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self.faults.note("fields of another kind", f"{error}: {_quoted(text)}")
+            self.defects.note("fields of another type", f"{error}: {_quoted(text)}")
             return None
 
-    def _closed(self, buffer: bytes) -> tuple[list[Event], bytes, bool]:
-        """The last events and the text after their list, if it is closed in here."""
+    def _cut_at_end(self, buffer: bytes) -> tuple[list[Event], bytes, bool]:
+        """Return the last events and the text after their list, and whether the list ends in this text."""
         if buffer.startswith(b"]"):
             return [], buffer[1:], True
         for found in list(_CLOSE.finditer(buffer))[: -TRIES - 1 : -1]:
-            batch = self._decoded(buffer[: found.end(1)])
+            batch = self._decode(buffer[: found.end(1)])
             if batch is not None:
                 return batch, buffer[found.end() :], True
         return [], buffer, False
 
     def _last(self, buffer: bytes, listed: bool) -> Iterator[list[Event]]:
-        """What is left at the end of the file."""
-        batch, rest, closed = self._closed(buffer)
+        """Yield the events at the end of the file."""
+        batch, rest, closed = self._cut_at_end(buffer)
         if not closed:
-            # A bare list may lack its end; a file that breaks off has whole events before the break.
-            whole = self._decoded(buffer.rstrip().removesuffix(b","))
+            # A bare list may lack its bracket; a truncated file has whole events before its end.
+            whole = self._decode(buffer.rstrip().removesuffix(b","))
             if whole is not None:
                 batch, rest = whole, b""
             else:
-                batch, rest, closed = self._rescued(buffer, last=True)
+                batch, rest, closed = self._salvage(buffer, last=True)
         if batch:
             yield batch
         if closed:
             self._tail(rest, listed)
         elif rest.strip() or not listed:
             end = f"after {_quoted(rest[-60:])}" if rest.strip() else "between two events"
-            self.faults.note("truncated", f"the file ends {end}, at byte {self.bytes_read:,}")
+            self.defects.note("truncated", f"the file ends {end}, at byte {self.bytes_read:,}")
 
     def _tail(self, text: bytes, listed: bool) -> None:
-        """What stands after the events: keys of the same object."""
+        """Keep what stands after the events: keys of the same object."""
         text = text.strip()
         if listed:
             return
         if text.startswith(b","):
             self._keep_outside(b"{" + text[1:])
         elif text != b"}":
-            self.faults.note("truncated", "the file ends before its last brace")
+            self.defects.note("truncated", "the file ends before its last brace")
 
-    def _rescued(self, buffer: bytes, *, last: bool) -> tuple[list[Event], bytes, bool]:
-        """Events one by one out of damaged text, the text after them, and whether their list is closed before it.
+    def _salvage(self, buffer: bytes, *, last: bool) -> tuple[list[Event], bytes, bool]:
+        """Return the events of damaged text, the text after them, and whether their list ends before it.
 
-        The last piece is kept for what follows, unless nothing does.
+        The last piece is kept for the text that follows, unless this is the last.
         """
         ends = [found.start() + 1 for found in _BETWEEN.finditer(buffer)]
         starts = [0, *(buffer.index(b"{", end) for end in ends)]
@@ -261,34 +261,34 @@ class Batches:
         at = 0
         while at < len(ends):
             for to in range(at, min(at + PIECES_MAX, len(ends))):
-                batch = self._repaired(buffer[starts[at] : ends[to]])
+                batch = self._repair(buffer[starts[at] : ends[to]])
                 if batch is not None:
                     events += batch
                     at = to + 1
                     break
             else:
-                self.faults.note("no JSON", _quoted(buffer[starts[at] : ends[at]]))
+                self.defects.note("no JSON", _quoted(buffer[starts[at] : ends[at]]))
                 at += 1
         if close is not None:
             return events, buffer[close.end() :], True
         return events, buffer[starts[-1] :], False
 
-    def _repaired(self, text: bytes) -> list[Event] | None:
-        """One event's text, read despite numbers that JSON does not have and bytes that are no UTF-8."""
-        batch = self._decoded(text)
+    def _repair(self, text: bytes) -> list[Event] | None:
+        """Decode one event despite numbers that JSON does not have and bytes that are no UTF-8."""
+        batch = self._decode(text)
         if batch is not None:
             return batch
         fixed, count = _NO_NUMBER.subn(b":null", text)
         plain = fixed.decode("utf-8", "replace").encode()
-        batch = None if plain == text else self._decoded(plain)
+        batch = None if plain == text else self._decode(plain)
         if batch is not None and count:
-            self.faults.note("nan or inf, read as nothing", _quoted(text), count)
+            self.defects.note("nan or inf, read as nothing", _quoted(text), count)
         if batch is not None and plain != fixed:
-            self.faults.note("bytes that are no UTF-8, replaced", _quoted(text))
+            self.defects.note("bytes that are no UTF-8, replaced", _quoted(text))
         return batch
 
 
 def _quoted(text: bytes) -> str:
-    """A piece of the file for people, on one line."""
+    """Return a piece of the file on one line."""
     line = " ".join(text.decode("utf-8", "replace").split())
     return line if len(line) <= 90 else f"{line[:60]} ... {line[-24:]}"

@@ -1,7 +1,7 @@
-"""The host beside the device: who launched what and when, why a device stood idle, and a host without a device.
+"""Launches of the host, causes of the device's idle time, and the self times of a host without a device.
 
-A gap is the host's when its next operation was launched only after the device had fallen idle; otherwise that one was
-in the queue and waited for something else: an event of another stream, or the launch's own latency.
+The host causes a gap if it launched the next operation after the device had become idle. Otherwise that operation was
+queued and waited for an event of another stream, or for the latency of the launch.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cordee.telemetry.profile.faults import Faults
+from cordee.telemetry.profile.defects import Defects
 from cordee.telemetry.profile.read import Longs, Ops, Profile
 from cordee.telemetry.profile.sweep import US, Sweep
 
@@ -20,7 +20,7 @@ NOT_LAUNCHED = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Time in which nothing ran on a device; `host` is what the host did most of it, if that is known."""
+    """Breakdown in which nothing ran on a device; `host` is what the host did most of it, if that is known."""
 
     start_us: float
     length_us: float
@@ -31,7 +31,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Operations in a row of which each was launched only after the one before it had begun: nothing was queued."""
+    """Consecutive operations, each launched after the one before it had started: launch-bound."""
 
     start_us: float
     length_us: float
@@ -41,7 +41,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """All of a device's gaps: how many, whose, the longest, and the stretches in which launches set the pace."""
+    """The gaps of a device: their number, causes, the longest ones, and launch-bound stretches."""
 
     gaps: int
     host_us: float
@@ -52,17 +52,17 @@ class Idle:
     launch_bound_us: float
     launched: int
     queue_us_median: float | None
-    """From the end of the launch to the start of the operation: how far the host is ahead."""
+    """From the end of the launch to the start of the operation."""
 
 
 def launches_of(ops: Ops, launches: Ops) -> tuple[Longs, Longs]:
-    """When each operation's launch began and ended, `NOT_LAUNCHED` where the profile does not tell."""
+    """Return when each operation's launch started and ended, `NOT_LAUNCHED` where the profile has none."""
     begin = np.full(len(ops), NOT_LAUNCHED)
     end = begin.copy()
     known = np.flatnonzero(launches.correlation > 0)
     if not len(known) or not len(ops):
         return begin, end
-    # Of several calls with one number, the first: `known` is in the order of start.
+    # Several calls may have one correlation: take the first, since `known` is ordered by start.
     number, first = np.unique(launches.correlation[known], return_index=True)
     at = np.minimum(np.searchsorted(number, ops.correlation), len(number) - 1)
     found = number[at] == ops.correlation
@@ -72,12 +72,12 @@ def launches_of(ops: Ops, launches: Ops) -> tuple[Longs, Longs]:
 
 
 def idle(profile: Profile, ops: Ops, swept: Sweep, most: int) -> Idle:
-    """The gaps of one device."""
+    """Return the gaps of one device, the `most` longest in full."""
     origin = int(swept.edge_ns[0])
     begin, end = launches_of(ops, profile.launches)
     empty = np.flatnonzero(swept.state == 0)
     start, length = swept.edge_ns[empty], swept.length_ns[empty]
-    # In a span that reaches beyond the operations, nothing comes after the last of them.
+    # A span may reach beyond the operations: nothing follows the last of them.
     following = np.searchsorted(ops.start_ns, start + length)
     last = following == len(ops)
     following[last] = 0
@@ -108,7 +108,7 @@ def idle(profile: Profile, ops: Ops, swept: Sweep, most: int) -> Idle:
 
 
 def _stretches(ops: Ops, begin: Longs, swept: Sweep) -> list[Stretch]:
-    """Runs of operations that were launched into an empty queue, and in which the device was idle at times."""
+    """Return the launch-bound stretches in which the device was idle at times."""
     if len(ops) < 2:
         return []
     late = np.concatenate([[False], (begin[1:] != NOT_LAUNCHED) & (begin[1:] >= ops.start_ns[:-1])])
@@ -129,7 +129,7 @@ def _stretches(ops: Ops, begin: Longs, swept: Sweep) -> list[Stretch]:
 
 
 def _host_in(profile: Profile, start_ns: int, end_ns: int) -> str | None:
-    """What the host spent most of a while in: a call of the runtime before an operator around it."""
+    """Return the name of the host's longest call in an interval: one of the runtime before the operator around it."""
     for table, least in ((profile.launches, 0.5), (profile.host, 0.0)):
         upto = int(np.searchsorted(table.start_ns, end_ns))
         within = np.minimum(table.end_ns[:upto], end_ns) - np.maximum(table.start_ns[:upto], start_ns)
@@ -141,12 +141,12 @@ def _host_in(profile: Profile, start_ns: int, end_ns: int) -> str | None:
     return None
 
 
-def self_times(host: Ops, names: NDArray[np.object_], faults: Faults) -> Ops:
-    """Nested operations of threads as pieces that do not overlap: each moment belongs to the innermost."""
+def self_times(host: Ops, names: NDArray[np.object_], defects: Defects) -> Ops:
+    """Cut nested operations of threads into pieces that do not overlap: each moment counts for the innermost."""
     pieces: list[tuple[int, int, int]] = []
-    order = np.lexsort((-host.length_ns, host.start_ns, host.lane))
-    start, end, lane = (column[order].tolist() for column in (host.start_ns, host.end_ns, host.lane))
-    open_: list[tuple[int, int]] = []  # Of each that is open: its row and its end.
+    order = np.lexsort((-host.length_ns, host.start_ns, host.track))
+    start, end, track = (column[order].tolist() for column in (host.start_ns, host.end_ns, host.track))
+    open_: list[tuple[int, int]] = []  # Row and end of each open operation.
     cursor = 0
 
     def close(until: float) -> None:
@@ -158,7 +158,7 @@ def self_times(host: Ops, names: NDArray[np.object_], faults: Faults) -> Ops:
                 cursor = ends
 
     for at, row in enumerate(order.tolist()):
-        if at and lane[at] != lane[at - 1]:
+        if at and track[at] != track[at - 1]:
             close(np.inf)
         close(start[at])
         ends = end[at]
@@ -168,7 +168,8 @@ def self_times(host: Ops, names: NDArray[np.object_], faults: Faults) -> Ops:
                 pieces.append((outer, cursor, start[at]))
             if ends > outer_end:
                 name = names[host.name[row]]
-                faults.note("overlapping durations", f"{name!r} outlasts what it is in by {(ends - outer_end) / US} us")
+                over_us = (ends - outer_end) / US
+                defects.note("overlapping durations", f"{name!r} ends {over_us} us after its parent")
                 ends = outer_end
         cursor = start[at]
         open_.append((row, ends))
@@ -176,5 +177,5 @@ def self_times(host: Ops, names: NDArray[np.object_], faults: Faults) -> Ops:
     rows, begins, stops = (np.array(column, np.int64) for column in zip(*pieces, strict=True)) if pieces else (
         np.zeros(0, np.int64),) * 3  # fmt: skip
     chosen = host.where(rows)
-    cut = Ops(begins, stops - begins, chosen.name, chosen.lane, chosen.correlation, chosen.group)
-    return cut.where(np.lexsort((cut.lane, cut.start_ns)))
+    cut = Ops(begins, stops - begins, chosen.name, chosen.track, chosen.correlation, chosen.group)
+    return cut.where(np.lexsort((cut.track, cut.start_ns)))

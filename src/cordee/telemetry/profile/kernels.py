@@ -1,4 +1,4 @@
-"""Which kernel does what: a table of rules in TOML, the user's before ours. Only names and categories are looked at."""
+"""The class of a kernel by its name and category: a table of rules in TOML, the user's before Cordee's."""
 
 import re
 import tomllib
@@ -12,15 +12,15 @@ from cordee.errors import CatalogueError
 
 Kind = Literal["compute", "transfer", "waiting", "memory"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-COMMUNICATION = ("transfer", "waiting")
+COMMUNICATING = ("transfer", "waiting")
 OTHER = "other"
 _SHIPPED = Path(__file__).parent / "kernels.toml"
 _EXAMPLE = 'class = [{name = "my all-to-all", kind = "transfer", pattern = "my_a2a"}]'
 
 
 @dataclass(frozen=True, slots=True)
-class Class:
-    """What kernels of one kind are called together; `matched`: the n-th on each rank are one operation."""
+class KernelClass:
+    """A class of kernels; `matched`: the n-th on each rank belong to one collective."""
 
     name: str
     kind: Kind
@@ -28,22 +28,22 @@ class Class:
 
     @property
     def communicates(self) -> bool:
-        """Whether it moves data between ranks, or waits for them."""
-        return self.kind in COMMUNICATION
+        """Return whether its kernels move data between ranks or wait for them."""
+        return self.kind in COMMUNICATING
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A class, and by what its kernels are known."""
+    """A class with the pattern of its kernels' names, or of their category."""
 
-    belongs: Class
+    kernel_class: KernelClass
     pattern: re.Pattern[str] | None
     category: re.Pattern[str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """A profiler's categories, by what they hold."""
+    """The categories of a profiler by their contents."""
 
     device: tuple[str, ...]
     launch: tuple[str, ...]
@@ -54,13 +54,13 @@ class Categories:
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """The rules in the order in which they are tried."""
+    """The rules, in the order in which they are tried."""
 
     rules: tuple[Rule, ...]
     categories: Categories
 
-    def of(self, name: str, category: str = "") -> Class:
-        """The class of one name.
+    def of(self, name: str, category: str = "") -> KernelClass:
+        """Return the class of a kernel.
 
         >>> table = load_kernels()
         >>> [table.of(name).kind for name in ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "my_kernel")]
@@ -68,14 +68,14 @@ class KernelTable:
         """
         for rule in self.rules:
             if rule.pattern is not None and rule.pattern.search(name):
-                return rule.belongs
+                return rule.kernel_class
             if rule.category is not None and rule.category.fullmatch(category):
-                return rule.belongs
-        return Class(OTHER, "compute")
+                return rule.kernel_class
+        return KernelClass(OTHER, "compute")
 
 
 def load_kernels(own: Path | None = None) -> KernelTable:
-    """The table that Cordee ships, with the user's rules before it.
+    """Return Cordee's table, with the user's rules before it.
 
     Raises:
         CatalogueError: the file is missing, is not TOML, or a rule of it cannot be used.
@@ -142,12 +142,13 @@ def _rule(table: Any, where: str) -> Rule:
         raise CatalogueError(f"{where}: {wrong} is not known", hint=f"write {_EXAMPLE}")
     name, kind, matched = table.get("name"), table.get("kind"), table.get("matched", True)
     if not isinstance(name, str) or not name or kind not in KINDS or not isinstance(matched, bool):
-        told = f"name {name!r}, kind {kind!r}, matched {matched!r}"
-        raise CatalogueError(f"{where}: {told}", hint=f"a name, and as kind one of {', '.join(KINDS)}; {_EXAMPLE}")
+        given = f"name {name!r}, kind {kind!r}, matched {matched!r}"
+        hint = f"give a name, and as kind one of {', '.join(KINDS)}: {_EXAMPLE}"
+        raise CatalogueError(f"{where}: {given} is not a class of kernels", hint=hint)
     if ("pattern" in table) == ("category" in table):
         raise CatalogueError(f"{where}, {name!r}: give either pattern or category", hint=f"write {_EXAMPLE}")
-    belongs = Class(name, kind, matched)
-    return Rule(belongs, _compiled(table, "pattern", where), _compiled(table, "category", where))
+    kernel_class = KernelClass(name, kind, matched)
+    return Rule(kernel_class, _compiled(table, "pattern", where), _compiled(table, "category", where))
 
 
 def _compiled(table: dict[str, Any], key: str, where: str) -> re.Pattern[str] | None:
@@ -157,5 +158,5 @@ def _compiled(table: dict[str, Any], key: str, where: str) -> re.Pattern[str] | 
     try:
         return re.compile(text, re.IGNORECASE)
     except (re.error, TypeError) as error:
-        hint = "a regular expression in single quotes, as Python reads it"
+        hint = "write a regular expression of Python in single quotes"
         raise CatalogueError(f"{where}: {key} {text!r}: {error}", hint=hint) from None

@@ -1,7 +1,7 @@
-"""Several ranks beside each other: who waited for whom, in which collective and in which step.
+"""Stragglers: how long ranks waited for each other, by collective and by step.
 
-Clocks of different hosts are not compared. A collective ends on all its ranks at about the same time, so who was in it
-the shortest came last, and every other rank waited for it as much longer as it was in it.
+Clocks of different hosts are not compared. A collective ends on all its ranks at about the same time, so the rank that
+spent least time in it came last, and the extra time of every other rank is its wait.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ WORST = 8
 
 @dataclass(frozen=True, slots=True)
 class RankWaits:
-    """One rank: how long it waited for others, and how long others waited for it, summed over them."""
+    """One rank: its waits for others, and the waits of all others that it caused; `last` counts its late arrivals."""
 
     label: str
     waited_us: float
@@ -24,7 +24,7 @@ class RankWaits:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One collective: who came last, who had waited the longest, and how long all of them waited together."""
+    """One collective: the last rank, the one that waited longest, and the sum of all waits."""
 
     what: str
     number: int
@@ -37,7 +37,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class StepSkew:
-    """One step: how long it took and computed on each rank, and for whom the others waited most."""
+    """One step: span, compute and wait of each rank, and the rank that caused most waits."""
 
     number: int
     span_us: tuple[float, ...]
@@ -48,7 +48,7 @@ class StepSkew:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """All of it; `ranks` and the columns of `steps` are in the order of the reports."""
+    """The waits of all ranks; `ranks` and the columns of `steps` are in the order of the reports."""
 
     matched: int
     unmatched: tuple[str, ...]
@@ -58,7 +58,7 @@ class Skew:
 
 
 def skew(reports: Sequence[RankReport]) -> Skew | None:
-    """None for a single rank."""
+    """Return the waits of several ranks; None for a single one."""
     if len(reports) < 2:
         return None
     lengths, unmatched = _matched(reports)
@@ -96,7 +96,7 @@ Taken = dict[tuple[str, int], tuple[int | None, dict[int, float]]]
 
 
 def _matched(reports: Sequence[RankReport]) -> tuple[Taken, list[str]]:
-    """How long each rank was in each collective, and what cannot be matched, in words."""
+    """Return the time of each rank in each collective, and the collectives that cannot be matched."""
     counts: dict[str, dict[int, int]] = {}
     for rank, report in enumerate(reports):
         for what, number in report.collectives.key:
@@ -106,8 +106,8 @@ def _matched(reports: Sequence[RankReport]) -> tuple[Taken, list[str]]:
         if len(by_rank) == 1:
             unmatched.append(f"{what}: only on {reports[next(iter(by_rank))].label}")
         elif len(set(by_rank.values())) > 1:
-            told = ", ".join(f"{count} on {reports[rank].label}" for rank, count in sorted(by_rank.items()))
-            unmatched.append(f"{what}: {told}")
+            counted = ", ".join(f"{count} on {reports[rank].label}" for rank, count in sorted(by_rank.items()))
+            unmatched.append(f"{what}: {counted}")
     sound = {what for what, by_rank in counts.items() if len(by_rank) > 1 and len(set(by_rank.values())) == 1}
     lengths: Taken = {}
     for rank, report in enumerate(reports):
@@ -119,7 +119,7 @@ def _matched(reports: Sequence[RankReport]) -> tuple[Taken, list[str]]:
 
 
 def _steps(reports: Sequence[RankReport], by_step: dict[int | None, list[list[float]]]) -> tuple[StepSkew, ...]:
-    """The steps that all ranks have."""
+    """Return the steps that all ranks have."""
     own = [{step.number: step.time for step in report.steps} for report in reports]
     rows = []
     for number in sorted(set.intersection(*(set(each) for each in own))):

@@ -1,4 +1,4 @@
-"""Profiles in, as PyTorch's profiler (Kineto) and Cordee write them: a stream of bytes to columns of numbers.
+"""Read profiles, as PyTorch's profiler (Kineto) and Cordee write them: a stream of bytes becomes columns of numbers.
 
 A file of hundreds of megabytes is never whole in memory: batches of events are decoded as they come, and a few numbers
 of each event are kept. Whatever cannot be read is named, counted and left out; the rest is read. The meaning of events
@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 
 from cordee.errors import ProfileError
 from cordee.telemetry.profile.batches import Arg, Batches, Event
-from cordee.telemetry.profile.faults import Fault, Faults
+from cordee.telemetry.profile.defects import Defect, Defects
 from cordee.telemetry.profile.kernels import Categories
 
 Longs = NDArray[np.int64]
 Indices = NDArray[np.int32]
 
 BLOCK_BYTES, PACKED_BYTES = 4 << 20, 16 << 10
-# Phases that hold no durations, or whose work other events tell: metadata, flows, instants, counters, objects, marks.
+# Phases without durations, or with those of other events: metadata, flows, instants, counters, objects, marks.
 QUIET_PHASES = frozenset("MstfiICPNODR(),v")
 NONE = -1
-# Microseconds; more since 1970, or of one operation, is an error of whoever wrote it, and 64 bits would not hold it.
+# Microseconds. A later time since 1970, or a longer operation, is an error, and does not fit 64 bits of nanoseconds.
 MOST_US = 4e15
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Track:
     """The process and the thread of an event, as the file names them; on a GPU they are the device and the stream."""
 
     pid: int | str
@@ -42,7 +42,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What an event is called, and its category."""
+    """The name and the category of an event."""
 
     text: str
     category: str
@@ -50,12 +50,12 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Events as columns, in the order of their start; `name`, `lane` and `group` index the profile's lists."""
+    """Events as columns, in the order of their start; `name`, `track` and `group` index the profile's lists."""
 
     start_ns: Longs
     length_ns: Longs
     name: Indices
-    lane: Indices
+    track: Indices
     correlation: Longs
     group: Indices
 
@@ -64,11 +64,11 @@ class Ops:
 
     @property
     def end_ns(self) -> Longs:
-        """When each ended."""
+        """The end of each event."""
         return self.start_ns + self.length_ns
 
     def where(self, chosen: Any) -> "Ops":
-        """Those that a mask or a list of indices chooses."""
+        """Return the events that a mask or a list of indices chooses."""
         return Ops(*(getattr(self, column)[chosen] for column in self.__slots__))
 
 
@@ -82,18 +82,18 @@ class Profile:
     host: Ops
     marks: Ops
     names: tuple[Name, ...]
-    lanes: tuple[Lane, ...]
-    lane_names: dict[Lane, str]
+    tracks: tuple[Track, ...]
+    track_names: dict[Track, str]
     process_names: dict[int | str, str]
     groups: tuple[str, ...]
-    faults: tuple[Fault, ...]
+    defects: tuple[Defect, ...]
     events: int
     bytes_read: int
     rank: int | None
     world_size: int | None
     gpus: tuple[str, ...]
     plain: bool
-    """No profiler wrote it: whatever ran on a lane counts as an operation of that lane's process."""
+    """No profiler wrote it: whatever ran on a track counts as an operation of that track's process."""
 
 
 def read_profile(path: Path, categories: Categories, progress: Callable[[int], None] | None = None) -> Profile:
@@ -102,16 +102,16 @@ def read_profile(path: Path, categories: Categories, progress: Callable[[int], N
     Args:
         path: JSON, or JSON packed by gzip.
         categories: which of a profiler's categories are device operations, launches, host operations, marks.
-        progress: told how many bytes of the file are behind.
+        progress: called with the number of bytes that were read.
 
     Raises:
         ProfileError: no such file, or no profile is in it.
     """
-    faults = Faults()
-    columns = _Columns(categories, faults)
+    defects = Defects()
+    columns = _Columns(categories, defects)
     try:
         with path.open("rb") as file:
-            batches = Batches(_blocks(file, faults, progress), faults)
+            batches = Batches(_blocks(file, defects, progress), defects)
             for batch in batches:
                 columns.take(batch)
     except OSError as error:
@@ -124,18 +124,18 @@ def read_profile(path: Path, categories: Categories, progress: Callable[[int], N
     return columns.profile(path, batches)
 
 
-def _blocks(file: BinaryIO, faults: Faults, progress: Callable[[int], None] | None) -> Iterator[bytes]:
-    """The text in blocks; a packed file that breaks off gives what comes before."""
+def _blocks(file: BinaryIO, defects: Defects, progress: Callable[[int], None] | None) -> Iterator[bytes]:
+    """Yield the text in blocks; a truncated packed file gives what comes before its end."""
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
-    for block in _unpacked(file, faults) if packed else iter(lambda: file.read(BLOCK_BYTES), b""):
+    for block in _unpacked(file, defects) if packed else iter(lambda: file.read(BLOCK_BYTES), b""):
         if progress is not None:
             progress(file.tell())
         yield block
 
 
-def _unpacked(file: BinaryIO, faults: Faults) -> Iterator[bytes]:
-    """One packed stream after the other. The pieces are small: where one is damaged, all of it is lost."""
+def _unpacked(file: BinaryIO, defects: Defects) -> Iterator[bytes]:
+    """Unpack one gzip stream after the other. Pieces are small, since a damaged one is lost as a whole."""
     inflate = None
     raw = b""
     while raw := raw or file.read(PACKED_BYTES):
@@ -143,7 +143,7 @@ def _unpacked(file: BinaryIO, faults: Faults) -> Iterator[bytes]:
         try:
             block = inflate.decompress(raw, BLOCK_BYTES)
         except zlib.error as error:
-            faults.note("truncated", f"the packed file is damaged before byte {file.tell():,}: {error}")
+            defects.note("truncated", f"the packed file is damaged before byte {file.tell():,}: {error}")
             return
         if block:
             yield block
@@ -151,56 +151,56 @@ def _unpacked(file: BinaryIO, faults: Faults) -> Iterator[bytes]:
         if inflate.eof:
             inflate = None
     if inflate is not None:
-        faults.note("truncated", f"the packed file breaks off at byte {file.tell():,}")
+        defects.note("truncated", f"the packed file ends at byte {file.tell():,}")
 
 
 @dataclass(slots=True)
 class _Table:
-    """Columns that grow."""
+    """Growing columns."""
 
     start_us: "array[float]" = field(default_factory=lambda: array("d"))
     length_us: "array[float]" = field(default_factory=lambda: array("d"))
     name: "array[int]" = field(default_factory=lambda: array("i"))
-    lane: "array[int]" = field(default_factory=lambda: array("i"))
+    track: "array[int]" = field(default_factory=lambda: array("i"))
     correlation: "array[int]" = field(default_factory=lambda: array("q"))
     group: "array[int]" = field(default_factory=lambda: array("i"))
 
     def ops(self) -> Ops:
-        """In the order of start; where two start together, the longer first: it contains the other."""
+        """Return the events by start; of two that start together the longer first, since it contains the other."""
         start, length = (
             np.rint(np.frombuffer(each, np.float64) * 1000).astype(np.int64) for each in (self.start_us, self.length_us)
         )
-        name, lane, group = (np.frombuffer(each, np.int32) for each in (self.name, self.lane, self.group))
+        name, track, group = (np.frombuffer(each, np.int32) for each in (self.name, self.track, self.group))
         correlation = np.frombuffer(self.correlation, np.int64)
-        order = np.lexsort((lane, -length, start))
-        return Ops(start[order], length[order], name[order], lane[order], correlation[order], group[order])
+        order = np.lexsort((track, -length, start))
+        return Ops(start[order], length[order], name[order], track[order], correlation[order], group[order])
 
 
 class _Columns:
-    """Takes events and keeps the few numbers of each that are asked for later."""
+    """The columns of a file while it is read."""
 
-    def __init__(self, categories: Categories, faults: Faults) -> None:
-        self._faults = faults
+    def __init__(self, categories: Categories, defects: Defects) -> None:
+        self._defects = defects
         self._device, self._launches, self._host, self._marks, self._other = (_Table() for _ in range(5))
         self._table_of: dict[str, _Table | None] = dict.fromkeys(categories.ignored)
         self._table_of |= dict.fromkeys(categories.device, self._device) | dict.fromkeys(categories.host, self._host)
         self._table_of |= dict.fromkeys(categories.launch, self._launches)
         self._table_of |= dict.fromkeys(categories.mark, self._marks)
         self._names: dict[tuple[str, str | None], int] = {}
-        self._lanes: dict[tuple[int | str, int | str], int] = {}
+        self._tracks: dict[tuple[int | str, int | str], int] = {}
         self._groups: dict[str, int] = {}
-        self._lane_names: dict[Lane, str] = {}
+        self._track_names: dict[Track, str] = {}
         self._process_names: dict[int | str, str] = {}
         self._base_us: float | None = None
         self.events = 0
 
     def take(self, batch: list[Event]) -> None:
-        """Keep what matters of a batch."""
+        """Keep the numbers of a batch that are needed later."""
         self.events += len(batch)
-        names, lanes, table_of, other = self._names, self._lanes, self._table_of, self._other
+        names, tracks, table_of, other = self._names, self._tracks, self._table_of, self._other
         for event in batch:
             if event.ph != "X":
-                self._apart(event)
+                self._take_metadata(event)
                 continue
             category = event.cat
             table = table_of.get(category, other) if category is not None else other
@@ -208,7 +208,7 @@ class _Columns:
                 continue
             start_us, length_us = event.ts, event.dur
             if start_us is None or length_us is None or not 0 <= length_us < MOST_US or abs(start_us) > MOST_US:
-                self._unusable(event)
+                self._leave_out(event)
                 continue
             if self._base_us is None:
                 self._base_us = start_us
@@ -217,66 +217,67 @@ class _Columns:
             if name is None:
                 name = names.setdefault(named, len(names))
             place = (event.pid, event.tid)
-            lane = lanes.get(place)
-            if lane is None:
-                lane = lanes.setdefault(place, len(lanes))
+            track = tracks.get(place)
+            if track is None:
+                track = tracks.setdefault(place, len(tracks))
             args = event.args
             table.start_us.append(start_us - self._base_us)
             table.length_us.append(length_us)
             table.name.append(name)
-            table.lane.append(lane)
+            table.track.append(track)
             table.correlation.append(NONE if args is None else args.correlation)
             table.group.append(NONE if args is None or args.collective is None else self._group(args))
 
     def _group(self, args: Arg) -> int:
-        """Which collective on which ranks: what its peers call it too."""
-        told = f"{args.collective} of {args.ranks or args.process_group or 'all'}"
-        return self._groups.setdefault(told, len(self._groups))
+        """Return the number of a collective on its ranks; its name is the same on all of them."""
+        name = f"{args.collective} of {args.ranks or args.process_group or 'all'}"
+        return self._groups.setdefault(name, len(self._groups))
 
-    def _unusable(self, event: Event) -> None:
+    def _leave_out(self, event: Event) -> None:
         if event.ts is None:
-            self._faults.note("without a start", f"{event.name!r}")
+            self._defects.note("without a start", f"{event.name!r}")
         elif event.dur is None:
-            self._faults.note("without a duration", f"{event.name!r} at {event.ts:.0f} us")
+            self._defects.note("without a duration", f"{event.name!r} at {event.ts:.0f} us")
         elif event.dur >= MOST_US or abs(event.ts) > MOST_US:
-            self._faults.note("times beyond a century", f"{event.name!r} at {event.ts:g} us lasts {event.dur:g} us")
+            self._defects.note("times beyond a century", f"{event.name!r} at {event.ts:g} us lasts {event.dur:g} us")
         else:
-            self._faults.note("negative duration", f"{event.name!r} at {event.ts:.0f} us lasts {event.dur:g} us")
+            self._defects.note("negative duration", f"{event.name!r} at {event.ts:.0f} us lasts {event.dur:g} us")
 
-    def _apart(self, event: Event) -> None:
-        """Names of lanes, and phases that are not read."""
+    def _take_metadata(self, event: Event) -> None:
+        """Take the names of tracks, and count phases that are not read."""
         if event.ph == "M":
-            told = event.args.name if event.args is not None else None
-            if not isinstance(told, str) or not told:
+            name = event.args.name if event.args is not None else None
+            if not isinstance(name, str) or not name:
                 return
             if event.name == "thread_name":
-                self._lane_names[Lane(event.pid, event.tid)] = told
+                self._track_names[Track(event.pid, event.tid)] = name
             elif event.name == "process_name":
-                self._process_names[event.pid] = told
+                self._process_names[event.pid] = name
         elif event.ph in ("B", "E", "b", "e", "n", "S", "T", "p", "F"):
-            self._faults.note(f"phase {event.ph!r}, which is not read", f"{event.name!r}")
+            self._defects.note(f"phase {event.ph!r}, which is not read", f"{event.name!r}")
         elif event.ph not in QUIET_PHASES:
-            self._faults.note(f"unknown phase {event.ph!r}", f"{event.name!r}")
+            self._defects.note(f"unknown phase {event.ph!r}", f"{event.name!r}")
 
     def profile(self, path: Path, batches: Batches) -> Profile:
-        """All that was taken."""
+        """Return the profile."""
         plain = not len(self._device.name) and not len(self._host.name) and bool(len(self._other.name))
         if not plain:
-            for category, count in self._strangers():
-                self._faults.note(f"category {category!r}, which is not in the table", "its events are left out", count)
+            for category, count in self._unknown_categories():
+                kind = f"category {category!r}, which is not in the table"
+                self._defects.note(kind, "its events are left out", count)
         device = self._other if plain else self._device
         about = batches.about()
         return Profile(
             path=path, device=device.ops(), launches=self._launches.ops(), host=self._host.ops(),
             marks=self._marks.ops(), names=tuple(Name(text, category or "") for text, category in self._names),
-            lanes=tuple(Lane(*each) for each in self._lanes), lane_names=self._lane_names,
-            process_names=self._process_names, groups=tuple(self._groups), faults=self._faults.noted(),
+            tracks=tuple(Track(*each) for each in self._tracks), track_names=self._track_names,
+            process_names=self._process_names, groups=tuple(self._groups), defects=self._defects.found(),
             events=self.events, bytes_read=batches.bytes_read, rank=about.rank, world_size=about.world_size,
             gpus=about.gpus, plain=plain,
         )  # fmt: skip
 
-    def _strangers(self) -> list[tuple[str, int]]:
-        """Categories that the table does not know, with their events."""
+    def _unknown_categories(self) -> list[tuple[str, int]]:
+        """Return the categories that the table does not have, with the number of their events."""
         by_name = np.bincount(np.frombuffer(self._other.name, np.int32)) if len(self._other.name) else np.zeros(0, int)
         found: dict[str, int] = {}
         for (_, category), count in zip(self._names, by_name.tolist(), strict=False):
@@ -285,13 +286,13 @@ class _Columns:
         return sorted(found.items())
 
 
-def lane_label(profile: Profile, lane: int) -> str:
-    """A lane in few words: `stream 7`, or what its profile calls it.
+def track_label(profile: Profile, track: int) -> str:
+    """Return the label of a track: `stream 7`, or its name in the profile.
 
-    Kineto calls a stream's thread `stream 7 7`: the number is there twice.
+    Kineto names the thread of a stream `stream 7 7`, with the number twice.
     """
-    place = profile.lanes[lane]
-    told = profile.lane_names.get(place)
-    if told is None:
+    place = profile.tracks[track]
+    name = profile.track_names.get(place)
+    if name is None:
         return f"{place.tid}" if isinstance(place.tid, str) else f"{'line' if profile.plain else 'stream'} {place.tid}"
-    return re.sub(r"^(stream (\S+)) \2\s*$", r"\1", told.strip())
+    return re.sub(r"^(stream (\S+)) \2\s*$", r"\1", name.strip())

@@ -1,6 +1,6 @@
-"""What ran at each moment: the states of a device over time, and the lengths of whatever is asked of them.
+"""The activity of a device over time, by a sweep over the starts and ends of its operations.
 
-All figures of a rank come from here, so that they add up. Nothing here knows a kernel's name.
+All figures of a rank come from here, so that they add up. Names of kernels are not known here.
 """
 
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from cordee.telemetry.profile.read import Longs, Ops
 
 US = 1000.0
 BIT = {kind: 1 << at for at, kind in enumerate(KINDS)}
-WORK = BIT["compute"] | BIT["memory"]
-TALK = BIT["transfer"] | BIT["waiting"]
+COMPUTE = BIT["compute"] | BIT["memory"]
+COMMUNICATION = BIT["transfer"] | BIT["waiting"]
 
 
 @dataclass(frozen=True, slots=True)
-class Time:
-    """Where a stretch of time went; unions over all streams, so none is counted twice.
+class Breakdown:
+    """A stretch of time by activity: unions over all streams, so no moment counts twice.
 
-    Compute is all that is no communication, copies and fills (`memory_us`) among it. Hidden is communication while
-    the GPU also computes; exposed is communication while nothing else runs; idle is when nothing runs at all.
+    Compute is all but communication, copies and fills (`memory_us`) included. Communication is hidden while the GPU
+    also computes and exposed while nothing else runs; the GPU is idle while nothing runs at all.
     """
 
     span_us: float
@@ -38,7 +38,7 @@ class Time:
 
     @property
     def idle_us(self) -> float:
-        """Nothing runs."""
+        """Time in which nothing runs."""
         return self.span_us - self.busy_us
 
     @property
@@ -48,21 +48,46 @@ class Time:
 
     @property
     def exposed_us(self) -> float:
-        """Communication, and nothing else."""
+        """Time in which only communication runs."""
         return self.exposed_transfer_us + self.exposed_waiting_us
 
     @property
     def alone_us(self) -> float:
-        """Compute without communication beside it."""
+        """Compute without communication at the same time."""
         return self.busy_us - self.communication_us
 
     @property
     def hidden_fraction(self) -> float | None:
-        """The part of communication that work hides; None without communication."""
+        """The part of communication that compute hides; None without communication."""
         return self.hidden_us / self.communication_us if self.communication_us else None
 
-    def share(self, part_us: float) -> float:
-        """Of the span."""
+    @property
+    def busy_fraction(self) -> float:
+        """The part of the span in which something ran."""
+        return self.fraction(self.busy_us)
+
+    @property
+    def idle_fraction(self) -> float:
+        """The part of the span in which nothing ran."""
+        return self.fraction(self.idle_us)
+
+    @property
+    def compute_fraction(self) -> float:
+        """The part of the span in which something computed."""
+        return self.fraction(self.compute_us)
+
+    @property
+    def communication_fraction(self) -> float:
+        """The part of the span in which something communicated."""
+        return self.fraction(self.communication_us)
+
+    @property
+    def exposed_fraction(self) -> float:
+        """The part of the span in which only communication ran."""
+        return self.fraction(self.exposed_us)
+
+    def fraction(self, part_us: float) -> float:
+        """Return the fraction of the span that a part is."""
         return part_us / self.span_us if self.span_us else 0.0
 
 
@@ -75,11 +100,11 @@ class Sweep:
 
     @property
     def length_ns(self) -> Longs:
-        """Of each state."""
+        """The length of each state."""
         return np.diff(self.edge_ns)
 
-    def time(self, start_ns: int | None = None, end_ns: int | None = None) -> Time:
-        """Where the time went, from one moment to another."""
+    def time(self, start_ns: int | None = None, end_ns: int | None = None) -> Breakdown:
+        """Return the breakdown from one moment to another."""
         length = self.length_ns
         if start_ns is not None and end_ns is not None:
             low, high = (np.clip(self.edge_ns, start_ns, end_ns)[part] for part in (np.s_[:-1], np.s_[1:]))
@@ -89,33 +114,33 @@ class Sweep:
             return float(length[chosen].sum()) / US
 
         state = self.state
-        alone = (state & TALK != 0) & (state & WORK == 0)
+        alone = (state & COMMUNICATION != 0) & (state & COMPUTE == 0)
         moving = state & BIT["transfer"] != 0
-        return Time(
+        return Breakdown(
             span_us=float(length.sum()) / US,
             busy_us=us(state != 0),
             memory_us=us(state & BIT["memory"] != 0),
             transfer_us=us(moving),
             waiting_us=us(state & BIT["waiting"] != 0),
-            communication_us=us(state & TALK != 0),
-            hidden_us=us((state & TALK != 0) & (state & WORK != 0)),
+            communication_us=us(state & COMMUNICATION != 0),
+            hidden_us=us((state & COMMUNICATION != 0) & (state & COMPUTE != 0)),
             exposed_transfer_us=us(alone & moving),
             exposed_waiting_us=us(alone & ~moving),
         )
 
     def within(self, chosen: Any, start_ns: Any, end_ns: Any) -> NDArray[np.float64]:
-        """Nanoseconds of the chosen states from each start to each end."""
+        """Return the nanoseconds of the chosen states from each start to each end."""
         past = np.concatenate([[0], np.cumsum(np.where(chosen, self.length_ns, 0))]).astype(np.float64)
         found: NDArray[np.float64] = np.interp(end_ns, self.edge_ns, past) - np.interp(start_ns, self.edge_ns, past)
         return found
 
     def exposed_ns(self, ops: Ops) -> NDArray[np.float64]:
-        """Of each operation, the time in which no work ran beside it."""
-        return ops.length_ns - self.within(self.state & WORK != 0, ops.start_ns, ops.end_ns)
+        """Return the time of each operation during which nothing computed."""
+        return ops.length_ns - self.within(self.state & COMPUTE != 0, ops.start_ns, ops.end_ns)
 
 
 def union(start_ns: Longs, end_ns: Longs) -> tuple[Longs, Longs]:
-    """Intervals, in the order of their start, joined where they meet.
+    """Join intervals, ordered by their start, where they meet.
 
     >>> [edge.tolist() for edge in union(np.array([0, 5, 20]), np.array([10, 8, 30]))]
     [[0, 20], [10, 30]]
@@ -128,7 +153,7 @@ def union(start_ns: Longs, end_ns: Longs) -> tuple[Longs, Longs]:
 
 
 def sweep(ops: Ops, bit: NDArray[np.uint8], span_ns: tuple[int, int] | None = None) -> Sweep:
-    """The states of one device; `bit` is each operation's kind, `span_ns` a time that reaches beyond them."""
+    """Return the states of one device; `bit` is the kind of each operation, `span_ns` an interval around them."""
     joined = {}
     for each in BIT.values():
         chosen = bit == each
