@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from cordee.plan.interval import SAVE_S_MAX, Lived, Measured, interval, mtbi_s
+from cordee.plan.interval import SAVE_S_MAX, Lived, SaveCost, interval, mtbi_s
 from cordee.plan.survive import LLAMA3_MTBI_GPU_HOURS, best_period_s
 
 H = 3600.0
@@ -36,12 +36,12 @@ def test_failures_shorten_it_and_life_without_them_lengthens_it() -> None:
 @pytest.mark.parametrize(
     ("ranks", "history", "measured", "save_s", "expected"),
     [
-        (1024, [], Measured(0.6, 61, 180), None, ("optimum", None)),
-        (8, [], Measured(0.1, 1, 60), None, (SAVE_S_MAX, None)),  # 1.5 h would be best
-        (1024, [], Measured(0.6, 1700, 180), None, (1700.0, None)),  # the store is slower: it decides
-        (64, [Lived(64, H, True)] * 20, Measured(0.1, 900, 60), None, (900.0, "often")),  # fails hourly, drains slowly
-        (64, [Lived(64, H, True)] * 20, Measured(0.1, 1, 60), 1200.0, (1200.0, "often")),  # asked for rarely
-        (64, [Lived(64, H, True)] * 20, Measured(0.1, 1, 60), 20.0, (20.0, None)),  # asked for often
+        (1024, [], SaveCost(0.6, 61, 180), None, ("optimum", None)),
+        (8, [], SaveCost(0.1, 1, 60), None, (SAVE_S_MAX, None)),  # 1.5 h would be best
+        (1024, [], SaveCost(0.6, 1700, 180), None, (1700.0, None)),  # the store is slower: it decides
+        (64, [Lived(64, H, True)] * 20, SaveCost(0.1, 900, 60), None, (900.0, "often")),  # fails hourly, drains slowly
+        (64, [Lived(64, H, True)] * 20, SaveCost(0.1, 1, 60), 1200.0, (1200.0, "often")),  # asked for rarely
+        (64, [Lived(64, H, True)] * 20, SaveCost(0.1, 1, 60), 20.0, (20.0, None)),  # asked for often
     ],
 )
 def test_intervals(ranks, history, measured, save_s, expected) -> None:

@@ -33,7 +33,7 @@ class Lived:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class SaveCost:
     """What a save of this job takes: it holds training up, and is durable later; and what a restart takes."""
 
     stall_s: float
@@ -73,7 +73,7 @@ def mtbi_s(history: Iterable[Lived], ranks: int) -> float:
     return LLAMA3_MTBI_GPU_HOURS / ranks * 3600 / math.exp(mean_log)
 
 
-def interval(history: Iterable[Lived], ranks: int, measured: Measured, *, save_s: float | None = None) -> Interval:
+def interval(history: Iterable[Lived], ranks: int, cost: SaveCost, *, save_s: float | None = None) -> Interval:
     """The best interval; `save_s` if that of checkpoints is given already.
 
     A capture in memory costs the stall of a checkpoint and helps only where the host stays: of Llama 3's failures an
@@ -81,9 +81,9 @@ def interval(history: Iterable[Lived], ranks: int, measured: Measured, *, save_s
     checkpoints were asked for more rarely than they would be.
     """
     mean_s = mtbi_s(history, ranks)
-    best_s = best_period_s(mean_s, measured.restart_s, measured.stall_s, measured.upload_s)
+    best_s = best_period_s(mean_s, cost.restart_s, cost.stall_s, cost.upload_s)
     chosen_s = min(SAVE_S_MAX, best_s) if save_s is None else save_s
     llama_per_s = ranks / LLAMA3_MTBI_GPU_HOURS / 3600
     stays_per_s = min(1 / mean_s, llama_per_s) * LLAMA3_PROCESS_SHARE + max(0.0, 1 / mean_s - llama_per_s)
-    hold_s = best_period_s(1 / stays_per_s, measured.restart_s, measured.stall_s)
+    hold_s = best_period_s(1 / stays_per_s, cost.restart_s, cost.stall_s)
     return Interval(chosen_s, hold_s if hold_s <= chosen_s / 2 else None, mean_s)

@@ -13,7 +13,7 @@ from cordee.train.settings import Every
 from cordee.units import format_duration
 
 if TYPE_CHECKING:
-    from cordee.plan.interval import Interval, Measured
+    from cordee.plan.interval import Interval, SaveCost
 
 log = logging.getLogger("cordee")
 
@@ -64,24 +64,24 @@ class AutoInterval:
         saves, captures = self._cadence.estimates
         if not (saves or captures):
             return False
-        from cordee.plan.interval import Lived, Measured, interval  # the plan's libraries are not needed to start
+        from cordee.plan.interval import Lived, SaveCost, interval  # the plan's libraries are not needed to start
 
         given_s = None if saves else self._every.seconds or self._between_s
         if not saves and given_s is None:
             return False  # counted by steps, and how long these take is not known yet
         history = [Lived(each.ranks, each.seconds, not each.left) for each in self._past()]
         history.append(Lived(self._ranks, time.monotonic() - self._began_s, failed=False))
-        measured = Measured(stall_s, upload_s, self.restart_s)
-        found = interval(history, self._ranks, measured, save_s=given_s)
+        cost = SaveCost(stall_s, upload_s, self.restart_s)
+        found = interval(history, self._ranks, cost, save_s=given_s)
         if captures:
             self._cadence.memory_s = found.hold_s
         if saves:
             self._cadence.save_s = found.save_s
             if logs:
-                self._log(found, measured, sum(each.failed for each in history))
+                self._log(found, cost, sum(each.failed for each in history))
         return True
 
-    def _log(self, found: "Interval", measured: "Measured", failures: int) -> None:
+    def _log(self, found: "Interval", cost: "SaveCost", failures: int) -> None:
         before_s = self._logged_s
         if before_s is not None and before_s / (1 + LOGGED_CHANGE) <= found.save_s <= before_s * (1 + LOGGED_CHANGE):
             return
@@ -91,8 +91,8 @@ class AutoInterval:
             " (%d in earlier attempts)",
             format_duration(found.save_s),
             "" if before_s is None else f" (was {format_duration(before_s)})",
-            format_duration(measured.stall_s),
-            format_duration(measured.upload_s),
+            format_duration(cost.stall_s),
+            format_duration(cost.upload_s),
             format_duration(found.mtbi_s),
             failures,
         )
