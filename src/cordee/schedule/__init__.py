@@ -3,7 +3,7 @@
 No clock, no randomness, no I/O.
 
 state.apply(event)                          for every event of the log, in order
-decision = decide(state, now_us, policy)    what follows now, for who only asks; the state is left as it was
+decision = decide(state, now_us, policy)    what follows now; the state is left as it was
 enact(state, now_us, policy, write)         the same, written down by `write` and applied; wake at `wake_at_us`
 explain(state, job_id, now_us)              why a job is where it is
 """

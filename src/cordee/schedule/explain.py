@@ -1,6 +1,6 @@
-"""Why a job is where it is: one dominant reason, with numbers, computed when someone asks.
+"""Explanations: the one reason that holds a job where it is, with numbers, computed on demand.
 
-The answer for a waiting job comes from running the cycle itself, so it cannot disagree with it.
+For a waiting job the cycle itself is run, so the answer cannot disagree with it.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from cordee.units import US_PER_S, format_duration
 
 
 class Reason(StrEnum):
-    """The one thing that holds a job where it is."""
+    """The main reason that holds a job where it is."""
 
     UNKNOWN_JOB = "unknown-job"
     ENDED = "ended"
     RUNNING = "running"
-    HELD_UP = "held-up"  # it runs, and one of its ranks stands still or is slower than the others
+    HELD_UP = "held-up"  # it runs, and one of its ranks makes no progress or is slower than the others
     STARTING = "starting"  # placed; its ranks have not started
     LEAVING = "leaving"  # has notice, or is being killed
     SERVER_SHUTTING_DOWN = "server-shutting-down"
@@ -39,28 +39,28 @@ class Reason(StrEnum):
     NO_NODES = "no-nodes"
     NO_SUCH_GPU = "no-such-gpu"
     TOO_LARGE = "too-large"  # for the nodes that are up
-    WAITS_FOR_VICTIMS = "waits-for-victims"  # GPUs are being vacated, and will be its own
-    WAITS_FOR_CHECKPOINT = "waits-for-checkpoint"  # it may push jobs that are kept until they have saved
-    WAITS_FOR_MINIMUM_RUN = "waits-for-minimum-run"  # it may push jobs that were pushed before, but not yet
-    RESERVED_FOR_OTHER = "reserved-for-other"  # enough are free, and kept for a gang before it
+    WAITS_FOR_VICTIMS = "waits-for-victims"  # victims leave GPUs that it has claimed
+    WAITS_FOR_CHECKPOINT = "waits-for-checkpoint"  # its victims keep their places until they have saved
+    WAITS_FOR_MINIMUM_RUN = "waits-for-minimum-run"  # its victims may run for a minimum time first
+    RESERVED_FOR_OTHER = "reserved-for-other"  # enough are free, and kept for a gang that goes first
     SPLIT = "split"  # enough are free, but not of one kind
     FRAGMENTED = "fragmented"  # enough are free, but not in its shape
     NOT_ENOUGH_FREE = "not-enough-free"
-    QUEUE_LIMIT = "queue-limit"  # its queue holds as much as it may
-    USER_LIMIT = "user-limit"  # its owner does, in its queue
-    DAY_GPU_TIME = "day-gpu-time"  # its queue used up its GPU time within a day
-    DAY_COST = "day-cost"  # or its money
+    QUEUE_LIMIT = "queue-limit"  # its queue holds its limit
+    USER_LIMIT = "user-limit"  # its owner holds the limit of a user in its queue
+    DAY_GPU_TIME = "day-gpu-time"  # its queue used its GPU time of a day
+    DAY_COST = "day-cost"  # its queue used its money of a day
     KEPT = "kept"  # what is free is the quota of queues that do not lend
     ERROR = "error"  # the scheduler fails on it; the other jobs go on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Why a job is where it is.
+    """The reason why a job is where it is.
 
     Attributes:
         text: one sentence with the numbers.
-        blocking: the jobs that hold what it waits for, those that leave first.
+        blocking: the jobs that hold what it waits for, those that leave soonest first.
         until_us: when the reason ends at the latest, where that is known.
     """
 
@@ -75,24 +75,24 @@ class Explanation:
 
 
 def explain(state: State, job_id: JobId, now_us: int) -> Explanation:
-    """The dominant reason; the state is left as it was."""
+    """Return the main reason; the state is left as it was."""
     record = state.jobs.get(job_id)
     if record is None:
         return Explanation(job_id=job_id, phase=None, reason=Reason.UNKNOWN_JOB, text=f"no job {job_id} is known")
     if record.phase.ended:
         why = record.ended.why if record.ended else ""
-        return _say(record, Reason.ENDED, f"{record.phase.value}: {why}")
+        return _why(record, Reason.ENDED, f"{record.phase.value}: {why}")
     attempt = state.attempts.get(job_id)
     if attempt is not None:
         return _live(record, attempt, now_us)
     if state.shutting_down:
-        return _say(
+        return _why(
             record, Reason.SERVER_SHUTTING_DOWN, "the server is going down; it goes on after the next `cordee up`"
         )
     return _waiting(state, record, now_us)
 
 
-def _say(record: JobRecord, reason: Reason, text: str, **more: object) -> Explanation:
+def _why(record: JobRecord, reason: Reason, text: str, **more: object) -> Explanation:
     return Explanation(
         job_id=record.job.job_id,
         phase=record.phase,
@@ -108,19 +108,19 @@ def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
     where = f"{_gpus(attempt.gpus)} on {', '.join(lease.node for lease in attempt.leases)}"
     held = ", ".join(lease.node for lease in attempt.held)
     if attempt.kill is not None:
-        return _say(record, Reason.LEAVING, f"{name} is being killed: {attempt.kill.why}; it still holds {held}")
+        return _why(record, Reason.LEAVING, f"{name} is being killed: {attempt.kill.why}; it still holds {held}")
     if attempt.notice is not None:
         return _leaving(record, attempt.notice, now_us)
     if attempt.started_us is None:
-        return _say(record, Reason.STARTING, f"{name} was placed on {where}; its ranks have not started yet")
+        return _why(record, Reason.STARTING, f"{name} was placed on {where}; its ranks have not started yet")
     ran = format_duration(max(0, now_us - attempt.started_us) / US_PER_S)
     if attempt.behind is not None:
-        return _say(record, Reason.HELD_UP, f"{name} has run on {where} for {ran}; {held_up(attempt.behind, now_us)}")
-    return _say(record, Reason.RUNNING, f"{name} has run on {where} for {ran}")
+        return _why(record, Reason.HELD_UP, f"{name} has run on {where} for {ran}; {held_up(attempt.behind, now_us)}")
+    return _why(record, Reason.RUNNING, f"{name} has run on {where} for {ran}")
 
 
 def held_up(event: RankBehind, now_us: int | None = None) -> str:
-    """Which rank holds a job up; with a time, for how long.
+    """Describe the rank that holds a job up; with a time, for how long.
 
     >>> held_up(RankBehind(at_us=9, job_id=JobId("a"), epoch=1, rank=3, how=Behind.SILENT, step=7, since_us=4))
     'rank 3 has not answered, in step 7'
@@ -138,7 +138,7 @@ def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation
     left = format_duration(max(0, notice.deadline_us - now_us) / US_PER_S)
     text = f"{attempt_name(notice.job_id, notice.epoch)} was given notice ({notice.reason.value}{gain}), {left} left"
     blocking = (notice.for_job,) if notice.for_job else ()
-    return _say(record, Reason.LEAVING, text, blocking=blocking, until_us=notice.deadline_us)
+    return _why(record, Reason.LEAVING, text, blocking=blocking, until_us=notice.deadline_us)
 
 
 def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
@@ -149,15 +149,15 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
     usable = max(sum(state.nodes.free.usable(kind) for kind in pool) for pool in candidates)
     if all(need_of(state.nodes.free, job, pool) is None for pool in candidates):
         text = f"it needs {job.gpus} {_asked(job)}{_shape(job)}; the nodes that are up have {usable}"
-        return _say(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
+        return _why(record, Reason.TOO_LARGE, text + _out_of_use(state, now_us))
     refusal = state.quotas.admits(job, now_us)
     with state.journal.what_if():
         draft = run(state, now_us)
         for failed, error in draft.errors:
             if failed == job.job_id:
-                return _say(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
+                return _why(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
         if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in draft.events):
-            return _say(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
+            return _why(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
         leaving = _leaving_of(state, draft.claims.get(job.job_id, ()))
     if leaving:
         return _for_victims(state, record, leaving, now_us)
@@ -170,7 +170,7 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
 
 
 def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
-    """Its queue keeps it from starting; who holds what the queue (or in it, the user) may hold blocks it."""
+    """Explain a queue's refusal; the jobs that hold what the queue, or in it the user, may hold block it."""
     holders = sorted(
         (attempt.placed_us, job_id)
         for job_id, attempt in state.attempts.items()
@@ -183,23 +183,23 @@ def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
     if failed and record.last is not None and refusal.bound in (Bound.DAY_GPU_TIME, Bound.DAY_COST):
         text += f"; {attempt_name(record.job.job_id, record.last.epoch)} {record.last.why}"
         text += f" ({failed} in a row without a checkpoint; {ATTEMPTS_WITHOUT_COMMIT} end the job)"
-    return _say(record, Reason(refusal.bound.value), text, blocking=blocking, until_us=refusal.until_us)
+    return _why(record, Reason(refusal.bound.value), text, blocking=blocking, until_us=refusal.until_us)
 
 
 def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:
     asked = _asked(record.job)
     up = sum(node.up for node in state.nodes.records.values())
     if not up:
-        return _say(record, Reason.NO_NODES, f"no node is up, {len(state.nodes.records)} are known")
+        return _why(record, Reason.NO_NODES, f"no node is up, {len(state.nodes.records)} are known")
     if not state.nodes.free.kinds:
-        return _say(record, Reason.NO_NODES, f"of {up} nodes that are up none is in use{_out_of_use(state, now_us)}")
+        return _why(record, Reason.NO_NODES, f"of {up} nodes that are up none is in use{_out_of_use(state, now_us)}")
     kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.nodes.free.kinds))
     text = f"it needs {record.job.gpus} {asked}; no node that is up has them: there are {kinds}"
-    return _say(record, Reason.NO_SUCH_GPU, text)
+    return _why(record, Reason.NO_SUCH_GPU, text)
 
 
 def _leaving_of(state: State, claim: tuple[Lease, ...]) -> list[Attempt]:
-    """Attempts that leave GPUs of a claim."""
+    """Return the attempts that leave GPUs of a claim."""
     wanted = {lease.node: mask_of(lease.gpus) for lease in claim}
     return [
         attempt
@@ -217,11 +217,11 @@ def _for_victims(state: State, record: JobRecord, leaving: list[Attempt], now_us
     text += f"{_and(blocking)} {'makes' if len(blocking) == 1 else 'make'} room"
     if until_us is not None:
         text += f" within {format_duration(max(0, until_us - now_us) / US_PER_S)}"
-    return _say(record, Reason.WAITS_FOR_VICTIMS, text, gpus_free=free, blocking=blocking, until_us=until_us)
+    return _why(record, Reason.WAITS_FOR_VICTIMS, text, gpus_free=free, blocking=blocking, until_us=until_us)
 
 
 def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
-    """Attempts that the cycle would push for the job if nobody were kept for a checkpoint, and until when they are."""
+    """Return the attempts that would be preempted for a job if none were kept for a checkpoint, and until when."""
     kept_us = state.running.kept_until_us(now_us, state.policy)
     kept = {job_id: int(kept_us[row]) for job_id, row in state.running.row_of.items() if kept_us[row] > now_us}
     if not kept:
@@ -232,8 +232,10 @@ def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
             state.journal.note(setattr, state, name, getattr(state, name))
             setattr(state, name, value)
         draft = run(state, now_us)
-    pushed = {event.job_id for event in draft.events if isinstance(event, NoticeGiven) and event.for_job == job.job_id}
-    return sorted((until_us, job_id) for job_id, until_us in kept.items() if job_id in pushed)
+    preempted = {
+        event.job_id for event in draft.events if isinstance(event, NoticeGiven) and event.for_job == job.job_id
+    }
+    return sorted((until_us, job_id) for job_id, until_us in kept.items() if job_id in preempted)
 
 
 def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId]], now_us: int) -> Explanation:
@@ -247,7 +249,7 @@ def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId
     )
     text += f" durable, {format_duration((until_us - now_us) / US_PER_S)} more at most"
     more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
-    return _say(record, Reason.WAITS_FOR_CHECKPOINT, text, **more)
+    return _why(record, Reason.WAITS_FOR_CHECKPOINT, text, **more)
 
 
 def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], draft: Draft, now_us: int) -> Explanation:
@@ -259,19 +261,19 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
         before = {each.job.job_id for kind in pool if (each := draft.reservations.get(kind)) and each.job != job}
         first = tuple(sorted(before) or sorted(draft.claims))
         text = f"{numbers} and kept for {_and(first)}, which came before it in the order"
-        return _say(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
+        return _why(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
     everywhere = sum(state.nodes.free.free(kind) for kind in {kind for each in candidates for kind in each})
     if free < job.gpus <= everywhere:
         text = f"{numbers} of one kind, {everywhere} of all: a gang never mixes kinds"
-        return _say(record, Reason.SPLIT, text, gpus_free=free)
-    resting = _resting(state, job, pool, now_us)
-    if resting:
-        until_us, soonest = resting[0]
+        return _why(record, Reason.SPLIT, text, gpus_free=free)
+    protected = _in_min_run(state, job, pool, now_us)
+    if protected:
+        until_us, soonest = protected[0]
         left = format_duration((until_us - now_us) / US_PER_S)
-        text = f"{numbers}; {soonest} was pushed before and may run {left} more before it is pushed again"
-        blocking = tuple(job_id for _, job_id in resting)
+        text = f"{numbers}; {soonest} was preempted before and may run {left} more before it is preempted again"
+        blocking = tuple(job_id for _, job_id in protected)
         more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
-        return _say(record, Reason.WAITS_FOR_MINIMUM_RUN, text, **more)
+        return _why(record, Reason.WAITS_FOR_MINIMUM_RUN, text, **more)
     holders = sorted(
         (attempt.placed_us, job_id)
         for job_id, attempt in state.attempts.items()
@@ -280,15 +282,15 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
     blocking = tuple(job_id for _, job_id in holders[:10])
     if free >= job.gpus:
         text = f"{numbers}, but not together{_shape(job)}; {_jobs(len(holders), 'holds', 'hold')} the others"
-        return _say(record, Reason.FRAGMENTED, text, gpus_free=free, blocking=blocking)
+        return _why(record, Reason.FRAGMENTED, text, gpus_free=free, blocking=blocking)
     ahead = sum(turn < turn_of(state, draft, record) for turn in turns(state, draft) if turn[-1] != job.job_id)
     text = numbers + (f"; {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
     text += f"; {_jobs(len(holders), 'holds', 'hold')} the others{_out_of_use(state, now_us)}"
-    return _say(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
+    return _why(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
 
 
-def _resting(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
-    """Attempts that the job may push once they have run as long as they may insist on, and when that is."""
+def _in_min_run(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
+    """Return the attempts that a job may preempt once they have run for their minimum time, and when that is."""
     found = []
     for job_id, row in state.running.row_of.items():
         until_us = int(state.running.rows.ints["min_run_ends_us"][row])
@@ -302,17 +304,18 @@ def _resting(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int,
 
 
 def _shape(job: Job) -> str:
-    """What must lie together."""
+    """Describe which GPUs must lie together."""
     parts = [f"units of {job.unit_gpus} in one island"] if job.unit_gpus else []
     parts += [f"all within one {job.within}"] if job.within else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
 def _out_of_use(state: State, now_us: int) -> str:
-    """Nodes that are kept out because they went down too often, or by an operator."""
+    """Name the nodes that are out of use: they went down too often, or are cordoned."""
     names = [name for name, node in sorted(state.nodes.records.items()) if node.quarantined_until_us > now_us]
     cordoned = [name for name, node in sorted(state.nodes.records.items()) if node.cordoned_by is not None]
-    text = f"; {_and(names)} went down too often and {'rests' if len(names) == 1 else 'rest'}" if names else ""
+    out = "is out of use" if len(names) == 1 else "are out of use"
+    text = f"; {_and(names)} went down too often and {out} for a while" if names else ""
     return text + (f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else "")
 
 

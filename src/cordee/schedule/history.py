@@ -1,7 +1,7 @@
-"""How long a job will run, learnt from those that ended: alike ones first, then less and less alike ones.
+"""Run times of jobs that ended, by which the run time of another one is estimated: the most similar jobs first.
 
 Run times spread over orders of magnitude, so an estimate here is a quantile of what was seen and not an average; and
-what a job has run already says that it is none of the shorter ones. Only `State` adds to it: a replay learns the same.
+a job that has run for some time is none of the shorter ones. Only `State` adds to it: a replay learns the same.
 """
 
 from bisect import bisect_right, insort
@@ -13,10 +13,10 @@ from cordee.schedule.journal import remove_from
 Key = tuple[object, ...]
 
 KEPT = 64
-"""So many run times of each key are kept, the newest."""
+"""So many run times of each key are kept, the newest ones."""
 
 ENOUGH = 5
-"""From so many on a key is believed."""
+"""A key with so many run times or more is used."""
 
 
 class History:
@@ -27,7 +27,7 @@ class History:
         self._sorted: dict[Key, list[int]] = {}
 
     def add(self, job: Job, ran_us: int) -> tuple[tuple[Key, int, int | None], ...]:
-        """A job ended after so long; each key, its run time, and the one that it drives out."""
+        """Add the run time of a job; return each key, the run time, and the oldest one that it replaced."""
         undo: list[tuple[Key, int, int | None]] = []
         for key in _keys(job):
             newest, ascending = self._newest.setdefault(key, []), self._sorted.setdefault(key, [])
@@ -52,7 +52,7 @@ class History:
                 del self._newest[key], self._sorted[key]
 
     def left_us(self, job: Job, ran_us: int, percent: int) -> int | None:
-        """How much longer a job runs that has run so long, with so many in a hundred; None if too few are known.
+        """Return how much longer so many in a hundred of such jobs run at most; None if too few are known.
 
         >>> from cordee.ids import JobId
         >>> job, history = Job(job_id=JobId("a"), name="a", owner="me", gpus=8), History()
@@ -60,17 +60,17 @@ class History:
         >>> history.left_us(job, 0, 50), history.left_us(job, 25, 50), history.left_us(job, 0, 90)
         (30, 15, 1000)
         """
-        known, shorter = self._alike(job, ran_us)
+        known, shorter = self._similar(job, ran_us)
         longer = len(known) - shorter
         return known[shorter + min(longer - 1, longer * percent // 100)] - ran_us if longer else None
 
     def longer(self, job: Job, ran_us: int) -> list[int]:
-        """Run times of the most alike jobs that ran longer, ascending; empty if too few are known."""
-        known, shorter = self._alike(job, ran_us)
+        """Return the run times of the most similar jobs that ran longer, ascending; empty if too few are known."""
+        known, shorter = self._similar(job, ran_us)
         return known[shorter:]
 
-    def _alike(self, job: Job, ran_us: int) -> tuple[list[int], int]:
-        """Run times of the most alike jobs of which some ran longer, and how many did not."""
+    def _similar(self, job: Job, ran_us: int) -> tuple[list[int], int]:
+        """Return the run times of the most similar jobs of which some ran longer, and how many did not."""
         for key in _keys(job):
             known = self._sorted.get(key)
             if known is not None and len(known) >= ENOUGH and known[-1] > ran_us:
@@ -78,19 +78,19 @@ class History:
         return [], 0
 
     def copied(self) -> "History":
-        """For a second owner."""
+        """Return a copy for a second owner."""
         new = History()
         new._newest = {key: list(times) for key, times in self._newest.items()}
         new._sorted = {key: list(times) for key, times in self._sorted.items()}
         return new
 
     def value(self) -> object:
-        """A deep copy, to compare."""
+        """Return a deep copy, to compare."""
         return {key: tuple(newest) for key, newest in self._newest.items()}
 
 
 def _keys(job: Job) -> Iterator[Key]:
-    """From the most to the least alike."""
+    """Yield the keys from the most to the least similar jobs."""
     yield (job.owner, job.name, job.queue, job.gpus)
     yield (job.owner, job.gpus)
     yield (job.gpus,)

@@ -1,15 +1,19 @@
-"""Changes that can be taken back: every index of `State` writes through one journal."""
+"""The undo journal: every index of the state writes through it, so that a what-if can be taken back."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
-_Undo = tuple[Callable[..., object], tuple[Any, ...]]
+_Undo = tuple[Callable[..., object], tuple[object, ...]]
+
+K = TypeVar("K")
+V = TypeVar("V")
+Item = TypeVar("Item", bound=int | tuple[int, object] | tuple[int, int, object])
 
 
 class Journal:
-    """Nothing is kept outside `what_if`."""
+    """Changes inside a what-if, and how each is undone; outside of one it keeps nothing."""
 
     def __init__(self) -> None:
         self._undo: list[_Undo] | None = None
@@ -17,12 +21,12 @@ class Journal:
 
     @property
     def keeps(self) -> bool:
-        """Whether it is inside `what_if`."""
+        """Whether a what-if is open."""
         return self._undo is not None
 
     @contextmanager
     def what_if(self) -> Iterator[None]:
-        """Take back, at the end, everything that was written inside. Can be nested."""
+        """Take back, at the end, everything that was written inside. What-ifs can be nested."""
         outermost = self._undo is None
         if self._undo is None:
             self._undo = []
@@ -37,29 +41,29 @@ class Journal:
                 self._undo = None
 
     def keep(self) -> None:
-        """What was written inside `what_if`, and not taken back yet, stays; not inside another `what_if`."""
-        assert self._depth == 1, "what was only imagined around it cannot be kept"
+        """Keep what was written inside the what-if and not taken back yet; not inside a nested one."""
+        assert self._depth == 1, "what a what-if around it only imagines cannot be kept"
         assert self._undo is not None
         self._undo.clear()
 
     def mark(self) -> int:
-        """Where `take_back` can return to; inside `what_if` only."""
-        assert self._undo is not None, "changes can be taken back inside what_if only"
+        """Return the point to which `take_back` can return; inside a what-if only."""
+        assert self._undo is not None, "changes can be taken back inside a what-if only"
         return len(self._undo)
 
     def take_back(self, mark: int) -> None:
         """Undo what was written since the mark."""
-        assert self._undo is not None, "changes can be taken back inside what_if only"
+        assert self._undo is not None, "changes can be taken back inside a what-if only"
         while len(self._undo) > mark:
             undo, args = self._undo.pop()
             undo(*args)
 
-    def note(self, undo: Callable[..., object], *args: Any) -> None:
-        """This call takes back what was just done."""
+    def note(self, undo: Callable[..., object], *args: object) -> None:
+        """Note the call that takes back what was just done."""
         if self._undo is not None:
             self._undo.append((undo, args))
 
-    def put(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+    def put(self, mapping: MutableMapping[K, V], key: K, value: V) -> None:
         """Set a key."""
         if self._undo is not None:
             if key in mapping:
@@ -68,23 +72,23 @@ class Journal:
                 self._undo.append((mapping.__delitem__, (key,)))
         mapping[key] = value
 
-    def drop(self, mapping: dict[Any, Any], key: Any) -> None:
+    def drop(self, mapping: MutableMapping[K, V], key: K) -> None:
         """Take a key out, if it is there."""
         if key in mapping:
             self.note(mapping.__setitem__, key, mapping.pop(key))
 
-    def insert(self, ascending: list[Any], item: Any) -> None:
-        """Into a sorted list."""
+    def insert(self, ascending: list[Item], item: Item) -> None:
+        """Insert an item into a sorted list."""
         insort(ascending, item)
         self.note(remove_from, ascending, item)
 
-    def remove(self, ascending: list[Any], item: Any) -> None:
-        """Out of a sorted list that holds it."""
+    def remove(self, ascending: list[Item], item: Item) -> None:
+        """Take an item out of a sorted list that holds it."""
         remove_from(ascending, item)
         self.note(insort, ascending, item)
 
 
-def remove_from(ascending: list[Any], item: Any) -> None:
+def remove_from(ascending: list[Item], item: Item) -> None:
     """Take an item out of a sorted list that holds it."""
     at = bisect_left(ascending, item)
     assert ascending[at] == item, f"{item} is not in the list"

@@ -1,4 +1,4 @@
-"""The life of jobs and attempts: what follows from what was reported, before anything is placed.
+"""The life of jobs and attempts: what follows from reports, before anything is placed.
 
 A job:
 
@@ -10,20 +10,20 @@ A job:
                      ├──│───────────── again ◀───────── AttemptEnded ──JobEnded──▶ done | failed | stopped
                         └──StopRequested, JobEnded──▶ stopped
 
-An attempt ends with the worst outcome of its shares, when none of its leases is held any more:
+An attempt ends with the worst outcome of its rank groups, when none of its leases is held any more:
 
-    outcome        of the shares                                     the job then
+    outcome        of the rank groups                                the job then
     lost           one was lost: node, agent, a rank killed outside  again; failed after 3 in a row without a commit
     failed         one failed by itself, before any notice           again; failed after 3 in a row without a commit
     killed         one was killed, or failed after a notice          again; counted as failed, if its queue's day ended
-                                                                     it, of which it used half, without a commit
+                                                                     it and it used most of that without a commit
     checkpointed   one left at the agreed step                       again
-    finished       all came to their end                             done
+    finished       all finished                                      done
 
 and "again" is stopped after a StopRequested, after a notice for the job's own limit, or after a preemption of a job
-that asked not to be requeued. A share that ends badly takes the rest of the gang with it (KillOrdered), and so does
-the deadline of a notice. The shares of a node that is down stay leased until they are reported ended: whoever knows
-that the node's lease has run out reports it.
+that asked not to be requeued. When a rank group ends badly the rest of the gang is killed (KillOrdered), and so it is
+at the deadline of a notice. The leases of a node that is down stay held until its ranks are reported ended: the server
+reports that when the lease of the node's agent has run out.
 """
 
 from bisect import bisect_right
@@ -109,30 +109,30 @@ def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
 
 
 def wake_us(attempt: Attempt) -> int | None:
-    """When time alone changes what `settle` does for a live attempt."""
+    """Return when time alone changes what `settle` does for a live attempt."""
     if not attempt.held or attempt.kill is not None:
         return None
     return attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
 
 
 def outcome_of(attempt: Attempt) -> RanksEnded:
-    """The share that says how the attempt ended: the first of the worst outcome."""
-    return min(attempt.ended, key=lambda share: _WORST_FIRST.index(_judged(attempt, share)))
+    """Return the end of ranks that decides how an attempt ended: the first one of the worst outcome."""
+    return min(attempt.ended, key=lambda ended: _WORST_FIRST.index(_judged(attempt, ended)))
 
 
-def _judged(attempt: Attempt, share: RanksEnded) -> Outcome:
-    # A script that does not know SIGTERM exits with whatever code once it gets notice; that is no failure of its own.
-    if share.outcome is Outcome.FAILED and attempt.notice is not None:
+def _judged(attempt: Attempt, ended: RanksEnded) -> Outcome:
+    # A script that does not handle SIGTERM exits with some code after a notice; that is no failure of its own.
+    if ended.outcome is Outcome.FAILED and attempt.notice is not None:
         return Outcome.KILLED
-    return share.outcome
+    return ended.outcome
 
 
 def _why_kill(record: JobRecord, attempt: Attempt, now_us: int) -> str | None:
     if attempt.kill is not None:
         return None
-    bad = next((share for share in attempt.ended if share.outcome in _BAD), None)
+    bad = next((each for each in attempt.ended if each.outcome in _BAD), None)
     if bad is not None:
-        return f"its share on {bad.node} ended as {bad.outcome.value}" + (f": {bad.why}" if bad.why else "")
+        return f"its ranks on {bad.node} ended as {bad.outcome.value}" + (f": {bad.why}" if bad.why else "")
     if record.stop is not None and record.stop.now:
         return f"stopped at once by {record.stop.by}"
     if attempt.notice is not None and now_us >= attempt.notice.deadline_us:
@@ -158,17 +158,17 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
 
 
 def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
-    """When the cloud takes the first of the attempt's nodes; None if it announced nothing."""
+    """Return when the cloud takes the first of an attempt's nodes; None if it announced nothing."""
     times = (state.nodes.records[lease.node].reclaimed_us for lease in attempt.held)
     return min((at_us for at_us in times if at_us is not None), default=None)
 
 
 def _end(state: State, draft: Draft, attempt: Attempt) -> None:
     job_id, now_us = attempt.job.job_id, draft.now_us
-    share = outcome_of(attempt)
-    outcome = _judged(attempt, share)
-    failure = share.failure or next((each.failure for each in attempt.ended if each.failure is not None), None)
-    why = share.why or _why_ended(attempt, outcome)
+    worst = outcome_of(attempt)
+    outcome = _judged(attempt, worst)
+    failure = worst.failure or next((each.failure for each in attempt.ended if each.failure is not None), None)
+    why = worst.why or _why_ended(attempt, outcome)
     used_up = used_up_day(state, attempt, outcome, now_us)
     if used_up is not None:
         why += f"; it used {used_up} within a day and made no checkpoint: it needs checkpoints, or a larger limit"
@@ -189,7 +189,7 @@ def _why_ended(attempt: Attempt, outcome: Outcome) -> str:
 
 
 def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[Phase, str] | None:
-    """How the job ends with this attempt, and why; None if it is queued again. `record` is as after the attempt."""
+    """Return how a job ends with this attempt, and why; None if it is queued again. `record` is from after it."""
     if ended.outcome is Outcome.FINISHED:
         return Phase.DONE, "finished"
     if record.stop is not None:
@@ -198,7 +198,7 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
     if reason is NoticeReason.LIMIT or is_used_up(record.job, record.used_us, record.used_cost):
         return Phase.STOPPED, _limits(record)
     if reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA) and not record.job.requeue:
-        return Phase.STOPPED, "preempted, and it asked not to be queued again"
+        return Phase.STOPPED, "preempted, and the job asked not to be requeued"
     if record.attempts_without_commit >= ATTEMPTS_WITHOUT_COMMIT:
         name, failed = attempt_name(record.job.job_id, attempt.epoch), record.attempts_without_commit
         return (

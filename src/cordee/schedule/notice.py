@@ -1,4 +1,4 @@
-"""Notices: what an attempt is told when it has to leave."""
+"""Notices: the request to an attempt to save and leave by a deadline."""
 
 from cordee.events import NoticeGiven, NoticeReason
 from cordee.ids import JobId
@@ -15,9 +15,9 @@ def notice(
     gpus: int | None = None,
     gone_us: int | None = None,
 ) -> NoticeGiven:
-    """The attempt is to leave within its grace period, and before the cloud takes a node of it at `gone_us`.
+    """Return a notice to leave within the grace period, and before the cloud takes a node at `gone_us`.
 
-    With `gpus` it starts again on so many at once.
+    With `gpus` the attempt starts again on so many at once.
     """
     deadline_us = now_us + attempt.job.grace_us
     return NoticeGiven(

@@ -1,8 +1,8 @@
-"""Whose turn it is: tiers, and where a job stands among those of its tier, priority and queue.
+"""The order of jobs: tiers, and the standing of a job among those of its tier, priority and queue.
 
-The whole order is: tier; who has waited too long, then who starts again at once, then the others; priority; the share
-of the queue; standing; time of submission; job id. No two jobs are equal and the order of reports does not matter. A
-job that was preempted keeps its time of submission and so its turn.
+The whole order is: tier; overdue jobs, then jobs that start again at once, then the others; priority; the fair share of
+the queue; standing; time of submission; job id. No two jobs are equal, and the order of reports does not matter. A
+preempted job keeps its time of submission and so its turn.
 """
 
 from bisect import bisect_right
@@ -20,11 +20,11 @@ LEVEL_BITS = 59
 """A standing is a level and, below it, so many bits of GPU time: 160 million GPU-hours."""
 
 UNKNOWN = 2**60
-"""The standing of a job of which nobody says how long it takes, where that decides."""
+"""The standing of a job whose run time is not known, where that decides."""
 
 
 def is_below(lower: Tier, upper: Tier) -> bool:
-    """Whether a job of tier `upper` may push one of tier `lower`.
+    """Return whether a job of tier `upper` may preempt one of tier `lower`.
 
     >>> is_below(Tier.PREEMPTIBLE, Tier.STANDARD), is_below(Tier.STANDARD, Tier.STANDARD)
     (True, False)
@@ -33,17 +33,17 @@ def is_below(lower: Tier, upper: Tier) -> bool:
 
 
 def level(tier: Tier) -> int:
-    """0 is the highest tier."""
+    """Return the number of a tier; 0 is the highest."""
     return _LEVEL[tier]
 
 
 def counts_service(policy: Policy) -> bool:
-    """Whether a standing is what a job has received; nobody needs to know how long it takes."""
+    """Return whether a standing is the GPU time that a job has received; then run times need not be known."""
     return policy.order in ("service", "las")
 
 
 def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> tuple[int, int]:
-    """What decides a job's standing, and how fast it changes while the job runs on so many GPUs, each microsecond."""
+    """Return what decides a job's standing, and its change in each microsecond that the job runs on so many GPUs."""
     if counts_service(policy):
         return served_gpu_us, gpus
     if policy.order == "fifo":
@@ -54,9 +54,10 @@ def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> 
 
 
 def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
-    """Where a waiting job stands; the smaller, the sooner.
+    """Return the standing of a waiting job; the smaller, the sooner its turn.
 
-    With levels of GPU time received it is the level, and inside a level (ours) the time; else by length or GPU time.
+    In the orders that count GPU time received it is a level and, in ours, the time within the level; in the others it
+    is the run time or GPU time that is left.
     """
     value, _ = pace(policy, record.job.gpus, record.served_gpu_us, left_us)
     if not counts_service(policy):
@@ -65,5 +66,5 @@ def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
 
 
 def compared_standing(policy: Policy, standing_: int) -> int:
-    """What of a standing counts against a running job: who is of a worse level can lose its turn, not an equal."""
+    """Return the part of a standing that counts against running jobs: one of a worse level can lose its turn."""
     return standing_ >> LEVEL_BITS if counts_service(policy) else standing_

@@ -1,7 +1,7 @@
-"""Who has waited too long: they go first in their tier, push any level of it, and are left alone by it once they run.
+"""Overdue jobs: they have waited too long, go first in their tier, and may preempt any level of it.
 
-They get a part of the GPUs that way (`Policy.patience_fraction`), the first of them first. Without that bound an
-overloaded cluster would become a queue in the order of arrival.
+Once they run, their own tier does not preempt them. They get a part of the GPUs that way (`Policy.patience_fraction`),
+the first of them first: without that bound an overloaded cluster would become a queue in the order of arrival.
 """
 
 from bisect import bisect_right
@@ -19,7 +19,7 @@ from cordee.schedule.waiting import Waiting
 def overdue(
     waiting: Waiting, jobs: Mapping[JobId, JobRecord], gpus: Callable[[], float], now_us: int
 ) -> frozenset[JobId]:
-    """Of those who wait, whose turn it is because of that: until these GPUs are spoken for."""
+    """Return the overdue jobs that go first: those that have waited longest, for so many GPUs together."""
     ages = (line.ages for line in waiting.lines.values() if line.ages[0][0] <= now_us)
     found = [each for due in ages for each in due[: bisect_right(due, now_us, key=itemgetter(0))]]
     if not found:
@@ -34,13 +34,14 @@ def overdue(
 
 
 def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt) -> bool:
-    """Whether an attempt that is being placed had waited too long."""
+    """Return whether the job of an attempt was overdue when it was placed."""
     if not policy.guards or policy.patience_us is None:
         return False
     return attempt.placed_us - record.submitted_us - record.used_us >= policy.patience_us
 
 
 def gpus_left(policy: Policy, running: Running, quotas: Quotas) -> float:
-    """What is left of the GPUs that are for them."""
-    held = int(running.rows.ints["gpus"][running.rows.flags["overdue"]].sum())
+    """Return how many GPUs overdue jobs may still get."""
+    rows = running.rows
+    held = int(rows.ints["gpus"][rows.flags["overdue"]].sum())
     return policy.patience_fraction * quotas.offered.gpu_milli / 1000 - held

@@ -1,23 +1,23 @@
-"""By which rules `decide` decides: one value for each question that schedulers answer differently.
+"""The policy of a scheduler: one value for each question that schedulers answer differently.
 
-The default is Cordee's own answer to each. The others are here so that they can be compared on the same trace by the
-same code: FIFO, SJF, EASY, Tiresias and the rest are combinations of these words (`NAMED`).
+The default is Cordee's own answer to each. The others are here so that the same code can be compared on the same
+trace: FIFO, SJF, EASY, Tiresias and the rest are combinations of these values (`NAMED`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from cordee.units import US_PER_HOUR, US_PER_S
 
 Order = Literal["service", "fifo", "sjf", "srsf", "las"]
-"""In a tier and a queue: least service first in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
+"""In a tier and a queue: least service in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
 
 Backfill = Literal["easy", "fit", "none"]
 """Around a reservation for the first gang that waits; around nothing; never."""
 
 Victims = Literal["dollars", "newest", "lowest", "none"]
-"""The set that loses the fewest dollars; last started first; lowest tier and priority first; nobody is pushed."""
+"""The set that loses the fewest dollars; last started first; lowest tier and priority first; no preemption."""
 
 
 Packing = Literal["mix", "fgd", "tight"]
@@ -49,7 +49,7 @@ class Policy:
             `service` and `las` only.
         resize: whether elastic jobs start smaller, shrink and grow.
 
-    The numbers are those of a study on the Philly traces (docs/design/schedule.md).
+    The numbers are from a study on the Philly traces (docs/design/order.md).
     """
 
     order: Order = "service"
@@ -77,27 +77,28 @@ class Policy:
 
     @property
     def guards(self) -> bool:
-        """Whether who waits too long goes first."""
+        """Whether overdue jobs go first."""
         return self.order == "service" and self.patience_us is not None
 
 
-_PEER: dict[str, Any] = {
-    "preempt_after_us": 0, "time_slice_us": 0, "patience_us": None, "favour": 0.0, "move_fraction": 0.0,
-    "awaits_checkpoint": False, "resize": False,
-}  # fmt: skip
+_PEER = Policy(
+    order="fifo", preempt_after_us=0, time_slice_us=0, patience_us=None, favour=0.0, move_fraction=0.0,
+    awaits_checkpoint=False, resize=False,
+)  # fmt: skip
+"""Other schedulers: without what is ours alone."""
 
 NAMED = MappingProxyType(
     {
         "cordee": Policy(),
-        "fifo": Policy(order="fifo", backfill="none", victims="none", **_PEER),
-        "fit": Policy(order="fifo", backfill="fit", victims="none", **_PEER),
-        "easy": Policy(order="fifo", backfill="easy", victims="none", **_PEER),
-        "sjf": Policy(order="sjf", backfill="fit", victims="none", **_PEER),
-        "srsf": Policy(order="srsf", backfill="fit", **_PEER),
-        "las": Policy(order="las", backfill="fit", levels_gpu_us=(3_250 * US_PER_S,), **_PEER),
+        "fifo": replace(_PEER, order="fifo", backfill="none", victims="none"),
+        "fit": replace(_PEER, order="fifo", backfill="fit", victims="none"),
+        "easy": replace(_PEER, order="fifo", backfill="easy", victims="none"),
+        "sjf": replace(_PEER, order="sjf", backfill="fit", victims="none"),
+        "srsf": replace(_PEER, order="srsf", backfill="fit"),
+        "las": replace(_PEER, order="las", backfill="fit", levels_gpu_us=(3_250 * US_PER_S,)),
         "fgd": Policy(packing="fgd"),
         "kill": Policy(notice=False),
     }
 )
-"""Known schedulers as combinations: strict FIFO, FIFO that lets pass what fits, EASY, SJF, SRSF and 2D-LAS as in
-Tiresias (Gu et al., NSDI 2019, section 3; its threshold of 3,250 GPU-seconds), and our own without any warning."""
+"""Known schedulers: strict FIFO, FIFO in which a job that fits may pass others, EASY, SJF, SRSF and 2D-LAS as in
+Tiresias (Gu et al., NSDI 2019, section 3; its threshold of 3,250 GPU-seconds), and our own without notices."""

@@ -1,4 +1,4 @@
-"""The values that `State` holds: frozen, and replaced when something happens to them (tuples, since that is often)."""
+"""Records: the values that `State` holds. They are frozen, and replaced when something happens to them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +24,7 @@ NEVER = 2**62
 
 
 class Phase(StrEnum):
-    """Where a job is in its life."""
+    """The phase of a job's life."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -47,11 +47,11 @@ class JobRecord(NamedTuple):
     waits_since_us: int  # when it was queued for the last time
     phase: Phase = Phase.QUEUED
     epoch: int = 0  # of its newest attempt
-    attempts_without_commit: int = 0  # attempts in a row that failed or were lost without a commit
+    attempts_without_commit: int = 0  # in a row that failed or were lost
     preemptions: int = 0  # attempts that left because another job needed the GPUs
     used_us: int = 0  # attempts that ended: placed until the last GPU was free
-    served_gpu_us: int = 0  # attempts' ended shares: GPUs x time
-    used_cost: int = 0  # alike, in micro-dollars x microseconds per hour
+    served_gpu_us: int = 0  # GPUs x time of leases that ended
+    used_cost: int = 0  # of the same, in micro-dollars x microseconds per hour
     size: int | None = None  # GPUs that its resized attempt is to start again on
     stop: StopRequested | None = None
     last: AttemptEnded | None = None
@@ -59,7 +59,7 @@ class JobRecord(NamedTuple):
 
     @property
     def waited_us(self) -> int:
-        """How long it had not run when it was queued for the last time."""
+        """How long it had waited when it was queued for the last time."""
         return self.waits_since_us - self.submitted_us - self.used_us
 
 
@@ -71,7 +71,7 @@ class Attempt(NamedTuple):
     placed_us: int
     leases: tuple[Lease, ...]
     prices: tuple[int, ...]  # micro-dollars per GPU-hour of each lease's node when placed
-    held: tuple[Lease, ...]  # leases whose share has not ended
+    held: tuple[Lease, ...]  # leases whose ranks have not ended
     limit_at_us: int | None = None  # when it gets notice for its job's limits
     started_us: int | None = None  # first RanksStarted
     captured_us: int | None = None  # work before this is durable
@@ -88,7 +88,7 @@ class Attempt(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """Of the gang; an elastic job may have fewer than it asked for."""
+        """GPUs of the gang; an elastic job may have fewer than it asked for."""
         return sum(len(lease.gpus) for lease in self.leases)
 
     @property
@@ -97,19 +97,19 @@ class Attempt(NamedTuple):
         return micro_usd_per_hour(self.leases, self.prices)
 
     def used_since(self, since_us: int) -> Pair:
-        """What its ended shares used from then on: GPU time and money, as a queue's day counts them."""
+        """Return what its ended leases used from then on: GPU time and money, as a queue's day counts them."""
         price_of = {lease.node: (lease.gpu_milli, price) for lease, price in zip(self.leases, self.prices, strict=True)}
-        spans = [(*price_of[share.node], max(0, share.at_us - max(since_us, self.placed_us))) for share in self.ended]
+        spans = [(*price_of[each.node], max(0, each.at_us - max(since_us, self.placed_us))) for each in self.ended]
         return sum(milli * us for milli, _, us in spans), sum(milli * price * us for milli, price, us in spans)
 
     def holds(self, leases: tuple[Lease, ...]) -> Held:
-        """What it holds by some of its leases."""
+        """Return what it holds by some of its leases."""
         price_of = {lease.node: price for lease, price in zip(self.leases, self.prices, strict=True)}
         return held_by(self.job, leases, [price_of[lease.node] for lease in leases])
 
 
 def micro_usd_per_hour(leases: tuple[Lease, ...], prices: tuple[int, ...]) -> int:
-    """The price of leases on nodes of these prices per GPU-hour."""
+    """Return the price per hour of leases on nodes of these prices per GPU-hour."""
     return sum(lease.gpu_milli * price for lease, price in zip(leases, prices, strict=True)) // 1000
 
 
@@ -119,13 +119,13 @@ class NodeRecord:
 
     node: Node
     up: bool = True
-    why: str = ""  # it is down
-    reclaimed_us: int | None = None  # the cloud takes it back then
-    cordoned_by: str | None = None  # an operator takes it out of use
+    why: str = ""  # the reason why it is down
+    reclaimed_us: int | None = None  # when the cloud takes it back
+    cordoned_by: str | None = None  # the operator who took it out of use
     cordon_why: str = ""
     drains: bool = False  # cordoned, and its attempts get notice
-    downs: tuple[int, ...] = ()  # when it went down lately
-    quarantined_until_us: int = 0  # it went down too often
+    downs: tuple[int, ...] = ()  # times at which it went down lately
+    quarantined_until_us: int = 0  # because it went down too often
 
     @property
     def stays(self) -> bool:

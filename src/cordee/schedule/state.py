@@ -59,7 +59,7 @@ class State:
         jobs: all jobs, the ended ones as well.
         attempts: the live attempts of jobs.
         nodes: nodes with the indexes of what is free.
-        queues: what queues hold, and may hold.
+        quotas: what queues hold, and may hold.
         waiting: lines of waiting jobs.
         running: columns over the attempts that could be preempted.
         agenda: jobs that a cycle looks at besides the lines.
@@ -134,14 +134,14 @@ class State:
         }
 
     def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
-        """How much longer a job runs in all: by what somebody said, or else by those that ended before it."""
+        """Return how much longer a job runs in all: by its estimate, or else by the jobs that ended before it."""
         job = record.job
         if job.estimate_us is not None:
             return max(0, job.estimate_us - record.used_us)
         return self.history.left_us(job, record.used_us, percent)
 
     def _length_us(self, record: JobRecord) -> int:
-        """How long its next attempt runs at most: by its limit, or by an estimate on the safe side."""
+        """Return how long a job's next attempt runs at most: by its limit, or by an estimate on the safe side."""
         job, lengths = record.job, [NEVER]
         if job.time_limit_us is not None:
             lengths.append(max(job.time_limit_us, job.time_limit_us // 2 + job.grace_us) - record.used_us)
@@ -149,6 +149,7 @@ class State:
         return min(lengths if left_us is None else (*lengths, left_us))
 
     def enqueue(self, record: JobRecord) -> None:
+        """Put a job into its line."""
         patience_us = self.policy.patience_us if self.policy.guards else None
         leaf = self.quotas.leaf(record.job.queue)
         by_owner = any(holder.queue.user_gpus is not None for holder in leaf.path)
@@ -163,7 +164,7 @@ class State:
         self.changes.count(gain=False)
 
     def run(self, record: JobRecord, attempt: Attempt) -> None:
-        """Enter an attempt among those that could be pushed, unless it leaves already."""
+        """Index an attempt among those that could be preempted, unless it leaves already."""
         if attempt.leaving or attempt.ended:
             return
         overdue = is_overdue(self.policy, record, attempt) and gpus_left(self.policy, self.running, self.quotas) > 0

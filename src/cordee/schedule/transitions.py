@@ -118,7 +118,7 @@ def _job_ended(state: "State", event: JobEnded) -> None:
 def _queues_set(state: "State", event: QueuesSet) -> None:
     state.journal.note(setattr, state, "quotas", state.quotas)
     state.quotas = state.quotas.regrouped(event.queues, event.at_us)
-    for job_id in sorted(state.waiting.job_ids()):  # lines are those of a queue's users where users have limits
+    for job_id in sorted(state.waiting.job_ids()):  # Where users have limits, each has lines of its own.
         record = state.jobs[job_id]
         state.waiting.remove(record)
         state.enqueue(record)
@@ -253,7 +253,7 @@ def _attempt_ended(state: "State", event: AttemptEnded) -> None:
         waits_since_us=event.at_us,
         attempts_without_commit=0 if attempt.captured_us is not None else record.attempts_without_commit + counted,
         preemptions=record.preemptions + (notice is not None and notice.reason in _PREEMPTED),
-        used_us=record.used_us + max(share.at_us for share in attempt.ended) - attempt.placed_us,
+        used_us=record.used_us + max(each.at_us for each in attempt.ended) - attempt.placed_us,
         size=notice.gpus if notice is not None and returns else None,
         last=event,
     )

@@ -1,4 +1,4 @@
-"""When time alone lets somebody who waits push somebody whom it may not push now."""
+"""Changes of turns: when time alone lets a waiting job preempt an attempt that it may not preempt now."""
 
 from bisect import bisect_right
 from operator import itemgetter
@@ -13,7 +13,7 @@ EVERY_US = 60 * US_PER_S
 
 
 def next_turn_us(state: State, now_us: int) -> int | None:
-    """The next such time, if anybody waits; None if there is none."""
+    """Return the next such time; None if there is none, or no job waits."""
     policy, waiting = state.policy, state.waiting
     if not waiting.count or policy.victims == "none":
         return None
@@ -22,8 +22,8 @@ def next_turn_us(state: State, now_us: int) -> int | None:
         later = 0 if line.ages[0][0] > now_us else bisect_right(line.ages, now_us, key=itemgetter(0))
         if later < len(line.ages) and line.ages[later][0] < NEVER:
             times.append(line.ages[later][0])
-    rests_us = state.running.next_us("min_run_ends_us", now_us)
-    times += [] if rests_us is None else [rests_us]
+    min_run_us = state.running.next_us("min_run_ends_us", now_us)
+    times += [] if min_run_us is None else [min_run_us]
     if policy.takes_turns or policy.move_fraction:
         turn_us = _own_tier_us(state, now_us)
         if turn_us is not None:
@@ -32,13 +32,13 @@ def next_turn_us(state: State, now_us: int) -> int | None:
 
 
 def _own_tier_us(state: State, now_us: int) -> int | None:
-    """When somebody has waited long enough to push; or an attempt has run so long, goes down a level, is kept no more.
+    """Return when a job has waited long enough to preempt, or an attempt's time slice, level or wait is over.
 
-    What is due by the next multiple of `EVERY_US` is soon enough: nobody looks for a sooner one.
+    A time by the next multiple of `EVERY_US` is soon enough: the search ends with the first of those.
     """
     soonest, soon_us = None, (now_us // EVERY_US + 1) * EVERY_US
-    for told in (_young_us, _rested_us, _crosses_us, _kept_us):
-        at_us = told(state, now_us)
+    for find in (_preempts_us, _slice_ends_us, _level_changes_us, _wait_ends_us):
+        at_us = find(state, now_us)
         if at_us is not None and at_us <= soon_us:
             return at_us
         if at_us is not None and (soonest is None or at_us < soonest):
@@ -46,22 +46,22 @@ def _own_tier_us(state: State, now_us: int) -> int | None:
     return soonest
 
 
-def _young_us(state: State, now_us: int) -> int | None:
+def _preempts_us(state: State, now_us: int) -> int | None:
     since, after_us = state.waiting.since, state.policy.preempt_after_us
-    young = bisect_right(since, now_us - after_us, key=itemgetter(0))
-    return since[young][0] + after_us if young < len(since) else None
+    first = bisect_right(since, now_us - after_us, key=itemgetter(0))
+    return since[first][0] + after_us if first < len(since) else None
 
 
-def _rested_us(state: State, now_us: int) -> int | None:
+def _slice_ends_us(state: State, now_us: int) -> int | None:
     return state.running.next_us("slice_ends_us", now_us)
 
 
-def _crosses_us(state: State, now_us: int) -> int | None:
+def _level_changes_us(state: State, now_us: int) -> int | None:
     policy = state.policy
     return state.running.level_changes_us(now_us, policy.levels_gpu_us) if counts_service(policy) else None
 
 
-def _kept_us(state: State, now_us: int) -> int | None:
+def _wait_ends_us(state: State, now_us: int) -> int | None:
     kept_us = state.running.kept_until_us(now_us, state.policy)
     kept_us = kept_us[kept_us > now_us]
     return int(kept_us.min()) if kept_us.size else None

@@ -1,11 +1,12 @@
-"""Who waits, in lines of jobs that are alike: what one of a line cannot get, those behind it in the line cannot.
+"""Waiting jobs in lines: a shape that the head of a line cannot place, the jobs behind it cannot place either.
 
-A line is a tier, a priority, a queue and a shape, so that ten thousand jobs that wait are a few dozen lines. Within a
-line jobs stand by their standing (`share.standing`), then by the time of submission, then by id.
+A line is a tier, a priority, a queue and a shape, so that ten thousand waiting jobs are a few dozen lines. In a line
+jobs are ordered by their standing (`order.standing`), then by the time of submission, then by id.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cordee.events import Job
 from cordee.ids import JobId
@@ -19,9 +20,12 @@ Place = tuple[int, int, JobId]
 Shape = tuple[object, ...]
 """Everything about a job that decides where it can lie."""
 
+LineKey = tuple[int, int, str, str, Shape]
+"""Tier, priority (negative), queue, owner where users have limits, shape."""
+
 
 def shape_of(job: Job) -> Shape:
-    """Equal for two jobs that fit in exactly the same places."""
+    """Return a key that is equal for two jobs that fit in exactly the same places."""
     return (
         job.gpus, job.gpu_name, job.capacity, job.unit_gpus, job.within, job.sizes,
         job.gpu_milli, job.cpu_milli, job.memory_bytes,
@@ -33,9 +37,9 @@ class Line:
     """Waiting jobs of one tier, priority, queue and shape.
 
     Attributes:
-        places: all of them, ascending.
-        ages: when each will have waited so long that it goes first, ascending.
-        lengths: how long each will run at most, as far as somebody says so, ascending.
+        places: of all its jobs, ascending.
+        ages: (when it is overdue, job), ascending.
+        lengths: (how long it runs at most, as far as that is known, job), ascending.
     """
 
     tier: int
@@ -47,51 +51,63 @@ class Line:
     ages: list[tuple[int, JobId]] = field(default_factory=list)
     lengths: list[tuple[int, JobId]] = field(default_factory=list)
 
-    def behind(self, place: Place | None) -> Place | None:
-        """The place after this one; None is before the first."""
-        at = 0 if place is None else bisect_right(self.places, place)
+    def behind(self, place: Place) -> Place | None:
+        """Return the place after this one."""
+        at = bisect_right(self.places, place)
         return self.places[at] if at < len(self.places) else None
 
 
-LineKey = tuple[int, int, str, str, Shape]
+class _Entry(NamedTuple):
+    """A waiting job as its line holds it."""
+
+    key: LineKey
+    standing: int
+    due_us: int
+    length_us: int
 
 
 class Waiting:
-    """All lines; changed by `State` only."""
+    """All lines; changed by `State` only.
+
+    Attributes:
+        lines: by their keys; none is empty.
+        count: waiting jobs.
+        since: (when it was queued for the last time, job), ascending.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self.lines: dict[LineKey, Line] = {}
         self.count = 0
+        self.since: list[tuple[int, JobId]] = []
+        self._entries: dict[JobId, _Entry] = {}
         self._journal = journal
-        self.since: list[tuple[int, JobId]] = []  # when each was queued for the last time, ascending
-        self._known: dict[JobId, tuple[LineKey, int, int, int]] = {}  # line, standing, its ages and its lengths
 
     def __len__(self) -> int:
         return self.count
 
     def job_ids(self) -> set[JobId]:
-        """Everybody who waits."""
-        return set(self._known)
+        """Return all waiting jobs."""
+        return set(self._entries)
 
     def standing(self, job_id: JobId) -> int:
-        """Where a waiting job stands in its line."""
-        return self._known[job_id][1]
+        """Return the standing of a waiting job."""
+        return self._entries[job_id].standing
 
     def key(self, job_id: JobId) -> LineKey:
         """Return the key of the line of a waiting job."""
-        return self._known[job_id][0]
+        return self._entries[job_id].key
 
     def line(self, job_id: JobId) -> Line:
-        """The line of a waiting job."""
-        return self.lines[self._known[job_id][0]]
+        """Return the line of a waiting job."""
+        return self.lines[self._entries[job_id].key]
 
     def length_us(self, job_id: JobId) -> int:
-        """How long a waiting job will run at most; NEVER if nobody says so."""
-        return self._known[job_id][3]
+        """Return how long a waiting job will run at most; NEVER if that is not known."""
+        return self._entries[job_id].length_us
 
     def due_us(self, job_id: JobId) -> int:
-        """When a waiting job will have waited too long; NEVER if that does not count."""
-        return self._known[job_id][2]
+        """Return when a waiting job is overdue; NEVER if no job ever is."""
+        return self._entries[job_id].due_us
 
     def add(
         self,
@@ -108,10 +124,10 @@ class Waiting:
         Args:
             record: of the job.
             standing: in its line.
-            length_us: how long it will run at most; NEVER if nobody knows.
-            patience_us: how long it may wait in all before it goes first.
-            queue: where it counts.
-            owner: if what one user may hold there is limited.
+            length_us: how long it will run at most; NEVER if that is not known.
+            patience_us: how long it may wait in all before it is overdue; None: however long.
+            queue: that counts it.
+            owner: where the GPUs of one user are limited.
         """
         job, journal = record.job, self._journal
         key = (level(job.tier), -job.priority, queue, owner, shape_of(job))
@@ -124,25 +140,25 @@ class Waiting:
         journal.insert(line.ages, (due_us, job.job_id))
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
-        journal.put(self._known, job.job_id, (key, standing, due_us, length_us))
+        journal.put(self._entries, job.job_id, _Entry(key, standing, due_us, length_us))
         self._count(+1)
 
     def remove(self, record: JobRecord) -> None:
-        """It was placed, or has ended."""
+        """Take out a job that was placed, or has ended."""
         job_id, journal = record.job.job_id, self._journal
-        key, standing, due_us, length_us = self._known[job_id]
-        line = self.lines[key]
-        journal.remove(line.places, (standing, record.submitted_us, job_id))
-        journal.remove(line.ages, (due_us, job_id))
-        journal.remove(line.lengths, (length_us, job_id))
+        entry = self._entries[job_id]
+        line = self.lines[entry.key]
+        journal.remove(line.places, (entry.standing, record.submitted_us, job_id))
+        journal.remove(line.ages, (entry.due_us, job_id))
+        journal.remove(line.lengths, (entry.length_us, job_id))
         journal.remove(self.since, (record.waits_since_us, job_id))
-        journal.drop(self._known, job_id)
+        journal.drop(self._entries, job_id)
         if not line.places:
-            journal.drop(self.lines, key)
+            journal.drop(self.lines, entry.key)
         self._count(-1)
 
     def value(self) -> object:
-        """A deep copy, to compare."""
+        """Return a deep copy, to compare."""
         return {key: (tuple(line.places), tuple(line.ages)) for key, line in self.lines.items()}
 
     def _count(self, change: int) -> None:

@@ -1,9 +1,8 @@
-"""How it goes on from here: the same `decide`, run forward over run times that the caller passes in.
+"""The scheduler run forward: the same `decide` over run times that the caller passes in.
 
-An event heap over `decide`, on a state of its own made of the `Snapshot` that it is given. It plays what agents and
-ranks do with the decisions: a job runs for its time, tells of its checkpoints where a decision rests on them, saves and
-leaves on notice, loses what no checkpoint holds. It invents no failures: nodes that are there stay, and those that are
-away stay away.
+An event heap over `decide`, on a state restored from a snapshot. It plays what agents and ranks do with the decisions:
+a job runs for its time, reports checkpoints where a decision depends on them, saves and leaves on notice, and loses
+what no checkpoint holds. It invents no failures: nodes that are up stay up, and those that are down stay down.
 """
 
 import heapq
@@ -33,12 +32,12 @@ from cordee.schedule.records import NEVER, Attempt
 from cordee.schedule.state import State
 
 _AGAIN_MAX = 1_000
-"""So many decisions at one moment are a fault of the scheduler, not a forecast."""
+"""So many decisions at one moment are a fault of the scheduler and no forecast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A job that will be submitted, and how long it will run."""
+    """A job that will be submitted, and its run time."""
 
     at_us: int
     job: Job
@@ -47,11 +46,11 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One way in which the unknown may turn out.
+    """One sample of what is not known.
 
     Attributes:
         left_us: how long each job that has not ended still runs, from now on, on all of its GPUs, restarts not counted.
-        arrivals: who comes, in the order of time; they are asked for one by one, and may go on for ever.
+        arrivals: jobs to come, in the order of time; they are taken one by one, and may go on for ever.
     """
 
     left_us: Mapping[JobId, int]
@@ -60,11 +59,11 @@ class Draw:
 
 @dataclass(slots=True)
 class Fate:
-    """What becomes of one job, as far as a run forward went.
+    """The future of one job, as far as a run forward went.
 
     Attributes:
         start_us: when it is placed next; of a job that runs, when it was placed.
-        leases: where.
+        leases: where it is placed.
         end_us: when it ends for good.
         preemptions: how often it gets notice until then.
     """
@@ -77,7 +76,7 @@ class Fate:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """One run forward: fates of the jobs that were asked about, until when it went, and whether the caller cut it."""
+    """One run forward: the fates of the watched jobs, the time that it reached, and whether the caller cut it."""
 
     fates: Mapping[JobId, Fate]
     until_us: int
@@ -95,17 +94,17 @@ def forward(
     grain: float = 0.0,
     go_on: Callable[[int], bool] = lambda decisions: True,
 ) -> Ahead:
-    """Run forward until all who are watched have ended, or until `until_us`, or until the caller wants no more.
+    """Run forward until all watched jobs have ended, or until `until_us`, or until the caller stops it.
 
     Args:
         snapshot: the state to start from.
-        now_us: from when.
-        draw: what is not known.
-        watch: jobs whose fates are wanted, also such as are only to come.
-        until_us: never farther.
+        now_us: the time of that state.
+        draw: the sample of what is not known.
+        watch: jobs whose fates are wanted; they may be among the arrivals.
+        until_us: the latest time.
         grain: what happens within this part of the time ahead is decided together, so that a run takes few decisions;
             but GPUs never stay free longer than this part of the time that they were held before. 0: each at its time.
-        go_on: asked before each decision, with their number so far.
+        go_on: called before each decision with the number of decisions so far.
     """
     return _Run(snapshot.restore(), now_us, draw, {job_id: Fate() for job_id in watch}, grain).go(until_us, go_on)
 
@@ -135,11 +134,11 @@ class _Run:
     _left_at_us: dict[JobId, int] = field(default_factory=dict)
     _live: dict[JobId, _Live] = field(default_factory=dict)
     _heap: list[tuple[int, int, JobId]] = field(default_factory=list)
-    _durable: list[tuple[int, JobId, int]] = field(default_factory=list)  # a heap: when, and whose epoch
+    _durable: list[tuple[int, JobId, int]] = field(default_factory=list)  # a heap: time, job, epoch
     _entries: int = 0
     _coming: Iterator[Arrival] = field(init=False)
     _next: Arrival | None = None
-    _open: set[JobId] = field(default_factory=set)  # those watched that have not ended
+    _open: set[JobId] = field(default_factory=set)  # watched jobs that have not ended
     _at_once: bool = False  # something follows at the moment of a decision
 
     def go(self, until_us: int, go_on: Callable[[int], bool]) -> Ahead:
@@ -174,13 +173,13 @@ class _Run:
         return Ahead(self.fates, self.now_us, decisions, bool(self._open))
 
     def _due_us(self) -> int:
-        """When the next attempt leaves."""
+        """Return when the next attempt leaves."""
         while self._heap and not self._leaves(*self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else NEVER
 
     def _leaves(self, at_us: int, _: int, job_id: JobId) -> bool:
-        """Whether what was planned still holds."""
+        """Return whether an entry of the heap still holds."""
         live = self._live.get(job_id)
         return live is not None and live.leaves_us == at_us
 
@@ -190,7 +189,7 @@ class _Run:
         self._at_once |= at_us <= self.now_us
 
     def _happen(self, from_us: int, by_us: int) -> int:
-        """Everything that is due by then, each at its time; when the last of it was, which is `from_us` at least."""
+        """Apply what is due by then, each at its time; return the time of the last of it, `from_us` at least."""
         while True:
             at_us, coming = self._due_us(), self._next
             if coming is not None and coming.at_us <= min(at_us, by_us):
@@ -205,7 +204,7 @@ class _Run:
             from_us, by_us = max(from_us, at_us), min(by_us, at_us + int(self.grain * held_us))
 
     def _take_over(self, attempt: Attempt) -> None:
-        """An attempt that is live already, from now on."""
+        """Continue an attempt that is live already."""
         job, now_us = attempt.job, self.now_us
         fate = self.fates.get(job.job_id)
         if fate is not None and not attempt.leaving:
@@ -245,9 +244,9 @@ class _Run:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def _reports_commits(self, attempt: Attempt, live: _Live) -> None:
-        """It goes on as it declared, if it has not kept silent for too long.
+        """Report checkpoints on the declared schedule, unless the attempt has been silent for too long.
 
-        Only if it loses what its newest checkpoint does not hold when it is pushed: of all others nobody asks for that.
+        It matters only for a job that cannot save in its grace period: no decision depends on the others' checkpoints.
         """
         job, every_us = attempt.job, attempt.job.checkpoint_every_us
         if self.state.policy.victims != "dollars" or not job.protected or job.grace_us >= job.save_us or every_us <= 0:
@@ -277,7 +276,7 @@ class _Run:
             heapq.heappush(self._durable, (live.durable_us, job_id, epoch))
 
     def _awaited_us(self, by_us: int) -> int:
-        """When the first checkpoint is durable for which somebody keeps its place; `by_us` if none is sooner."""
+        """Return when the first checkpoint is durable for which an attempt is kept; `by_us` if none is sooner."""
         if not self._durable or self._durable[0][0] >= by_us or not self.state.waiting.count:
             return by_us
         running = self.state.running
@@ -288,7 +287,7 @@ class _Run:
     # -- what follows from a decision ------------------------------------------------------------------------
 
     def _carry_out(self, event: Event) -> None:
-        """What agents and ranks do with a decision."""
+        """Do what agents and ranks do with a decision."""
         if isinstance(event, AttemptPlaced):
             self._start(event)
         elif isinstance(event, NoticeGiven):
@@ -345,7 +344,7 @@ class _Run:
         self._at(at_us, job_id)
 
     def _leave(self, job_id: JobId, at_us: int) -> int:
-        """Its GPUs are free; since when it held them."""
+        """Free the GPUs of an attempt; return since when it held them."""
         live = self._live.pop(job_id)
         self._left_at_us[job_id] = at_us
         for lease in self.state.attempts[job_id].held:

@@ -1,7 +1,7 @@
-"""How long jobs run on, for draws: what their owners say, else what alike jobs took, given how long each has run.
+"""Run times for draws: a job's estimate, else the run times of similar jobs that ran longer than it has.
 
-Where nothing is known, and beyond all that is known, a job that has run for t goes on for as long again, by the median:
-P(longer than x) = t / x. The uniform numbers come from the caller.
+Where no run time is known, and beyond the longest one, a job that has run for t goes on for as long again, by the
+median: P(longer than x) = t / x. The uniform numbers come from the caller.
 """
 
 from cordee.events import Job
@@ -13,7 +13,7 @@ _SHORTEST_US = 60 * US_PER_S  # where nothing is known at all
 
 
 def drawn_us(snapshot: Snapshot, job: Job, ran_us: int, u: float) -> int:
-    """How long a job runs on that has run for so long, for a uniform u in [0, 1)."""
+    """Return how much longer a job runs that has run for `ran_us`, for a uniform u in [0, 1)."""
     if job.estimate_us is not None and ran_us < job.estimate_us:
         return job.estimate_us - ran_us
     # Of m that ran longer, the next is as likely in each of the m gaps before them as beyond the longest.
@@ -26,7 +26,7 @@ def drawn_us(snapshot: Snapshot, job: Job, ran_us: int, u: float) -> int:
 
 
 def left_us(snapshot: Snapshot, job_id: JobId, now_us: int, u: float) -> int:
-    """How long a job that has not ended runs on."""
+    """Return how much longer a job runs that has not ended."""
     record, attempt = snapshot.jobs[job_id], snapshot.attempts.get(job_id)
     ran_us = record.used_us + (0 if attempt is None else max(0, now_us - attempt.placed_us))
     return drawn_us(snapshot, record.job, ran_us, u)

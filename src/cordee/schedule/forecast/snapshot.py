@@ -19,8 +19,8 @@ class Snapshot:
         self.policy, self.shutting_down = state.policy, state.shutting_down
         self.jobs, self.attempts, self.history = state.jobs.copy(), state.attempts.copy(), state.history.copied()
         nodes = state.nodes
-        self._records, self._leased, self._vacating = nodes.records.copy(), nodes.leased.copy(), nodes.vacating.copy()
-        self._went_down, self._quarantines = nodes.went_down.copy(), nodes.quarantines.copy()
+        self._leases = nodes.records.copy(), nodes.leased.copy(), nodes.vacating.copy()
+        self._failures = nodes.went_down.copy(), nodes.quarantines.copy()
         self._mix, self._quotas = deepcopy(state.nodes.free.mix), state.quotas.copied()
         self._agenda = state.agenda.copied()
         self._changes = (state.changes.total, state.changes.gains, state.changes.newest)
@@ -33,8 +33,10 @@ class Snapshot:
         made.shutting_down, made.quotas, made.history = self.shutting_down, self._quotas.copied(), self.history.copied()
         made.jobs, made.attempts, made.agenda = self.jobs.copy(), self.attempts.copy(), self._agenda.copied()
         nodes = made.nodes
-        nodes.records, nodes.leased, nodes.vacating = self._records.copy(), self._leased.copy(), self._vacating.copy()
-        nodes.went_down, nodes.quarantines = self._went_down.copy(), self._quarantines.copy()
+        records, leased, vacating = self._leases
+        nodes.records, nodes.leased, nodes.vacating = records.copy(), leased.copy(), vacating.copy()
+        went_down, quarantines = self._failures
+        nodes.went_down, nodes.quarantines = went_down.copy(), quarantines.copy()
         made.use(self.policy)
         made.changes.set(*self._changes)
         made.idle, made.failed_searches = self._idle, self._failed_searches
