@@ -260,7 +260,7 @@ def test_torn_last_line_of_the_nodes_own_stream(world):
     world.down()
     kill_agent(world)
     with (world.home / "nodes" / "local" / "1.jsonl").open("a") as file:
-        file.write('{"seq": 2, "event": {"kind": "Share')
+        file.write('{"seq": 2, "event": {"kind": "RankGroup')
     world.up()
     world.until(lambda: epochs_up(world) == [1, 2])
 

@@ -32,7 +32,7 @@ from cordee.event_json import decode
 from cordee.events import RankLeft
 from cordee.storage.destination import open_blobs
 from cordee.storage.log import read_entries
-from cordee.telemetry.notices import Told, write_notice
+from cordee.telemetry.notices import Notice, write_notice
 from cordee.train.job import Job, job
 from metadata_service import MetadataService
 
@@ -244,7 +244,7 @@ class Gang:
 
     def tell(self, rank: int, kind: str) -> None:
         if kind == "agent":
-            write_notice(self.spool, Told(deadline_us=time.time_ns() // 1000 + 3_000_000))
+            write_notice(self.spool, Notice(deadline_us=time.time_ns() // 1000 + 3_000_000))
         elif kind == "hint":
             self.service.schedule("Redeploy", 600)
             until(lambda: bool(self.commits()), "the save that the hint asks for")

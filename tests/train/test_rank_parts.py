@@ -15,7 +15,7 @@ import torch
 from cordee.errors import InputError, LayoutError, UnitError
 from cordee.plan.layout import Layout
 from cordee.telemetry.cloud import Aws
-from cordee.telemetry.notices import Told, read_notice, write_hint, write_notice
+from cordee.telemetry.notices import Notice, read_notice, write_hint, write_notice
 from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.state import decode, encode, gather, names_in
 from cordee.train.job import job
@@ -100,7 +100,7 @@ def test_one_rank_of_a_node_asks_the_cloud() -> None:
 def test_what_the_agent_tells_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     assert read_notice(None) is None and read_notice(spool) is None
-    told = Told(deadline_us=time.time_ns() // 1000 + 9_000_000, machine_stays=False)
+    told = Notice(deadline_us=time.time_ns() // 1000 + 9_000_000, machine_stays=False)
     write_notice(spool, told)
     assert read_notice(spool) == told and 0 < told.left_s() <= 9
     for broken in ("", "[]", '{"deadline_us": "soon"}', '{"deadline_us": null}'):

@@ -1,4 +1,4 @@
-"""The NodeAgent: one loop over its children, its server and its shares.
+"""The NodeAgent: one loop over its children, its server and its rank groups.
 
 It takes orders, keeps them on disk before it confirms them, and reports what happened. It decides nothing: whom to
 start, notify or kill is the server's to say. The server may die at any time; ranks do not notice.
@@ -20,8 +20,8 @@ from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
+from cordee.agent.rank_group import RankGroup, RankGroupResult, read_secrets, without_secrets
 from cordee.agent.reclaim import Reclaims
-from cordee.agent.share import RankGroupResult, Share, read_secrets, without_secrets
 from cordee.agent.spools import Spools
 from cordee.agent.takeover import end_survivors, read_ends
 from cordee.event_json import decode
@@ -69,7 +69,7 @@ class NodeAgent:
         self._selector = selectors.DefaultSelector()
         self._link = Link(home, node, epoch, self._selector)
         self._spools = Spools(self._link, self._report)
-        self._shares: dict[str, Share] = {}
+        self._groups: dict[str, RankGroup] = {}
         self._unavailable: tuple[int, ...] = ()
         self._ends: dict[str, list[tuple[int, RanksEnded]]] = {}  # by stream: what the server has not committed
         self._older: dict[str, tuple[Path, int]] = {}  # streams of earlier agents: file and last seq
@@ -92,7 +92,7 @@ class NodeAgent:
         self._report_node()
         reclaims = Reclaims(self._wake)
         reclaims.start(self._reclaimed, self._withdrawn, self._hinted)
-        while not (self._leaving and not self._shares):
+        while not (self._leaving and not self._groups):
             for key, _ in self._selector.select(self._timeout_s()):
                 key.data()
             reclaims.take_in()
@@ -167,10 +167,10 @@ class NodeAgent:
 
     def _timeout_s(self) -> float | None:
         now_s = time.monotonic()
-        due = [share.wake_at_s for share in self._shares.values() if share.wake_at_s is not None]
+        due = [group.wake_at_s for group in self._groups.values() if group.wake_at_s is not None]
         if self._link.channel is None:
             due.append(self._next_dial_s)
-        elif self._shares:
+        elif self._groups:
             due.append(self._next_follow_s)
         if self._devices.real:
             due.append(self._next_devices_s)
@@ -181,12 +181,12 @@ class NodeAgent:
         self._reap(now_s)
         if self._terminated and not self._leaving:
             self._leaving = True
-            for share in self._shares.values():
-                share.notice(now_s + share.order.grace_s)
-        for tag, share in list(self._shares.items()):
-            if share.tick(now_s):
-                del self._shares[tag]
-                self._finish(share)
+            for group in self._groups.values():
+                group.notice(now_s + group.order.grace_s)
+        for tag, group in list(self._groups.items()):
+            if group.tick(now_s):
+                del self._groups[tag]
+                self._finish(group)
         if self._link.channel is None and now_s >= self._next_dial_s:
             self._next_dial_s = now_s + DIAL_S
             self._dial()
@@ -194,8 +194,8 @@ class NodeAgent:
             self._report_node()
         if now_s >= self._next_follow_s:
             self._next_follow_s = now_s + FOLLOW_S
-            for share in self._shares.values():
-                self._spools.follow(share.order, share.folder)
+            for group in self._groups.values():
+                self._spools.follow(group.order, group.folder)
         self._link.forward()
 
     def _reap(self, now_s: float) -> None:
@@ -210,16 +210,16 @@ class NodeAgent:
             exits.append((pid, os.waitstatus_to_exitcode(status)))
         # When one rank is killed, others may fail of it before we look: the one that was killed is the first.
         for pid, code in sorted(exits, key=lambda each: each[1] != -signal.SIGKILL):
-            any(share.reaped(pid, code, now_s) for share in self._shares.values())
+            any(group.reaped(pid, code, now_s) for group in self._groups.values())
 
-    def _finish(self, share: Share) -> None:
-        for log in share.logs:
+    def _finish(self, group: RankGroup) -> None:
+        for log in group.logs:
             if log.read_fd in self._selector.get_map():
                 self._selector.unregister(log.read_fd)
             log.close()
-        result = share.result()
-        self._spools.complete(share.order, share.folder)
-        self._report_end(share.order, result)
+        result = group.result()
+        self._spools.complete(group.order, group.folder)
+        self._report_end(group.order, result)
 
     def _pump(self, log: LogPump) -> None:
         if not log.pump():
@@ -250,7 +250,7 @@ class NodeAgent:
         self._next_devices_s = time.monotonic() + DEVICES_S
         ours: set[int] = set()
         if self._devices.real:
-            ours = {each.pid for share in self._shares.values() for each in share.processes()}
+            ours = {each.pid for group in self._groups.values() for each in group.processes()}
         unavailable = self._devices.unavailable(ours.__contains__)
         if not first and unavailable == self._unavailable:
             return
@@ -273,11 +273,11 @@ class NodeAgent:
         self._report(
             NodeReclaimed(at_us=_now_us(), node=self._node, epoch=self._epoch, deadline_us=reclaim.deadline_us)
         )
-        for share in self._shares.values():
-            self._notice_of(reclaim, share)
+        for group in self._groups.values():
+            self._notice_of(reclaim, group)
 
-    def _notice_of(self, reclaim: Reclaim, share: Share) -> None:
-        share.notice(time.monotonic() + min(reclaim.left_s(), share.order.grace_s), machine_stays=False)
+    def _notice_of(self, reclaim: Reclaim, group: RankGroup) -> None:
+        group.notice(time.monotonic() + min(reclaim.left_s(), group.order.grace_s), machine_stays=False)
 
     def _withdrawn(self, reclaim: Reclaim) -> None:
         """The machine stays. Who got notice leaves all the same; the next agent's claim makes the node whole again."""
@@ -287,8 +287,8 @@ class NodeAgent:
     def _hinted(self, hint: Hint) -> None:
         """The machine may go soon: the ranks save, and go on."""
         _log.warning("the cloud says: %s", hint.why)
-        for share in self._shares.values():
-            write_hint(share.folder / "spool", _now_us(), hint.why)
+        for group in self._groups.values():
+            write_hint(group.folder / "spool", _now_us(), hint.why)
 
     # -- the server ----------------------------------------------------------------------------------------
 
@@ -337,8 +337,8 @@ class NodeAgent:
 
     def _end_all(self, why: str) -> None:
         self._leaving = True
-        for share in self._shares.values():
-            share.kill(why, time.monotonic())
+        for group in self._groups.values():
+            group.kill(why, time.monotonic())
 
     def _seen(self, source: str, seq: int) -> None:
         """The server has a stream up to here: what is settled by that needs no further keeping."""
@@ -375,14 +375,14 @@ class NodeAgent:
             if not self._journal.has(event.job_id, event.epoch, "order"):
                 self._start(event, order)
         elif isinstance(event, NoticeGiven):
-            share = self._shares.get(f"{event.job_id}.{event.epoch}")
-            if share is not None:
+            group = self._groups.get(f"{event.job_id}.{event.epoch}")
+            if group is not None:
                 deadline_s = time.monotonic() + (event.deadline_us - _now_us()) / US_PER_S
-                share.notice(deadline_s, machine_stays=event.reason is not NoticeReason.RECLAIM)
+                group.notice(deadline_s, machine_stays=event.reason is not NoticeReason.RECLAIM)
         elif isinstance(event, KillOrdered):
-            share = self._shares.get(f"{event.job_id}.{event.epoch}")
-            if share is not None:
-                share.kill(event.why, time.monotonic())
+            group = self._groups.get(f"{event.job_id}.{event.epoch}")
+            if group is not None:
+                group.kill(event.why, time.monotonic())
             elif not self._journal.has(event.job_id, event.epoch, "order"):
                 self._journal.keep_tombstone(event.job_id, event.epoch, event.why)
 
@@ -413,19 +413,19 @@ class NodeAgent:
                 real_gpus=self._devices.real,
                 gpus=self._devices.count,
             )
-        except Exception as error:  # whatever is wrong with one job's spec must not end the node's other shares
+        except Exception as error:  # whatever is wrong with one job's spec must not end the node's other rank groups
             why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
             self._journal.keep_order(order)
             self._report_end(order, RankGroupResult(Outcome.FAILED, why))
             return
         self._journal.keep_order(order, launch=launch.says, omp_num_threads=launch.omp_num_threads)
-        share = self._shares[order.tag] = Share(order, folder)
-        share.start(launch, secrets)
-        self._journal.keep_ranks(order, share.known)
-        for log in share.logs:
+        group = self._groups[order.tag] = RankGroup(order, folder)
+        group.start(launch, secrets)
+        self._journal.keep_ranks(order, group.known)
+        for log in group.logs:
             self._selector.register(log.read_fd, selectors.EVENT_READ, partial(self._pump, log))
         if self._reclaim is not None:
-            self._notice_of(self._reclaim, share)
+            self._notice_of(self._reclaim, group)
         _log.info("%s started: %s", order.tag, launch.says)
         self._report(
             RanksStarted(at_us=_now_us(), job_id=placed.job_id, epoch=placed.epoch, node=self._node, launch=launch.says)

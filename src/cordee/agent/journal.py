@@ -1,6 +1,6 @@
-"""What an agent keeps on disk of each share: its order before it is confirmed, and that it was settled.
+"""The files that an agent keeps of each rank group: its order before it is confirmed, and that it was settled.
 
-attempts/<job>/<epoch>/<node>/order.json    the share was ordered (fsynced before the confirmation)
+attempts/<job>/<epoch>/<node>/order.json    the group was ordered (fsynced before the confirmation)
                               killed.json   it was killed before it was ordered: it must never start
                               ranks.json    the direct children, to find them whatever they do to their environment
                               ended.json    the server has its RanksEnded: nothing is left to do
@@ -18,18 +18,18 @@ from cordee.events import Lease, RanksEnded
 
 
 class Journal:
-    """The shares of one node, as files under the home."""
+    """The rank groups of one node, as files under the home."""
 
     def __init__(self, home: Path, node: str) -> None:
         self._attempts = home / "attempts"
         self._node = node
 
     def folder(self, job_id: str, epoch: int) -> Path:
-        """Of the share, whether it is there or not."""
+        """Return the folder of a rank group, whether it exists or not."""
         return self._attempts / job_id / str(epoch) / self._node
 
     def has(self, job_id: str, epoch: int, name: str) -> bool:
-        """Whether the share has this file: `order`, `killed`, `ended`."""
+        """Return whether the rank group has this file: `order`, `killed`, `ended`."""
         return (self.folder(job_id, epoch) / f"{name}.json").exists()
 
     def keep_order(self, order: Assignment, **recorded: Any) -> None:
@@ -50,15 +50,15 @@ class Journal:
         _write_durably(self.folder(order.job_id, order.epoch) / "order.json", data)
 
     def keep_tombstone(self, job_id: str, epoch: int, why: str) -> None:
-        """The share was killed before its order came."""
+        """Record that the rank group was killed before its order came."""
         _write_durably(self.folder(job_id, epoch) / "killed.json", {"why": why})
 
     def keep_ranks(self, order: Assignment, ranks: list[Process]) -> None:
-        """Who was started."""
+        """Record the direct children."""
         _write(self.folder(order.job_id, order.epoch) / "ranks.json", [list(process) for process in ranks])
 
     def ranks(self, order: Assignment) -> list[Process]:
-        """Who was started, as far as was written."""
+        """Return the direct children, as far as they were recorded."""
         try:
             data = json.loads((self.folder(order.job_id, order.epoch) / "ranks.json").read_text())
         except (OSError, ValueError):
@@ -66,11 +66,11 @@ class Journal:
         return [Process(int(pid), float(started)) for pid, started in data]
 
     def settle(self, ended: RanksEnded) -> None:
-        """The server has committed the share's end."""
+        """Record that the server has committed the end of the rank group."""
         _write(self.folder(ended.job_id, ended.epoch) / "ended.json", encode(ended))
 
     def unsettled(self) -> list[Assignment]:
-        """Ordered shares whose end the server does not have, oldest first."""
+        """Return the ordered rank groups whose end the server does not have, oldest first."""
         found = []
         for path in self._attempts.glob(f"*/*/{self._node}/order.json"):
             if not (path.parent / "ended.json").exists():

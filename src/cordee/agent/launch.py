@@ -1,4 +1,4 @@
-"""What each process of a share gets: its argv and its environment. Nothing is started here."""
+"""The argv and the environment of each process of a rank group. Nothing is started here."""
 
 import json
 import math
@@ -38,12 +38,12 @@ _NOT_INHERITED = re.compile(
 
 
 class LaunchError(Exception):
-    """The share cannot be started; the message says why."""
+    """The rank group cannot be started; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One node's share of an attempt: what the order says."""
+    """The order for one rank group: the ranks of an attempt on one node."""
 
     job_id: str
     epoch: int
@@ -105,7 +105,7 @@ class RankLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroupLaunch:
-    """All processes of a share, and the sentence that says how they are started."""
+    """All processes of a rank group, and the sentence that says how they are started."""
 
     cwd: str
     per_rank: bool
@@ -123,11 +123,11 @@ def prepare(
     real_gpus: bool,
     gpus: int,
 ) -> RankGroupLaunch:
-    """The processes of a share.
+    """Return the processes of a rank group.
 
     Args:
-        order: the share.
-        folder: of the share; its spool is in it.
+        order: of the rank group.
+        folder: of the rank group; its spool is in it.
         base_env: the agent's own environment.
         secrets: name to value; they go into the environment and nowhere else.
         real_gpus: GPUs, not CPU slots.
@@ -148,7 +148,7 @@ def prepare(
     env = {name: value for name, value in base_env.items() if not _NOT_INHERITED.fullmatch(name)}
     env.setdefault("PYTHONUNBUFFERED", "1")  # a killed rank's last lines are worth more than fewer writes
     env |= _gpu_env(order.gpus, real_gpus) | {"OMP_NUM_THREADS": str(omp)} | spec_env | secrets
-    env |= _share_env(order, folder, cwd)
+    env |= _group_env(order, folder, cwd)
     argv = ("/bin/sh", "-c", run) if isinstance(run, str) else tuple(str(word) for word in run)
     _check(run, cwd, env)
     n_local = len(order.gpus)
@@ -236,7 +236,7 @@ def _gpu_env(gpus: Sequence[int], real: bool) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
-def _share_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
+def _group_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
     env = {
         TAG: order.tag,
         NODE: order.node,

@@ -16,7 +16,7 @@ _SWEEP_S = 0.01
 
 
 def read_ends(path: Path) -> tuple[list[tuple[int, RanksEnded]], int]:
-    """The ends of shares in an agent's stream, with their seq, and the stream's last seq."""
+    """Return the ends of rank groups in an agent's stream, with their seq, and the stream's last seq."""
     ends: list[tuple[int, RanksEnded]] = []
     reader = StreamReader(path)
     while records := reader.read(1000):
@@ -29,7 +29,7 @@ def read_ends(path: Path) -> tuple[list[tuple[int, RanksEnded]], int]:
 
 
 def end_survivors(order: Assignment, ranks: Sequence[Process]) -> int:
-    """Kill every process of a share until none is left, however long it takes; how many there were."""
+    """Kill every process of a rank group until none is left, however long it takes; return their number."""
     ended: set[Process] = set()
     while left := process.find(order.tag, ranks, node=order.node):
         ended |= left

@@ -98,7 +98,7 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
-    """Exit when no share runs; with `now`, end the shares first."""
+    """Exit when no rank group runs; with `now`, end the rank groups first."""
 
     now: bool = False
 

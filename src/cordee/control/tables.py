@@ -179,7 +179,7 @@ def _follow_attempt(connection: sa.Connection, event: Event) -> None:
             failure = None if event.failure is None else json.dumps(dataclasses.asdict(event.failure))
             ended = {"state": "ended", "ended_us": event.at_us, "outcome": event.outcome.value}
             _set_attempt(connection, event, **ended, why=event.why, failure=failure)
-            # Every share is gone: what was not delivered has nobody left to reach, and a late start must never be.
+            # No rank group is left: an order that was not delivered has no receiver, and must never start ranks late.
             of_attempt = (commands.c.job_id == event.job_id) & (commands.c.epoch == event.epoch)
             connection.execute(commands.delete().where(of_attempt))
 

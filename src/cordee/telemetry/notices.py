@@ -1,6 +1,6 @@
-"""What an agent tells the ranks of a share besides SIGTERM, which says only that they have to leave: until when.
+"""The notice that an agent writes for its ranks besides SIGTERM: the deadline, which no signal can carry.
 
-One small file in the share's spool, written before the signal and again when there is less time. Both sides run on one
+One small file in the group's spool, written before the signal and again when there is less time. Both sides run on one
 machine, so they have one clock. Another one holds a hint, for which there is no signal: that the machine may go soon.
 """
 
@@ -19,24 +19,24 @@ _HINT = "hint.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """Whoever is still there at `deadline_us`, since the Unix epoch, is killed.
+class Notice:
+    """Processes that still run at `deadline_us`, since the Unix epoch, are killed.
 
     Attributes:
-        machine_stays: what lies on the machine's own disks is there afterwards.
+        machine_stays: the machine's own disks can be read afterwards.
     """
 
     deadline_us: int
     machine_stays: bool = True
 
     def left_s(self) -> float:
-        """Seconds until then."""
+        """Return the seconds until the deadline."""
         return max(0.0, self.deadline_us / US_PER_S - time.time())
 
 
-def write_notice(spool: Path, told: Told) -> None:
-    """Tell the ranks; a disk that is full keeps nobody from the signal."""
-    _write(spool, _NAME, asdict(told))
+def write_notice(spool: Path, notice: Notice) -> None:
+    """Write the notice for the ranks; a disk that is full does not keep the signal back."""
+    _write(spool, _NAME, asdict(notice))
 
 
 def write_hint(spool: Path, at_us: int, why: str) -> None:
@@ -45,7 +45,7 @@ def write_hint(spool: Path, at_us: int, why: str) -> None:
 
 
 def read_hint(spool: Path) -> tuple[int, str] | None:
-    """When the agent gave the newest hint, and why."""
+    """Return the time of the newest hint, and its reason; None without one."""
     try:
         body = json.loads((spool / _HINT).read_text())
         return int(body["at_us"]), str(body["why"])
@@ -61,12 +61,12 @@ def _write(spool: Path, name: str, body: dict[str, Any]) -> None:
         os.replace(half, spool / name)  # noqa: PTH105 - atomic
 
 
-def read_notice(spool: Path | None) -> Told | None:
-    """What the agent has told, if anything."""
+def read_notice(spool: Path | None) -> Notice | None:
+    """Return the newest notice; None without one."""
     if spool is None:
         return None
     try:
         body = json.loads((spool / _NAME).read_text())
-        return Told(deadline_us=int(body["deadline_us"]), machine_stays=bool(body.get("machine_stays", True)))
+        return Notice(deadline_us=int(body["deadline_us"]), machine_stays=bool(body.get("machine_stays", True)))
     except (OSError, ValueError, LookupError, TypeError):
         return None

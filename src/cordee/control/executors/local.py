@@ -133,7 +133,7 @@ class LocalExecutor:
         """Make the agents leave, and wait for it.
 
         Args:
-            now: end the shares that still run; otherwise an agent leaves when its last share has ended.
+            now: end the rank groups that still run; otherwise an agent leaves when its last one has ended.
             timeout_s: how long to wait.
 
         Returns:

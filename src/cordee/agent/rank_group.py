@@ -1,4 +1,4 @@
-"""One node's share of one attempt while it runs: its processes, from the first spawn to the last one's end.
+"""The ranks of one attempt on one node while they run, from the first spawn to the end of the last process.
 
 The agent's loop calls it: when children were reaped, when a command came, when its time has come.
 """
@@ -20,7 +20,7 @@ from cordee.agent.spools import last_reports
 from cordee.errors import EXIT_CHECKPOINTED
 from cordee.events import Behind, Failure, Outcome, RankBehind, RankLeft
 from cordee.storage.rescue import RESCUE_S_MAX, UPLOADER_MARKS
-from cordee.telemetry.notices import Told, write_notice
+from cordee.telemetry.notices import Notice, write_notice
 from cordee.units import US_PER_S
 
 _STANDING = (Behind.STUCK, Behind.SILENT)
@@ -39,15 +39,15 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True)
 class RankGroupResult:
-    """How a share ended."""
+    """The end of a rank group."""
 
     outcome: Outcome
     why: str
     failure: Failure | None = None
 
 
-class Share:
-    """The processes of one share.
+class RankGroup:
+    """The processes of one rank group.
 
     Attributes:
         order: what was ordered.
@@ -100,12 +100,12 @@ class Share:
             self.known.append(child)
 
     def refuse(self, why: str) -> None:
-        """The share cannot be started."""
+        """End at once, since the group cannot be started."""
         self._not_started = why
         self._sweep(now_s=0.0)
 
     def reaped(self, pid: int, exit_code: int, now_s: float) -> bool:
-        """A child of the agent has exited; False if it is none of this share's direct children."""
+        """Take note that a child has exited; return False if it is no direct child of this group."""
         rank = next((each for each in self._ranks if each.popen.pid == pid and each.exit_code is None), None)
         if rank is None:
             return False
@@ -126,7 +126,7 @@ class Share:
             self._deadline_s = min(self._deadline_s, deadline_s)
             self._machine_stays = self._machine_stays and machine_stays
             deadline_us = round((time.time() + self._deadline_s - time.monotonic()) * US_PER_S)
-            write_notice(self.folder / "spool", Told(deadline_us=deadline_us, machine_stays=self._machine_stays))
+            write_notice(self.folder / "spool", Notice(deadline_us=deadline_us, machine_stays=self._machine_stays))
         if not self._sweeping:
             self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
         if self._noticed:
@@ -144,7 +144,7 @@ class Share:
             self._sweep(now_s)
 
     def tick(self, now_s: float) -> bool:
-        """Do what is due; True when every process of the share is gone."""
+        """Do what is due; return True when every process of the group is gone."""
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return False
         if not self._sweeping:
@@ -175,7 +175,7 @@ class Share:
         return now_s - since_s < STILL_S_MAX
 
     def processes(self) -> set[Process]:
-        """All that run of this share."""
+        """Return all running processes of this group."""
         return process.find(self.order.tag, self.known, node=self.order.node)
 
     def result(self) -> RankGroupResult:

@@ -12,7 +12,7 @@ from agent_world import DEADLINE_S, JOB, TAG, python
 
 from cordee.agent import process
 from cordee.agent.launch import Assignment
-from cordee.agent.share import STILL_S_MAX, Share
+from cordee.agent.rank_group import STILL_S_MAX, RankGroup
 from cordee.events import Lease, NodeUp, Outcome, RankBehind, RankLeft, RanksEnded
 from cordee.storage.rescue import RESCUE_S_MAX
 
@@ -127,7 +127,7 @@ def test_a_drain_that_stands_still_is_not_waited_for(tmp_path):
     env = os.environ | {"CORDEE_ATTEMPT": order.tag, "CORDEE_NODE": "local", "CORDEE_DRAIN": "1"}
     stopped, busy = [subprocess.Popen(python("while True: pass"), env=env) for _ in range(2)]
     try:
-        share = Share(order, tmp_path)
+        share = RankGroup(order, tmp_path)
         deadline_s = time.monotonic() + DEADLINE_S
         while len(share.processes()) < 2:
             assert time.monotonic() < deadline_s
