@@ -1,4 +1,4 @@
-"""Every GPU-microsecond in exactly one class; the parts sum to the whole, whatever the ranks told."""
+"""Every GPU-microsecond in exactly one class; the parts sum to the whole, whatever the ranks report."""
 
 from itertools import pairwise
 
@@ -81,7 +81,7 @@ CASES = {
         [U(110, 120, 0, 10), U(130, 150, 10, 20), *ended(200, "finished")],
         {"restart": 60, "useful": 30, "stall": 10},
     ),
-    "as told": (
+    "as reported": (
         [span(R, 100, 110), U(110, 150, 0, 4), span(C, 150, 160), span(T, 160, 170), *ended(200, "finished")],
         {"restart": 40, "useful": 40, "checkpoint": 10, "stall": 10},
     ),
@@ -125,7 +125,7 @@ CASES = {
     # garbled
     "backwards within the span before": ([U(110, 190, 0, 80), span(C, 150, 140), *ended(200, "finished")],
                                          {"restart": 20, "useful": 80}),
-    "told twice": ([U(110, 190, 0, 80), U(110, 190, 0, 80), *ended(200, "finished")], {"restart": 20, "useful": 80}),
+    "twice": ([U(110, 190, 0, 80), U(110, 190, 0, 80), *ended(200, "finished")], {"restart": 20, "useful": 80}),
     "before it was held": ([U(50, 90, 0, 9), U(90, 130, 0, 3), U(130, 200, 3, 1), *ended(200, "finished")],
                                      {"useful": 100}),
     "overlapping: the later span ends the earlier": (
@@ -266,7 +266,7 @@ garbled = st.lists(
     gpus=st.integers(1, 8),
     price=st.integers(0, 10**7),
 )
-def test_the_parts_are_the_whole_to_the_microsecond_whatever_was_told(events, more, outcome, end_s, gpus, price):
+def test_the_parts_are_the_whole_to_the_microsecond_whatever_is_reported(events, more, outcome, end_s, gpus, price):
     ledger = ledger_of(*events, gpus=gpus, price=price, nodes=2)
     freed_us = {}
     clock_us = 100 * S

@@ -128,7 +128,7 @@ def test_useful_steps_that_no_checkpoint_covers_are_lost_when_the_attempt_is_cut
         Span("lost", 6 * S, 38 * S, 40, 20),
     ]
     assert [span.name for span in first.attempts[1].spans] == ["restart", "useful"], "it still runs"
-    assert [span.name for span in second.attempts[0].spans] == ["unreported"], "it told nothing"
+    assert [span.name for span in second.attempts[0].spans] == ["unreported"], "it reported nothing"
 
 
 def test_a_span_that_straddles_the_commit_is_cut_there() -> None:

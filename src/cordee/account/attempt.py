@@ -1,4 +1,4 @@
-"""The account of one attempt: what it holds until when, at which price, and who caused its losses."""
+"""The account of one attempt: its leases and their prices, and the cause of its losses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -121,7 +121,7 @@ class Ledger:
 
     def segments(self, now_us: int) -> dict[tuple[JobId, int], tuple[Segment, ...]]:
         """Return the segments of each attempt by job and epoch, live ones until now; only of a detailed ledger."""
-        assert self._detailed, "a ledger keeps segments only if it is told to when it is made"
+        assert self._detailed, "only a detailed ledger keeps segments"
         now_us = max(now_us, self.at_us)
         live = {(job_id, each.epoch): each.segments(now_us, None) for job_id, each in self._open.items()}
         return self._segments | live

@@ -1,0 +1,66 @@
+"""Files that pages name exist, pages are found from the index, and each of them is in the site's navigation."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", DOCS / "index.md", *(DOCS / "design").glob("*.md")])
+FOLDERS = [ROOT / name for name in ("src", "tests", "benchmarks", "examples")]
+FILES = [path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in folder.rglob("*.py")]
+INSIDE = {f"/{parent.as_posix()}/" for file in FILES for parent in Path(file).parents} | {"/src/cordee/view/templates/"}
+OF_OTHERS = {
+    "train.py",  # a user's script
+    "parallel/loss.py",  # torch's
+    "pipelining/stage.py",  # torch's
+}
+
+
+def names_a_file(word: str) -> bool:
+    """Return whether a path, or the end of one, is a file of the repository."""
+    return any(f"/{file}".endswith(f"/{word}") for file in FILES)
+
+
+def names_a_module(word: str) -> bool:
+    """Return whether `cordee.room.file` is a module, or the part before its last dot is."""
+    paths = ["src/" + "/".join(parts) for parts in (word.split("."), word.split(".")[:-1]) if parts]
+    return any(f"{path}.py" in FILES or f"/{path}/" in INSIDE for path in paths)
+
+
+def names_a_folder(word: str) -> bool:
+    """Return whether a path that ends in a slash, or the end of one, is a folder of the repository."""
+    return any(folder.endswith(f"/{word}") for folder in INSIDE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_files_that_docs_name_exist(page: Path) -> None:
+    text = page.read_text()
+    files = set(re.findall(r"(?<![\w./-])[\w/-]*\w\.py\b", text)) - OF_OTHERS
+    modules = set(re.findall(r"`(cordee(?:\.[a-z_]+)+)`", text)) - {"cordee.job"}
+    folders = set(re.findall(r"`((?:[a-z_]+/)+)`", text))
+    missing = [word for word in files if not names_a_file(word)]
+    missing += [word for word in modules if not names_a_module(word)]
+    missing += [word for word in folders if not names_a_folder(word)]
+    assert not missing, f"{page.relative_to(ROOT)} names {', '.join(sorted(missing))}"
+
+
+def test_the_index_links_every_page_of_how_to_and_reference() -> None:
+    linked = set(re.findall(r"\]\(([^)#]+)", (DOCS / "index.md").read_text()))
+    pages = {
+        path.relative_to(DOCS).as_posix() for name in ("how-to", "reference") for path in (DOCS / name).glob("*.md")
+    }
+    assert pages <= linked
+    assert all((DOCS / target).is_file() for target in linked)
+
+
+def test_every_page_is_in_the_navigation_and_every_entry_is_a_page() -> None:
+    entries = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert entries == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
