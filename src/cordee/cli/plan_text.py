@@ -313,9 +313,9 @@ def _survival(out: Console, plan: Answer) -> None:
 def _notice(plan: Answer, expected: Survival) -> str:
     """Return the notice that an orderly stop needs: the ranks end their step and write a checkpoint."""
     needed = expected.notice_needed_s
-    if plan.best is None or plan.best.step is None:
+    if plan.best is None or plan.best.step_s is None:
         return f"{format_duration(needed)} of notice (a checkpoint)"
-    return f"{format_duration(plan.best.step.total_s + needed)} of notice (a step and a checkpoint)"
+    return f"{format_duration(plan.best.step_s + needed)} of notice (a step and a checkpoint)"
 
 
 def _losses(expected: Survival) -> list[str]:

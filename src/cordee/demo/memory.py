@@ -41,7 +41,7 @@ def show_memory(narrator: Narrator) -> Sizing:
     with narrator.part("The bill", lead):
         shape = load_shape("llama-3-70b")
         plan = ask(Request(shape=shape, gpu=gpu, gpus=GPUS, assumed=Assumptions(mtbi_s=DEFAULTS.reclaim_mtbi_s)))
-        assert plan.best is not None and plan.best.step is not None, "Llama-3-70B fits 64 H100s"
+        assert plan.best is not None and plan.best.step_s is not None, "Llama-3-70B fits 64 H100s"
         narrator.claim(
             claims.parameters(
                 f"Llama-3-70B has {LLAMA_3_70B_PARAMETERS:,} parameters", shape.parameters, LLAMA_3_70B_PARAMETERS
@@ -50,7 +50,7 @@ def show_memory(narrator: Narrator) -> Sizing:
         narrator.claim(claims.weight(f"It weighs 1.129 TB, against {gpu_memory} a GPU", plan.state_bytes, "1.129 TB"))
         _show_large(narrator)
         _show_layouts(narrator, plan)
-    return Sizing(plan, plan.survival, plan.best.step.total_s)
+    return Sizing(plan, plan.survival, plan.best.step_s)
 
 
 def _show_large(narrator: Narrator) -> None:
@@ -92,5 +92,5 @@ def _held_bytes(candidate: Candidate) -> int:
 def _verdict(candidate: Candidate) -> str:
     if not candidate.fits:
         return f"+{candidate.shortfall_bytes:,} bytes"
-    step = f", {format_duration(candidate.step.total_s)} a step" if candidate.step else ""
+    step = f", {format_duration(candidate.step_s)} a step" if candidate.step_s else ""
     return f"{format_bytes(candidate.peak_bytes)}{step}"

@@ -5,10 +5,10 @@ in-switch reduction as NCCL has them. Byte counts and rank counts may be NumPy a
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 
 
@@ -43,7 +43,7 @@ def near_gpus(gpu: Gpu) -> int:
     return gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node
 
 
-def all_gather_s(total_bytes: Any, ranks: Any, link: Link) -> Any:
+def all_gather_s(total_bytes: Real, ranks: Real, link: Link) -> Real:
     """Ring all-gather of `total_bytes` over all ranks; a reduce-scatter costs the same.
 
     >>> all_gather_s(8e9, 8, Link(0.0, 1e9))
@@ -52,7 +52,7 @@ def all_gather_s(total_bytes: Any, ranks: Any, link: Link) -> Any:
     return (ranks - 1) * link.alpha_s + (ranks - 1) / ranks * total_bytes / link.bytes_per_s
 
 
-def ring_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+def ring_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
     """A reduce-scatter and an all-gather: 2(N-1)/N of the bytes through each link.
 
     >>> ring_all_reduce_s(8e9, 8, Link(0.0, 1e9))
@@ -61,12 +61,12 @@ def ring_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
     return 2 * all_gather_s(n_bytes, ranks, link)
 
 
-def tree_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+def tree_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
     """Up and down a binary tree: fewer messages one after the other, but all bytes twice."""
     return 2 * np.ceil(np.log2(ranks)) * link.alpha_s + np.where(ranks > 1, 2.0, 0.0) * n_bytes / link.bytes_per_s
 
 
-def switch_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+def switch_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
     """The switch adds up: each rank sends its bytes once and receives the sum of its share, S(1 + 1/N).
 
     >>> float(switch_all_reduce_s(8e9, 8, Link(0.0, 1e9)))
@@ -75,7 +75,7 @@ def switch_all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
     return np.where(ranks > 1, 2 * link.alpha_s + (1 + 1 / ranks) * n_bytes / link.bytes_per_s, 0.0)
 
 
-def all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
+def all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
     """The fastest of what this link offers, as NCCL's tuner picks it.
 
     >>> float(all_reduce_s(8e9, 8, Link(0.0, 1e9))), float(all_reduce_s(8e9, 8, Link(0.0, 1e9, reduces=True)))
@@ -85,7 +85,7 @@ def all_reduce_s(n_bytes: Any, ranks: Any, link: Link) -> Any:
     return np.minimum(fastest, switch_all_reduce_s(n_bytes, ranks, link)) if link.reduces else fastest
 
 
-def send_s(n_bytes: Any, link: Link) -> Any:
+def send_s(n_bytes: Real, link: Link) -> Real:
     """One point-to-point message."""
     return link.alpha_s + n_bytes / link.bytes_per_s
 
@@ -94,23 +94,23 @@ def send_s(n_bytes: Any, link: Link) -> Any:
 class Group:
     """Ranks that stand `stride` GPUs apart on islands of so many GPUs, and the two links that join them."""
 
-    ranks: Any
-    stride: Any
+    ranks: Real
+    stride: Real
     near: int
     island: Link
     network: Link
 
     @property
-    def inside(self) -> Any:
+    def inside(self) -> Real:
         """Members in one island."""
         return np.minimum(self.ranks, np.maximum(1, self.near // self.stride))
 
     @property
-    def outside(self) -> Any:
+    def outside(self) -> Real:
         """Islands that the group touches."""
         return np.ceil(self.ranks / self.inside)
 
-    def gather_s(self, total_bytes: Any) -> Any:
+    def gather_s(self, total_bytes: Real) -> Real:
         """All-gather or reduce-scatter: rings on every rail, so the network carries 1/inside of the bytes on each.
 
         The two levels run as a pipeline: the slower decides, the latencies add up.
@@ -120,7 +120,7 @@ class Group:
         hops = (self.inside - 1) * self.island.alpha_s + (self.outside - 1) * self.network.alpha_s
         return np.maximum(far, near) + hops
 
-    def reduce_s(self, n_bytes: Any) -> Any:
+    def reduce_s(self, n_bytes: Real) -> Real:
         """All-reduce: in the island alone by its fastest way, across islands hierarchically."""
         inside = all_reduce_s(n_bytes, self.ranks, self.island)
         far = 2 * (self.outside - 1) / self.outside * n_bytes / self.inside / self.network.bytes_per_s
@@ -130,18 +130,18 @@ class Group:
         hops = hops + 2 * np.ceil(np.log2(self.outside)) * self.network.alpha_s
         return np.where(self.outside > 1, np.maximum(far, near) + hops, inside)
 
-    def exchange_s(self, n_bytes: Any) -> Any:
+    def exchange_s(self, n_bytes: Real) -> Real:
         """All-to-all of `n_bytes` a rank: what stays in the island and what leaves it run side by side."""
         far = n_bytes * (self.ranks - self.inside) / self.ranks / self.network.bytes_per_s
         near = n_bytes * (self.inside - 1) / self.ranks / self.island.bytes_per_s
         hops = np.where(self.outside > 1, self.network.alpha_s, self.island.alpha_s)
         return np.maximum(far, near) + np.where(self.ranks > 1, hops, 0.0)
 
-    def send_s(self, n_bytes: Any) -> Any:
+    def send_s(self, n_bytes: Real) -> Real:
         """To the next rank of the group, over the network if any neighbours stand on two islands."""
         return np.where(self.outside > 1, send_s(n_bytes, self.network), send_s(n_bytes, self.island))
 
 
-def group_of(gpu: Gpu, ranks: Any, stride: Any) -> Group:
+def group_of(gpu: Gpu, ranks: Real, stride: Real) -> Group:
     """The group of `ranks` GPUs that stand `stride` apart in the order of the cluster."""
     return Group(ranks, stride, near_gpus(gpu), island_link(gpu), network_link(gpu))

@@ -5,8 +5,7 @@ the tensors that Transformer Engine's and Megatron-LM's modules save, counted by
 published measurements, for grouped-query and latent attention, gated MLPs, experts and context parallelism.
 """
 
-from typing import Any
-
+from cordee.hardware.arrays import Real, only_where
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.price import micro_batches_in_flight
 from cordee.plan.states import Holding, padded_vocab
@@ -27,29 +26,29 @@ WORKSPACE_BYTES = 32 * MiB
 EXPERT_WORKSPACE_BYTES = 128 * MiB
 
 
-def rank_tokens(layout: Layout, training: Training) -> Any:
+def rank_tokens(layout: Layout, training: Training) -> Real:
     """Tokens of one micro-batch on one GPU: context parallelism cuts the sequence."""
     return training.seq_tokens * layout.micro_batch / layout.cp
 
 
-def hidden_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def hidden_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """One whole tensor of hidden states: 2*T*h bytes."""
     return training.activation_bytes * rank_tokens(layout, training) * shape.hidden
 
 
-def boundary_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def boundary_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """What passes from one layer to the next: hidden states, divided over tp with sequence parallelism."""
     return hidden_bytes(shape, layout, training) / sequence_split(layout)
 
 
-def sequence_split(layout: Layout) -> Any:
+def sequence_split(layout: Layout) -> Real:
     """Over how many ranks sequence parallelism cuts what tensor parallelism leaves whole."""
     return 1 + layout.sp * (layout.tp - 1)
 
 
 def layer_activation_bytes(
     shape: ModelShape, layout: Layout, training: Training, *, expert: bool = False, scores: bool = False
-) -> Any:
+) -> Real:
     """What one layer keeps of one micro-batch for its backward pass.
 
     Per token: inputs and outputs of the two norms (4h, divided over tp only with sequence parallelism), queries, keys,
@@ -92,7 +91,7 @@ def keeps_fp8(training: Training) -> bool:
     return training.precision == "fp8" and training.framework == "megatron"
 
 
-def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Any:
+def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:
     """Widths of the inputs of the MLP's products that are not a norm's output."""
     moe = shape.experts
     if not expert or moe is None:
@@ -101,13 +100,13 @@ def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, ex
     return moe.shared_ffn / layout.tp + routed + routed_fraction(shape, layout, training) * shape.hidden
 
 
-def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """The scores of one layer's attention without flash: 5*a*s*T/tp bytes with dropout, and 2 of the 5 without."""
     each = training.activation_bytes + (training.activation_bytes + 1) * training.dropout
     return each * shape.heads / layout.tp * training.seq_tokens * rank_tokens(layout, training)
 
 
-def routed_fraction(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def routed_fraction(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Copies of a token that the experts of this GPU receive: top-k, less where tp divides tokens and not experts."""
     assert shape.experts is not None, "only experts receive routed tokens"
     return shape.experts.per_token * layout.expert_tp / layout.tp * training.imbalance_at(layout.ep)
@@ -125,15 +124,15 @@ def _latent_widths(shape: ModelShape) -> tuple[int, int]:
     return expanded, 2 * (latent.q_rank or 0) + 2 * latent.kv_rank + latent.rope_dim
 
 
-def in_flight(layout: Layout, training: Training, rank: int) -> Any:
+def in_flight(layout: Layout, training: Training, rank: int) -> Real:
     """Return the micro-batches of all its layers that this rank of the pipeline holds at once."""
     steps = layout.micro_batches(training.global_batch)
     return micro_batches_in_flight(layout.schedule, layout.pp, rank, layout.chunks, steps)
 
 
-def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """What all layers of a rank keep of one micro-batch: everything, or with full recomputation their inputs."""
-    whole = 0.0
+    whole: Real = 0.0
     scores = not training.flash and layout.recompute == "none"
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if count and _halves(layout, training):
@@ -156,7 +155,7 @@ def _halves(layout: Layout, training: Training) -> bool:
     return layout.recompute == "selective" and training.framework == "torch" and training.flash
 
 
-def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Any:
+def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:
     """What torchtitan's selective checkpoint of a layer keeps: its input, the attention, every second product's output.
 
     Of q, k, v, o, gate, up, down these are q, v, gate and down (`activation_checkpoint.selective_ac_option = "op"`).
@@ -178,27 +177,27 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
     return tokens * (training.activation_bytes * per_token + 4 * heads / tp)
 
 
-def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Logits and their gradient."""
-    each: Any = (LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES)[training.loss_kind]
+    each: Real = (LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES)[training.loss_kind]
     if training.loss_kind == "eager" and training.framework == "torch":
-        each = each + (layout.tp > 1) * (DIVIDED_LOGIT_BYTES - each)
+        each = each + only_where(layout.tp > 1, DIVIDED_LOGIT_BYTES - each)
     return each / training.activation_bytes * output_bytes(shape, layout, training)
 
 
-def output_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def output_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """The logits of one micro-batch, as the head makes them."""
     tokens, vocab = rank_tokens(layout, training), padded_vocab(shape, layout, training)
     return training.activation_bytes * tokens * vocab / layout.tp
 
 
-def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Beside the logits: the last layer's output, the norm's, and the gradient of that; whole ones where sp gathers."""
     whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
-    return 2 * cut + whole + (sequence_split(layout) > 1) * (whole + cut)
+    return 2 * cut + whole + only_where(sequence_split(layout) > 1, whole + cut)
 
 
-def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Keys and values of other ranks during one attention: two pairs on their way in a ring, all of them gathered.
 
     Backward there are as many gradients. Latent attention has a key and a value for each head.
@@ -213,7 +212,7 @@ def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) 
     return (layout.cp > 1) * 2 * copies * own
 
 
-def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """What the backward pass of a rank's last layer needs beside what was kept, for the larger kind of its layers.
 
     Dense: the gradient that arrives (whole where sp gathers it), those of gate and up, and what was recomputed.
@@ -221,9 +220,9 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
     """
     tokens, item = rank_tokens(layout, training), training.activation_bytes
     whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
-    gathered = cut + (sequence_split(layout) > 1) * whole
+    gathered = cut + only_where(sequence_split(layout) > 1, whole)
     attention = cut + context_moment_bytes(shape, layout, training)
-    moment: Any = attention
+    moment: Real = attention
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if not count:
             continue
@@ -251,5 +250,5 @@ def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training,
             here = here + whole_layer - _selected_bytes(shape, layout, training, expert=expert)
         elif layout.recompute == "selective" and not training.flash:
             here = here + score_bytes(shape, layout, training)
-        moment = moment + (here > moment) * (here - moment)
+        moment = moment + only_where(here > moment, here - moment)
     return moment

@@ -31,6 +31,11 @@ class Candidate:
         return self.memory.total_bytes
 
     @property
+    def step_s(self) -> float | None:
+        """Seconds of a step; None if it does not fit."""
+        return None if self.step is None else float(self.step.total_s)
+
+    @property
     def shortfall_bytes(self) -> int:
         """Bytes above the GPU's memory; 0 if it fits."""
         return max(0, self.peak_bytes - self.gpu_memory_bytes)

@@ -101,7 +101,7 @@ def ask(request: Request) -> "Answer":
     """
     layouts = _layouts(request)
     case, best = layouts.case, layouts.best
-    step_s = 0.0 if best is None or best.step is None else best.step.total_s
+    step_s = (best.step_s if best is not None else None) or 0.0
     expected = expectations(case, assumed=request.assumed, prices=request.prices, step_s=step_s)
     own = None if request.ownership is None else compare(request.ownership)
     return Answer(request, layouts, expected, own)
@@ -239,13 +239,13 @@ class Answer:
     @property
     def run(self) -> TrainingRun | None:
         """Time and dollars of training on the request's tokens; None if nothing fits or no tokens were given."""
-        if self.request.tokens is None or self.best is None or self.best.step is None:
+        if self.request.tokens is None or self.best is None or self.best.step_s is None:
             return None
         price = self.request.price
         return training_run(
             self.request.tokens,
             tokens_per_step=self.training.tokens_per_step,
-            step_s=self.best.step.total_s,
+            step_s=self.best.step_s,
             gpus=self.request.gpus,
             goodput=self.survival.goodput,
             usd_per_gpu_hour=None if price is None else price.usd_per_gpu_hour,
@@ -295,11 +295,11 @@ class Answer:
         """One line: layout, memory, and what a step and a billion tokens take; or what is too much."""
         found = self.nearest
         memory = f"{found.layout}: {found.peak_bytes / GB:.1f} of {format_bytes(found.gpu_memory_bytes)}"
-        if found.step is None:
+        if found.step_s is None:
             return f"{memory}, {found.shortfall_bytes / GB:.1f} GB too much"
         usd = found.usd_per_billion_tokens
         money = "" if usd is None else f", ${usd:,.2f} a billion tokens"
-        return f"{memory}, {found.step.total_s:,.1f} s a step{money}"
+        return f"{memory}, {found.step_s:,.1f} s a step{money}"
 
     def estimate(self) -> Estimate:
         """Return what travels with a job: the layout, its memory and step, and what a save and a restart take."""
@@ -312,7 +312,7 @@ class Answer:
             gpu_memory_bytes=found.gpu_memory_bytes,
             gpus=request.gpus,
             allocated_bytes=found.memory.worst.allocated_bytes,
-            step_us=None if found.step is None else _us(found.step.total_s),
+            step_us=None if found.step_s is None else _us(found.step_s),
             step_us_low=None if low is None else _us(low),
             step_us_high=None if high is None else _us(high),
             tokens_per_step=training.tokens_per_step,
@@ -354,7 +354,7 @@ class Answer:
                 "fits": candidate.fits,
                 "peak_bytes": candidate.peak_bytes,
                 "shortfall_bytes": candidate.shortfall_bytes,
-                "step_s": None if candidate.step is None else float(candidate.step.total_s),
+                "step_s": candidate.step_s,
                 "mfu": candidate.mfu,
                 "tokens_per_s": candidate.tokens_per_s,
                 "usd_per_billion_tokens": candidate.usd_per_billion_tokens,

@@ -1,7 +1,6 @@
 """What frameworks hold beside states and activations: buckets, gathered layers, dummy gradients, context, reserve."""
 
-from typing import Any
-
+from cordee.hardware.arrays import Real, only_where
 from cordee.plan.activations import keeps_fp8
 from cordee.plan.layout import Layout
 from cordee.plan.states import Holding, layer_parameters, padded_vocab
@@ -21,13 +20,13 @@ BUCKET_BYTES = 25 * MiB
 DEEPSPEED_BUCKET = 500_000_000
 
 
-def context_bytes(layout: Layout) -> Any:
+def context_bytes(layout: Layout) -> Real:
     """CUDA's context and NCCL's buffers: seen by nvidia-smi, not by torch. One communicator for each axis in use."""
     sizes = (layout.tp, layout.pp, layout.data_ranks, layout.cp, layout.ep)
     return CUDA_BYTES + sum(NCCL_BYTES * (size > 1) for size in sizes)
 
 
-def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """Buffers that live through the whole step.
 
     Megatron-LM with fused gradient accumulation adds weight gradients to the fp32 ones inside the product, and hands
@@ -41,14 +40,14 @@ def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     return (layout.data_ranks > 1) * 2 * BUCKET_BYTES
 
 
-def _dummy_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+def _dummy_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     if training.optimizer.gradient_bytes <= training.activation_bytes:
         return 0.0
     return training.activation_bytes * sum(size / over for size, over in _weight_shapes(shape, layout, training, held))
 
 
-def _fp8_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
-    matrices: Any = 0.0
+def _fp8_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
+    matrices: Real = 0.0
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if count:
             layer = layer_parameters(shape, layout, expert)
@@ -56,12 +55,12 @@ def _fp8_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
     return 2 * keeps_fp8(training) * matrices
 
 
-def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> list[tuple[Any, Any]]:
+def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> list[tuple[Real, Real]]:
     """Elements of each distinct shape of a weight on this rank, and what divides them."""
     h, tp = shape.hidden, layout.tp
-    shapes: dict[tuple[int, int, str], tuple[Any, Any]] = {}
+    shapes: dict[tuple[int, int, str], tuple[Real, Real]] = {}
 
-    def add(outputs: int, inputs: int, cut: str, over: Any) -> None:
+    def add(outputs: int, inputs: int, cut: str, over: Real) -> None:
         shapes[(outputs, inputs, cut)] = (outputs * inputs, over)
 
     if held.layers:
@@ -91,7 +90,7 @@ def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: 
     return list(shapes.values())
 
 
-def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """With ZeRO-3, the weights of this layer and the next one, whole; those of a torch pipeline stay whole anyway."""
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
     return passing * 2 * training.activation_bytes * _largest_layer(shape, layout, held)
@@ -106,13 +105,13 @@ def stays_whole(layout: Layout, training: Training) -> bool:
     return training.framework == "torch" and layout.pp > 1
 
 
-def unsharded_bytes(layout: Layout, training: Training, parameters: Any) -> tuple[Any, Any]:
+def unsharded_bytes(layout: Layout, training: Training, parameters: Real) -> tuple[Real, Real]:
     """Whole weights and whole fp32 gradients of a stage while its micro-batches pass, where FSDP keeps them."""
     kept = stays_whole(layout, training) * (layout.zero == 3) * (layout.shard_ranks > 1)
     return kept * training.activation_bytes * parameters, kept * 4 * parameters
 
 
-def receiving_bytes(layout: Layout, training: Training, held: Holding, *, boundary: Any, flying: Any) -> Any:
+def receiving_bytes(layout: Layout, training: Training, held: Holding, *, boundary: Real, flying: Real) -> Real:
     """What a torch pipeline receives into: it makes a tensor for each micro-batch of a step, before the first one.
 
     Activations (those in flight are a layer's input and counted there) and their gradients, chunk by chunk
@@ -125,14 +124,14 @@ def receiving_bytes(layout: Layout, training: Training, held: Holding, *, bounda
     return boundary * (waiting + (layout.chunks - held.heads) * count)
 
 
-def gathered_head_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def gathered_head_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """With ZeRO-3, the head's weights, whole."""
     rows = padded_vocab(shape, layout, training)
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
     return passing * training.activation_bytes * rows * shape.hidden / layout.tp
 
 
-def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Any:
+def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
     """Weight gradients of one layer before they are added to those that are kept; FSDP2 reduces them in fp32."""
     if training.framework == "megatron":
         return 0.0
@@ -140,12 +139,12 @@ def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
     return (training.optimizer.weight_bytes + reduced) * _largest_layer(shape, layout, held)
 
 
-def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """The whole gradient of the embedding, which no framework adds up inside the product."""
     return training.activation_bytes * padded_vocab(shape, layout, training) * shape.hidden / layout.tp
 
 
-def step_moment_bytes(layout: Layout, training: Training, parameters: Any, shards: Any) -> Any:
+def step_moment_bytes(layout: Layout, training: Training, parameters: Real, shards: Real) -> Real:
     """What the optimizer's step needs for a moment, of the parameters that it updates on this GPU.
 
     torch's fused AdamW (torchtitan's default) needs nothing; the one over lists of tensors would make the roots of all
@@ -159,10 +158,10 @@ def step_moment_bytes(layout: Layout, training: Training, parameters: Any, shard
     return 0.0
 
 
-def _largest_layer(shape: ModelShape, layout: Layout, held: Holding) -> Any:
-    largest: Any = 0
+def _largest_layer(shape: ModelShape, layout: Layout, held: Holding) -> Real:
+    largest: Real = 0
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if count:
             size = layer_parameters(shape, layout, expert).total
-            largest = largest + (size > largest) * (size - largest)
+            largest = largest + only_where(size > largest, size - largest)
     return largest

@@ -3,10 +3,9 @@
 Ranks stand in the order tp, cp, dp, pp (the innermost first), as Megatron-LM places them; experts over tp, cp and dp.
 """
 
-from typing import Any
-
 import numpy as np
 
+from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.collectives import Group, group_of
 from cordee.plan.layer import rank_tokens
@@ -15,7 +14,7 @@ from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 
-def tensor_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Any:
+def tensor_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
     """One all-reduce of a layer's activations, or the all-gather and reduce-scatter that replace it with `sp`.
 
     A layer has two of them forward and two backward (Megatron-LM, arXiv:1909.08053, section 3).
@@ -25,7 +24,7 @@ def tensor_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Traini
     return np.where(layout.sp, 2 * group.gather_s(n_bytes), group.reduce_s(n_bytes))
 
 
-def context_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Any:
+def context_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
     """What context parallelism moves forward in one layer; the backward pass moves twice as much.
 
     Ring and all-gather bring every rank the keys and values of the others; Ulysses trades tokens for heads and back
@@ -42,7 +41,7 @@ def context_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Train
     return group.gather_s(word_bytes * tokens * 2 * keys * layout.cp)
 
 
-def expert_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Any:
+def expert_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
     """Tokens to their experts, or back: a layer does both, forward and backward."""
     moe = shape.experts
     if moe is None:
@@ -54,7 +53,7 @@ def expert_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Traini
     )
 
 
-def stage_send_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Any:
+def stage_send_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
     """One micro-batch's activations to the next stage: each rank of a tensor-parallel group sends its share.
 
     Megatron-LM's scatter and gather (arXiv:2104.04473, section 4.1); DeepSpeed partitions its pipeline's messages too.
@@ -70,7 +69,7 @@ def shard_group(gpu: Gpu, layout: Layout) -> Group:
     return group_of(gpu, layout.shard_ranks, layout.tp)
 
 
-def gradient_s(gpu: Gpu, layout: Layout, n_bytes: Any) -> Any:
+def gradient_s(gpu: Gpu, layout: Layout, n_bytes: Real) -> Real:
     """Gradients of so many bytes to every data rank: an all-reduce, or with ZeRO a reduce-scatter in the shard group.
 
     Shard groups that are copies of each other then all-reduce their shards.

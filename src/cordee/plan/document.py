@@ -368,7 +368,7 @@ def _layout(candidate: Candidate) -> LayoutRow:
         shortfall_bytes=candidate.shortfall_bytes,
         fullest_stage=candidate.memory.worst_stage,
         parts_bytes=PartsRow(**candidate.memory.worst.parts()),
-        step_s=None if step is None else step.total_s,
+        step_s=candidate.step_s,
         step_s_nine_of_ten=candidate.step_interval_s,
         step_parts_s=None if step is None else StepRow.model_validate(step),
         mfu=candidate.mfu,

@@ -3,8 +3,7 @@
 Kernels are counted as torch's dispatcher counts them in a layer that is written like the frameworks'.
 """
 
-from typing import Any
-
+from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.layout import Layout
 from cordee.plan.training import Training
@@ -27,9 +26,9 @@ EXPERT_KERNELS = 24
 COLLECTIVE_KERNELS = 2
 
 
-def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, repeated: Any) -> Any:
+def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, repeated: Real) -> Real:
     """Host seconds of one layer and micro-batch, both passes; `repeated` is the share of layers recomputed whole."""
-    kernels: Any = FORWARD_KERNELS if training.is_fused else EAGER_KERNELS
+    kernels: Real = FORWARD_KERNELS if training.is_fused else EAGER_KERNELS
     if shape.experts is not None:
         kernels = kernels + EXPERT_KERNELS * shape.expert_layers / shape.layers
     backward = BACKWARD_SHARE * (BACKWARD_RATIO * kernels + GRADIENT_KERNELS)

@@ -3,10 +3,9 @@
 All sizes may be NumPy arrays that broadcast. Nothing here knows a model or a layout; `step.py` puts layers together.
 """
 
-from typing import Any
-
 import numpy as np
 
+from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.training import Attention
 
@@ -35,16 +34,16 @@ SCORE_WORDS_FORWARD = 6.5
 SCORE_WORDS_BACKWARD = 10.0
 
 
-def product_s(gpu: Gpu, m: Any, n: Any, k: Any, *, bits: int = 16, share: float = 1.0) -> Any:
+def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: float = 1.0) -> Real:
     """An m x n product over an inner dimension of k: whole waves of whole tiles, or its bytes if they take longer."""
     peak = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_fraction
     if bits == 8:
         peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_fraction
     elif bits == 32:
         peak = gpu.peak_flop_per_s("tf32") * gpu.efficiency.product_fraction
-    per_unit = share * peak / gpu.efficiency.units * row_fraction(n, bits) * row_fraction(k, bits)
+    per_unit = fraction * peak / gpu.efficiency.units * row_fraction(n, bits) * row_fraction(k, bits)
     depth = 2.0 * (k + FILL_ELEMENTS)
-    fastest: Any = np.inf
+    fastest: Real = np.inf
     for height, width, tile_fraction in TILES:
         tiles = np.ceil(m / height) * np.ceil(n / width)
         wave = height * width * depth / (per_unit * tile_fraction)
@@ -55,7 +54,7 @@ def product_s(gpu: Gpu, m: Any, n: Any, k: Any, *, bits: int = 16, share: float 
     )
 
 
-def waves(tiles: Any, units: int) -> Any:
+def waves(tiles: Real, units: int) -> Real:
     """Rounds that so many tiles take on so many multiprocessors: the last one lasts as long as the others.
 
     >>> float(waves(108, 108)), float(waves(109, 108))
@@ -64,7 +63,7 @@ def waves(tiles: Any, units: int) -> Any:
     return np.ceil(tiles / units)
 
 
-def row_fraction(elements: Any, bits: int = 16) -> Any:
+def row_fraction(elements: Real, bits: int = 16) -> Real:
     """The share of the rate that rows of so many elements reach.
 
     >>> float(row_fraction(13824 // 8)), round(float(row_fraction(14400 // 8)), 2), float(row_fraction(109))
@@ -75,23 +74,23 @@ def row_fraction(elements: Any, bits: int = 16) -> Any:
     return np.where(row_bytes % 16 == 0, aligned, ODD_SHARE)
 
 
-def move_s(gpu: Gpu, n_bytes: Any) -> Any:
+def move_s(gpu: Gpu, n_bytes: Real) -> Real:
     """Reading or writing so many bytes of the GPU's own memory."""
     return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
 
 
-def fused_attention_s(gpu: Gpu, flop: Any, tokens: Any, *, kind: Attention = "second") -> tuple[Any, Any]:
+def fused_attention_s(gpu: Gpu, flop: Real, tokens: Real, *, kind: Attention = "second") -> tuple[Real, Real]:
     """Forward and backward of fused attention that computes `flop` forward in sequences of so many tokens.
 
     The vendor's own kernels (cuDNN) know the chip better than portable ones.
     """
-    share = gpu.efficiency.vendor_attention_fraction if kind == "vendor" else gpu.efficiency.attention_fraction
-    share *= FIRST_GENERATION if kind == "first" else 1.0
-    rate = gpu.peak_flop_per_s("bf16") * share * tokens / (tokens + FLASH_HALF_TOKENS)
+    fraction = gpu.efficiency.vendor_attention_fraction if kind == "vendor" else gpu.efficiency.attention_fraction
+    fraction *= FIRST_GENERATION if kind == "first" else 1.0
+    rate = gpu.peak_flop_per_s("bf16") * fraction * tokens / (tokens + FLASH_HALF_TOKENS)
     return flop / rate + gpu.efficiency.launch_s, FLASH_BACKWARD * flop / rate + gpu.efficiency.launch_s
 
 
-def unfused_attention_s(gpu: Gpu, batch_heads: Any, tokens: Any, head_dim: Any) -> tuple[Any, Any]:
+def unfused_attention_s(gpu: Gpu, batch_heads: Real, tokens: Real, head_dim: Real) -> tuple[Real, Real]:
     """Forward and backward of attention that writes its scores: the whole square, and memory decides."""
     scores = batch_heads * tokens * tokens
     # Batched products whose rows are no multiple of 16 bytes leave the tensor cores.

@@ -4,10 +4,10 @@ The sizes in a layout, and those of a dense shape, may be NumPy arrays. Communic
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.kernels import fused_attention_s, move_s, product_s, unfused_attention_s
 from cordee.plan.layout import Layout
@@ -37,17 +37,17 @@ GROUP_TILE = 128
 class Passes:
     """Forward, gradient of the input, gradient of the weights; `core_s` is the attention proper within forward."""
 
-    forward_s: Any
-    inner_s: Any
-    weight_s: Any
-    core_s: Any
+    forward_s: Real
+    inner_s: Real
+    weight_s: Real
+    core_s: Real
 
     @property
-    def backward_s(self) -> Any:
+    def backward_s(self) -> Real:
         """Both parts of the backward pass."""
         return self.inner_s + self.weight_s
 
-    def times(self, count: Any) -> "Passes":
+    def times(self, count: Real) -> "Passes":
         """So many of these."""
         return Passes(self.forward_s * count, self.inner_s * count, self.weight_s * count, self.core_s * count)
 
@@ -60,7 +60,7 @@ class Passes:
         )
 
 
-def rank_tokens(layout: Layout, training: Training) -> Any:
+def rank_tokens(layout: Layout, training: Training) -> Real:
     """Tokens of one micro-batch on one rank."""
     return training.seq_tokens * layout.micro_batch / layout.cp
 
@@ -79,7 +79,7 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
         rows = tokens * moe.per_token * layout.expert_tp / tp * training.imbalance_at(layout.ep)
         rows = local * np.ceil(rows / local / GROUP_TILE) * GROUP_TILE
         sizes = _mlp_sizes(shape, moe.ffn, layout.expert_tp)
-        total += _products(gpu, training, rows, sizes, share=gpu.efficiency.grouped_fraction)
+        total += _products(gpu, training, rows, sizes, fraction=gpu.efficiency.grouped_fraction)
         if moe.shared_ffn:
             total += _products(gpu, training, tokens, _mlp_sizes(shape, moe.shared_ffn, tp))
         inner = moe.ffn * moe.per_token + moe.shared_ffn
@@ -94,7 +94,7 @@ def _software(gpu: Gpu, training: Training) -> float:
     return 1.0 if training.framework in ("megatron", "deepspeed") else 1 / gpu.efficiency.portable_fraction
 
 
-def _small_words(shape: ModelShape, training: Training, inner: Any) -> Any:
+def _small_words(shape: ModelShape, training: Training, inner: Real) -> Real:
     """16-bit words that rotations and activations move for a token; an activation reads its inputs and writes."""
     rotated, copied = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
     if training.is_fused:
@@ -111,7 +111,7 @@ def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training)
     return (product + Passes(moved / 2, moved / 2, 0.0, 0.0)).times(_software(gpu, training))
 
 
-def _attention_sizes(shape: ModelShape, tp: Any) -> list[tuple[Any, Any]]:
+def _attention_sizes(shape: ModelShape, tp: Real) -> list[tuple[Real, Real]]:
     """Output and inner dimension of each projection of the attention."""
     if shape.latent is not None:
         return _latent_sizes(shape, shape.latent, tp)
@@ -119,7 +119,7 @@ def _attention_sizes(shape: ModelShape, tp: Any) -> list[tuple[Any, Any]]:
     return [((heads + 2 * kv_heads) * shape.head_dim, shape.hidden), (shape.hidden, heads * shape.head_dim)]
 
 
-def _latent_sizes(shape: ModelShape, latent: LatentAttention, tp: Any) -> list[tuple[Any, Any]]:
+def _latent_sizes(shape: ModelShape, latent: LatentAttention, tp: Real) -> list[tuple[Real, Real]]:
     heads, key_dim = shape.heads / tp, latent.nope_dim + latent.rope_dim
     queries = [(heads * key_dim, shape.hidden)]
     if latent.q_rank is not None:
@@ -129,29 +129,31 @@ def _latent_sizes(shape: ModelShape, latent: LatentAttention, tp: Any) -> list[t
     return [*queries, down, up, (shape.hidden, heads * latent.v_dim)]
 
 
-def _mlp_sizes(shape: ModelShape, ffn: Any, tp: Any) -> list[tuple[Any, Any]]:
+def _mlp_sizes(shape: ModelShape, ffn: Real, tp: Real) -> list[tuple[Real, Real]]:
     return [((shape.gated + 1) * ffn / tp, shape.hidden), (shape.hidden, ffn / tp)]
 
 
-def _products(gpu: Gpu, training: Training, tokens: Any, sizes: list[tuple[Any, Any]], *, share: float = 1.0) -> Passes:
+def _products(
+    gpu: Gpu, training: Training, tokens: Real, sizes: list[tuple[Real, Real]], *, fraction: float = 1.0
+) -> Passes:
     bits = {"fp8": 8, "fp32": 32}.get(training.precision, 16)
     total = Passes(0.0, 0.0, 0.0, 0.0)
     for n, k in sizes:
-        total += _product_passes(gpu, training, tokens, (n, k), bits=bits, share=share)
+        total += _product_passes(gpu, training, tokens, (n, k), bits=bits, fraction=fraction)
         if bits == 8:
             total += Passes(move_s(gpu, CAST_BYTES * tokens * k), move_s(gpu, CAST_BYTES * tokens * n), 0.0, 0.0)
     return total
 
 
 def _product_passes(
-    gpu: Gpu, training: Training, tokens: Any, size: tuple[Any, Any], *, bits: int = 16, share: float = 1.0
+    gpu: Gpu, training: Training, tokens: Real, size: tuple[Real, Real], *, bits: int = 16, fraction: float = 1.0
 ) -> Passes:
     n, k = size
     # A micro-batch's gradient is read and added to the sum that is kept, which is read and written.
     accumulated_bytes = 2 + 2 * training.optimizer.gradient_bytes
-    forward = product_s(gpu, tokens, n, k, bits=bits, share=share)
-    inner = product_s(gpu, tokens, k, n, bits=bits, share=share)
-    weight = product_s(gpu, n, k, tokens, bits=bits, share=share) + move_s(gpu, accumulated_bytes * n * k)
+    forward = product_s(gpu, tokens, n, k, bits=bits, fraction=fraction)
+    inner = product_s(gpu, tokens, k, n, bits=bits, fraction=fraction)
+    weight = product_s(gpu, n, k, tokens, bits=bits, fraction=fraction) + move_s(gpu, accumulated_bytes * n * k)
     return Passes(forward, inner, weight, 0.0)
 
 

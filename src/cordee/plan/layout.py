@@ -1,7 +1,7 @@
 """How a model is laid out over GPUs: the axes of the mesh, what is sharded over them, and the pipeline's schedule."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cordee.plan.pipeline.schedules import SCHEDULES as RECORDS
 from cordee.plan.split import Split, split_text
@@ -74,7 +74,7 @@ class Layout:
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     @property
-    def expert_shard_ranks(self) -> Any:
+    def expert_shard_ranks(self) -> int:
         """Ranks over which ZeRO shards an expert: no more than `shard`, no more than hold it."""
         return self.expert_data_ranks if self.shard is None else _smaller(self.expert_data_ranks, self.shard)
 
@@ -139,12 +139,12 @@ class Layout:
     def __lt__(self, other: "Layout") -> bool:
         return self._key() < other._key()
 
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> tuple[object, ...]:
         sizes = (self.dp, self.tp, self.pp, self.zero, self.sp, self.micro_batch, self.recompute)
         more = (self.cp, self.ep, self.expert_tp, self.shard_ranks, self.schedule, self.vpp, self.cp_kind, self.offload)
         return (*sizes, *more, self.split or (), self.recompute_layers or 0)
 
 
-def _smaller(left: Any, right: Any) -> Any:
-    """The smaller of two sizes, or of each pair in two arrays, without importing NumPy."""
+def _smaller(left: int, right: int) -> int:
+    """Return the smaller of two sizes, or of each pair in two arrays."""
     return left * (left <= right) + right * (left > right)

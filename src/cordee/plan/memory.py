@@ -6,10 +6,10 @@ their own modules. `peak_bytes` takes layouts whose sizes are arrays; the rest d
 """
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
+from cordee.hardware.arrays import Real
 from cordee.plan import activations as act
 from cordee.plan import buffers as buf
 from cordee.plan.layout import Layout
@@ -27,15 +27,15 @@ class Moment:
     """What torch has allocated at one event of the step, part by part."""
 
     event: str
-    weights_bytes: Any
-    gradients_bytes: Any
-    optimizer_bytes: Any
-    activations_bytes: Any
-    loss_bytes: Any
-    buffers_bytes: Any
+    weights_bytes: Real
+    gradients_bytes: Real
+    optimizer_bytes: Real
+    activations_bytes: Real
+    loss_bytes: Real
+    buffers_bytes: Real
 
     @property
-    def allocated_bytes(self) -> Any:
+    def allocated_bytes(self) -> Real:
         """All parts."""
         return (
             self.weights_bytes
@@ -160,8 +160,8 @@ def outer_parameters(shape: ModelShape) -> int:
 def rank_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
     """Every pipeline rank of one layout: its events, and what it holds at the highest of them."""
     timelines = tuple(timeline(shape, layout, training, rank) for rank in range(layout.pp))
-    context = round(buf.context_bytes(layout))
-    logits = act.output_bytes(shape, layout, training) if training.loss_kind == "eager" else 0.0
+    context = round(float(buf.context_bytes(layout)))
+    logits = float(act.output_bytes(shape, layout, training)) if training.loss_kind == "eager" else 0.0
     return RankMemory(tuple(_at_peak(moments, training, context, logits) for moments in timelines), timelines)
 
 
@@ -169,13 +169,13 @@ def _at_peak(moments: tuple[Moment, ...], training: Training, context: int, logi
     peak = max(moments, key=lambda moment: moment.allocated_bytes)
     reserve = buf.FRAGMENTATION[training.framework]
     return StageMemory(
-        weights_bytes=round(peak.weights_bytes),
-        gradients_bytes=round(peak.gradients_bytes),
-        optimizer_bytes=round(peak.optimizer_bytes),
-        activations_bytes=round(peak.activations_bytes),
-        loss_bytes=round(peak.loss_bytes),
-        buffers_bytes=round(peak.buffers_bytes),
-        fragmentation_bytes=round(reserve * peak.allocated_bytes),
+        weights_bytes=round(float(peak.weights_bytes)),
+        gradients_bytes=round(float(peak.gradients_bytes)),
+        optimizer_bytes=round(float(peak.optimizer_bytes)),
+        activations_bytes=round(float(peak.activations_bytes)),
+        loss_bytes=round(float(peak.loss_bytes)),
+        buffers_bytes=round(float(peak.buffers_bytes)),
+        fragmentation_bytes=round(float(reserve * peak.allocated_bytes)),
         context_bytes=context,
         cached_bytes=round(max(_cached_bytes(moments, training, peak), _hole_bytes(moments, reserve, peak, logits))),
     )
@@ -202,9 +202,9 @@ def _hole_bytes(moments: tuple[Moment, ...], reserve: float, peak: Moment, logit
     return float(max(0.0, logits - (1 + reserve) * (peak.allocated_bytes - at_loss))) if at_loss else 0.0
 
 
-def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Bytes that the fullest GPU cannot do without; sizes of the layout may be arrays, then this is one."""
-    fullest: Any = 0.0
+    fullest: Real = 0.0
     for rank in peak_ranks(shape, layout):
         for moment in timeline(shape, layout, training, rank):
             fullest = np.maximum(fullest, moment.allocated_bytes)
@@ -237,10 +237,10 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     arriving = buf.arriving_bytes(shape, layout, training, held)
     backward = act.backward_moment_bytes(shape, layout, training, held) + gathered + arriving
 
-    def still(event: str, buffers: Any = 0.0) -> Moment:
+    def still(event: str, buffers: Real = 0.0) -> Moment:
         return Moment(event, weights, gradients, optimizer, 0.0, 0.0, standing + buffers)
 
-    def at(event: str, activations: Any, loss: Any, buffers: Any) -> Moment:
+    def at(event: str, activations: Real, loss: Real, buffers: Real) -> Moment:
         held_weights, held_gradients = weights + weights_whole, gradients + gradients_whole
         return Moment(event, held_weights, held_gradients, optimizer, activations, loss, standing + buffers)
 
@@ -257,13 +257,13 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     return tuple(moments)
 
 
-def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Any, Any, Any, Any]:
+def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Real, Real, Real, Real]:
     """Weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
     parameters, optimizer, zero = rank_parameters(shape, layout, training, rank), training.optimizer, layout.zero
-    weights: Any = 0.0
-    gradients: Any = 0.0
-    kept: Any = 0.0
-    moment: Any = 0.0
+    weights: Real = 0.0
+    gradients: Real = 0.0
+    kept: Real = 0.0
+    moment: Real = 0.0
     own = optimizer.master_bytes + optimizer.moment_bytes
     for count, shards in (
         (parameters.dense, layout.shard_ranks),

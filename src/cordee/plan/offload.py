@@ -3,8 +3,7 @@
 The times are of the link alone; how much of them a step hides is for the step's model to say.
 """
 
-from typing import Any
-
+from cordee.hardware.arrays import Real, only_where
 from cordee.plan.activations import in_flight, kept_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.states import holding, rank_parameters
@@ -12,7 +11,7 @@ from cordee.plan.training import Training
 from cordee.workload.model import ModelShape
 
 
-def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Any:
+def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
     """What the optimizer of one GPU keeps on the host, if it is offloaded: master weights and moments."""
     optimizer, parameters = training.optimizer, rank_parameters(shape, layout, training, rank)
     each = optimizer.master_bytes + optimizer.moment_bytes
@@ -23,13 +22,13 @@ def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, 
     )
 
 
-def host_activation_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Any:
+def host_activation_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
     """What the forward passes of one GPU keep on the host, if they are offloaded: all but two layers."""
     held = holding(shape, layout, rank)
     flying = in_flight(layout, training, rank)
     away = 1 - 2 / (flying * held.layers)
-    offloaded = (layout.offload in ("activations", "both")) * (away > 0)
-    return offloaded * away * flying * kept_bytes(shape, layout, training, held)
+    kept = away * flying * kept_bytes(shape, layout, training, held)
+    return only_where(away > 0, kept) if layout.offload in ("activations", "both") else 0.0
 
 
 def host_bytes(shape: ModelShape, layout: Layout, training: Training) -> float:
@@ -45,7 +44,7 @@ def host_bytes(shape: ModelShape, layout: Layout, training: Training) -> float:
 
 def host_traffic_s(
     shape: ModelShape, layout: Layout, training: Training, rank: int, host_bytes_per_s: float
-) -> tuple[Any, Any]:
+) -> tuple[Real, Real]:
     """Seconds of one step in which the link to the host is busy: for the optimizer, and for activations.
 
     The optimizer's gradients go down and its new weights come up; each activation goes down once and comes up once.
@@ -69,5 +68,5 @@ def host_traffic_s(
     )
 
 
-def _shards(layout: Layout, ranks: Any) -> Any:
+def _shards(layout: Layout, ranks: Real) -> Real:
     return 1 + (layout.zero >= 1) * (ranks - 1)

@@ -16,8 +16,8 @@ from itertools import product
 
 import numpy as np
 
+from cordee.hardware.arrays import Floats, Ints
 from cordee.hardware.catalog import Gpu
-from cordee.plan.arrays import Floats, Ints
 from cordee.plan.layout import Layout, Offload, Recompute
 from cordee.plan.memory import peak_bytes
 from cordee.plan.space import Choices, Rows, Space, burdens, pipelines, rows, ways

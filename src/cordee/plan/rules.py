@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cordee.errors import LayoutError
-from cordee.plan.arrays import Mask
+from cordee.hardware.arrays import Mask
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import PipelineSchedule, find_schedule
 from cordee.plan.split import light_ends, split_text, stage_layers

@@ -89,7 +89,7 @@ def _nothing_divides(case: Case, wanted: LayoutWanted) -> LayoutError:
 
 def _rank(candidate: Candidate) -> tuple[bool, float, Layout]:
     """What fits first, by time; then what does not, by its shortfall; ties by the layout itself."""
-    seconds = candidate.step.total_s if candidate.step is not None else float(candidate.shortfall_bytes)
+    seconds = candidate.shortfall_bytes if candidate.step_s is None else candidate.step_s
     return (not candidate.fits, seconds, candidate.layout)
 
 
@@ -101,7 +101,7 @@ def judge(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
         return candidate
     timed = step_time(shape, gpu, layout, training)
     step = StepTime(**{part.name: float(getattr(timed, part.name)) for part in fields(timed)})
-    tokens_per_s = training.tokens_per_step / step.total_s
+    tokens_per_s = float(training.tokens_per_step / step.total_s)
     usd = None
     if price is not None:
         usd = usd_per_billion_tokens(layout.gpus, tokens_per_s, price.usd_per_gpu_hour)

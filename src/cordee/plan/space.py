@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 import numpy as np
 
-from cordee.plan.arrays import Ints, Mask
+from cordee.hardware.arrays import Ints, Mask
 from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, SCHEDULES, ContextKind, Layout, Offload, Recompute
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.rules import Proposal, permitted

@@ -5,13 +5,13 @@ Sizes (tp, ep, etp) may be NumPy arrays; the pipeline's are plain numbers. What 
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
+from cordee.hardware.arrays import Real
 from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.split import stage_layers
 from cordee.plan.training import Training
-from cordee.workload.model import ModelShape, expert_layers_in
+from cordee.workload.model import ModelShape, ParameterCount, expert_layers_in
 
 # Megatron-LM and DeepSpeed's Megatron pad the vocabulary to a multiple of this for each tensor-parallel rank.
 VOCAB_MULTIPLE = 128
@@ -40,12 +40,12 @@ class RankParameters:
     `experts` the routed ones, which fewer ranks share.
     """
 
-    dense: Any
-    experts: Any
-    outer: Any
+    dense: Real
+    experts: Real
+    outer: Real
 
     @property
-    def total(self) -> Any:
+    def total(self) -> Real:
         """All of them."""
         return self.dense + self.experts
 
@@ -86,7 +86,7 @@ def peak_ranks(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
     return tuple(fullest.values())
 
 
-def padded_vocab(shape: ModelShape, layout: Layout, training: Training) -> Any:
+def padded_vocab(shape: ModelShape, layout: Layout, training: Training) -> Real:
     """Rows of the embedding as the framework lays it out.
 
     >>> from cordee.workload.load import load_shape
@@ -103,17 +103,17 @@ def padded_vocab(shape: ModelShape, layout: Layout, training: Training) -> Any:
 def rank_parameters(shape: ModelShape, layout: Layout, training: Training, rank: int) -> RankParameters:
     """Parameters of one GPU of this rank: matrices are divided over tp, experts over ep*etp, norms are not."""
     held = holding(shape, layout, rank)
-    dense: Any = 0
-    experts: Any = 0
-    norms = 0
+    dense: Real = 0
+    experts: Real = 0
+    norms: Real = 0
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
         if count:
             layer = layer_parameters(shape, layout, expert)
             dense = dense + count * layer.dense
             experts = experts + count * layer.experts
-            norms += count * layer.outer
-    rows = _share(padded_vocab(shape, layout, training), layout.tp) * shape.hidden
-    outer: Any = norms
+            norms = norms + count * layer.outer
+    rows = _part(padded_vocab(shape, layout, training), layout.tp) * shape.hidden
+    outer: Real = norms
     if held.embeddings:
         outer = outer + held.embeddings * (rows + shape.learned_positions * shape.hidden)
     if held.heads:
@@ -127,17 +127,17 @@ def layer_parameters(shape: ModelShape, layout: Layout, expert: bool) -> RankPar
     """One layer's parameters on one GPU; `outer` are its norms."""
     count, compressed = _layer_counts(shape, expert)
     tp = layout.tp
-    attention = _share(count.attention - compressed, tp) + compressed
+    attention = _part(count.attention - compressed, tp) + compressed
     if shape.latent is None:
         # Key and value heads are copied once there are fewer of them than ranks.
         copied = 2 * shape.hidden * shape.head_dim * (tp - shape.kv_heads) * (tp > shape.kv_heads)
-        attention = _share(count.attention + copied, tp)
-    dense = attention + _share(count.mlp, tp) + count.router + count.norms
-    return RankParameters(dense, _share(count.experts, layout.ep * layout.expert_tp), count.norms)
+        attention = _part(count.attention + copied, tp)
+    dense = attention + _part(count.mlp, tp) + count.router + count.norms
+    return RankParameters(dense, _part(count.experts, layout.ep * layout.expert_tp), count.norms)
 
 
 @lru_cache(maxsize=1024)
-def _layer_counts(shape: ModelShape, expert: bool) -> tuple[Any, int]:
+def _layer_counts(shape: ModelShape, expert: bool) -> tuple[ParameterCount, int]:
     """Parameters of a layer of this kind, and those of latent attention's compressing matrices, which tp copies."""
     index = next(i for i in range(shape.layers) if shape.is_expert_layer(i) == expert)
     latent = shape.latent
@@ -147,21 +147,21 @@ def _layer_counts(shape: ModelShape, expert: bool) -> tuple[Any, int]:
     return shape.layer(index), compressed
 
 
-def stage_parameters(shape: ModelShape, layout: Layout, stage: int, layers: range) -> int:
-    """Parameters of one GPU of a plain pipeline's stage with these layers, before ZeRO and without padding."""
+def stage_parameters(shape: ModelShape, layout: Layout, stage: int, layers: range) -> Real:
+    """Return the parameters of one GPU of a plain pipeline's stage with these layers, before ZeRO, not padded."""
     experts = expert_layers_in(shape, layers.start, layers.stop)
-    total = 0
+    total: Real = 0
     for expert, count in ((True, experts), (False, len(layers) - experts)):
         if count:
-            total += count * layer_parameters(shape, layout, expert).total
-    rows = _share(shape.vocab, layout.tp) * shape.hidden
+            total = total + count * layer_parameters(shape, layout, expert).total
+    rows = _part(shape.vocab, layout.tp) * shape.hidden
     if stage == 0:
-        total += rows + shape.learned_positions * shape.hidden
+        total = total + rows + shape.learned_positions * shape.hidden
     if stage == layout.pp - 1:
         own = layout.pp > 1 if shape.tied else True
-        total += own * rows + shape.norm_parameters
+        total = total + own * rows + shape.norm_parameters
     return total
 
 
-def _share(amount: Any, ranks: Any) -> Any:
+def _part(amount: Real, ranks: Real) -> Real:
     return -(-amount // ranks)

@@ -4,10 +4,10 @@ Every size in a layout may be a NumPy array: then the times are arrays too, one 
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from cordee.hardware.arrays import Real
 from cordee.hardware.catalog import Gpu
 from cordee.plan.buffers import stays_whole
 from cordee.plan.comms import (
@@ -38,32 +38,32 @@ HOST_BYTES_PER_S = 25 * GB
 class StepTime:
     """Where the time of one step goes. Traffic is what nothing hides."""
 
-    compute_s: Any
-    recompute_s: Any
-    tensor_s: Any
-    context_s: Any
-    expert_s: Any
-    pipeline_s: Any
-    bubble_s: Any
-    data_s: Any
-    optimizer_s: Any
-    offload_s: Any
-    host_s: Any
+    compute_s: Real
+    recompute_s: Real
+    tensor_s: Real
+    context_s: Real
+    expert_s: Real
+    pipeline_s: Real
+    bubble_s: Real
+    data_s: Real
+    optimizer_s: Real
+    offload_s: Real
+    host_s: Real
 
     @property
-    def total_s(self) -> Any:
+    def total_s(self) -> Real:
         """The whole step."""
         busy = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s
         return busy + self.pipeline_s + self.bubble_s + self.data_s + self.optimizer_s + self.offload_s + self.host_s
 
     @property
-    def host_fraction(self) -> Any:
+    def host_fraction(self) -> Real:
         """The part of the step that would grow with the host's time for a kernel: where it waits for it, all passes."""
         passes = self.compute_s + self.recompute_s + self.tensor_s + self.context_s + self.expert_s + self.bubble_s
         return np.where(self.host_s > 0, (passes + self.host_s) / self.total_s, 0.0)
 
 
-def step_interval_s(total_s: Any, gpu: Gpu, host_fraction: Any = 0.0) -> tuple[Any, Any]:
+def step_interval_s(total_s: Real, gpu: Gpu, host_fraction: Real = 0.0) -> tuple[Real, Real]:
     """Where nine of ten measured steps are expected, by the spread of the GPU's table.
 
     `host_fraction` of the step grows with what the host needs for a kernel, of which less is known than of the rest.
@@ -78,7 +78,7 @@ def step_interval_s(total_s: Any, gpu: Gpu, host_fraction: Any = 0.0) -> tuple[A
     return total_s / factor, total_s * factor
 
 
-def model_flop_fraction(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: Any) -> Any:
+def model_flop_fraction(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: Real) -> Real:
     """MFU: the model's own FLOPs (causal attention counted half, recomputation not at all) over the dense peak."""
     flop = shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step
     return flop / (step_s * gpus * gpu.peak_flop_per_s(training.precision))
@@ -126,7 +126,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     )
 
 
-def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Any, Any], Any]:
+def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Real, Real], Real]:
     """Layers of the fullest stage and of the last one, and the fullest stage's share of all layers."""
     if layout.split is not None:
         held = [holding(shape, layout, rank) for rank in range(layout.pp)]
@@ -147,7 +147,7 @@ def _mean_layer(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training)
     return dense.times(1 - share) + layer_passes(shape, gpu, layout, training, expert=True).times(share)
 
 
-def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[Any, Any]) -> tuple[Any, Any]:
+def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[Real, Real]) -> tuple[Real, Real]:
     """Seconds that a layer's forward pass costs again on average, and the share of layers that do it whole."""
     if layout.recompute == "full":
         share = 1.0 if layout.recompute_layers is None else np.minimum(1.0, layout.recompute_layers / layers[0])
@@ -161,8 +161,8 @@ def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[
 
 
 def _layer_traffic(
-    shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, core_s: Any, repeated: Any
-) -> tuple[Any, Any, Any]:
+    shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, core_s: Real, repeated: Real
+) -> tuple[Real, Real, Real]:
     """What a layer waits for in one micro-batch: tensor, context and expert parallel traffic that is not hidden."""
     shown = gpu.efficiency.exposed_fraction if training.overlap else 1.0
     # The weights' gradient does not need the input gradient's all-reduce, so even without more one backward half hides.
@@ -179,7 +179,7 @@ def _layer_traffic(
     return tensor, context, expert
 
 
-def hidden_s(traffic_s: Any, work_s: Any, shown: Any) -> Any:
+def hidden_s(traffic_s: Real, work_s: Real, shown: Real) -> Real:
     """What shows of traffic that runs beside work: what is longer than the work, and always a share of all."""
     return np.maximum(traffic_s - work_s, shown * traffic_s)
 
@@ -188,11 +188,11 @@ def hidden_s(traffic_s: Any, work_s: Any, shown: Any) -> Any:
 class _Weights:
     """Parameters on one rank of the fullest stage before ZeRO: those of every rank of the group, and its experts'."""
 
-    shared: Any
-    experts: Any
+    shared: Real
+    experts: Real
 
 
-def _stage_parameters(shape: ModelShape, layout: Layout, share: Any) -> _Weights:
+def _stage_parameters(shape: ModelShape, layout: Layout, share: Real) -> _Weights:
     attention = shape.attention_parameters / layout.tp
     ends = shape.vocab * shape.hidden / layout.tp / np.where(layout.pp > 1, 1, 0.5 + 0.5 * np.where(shape.tied, 1, 0))
     dense, routed = shape.layers, 0.0
@@ -207,8 +207,8 @@ def _stage_parameters(shape: ModelShape, layout: Layout, share: Any) -> _Weights
 
 
 def _data_s(
-    gpu: Gpu, layout: Layout, training: Training, weights: _Weights, *, layers: Any, third_s: Any, count: Any
-) -> Any:
+    gpu: Gpu, layout: Layout, training: Training, weights: _Weights, *, layers: Real, third_s: Real, count: Real
+) -> Real:
     """What data parallelism adds once the passes of a micro-batch have hidden their part.
 
     `third_s` is about the forward pass of one micro-batch; the backward pass takes twice as long.
@@ -220,6 +220,7 @@ def _data_s(
     reduce = gradient_s(gpu, layout, (weights.shared + few) * optimizer.gradient_bytes)
     gather = shard_group(gpu, layout).gather_s((weights.shared + few) * optimizer.weight_bytes)
     together = np.where(layout.data_ranks > 1, 1.0, 0.0)
+    once: Real
     if not training.overlap:
         once = reduce + np.where(layout.zero > 0, gather, 0.0)
         every = np.where(stays_whole(layout, training), once, count * (2 * gather + reduce))
@@ -238,7 +239,7 @@ def _data_s(
     return together * np.where(layout.zero == 3, passing, often)
 
 
-def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights) -> Any:
+def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights) -> Real:
     """The update reads and writes every kept byte once, for many tensors in one kernel."""
     optimizer = training.optimizer
     shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
@@ -250,13 +251,14 @@ def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights
 
 
 def _offload_s(
-    shape: ModelShape, layout: Layout, training: Training, weights: _Weights, *, layers: Any, count: Any
-) -> Any:
+    shape: ModelShape, layout: Layout, training: Training, weights: _Weights, *, layers: Real, count: Real
+) -> Real:
     """States cross the host link there and back once a step, activations once each way with every micro-batch.
 
     Nothing hides it: an upper bound.
     """
-    optimizer, seconds = training.optimizer, 0.0
+    optimizer = training.optimizer
+    seconds: Real = 0.0
     if layout.offload in ("optimizer", "both"):
         shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
         elements = (weights.shared + weights.experts) / shards

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cordee.errors import LayoutError
-from cordee.plan.arrays import Real, Size
+from cordee.hardware.arrays import Real, Size
 
 Precision = Literal["bf16", "fp16", "fp32", "fp8"]
 Framework = Literal["megatron", "torch", "deepspeed", "internevo"]
