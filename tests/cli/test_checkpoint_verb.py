@@ -160,7 +160,7 @@ def test_verify_repairs_one_level_from_the_other(run, tmp_path, capsys) -> None:
     flip(run / key)
     (found,) = told(capsys, "verify", to)
     assert found["intact"] and [bad["level"] for bad in found["bad"]] == [str(run)]
-    assert "1 bad copy beside intact ones: --repair" in said(capsys, "verify", to, 30)
+    assert "1 bad copy (--repair writes them again)" in said(capsys, "verify", to, 30)
     assert "1 bad copy repaired" in said(capsys, "verify", to, "--repair")
     assert told(capsys, "verify", to)[0]["bad"] == []
 
@@ -184,7 +184,7 @@ def test_a_pin_outlives_retention_and_can_be_named(run, capsys) -> None:
     assert told(capsys, "gc", run)["deleted"] == 0
     assert all(each["intact"] for each in told(capsys, "verify", run, "--all"))
     for bad in ("12", "g7", "a/b"):
-        assert "is no name for a pin" in refused(capsys, "pin", run, "--name", bad)[1]
+        assert "cannot name a pin" in refused(capsys, "pin", run, "--name", bad)[1]
 
 
 def test_export_holds_the_weights_bit_by_bit(written, tmp_path, capsys) -> None:

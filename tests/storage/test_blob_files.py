@@ -92,7 +92,7 @@ def test_where_a_checkpoint_may_go(tmp_path) -> None:
         open_blobs("s3:///run")
     with pytest.raises(DestinationError, match="twice"):
         open_blobs(f"{tmp_path}/a,{tmp_path}/a/")
-    with pytest.raises(DestinationError, match="empty destination"):
+    with pytest.raises(DestinationError, match="empty storage level"):
         open_blobs(f"{tmp_path}/a,")
     (tmp_path / "file").write_text("")
     with pytest.raises(DestinationError, match="cannot create the folder"):

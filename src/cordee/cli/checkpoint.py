@@ -1,6 +1,6 @@
-"""The verbs about checkpoints at a destination: a folder, a URL of an object store, or several with commas between.
+"""The verbs `cordee checkpoint`: inspect, pin, collect and convert the checkpoints of a destination.
 
-Nothing here talks to a server or fences a job that is running: looking, pinning and collecting are a visitor's.
+Nothing here connects to a server or fences a running job: inspecting, pinning and collecting are a visitor's.
 """
 
 import json
@@ -37,14 +37,21 @@ except ImportError as error:
 
 checkpoint = typer.Typer(no_args_is_help=True, add_completion=False)
 
-To = Annotated[str, typer.Argument(metavar="DESTINATION", help="A folder or URL, as in `to`, with the job's id.")]
+To = Annotated[
+    str,
+    typer.Argument(
+        metavar="DESTINATION",
+        help="Folder or URL of the job's checkpoints: its `to`; under a server, with the job's id.",
+    ),
+]
 Which = Annotated[
-    str | None, typer.Argument(metavar="[WHICH]", help="A step, a generation (g7) or a pin's name; else the newest.")
+    str | None,
+    typer.Argument(metavar="[WHICH]", help="A step, a generation (g7) or a pin's name; default: the newest."),
 ]
 
 
 class ExportFormat(StrEnum):
-    """What to export to."""
+    """The format of an export."""
 
     SAFETENSORS = "safetensors"
     HF = "hf"
@@ -52,7 +59,7 @@ class ExportFormat(StrEnum):
 
 @checkpoint.command()
 def ls(to: To, *, as_json: Json = False) -> None:
-    """List the generations: step, size, what each added to the store, whether it was read back, pins."""
+    """List the generations: step, size, bytes added to storage, whether it was read back, and pins."""
     blobs = open_existing(to)
     found = audit.generations(blobs, read_entries(blobs))
     if as_json:
@@ -88,52 +95,53 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Write a bad copy again from an intact one.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every copy of every byte and check it; leaves with 52 if something has no intact copy."""
+    """Read and check every copy of every byte; exit with 52 if a generation cannot be read from any copy."""
     blobs = open_existing(to)
     entries = read_entries(blobs)
     live = live_commits(entries)
     chosen = audit.meant_for(blobs, live) if every and which is None else [audit.find(entries, which, blobs)]
     total_bytes = sum(generations.commit_of(entry).bytes for entry in chosen) * len(blobs.levels)
-    with _bar("verifying", total_bytes, quiet=as_json) as told:
+    with _bar("verifying", total_bytes, quiet=as_json) as advance:
         checked = [
-            audit.verify(blobs, entry, repair=repair, told=lambda n: told(n * len(blobs.levels))) for entry in chosen
+            audit.verify(blobs, entry, repair=repair, on_bytes=lambda n: advance(n * len(blobs.levels)))
+            for entry in chosen
         ]
     if as_json:
         print(json.dumps([_checked(each) for each in checked], indent=2))
     for each in [] if as_json else checked:
-        said = f"lost: {each.lost}" if each.lost else "intact"
+        state = f"lost: {each.lost}" if each.lost else "intact"
         if each.bad and not each.lost:
-            said += f", and {len(each.bad)} bad {'copy' if len(each.bad) == 1 else 'copies'}"
-            said += " repaired" if repair else " beside intact ones: --repair"
+            state += f", and {len(each.bad)} bad {'copy' if len(each.bad) == 1 else 'copies'}"
+            state += " repaired" if repair else " (--repair writes them again)"
         name = f"step {each.commit.step} (g{each.commit.generation})"
-        print(f"{name}: {said}; {each.chunks} chunks, {format_bytes(each.bytes)}")
+        print(f"{name}: {state}; {each.chunks} chunks, {format_bytes(each.bytes)}")
         for level, why in each.bad:
             print(f"  {why} in {level}")
     if every and len(chosen) < len(live) and not as_json:
-        print(f"not meant to be in {to}, but in nearer destinations only: {len(live) - len(chosen)} more")
+        print(f"not checked, since they are only meant to be in nearer destinations: {len(live) - len(chosen)} more")
     lost = [each for each in checked if each.lost]
     if lost:
         raise CorruptError(
-            f"{len(lost)} of {len(checked)} generations have no intact copy of everything; newest: {lost[-1].lost}",
-            hint="a job that starts here steps back to the newest generation that verifies",
+            f"{len(lost)} of {len(checked)} generations are damaged in every copy; the newest of them: {lost[-1].lost}",
+            hint="a job that starts here goes back to the newest generation that verifies",
         )
 
 
 @checkpoint.command()
 def diff(to: To, first: str, second: Which = None, *, as_json: Json = False) -> None:
-    """Say which tensors differ between two generations, and how many bytes they share."""
+    """Show which tensors differ between two generations, and the bytes that are stored once for both."""
     blobs = open_existing(to)
     one, two = _read(blobs, first), _read(blobs, second)
     try:
         found = audit.diff(blobs, one, two)
     except Damaged as damage:
-        raise CorruptError(str(damage), hint="cordee checkpoint verify says what is intact") from None
+        raise CorruptError(str(damage), hint="cordee checkpoint verify shows what is intact") from None
     if as_json:
         print(json.dumps({"first": one.step, "second": two.step, **asdict(found)}, indent=2))
         return
-    share = found.shared_bytes / found.second_bytes if found.second_bytes else 1
-    print(f"step {one.step} and step {two.step}: {found.same} tensors alike, {len(found.changed)} changed")
-    print(f"{format_bytes(found.shared_bytes)} of {format_bytes(found.second_bytes)} are stored once ({share:.1%})")
+    fraction = found.shared_bytes / found.second_bytes if found.second_bytes else 1
+    print(f"step {one.step} and step {two.step}: {found.same} tensors are equal, {len(found.changed)} differ")
+    print(f"{format_bytes(found.shared_bytes)} of {format_bytes(found.second_bytes)} stored once ({fraction:.1%})")
     for sign, names in (("-", found.only_first), ("+", found.only_second), ("~", found.changed)):
         for name in names:
             print(f"{sign} {name}")
@@ -144,20 +152,23 @@ def pin(
     to: To,
     which: Which = None,
     *,
-    name: Annotated[str, typer.Option(help="What it is called from now on.")] = "pinned",
+    name: Annotated[str, typer.Option(help="The name of the pin.")] = "pinned",
     remove: Annotated[bool, typer.Option("--remove", help="Take the pin away.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Keep a generation for good, whatever retention says; a job may run meanwhile."""
+    """Keep a generation whatever the job's `keep` says; safe beside a running job."""
     blobs = open_existing(to)
     log = Log.visit(blobs, nonce=secrets.token_hex(8))
     if re.fullmatch(r"g?\d+", name) or not re.fullmatch(r"[\w-]+", name):
-        raise InputError(f"{name!r} is no name for a pin", hint="use letters, digits and dashes, but not 7 or g7")
+        raise InputError(
+            f"{name!r} cannot name a pin",
+            hint="use letters, digits and dashes, but not only a number or g and a number",
+        )
     commit = generations.commit_of(audit.find(log.entries, which, log.blobs))
     generations.pin(log, commit.generation, None if remove else name)
     if as_json:
-        told = {"generation": commit.generation, "step": commit.step, "pin": None if remove else name}
-        print(json.dumps(told, indent=2))
+        pinned = {"generation": commit.generation, "step": commit.step, "pin": None if remove else name}
+        print(json.dumps(pinned, indent=2))
         return
     print(f"step {commit.step} (g{commit.generation}) is " + ("no longer pinned" if remove else f"pinned as {name}"))
 
@@ -167,10 +178,10 @@ def gc(
     to: To,
     *,
     keep: Annotated[str | None, typer.Option(help='Retire the rest: "3", "3, every 10" or "3, every 10, 7d".')] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what no generation needs; with --keep, retire generations too. Safe beside a running job."""
+    """Remove blobs that no generation needs; with --keep, retire generations too. Safe beside a running job."""
     wanted = None if keep is None else parse_keep(keep)
     blobs = open_existing(to)
     log = Log.visit(blobs, nonce=secrets.token_hex(8))
@@ -178,7 +189,9 @@ def gc(
         try:
             retired, keys = generations.would_collect(log, blobs, keep=wanted)
         except Damaged as damage:
-            raise CorruptError(f"{damage}: what it needs is not known, so nothing would go") from None
+            raise CorruptError(
+                f"{damage}, so it is not known which blobs it needs, and nothing would be removed"
+            ) from None
         done = generations.Collected(retired, len(keys))
     else:
         done = generations.collect(log, blobs, keep=wanted)
@@ -200,12 +213,13 @@ def export(
     ] = ExportFormat.SAFETENSORS,
     out: Annotated[Path, typer.Option(help="The file or folder to make.")],
     of: Annotated[
-        str | None, typer.Option("--object", help="Only this object of the state.", show_default="all; hf: model")
+        str | None,
+        typer.Option("--object", help="Export only this object of the state.", show_default="all; hf: model"),
     ] = None,
     like: Annotated[Path | None, typer.Option(help="Copy config and tokenizer from this folder (hf).")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a generation's tensors as safetensors; every byte is verified on the way."""
+    """Write a generation's tensors as safetensors; every byte is verified."""
     if like is not None and form is not ExportFormat.HF:
         raise InputError("--like goes with --to hf")
     blobs = open_existing(to)
@@ -213,14 +227,14 @@ def export(
     of = of or ("model" if form is ExportFormat.HF else None)
     size_bytes = transfer.exported_bytes(whole, of)
     try:
-        with _bar("writing", size_bytes, quiet=as_json) as told:
+        with _bar("writing", size_bytes, quiet=as_json) as advance:
             if form is ExportFormat.HF:
-                paths = transfer.export_hf(blobs, whole, out, of=of, like=like, told=told)
+                paths = transfer.export_hf(blobs, whole, out, of=of, like=like, on_bytes=advance)
             else:
-                paths = transfer.export_safetensors(blobs, whole, out, of=of, told=told)
+                paths = transfer.export_safetensors(blobs, whole, out, of=of, on_bytes=advance)
     except Damaged as damage:
         raise CorruptError(
-            f"step {whole.step}: {damage}", hint="cordee checkpoint verify says what is intact"
+            f"step {whole.step}: {damage}", hint="cordee checkpoint verify shows what is intact"
         ) from None
     if as_json:
         print(json.dumps({"step": whole.step, "bytes": size_bytes, "files": [str(path) for path in paths]}, indent=2))
@@ -235,21 +249,23 @@ def import_(
     to: To,
     source: Annotated[Path, typer.Argument(help="A .safetensors file, or a folder with some.")],
     *,
-    of: Annotated[str, typer.Option("--object", help="Which object of the state they are.")] = "model",
-    step: Annotated[int, typer.Option(help="The step to give it.")] = 0,
+    of: Annotated[str, typer.Option("--object", help="The object of the state that the tensors belong to.")] = "model",
+    step: Annotated[int, typer.Option(help="The step of the generation.")] = 0,
     name: Annotated[str | None, typer.Option("--pin", help="Pin it under this name.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a first generation of safetensors files, in a destination without checkpoints."""
+    """Make the first generation of a destination from safetensors files."""
     blobs = open_blobs(to)
     size_bytes = sum(path.stat().st_size for path in ([source] if source.is_file() else source.glob("*.safetensors")))
-    with _bar("reading", size_bytes, quiet=as_json) as told:
-        made = transfer.import_safetensors(blobs, source, nonce=secrets.token_hex(8), of=of, step=step, told=told)
+    with _bar("reading", size_bytes, quiet=as_json) as advance:
+        made = transfer.import_safetensors(
+            blobs, source, nonce=secrets.token_hex(8), of=of, step=step, on_bytes=advance
+        )
     if name is not None:
         generations.pin(Log.visit(blobs, nonce=secrets.token_hex(8)), made.generation, name)
     if as_json:
-        told_of = {"generation": made.generation, "step": made.step, "bytes": made.bytes, "pin": name}
-        print(json.dumps(told_of, indent=2))
+        made_json = {"generation": made.generation, "step": made.step, "bytes": made.bytes, "pin": name}
+        print(json.dumps(made_json, indent=2))
         return
     print(
         f"step {made.step} (g{made.generation}): {format_bytes(made.bytes)}" + (f", pinned as {name}" if name else "")
@@ -261,7 +277,9 @@ def _read(blobs: Blobs, which: str | None) -> Manifest:
     try:
         return read_manifest(blobs, commit.manifest)
     except Damaged as damage:
-        raise CorruptError(f"step {commit.step}: {damage}", hint="cordee checkpoint ls lists the others") from None
+        raise CorruptError(
+            f"step {commit.step}: {damage}", hint="cordee checkpoint ls lists the other generations"
+        ) from None
 
 
 def _listed(each: audit.Generation) -> dict[str, Any]:
@@ -298,8 +316,8 @@ def _when(at_us: int | None) -> str | None:
 
 
 @contextmanager
-def _bar(what: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; elsewhere nothing, since the answer says it."""
+def _bar(text: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; the yielded function advances it by bytes."""
     console = terminal.stderr()
     if quiet or not console.is_terminal:
         yield lambda n: None
@@ -312,5 +330,5 @@ def _bar(what: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable[[int]
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(what, total=total_bytes or None)
+        bar = progress.add_task(text, total=total_bytes or None)
         yield lambda n: progress.advance(bar, n)

@@ -1,4 +1,4 @@
-"""Looking at a destination from outside: its generations, whether every copy is intact, what two of them differ in."""
+"""Inspect a destination: list its generations, verify every copy, and compare two of them."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class Generation:
-    """One line of the list. `stored_bytes` is what it added to the store; None: its manifest cannot be read."""
+    """One line of the list. `stored_bytes` is what it added to storage; None: its manifest cannot be read."""
 
     commit: Commit
     world_size: int
@@ -32,7 +32,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Verification:
-    """The state of one generation: `bad` copies as (level, problem); `lost` if no level has some chunk."""
+    """The state of one generation: `bad` copies as (level, problem); `lost`: why it cannot be read, if it cannot."""
 
     commit: Commit
     chunks: int
@@ -43,7 +43,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class CheckpointDiff:
-    """Between two generations: tensors by name, and bytes of the second that the first has too."""
+    """The difference of two generations: tensors by name, and bytes of the second that the first has too."""
 
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
@@ -54,7 +54,7 @@ class CheckpointDiff:
 
 
 def generations(blobs: Blobs, entries: list[LogEntry]) -> list[Generation]:
-    """All live ones, oldest first."""
+    """Return all live generations, oldest first."""
     pinned = pins(entries)
     found = []
     for entry in live_commits(entries):
@@ -68,7 +68,8 @@ def generations(blobs: Blobs, entries: list[LogEntry]) -> list[Generation]:
             stored = None
         fields = entry.record.fields
         at_us, name = fields.get("at_us"), pinned.get(entry.index)
-        found.append(Generation(commit, fields["world_size"], at_us, is_verified(blobs, entry), name, stored))
+        verified = stored is not None and is_verified(blobs, entry)
+        found.append(Generation(commit, fields["world_size"], at_us, verified, name, stored))
     return found
 
 
@@ -77,16 +78,16 @@ def _written_in(chunk: Chunk, whole: Manifest) -> bool:
 
 
 def find(entries: list[LogEntry], which: str | None, blobs: Blobs) -> LogEntry:
-    """The newest generation of a step (`40`), a generation by number (`g7`), by the name of its pin, or the newest.
+    """Return the newest generation of a step (`40`), a generation by number (`g7`), by its pin's name, or the newest.
 
-    The newest is that of those which are to be in this store, if there are any.
+    The newest is that of the generations meant for this store, if there are any.
 
     Raises:
         InputError: there is none.
     """
     live = live_commits(entries)
     if not live:
-        raise InputError("there is no checkpoint", hint="a destination is what was given as `to`, with the job's id")
+        raise InputError("there is no checkpoint", hint="give the job's `to`, with the job's id under a server")
     if which is None:
         return (meant_for(blobs, live) or live)[-1]
     names = pins(entries)
@@ -102,20 +103,20 @@ def find(entries: list[LogEntry], which: str | None, blobs: Blobs) -> LogEntry:
 
 
 def meant_for(blobs: Blobs, entries: list[LogEntry]) -> list[LogEntry]:
-    """Without the generations that were only to be in nearer levels than these."""
+    """Leave out the generations that were only meant for levels nearer than these."""
     return [entry for entry in entries if missing_levels_of(entry) < len(blobs.levels)]
 
 
 def verify(
-    blobs: Blobs, entry: LogEntry, *, repair: bool = False, told: Callable[[int], None] = lambda n: None
+    blobs: Blobs, entry: LogEntry, *, repair: bool = False, on_bytes: Callable[[int], None] = lambda n: None
 ) -> Verification:
-    """Read every copy of every chunk of a generation, and repair what another level has; `told` hears of the bytes.
+    """Read every copy of every chunk of a generation; `repair` writes a bad copy again from an intact one.
 
-    Levels that were not to have the chunks are not asked for them.
+    Levels that were not meant to have the chunks are not read. `on_bytes` is called with the size of each chunk.
     """
     commit = commit_of(entry)
     if commit.missing_levels >= len(blobs.levels):
-        why = f"its chunks were never to be in {blobs}: they are in a nearer destination of the job"
+        why = f"its chunks were not meant to be in {blobs}: they are in a nearer destination of the job"
         return Verification(commit, 0, 0, (), why)
     bad: list[tuple[str, str]] = []
     lost: str | None = None
@@ -141,7 +142,7 @@ def verify(
                 found.append((str(level), str(damage)))
         if found and repair and len(found) < len(holding):
             read_chunk(blobs, chunk)
-        told(chunk.length_bytes)
+        on_bytes(chunk.length_bytes)
         return found
 
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -153,10 +154,10 @@ def verify(
 
 
 def diff(blobs: Blobs, first: Manifest, second: Manifest) -> CheckpointDiff:
-    """Compare by content: by addresses where both are cut alike, else by reading both."""
+    """Compare by content: by addresses where both are cut equally, else by reading both."""
     one, two = first.tensors, second.tensors
     both = sorted(one.keys() & two.keys())
-    changed = tuple(name for name in both if not _alike(blobs, first, one[name], second, two[name]))
+    changed = tuple(name for name in both if not _is_equal(blobs, first, one[name], second, two[name]))
     known = {chunk.xxh3 for chunk in first.chunks}
     return CheckpointDiff(
         tuple(sorted(one.keys() - two.keys())),
@@ -168,7 +169,7 @@ def diff(blobs: Blobs, first: Manifest, second: Manifest) -> CheckpointDiff:
     )
 
 
-def _alike(blobs: Blobs, first: Manifest, a: Tensor, second: Manifest, b: Tensor) -> bool:
+def _is_equal(blobs: Blobs, first: Manifest, a: Tensor, second: Manifest, b: Tensor) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     if _addresses(first, a) == _addresses(second, b):

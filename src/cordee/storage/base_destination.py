@@ -1,7 +1,6 @@
-"""A base that many jobs share and none of them writes: chunks of another destination, by keys `base/<id>/<their key>`.
+"""A base: another destination whose chunks many jobs use and none writes, by keys `base/<id>/<key there>`.
 
-`bases/<id>` in the job's own destination says where it is. The base keeps what is pinned there: the pin is what keeps
-those jobs readable.
+`bases/<id>` in the job's own destination says where the base is. A pin there keeps the chunks that these jobs need.
 """
 
 from functools import lru_cache
@@ -18,7 +17,7 @@ _ID_DIGITS = 16
 
 
 def remember(blobs: Blobs, to: str) -> str:
-    """Note in the job's destination where the base is; the prefix of its keys from now on."""
+    """Write into the job's destination where the base is, and return the prefix of its keys."""
     absolute = ",".join(place if is_remote(place) else str(folder_of(place)) for place in level_urls(to))
     name = blake3(absolute.encode()).hexdigest()[:_ID_DIGITS]
     blobs.put_if_absent(f"{FOLDER}/{name}", seal({"format": FORMAT, "to": absolute}))
@@ -26,16 +25,16 @@ def remember(blobs: Blobs, to: str) -> str:
 
 
 def is_of_base(key: str) -> bool:
-    """Whether a chunk is a base's."""
+    """Return whether a chunk is in a base."""
     return key.startswith(_PREFIX)
 
 
 def owner_of(blobs: Blobs, key: str) -> tuple[Blobs, str]:
-    """The store that has this chunk, and its key there.
+    """Return the store that has this chunk, and its key there.
 
     Raises:
-        Damaged: the note of where the base is cannot be read.
-        DestinationError: the base is not there.
+        Damaged: the record of where the base is cannot be read.
+        DestinationError: the base does not exist.
     """
     if not is_of_base(key):
         return blobs, key

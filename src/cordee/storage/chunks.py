@@ -1,7 +1,7 @@
 """Immutable chunks, addressed by their xxh3-128, which is checked on every read.
 
 A key ends in the save and the epoch that wrote it: `chunks/ab/<xxh3>.<save>.<epoch>`. So a late delete by an older
-attempt, or for an older save, can never hit a chunk that a newer save has just written with the same content.
+attempt, or for an older save, never hits a chunk that a newer save has just written with the same content.
 """
 
 import logging
@@ -29,7 +29,7 @@ _ALIGN_BYTES = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """Where a chunk is and what it must look like. What is stored once is found again by `xxh3`, not by the key."""
+    """The key of a chunk, its length and its checksum, by which equal content is found again."""
 
     key: str
     length_bytes: int
@@ -38,7 +38,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a chunk; `chunk` is its place in a list of chunks."""
+    """Part of a chunk; `chunk` is its index in a list of chunks."""
 
     chunk: int
     offset: int
@@ -47,7 +47,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """Where each shard lies in staging memory, how that memory is cut into chunks, and the pieces of each shard."""
+    """The offset of each shard in staging memory, the cuts of that memory into chunks, and the pieces of each shard."""
 
     offsets: tuple[int, ...]
     cuts: tuple[tuple[int, int], ...]  # (offset, length) of each chunk
@@ -56,7 +56,7 @@ class ChunkLayout:
 
 
 def chunk_key(digest: str, save: int, epoch: int) -> str:
-    """The key of a chunk written by this save of this attempt.
+    """Return the key of a chunk written by this save of this attempt.
 
     >>> chunk_key("ab12", 3, 1)
     'chunks/ab/ab12.3.1'
@@ -65,7 +65,7 @@ def chunk_key(digest: str, save: int, epoch: int) -> str:
 
 
 def written_by(key: str) -> tuple[int, int] | None:
-    """(epoch, save) in the key of a chunk or a manifest; None if it is neither's.
+    """Return (epoch, save) from the key of a chunk or a manifest; None if it is neither.
 
     >>> written_by("chunks/ab/ab12.3.1")
     (1, 3)
@@ -86,10 +86,10 @@ def write_chunk(
     durable: bool = True,
     decayed_copies: set[tuple[Blobs, str]] | None = None,
 ) -> tuple[Chunk, bool]:
-    """Store the data unless `known` (by xxh3) has it whole; the chunk, and whether it was written.
+    """Store the data unless a `known` chunk (by xxh3) has it; return the chunk, and whether it was written.
 
-    `rotten` are copies that `has_decayed` was true of, by level and key: they are put there anew, and are none any
-    more.
+    `decayed_copies`, by level and key, are those for which `has_decayed` was true: they are written again, and removed
+    from the set.
     """
     digest = xxhash.xxh3_128_hexdigest(data)
     chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, digest)
@@ -100,24 +100,24 @@ def write_chunk(
 
 
 def _is_there(blobs: Blobs, old: Chunk, data: Data, decayed_copies: set[tuple[Blobs, str]]) -> bool:
-    """Whether the store has it, where it is lacking or has decayed from now on; a base is not ours to mend."""
+    """Return whether the store has the chunk, after repairing missing and decayed copies; a base is not repaired."""
     owner, key = owner_of(blobs, old.key)
-    lacking = [level for level in owner.levels if level.size(key) != old.length_bytes]
-    if len(lacking) == len(owner.levels):
+    missing = [level for level in owner.levels if level.size(key) != old.length_bytes]
+    if len(missing) == len(owner.levels):
         return False
-    bad = [level for level in owner.levels if (level, key) in decayed_copies and level not in lacking]
+    bad = [level for level in owner.levels if (level, key) in decayed_copies and level not in missing]
     if owner is not blobs:
-        return len(lacking) + len(bad) < len(owner.levels)
-    for level in (*lacking, *bad):  # Lacking: a node that is new to the job has an empty disk.
-        level.put(key, data)  # Under its own key, so that every generation that uses it is mended at once.
+        return len(missing) + len(bad) < len(owner.levels)
+    for level in (*missing, *bad):  # Missing: a node that is new to the job has an empty disk.
+        level.put(key, data)  # Under its own key, so that it is repaired for every generation that uses it.
         decayed_copies.discard((level, key))
         if level in bad:
-            logger.warning("%s had decayed in %s; written anew from memory", key, level)
+            logger.warning("%s had decayed in %s; written again from memory", key, level)
     return True
 
 
 def has_decayed(level: Blobs, chunk: Chunk, key: str) -> bool:
-    """Whether this level has something else than was written, on the disk; of one that is away nothing is known."""
+    """Return whether this level's disk has other bytes than were written; False if the level cannot be read."""
     check = xxhash.xxh3_128()
     try:
         length_bytes = level.read_blocks(key, check.update, from_disk=True)
@@ -127,7 +127,7 @@ def has_decayed(level: Blobs, chunk: Chunk, key: str) -> bool:
 
 
 def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:
-    """The verified content, from the nearest level where it is intact; nearer ones are repaired.
+    """Return the verified content, from the nearest level where it is intact; nearer ones are repaired.
 
     Raises:
         Damaged: missing, of another length, or with another checksum.
@@ -146,10 +146,10 @@ def read_chunk(blobs: Blobs, chunk: Chunk) -> bytes:
 
 
 def check_chunk(blobs: Blobs, chunk: Chunk, into: memoryview | None = None, *, from_disk: bool = False) -> None:
-    """Read and verify it without new memory for it, into the given memory if there is any; else as `read_chunk`.
+    """Read and verify a chunk without allocating memory for it, into the given memory if there is any.
 
     Raises:
-        Damaged: no level has it intact; what is in the memory then is not to be used.
+        Damaged: no level has it intact; the content of the memory is not to be used.
     """
     owner, key = owner_of(blobs, chunk.key)
     check = xxhash.xxh3_128()
@@ -159,7 +159,7 @@ def check_chunk(blobs: Blobs, chunk: Chunk, into: memoryview | None = None, *, f
         length_bytes = None
     if length_bytes == chunk.length_bytes and check.hexdigest() == chunk.xxh3:
         return
-    data = read_chunk(blobs, chunk)  # Says what is wrong, or finds it in another level.
+    data = read_chunk(blobs, chunk)  # Raises what is wrong, or finds it in another level.
     if from_disk:
         raise Damaged(f"{chunk.key} is not on the disk as it was written")
     if into is not None:
@@ -176,7 +176,7 @@ def lay_out(lengths_bytes: Iterable[int]) -> ChunkLayout:
     cuts: list[tuple[int, int]] = []
     pieces: list[tuple[Piece, ...]] = []
     end = 0
-    shared = False  # Is the last cut one that more small shards may join?
+    shared = False  # whether more small shards may join the last cut
     for length in lengths_bytes:
         if length == 0:
             offsets.append(end)
@@ -202,7 +202,7 @@ def lay_out(lengths_bytes: Iterable[int]) -> ChunkLayout:
 
 
 def join_pieces(contents: Sequence[bytes], pieces: Sequence[Piece]) -> bytearray:
-    """The bytes of the pieces, one after the other; `contents[i]` is the chunk of `pieces[i]`."""
+    """Join the bytes of the pieces; `contents[i]` is the chunk of `pieces[i]`."""
     joined = bytearray(sum(piece.length_bytes for piece in pieces))
     at = 0
     for content, piece in zip(contents, pieces, strict=True):

@@ -1,7 +1,7 @@
-"""A blob store on a local or shared POSIX file system, and the face that a remote store has to have.
+"""A blob store on a local or shared POSIX file system, and the protocol of all blob stores.
 
-Everything above relies on one promise: `put_if_absent` creates a blob whole or not at all, and has exactly one winner.
-Here that is `link()`, which fails if the name exists; the file and its folder are on the disk before it returns.
+Everything above relies on one guarantee: `put_if_absent` creates a blob whole or not at all, and has exactly one
+winner. Here that is `link()`, which fails if the name exists; file and folder are on the disk before it returns.
 """
 
 import errno
@@ -23,7 +23,7 @@ TMP = "tmp"
 # O_DIRECT moves whole blocks between the disk and aligned memory; 4096 suits every disk in use.
 BLOCK_BYTES = 4096
 DIRECT_MIN_BYTES = 2**20
-# At once: into given memory so much that it is still in the processor's cache afterwards; else what keeps a disk busy.
+# Bytes at once: into given memory, few enough to be still in the processor's cache; else enough to keep a disk busy.
 READ_BYTES, SCRATCH_BYTES = 2**18, 2**22
 SYNCS = 4  # at once: flushes of a disk that wait together are one
 _scratch = threading.local()  # aligned memory of each reading thread
@@ -32,32 +32,32 @@ Data = bytes | bytearray | memoryview
 
 
 class Blobs(Protocol):
-    """What the log, the chunks and the manifests need from a store. Keys are relative POSIX paths."""
+    """A blob store. Keys are relative POSIX paths."""
 
     @property
     def levels(self) -> "tuple[Blobs, ...]":
-        """The stores behind it, the nearest first; of a plain one, itself."""
+        """The stores of its storage levels, nearest first; for a single store, itself."""
 
     def put_if_absent(self, key: str, data: Data, *, durable: bool = True) -> bool:
         """Create the blob whole and durable; False if the key exists. An error leaves the outcome unknown.
 
-        Without `durable` it is whole for whoever looks, and on the disk after `sync`.
+        Without `durable` it is whole for all readers, and on the disk after `sync`.
         """
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make durable what was put without."""
+        """Make blobs durable that were put without `durable`."""
 
     def put(self, key: str, data: Data) -> None:
         """Create or replace the blob, atomically and durably."""
 
     def get(self, key: str) -> bytes | None:
-        """The blob, or None if there is none."""
+        """Return the blob, or None if there is none."""
 
     def size(self, key: str) -> int | None:
-        """Bytes of the blob, or None if there is none."""
+        """Return the size of the blob in bytes, or None if there is none."""
 
     def list(self, prefix: str) -> Iterator[str]:
-        """All keys below the folder `prefix`, sorted."""
+        """Return all keys below the folder `prefix`, sorted."""
 
     def delete(self, key: str) -> None:
         """Remove the blob; no error if there is none."""
@@ -65,14 +65,14 @@ class Blobs(Protocol):
     def read_blocks(
         self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
     ) -> int | None:
-        """Show `seen` the blob block by block, without new memory for it; its bytes, or None if there is none.
+        """Pass the blob to `seen` block by block, allocating no memory; return its size, or None.
 
-        With `into` it is read into that memory, if it has just this size; else nothing is read. `from_disk`: from where
-        it is durable, not from what is nearer.
+        With `into` it is read into that memory if it has just this size; else nothing is read. `from_disk`: bypass
+        caches.
         """
 
     def sweep_tmp(self) -> None:
-        """Remove what killed writers left half done, if the store has such things."""
+        """Remove temporary files of killed writers, if the store has any."""
 
 
 class FileBlobs:
@@ -85,7 +85,7 @@ class FileBlobs:
             try:
                 (root / TMP).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                # What is there can be read all the same, and a write says why it cannot be.
+                # Existing blobs can be read all the same, and a write raises its own error.
                 if error.errno not in (errno.EROFS, errno.EACCES) or not root.is_dir():
                     raise
 
@@ -107,16 +107,16 @@ class FileBlobs:
                 created = False
             finally:
                 tmp.unlink(missing_ok=True)
-            # Also for the loser: it may act on the winner's blob, which therefore has to be durable.
+            # Also for the loser: it may act on the winner's blob, which must be durable by then.
             if durable:
                 _sync(path.parent)
             return created
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Make durable what was put without.
+        """Make blobs durable that were put without `durable`.
 
-        A journal is written once for all, instead of twice for each blob: that was over half of a save's time. What
-        is left is a flush of the disk's cache for each, and those that wait together are one.
+        The journal is written once for all, instead of twice for each blob, which was over half of a save's time. One
+        flush of the disk's cache for each is left, and flushes that wait together are one.
         """
         paths = [self._path(key) for key in keys]
         with self._reporting("sync"):
@@ -134,7 +134,7 @@ class FileBlobs:
             _sync(path.parent)
 
     def get(self, key: str) -> bytes | None:
-        """The blob, or None if there is none."""
+        """Return the blob, or None if there is none."""
         with self._reporting(f"read {key}"):
             try:
                 return self._path(key).read_bytes()
@@ -142,7 +142,7 @@ class FileBlobs:
                 return None
 
     def size(self, key: str) -> int | None:
-        """Bytes of the blob, or None if there is none."""
+        """Return the size of the blob in bytes, or None if there is none."""
         with self._reporting(f"look at {key}"):
             try:
                 return self._path(key).stat().st_size
@@ -150,7 +150,7 @@ class FileBlobs:
                 return None
 
     def list(self, prefix: str) -> Iterator[str]:
-        """All keys below the folder `prefix`, sorted."""
+        """Return all keys below the folder `prefix`, sorted."""
         with self._reporting(f"list {prefix}"):
             found = [
                 str((Path(folder) / name).relative_to(self.root))
@@ -167,9 +167,9 @@ class FileBlobs:
     def read_blocks(
         self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
     ) -> int | None:
-        """Show `seen` the blob block by block, without new memory for it; its bytes, or None if there is none.
+        """Pass the blob to `seen` block by block, allocating no memory; return its size, or None.
 
-        Memory that is new for each blob costs 8 times what reading and checking does (our measurement: page faults).
+        Memory allocated for each blob costs 8 times what reading and checking does (our measurement: page faults).
         """
         with self._reporting(f"read {key}"):
             try:
@@ -189,12 +189,12 @@ class FileBlobs:
                 os.close(fd)
 
     def sweep_tmp(self) -> None:
-        """Remove what killed writers left. A living one whose file goes gets an error and writes again."""
+        """Remove temporary files of killed writers. A living writer whose file is removed writes again."""
         for key in self.list(TMP):
             self.delete(key)
 
     def _path(self, key: str) -> Path:
-        assert key and not key.startswith("/") and ".." not in key.split("/"), f"{key!r} is no relative key"
+        assert key and not key.startswith("/") and ".." not in key.split("/"), f"{key!r} is not a relative key"
         return self.root / key
 
     def _make_folder(self, folder: Path, *, durable: bool = True) -> None:
@@ -234,22 +234,22 @@ class FileBlobs:
 
 
 def folder_of(to: str) -> Path:
-    """The absolute folder that a path or a `file://` URL names; touches nothing.
+    """Return the absolute folder that a path or a `file://` URL names, without touching it.
 
     Raises:
-        DestinationError: another scheme.
+        DestinationError: the URL has another scheme.
     """
     url = urlsplit(to)
     if url.scheme not in ("", "file"):
         raise DestinationError(
-            f"{to!r}: no store for {url.scheme}://",
+            f"{to!r}: there is no store for {url.scheme}://",
             hint="use a path, file:///path, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix",
         )
     return Path(unquote(url.path) if url.scheme else to).expanduser().absolute()
 
 
 def _bypass_cache(fd: int, *, direct: bool) -> None:
-    """Let reads come from the disk: after the page cache was told to forget, and past it if the memory is aligned."""
+    """Let reads come from the disk: drop the file from the page cache, and bypass it if the memory is aligned."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     if not direct:
@@ -262,27 +262,27 @@ def _bypass_cache(fd: int, *, direct: bool) -> None:
 
 
 def _read_ahead(fd: int) -> None:
-    """Have the system fetch more than it is asked for: a third less time for a cold load (our measurement)."""
+    """Let the system read ahead: a third less time for a cold load (our measurement)."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def _read_all(fd: int, size_bytes: int, seen: Callable[[memoryview], object], into: memoryview | None) -> None:
-    """In blocks that are still in the processor's cache when they are seen."""
+    """Read in blocks that are still in the processor's cache when `seen` gets them."""
     done = 0
     while done < size_bytes:
-        # Not more than there is: what a read past the end asks for is pinned and zeroed all the same.
+        # Not more than there is: memory for a read past the end is pinned and zeroed all the same.
         whole = -(-(size_bytes - done) // BLOCK_BYTES) * BLOCK_BYTES
         block = _scratch_memory()[:whole] if into is None else into[done : done + READ_BYTES]
         got = os.readv(fd, [block])
         if not got:
-            return  # It shrinks while it is read: what was seen does not match.
+            return  # It shrinks while it is read, so its checksum will not match.
         seen(block[:got])
         done += got
 
 
 def _scratch_memory() -> memoryview:
-    """This thread's own, in large pages where there are any: each small one is pinned by itself at each read."""
+    """Return memory of this thread, in large pages if possible: each small page is pinned by itself at each read."""
     if not hasattr(_scratch, "memory"):
         _scratch.memory = mmap.mmap(-1, SCRATCH_BYTES)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -298,7 +298,7 @@ def _write_all(fd: int, data: memoryview) -> None:
 
 
 def _write_direct(fd: int, data: memoryview) -> int:
-    """Write the whole blocks past the page cache where the system can; bytes written.
+    """Write the whole blocks past the page cache where the system can, and return the bytes written.
 
     Our measurement: O_DIRECT with fsync needed 1/37 of the CPU time of a buffered write with fsync on a busy machine.
     """
@@ -313,7 +313,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
         while done < whole:
             done += os.write(fd, data[done:whole])
     except OSError as error:
-        # EINVAL: the file system has no O_DIRECT, or the memory is not aligned. The buffered path takes over.
+        # EINVAL: the file system has no O_DIRECT, or the memory is not aligned. Buffered writes take over.
         if error.errno != errno.EINVAL:
             raise
     finally:
@@ -322,7 +322,7 @@ def _write_direct(fd: int, data: memoryview) -> int:
 
 
 def _sync(path: Path) -> None:
-    """A file or a folder."""
+    """Flush a file or a folder to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""Generations of a job's checkpoint: which one loads, which ones stay, which ones go.
+"""Generations of a job's checkpoints: commit, verify, keep and collect them.
 
 A generation is the index of its commit record. Nothing is removed before a gc record names it, and the newest two
 generations that verify are never named.
@@ -50,7 +50,7 @@ class Commit:
 def commit_fields(
     name: str, whole: Manifest, *, at_us: int, missing_levels: int = 0, ending: str | None = None
 ) -> dict[str, Any]:
-    """What a commit record says of a manifest; `ending`: how the attempt ended, if this was its last word."""
+    """Return the fields of a manifest's commit record; `ending`: how the attempt ended, if this is its last save."""
     optional = {"missing_levels": missing_levels, "ending": ending}
     return {
         **{name: value for name, value in optional.items() if value},
@@ -66,16 +66,16 @@ def commit_fields(
 
 
 def commit_of(entry: LogEntry) -> Commit:
-    """The commit that a commit record announces."""
+    """Return the commit of a commit record."""
     record = entry.record
     assert record is not None and record.kind == "commit", "only a commit record makes a commit"
     names = ("step", "manifest", "bytes", "stall_us", "uploaded_us")
-    told = {name: record.fields[name] for name in names}
-    return Commit(epoch=record.epoch, generation=entry.index, missing_levels=missing_levels_of(entry), **told)
+    fields = {name: record.fields[name] for name in names}
+    return Commit(epoch=record.epoch, generation=entry.index, missing_levels=missing_levels_of(entry), **fields)
 
 
 def missing_levels_of(entry: LogEntry) -> int:
-    """How many of the farthest levels do not have the chunks of this generation."""
+    """Return the number of farthest levels that do not have the chunks of this generation."""
     assert entry.record is not None, "a commit has a record"
     return int(entry.record.fields.get("missing_levels", 0))
 
@@ -84,14 +84,14 @@ def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> None:
     """Read and verify chunks.
 
     Raises:
-        Damaged: what is wrong with the first bad one.
+        Damaged: one is bad; the message is of the first one.
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(partial(check_chunk, blobs), wanted))
 
 
 def check_generation(blobs: Blobs, name: str) -> str | None:
-    """Verify a generation; what is wrong, or None."""
+    """Verify a generation, and return what is wrong, or None."""
     try:
         check_chunks(blobs, read_manifest(blobs, name).chunks)
     except Damaged as damage:
@@ -100,19 +100,19 @@ def check_generation(blobs: Blobs, name: str) -> str | None:
 
 
 def known_chunks(blobs: Blobs, entries: list[LogEntry], whole: Manifest) -> dict[str, Chunk]:
-    """Chunks of a verified generation that a new save may use again, by xxh3.
+    """Return the chunks of a verified generation that a new save may use again, by xxh3.
 
-    What an unfinished gc record names counts as absent: a late delete may still take it.
+    Chunks that an unfinished gc record names are left out: a late delete may still remove them.
 
     Raises:
-        Damaged: what such a record names cannot be read, so no chunk is safe to use again.
+        Damaged: the list of such a record cannot be read, so no chunk is safe to use again.
     """
     going = {key for entry in unfinished_gcs(entries) for key in _doomed_by(blobs, entry)}
     return {chunk.xxh3: chunk for chunk in whole.chunks if chunk.key not in going}
 
 
 def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
-    """Chunks of the newest pinned generation of another destination, by xxh3, under the keys that they have here.
+    """Return the chunks of the newest pinned generation of another destination, by xxh3, under their keys here.
 
     Raises:
         CheckpointError: nothing is pinned there, or it cannot be read.
@@ -121,7 +121,10 @@ def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
     entries = read_entries(base)
     pinned = [entry for entry in live_commits(entries) if entry.index in pins(entries)]
     if not pinned or pinned[-1].record is None:
-        raise CheckpointError(f"nothing is pinned in {to}", hint=f"cordee checkpoint pin {to}: else it may be retired")
+        raise CheckpointError(
+            f"nothing is pinned in {to}",
+            hint=f"cordee checkpoint pin {to}: a base must be pinned, or it may be retired",
+        )
     try:
         whole = read_manifest(base, pinned[-1].record.fields["manifest"])
     except Damaged as damage:
@@ -131,17 +134,17 @@ def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
 
 
 def sweep_near(log: Log, blobs: Blobs, save: int) -> None:
-    """Remove from this node's own levels what no live generation needs: only the node itself can."""
+    """Remove from this node's own levels the blobs that no live generation needs: only the node itself can."""
     near = blobs.levels[:-1]
     if near:
-        with contextlib.suppress(Damaged):  # Then what is needed is not known.
+        with contextlib.suppress(Damaged):  # Then it is not known which are needed.
             for key in _unneeded(blobs, live_commits(log.entries), _front(log, save), near):
                 for level in near:
                     level.delete(key)
 
 
 def is_verified(blobs: Blobs, entry: LogEntry) -> bool:
-    """Did every rank read its chunks of this generation back from the store?"""
+    """Return whether every rank has read its chunks of this generation back from storage."""
     record = entry.record
     assert record is not None, "a commit has a record"
     prefix = parts_prefix(record.epoch, record.nonce, record.fields["save"])
@@ -158,7 +161,7 @@ class _TooFew(Exception):
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection took: generations by index, and how many blobs."""
+    """The result of a collection: retired generations by index, and the number of deleted blobs."""
 
     retired: list[int]
     deleted: int
@@ -173,13 +176,13 @@ def collect(
     verified: Set[int] = frozenset(),
     damaged: frozenset[int] = frozenset(),
 ) -> Collected:
-    """Retire the generations that `keep` does not name and nobody has pinned, and remove what no live one needs.
+    """Retire the generations that neither `keep` nor a pin keeps, and remove the blobs that no live one needs.
 
     Without `keep` no generation is retired.
 
-    Only what older attempts and the saves up to `save` of this one have written is touched (a visitor, without `save`:
-    up to the newest commit): a save that runs beside it is safe. `verified` are generations known to verify besides
-    those whose ranks say so, and `damaged` those that did when they were written and do not any more.
+    Only blobs of older attempts and of saves up to `save` of this one are touched (a visitor, without `save`: up to the
+    newest commit): a save that runs beside it is safe. `verified` are generations known to verify besides those whose
+    ranks declared it, and `damaged` those that verified when they were written and do not any more.
     """
     made: list[tuple[list[int], list[str], str]] = []
 
@@ -198,14 +201,14 @@ def collect(
         log.append("gc", fields)
         point("gc.begun")
     except (Damaged, _TooFew):
-        return Collected([], 0)  # Damaged: what a kept manifest needs is not known.
+        return Collected([], 0)  # Damaged: it is not known which blobs a kept manifest needs.
     except _Nothing:
         made.append(([], [], ""))
     retired, doomed, digest = made[-1]
     for key in doomed:
         blobs.delete(key)
         point("gc.deleting")
-    # What a killed collection had doomed was needed by nobody, so it was doomed again just now: its record ends too.
+    # Blobs that a killed collection had listed are not needed, so they were listed again just now: its record ends too.
     for entry in unfinished_gcs(log.entries):
         assert entry.record is not None, "a gc entry has a record"
         log.append("gc", ends=entry.index)
@@ -217,9 +220,9 @@ def collect(
 
 
 def kept_of(entries: list[LogEntry], good: list[LogEntry], keep: Keep) -> list[LogEntry]:
-    """The live generations that stay, given those that verify, oldest first.
+    """Return the live generations that stay, given those that verify, oldest first.
 
-    Each level keeps its own: the newest of all may be on disks that are gone when they are needed.
+    Each level keeps as many: the newest of all may be on disks that are gone when they are needed.
     """
     live = live_commits(entries)
     verifies = {entry.index for entry in good}
@@ -242,23 +245,23 @@ def kept_of(entries: list[LogEntry], good: list[LogEntry], keep: Keep) -> list[L
             return True
         if entry.index not in verifies or missing_levels_of(entry):
             return False
-        young = keep.within_s is not None and newest_us - _at_us(entry) <= keep.within_s * US_PER_S
-        return young or (keep.every is not None and nth[entry.index] % keep.every == 0)
+        recent = keep.within_s is not None and newest_us - _at_us(entry) <= keep.within_s * US_PER_S
+        return recent or (keep.every is not None and nth[entry.index] % keep.every == 0)
 
     return [entry for entry in live if stays(entry)]
 
 
 def _at_us(entry: LogEntry) -> int:
-    """When its committer says it was. Files have times too, but those of whoever copied them last."""
+    """Return the time of the commit, by its record: the times of files are those of the last copy."""
     assert entry.record is not None, "a commit has a record"
     return int(entry.record.fields.get("at_us", 0))
 
 
 def would_collect(log: Log, blobs: Blobs, *, keep: Keep | None) -> tuple[list[int], list[str]]:
-    """What `collect` by a visitor would take now: generations, and keys.
+    """Return the generations and keys that `collect` by a visitor would remove now.
 
     Raises:
-        Damaged: the manifest of a generation that stays cannot be read, so nothing would go.
+        Damaged: the manifest of a generation that stays cannot be read, so nothing would be removed.
     """
     try:
         return _plan(log, blobs, keep, None, lambda entry: is_verified(blobs, entry))
@@ -273,7 +276,7 @@ def _verifies(blobs: Blobs, entry: LogEntry, verified: Set[int], damaged: Set[in
 def _plan(
     log: Log, blobs: Blobs, keep: Keep | None, save: int | None, verifies: Callable[[LogEntry], bool]
 ) -> tuple[list[int], list[str]]:
-    """(generations to retire, keys to remove)."""
+    """Return the generations to retire and the keys to remove."""
     live = live_commits(log.entries)
     kept = live
     if keep is not None:
@@ -286,16 +289,16 @@ def _plan(
 
 
 def pin(log: Log, generation: int, name: str | None) -> None:
-    """Keep a generation from ever being retired, under this name; None: let it go again.
+    """Pin a generation under this name, so that it is never retired; None: remove the pin.
 
     Raises:
-        CheckpointError: there is no such generation any more.
+        CheckpointError: the generation is retired already.
     """
 
     def fields() -> dict[str, Any]:
         if generation not in {entry.index for entry in live_commits(log.entries)}:
             raise CheckpointError(
-                f"generation {generation} is retired", hint="cordee checkpoint ls shows which are not"
+                f"generation {generation} is retired", hint="cordee checkpoint ls lists those that are not"
             )
         return {"generation": generation, "name": name}
 
@@ -303,7 +306,7 @@ def pin(log: Log, generation: int, name: str | None) -> None:
 
 
 def _front(log: Log, save: int | None) -> tuple[int, str, int]:
-    """(epoch, nonce, save) of the newest save that cannot be running any more."""
+    """Return (epoch, nonce, save) of the newest save that cannot be running any more."""
     if save is not None:
         return log.epoch, log.nonce, save
     epoch, nonce, newest = 0, "", 0
@@ -318,7 +321,7 @@ def _front(log: Log, save: int | None) -> tuple[int, str, int]:
 def _unneeded(
     blobs: Blobs, kept: list[LogEntry], front: tuple[int, str, int], within: Sequence[Blobs] = ()
 ) -> list[str]:
-    """Keys in the store, or in these levels of it."""
+    """Return the keys in the store, or in these levels of it, that no kept generation needs."""
     epoch, nonce, save = front
     needed: set[str] = set()
     prefixes = []

@@ -1,8 +1,8 @@
-"""Several stores as one: the nearest first, and last the home, which alone holds the log and is the truth.
+"""Several storage levels as one store: nearest first; the last one, the home, alone has the log.
 
-Chunks and manifests say by their key what is in them, so each level has a copy, any intact one serves, and a bad one is
-repaired from it. Everything else lives in the home only: there must not be two truths. A generation may lack the
-farthest levels: then its chunks are in the nearer ones only, while all that is small is in the home too.
+The key of a chunk or a manifest identifies its content, so each level has a copy, any intact one serves, and a bad one
+is repaired from it. Everything else is in the home only: there must not be two logs. A generation may miss the farthest
+levels: then its chunks are in the nearer ones only, while its manifest and records are in the home too.
 """
 
 import errno
@@ -14,12 +14,12 @@ from cordee.storage.files import Blobs, Data
 from cordee.storage.sealed import Damaged
 
 logger = logging.getLogger("cordee.storage")
-# What has a copy in each level.
+# Folders with a copy in each level.
 COPIED = ("chunks", "manifests", "bases")
 
 
 class LeveledBlobs:
-    """`Blobs` over several stores. The near ones may differ from node to node; the home is the same for all ranks."""
+    """`Blobs` over several levels. The near ones may differ from node to node; the home is the same for all ranks."""
 
     def __init__(self, levels: Sequence[Blobs]) -> None:
         self.levels = tuple(levels)
@@ -36,7 +36,7 @@ class LeveledBlobs:
         return self.home.put_if_absent(key, data, durable=durable)
 
     def sync(self, keys: Iterable[str]) -> None:
-        """In each level that has them."""
+        """Make blobs durable in each level that has them."""
         keys = list(keys)
         for level in self.levels:
             level.sync(key for key in keys if level in self._of(key))
@@ -47,31 +47,31 @@ class LeveledBlobs:
             level.put(key, data)
 
     def get(self, key: str) -> bytes | None:
-        """The blob of the nearest level that has it, unverified."""
+        """Return the blob of the nearest level that has it, unverified."""
         return next((data for level in self._of(key) if (data := level.get(key)) is not None), None)
 
     def size(self, key: str) -> int | None:
-        """Bytes of the blob in the nearest level that has it."""
+        """Return the size in the nearest level that has it."""
         return next((size for level in self._of(key) if (size := level.size(key)) is not None), None)
 
     def list(self, prefix: str) -> Iterator[str]:
-        """All keys below the folder `prefix` in any level, sorted."""
+        """Return all keys below the folder `prefix` in any level, sorted."""
         return iter(sorted({key for level in self._of(prefix) for key in level.list(prefix)}))
 
     def delete(self, key: str) -> None:
-        """Remove every copy; the home's last, since it is the one that lists."""
+        """Remove every copy; the home's last, since the home lists the keys."""
         for level in self._of(key):
             level.delete(key)
 
     def read_blocks(
         self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
     ) -> int | None:
-        """The blob of the nearest level that has it, unverified."""
+        """Return the blob of the nearest level that has it, unverified."""
         level = next((level for level in self._of(key) if level.size(key) is not None), self.home)
         return level.read_blocks(key, seen, into, from_disk=from_disk)
 
     def sweep_tmp(self) -> None:
-        """In each level."""
+        """Remove temporary files in each level."""
         for level in self.levels:
             level.sweep_tmp()
 
@@ -89,10 +89,10 @@ def without_farthest(blobs: Blobs, missing_levels: int) -> Blobs:
 
 
 def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str | None]) -> bytes:
-    """The nearest copy without a problem; nearer ones that have one are repaired from it.
+    """Return the nearest intact copy; nearer ones that are damaged are repaired from it.
 
     Raises:
-        Damaged: no level has an intact copy; it says what is wrong in each.
+        Damaged: no level has an intact copy; the message says what is wrong in each.
         DestinationError: a level cannot be read, and no other has an intact copy.
     """
     bad: list[tuple[Blobs, str]] = []
@@ -113,12 +113,12 @@ def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str
             return data
         bad.append((level, problem or f"{key} is missing"))
     if unreadable is not None:
-        raise unreadable  # A copy that nobody has seen is not a damaged one.
+        raise unreadable  # A copy that could not be read need not be damaged.
     raise Damaged("; ".join(why if len(bad) == 1 else f"{why} in {store}" for store, why in bad))
 
 
 def is_decay(error: DestinationError) -> bool:
-    """Whether it tells of a sector that cannot be read any more: then the store is there, and the copy is not."""
+    """Return whether the error is an unreadable sector: then the store is there, and the copy is lost."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
 
 
@@ -126,6 +126,6 @@ def _repair(store: Blobs, key: str, data: bytes, why: str, intact: Blobs) -> Non
     try:
         store.put(key, data)
     except DestinationError as error:
-        logger.warning("%s in %s; read from %s, and not repaired: %s", why, store, intact, error.message)
+        logger.warning("%s in %s; read from %s, but not repaired: %s", why, store, intact, error.message)
         return
     logger.warning("%s in %s; repaired from %s", why, store, intact)

@@ -1,4 +1,4 @@
-"""The commit log of one job: dense records `log/<n>`, each created only if absent; the one truth about its checkpoints.
+"""The commit log of one job: dense records `log/<n>`, each created only if absent. It alone says what is committed.
 
 Kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some go), `pin`.
 A writer tries only the index after the last record it has read, so whoever appends has seen everything before it.
@@ -16,12 +16,12 @@ from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 FOLDER = "log"
 DIGITS = 12
 PUT_TRIES = 4
-# The epoch of records by nobody's attempt: those of a visitor.
+# The epoch of a visitor's records, which belong to no attempt.
 VISITOR = 0
 
 
 def log_key(index: int) -> str:
-    """The key of a record; zero padded, so that listings sort.
+    """Return the key of a record; zero padded, so that listings sort.
 
     >>> log_key(7)
     'log/000000000007'
@@ -31,7 +31,7 @@ def log_key(index: int) -> str:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record; `fields` are what its kind adds (docs/design/checkpoint.md lists them)."""
+    """One record; its kind has more `fields` (docs/design/checkpoint.md lists them)."""
 
     kind: str
     epoch: int
@@ -39,7 +39,7 @@ class LogRecord:
     fields: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The sealed bytes that are stored."""
+        """Return the sealed bytes to store."""
         base = {"format": FORMAT, "kind": self.kind, "epoch": self.epoch, "nonce": self.nonce}
         return seal({**self.fields, **base})
 
@@ -49,13 +49,13 @@ class LogRecord:
 
         Raises:
             Damaged: the bytes are not what was written.
-            CheckpointError: a later Cordee wrote them.
+            CheckpointError: a newer Cordee wrote them.
         """
         body = renamed(unseal(data))
         version = body.pop("format", None)
         if not isinstance(version, int) or version > FORMAT:
             raise CheckpointError(
-                f"the checkpoint log has format {version}, this Cordee reads up to {FORMAT}",
+                f"the checkpoint log has format {version}, and this Cordee reads up to {FORMAT}",
                 hint="install a newer Cordee",
             )
         try:
@@ -66,7 +66,7 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """What stands at one index: a record, or the reason why it cannot be read."""
+    """The content of one index: a record, or the reason why it cannot be read."""
 
     index: int
     record: LogRecord | None
@@ -74,7 +74,7 @@ class LogEntry:
 
 
 class Log:
-    """One writer's view of the log: all entries it has read, and the right to append after them."""
+    """One writer's view of the log: all entries that it has read; it appends only after them."""
 
     def __init__(self, blobs: Blobs, *, epoch: int, nonce: str, entries: list[LogEntry]) -> None:
         self.blobs = blobs
@@ -85,9 +85,9 @@ class Log:
 
     @classmethod
     def open(cls, blobs: Blobs, *, nonce: str, epoch: int | None = None, **fields: Any) -> "Log":
-        """Begin an attempt: append `open(epoch)`. Without a server the epoch is the last one seen plus one.
+        """Begin an attempt: append `open(epoch)`. Without a server the epoch is the last one in the log plus one.
 
-        `fields` are what the record says besides: when, and of how many ranks.
+        `fields` of the record: the time, and the number of ranks.
 
         Raises:
             FencedError: the log has a newer epoch, or this epoch with another nonce.
@@ -104,21 +104,21 @@ class Log:
 
     @classmethod
     def visit(cls, blobs: Blobs, *, nonce: str) -> "Log":
-        """For who only looks, pins or collects beside a running attempt: fences nobody, and may not commit."""
+        """Open the log to inspect, pin or collect beside a running attempt: this fences nothing, and cannot commit."""
         return cls(blobs, epoch=VISITOR, nonce=nonce, entries=read_entries(blobs))
 
     @classmethod
     def join(cls, blobs: Blobs, *, epoch: int, nonce: str) -> "Log":
-        """Go on in an attempt that another process of it has opened."""
+        """Write as part of an attempt that another process of it has opened."""
         log = cls(blobs, epoch=epoch, nonce=nonce, entries=[])
         log.refresh()
         return log
 
     def append(self, kind: str, make: Callable[[], dict[str, Any]] | None = None, **fields: Any) -> int:
-        """Append one record; its index.
+        """Append one record, and return its index.
 
-        `make` gives the fields, and is asked again whenever somebody else's record came first: so what it found in the
-        entries is still true where the record stands. What it raises ends the attempt, and nothing is appended.
+        `make` returns the fields, and is called again whenever another record came first: so what it found in the
+        entries is still true where the record stands. If it raises, nothing is appended.
 
         Raises:
             FencedError: a newer attempt owns the log.
@@ -134,14 +134,14 @@ class Log:
                     self.entries.append(LogEntry(index, record))
                     return index
             except DestinationError as error:
-                problem = error  # The put may have arrived all the same: the log itself says.
+                problem = error  # The put may have arrived all the same: the log shows it.
             entry = _read(self.blobs, index)
             if entry is None:
                 failures += 1
                 if failures == PUT_TRIES:
                     raise problem or DestinationError(f"{log_key(index)} exists and cannot be read")
                 continue
-            self._check(entry)  # Before it counts as read: a fenced writer meets this record for ever.
+            self._check(entry)  # Before it counts as read, so that a fenced writer finds this record again and again.
             self.entries.append(entry)
             if entry.record == record:
                 return index
@@ -149,7 +149,7 @@ class Log:
                 record, data = self._record(kind, make())
 
     def refresh(self) -> list[LogEntry]:
-        """Read what was appended since; the new entries.
+        """Read the entries that were appended since, and return them.
 
         Raises:
             FencedError: a newer attempt is among them.
@@ -161,7 +161,7 @@ class Log:
         return self.entries[before:]
 
     def commits(self) -> list[LogEntry]:
-        """Entries of live generations, oldest first."""
+        """Return the entries of live generations, oldest first."""
         return live_commits(self.entries)
 
     def _record(self, kind: str, fields: dict[str, Any]) -> tuple[LogRecord, bytes]:
@@ -170,20 +170,20 @@ class Log:
 
     def _check(self, entry: LogEntry) -> None:
         if self.epoch == VISITOR:
-            return  # It commits nothing, so nobody fences it.
+            return  # It commits nothing, so nothing fences it.
         record = entry.record
         if record is None:
             if self._opening or not self._has_opened():
-                return  # It carries no commit; whoever wrote it will find this attempt's open behind it.
+                return  # It is no commit that counts; its writer will find this attempt's open behind it.
             raise FencedError(
                 f"log record {entry.index} cannot be read ({entry.damage}), so a newer attempt may own this log",
-                hint="start the job again: a new attempt steps over it",
+                hint="start the job again: a new attempt skips it",
             )
         if record.epoch > self.epoch or (record.epoch == self.epoch and record.nonce != self.nonce):
             raise FencedError(
-                f"epoch {self.epoch} may not write any more: log record {entry.index} is {record.kind}"
-                f" of epoch {record.epoch}",
-                hint="a newer attempt has the folder, so this one must stop; another job needs one of its own",
+                f"epoch {self.epoch} may not write any more: log record {entry.index} ({record.kind})"
+                f" is of epoch {record.epoch}",
+                hint="a newer attempt uses this destination, so this one must stop; another job needs its own",
             )
 
     def _has_opened(self) -> bool:
@@ -191,7 +191,7 @@ class Log:
 
 
 def read_entries(blobs: Blobs) -> list[LogEntry]:
-    """All entries; a record that has vanished from the middle is a damaged one."""
+    """Return all entries; a record that is missing in the middle counts as damaged."""
     listed = [int(key.rsplit("/", 1)[1]) for key in blobs.list(FOLDER) if key.rsplit("/", 1)[1].isdigit()]
     entries = [
         _read(blobs, index) or LogEntry(index, None, "it is missing") for index in range(max(listed, default=-1) + 1)
@@ -200,7 +200,7 @@ def read_entries(blobs: Blobs) -> list[LogEntry]:
 
 
 def live_commits(entries: list[LogEntry]) -> list[LogEntry]:
-    """Commits that no gc record has retired, oldest first."""
+    """Return the commits that no gc record has retired, oldest first."""
     retired = {
         index
         for entry in entries
@@ -211,7 +211,7 @@ def live_commits(entries: list[LogEntry]) -> list[LogEntry]:
 
 
 def pins(entries: list[LogEntry]) -> dict[int, str]:
-    """Names of the generations that are pinned: no gc retires them."""
+    """Return the names of the pinned generations, which no gc retires."""
     found: dict[int, str] = {}
     for entry in entries:
         if entry.record and entry.record.kind == "pin":
@@ -222,7 +222,7 @@ def pins(entries: list[LogEntry]) -> dict[int, str]:
 
 
 def unfinished_gcs(entries: list[LogEntry]) -> list[LogEntry]:
-    """Begun gc records without their end: what they name may vanish at any time."""
+    """Return begun gc records without their end: blobs that they name may be deleted at any time."""
     gcs = [entry for entry in entries if entry.record and entry.record.kind == "gc"]
     ended = {entry.record.fields["ends"] for entry in gcs if entry.record and "ends" in entry.record.fields}
     return [e for e in gcs if e.record and "doomed" in e.record.fields and e.index not in ended]

@@ -1,7 +1,7 @@
-"""The manifest of one generation: which bytes of which chunks are which part of which tensor. JSON, never pickle.
+"""The manifest of one generation: it maps parts of tensors to bytes of chunks. JSON, never pickle.
 
-Each rank's drain writes a part; the committer joins all parts into one manifest, stored under its own blake3. From
-then on it never changes, and whoever holds its hash can check every byte that it leads to.
+Each rank's uploader writes a part; rank 0's joins all parts into one manifest, stored under its own blake3. From then
+on it never changes, and its hash is enough to check every byte that it refers to.
 """
 
 import json
@@ -24,7 +24,7 @@ FOLDER = "manifests"
 
 @dataclass(frozen=True)
 class Shard:
-    """A box of a tensor: where it starts, how large it is in each dimension, and the pieces that hold it row by row."""
+    """A box of a tensor: its offset and size in each dimension, and the pieces that hold it row by row."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -42,9 +42,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class RankPart:
-    """What is one rank's own: the pieces of its extras (encoded JSON), and what its save took.
+    """One rank's part: the pieces of its extras (encoded JSON), and the cost of its save.
 
-    `values`: of a rank that holds what no rank before it does, such as the first of a pipeline's stage.
+    `values`: only of a rank with names that no rank before it has, such as the first of a pipeline's stage.
     """
 
     extras: tuple[Piece, ...]
@@ -69,7 +69,7 @@ class Manifest:
     ranks: tuple[RankPart, ...]
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON of format 1."""
+        """Return canonical JSON of format 1."""
         return canonical(
             {
                 "format": FORMAT,
@@ -92,7 +92,7 @@ class Manifest:
         )
 
     def all_values(self) -> list[dict[str, Any]]:
-        """The values of rank 0, then those of the ranks that had more."""
+        """Return the values of rank 0, then those of the ranks with more names."""
         return [self.values, *(rank.values for rank in self.ranks if rank.values is not None)]
 
     @staticmethod
@@ -100,12 +100,12 @@ class Manifest:
         """Read what `to_bytes` wrote; unknown fields are ignored.
 
         Raises:
-            CheckpointError: a later Cordee wrote it.
+            CheckpointError: a newer Cordee wrote it.
         """
         body = json.loads(data)
         if body["format"] > FORMAT:
             raise CheckpointError(
-                f"a manifest has format {body['format']}, this Cordee reads up to {FORMAT}",
+                f"a manifest has format {body['format']}, and this Cordee reads up to {FORMAT}",
                 hint="install a newer Cordee",
             )
         return Manifest(
@@ -138,7 +138,7 @@ class Manifest:
 
 
 def write_manifest(blobs: Blobs, manifest: Manifest) -> str:
-    """Store it; its name, which like a chunk's is `<blake3>.<save>.<epoch>`."""
+    """Store a manifest, and return its name, which like a chunk's is `<blake3>.<save>.<epoch>`."""
     data = manifest.to_bytes()
     name = f"{blake3(data).hexdigest()}.{manifest.save}.{manifest.epoch}"
     blobs.put_if_absent(f"{FOLDER}/{name}", data)
@@ -146,7 +146,7 @@ def write_manifest(blobs: Blobs, manifest: Manifest) -> str:
 
 
 def read_manifest(blobs: Blobs, name: str) -> Manifest:
-    """The manifest with this name.
+    """Return the manifest with this name.
 
     Raises:
         Damaged: missing, or its bytes have another hash.
@@ -163,7 +163,7 @@ def read_manifest(blobs: Blobs, name: str) -> Manifest:
 
 
 def read_extras(blobs: Blobs, manifest: Manifest, rank: int) -> Any:
-    """The extras that this rank saved, as encoded JSON.
+    """Return the extras that this rank saved, as encoded JSON.
 
     Raises:
         Damaged: their chunk does not verify.
@@ -173,11 +173,11 @@ def read_extras(blobs: Blobs, manifest: Manifest, rank: int) -> Any:
     return json.loads(bytes(join_pieces(contents, pieces)))
 
 
-# Parts: what each drain writes for the committer, at parts/<epoch>-<nonce>/<save>.*
+# Parts: written by each uploader for rank 0's, at parts/<epoch>-<nonce>/<save>.*
 
 
 def parts_prefix(epoch: int, nonce: str, save: int) -> str:
-    """Where the parts of one save meet.
+    """Return the prefix of the parts of one save.
 
     >>> parts_prefix(1, "n", 3)
     'parts/1-n/000003'
@@ -186,7 +186,7 @@ def parts_prefix(epoch: int, nonce: str, save: int) -> str:
 
 
 def part_key(prefix: str, rank: int) -> str:
-    """The key of one rank's part.
+    """Return the key of one rank's part.
 
     >>> part_key("parts/1-n/000003", 12)
     'parts/1-n/000003.rank-000012'
@@ -195,28 +195,28 @@ def part_key(prefix: str, rank: int) -> str:
 
 
 def verified_key(prefix: str, rank: int) -> str:
-    """The key by which one rank says that its chunks were read back from the store and matched."""
+    """Return the key by which a rank declares that its chunks were read back from storage and matched."""
     return f"{prefix}.verified-{rank:06d}"
 
 
 def failed_key(prefix: str) -> str:
-    """The key by which a rank tells the others that this save cannot succeed."""
+    """Return the key by which a rank declares that this save cannot succeed."""
     return f"{prefix}.failed"
 
 
 def write_failed(blobs: Blobs, prefix: str, reason: str) -> None:
-    """Tell the other ranks at once that this save cannot succeed; without the reason where there is no room for it."""
+    """Declare that this save cannot succeed; without the reason where there is no room for it."""
     try:
         blobs.put_if_absent(failed_key(prefix), seal({"format": FORMAT, "reason": reason}))
     except DestinationError:
-        blobs.put_if_absent(failed_key(prefix), b"")  # A name without content: a full disk has room for that.
+        blobs.put_if_absent(failed_key(prefix), b"")  # A key without content: a full disk has room for that.
 
 
 def read_failed(blobs: Blobs, prefix: str) -> str | None:
-    """Why this save cannot succeed, or None if nobody said so."""
+    """Return why this save cannot succeed; None if no rank has declared it."""
     data = blobs.get(failed_key(prefix))
     if data == b"":
-        return "another rank failed, and the store had no room for its reason: that rank's own log has it"
+        return "another rank failed, and storage had no room for its reason: see that rank's log"
     return None if data is None else str(unseal(data)["reason"])
 
 
@@ -226,17 +226,17 @@ def write_part(blobs: Blobs, prefix: str, rank: int, body: dict[str, Any]) -> No
 
 
 def read_part(blobs: Blobs, prefix: str, rank: int) -> dict[str, Any] | None:
-    """One rank's part, or None if it is not there yet.
+    """Return one rank's part, or None if it is not there yet.
 
     Raises:
-        Damaged: the bytes are not what the rank wrote.
+        Damaged: the bytes are not those that the rank wrote.
     """
     data = blobs.get(part_key(prefix, rank))
     return None if data is None else unseal(data)
 
 
 def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Manifest:
-    """One manifest from the parts of all ranks, in the order of ranks.
+    """Join the parts of all ranks, in the order of ranks, into one manifest.
 
     Raises:
         CheckpointError: the parts are of different steps or plans, or do not cover a tensor.
@@ -250,12 +250,12 @@ def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Man
     tensors: dict[str, Tensor] = {}
     ranks: list[RankPart] = []
     for part in parts:
-        own = [Chunk(*c) for c in part["chunks"]]
-        for chunk in own:
+        mine = [Chunk(*c) for c in part["chunks"]]
+        for chunk in mine:
             if chunk.key not in place:
                 place[chunk.key] = len(chunks)
                 chunks.append(chunk)
-        moved = [place[chunk.key] for chunk in own]
+        moved = [place[chunk.key] for chunk in mine]
         for fqn, dtype, shape, offsets, sizes, pieces in part["shards"]:
             shard = Shard(tuple(offsets), tuple(sizes), pieces_of(pieces, moved))
             old = tensors.get(fqn, Tensor(dtype, tuple(shape), ()))
@@ -283,7 +283,7 @@ def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Man
 
 
 def pieces_of(plain: Sequence[Sequence[int]], moved: Sequence[int] | None = None) -> tuple[Piece, ...]:
-    """Pieces from JSON; `moved[i]` is the new place of chunk i."""
+    """Return pieces from JSON; `moved[i]` is the new index of chunk i."""
     return tuple(Piece(moved[chunk] if moved else chunk, offset, length) for chunk, offset, length in plain)
 
 

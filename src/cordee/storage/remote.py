@@ -1,8 +1,8 @@
-"""A blob store in an object store (S3, Google Cloud Storage, Azure), with the same face and promises as `files`.
+"""A blob store in an object store (S3, Google Cloud Storage, Azure), with the same protocol and guarantees as `files`.
 
-Whole or not at all is what object stores do anyway; one winner is their conditional create. Networks add one thing: a
-request whose answer was lost. Each is tried again here, and a create that then finds its own bytes there has won.
-Credentials come from the environment, as the provider's own tools read them.
+Object stores write a blob whole or not at all; their conditional create has one winner. Networks add one thing:
+requests whose answer is lost. Each is tried again here, and a create that then finds its own bytes has won.
+Credentials come from the environment, as for the provider's own tools.
 """
 
 import random
@@ -20,15 +20,15 @@ from cordee.units import MiB
 T = TypeVar("T")
 
 SCHEMES = ("s3", "gs", "az")
-# Answers after which the next request would fare no better.
+# Answers after which another try would fail as well.
 REFUSALS = (400, 401, 403)
 TRIES = 7
-# The first wait is up to this, and each later one up to twice the one before: 12.6 s in all.
+# The first wait; each later one is up to twice as long: 12.6 s in all.
 WAIT_S = 0.2
 REQUEST_S = 120
 CONNECT_S = 10
-# From this size on a blob goes in parts, several at a time. Creating it is then not conditional, as the library cannot
-# do both: blobs of this size are chunks, whose keys say what is in them and who wrote it.
+# From this size on a blob is sent in parts, several at a time. Its creation is then not conditional, as the library
+# cannot do both: blobs of this size are chunks, whose keys identify their content and their writer.
 MULTIPART_BYTES = 16 * MiB
 PART_BYTES = 8 * MiB
 
@@ -77,7 +77,7 @@ class RemoteBlobs:
         )
 
     def get(self, key: str) -> bytes | None:
-        """The blob, or None if there is none."""
+        """Return the blob, or None if there is none."""
 
         def read() -> bytes | None:
             try:
@@ -93,7 +93,7 @@ class RemoteBlobs:
         return self._trying(f"read {key}", read)
 
     def size(self, key: str) -> int | None:
-        """Bytes of the blob, or None if there is none."""
+        """Return the size of the blob in bytes, or None if there is none."""
 
         def look() -> int | None:
             try:
@@ -104,7 +104,7 @@ class RemoteBlobs:
         return self._trying(f"look at {key}", look)
 
     def list(self, prefix: str) -> Iterator[str]:
-        """All keys below the folder `prefix`, sorted, in whatever order and however often the store names them."""
+        """Return all keys below the folder `prefix`, sorted and once each, whatever the store's listing does."""
 
         def walk() -> set[str]:
             pages = self._obstore.list(self._store, prefix=f"{prefix}/")
@@ -124,12 +124,12 @@ class RemoteBlobs:
         self._trying(f"delete {key}", remove)
 
     def sync(self, keys: Iterable[str]) -> None:
-        """What was put is durable."""
+        """Do nothing: all that was put is durable."""
 
     def read_blocks(
         self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
     ) -> int | None:
-        """Show `seen` the blob, and put it into the memory; there is nothing nearer than the store."""
+        """Pass the blob to `seen`, and copy it into the memory; there is no cache to bypass."""
         data = self.get(key)
         if data is None:
             return None
@@ -140,14 +140,14 @@ class RemoteBlobs:
         return len(data)
 
     def sweep_tmp(self) -> None:
-        """A blob that is half there is not there; unfinished parts end by the bucket's own lifecycle rule."""
+        """Do nothing: the bucket's lifecycle rule removes unfinished uploads."""
 
     def _trying(self, doing: str, call: Callable[[], T]) -> T:
         errors = self._obstore.exceptions
         problem: Exception | None = None
         for turn in range(TRIES):
             if turn:
-                # Spread by chance: all ranks were refused together, and must not come back together.
+                # At random: all ranks were refused together, and must not come back together.
                 time.sleep(self._wait_s * 2 ** (turn - 1) * random.uniform(0.5, 1))
             try:
                 return call()
@@ -155,7 +155,7 @@ class RemoteBlobs:
                 raise self._failed(doing, error, "does the bucket exist, in this region?") from error
             except (errors.BaseError, OSError) as error:
                 if any(f"status code: {code}" in str(error) for code in REFUSALS):
-                    raise self._failed(doing, error, "look at the credentials in the environment") from error
+                    raise self._failed(doing, error, "check the credentials in the environment") from error
                 problem = error
         assert problem is not None, "at least one try was made"
         raise self._failed(doing, problem, f"it was tried {TRIES} times; is the store reachable?") from problem
@@ -165,7 +165,7 @@ class RemoteBlobs:
 
 
 def _short(text: str) -> str:
-    """What the store answered, in one line, without the library's account of the request."""
+    """Return the store's answer in one line, without the library's description of the request."""
     line = " ".join(text.partition("\n\nDebug source")[0].split())
     answer = re.split(r" in [\d.]+[nµm]?s - ", line, maxsplit=1)[-1]
     return answer if len(answer) <= 300 else f"{answer[:297]}..."
@@ -181,7 +181,7 @@ def _connect(url: str, request_s: float) -> tuple[Any, Any]:
         ) from error
     scheme = urlsplit(url).scheme
     kinds = {"s3": obstore.store.S3Store, "gs": obstore.store.GCSStore, "az": obstore.store.AzureStore}
-    # Without TLS only where the environment names an endpoint that has none.
+    # Without TLS only where the environment names such an endpoint.
     options = {
         "timeout": timedelta(seconds=request_s),
         "connect_timeout": timedelta(seconds=CONNECT_S),
@@ -192,6 +192,6 @@ def _connect(url: str, request_s: float) -> tuple[Any, Any]:
         store = kinds[scheme].from_url(url, client_options=options, retry_config={"max_retries": 0})
     except (obstore.exceptions.BaseError, ValueError) as error:
         raise DestinationError(
-            f"{url!r} cannot be used: {_short(str(error))}", hint="look at what the environment says of that store"
+            f"{url!r} cannot be used: {_short(str(error))}", hint="check the environment variables of that store"
         ) from error
     return obstore, store

@@ -52,13 +52,13 @@ def write_file(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], in
     """Write (name, dtype, shape, bytes) of each tensor, then `data` in the same order; whole or not at all.
 
     Raises:
-        CheckpointError: a type that the format does not have.
+        CheckpointError: the format does not have a tensor's type.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape, size_bytes in tensors:
         if dtype not in DTYPES:
-            raise CheckpointError(f"{name} is {dtype}, which safetensors has no word for")
+            raise CheckpointError(f"{name} is {dtype}, which safetensors has no type for")
         header[name] = {"dtype": DTYPES[dtype][0], "shape": shape, "data_offsets": [end, end + size_bytes]}
         end += size_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -79,10 +79,10 @@ def write_file(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], in
 
 @contextmanager
 def open_file(path: Path) -> Iterator[dict[str, FileTensor]]:
-    """The tensors of a file, mapped and not read.
+    """Open a file, and yield its tensors, mapped and not read.
 
     Raises:
-        InputError: it is no such file, is cut off, or has a type that is not known here.
+        InputError: it is not a safetensors file, is cut off, or has an unknown type.
     """
     try:
         file = path.open("rb")
@@ -114,7 +114,9 @@ def _header(path: Path, length: bytes, file: Any) -> tuple[dict[str, Any], int]:
         if not isinstance(header, dict):
             raise ValueError
     except ValueError:
-        raise InputError(f"{path} is no safetensors file", hint="torch's own .pt and .bin files hold pickle") from None
+        raise InputError(
+            f"{path} is not a safetensors file", hint="torch's .pt and .bin files hold pickle, which is not read"
+        ) from None
     return header, 8 + bytes_said
 
 
@@ -124,9 +126,7 @@ def _held(path: Path, name: str, entry: Any, data: memoryview) -> FileTensor:
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{path}: the header of {name} cannot be read") from None
     if dtype not in _TORCH_NAMES:
-        raise InputError(
-            f"{path}: {name} is {dtype}, which is not known here", hint=f"known: {', '.join(_TORCH_NAMES)}"
-        )
+        raise InputError(f"{path}: {name} has the unknown type {dtype}", hint=f"known: {', '.join(_TORCH_NAMES)}")
     ours = _TORCH_NAMES[dtype]
     wanted = DTYPES[ours][1]
     for length in shape:

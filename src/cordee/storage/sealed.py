@@ -1,4 +1,4 @@
-"""Canonical JSON, and records that carry their own checksum: `{"body": {...}, "xxh3": "..."}`.
+"""Canonical JSON, and sealed records, which carry their own checksum: `{"body": {...}, "xxh3": "..."}`.
 
 Canonical: keys sorted, no spaces, UTF-8, no NaN. The checksum is xxh3-128 of the canonical body, in hex.
 """
@@ -12,11 +12,11 @@ FORMAT = 1
 
 
 class Damaged(Exception):
-    """These bytes are not what was written."""
+    """The bytes are not those that were written."""
 
 
 def canonical(value: Any) -> bytes:
-    """The one encoding of a JSON value.
+    """Return the one encoding of a JSON value.
 
     >>> canonical({"b": 1, "a": [1.5, None]})
     b'{"a":[1.5,null],"b":1}'
@@ -26,22 +26,22 @@ def canonical(value: Any) -> bytes:
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """The body with its checksum."""
+    """Return the body with its checksum."""
     return canonical({"body": body, "xxh3": xxhash.xxh3_128_hexdigest(canonical(body))})
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """The body of sealed bytes.
+    """Return the body of sealed bytes.
 
     Raises:
-        Damaged: torn, flipped, or never sealed.
+        Damaged: they are torn, flipped, or were never sealed.
     """
     try:
         outer = json.loads(data)
         body, check = outer["body"], outer["xxh3"]
         intact = isinstance(body, dict) and xxhash.xxh3_128_hexdigest(canonical(body)) == check
     except (ValueError, TypeError, KeyError) as error:
-        raise Damaged(f"{len(data)} bytes that are no sealed record") from error
+        raise Damaged(f"{len(data)} bytes that are not a sealed record") from error
     if not intact:
         raise Damaged(f"checksum does not match over {len(data)} bytes")
     return dict(body)

@@ -1,4 +1,4 @@
-"""Checkpoints out to safetensors files, and such files in as a generation. No torch: bytes go as they are."""
+"""Export checkpoints to safetensors files, and import such files as a generation. No torch: bytes are copied."""
 
 import json
 import math
@@ -24,14 +24,14 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 def read_tensor(blobs: Blobs, whole: Manifest, tensor: Tensor) -> bytearray:
-    """All bytes of a tensor, row by row, from however many shards; every chunk is verified.
+    """Return all bytes of a tensor, row by row, from all its shards; every chunk is verified.
 
     Raises:
         Damaged: a chunk does not verify.
-        CheckpointError: a type whose elements have an unknown size.
+        CheckpointError: the elements of its type have an unknown size.
     """
     if tensor.dtype not in DTYPES:
-        raise CheckpointError(f"a tensor is {tensor.dtype}, which safetensors has no word for")
+        raise CheckpointError(f"a tensor is {tensor.dtype}, which safetensors has no type for")
     element_bytes = DTYPES[tensor.dtype][1]
 
     def content(shard: Shard) -> bytearray:
@@ -49,9 +49,9 @@ def read_tensor(blobs: Blobs, whole: Manifest, tensor: Tensor) -> bytearray:
 
 
 def export_safetensors(
-    blobs: Blobs, whole: Manifest, out: Path, *, of: str | None, told: Callable[[int], None] = lambda n: None
+    blobs: Blobs, whole: Manifest, out: Path, *, of: str | None, on_bytes: Callable[[int], None] = lambda n: None
 ) -> list[Path]:
-    """One file with all tensors, or those of one object of the state, under their full names.
+    """Write one file with all tensors, or those of one object of the state, under their full names.
 
     Raises:
         InputError: there is no such object, or nothing in it, or the file exists.
@@ -60,7 +60,7 @@ def export_safetensors(
     if out.exists():
         raise InputError(f"{out} exists", hint="name a new file")
     out.parent.mkdir(parents=True, exist_ok=True)
-    _write(blobs, whole, out, [(name, name) for name in names], told)
+    _write(blobs, whole, out, [(name, name) for name in names], on_bytes)
     return [out]
 
 
@@ -72,9 +72,9 @@ def export_hf(
     of: str | None,
     like: Path | None,
     file_bytes_max: int = FILE_BYTES_MAX,
-    told: Callable[[int], None] = lambda n: None,
+    on_bytes: Callable[[int], None] = lambda n: None,
 ) -> list[Path]:
-    """A folder that `from_pretrained` reads: weights of one object (`model`), with what stands beside them in `like`.
+    """Write a folder for `from_pretrained`: the weights of one object (`model`), and the other files of `like`.
 
     Raises:
         InputError: there is no such object, the folder has something in it, or `like` has no config.json.
@@ -101,7 +101,7 @@ def export_hf(
         many = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         path = out / (many if len(groups) > 1 else "model.safetensors")
         short = [(name, name.removeprefix(f"{of}/")) for name in group]
-        _write(blobs, whole, path, short, told)
+        _write(blobs, whole, path, short, on_bytes)
         written.append(path)
         weight_map |= {theirs: path.name for _, theirs in short}
     if len(groups) > 1:
@@ -118,7 +118,7 @@ def export_hf(
 
 
 def exported_bytes(whole: Manifest, of: str | None) -> int:
-    """How much an export of this writes."""
+    """Return the bytes of tensors that an export writes."""
     return sum(_size_bytes(whole.tensors[name]) for name in _names(whole, of))
 
 
@@ -129,7 +129,7 @@ def import_safetensors(
     nonce: str,
     of: str = "model",
     step: int = 0,
-    told: Callable[[int], None] = lambda n: None,
+    on_bytes: Callable[[int], None] = lambda n: None,
 ) -> Commit:
     """Make the first generation of an empty destination from a file or a folder of them; verified by reading it back.
 
@@ -155,7 +155,7 @@ def import_safetensors(
         names = sorted(held)
         layout = lay_out(len(held[name].data) for name in names)
         log = Log.open(blobs, nonce=nonce)
-        chunks = list(_write_chunks(blobs, layout, [held[name] for name in names], log.epoch, told))
+        chunks = list(_write_chunks(blobs, layout, [held[name] for name in names], log.epoch, on_bytes))
         tensors = {
             f"{of}/{name}": Tensor(
                 held[name].dtype,
@@ -190,12 +190,12 @@ def _size_bytes(tensor: Tensor) -> int:
 
 
 def _write(
-    blobs: Blobs, whole: Manifest, path: Path, names: Sequence[tuple[str, str]], told: Callable[[int], None]
+    blobs: Blobs, whole: Manifest, path: Path, names: Sequence[tuple[str, str]], on_bytes: Callable[[int], None]
 ) -> None:
     def contents() -> Iterator[bytearray]:
         for name, _ in names:
             data = read_tensor(blobs, whole, whole.tensors[name])
-            told(len(data))
+            on_bytes(len(data))
             yield data
 
     header = [
@@ -207,10 +207,10 @@ def _write(
 
 
 def _write_chunks(
-    blobs: Blobs, layout: ChunkLayout, held: Sequence[FileTensor], epoch: int, told: Callable[[int], None]
+    blobs: Blobs, layout: ChunkLayout, tensors: Sequence[FileTensor], epoch: int, on_bytes: Callable[[int], None]
 ) -> Iterator[Chunk]:
     inside: list[list[tuple[int, memoryview]]] = [[] for _ in layout.cuts]
-    for tensor, pieces in zip(held, layout.pieces, strict=True):
+    for tensor, pieces in zip(tensors, layout.pieces, strict=True):
         at = 0
         for piece in pieces:
             inside[piece.chunk].append((piece.offset, tensor.data[at : at + piece.length_bytes]))
@@ -221,5 +221,5 @@ def _write_chunks(
             data[offset : offset + len(part)] = part
             part.release()
         chunk, _ = write_chunk(blobs, data, save=1, epoch=epoch, known={})
-        told(length)
+        on_bytes(length)
         yield chunk
