@@ -119,28 +119,14 @@ def plan(
         shape=load_shape(model),
         gpu=gpu,
         gpus=last,
-        settings=Settings(
-            seq_tokens=seq,
-            global_batch=batch,
-            optimizer=optimizer,
-            precision=_one_of("precision", precision, PRECISIONS),
-            framework=_one_of("framework", framework, FRAMEWORKS),
-            loss=None if loss == "auto" else _one_of("loss", loss, LOSSES, also="auto"),
-            expert_loads=None if expert_loads is None else _expert_loads(expert_loads),
-        ),
+        settings=_settings(seq, batch, optimizer, precision, framework=framework, loss=loss, loads=expert_loads),
         layout=layout_wanted(
             layout,
             None if recompute == "auto" else _one_of("recompute", recompute, RECOMPUTES, also="auto"),
             micro_batch,
         ),
         search="everything" if exhaustive else "meshes",
-        assumed=Assumptions(
-            storage_bytes_per_s=parse_bytes_per_s(storage),
-            mtbi_s=None if mtbi is None else parse_duration_s(mtbi),
-            reclaim_mtbi_s=parse_duration_s(reclaims),
-            notice_s=parse_duration_s(notice),
-            stall_s=None if stall is None else parse_duration_s(stall),
-        ),
+        assumed=_assumptions(storage, mtbi, reclaims, notice, stall),
         prices=catalogue.prices,
         capacity=_one_of("capacity", capacity, CAPACITIES, CatalogueError),
         tokens=None if tokens is None else parse_tokens(tokens),
@@ -156,6 +142,39 @@ def plan(
     if buy is not None:
         request = replace(request, ownership=_ownership(request, buy))
     _print(ask(request), html, model_path=model_path(model), show_all=show_all, as_json=as_json)
+
+
+def _settings(
+    seq: int | None,
+    batch: int | None,
+    optimizer: str,
+    precision: str,
+    *,
+    framework: str,
+    loss: str,
+    loads: Path | None,
+) -> Settings:
+    """Return the training settings of the flags."""
+    return Settings(
+        seq_tokens=seq,
+        global_batch=batch,
+        optimizer=optimizer,
+        precision=_one_of("precision", precision, PRECISIONS),
+        framework=_one_of("framework", framework, FRAMEWORKS),
+        loss=None if loss == "auto" else _one_of("loss", loss, LOSSES, also="auto"),
+        expert_loads=None if loads is None else _expert_loads(loads),
+    )
+
+
+def _assumptions(storage: str, mtbi: str | None, reclaims: str, notice: str, stall: str | None) -> Assumptions:
+    """Return what the flags say of storage and interruptions."""
+    return Assumptions(
+        storage_bytes_per_s=parse_bytes_per_s(storage),
+        mtbi_s=None if mtbi is None else parse_duration_s(mtbi),
+        reclaim_mtbi_s=parse_duration_s(reclaims),
+        notice_s=parse_duration_s(notice),
+        stall_s=None if stall is None else parse_duration_s(stall),
+    )
 
 
 def _print(answer: Answer, html: Path | None, *, model_path: str | None, show_all: bool, as_json: bool) -> None:

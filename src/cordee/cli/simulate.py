@@ -36,6 +36,12 @@ SYNTHETIC = "synthetic"
 UNNAMED_GPU = "GPU"  # of a cluster such as 80x8
 
 
+VcNodes = Annotated[Path | None, typer.Option("--vc-clusters", help="A table of virtual clusters and their nodes.")]
+Chrome = Annotated[
+    Path | None, typer.Option("--chrome-trace", help="Write the attempts on the first nodes as a Chrome trace.")
+]
+
+
 def simulate(
     trace: Annotated[str, typer.Argument(help="A trace file, a folder of tables, a Cordee home, or `synthetic`.")],
     *,
@@ -57,9 +63,7 @@ def simulate(
     notice: Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")] = "120s",
     queues: Annotated[Path | None, typer.Option(help="The tree of queues, YAML.")] = None,
     tiers: Annotated[str | None, typer.Option(help="Percentages of production,standard,preemptible jobs.")] = None,
-    vc_nodes: Annotated[
-        Path | None, typer.Option("--vc-clusters", help="A table of virtual clusters and their nodes.")
-    ] = None,
+    vc_nodes: VcNodes = None,
     load: Annotated[float, typer.Option(help="synthetic: requested GPU time over the cluster's.")] = 0.8,
     diurnal: Annotated[float, typer.Option(help="synthetic: the swing of arrivals over a day, 0 to 1.")] = 0.0,
     price_as: Annotated[
@@ -71,9 +75,7 @@ def simulate(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write the comparison as one page.")] = None,
-    chrome: Annotated[
-        Path | None, typer.Option("--chrome-trace", help="Write the attempts on the first nodes as a Chrome trace.")
-    ] = None,
+    chrome: Chrome = None,
     as_json: terminal.Json = False,
 ) -> None:
     """Run a trace of jobs under several policies with the production scheduler, and compare them."""
