@@ -5,13 +5,11 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cordee.schedule.arrays import Bools, Floats, Ints
 from cordee.schedule.journal import Journal
 from cordee.schedule.placement.entry import Kind
 from cordee.schedule.placement.view import Pool
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Column = Ints | Floats | Bools
 Cell = int | float | bool
 

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cordee.events import Job, Lease
-from cordee.schedule.columns import Bools, Ints
+from cordee.schedule.arrays import Bools, Ints
 from cordee.schedule.placement.entry import gpus_of
-from cordee.schedule.placement.fill import Need
+from cordee.schedule.placement.need import DOMAIN_HEIGHTS, Need
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.records import NEVER
 from cordee.schedule.state import State
-
-DOMAINS = {"rack": 0, "block": 1}
-"""By the condition of a gang, the levels above the rack in which it has to lie together."""
 
 Found = tuple[tuple[int, int], list[tuple[int, int]]]
 """When all units are there and how many free GPUs they keep; (number, GPUs) of each node."""
@@ -58,7 +55,7 @@ def soonest(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Rese
 
 def _groups(state: State, nodes: Bools, need: Need) -> Iterator[Bools]:
     """Yield masks of nodes that the gang may lie in together."""
-    up = DOMAINS.get(need.within or "")
+    up = DOMAIN_HEIGHTS.get(need.within or "")
     if up is None:
         yield nodes
         return

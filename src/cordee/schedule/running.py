@@ -9,7 +9,8 @@ import numpy as np
 
 from cordee.events import Lease
 from cordee.ids import JobId
-from cordee.schedule.columns import Bools, Cell, Columns, Ints, NodeColumns
+from cordee.schedule.arrays import Bools, Ints
+from cordee.schedule.columns import Cell, Columns, NodeColumns
 from cordee.schedule.journal import Journal
 from cordee.schedule.loss import min_run_us
 from cordee.schedule.order import counts_service, level, pace

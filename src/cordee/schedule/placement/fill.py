@@ -8,41 +8,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TypeVar
 
 import numpy as np
 
+from cordee.schedule.arrays import Bools, Floats, Ints
 from cordee.schedule.placement.entry import Entry, gpus_of, mask_of
-from cordee.schedule.placement.view import ANYWHERE, Class, View, holds
-
-_HIGHEST = {"island": -1, "rack": 0, "block": 1, None: ANYWHERE}
-"""The highest domain that a gang may need, counted from the rack."""
-
-Pick = tuple[str, int, int]
-"""A node, how many units it gets, and the GPUs of a rest (0: none)."""
-
-
-class Need(NamedTuple):
-    """What a gang is made of."""
-
-    unit: int  # GPUs
-    units: int
-    rest: int  # GPUs of one part that is smaller than a unit; 0: none
-    in_island: bool  # a unit lies in one island where islands are large enough, not just in one node
-    within: str | None
-
-    @property
-    def gpus(self) -> int:
-        """All of them."""
-        return self.units * self.unit + self.rest
-
-
-class Shape(NamedTuple):
-    """How a gang lies."""
-
-    spread: int  # 0 one island, 1 one node, 2 an island of several nodes, 3 a rack, then each level above
-    picks: tuple[Pick, ...]
-    left_over: int  # free GPUs that stay in the node or domain
+from cordee.schedule.placement.need import HIGHEST, Arrangement, Need, Pick
+from cordee.schedule.placement.view import Class, View, holds
 
 
 def missing(view: View, need: Need) -> int:
@@ -64,29 +37,28 @@ def lacking(need: Need, units: int, rests: bool) -> int:
     return max(0, need.units - units) + (need.rest > 0 and units <= need.units and not rests)
 
 
-def search(view: View, need: Need) -> Shape | None:
+def search(view: View, need: Need) -> Arrangement | None:
     """The best shape; None if there is none."""
     if need not in view.found:
         view.found[need] = _search(view, need)
-    found: Shape | None = view.found[need]
-    return found
+    return view.found[need]
 
 
-def _search(view: View, need: Need) -> Shape | None:
+def _search(view: View, need: Need) -> Arrangement | None:
     found = _in_one_node(view, need)
     if found is not None or need.within == "node" or need.units + (need.rest > 0) == 1 or missing(view, need):
         return found
     units, rests = _by_row(view, need)
     enough = _enough(units, rests, need)
-    for height, rows in view.levels().items():
-        if height > _HIGHEST[need.within]:
+    for height, rows in view.tree.levels().items():
+        if height > HIGHEST[need.within]:
             break
         fitting = rows[enough[rows]]
         if len(fitting):
             row = _best_domain(view, fitting, need)
             filling = _Filling(view, need)
             filling.domain(row, need.units, need.rest)
-            return Shape(height + 3, tuple(filling.picks), int(view.free[row]) - need.gpus)
+            return Arrangement(height + 3, tuple(filling.picks), int(view.free[row]) - need.gpus)
     return None
 
 
@@ -98,8 +70,8 @@ def _missing_within(view: View, need: Need) -> int:
     short = np.maximum(0, need.units - units)
     if need.rest:
         short += (units <= need.units) & (rests == 0)
-    for height, rows in view.levels().items():
-        if height <= _HIGHEST[need.within] and len(rows):
+    for height, rows in view.tree.levels().items():
+        if height <= HIGHEST[need.within] and len(rows):
             least = min(least, int(short[rows].min()))
     return least
 
@@ -116,14 +88,14 @@ def _in_one_island(cls: Class, need: Need) -> bool:
     return cls[0] >= need.gpus and cls[2][0] >= need.gpus
 
 
-def _by_row(view: View, need: Need) -> tuple[Any, Any]:
+def _by_row(view: View, need: Need) -> tuple[Floats, Floats]:
     """Units of each row's domain, and how many of its nodes have room for a rest beside them."""
     units, rests = view.weights(need.unit, need.rest, need.in_island)
-    rows = len(view.domains)
+    rows = len(view.tree)
     return (view.counts @ units)[:rows], (view.counts @ rests)[:rows] if need.rest else np.zeros(rows)
 
 
-def _enough(units: Any, rests: Any, need: Need) -> Any:
+def _enough(units: Floats, rests: Floats, need: Need) -> Bools:
     enough = units >= need.units
     return (units > need.units) | (enough & (rests > 0)) if need.rest else enough
 
@@ -131,13 +103,13 @@ def _enough(units: Any, rests: Any, need: Need) -> Any:
 # -- one node ------------------------------------------------------------------------------------------------
 
 
-def _in_one_node(view: View, need: Need) -> Shape | None:
+def _in_one_node(view: View, need: Need) -> Arrangement | None:
     """One island before several, then the fewest free GPUs left over, then the fullest domain, then names."""
     best = min((found for cls in view.total if (found := _on_node(cls, need)) is not None), default=None)
     if best is None:
         return None
     spread, left_over, cls = best
-    return Shape(int(spread), ((view.first(cls), need.units, need.rest),), left_over)
+    return Arrangement(int(spread), ((view.first(cls), need.units, need.rest),), left_over)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -149,7 +121,7 @@ def _on_node(cls: Class, need: Need) -> tuple[bool, int, Class] | None:
 # -- a domain ------------------------------------------------------------------------------------------------
 
 
-def _best_domain(view: View, rows: Any, need: Need) -> int:
+def _best_domain(view: View, rows: Ints, need: Need) -> int:
     """Of domains that hold the gang the one that needs the fewest nodes, then the one with the least left over."""
     if len(rows) == 1:
         return int(rows[0])
@@ -166,7 +138,9 @@ def _best_domain(view: View, rows: Any, need: Need) -> int:
     return int(rows[np.argmin(fewest * (1 + free.max()) + free)])
 
 
-Run = tuple[int, bool, Any, Any, int]
+Tag = TypeVar("Tag")
+
+Run = tuple[int, bool, tuple[float, int | Class], Tag, int]
 """Equal parts: units that each holds, whether a rest goes beside them, a key to order by, a tag, how many they are."""
 
 
@@ -180,12 +154,12 @@ class _Filling:
 
     def domain(self, row: int, units: int, rest: int) -> None:
         """Lay so much into a domain."""
-        view, rows = self.view, self.view.inside(row)
+        view, rows = self.view, self.view.tree.inside(row)
         if not len(rows):
             self.nodes(row, units, rest)
             return
         held, beside = _by_row(view, self.need)
-        runs: list[Run] = [
+        runs: list[Run[int | None]] = [
             (int(held[each]), bool(beside[each]), (view.free[each], number), int(each), 1)
             for number, each in enumerate(rows)
             if held[each] or beside[each]
@@ -202,7 +176,7 @@ class _Filling:
     def nodes(self, row: int, units: int, rest: int) -> None:
         """Lay so much into nodes right in a domain."""
         view, need = self.view, self.need
-        runs: list[Run] = []
+        runs: list[Run[list[str]]] = []
         for cls in view.total:
             names = view.names.get((row, view.column(cls)))
             held, beside = holds(cls, need.unit, need.rest, need.in_island)
@@ -211,12 +185,12 @@ class _Filling:
         self.picks += [(names[at], taken, with_rest) for names, taken, with_rest, at in _parts(runs, units, rest)]
 
 
-def _parts(runs: list[Run], units: int, rest: int) -> Iterator[tuple[Any, int, int, int]]:
+def _parts(runs: list[Run[Tag]], units: int, rest: int) -> Iterator[tuple[Tag, int, int, int]]:
     """Which parts take how much: (tag, units, rest, number within its run)."""
     runs = sorted(runs, key=lambda run: (-run[0], not run[1], run[2]))
     at = used = 0
 
-    def too_small(run: Run) -> bool:
+    def too_small(run: Run[Tag]) -> bool:
         return run[0] < units or (run[0] == units and rest > 0 and not run[1])
 
     while units or rest:

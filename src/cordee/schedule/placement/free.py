@@ -8,10 +8,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from cordee.schedule.placement.entry import Entry, Kind, Used, entry_of
 from cordee.schedule.placement.mix import Mix
+from cordee.schedule.placement.need import Need
 from cordee.schedule.placement.pack import Packer
 from cordee.schedule.placement.view import Feed, Pool, View
 from cordee.schedule.policy import Packing
@@ -39,7 +39,7 @@ class FreeIndex:
         self._now = Feed()
         self._empty = Feed()  # every node as if nothing of it were leased
         self.mix = mix or Mix()
-        self.needs: dict[object, Any] = {}  # what gangs are made of, as `place` works out; forgotten when nodes change
+        self.needs: dict[object, Need | None] = {}  # of gangs, as `place` finds them; forgotten when nodes change
         self._packers: dict[Packing, Packer] = {}
         self._views: dict[tuple[Pool, int, int, bool, bool], View] = {}
 

@@ -7,11 +7,11 @@ what is left of a GPU is smaller than its part. The workload here is what was su
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from cordee.events import Job
+from cordee.schedule.arrays import Floats, Ints
 from cordee.schedule.placement.entry import host_request
 
 Ask = tuple[int, int, int, int]
@@ -108,12 +108,12 @@ class Table:
             share[row + 1, column + 1, groups.index((gpus, milli))] += part
         self._share = share.cumsum(axis=0).cumsum(axis=1)
 
-    def enough(self, cpu: Any, memory: Any) -> Any:
+    def enough(self, cpu: Floats, memory: Floats) -> Floats:
         """The share of the mix, by group, that so much CPU and memory is enough for: (nodes, groups)."""
         rows, columns = np.searchsorted(self._cpu, cpu, "right"), np.searchsorted(self._memory, memory, "right")
         return self._share[rows, columns]
 
-    def usable(self, left: Any) -> tuple[Any, Any]:
+    def usable(self, left: Floats) -> tuple[Ints, Floats]:
         """By group, of GPUs with so many thousandths left (nodes, GPUs): how many it could use, and their sum."""
         large = left[:, None, :] >= self.milli[:, None]
         return large.sum(axis=2), (large * left[:, None, :]).sum(axis=2)

@@ -10,10 +10,10 @@ changed since the last job of its shape, and a few passes over arrays as long as
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from cordee.schedule.arrays import Floats, Ints
 from cordee.schedule.placement.entry import Entry, Kind
 from cordee.schedule.placement.mix import Ask, Learnt, Mix, Table
 from cordee.schedule.placement.view import Feed
@@ -28,21 +28,30 @@ class _Row:
     """What a shape would do to each node."""
 
     seen: int  # changes
-    score: Any  # infinite: it does not fit
-    gpu: Any  # for a part of a GPU
+    score: Floats  # infinite: it does not fit
+    gpu: Ints  # for a part of a GPU
 
 
 @dataclass(slots=True)
 class _Nodes:
     """All nodes, an element for each."""
 
-    cpu: Any = field(default_factory=lambda: np.zeros(0))
-    memory: Any = field(default_factory=lambda: np.zeros(0))
-    left: Any = field(default_factory=lambda: np.zeros((0, 1)))  # thousandths of each GPU
-    price: Any = field(default_factory=lambda: np.zeros(0, np.int64))
-    kind: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # -1: not there
-    island: Any = field(default_factory=lambda: np.zeros(0, np.int64))  # GPUs
-    changed: Any = field(default_factory=lambda: np.zeros(0, np.int64))
+    cpu: Floats = field(default_factory=lambda: np.zeros(0))
+    memory: Floats = field(default_factory=lambda: np.zeros(0))
+    left: Floats = field(default_factory=lambda: np.zeros((0, 1)))  # thousandths of each GPU
+    price: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    kind: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # -1: not there
+    island: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # GPUs
+    changed: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(slots=True)
+class _Worth:
+    """All nodes as they are: GPUs and thousandths that each group of the mix could use (nodes, groups)."""
+
+    usable_gpus: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    usable_milli: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    potential: Floats = field(default_factory=lambda: np.zeros(0))
 
 
 class Packer:
@@ -53,15 +62,13 @@ class Packer:
         self._seen, self._changes = -1, 0
         self._slot: dict[str, int] = {}
         self._names: list[str] = []
-        self._order: Any = np.zeros(0, np.int64)  # of the names
+        self._order: Ints = np.zeros(0, np.int64)  # of the names
         self._kind: dict[Kind, int] = {}
         self._nodes = _Nodes()
         self._rows: dict[Ask, _Row] = {}
         self._learnt: Learnt | None = None
         self._table: Table | None = None
-        self._before: Any = np.zeros(0)  # each node's potential as it is
-        self._count: Any = np.zeros((0, 0))  # GPUs that each group of the mix could use, by node
-        self._sum: Any = np.zeros((0, 0))  # thousandths of them
+        self._worth = _Worth()
 
     def pick(self, ask: Ask, kinds: Iterable[Kind]) -> tuple[str, int] | None:
         """The node for a job of a shape and, if it takes a part of a GPU, which GPU; None if no node has room.
@@ -84,10 +91,10 @@ class Packer:
         return self._names[slot], int(row.gpu[slot])
 
     @staticmethod
-    def _least(found: Any, by: Any, same: float = 0.0) -> Any:
+    def _least(found: Ints, by: Ints | Floats, same: float = 0.0) -> Ints:
         return found[by <= by.min() + same] if len(found) > 1 else found
 
-    def _spread(self, slots: Any, gpus: int) -> Any:
+    def _spread(self, slots: Ints, gpus: int) -> Ints:
         """0 where one island has so many whole GPUs, else 1."""
         nodes = self._nodes
         split = (nodes.island[slots] > 0) & (nodes.island[slots] < nodes.left.shape[1])
@@ -154,19 +161,20 @@ class Packer:
         for gpu, milli in entry.shared:
             nodes.left[slot, gpu] = milli
 
-    def _measure(self, slots: Any) -> None:
+    def _measure(self, slots: Ints) -> None:
         """What these nodes are worth as they are."""
         left, table, count = self._nodes.left[slots], self._table, len(self._names)
         groups = 0 if table is None else len(table.milli)
-        if self._sum.shape != (count, groups):
-            self._sum, self._count, self._before = np.zeros((count, groups)), np.zeros((count, groups)), np.zeros(count)
+        if self._worth.usable_milli.shape != (count, groups):
+            self._worth = _Worth(np.zeros((count, groups)), np.zeros((count, groups)), np.zeros(count))
+        worth = self._worth
         if table is not None:
-            self._count[slots], self._sum[slots] = table.usable(left)
+            worth.usable_gpus[slots], worth.usable_milli[slots] = table.usable(left)
         total = left.sum(axis=1)
         host = self._nodes.cpu[slots], self._nodes.memory[slots]
-        self._before[slots] = self._potential(*host, total, self._count[slots], self._sum[slots])
+        worth.potential[slots] = self._potential(*host, total, worth.usable_gpus[slots], worth.usable_milli[slots])
 
-    def _potential(self, cpu: Any, memory: Any, total: Any, count: Any, usable: Any) -> Any:
+    def _potential(self, cpu: Floats, memory: Floats, total: Floats, count: Floats, usable: Floats) -> Floats:
         """Thousandths of a GPU that the mix cannot use, and less of it for roomy nodes."""
         value = total
         if self._table is not None:
@@ -189,7 +197,7 @@ class Packer:
             self._score(ask, row, slots)
         return row
 
-    def _score(self, ask: Ask, row: _Row, slots: Any) -> None:
+    def _score(self, ask: Ask, row: _Row, slots: Ints) -> None:
         cpu_milli, memory_bytes, gpus, milli = ask
         nodes, whole = self._nodes, milli >= 1000
         cpu, memory = nodes.cpu[slots] - cpu_milli * max(1, gpus), nodes.memory[slots] - memory_bytes * max(1, gpus)
@@ -198,11 +206,11 @@ class Packer:
             room &= (nodes.left[slots] >= 1000).sum(axis=1) >= gpus
         slots, cpu, memory = slots[room], cpu[room], memory[room]
         total = nodes.left[slots].sum(axis=1)
-        count, usable = self._count[slots], self._sum[slots]
+        count, usable = self._worth.usable_gpus[slots], self._worth.usable_milli[slots]
         if whole:
             after = self._potential(cpu, memory, total - 1000 * gpus, count - gpus, usable - 1000 * gpus)
             tight = self._packing == "tight"
-            row.score[slots] = total if tight else after - self._before[slots]
+            row.score[slots] = total if tight else after - self._worth.potential[slots]
             return
         for gpu in range(nodes.left.shape[1]):
             left = nodes.left[slots, gpu]
@@ -221,12 +229,12 @@ class Packer:
                     count[fits] - (was > 0) + (now > 0),
                     usable[fits] - was + now,
                 )
-                score = after - self._before[here]
+                score = after - self._worth.potential[here]
             better = score < row.score[here] - _SAME
             better |= (score < row.score[here] + _SAME) & (left < nodes.left[here, row.gpu[here]])
             row.score[here[better]], row.gpu[here[better]] = score[better], gpu
 
-    def _of(self, left: Any) -> Any:
+    def _of(self, left: Floats) -> Floats:
         """By group, what it could use of a GPU with so much left."""
         if self._table is None:
             return np.zeros((len(left), 0))

@@ -18,9 +18,10 @@ from functools import lru_cache
 
 from cordee.events import Capacity, Job, Lease
 from cordee.schedule.placement.entry import Entry, Kind, host_request
-from cordee.schedule.placement.fill import Need, Shape, choose, lacking, missing, search
+from cordee.schedule.placement.fill import choose, lacking, missing, search
 from cordee.schedule.placement.fractional import lacks_part
 from cordee.schedule.placement.free import FreeIndex
+from cordee.schedule.placement.need import Arrangement, Need
 from cordee.schedule.placement.view import Pool, View, holds
 from cordee.schedule.policy import Packing
 
@@ -66,8 +67,7 @@ def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> 
         if len(index.needs) >= _NEEDS_MAX:
             index.needs.clear()
         index.needs[key] = _need(index.view(pool, *host, empty=True), gpus, job.unit_gpus, job.within)
-    found: Need | None = index.needs[key]
-    return found
+    return index.needs[key]
 
 
 def _need(empty: View, gpus: int, unit_gpus: int | None, within: str | None) -> Need | None:
@@ -183,7 +183,7 @@ def _place(
         lease = _packed(index, job, candidates, gpus, packing)
         if lease is not None or less:
             return None if lease is None else (lease,)
-    found: list[tuple[Need, Shape]] = []
+    found: list[tuple[Need, Arrangement]] = []
     for pool in candidates:
         if found and len(pool) > 1:
             break  # both capacities together are the last resort, and stand last
@@ -217,14 +217,14 @@ def _packed(index: FreeIndex, job: Job, candidates: tuple[Pool, ...], gpus: int,
     return Lease(node=name, gpus=choose(entry, whole, 1, 0))
 
 
-def _price(index: FreeIndex, need: Need, shape: Shape) -> int:
+def _price(index: FreeIndex, need: Need, shape: Arrangement) -> int:
     return sum(
         index.entries[name].node.micro_usd_per_gpu_hour * (units * need.unit + rest)
         for name, units, rest in shape.picks
     )
 
 
-def _leases(index: FreeIndex, need: Need, shape: Shape) -> tuple[Lease, ...]:
+def _leases(index: FreeIndex, need: Need, shape: Arrangement) -> tuple[Lease, ...]:
     """Nodes of one domain stand together, and a rest comes last, so that units are consecutive ranks."""
     if len(shape.picks) == 1:
         name, units, rest = shape.picks[0]

@@ -6,23 +6,22 @@ units of any size a domain holds, and one product of the matrix of counts with a
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from cordee.schedule.arrays import Floats, Ints
+from cordee.schedule.placement.domains import DomainTree
 from cordee.schedule.placement.entry import Entry, Kind
-
-Domain = tuple[str, ...]
+from cordee.schedule.placement.need import Arrangement, Need
 
 Pool = tuple[Kind, ...]
 """Kinds that one gang may use together."""
 
 Class = tuple[int, int, tuple[int, ...]]
 """GPUs that the job could take, GPUs of an island, free GPUs of each island (descending)."""
-
-ANYWHERE = 99  # the height of the whole cluster above the racks
 
 
 @lru_cache(maxsize=1 << 16)
@@ -68,34 +67,48 @@ class Feed:
         return (None if seen < self.start else self.log[seen - self.start :]), end
 
 
+class Host(NamedTuple):
+    """The kinds of nodes that a view counts, and the CPU and memory that each GPU of a job takes along."""
+
+    kinds: frozenset[Kind]
+    cpu_milli: int
+    memory_bytes: int
+    without_gpus: bool  # nodes without a free GPU count too, for jobs that need none
+
+
 class View:
-    """Counts by domain and class; all public arrays are indexed by row, and rows of a height are in domain order."""
+    """Counts of nodes by domain and class; public arrays are indexed by the rows of the tree.
+
+    Attributes:
+        tree: the domains of the nodes.
+        classes: by column.
+        total: nodes of each class in the whole pool.
+        counts: nodes by row and column; floats, because products of floats are fast: they stay whole numbers.
+        free: GPUs that the job could take, by row.
+        names: by (row, column), those of the nodes right in the domain, ascending.
+        where: of each node its rows from the root down, and its column.
+        found: what was searched here; forgotten when the counts change.
+    """
 
     def __init__(self, pool: Pool, cpu_milli: int, memory_bytes: int, feed: Feed, hosts: bool) -> None:
-        self.pool, self.cpu_milli, self.memory_bytes, self.hosts = frozenset(pool), cpu_milli, memory_bytes, hosts
+        self._host = Host(frozenset(pool), cpu_milli, memory_bytes, hosts)
         self._feed, self._seen = feed, -1
-        self.found: dict[Any, Any] = {}  # what was searched here; forgotten when the counts change
+        self.found: dict[Need, Arrangement | None] = {}
         self._clear()
 
     def _clear(self) -> None:
+        self.tree = DomainTree()
         self.classes: list[Class] = []
-        self.total: dict[Class, int] = {}  # nodes of each class in the whole pool
-        self.domains: list[Domain] = []
-        self.counts = np.zeros((4, 8))  # floats, because products of floats are fast; they stay whole numbers
-        self.free = np.zeros(4)  # GPUs that the job could take
-        self.names: dict[tuple[int, int], list[str]] = {}  # (row, column): ascending, of the nodes right in the domain
-        self.children: list[list[int]] = []  # rows right inside
+        self.total: dict[Class, int] = {}
+        self.counts: Floats = np.zeros((4, 8))
+        self.free: Floats = np.zeros(4)
+        self.names: dict[tuple[int, int], list[str]] = {}
+        self.where: dict[str, tuple[tuple[int, ...], int]] = {}
         self._column: dict[Class, int] = {}
-        self._row: dict[Domain, int] = {}
-        self._height: list[int] = []
-        self.found.clear()
-        self.where: dict[str, tuple[tuple[int, ...], int]] = {}  # node: rows from the root down, column
-        self._levels: dict[int, Any] = {}
-        self._inside: dict[int, Any] = {}
-        self._leaves: Any = None
+        self._leaves: Ints | None = None
         self._own: set[int] = set()  # rows with nodes right in their domain
-        self._weights: dict[tuple[int, int, bool], tuple[Any, Any]] = {}
-        self._rows((), 0)
+        self._weights: dict[tuple[int, int, bool], tuple[Floats, Floats]] = {}
+        self.found.clear()
 
     # -- following the entries ---------------------------------------------------------------------------------
 
@@ -113,13 +126,14 @@ class View:
 
     def class_of(self, entry: Entry | None) -> Class | None:
         """The class of a node; None if it is of no use here."""
-        if entry is None or entry.kind not in self.pool or not (entry.free or self.hosts):
+        kinds, cpu_milli, memory_bytes, without_gpus = self._host
+        if entry is None or entry.kind not in kinds or not (entry.free or without_gpus):
             return None
-        most = 1 if self.hosts else entry.free.bit_count()
-        if self.cpu_milli and entry.cpu_milli is not None:
-            most = min(most, entry.cpu_milli // self.cpu_milli)
-        if self.memory_bytes and entry.memory_bytes is not None:
-            most = min(most, entry.memory_bytes // self.memory_bytes)
+        most = 1 if without_gpus else entry.free.bit_count()
+        if cpu_milli and entry.cpu_milli is not None:
+            most = min(most, entry.cpu_milli // cpu_milli)
+        if memory_bytes and entry.memory_bytes is not None:
+            most = min(most, entry.memory_bytes // memory_bytes)
         if most <= 0:
             return None
         node = entry.node
@@ -136,7 +150,7 @@ class View:
         domain = entry.node.domain if entry is not None else ()
         old = self.where.get(name)
         if old is not None:
-            if column == old[1] and self.domains[old[0][-1]] == domain:
+            if column == old[1] and self.tree.domains[old[0][-1]] == domain:
                 return
             del self.where[name]
             self._count(name, *old, -1)
@@ -178,34 +192,16 @@ class View:
             self._weights.clear()
         return column
 
-    def _rows(self, domain: Domain, height: int) -> tuple[int, ...]:
-        """The rows of a domain and all above it, the root first; `height` is the domain's own above the racks."""
-        rows: list[int] = []
-        for depth in range(len(domain) + 1):
-            prefix = domain[:depth]
-            row = self._row.get(prefix)
-            if row is None:
-                row = self._row[prefix] = len(self.domains)
-                self.domains.append(prefix)
-                self.children.append([])
-                self._height.append(height + len(domain) - depth)
-                if rows:
-                    self.children[rows[-1]].append(row)
-                if row >= len(self.free):
-                    self.counts = np.pad(self.counts, ((0, row), (0, 0)))
-                    self.free = np.pad(self.free, (0, row))
-                self._forget_order()
-            elif self._height[row] < height + len(domain) - depth:
-                self._height[row] = height + len(domain) - depth
-                self._forget_order()
-            rows.append(row)
-        return tuple(rows)
-
-    def _forget_order(self) -> None:
-        self._levels, self._inside, self._leaves = {}, {}, None
-
-    def _in_order(self, rows: Iterable[int]) -> Any:
-        return np.array(sorted(rows, key=lambda each: self.domains[each]), np.int64)
+    def _rows(self, domain: tuple[str, ...], height: int) -> tuple[int, ...]:
+        """Return the rows of a domain and all above it, and make room for new ones."""
+        before = len(self.tree)
+        rows = self.tree.rows(domain, height)
+        if len(self.tree) > before:
+            self._leaves = None
+            while len(self.tree) > len(self.free):
+                more = len(self.free)
+                self.counts, self.free = np.pad(self.counts, ((0, more), (0, 0))), np.pad(self.free, (0, more))
+        return rows
 
     # -- what placement asks -----------------------------------------------------------------------------------
 
@@ -234,7 +230,7 @@ class View:
                 return names[0]
         raise AssertionError(f"a node of class {cls} is counted and is in no domain")
 
-    def fullest_first(self, rows: Any = None) -> Any:
+    def fullest_first(self, rows: Ints | None = None) -> Ints:
         """Rows (those with nodes right in their domain) by the GPUs that are free, ties in domain order."""
         rows = self.leaves() if rows is None else rows
         return rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows
@@ -243,29 +239,13 @@ class View:
         """The column of a class that is there."""
         return self._column[cls]
 
-    def levels(self) -> dict[int, Any]:
-        """Rows by height above the racks, ascending; -1 are islands that span nodes, the whole cluster comes last."""
-        if not self._levels:
-            found: dict[int, list[int]] = {}
-            for row, domain in enumerate(self.domains):
-                found.setdefault(self._height[row] if domain else ANYWHERE, []).append(row)
-            self._levels = {height: self._in_order(found[height]) for height in sorted(found)}
-        return self._levels
-
-    def inside(self, row: int) -> Any:
-        """The rows right inside a row's domain, in domain order."""
-        found = self._inside.get(row)
-        if found is None:
-            found = self._inside[row] = self._in_order(self.children[row])
-        return found
-
-    def leaves(self) -> Any:
+    def leaves(self) -> Ints:
         """Rows with nodes right in their domain, in domain order."""
         if self._leaves is None:
-            self._leaves = self._in_order(self._own)
+            self._leaves = self.tree.in_order(self._own)
         return self._leaves
 
-    def weights(self, unit: int, rest: int, in_island: bool) -> tuple[Any, Any]:
+    def weights(self, unit: int, rest: int, in_island: bool) -> tuple[Floats, Floats]:
         """For each class the units that a node holds, and whether a rest goes beside them."""
         key = (unit, rest, in_island)
         found = self._weights.get(key)

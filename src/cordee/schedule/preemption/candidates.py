@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from cordee.ids import JobId
-from cordee.schedule.columns import Bools, Floats, Ints
+from cordee.schedule.arrays import Bools, Floats, Ints
 from cordee.schedule.failed_searches import Scope
 from cordee.schedule.order import TIERS, counts_service
 from cordee.schedule.placement.view import Pool

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cordee.schedule.columns import Ints
-from cordee.schedule.placement.fill import Need
+from cordee.schedule.arrays import Ints
+from cordee.schedule.placement.need import Need
 from cordee.schedule.preemption.candidates import Field
 
 

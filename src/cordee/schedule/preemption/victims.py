@@ -10,15 +10,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from cordee.ids import JobId
-from cordee.schedule.columns import Bools, Floats, Ints
+from cordee.schedule.arrays import Bools, Floats, Ints
 from cordee.schedule.failed_searches import Scope
 from cordee.schedule.loss import Cost
-from cordee.schedule.placement.fill import Need
+from cordee.schedule.placement.need import DOMAIN_HEIGHTS, Need
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.preemption.candidates import Candidates, Field, Weight
 from cordee.schedule.preemption.counts import Counts
 from cordee.schedule.preemption.knapsack import Victim, choose
-from cordee.schedule.reservation import DOMAINS
 from cordee.schedule.state import State
 
 _EXACT = 10
@@ -77,7 +76,7 @@ class VictimSearch:
             yield nodes
             return
         names, records = self._state.nodes.columns.names, self._state.nodes.records
-        up = DOMAINS[need.within]
+        up = DOMAIN_HEIGHTS[need.within]
         found: dict[tuple[str, ...], list[int]] = {}
         for number in np.flatnonzero(nodes & (field.available >= min(need.unit, need.rest or need.unit))):
             domain = records[names[number]].node.domain

@@ -4,13 +4,15 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cordee.events import Job, Lease, Node, Queue
 from cordee.schedule.placement.entry import host_request
 from cordee.schedule.quota.day import Day
 
 MILLI = 1000
+
+K = TypeVar("K")
 
 
 class Held(NamedTuple):
@@ -61,27 +63,60 @@ def offered_by(node: Node) -> Held:
     )
 
 
+class Borrowed:
+    """What a queue borrowed so far of GPUs, CPU and memory, decayed: base + rate x clock.
+
+    Attributes:
+        cpu_milli, memory_bytes: that the queue holds now.
+        base, rate: of GPUs, CPU and memory.
+    """
+
+    __slots__ = ("base", "cpu_milli", "memory_bytes", "rate")
+
+    def __init__(self) -> None:
+        self.cpu_milli = self.memory_bytes = 0
+        self.base, self.rate = (0, 0, 0), (0, 0, 0)
+
+    def hold(self, gpu_milli: int, quota_milli: int, held: Held, clock: int) -> None:
+        """Hold more CPU and memory, and count the holdings beyond the quota as borrowed from now on."""
+        self.cpu_milli += held.cpu_milli
+        self.memory_bytes += held.memory_bytes
+        over = gpu_milli - quota_milli
+        if not quota_milli:
+            rate = (gpu_milli, self.cpu_milli, self.memory_bytes)
+        elif over <= 0:
+            rate = (0, 0, 0)
+        else:
+            rate = (over, self.cpu_milli * over // gpu_milli, self.memory_bytes * over // gpu_milli)
+        if rate != self.rate:
+            (a, b, c), (x, y, z), (u, v, w) = self.base, rate, self.rate
+            self.base = (a - (x - u) * clock, b - (y - v) * clock, c - (z - w) * clock)
+            self.rate = rate
+
+    def inherit(self, before: "Borrowed", clock: int) -> None:
+        """Take over what the same queue borrowed in the tree before; it holds nothing yet."""
+        (a, b, c), (x, y, z) = before.base, before.rate
+        self.base = (a + x * clock, b + y * clock, c + z * clock)
+
+
 class Holder:
     """A queue with the holdings of all jobs in and under it. An inner queue has a leaf for its own."""
 
     __slots__ = (
-        "base",
+        "borrowed",
         "claim",
-        "cpu",
         "day",
         "graces",
         "held",
         "inner",
         "inside",
         "leaving",
-        "memory",
         "nano",
         "net",
         "net_claim",
         "path",
         "queue",
         "quota",
-        "rate",
         "users",
     )
 
@@ -89,7 +124,7 @@ class Holder:
         self.queue, self.quota = queue, queue.quota_gpus * MILLI
         self.inside: list[Holder] = []
         self.path: tuple[Holder, ...] = (self, *(parent.path if parent else ()))  # up to the cluster
-        self.held = self.cpu = self.memory = self.nano = 0
+        self.held = self.nano = 0
         self.leaving = 0  # the part of held that has notice
         self.inner = 0  # held, and the quota that inner queues keep
         self.claim = 0  # inner, or its quota if it does not lend
@@ -97,7 +132,7 @@ class Holder:
         self.net_claim = 0  # claim once those with notice have left
         self.users: dict[str, int] = {}
         self.graces: dict[int, int] = {}  # thousandths of GPUs held by jobs with that grace period
-        self.base, self.rate = (0, 0, 0), (0, 0, 0)  # borrowed GPUs, CPU, memory: used is base + rate x clock
+        self.borrowed = Borrowed()
         limited = queue.gpu_us_per_day is not None or queue.micro_usd_per_day is not None
         self.day = Day() if limited else None
         if parent is not None:
@@ -112,46 +147,35 @@ class Holder:
         """Add to its holdings."""
         gpu = held.gpu_milli
         self.held += gpu
-        self.cpu += held.cpu_milli
-        self.memory += held.memory_bytes
         self.nano += held.nano_usd_per_hour
         count(self.users, owner, gpu)
         count(self.graces, grace_us, gpu)
-        self.recount(clock)
+        self.borrowed.hold(self.held, self.quota, held, clock)
         if self.day is not None:
             self.day.add(at_us, (gpu, held.nano_usd_per_hour))
 
-    def recount(self, clock: int) -> None:
-        """Count its holdings beyond its quota as borrowed from now on."""
-        over = self.held - self.quota
-        if not self.quota:
-            rate = (self.held, self.cpu, self.memory)
-        elif over <= 0:
-            rate = (0, 0, 0)
-        else:
-            rate = (over, self.cpu * over // self.held, self.memory * over // self.held)
-        if rate != self.rate:
-            (a, b, c), (x, y, z), (u, v, w) = self.base, rate, self.rate
-            self.base = (a - (x - u) * clock, b - (y - v) * clock, c - (z - w) * clock)
-            self.rate = rate
-
-    def inherit(self, before: "Holder", clock: int) -> None:
-        """Take over the borrowed use of the same queue in the tree before; it holds nothing yet."""
-        (a, b, c), (x, y, z) = before.base, before.rate
-        self.base = (a + x * clock, b + y * clock, c + z * clock)
-
     def value(self, since_us: int) -> object:
         """Return a deep copy as plain values, to compare; of days the part since then."""
-        held = (self.held, self.cpu, self.memory, self.nano, self.leaving, self.inner, self.claim, self.net)
+        borrowed = self.borrowed
+        held = (
+            self.held,
+            borrowed.cpu_milli,
+            borrowed.memory_bytes,
+            self.nano,
+            self.leaving,
+            self.inner,
+            self.claim,
+            self.net,
+        )
         day = None if self.day is None else self.day.value(since_us)
-        return (held, dict(self.users), dict(self.graces), self.base, self.rate, day)
+        return (held, dict(self.users), dict(self.graces), borrowed.base, borrowed.rate, day)
 
     def claim_of(self, inner: int) -> int:
         """Return its claim if it and its inner queues held and kept this much."""
         return inner if self.queue.lend else max(inner, self.quota)
 
 
-def count(amounts: dict[Any, int], key: Any, more: int) -> None:
+def count(amounts: dict[K, int], key: K, more: int) -> None:
     """Add to an amount; an amount of zero is dropped."""
     amount = amounts.get(key, 0) + more
     if amount:

@@ -19,6 +19,8 @@ from cordee.schedule.quota.day import DAY_US, Pair
 from cordee.schedule.quota.decay import Decay
 from cordee.schedule.quota.held import MILLI, NOTHING, Held, Holder, count
 from cordee.schedule.quota.queues import DEFAULT
+from cordee.schedule.quota.tree import claimed, first_claim, has_rules, leaf_of, net, over_quota, upward
+from cordee.schedule.quota.victims import VictimFilter
 from cordee.units import US_PER_HOUR
 
 HALF_LIFE_US = 7 * DAY_US
@@ -69,46 +71,18 @@ class Standing:
 
 
 @dataclass(slots=True)
-class VictimFilter:
-    """The running jobs that a waiting one may preempt. Each one that is allowed counts as if it had notice.
+class _Promises:
+    """What waiting jobs will hold by their claims, by queue; empty between cycles.
 
-    So any subset of those that were allowed may be preempted together. Ask for the cheapest first.
+    Attributes:
+        held: counted as held already.
+        awaited: the part of it that is being vacated.
+        vacated: the same, by the queues of the jobs that leave, where it counts as well.
     """
 
-    _path: tuple[Holder, ...]
-    _inside: dict[Holder, bool]  # for each queue of its path: whether the job's side stays inside its quota
-    _within: Refusal | None
-    _owner: str
-    _quotas: "Quotas"
-    _gone: dict[Holder, int] = field(default_factory=dict)
-
-    def allows(self, victim: Job, gpu_milli: int, *, below: bool) -> bool:
-        """Return whether this running job may be preempted; `below`: by tier or by its time slice.
-
-        In its own queue a job preempts jobs below it. From other queues it takes back borrowed GPUs of any tier while
-        its own side stays inside its quota, and preempts jobs below it that no quota of theirs shields.
-        """
-        path = self._quotas.leaf(victim.queue).path
-        meets = next(level for level, holder in enumerate(path) if holder in self._inside)
-        if meets == 0:
-            allowed = below
-        else:
-            over = all(holder.net - self._gone.get(holder, 0) > holder.quota for holder in path[:meets])
-            inside = self._inside[self._path[self._path.index(path[meets]) - 1]]
-            allowed = (inside and over) or (below and (inside or over))
-        if allowed and self._helps(victim, path):
-            for holder, less in _upward(path, -gpu_milli, self._gone):
-                self._gone[holder] = self._gone.get(holder, 0) - less
-            return True
-        return False
-
-    def _helps(self, victim: Job, path: tuple[Holder, ...]) -> bool:
-        """Return whether the victim lifts the refusal: a limit is lifted only by jobs of that queue (and user)."""
-        if self._within is None or self._within.bound is Bound.KEPT:
-            return True
-        if self._within.bound is Bound.USER_LIMIT and victim.owner != self._owner:
-            return False
-        return any(holder.queue.name == self._within.queue for holder in path)
+    held: dict[str, int] = field(default_factory=dict)
+    awaited: dict[str, int] = field(default_factory=dict)
+    vacated: dict[str, int] = field(default_factory=dict)
 
 
 class Quotas:
@@ -122,9 +96,7 @@ class Quotas:
         self._clock: Decay | None = None
         self._held: dict[_Key, Held] = {}
         self._leaving: dict[str, int] = {}  # by the queue that jobs name
-        self._promised: dict[str, int] = {}  # likewise; counted as held, and empty between cycles
-        self._awaited: dict[str, int] = {}  # likewise, the part of the promised that is being vacated
-        self._vacated: dict[str, int] = {}  # the same by the queues of the jobs that leave, where it counts as well
+        self._promises = _Promises()
         self._moves: list[tuple[int, _Key, Held]] = []  # of the last day at least
         self._cluster = Holder(Queue(name=_CLUSTER), None)
         self._holders: dict[str, Holder] = {}
@@ -132,11 +104,11 @@ class Quotas:
         named.setdefault(DEFAULT, Queue(name=DEFAULT))
         for queue in named.values():
             self._grow(queue, named)
-        self.rules = any(_has_rules(queue) for queue in named.values())  # without any, every job may start and preempt
+        self.rules = any(has_rules(queue) for queue in named.values())  # without any, every job may start and preempt
         self.keeps = any(not queue.lend for queue in named.values())  # its unused quota, from others
         self.has_days = any(holder.day is not None for holder in self._holders.values())
-        self._leaves = {name: _own(holder) for name, holder in self._holders.items()}
-        _first_claim(self._cluster)
+        self._leaves = {name: leaf_of(holder) for name, holder in self._holders.items()}
+        first_claim(self._cluster)
 
     def _grow(self, queue: Queue, named: dict[str, Queue]) -> Holder:
         if queue.name not in self._holders:
@@ -179,10 +151,10 @@ class Quotas:
     def _promise(self, job: Job, held: Held, at_us: int, vacated: Vacated, sign: int) -> None:
         counted = held if sign > 0 else NOTHING.less(held)
         self._count((job.queue, job.owner, job.grace_us), counted, at_us, self._reading(at_us))  # not a move: it ends
-        count(self._promised, job.queue, sign * held.gpu_milli)
+        count(self._promises.held, job.queue, sign * held.gpu_milli)
         for queue, left_milli in vacated:
-            count(self._awaited, job.queue, sign * left_milli)
-            count(self._vacated, queue, sign * left_milli)
+            count(self._promises.awaited, job.queue, sign * left_milli)
+            count(self._promises.vacated, queue, sign * left_milli)
 
     def leave(self, job: Job, gpu_milli: int) -> None:
         """Give notice to this part of a job's holdings: it no longer counts as borrowed. `stay` undoes it."""
@@ -213,7 +185,7 @@ class Quotas:
         for ours, theirs in ((self._holders, new._holders), (self._leaves, new._leaves)):
             for name, holder in theirs.items():
                 if name in ours:
-                    holder.inherit(ours[name], clock)
+                    holder.borrowed.inherit(ours[name].borrowed, clock)
         before = dict(self._held)
         for _, key, held in self._moves:
             before[key] = before.get(key, NOTHING).less(held)
@@ -237,7 +209,7 @@ class Quotas:
         path = self.leaf(queue).path
         for holder in path:
             holder.leaving += gpu_milli
-        _net(path, -gpu_milli)
+        net(path, -gpu_milli)
 
     def _move(self, key: _Key, held: Held, at_us: int) -> None:
         self._count(key, held, at_us, self._reading(at_us))
@@ -264,7 +236,7 @@ class Quotas:
             holder.inner += more
             before, holder.claim = holder.claim, holder.claim_of(holder.inner)
             more = holder.claim - before
-        _net(path, held.gpu_milli)
+        net(path, held.gpu_milli)
 
     def _reading(self, at_us: int) -> int:
         assert self._clock is not None, "a cluster without nodes holds nothing"
@@ -302,23 +274,23 @@ class Quotas:
 
     def entitled(self, job: Job, gpus: int | None = None) -> bool:
         """Return whether its queue, or one above it, stays inside its quota if it starts: then it may take back."""
-        added = _upward(self.leaf(job.queue).path[:-1], milli(job, gpus))
+        added = upward(self.leaf(job.queue).path[:-1], milli(job, gpus))
         return any(holder.net + more <= holder.quota for holder, more in added)
 
     def victims(self, job: Job, refusal: Refusal | None = None, gpus: int | None = None) -> VictimFilter:
         """Return which jobs it may preempt; with a refusal, which ones to have that refusal lifted."""
         path = self.leaf(job.queue).path
-        inside = {holder: holder.net + more <= holder.quota for holder, more in _upward(path, milli(job, gpus))}
-        return VictimFilter(path, inside, refusal, job.owner, self)
+        inside = {holder: holder.net + more <= holder.quota for holder, more in upward(path, milli(job, gpus))}
+        return VictimFilter(path, inside, refusal, job.owner, self.leaf)
 
     def borrowers(self, job: Job, gpus: int | None = None) -> tuple[Borrower, ...]:
         """Return the queues from which it may take back: nearest first, then by most over quota, then by name."""
         found = list[Borrower]()
-        added = _upward(self.leaf(job.queue).path, milli(job, gpus))
+        added = upward(self.leaf(job.queue).path, milli(job, gpus))
         for distance, ((holder, more), (parent, _)) in enumerate(pairwise(added), start=1):
             if holder.net + more <= holder.quota:
                 others = [each for each in parent.inside if each is not holder]
-                over = sorted((-each.net + each.quota, each.queue.name) for each in _over(others))
+                over = sorted((-each.net + each.quota, each.queue.name) for each in over_quota(others))
                 found += [Borrower(queue=name, over_milli=-under, distance=distance) for under, name in over]
         return tuple(found)
 
@@ -393,15 +365,17 @@ class Quotas:
     def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:
         """Return a refusal if it needs GPUs that non-lending queues keep."""
         offered = self.offered.gpu_milli
-        if _claimed(path, more, now=True) <= offered or (kept := self._unused(path, more)) <= 0:
+        if claimed(path, more, now=True) <= offered or (kept := self._unused(path, more)) <= 0:
             return None
         # GPUs that are being vacated count twice: they are either still with the victim, or already with the preemptor.
-        counts_once = (self._without(each, now=True) for each in (self._awaited, self._vacated))
-        if self._vacated and all(_claimed(path, more, gone, now=True) <= offered for gone in counts_once):
+        counts_once = (self._without(each, now=True) for each in (self._promises.awaited, self._promises.vacated))
+        if self._promises.vacated and all(claimed(path, more, gone, now=True) <= offered for gone in counts_once):
             return None
-        text = f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held - sum(self._vacated.values()))}"
+        text = (
+            f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held - sum(self._promises.vacated.values()))}"
+        )
         text += f" of {show_gpus(offered)} are held, and {show_gpus(kept)} are kept by queues that do not lend"
-        short = _claimed(path, more) - self.offered.gpu_milli
+        short = claimed(path, more) - self.offered.gpu_milli
         return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
 
     def _unused(self, path: tuple[Holder, ...], more: int) -> int:
@@ -409,14 +383,14 @@ class Quotas:
 
         Promised GPUs are not used yet.
         """
-        held = self._cluster.staying + more - sum(self._promised.values())
-        return _claimed(path, more, self._without(self._promised)) - held
+        held = self._cluster.staying + more - sum(self._promises.held.values())
+        return claimed(path, more, self._without(self._promises.held)) - held
 
     def _without(self, amounts: Mapping[str, int], *, now: bool = False) -> dict[Holder, int]:
         """Return how much less each queue holds and keeps once these amounts are gone, by the queues that jobs name."""
         gone = dict[Holder, int]()
         for queue, gpu_milli in sorted(amounts.items()):
-            for holder, less in _upward(self.leaf(queue).path, -gpu_milli, gone, now=now):
+            for holder, less in upward(self.leaf(queue).path, -gpu_milli, gone, now=now):
                 gone[holder] = gone.get(holder, 0) - less
         return gone
 
@@ -430,62 +404,7 @@ class Quotas:
         offers = (self.offered.gpu_milli, self.offered.cpu_milli, self.offered.memory_bytes)
         parts = (
             (rate + (base + rate * clock) * PAST_WEIGHT // past if past else rate * (1 + PAST_WEIGHT)) * SHARE // offer
-            for base, rate, offer in zip(holder.base, holder.rate, offers, strict=True)
+            for base, rate, offer in zip(holder.borrowed.base, holder.borrowed.rate, offers, strict=True)
             if offer > 0
         )
         return max(parts, default=0) // (holder.queue.weight * (1 + PAST_WEIGHT))
-
-
-def _own(holder: Holder) -> Holder:
-    """Return where its own jobs are counted: in itself, or in a leaf with the quota that inner queues leave."""
-    if not holder.inside:
-        return holder
-    left = holder.queue.quota_gpus - sum(each.queue.quota_gpus for each in holder.inside)
-    return Holder(Queue(name=holder.queue.name, parent=holder.queue.name, quota_gpus=left), holder)
-
-
-def _has_rules(queue: Queue) -> bool:
-    return queue != Queue(name=queue.name, parent=queue.parent, weight=queue.weight)
-
-
-def _first_claim(holder: Holder) -> int:
-    holder.inner = holder.net = sum(_first_claim(each) for each in holder.inside)
-    holder.claim = holder.net_claim = holder.claim_of(holder.inner)
-    return holder.claim
-
-
-def _net(path: Sequence[Holder], more: int) -> None:
-    """Add to the holdings without notice, from the innermost queue up."""
-    for holder in path:
-        holder.net += more
-        before, holder.net_claim = holder.net_claim, holder.claim_of(holder.net)
-        more = holder.net_claim - before
-
-
-def _upward(
-    path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False
-) -> Iterator[tuple[Holder, int]]:
-    """What more in the innermost adds to what each holds and keeps, where so much is gone: what is kept hides it.
-
-    Once those with notice have left; or now, as long as they are there.
-    """
-    for holder in path:
-        has, here = (holder.inner if now else holder.net) - gone.get(holder, 0), more
-        more = holder.claim_of(has + here) - holder.claim_of(has)
-        yield holder, here
-
-
-def _claimed(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False) -> int:
-    """What the cluster holds and keeps with more in the innermost, once so much and all with notice are gone."""
-    *_, (cluster, added) = _upward(path, more, gone, now=now)
-    return (cluster.inner if now else cluster.net) - gone.get(cluster, 0) + added
-
-
-def _over(holders: Iterable[Holder]) -> Iterator[Holder]:
-    """The innermost queues that hold more than their quota, where all above them do."""
-    for holder in holders:
-        if holder.net > holder.quota:
-            if holder.inside:
-                yield from _over(holder.inside)
-            else:
-                yield holder

@@ -1,0 +1,70 @@
+"""The tree of domains of a pool's nodes: a row for each domain, the whole cluster first."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from cordee.schedule.arrays import Ints
+from cordee.schedule.placement.need import ANYWHERE
+
+Domain = tuple[str, ...]
+
+
+class DomainTree:
+    """Domains by row; rows of a height, and those inside a domain, are given in the order of the domains' names.
+
+    Attributes:
+        domains: by row.
+    """
+
+    def __init__(self) -> None:
+        self.domains: list[Domain] = []
+        self._children: list[list[int]] = []  # rows right inside
+        self._height: list[int] = []  # above the racks
+        self._row: dict[Domain, int] = {}
+        self._levels: dict[int, Ints] = {}
+        self._inside: dict[int, Ints] = {}
+        self.rows((), 0)
+
+    def __len__(self) -> int:
+        return len(self.domains)
+
+    def rows(self, domain: Domain, height: int) -> tuple[int, ...]:
+        """Return the rows of a domain and all above it, the root first; `height` is the domain's own."""
+        rows: list[int] = []
+        for depth in range(len(domain) + 1):
+            prefix = domain[:depth]
+            row = self._row.get(prefix)
+            if row is None:
+                row = self._row[prefix] = len(self.domains)
+                self.domains.append(prefix)
+                self._children.append([])
+                self._height.append(height + len(domain) - depth)
+                if rows:
+                    self._children[rows[-1]].append(row)
+                self._levels, self._inside = {}, {}
+            elif self._height[row] < height + len(domain) - depth:
+                self._height[row] = height + len(domain) - depth
+                self._levels, self._inside = {}, {}
+            rows.append(row)
+        return tuple(rows)
+
+    def levels(self) -> dict[int, Ints]:
+        """Return rows by height, ascending; -1 are islands that span nodes, the whole cluster comes last."""
+        if not self._levels:
+            found: dict[int, list[int]] = {}
+            for row, domain in enumerate(self.domains):
+                found.setdefault(self._height[row] if domain else ANYWHERE, []).append(row)
+            self._levels = {height: self.in_order(found[height]) for height in sorted(found)}
+        return self._levels
+
+    def inside(self, row: int) -> Ints:
+        """Return the rows right inside a row's domain."""
+        found = self._inside.get(row)
+        if found is None:
+            found = self._inside[row] = self.in_order(self._children[row])
+        return found
+
+    def in_order(self, rows: Iterable[int]) -> Ints:
+        """Return rows in the order of the domains' names."""
+        return np.array(sorted(rows, key=lambda each: self.domains[each]), np.int64)

@@ -1,0 +1,63 @@
+"""Arithmetic on the tree of queues: what a change in an inner queue means for those above it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from cordee.events import Queue
+from cordee.schedule.quota.held import Holder
+
+
+def leaf_of(holder: Holder) -> Holder:
+    """Return where its own jobs are counted: in itself, or in a leaf with the quota that inner queues leave."""
+    if not holder.inside:
+        return holder
+    left = holder.queue.quota_gpus - sum(each.queue.quota_gpus for each in holder.inside)
+    return Holder(Queue(name=holder.queue.name, parent=holder.queue.name, quota_gpus=left), holder)
+
+
+def has_rules(queue: Queue) -> bool:
+    """Return whether a queue has more than a name, a parent and a weight."""
+    return queue != Queue(name=queue.name, parent=queue.parent, weight=queue.weight)
+
+
+def first_claim(holder: Holder) -> int:
+    """Set the claims of a queue and all under it that holds nothing yet; return its own."""
+    holder.inner = holder.net = sum(first_claim(each) for each in holder.inside)
+    holder.claim = holder.net_claim = holder.claim_of(holder.inner)
+    return holder.claim
+
+
+def net(path: Sequence[Holder], more: int) -> None:
+    """Add to the holdings without notice, from the innermost queue up."""
+    for holder in path:
+        holder.net += more
+        before, holder.net_claim = holder.net_claim, holder.claim_of(holder.net)
+        more = holder.net_claim - before
+
+
+def upward(
+    path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False
+) -> Iterator[tuple[Holder, int]]:
+    """Yield what more in the innermost queue adds to the holdings and kept quota of each, where so much is gone.
+
+    Kept quota hides it. Counted once those with notice have left, or `now`.
+    """
+    for holder in path:
+        has, here = (holder.inner if now else holder.net) - gone.get(holder, 0), more
+        more = holder.claim_of(has + here) - holder.claim_of(has)
+        yield holder, here
+
+
+def claimed(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False) -> int:
+    """Return what the cluster holds and keeps with more in the innermost, once so much and all with notice are gone."""
+    *_, (cluster, added) = upward(path, more, gone, now=now)
+    return (cluster.inner if now else cluster.net) - gone.get(cluster, 0) + added
+
+
+def over_quota(holders: Iterable[Holder]) -> Iterator[Holder]:
+    """Yield the innermost queues over their quota below queues that are all over theirs."""
+    for holder in holders:
+        if holder.net > holder.quota:
+            if holder.inside:
+                yield from over_quota(holder.inside)
+            else:
+                yield holder
