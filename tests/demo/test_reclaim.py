@@ -3,7 +3,7 @@
 import pytest
 
 from cordee.demo.reclaim import GPUS, Reclaims, play_reclaims
-from cordee.plan.survive import survival
+from cordee.plan.survive import Saving, survival
 from cordee.plan.training import Training
 from cordee.units import US_PER_HOUR, format_micro_usd
 from cordee.workload.load import load_shape
@@ -14,7 +14,7 @@ STEP_S = 59.6
 @pytest.fixture(scope="module")
 def story() -> Reclaims:
     shape, training = load_shape("llama-3-70b"), Training(8192, 512)
-    expected = survival(shape, training, GPUS, storage_bytes_per_s=16e9, start_s=120, mtbi_s=24 * 3600)
+    expected = survival(shape, training, GPUS, Saving(16e9), mtbi_s=24 * 3600)
     return play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99)
 
 
@@ -53,13 +53,13 @@ def test_the_cost_of_a_reclaim_beside_the_job_is_reported_too(story: Reclaims) -
 
 def test_a_notice_shorter_than_the_save_does_not_help() -> None:
     shape, training = load_shape("llama-3-70b"), Training(8192, 512)
-    expected = survival(shape, training, GPUS, storage_bytes_per_s=16e9, start_s=120, mtbi_s=24 * 3600)
+    expected = survival(shape, training, GPUS, Saving(16e9), mtbi_s=24 * 3600)
     short = play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99, notice_s=30, moments=4)
     assert all(loss.lost_micro_usd > 0 for loss in short.noticed)
 
 
 def test_the_seed_alone_decides(story: Reclaims) -> None:
     shape, training = load_shape("llama-3-70b"), Training(8192, 512)
-    expected = survival(shape, training, GPUS, storage_bytes_per_s=16e9, start_s=120, mtbi_s=24 * 3600)
+    expected = survival(shape, training, GPUS, Saving(16e9), mtbi_s=24 * 3600)
     assert play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99) == story
     assert play_reclaims(expected, step_s=STEP_S, usd_per_gpu_hour=2.99, seed=1).interval != story.interval

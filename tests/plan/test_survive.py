@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from cordee.plan.cost import hold_usd, usd_per_billion_tokens
 from cordee.plan.survive import (
     Interruptions,
+    Saving,
     best_period_of_s,
     best_period_s,
     checkpoint_bytes,
@@ -57,9 +58,7 @@ def test_a_checkpoint_of_70b_weighs_12_bytes_a_parameter() -> None:
 
 
 def test_what_a_job_has_to_expect() -> None:
-    expected = survival(
-        L70, Training(8192, 512), 64, storage_bytes_per_s=16e9, start_s=120, mtbi_s=86_400, usd_per_gpu_hour=2.25
-    )
+    expected = survival(L70, Training(8192, 512), 64, Saving(16e9, 120), mtbi_s=86_400, usd_per_gpu_hour=2.25)
     write_s = 70_553_706_496 * 12 / 16e9
     assert expected.checkpoint_s == expected.notice_needed_s == pytest.approx(write_s)
     assert expected.restart_s == pytest.approx(120 + write_s)
@@ -72,10 +71,10 @@ def test_what_a_job_has_to_expect() -> None:
 
 
 def test_without_a_price_there_are_no_dollars_and_without_a_rate_llama_3s() -> None:
-    expected = survival(L70, Training(8192, 512), 16_384, storage_bytes_per_s=1e12, start_s=60)
+    expected = survival(L70, Training(8192, 512), 16_384, Saving(1e12, 60))
     assert expected.lost_usd_worst is None and expected.usd_per_hour is None
     assert expected.mtbi_s == pytest.approx(54 * 86_400 / 419)
-    given_period = survival(L70, Training(8192, 512), 64, storage_bytes_per_s=1e12, start_s=60, period_s=3600)
+    given_period = survival(L70, Training(8192, 512), 64, Saving(1e12, 60), period_s=3600)
     assert given_period.period_s == 3600
 
 
@@ -132,10 +131,10 @@ def test_enough_notice_makes_reclaims_cost_a_save_and_a_restart_only() -> None:
     assert best_period_of_s(long, **ASYNC) == float("inf")
 
 
-def test_an_asynchronous_save_loses_half_the_interval_and_the_drain() -> None:
-    arguments = {"storage_bytes_per_s": 16e9, "start_s": 120, "mtbi_s": 86_400, "usd_per_gpu_hour": 2.25}
-    waits = survival(L70, Training(8192, 512), 64, **arguments)
-    goes_on = survival(L70, Training(8192, 512), 64, **arguments, stall_s=2.0)
+def test_an_asynchronous_save_loses_half_the_interval_and_the_upload() -> None:
+    arguments = {"mtbi_s": 86_400, "usd_per_gpu_hour": 2.25}
+    waits = survival(L70, Training(8192, 512), 64, Saving(16e9), **arguments)
+    goes_on = survival(L70, Training(8192, 512), 64, Saving(16e9, stall_s=2.0), **arguments)
     write_s = 70_553_706_496 * 12 / 16e9
     assert (waits.stall_s, waits.upload_s) == (pytest.approx(write_s), 0)
     assert (goes_on.stall_s, goes_on.upload_s) == (2.0, pytest.approx(write_s))
@@ -146,12 +145,11 @@ def test_an_asynchronous_save_loses_half_the_interval_and_the_drain() -> None:
 
 
 def test_spot_capacity_is_stopped_by_failures_and_reclaims_together() -> None:
-    arguments = {"storage_bytes_per_s": 16e9, "start_s": 120, "mtbi_s": 86_400.0}
-    spot = survival(L70, Training(8192, 512), 64, **arguments, reclaim_mtbi_s=43_200.0, grace_s=30)
+    arguments = {"mtbi_s": 86_400.0, "reclaim_mtbi_s": 43_200.0}
+    saving = Saving(16e9)
+    spot = survival(L70, Training(8192, 512), 64, saving, **arguments, grace_s=30)
     assert spot.mtbi_s == pytest.approx(28_800)
     assert not spot.grace_is_enough
-    warned = survival(L70, Training(8192, 512), 64, **arguments, reclaim_mtbi_s=43_200.0, grace_s=120, step_s=60)
+    warned = survival(L70, Training(8192, 512), 64, saving, **arguments, grace_s=120, step_s=60)
     assert warned.grace_is_enough and warned.goodput > spot.goodput
-    assert not survival(
-        L70, Training(8192, 512), 64, **arguments, reclaim_mtbi_s=43_200.0, grace_s=120, step_s=70
-    ).grace_is_enough
+    assert not survival(L70, Training(8192, 512), 64, saving, **arguments, grace_s=120, step_s=70).grace_is_enough

@@ -11,7 +11,7 @@ from cordee.hardware.catalog import Catalogue, Gpu
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import DEFAULTS, Assumptions
 from cordee.plan.settings import Settings
-from cordee.plan.survive import Survival, survival
+from cordee.plan.survive import Saving, Survival, survival
 from cordee.plan.wanted import layout_wanted
 from cordee.units import US_PER_S, format_bytes, format_duration
 from cordee.workload.load import load_shape
@@ -102,13 +102,8 @@ def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node
     """
     training = _settings(model).training(shape, spec.gpus)
     nodes = -(-spec.gpus // slots_per_node)
-    found = survival(
-        shape,
-        training,
-        spec.gpus,
-        storage_bytes_per_s=nodes * DEFAULTS.storage_bytes_per_s,
-        start_s=DEFAULTS.start_s,
-    )
+    saving = Saving(nodes * DEFAULTS.storage_bytes_per_s, DEFAULTS.start_s)
+    found = survival(shape, training, spec.gpus, saving)
     wanted = None if model.layout is None else layout_wanted(model.layout, model.recompute, model.micro_batch)
     estimate = Estimate(
         layout="" if wanted is None else str(wanted.plainest(spec.gpus)),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import CAPACITIES, Capacity, Gpu, Price
 from cordee.plan.optimum import Case
-from cordee.plan.survive import ASSUMED_START_S, Survival, survival
+from cordee.plan.survive import ASSUMED_START_S, Saving, Survival, survival
 from cordee.units import format_duration
 
 LLAMA3_SOURCE = "Llama 3's rate: 419 interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783)"
@@ -84,11 +84,9 @@ def _expectation(
         case.shape,
         case.training,
         case.gpus,
-        storage_bytes_per_s=assumed.nodes(case.gpu, case.gpus) * assumed.storage_bytes_per_s,
-        start_s=assumed.start_s,
+        Saving(assumed.nodes(case.gpu, case.gpus) * assumed.storage_bytes_per_s, assumed.start_s, assumed.stall_s),
         mtbi_s=assumed.mtbi_s,
         usd_per_gpu_hour=None if price is None else price.usd_per_gpu_hour,
-        stall_s=assumed.stall_s,
         reclaim_mtbi_s=assumed.reclaim_mtbi_s if spot else None,
         grace_s=assumed.notice_s if spot else 0.0,
         step_s=step_s,

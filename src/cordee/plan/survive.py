@@ -203,43 +203,53 @@ def lost_usd(gpus: int, lost_s: float, restart_s: float, usd_per_gpu_hour: float
     return hold_usd(gpus, lost_s + restart_s, usd_per_gpu_hour)
 
 
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """How a job writes and reads its checkpoints.
+
+    `storage_bytes_per_s` is of all its nodes together. `start_s` passes from the stop until ranks run again, before
+    they read the checkpoint. `stall_s` is how long an asynchronous save holds the ranks; None: it is synchronous and
+    holds them for the whole write.
+    """
+
+    storage_bytes_per_s: float
+    start_s: float = ASSUMED_START_S
+    stall_s: float | None = None
+
+
 def survival(
     shape: ModelShape,
     training: Training,
     gpus: int,
+    saving: Saving,
     *,
-    storage_bytes_per_s: float,
-    start_s: float,
     mtbi_s: float | None = None,
     period_s: float | None = None,
     usd_per_gpu_hour: float | None = None,
-    stall_s: float | None = None,
     reclaim_mtbi_s: float | None = None,
     grace_s: float = 0.0,
     step_s: float = 0.0,
 ) -> Survival:
-    """What this job has to expect from interruptions.
+    """Return what this job has to expect from interruptions.
 
     Args:
         shape: the model.
         training: its optimizer decides the checkpoint's size.
         gpus: the job's total.
-        storage_bytes_per_s: what all its nodes together write and read.
-        start_s: from the stop until ranks run again, before they read the checkpoint.
+        saving: how its checkpoints are written and read.
         mtbi_s: mean time between failures; None takes Llama 3's rate for so many GPUs.
         period_s: the period to judge; None takes the best one.
         usd_per_gpu_hour: None leaves the dollars out.
-        stall_s: what an asynchronous save holds the ranks for; None: it is synchronous, the whole write.
         reclaim_mtbi_s: mean time between the cloud's reclaims; None: there are none.
         grace_s: the notice that a reclaim gives.
         step_s: the step that has to end before a last save.
     """
     n_bytes = checkpoint_bytes(shape, training)
-    write_s = n_bytes / storage_bytes_per_s
-    held_s = write_s if stall_s is None else min(stall_s, write_s)
+    write_s = n_bytes / saving.storage_bytes_per_s
+    held_s = write_s if saving.stall_s is None else min(saving.stall_s, write_s)
     # An asynchronous save still takes the whole write after the ranks go on.
-    upload_s = 0.0 if stall_s is None else write_s
-    restart_s = start_s + write_s
+    upload_s = 0.0 if saving.stall_s is None else write_s
+    restart_s = saving.start_s + write_s
     failures_s = mtbi_s if mtbi_s is not None else LLAMA3_MTBI_GPU_HOURS / gpus * 3600
     stops = Interruptions(failures_s, reclaim_mtbi_s, grace_s)
     durable_s = held_s + upload_s
