@@ -72,7 +72,7 @@ def test_a_hundred_runs_a_year_never_pay_for_64_owned_gpus_and_a_hundred_a_month
 
 
 def test_what_is_published_holds_or_says_how_it_does_not() -> None:
-    found = {figure.says: figure for figure in figures(L70, L405)}
+    found = {figure.statement: figure for figure in figures(L70, L405)}
     held = [says for says, figure in found.items() if figure.holds]
     assert len(found) == 9 and len(held) == 6
     assert all(figure.because and figure.computed for figure in found.values())

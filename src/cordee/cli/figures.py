@@ -14,7 +14,7 @@ from cordee.workload.load import load_shape
 
 
 def figures(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Figures that are quoted in the field, worked out again: which hold, and which contradict themselves."""
+    """Work out figures that are quoted in the field: which hold, and which contradict themselves."""
     found = all_figures(load_shape("llama-3-70b"), load_shape("llama-3-405b"))
     if as_json:
         print(json.dumps([asdict(figure) for figure in found], indent=2))
@@ -22,6 +22,6 @@ def figures(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     out = console()
     for figure in found:
         sign, style = ("holds", "green") if figure.holds else ("does not", "red")
-        out.print(Text.assemble((f"{sign:<9}", style), (figure.says, "bold")), soft_wrap=False)
+        out.print(Text.assemble((f"{sign:<9}", style), (figure.statement, "bold")), soft_wrap=False)
         for line in (*textwrap.wrap(figure.computed, out.width - 10), *textwrap.wrap(figure.because, out.width - 10)):
             out.print("         " + line, style="dim", no_wrap=True)

@@ -42,7 +42,7 @@ MicroBatch = Annotated[int | None, typer.Option(help="Sequences in a micro-batch
 OptimizerName = Annotated[str, typer.Option(help="adamw, adamw-8bit, adamw-bf16-moments, muon, ...")]
 PrecisionName = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
 RecomputeName = Annotated[str, typer.Option(help="none, selective, full, or auto.")]
-FrameworkName = Annotated[str, typer.Option(help="Whose buffers there are: torch, megatron or deepspeed.")]
+FrameworkName = Annotated[str, typer.Option(help="Framework whose buffers count: torch, megatron or deepspeed.")]
 LossName = Annotated[str, typer.Option(help="fused, parallel, compiled, eager, or auto: the framework's own.")]
 ExpertLoads = Annotated[
     Path | None,
@@ -108,7 +108,7 @@ def plan(
     show_all: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Does it fit, in which layout, how fast, what does it cost, and what can a preemption cost.
+    """Plan a training run: does it fit, in which layout, how fast, for how much, and what a preemption costs.
 
     Exits with 21 if no layout fits, after saying by how many bytes and what would.
     """
@@ -217,7 +217,7 @@ def _print_curve(request: Request, curve: Curve, html: Path | None, *, as_json: 
 
 
 def _gpus(text: str) -> tuple[int | None, int, str | None]:
-    """The range, or None and the total, and the kind: `8..512xH100`, `64xH100`."""
+    """Return the range's first size or None, the total, and the kind: `8..512xH100`, `64xH100`."""
     if match := re.match(r"\s*(\d+)\s*\.\.\s*", text):
         count, kind = parse_gpus(text[match.end() :])
         return int(match[1]), count, kind

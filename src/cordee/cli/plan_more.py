@@ -1,4 +1,4 @@
-"""What `cordee plan` prints when asked: why not, longest contexts, a whole run, rent or buy, the curve, settings."""
+"""Answers in a terminal that are printed when asked for: why not, longest contexts, a run, rent or buy, the curve."""
 
 import math
 import sys
@@ -23,7 +23,7 @@ from cordee.workload.model import ModelShape
 
 
 def print_plan_and_more(answer: Answer, *, show_all: bool) -> None:
-    """The plan and what was asked beyond it; the sources come last."""
+    """Print the plan and what was asked beyond it; the sources come last."""
     out = console()
     if answer.why is not None:
         _why(out, answer.why)
@@ -41,20 +41,20 @@ def print_plan_and_more(answer: Answer, *, show_all: bool) -> None:
 
 
 def print_launch(launch: Launch, plan: Answer) -> None:
-    """The settings on standard output, to be put into a file; what has to be said of them on standard error."""
+    """Print the settings, to be put into a file, and on standard error what has to be said of them."""
     print(launch.text)
     best = plan.best
     assert best is not None, "what does not fit is not launched"
-    said = [f"layout {launch.layout}"]
+    notes = [f"layout {launch.layout}"]
     if launch.layout != str(best.layout):
-        said.append(f"{best.layout} is faster, but {launch.launcher} does not run it as it is planned")
-    said += [f"not as planned: {each}" for each in launch.cannot]
-    for each in (*said, *launch.notes):
+        notes.append(f"{best.layout} is faster, but {launch.launcher} does not run it as it is planned")
+    notes += [f"not as planned: {each}" for each in launch.cannot]
+    for each in (*notes, *launch.notes):
         print(f"note: {each}", file=sys.stderr)
 
 
 def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
-    """Tokens a second of each size, the share that added GPUs bring, and the knee."""
+    """Print tokens a second of each size, the part of it that added GPUs bring, and the knee."""
     out = console()
     training = curve.training
     out.print(

@@ -17,7 +17,7 @@ CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a fact was read, and when (`2026-03` or `2026-03-11`)."""
+    """The place where a fact was read, and the date (`2026-03` or `2026-03-11`)."""
 
     title: str
     as_of: str
@@ -28,10 +28,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What share of its nameplate a chip reaches, as a handful of physical numbers.
+    """The fractions of its nameplate that a chip reaches, as a handful of physical numbers.
 
     The uncalibrated table holds vendor facts, published ceilings and stated assumptions; a calibrated one was fitted to
-    published step times by `benchmarks/fit_efficiency.py`, and `fitted_on` says on whose.
+    published step times by `benchmarks/fit_efficiency.py`, and `fitted_on` names their source.
 
     `product_fraction` is of the dense peak of 16-bit products whose tiles fill the chip, `product8_fraction` of
     8-bit ones, `grouped_fraction` what a grouped product over experts keeps of a plain one's rate.
@@ -93,7 +93,7 @@ class Gpu:
     efficiency: Efficiency
 
     def peak_flop_per_s(self, dtype: str) -> float:
-        """Dense FLOP/s in `dtype`.
+        """Return the dense FLOP/s in `dtype`.
 
         Raises:
             CatalogueError: the GPU has no unit for this dtype.
@@ -106,7 +106,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one GPU costs for an hour, and who says so."""
+    """The dollars of one GPU-hour, with their source."""
 
     gpu: str
     capacity: Capacity
@@ -122,7 +122,7 @@ class Catalogue:
     prices: tuple[Price, ...]
 
     def find_gpu(self, name: str) -> Gpu:
-        """The GPU that a person means by `H100`, `h100-80gb` or `NVIDIA H100 80GB HBM3`.
+        """Return the GPU that a person means by `H100`, `h100-80gb` or `NVIDIA H100 80GB HBM3`.
 
         Raises:
             CatalogueError: no such GPU.
@@ -137,10 +137,10 @@ class Catalogue:
         raise CatalogueError(f"unknown GPU {name!r}", hint=f"{did_you_mean}known are {listing}")
 
     def price(self, gpu: Gpu, capacity: Capacity) -> Price | None:
-        """The price of this GPU in this kind of capacity, or None where no source gives one."""
+        """Return the price of this GPU in this kind of capacity, or None where no source gives one."""
         return next((p for p in self.prices if p.gpu == gpu.name and p.capacity == capacity), None)
 
 
 def _plain(name: str) -> str:
-    """A name without vendor, case and punctuation, so that spellings meet."""
+    """Return a name without vendor, case and punctuation, so that spellings meet."""
     return re.sub(r"[^a-z0-9]|nvidia|amd|geforce|instinct", "", name.lower())

@@ -1,4 +1,4 @@
-"""What a collective costs by the alpha-beta model: each message pays a latency, each byte its share of a bandwidth.
+"""The cost of a collective by the alpha-beta model: a message pays a latency, a byte its part of a bandwidth.
 
 Volumes: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH", section 4 (ring); trees and
 in-switch reduction as NCCL has them. Byte counts and rank counts may be NumPy arrays.
@@ -16,7 +16,7 @@ from cordee.hardware.catalog import Gpu
 class Link:
     """A way between two GPUs: seconds per message, bytes per second per direction that are reached.
 
-    `reduces` says that its switch adds up what passes (NVLink SHARP).
+    `reduces`: its switch adds up what passes (NVLink SHARP).
     """
 
     alpha_s: float
@@ -25,7 +25,7 @@ class Link:
 
 
 def island_link(gpu: Gpu) -> Link:
-    """The fast link inside an island."""
+    """Return the fast link inside an island."""
     return Link(
         gpu.efficiency.island_alpha_s,
         gpu.link_bytes_per_s * gpu.efficiency.island_fraction,
@@ -34,17 +34,17 @@ def island_link(gpu: Gpu) -> Link:
 
 
 def network_link(gpu: Gpu) -> Link:
-    """The network between nodes, as one GPU's share of it."""
+    """Return the network between nodes, as far as one GPU has it."""
     return Link(gpu.efficiency.network_alpha_s, gpu.network_bytes_per_s * gpu.efficiency.network_fraction)
 
 
 def near_gpus(gpu: Gpu) -> int:
-    """How many GPUs meet without the network: an island, or a node whose GPUs have no fast link."""
+    """Return the number of GPUs that meet without the network: an island, or a node without a fast link."""
     return gpu.island_gpus if gpu.island_gpus > 1 else gpu.gpus_per_node
 
 
 def all_gather_s(total_bytes: Real, ranks: Real, link: Link) -> Real:
-    """Ring all-gather of `total_bytes` over all ranks; a reduce-scatter costs the same.
+    """Return the seconds of a ring all-gather of `total_bytes`; a reduce-scatter costs the same.
 
     >>> all_gather_s(8e9, 8, Link(0.0, 1e9))
     7.0
@@ -53,7 +53,7 @@ def all_gather_s(total_bytes: Real, ranks: Real, link: Link) -> Real:
 
 
 def ring_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
-    """A reduce-scatter and an all-gather: 2(N-1)/N of the bytes through each link.
+    """Return the seconds of a reduce-scatter and an all-gather: 2(N-1)/N of the bytes through each link.
 
     >>> ring_all_reduce_s(8e9, 8, Link(0.0, 1e9))
     14.0
@@ -62,12 +62,12 @@ def ring_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
 
 
 def tree_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
-    """Up and down a binary tree: fewer messages one after the other, but all bytes twice."""
+    """Return the seconds up and down a binary tree: fewer messages in a row, but all bytes twice."""
     return 2 * np.ceil(np.log2(ranks)) * link.alpha_s + np.where(ranks > 1, 2.0, 0.0) * n_bytes / link.bytes_per_s
 
 
 def switch_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
-    """The switch adds up: each rank sends its bytes once and receives the sum of its share, S(1 + 1/N).
+    """Return the seconds of a sum in the switch: each rank sends its bytes once and receives S(1 + 1/N).
 
     >>> float(switch_all_reduce_s(8e9, 8, Link(0.0, 1e9)))
     9.0
@@ -76,7 +76,7 @@ def switch_all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
 
 
 def all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
-    """The fastest of what this link offers, as NCCL's tuner picks it.
+    """Return the seconds of the fastest all-reduce of this link, as NCCL's tuner picks it.
 
     >>> float(all_reduce_s(8e9, 8, Link(0.0, 1e9))), float(all_reduce_s(8e9, 8, Link(0.0, 1e9, reduces=True)))
     (14.0, 9.0)
@@ -86,7 +86,7 @@ def all_reduce_s(n_bytes: Real, ranks: Real, link: Link) -> Real:
 
 
 def send_s(n_bytes: Real, link: Link) -> Real:
-    """One point-to-point message."""
+    """Return the seconds of one point-to-point message."""
     return link.alpha_s + n_bytes / link.bytes_per_s
 
 
@@ -111,7 +111,7 @@ class Group:
         return np.ceil(self.ranks / self.inside)
 
     def gather_s(self, total_bytes: Real) -> Real:
-        """All-gather or reduce-scatter: rings on every rail, so the network carries 1/inside of the bytes on each.
+        """Return the seconds of an all-gather or reduce-scatter: each rail carries 1/inside of the bytes.
 
         The two levels run as a pipeline: the slower decides, the latencies add up.
         """
@@ -121,7 +121,7 @@ class Group:
         return np.maximum(far, near) + hops
 
     def reduce_s(self, n_bytes: Real) -> Real:
-        """All-reduce: in the island alone by its fastest way, across islands hierarchically."""
+        """Return the seconds of an all-reduce: by the fastest way in an island, hierarchically across them."""
         inside = all_reduce_s(n_bytes, self.ranks, self.island)
         far = 2 * (self.outside - 1) / self.outside * n_bytes / self.inside / self.network.bytes_per_s
         near = 2 * (self.inside - 1) / self.inside * n_bytes / self.island.bytes_per_s
@@ -131,17 +131,17 @@ class Group:
         return np.where(self.outside > 1, np.maximum(far, near) + hops, inside)
 
     def exchange_s(self, n_bytes: Real) -> Real:
-        """All-to-all of `n_bytes` a rank: what stays in the island and what leaves it run side by side."""
+        """Return the seconds of an all-to-all of `n_bytes` a rank, side by side inside and across islands."""
         far = n_bytes * (self.ranks - self.inside) / self.ranks / self.network.bytes_per_s
         near = n_bytes * (self.inside - 1) / self.ranks / self.island.bytes_per_s
         hops = np.where(self.outside > 1, self.network.alpha_s, self.island.alpha_s)
         return np.maximum(far, near) + np.where(self.ranks > 1, hops, 0.0)
 
     def send_s(self, n_bytes: Real) -> Real:
-        """To the next rank of the group, over the network if any neighbours stand on two islands."""
+        """Return the seconds of a message to the next rank, by network if any neighbours stand on two islands."""
         return np.where(self.outside > 1, send_s(n_bytes, self.network), send_s(n_bytes, self.island))
 
 
 def group_of(gpu: Gpu, ranks: Real, stride: Real) -> Group:
-    """The group of `ranks` GPUs that stand `stride` apart in the order of the cluster."""
+    """Return the group of `ranks` GPUs that stand `stride` apart in the order of the cluster."""
     return Group(ranks, stride, near_gpus(gpu), island_link(gpu), network_link(gpu))

@@ -15,7 +15,7 @@ _DATA = Path(__file__).parent / "data"
 
 
 def load_catalogue(prices_path: Path | None = None) -> Catalogue:
-    """The GPUs and prices that Cordee ships, with the user's `prices.toml` laid over them.
+    """Return the GPUs and prices that Cordee ships, with the user's `prices.toml` laid over them.
 
     Raises:
         CatalogueError: the user's file is missing, is not TOML, or names an unknown GPU or capacity.
@@ -74,7 +74,7 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
 
 
 def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[Efficiency, Efficiency]:
-    """The uncalibrated table of a GPU's chip, and the calibrated one, which is the same where nothing was fitted."""
+    """Return the uncalibrated table of a GPU's chip, and the calibrated one, the same where nothing was fitted."""
     chip = find_chip(facts["chip"], tables["chips"])
     assumed = {key: value for key, value in tables["assumed"].items() if key not in ("source", "as_of")}
     ceiling = facts["matmul"]["fraction"]

@@ -23,7 +23,7 @@ _MIB = 1 << 20
 
 
 def parse_cluster(text: str, *, source: str | None = None) -> tuple[Node, ...]:
-    """The nodes that a text describes.
+    """Return the nodes that a text describes.
 
     A word: `8x8` (nodes x GPUs), `2x4x8` (racks first) or `2x2x4x8` (blocks first), a GPU's name at the end, several
     joined by `+`. A table `sn,cpu_milli,memory_mib,gpu,model`, as Alibaba publishes its nodes. Or YAML: a list `nodes`
@@ -108,7 +108,7 @@ def _from_table(text: str, source: str) -> list[Node]:
                 )
             )
         except (KeyError, ValueError, TypeError) as error:
-            hint = f"nodes are told as {','.join(_TABLE)}"
+            hint = f"a table of nodes has the columns {','.join(_TABLE)}"
             raise InputError(f"{source}, line {number}: {error}", hint=hint) from error
     return [node for node in nodes if node.gpus]
 
@@ -132,7 +132,7 @@ class _Group(BaseModel):
     price: str | None = None
 
     def nodes(self) -> list[Node]:
-        """Each of them."""
+        """Return each node of the group."""
         if self.capacity is Capacity.ANY:
             raise ValueError("a node is on-demand or spot")
         if self.island is not None and self.island_gpus <= self.gpus:

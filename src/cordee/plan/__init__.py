@@ -1,4 +1,4 @@
-"""What a run needs before it runs: memory, layouts, time, survival, money. Pure: facts come in as arguments."""
+"""The planner: memory, layouts, time, survival and money before a run. Pure: facts come in as arguments."""
 
 import sys
 from importlib import import_module

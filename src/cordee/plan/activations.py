@@ -27,29 +27,29 @@ EXPERT_WORKSPACE_BYTES = 128 * MiB
 
 
 def rank_tokens(layout: Layout, training: Training) -> Real:
-    """Tokens of one micro-batch on one GPU: context parallelism cuts the sequence."""
+    """Return the tokens of one micro-batch on one GPU: context parallelism cuts the sequence."""
     return training.seq_tokens * layout.micro_batch / layout.cp
 
 
 def hidden_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """One whole tensor of hidden states: 2*T*h bytes."""
+    """Return the bytes of one whole tensor of hidden states: 2*T*h."""
     return training.activation_bytes * rank_tokens(layout, training) * shape.hidden
 
 
 def boundary_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """What passes from one layer to the next: hidden states, divided over tp with sequence parallelism."""
+    """Return the bytes between two layers: hidden states, divided over tp with sequence parallelism."""
     return hidden_bytes(shape, layout, training) / sequence_split(layout)
 
 
 def sequence_split(layout: Layout) -> Real:
-    """Over how many ranks sequence parallelism cuts what tensor parallelism leaves whole."""
+    """Return the ranks over which sequence parallelism cuts what tensor parallelism leaves whole."""
     return 1 + layout.sp * (layout.tp - 1)
 
 
 def layer_activation_bytes(
     shape: ModelShape, layout: Layout, training: Training, *, expert: bool = False, scores: bool = False
 ) -> Real:
-    """What one layer keeps of one micro-batch for its backward pass.
+    """Return the bytes that one layer keeps of one micro-batch for its backward pass.
 
     Per token: inputs and outputs of the two norms (4h, divided over tp only with sequence parallelism), queries, keys,
     values, the attention's output, and the MLP's inner widths, which tensor parallelism divides. Dropout adds masks of
@@ -87,12 +87,12 @@ def layer_activation_bytes(
 
 
 def keeps_fp8(training: Training) -> bool:
-    """Whether products keep 8-bit inputs and weights: Transformer Engine does, torchao's Float8Linear keeps 16-bit."""
+    """Return whether products keep 8-bit inputs: Transformer Engine does, torchao's Float8Linear keeps 16-bit."""
     return training.precision == "fp8" and training.framework == "megatron"
 
 
 def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:
-    """Widths of the inputs of the MLP's products that are not a norm's output."""
+    """Return the widths of the inputs of the MLP's products that are not a norm's output."""
     moe = shape.experts
     if not expert or moe is None:
         return shape.ffn / layout.tp
@@ -101,13 +101,13 @@ def _product_inputs(shape: ModelShape, layout: Layout, training: Training, *, ex
 
 
 def score_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """The scores of one layer's attention without flash: 5*a*s*T/tp bytes with dropout, and 2 of the 5 without."""
+    """Return the bytes of a layer's scores without flash: 5*a*s*T/tp with dropout, and 2 of the 5 without."""
     each = training.activation_bytes + (training.activation_bytes + 1) * training.dropout
     return each * shape.heads / layout.tp * training.seq_tokens * rank_tokens(layout, training)
 
 
 def routed_fraction(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Copies of a token that the experts of this GPU receive: top-k, less where tp divides tokens and not experts."""
+    """Return the copies of a token that this GPU's experts receive: top-k, less where tp divides tokens only."""
     assert shape.experts is not None, "only experts receive routed tokens"
     return shape.experts.per_token * layout.expert_tp / layout.tp * training.imbalance_at(layout.ep)
 
@@ -117,7 +117,7 @@ def _inner_widths(shape: ModelShape) -> int:
 
 
 def _latent_widths(shape: ModelShape) -> tuple[int, int]:
-    """Widths that tp divides (the expanded heads), and those that only sp does (compressed, before and after norms)."""
+    """Return the widths that tp divides (expanded heads), and those that only sp does (compressed, around norms)."""
     latent = shape.latent
     assert latent is not None, "asked only of latent attention"
     expanded = shape.heads * (2 * (latent.nope_dim + latent.rope_dim) + 2 * latent.v_dim)
@@ -131,7 +131,7 @@ def in_flight(layout: Layout, training: Training, rank: int) -> Real:
 
 
 def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """What all layers of a rank keep of one micro-batch: everything, or with full recomputation their inputs."""
+    """Return what a rank's layers keep of one micro-batch: everything, or their inputs if all is recomputed."""
     whole: Real = 0.0
     scores = not training.flash and layout.recompute == "none"
     for expert, count in ((False, held.dense_layers), (True, held.expert_layers)):
@@ -151,12 +151,12 @@ def kept_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
 
 
 def _halves(layout: Layout, training: Training) -> bool:
-    """Whether selective recomputation is torchtitan's: every second product again, not the scores."""
+    """Return whether selective recomputation is torchtitan's: every second product again, not the scores."""
     return layout.recompute == "selective" and training.framework == "torch" and training.flash
 
 
 def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, expert: bool) -> Real:
-    """What torchtitan's selective checkpoint of a layer keeps: its input, the attention, every second product's output.
+    """Return what torchtitan's selective checkpoint keeps of a layer: input, attention, every second product.
 
     Of q, k, v, o, gate, up, down these are q, v, gate and down (`activation_checkpoint.selective_ac_option = "op"`).
     """
@@ -178,7 +178,7 @@ def _selected_bytes(shape: ModelShape, layout: Layout, training: Training, *, ex
 
 
 def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Logits and their gradient."""
+    """Return the bytes of the logits and their gradient."""
     each: Real = (LOGIT_BYTES_FP32 if training.precision == "fp32" else LOGIT_BYTES)[training.loss_kind]
     if training.loss_kind == "eager" and training.framework == "torch":
         each = each + only_where(layout.tp > 1, DIVIDED_LOGIT_BYTES - each)
@@ -186,19 +186,19 @@ def loss_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
 
 
 def output_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """The logits of one micro-batch, as the head makes them."""
+    """Return the bytes of the logits of one micro-batch, as the head makes them."""
     tokens, vocab = rank_tokens(layout, training), padded_vocab(shape, layout, training)
     return training.activation_bytes * tokens * vocab / layout.tp
 
 
 def head_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Beside the logits: the last layer's output, the norm's, and the gradient of that; whole ones where sp gathers."""
+    """Return the bytes beside the logits: the last layer's output, the norm's, its gradient; whole where sp gathers."""
     whole, cut = hidden_bytes(shape, layout, training), boundary_bytes(shape, layout, training)
     return 2 * cut + whole + only_where(sequence_split(layout) > 1, whole + cut)
 
 
 def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Keys and values of other ranks during one attention: two pairs on their way in a ring, all of them gathered.
+    """Return the keys and values of other ranks in one attention: two pairs in a ring, all where they are gathered.
 
     Backward there are as many gradients. Latent attention has a key and a value for each head.
     """
@@ -213,7 +213,7 @@ def context_moment_bytes(shape: ModelShape, layout: Layout, training: Training) 
 
 
 def backward_moment_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """What the backward pass of a rank's last layer needs beside what was kept, for the larger kind of its layers.
+    """Return what the backward pass of a rank's larger kind of layer needs beside what was kept.
 
     Dense: the gradient that arrives (whole where sp gathers it), those of gate and up, and what was recomputed.
     Experts: three tensors of routed tokens and their inner gradients, as far as exchange and permutation overlap.

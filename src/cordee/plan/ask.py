@@ -41,7 +41,7 @@ from cordee.plan.why import Why, why_not
 from cordee.units import GB, US_PER_S, format_bytes
 from cordee.workload.model import ModelShape
 
-# Whose buffers may hold a job that does not say which framework it is written in.
+# Frameworks whose buffers may hold a job that does not name its own.
 ANY_FRAMEWORK: tuple[Framework, ...] = ("torch", "megatron")
 LONGEST_SHOWN = 8
 
@@ -52,7 +52,7 @@ Breadth = Literal["best", "meshes", "everything"]
 class Request:
     """All that an answer depends on.
 
-    `search` says what is judged: the one best layout ("best", the quickest), the best of each mesh ("meshes"), or
+    `search` is what is judged: the one best layout ("best", the quickest), the best of each mesh ("meshes"), or
     that over every schedule, context kind, sharding group, micro-batch and offload as well ("everything"). `prices`
     are those of any GPU; the ones of `capacity` price the run. `tokens` asks for the training run, `ownership` for
     rent or buy, `why` for what speaks against a layout (`tp=8,pp=3`), `contexts` for the longest sequences, `launcher`
@@ -207,14 +207,14 @@ class Answer:
 
     @cached_property
     def suggestion(self) -> Candidate | None:
-        """What fits on the same GPUs if the layout is left open; None where that is no help."""
+        """The best layout on the same GPUs if it is left open; None where nothing fits then either."""
         if self.fits or self.request.layout == ANY_LAYOUT:
             return None
         return best_layout(self.layouts.case).best
 
     @property
     def expected(self) -> Expectation:
-        """What the kind of capacity that the request names has to expect."""
+        """The expectation on the kind of capacity that the request names."""
         return next(each for each in self.expectations if each.capacity == self.request.capacity)
 
     @property

@@ -1,4 +1,4 @@
-"""What frameworks hold beside states and activations: buckets, gathered layers, dummy gradients, context, reserve."""
+"""Bytes that frameworks hold beside states and activations: buckets, gathered layers, dummy gradients, context."""
 
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.activations import keeps_fp8
@@ -21,13 +21,13 @@ DEEPSPEED_BUCKET = 500_000_000
 
 
 def context_bytes(layout: Layout) -> Real:
-    """CUDA's context and NCCL's buffers: seen by nvidia-smi, not by torch. One communicator for each axis in use."""
+    """Return the CUDA context and NCCL's buffers, one communicator an axis: nvidia-smi shows them, torch does not."""
     sizes = (layout.tp, layout.pp, layout.data_ranks, layout.cp, layout.ep)
     return CUDA_BYTES + sum(NCCL_BYTES * (size > 1) for size in sizes)
 
 
 def standing_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """Buffers that live through the whole step.
+    """Return the buffers that live through the whole step.
 
     Megatron-LM with fused gradient accumulation adds weight gradients to the fp32 ones inside the product, and hands
     autograd an empty tensor of each weight's shape: Transformer Engine keeps one for each distinct shape. With FP8 it
@@ -56,7 +56,7 @@ def _fp8_bytes(shape: ModelShape, layout: Layout, training: Training, held: Hold
 
 
 def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> list[tuple[Real, Real]]:
-    """Elements of each distinct shape of a weight on this rank, and what divides them."""
+    """Return the elements of each distinct shape of a weight on this rank, and what divides them."""
     h, tp = shape.hidden, layout.tp
     shapes: dict[tuple[int, int, str], tuple[Real, Real]] = {}
 
@@ -91,13 +91,13 @@ def _weight_shapes(shape: ModelShape, layout: Layout, training: Training, held: 
 
 
 def gathered_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """With ZeRO-3, the weights of this layer and the next one, whole; those of a torch pipeline stay whole anyway."""
+    """Return the whole weights of this layer and the next one with ZeRO-3; a torch pipeline keeps them whole anyway."""
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
     return passing * 2 * training.activation_bytes * _largest_layer(shape, layout, held)
 
 
 def stays_whole(layout: Layout, training: Training) -> bool:
-    """Whether FSDP keeps a stage whole for all its micro-batches.
+    """Return whether FSDP keeps a stage whole for all its micro-batches.
 
     Under a pipeline torchtitan does not shard again after a forward pass, and torch reduces gradients after the last
     micro-batch only: until then they add up unsharded, in the type that they are reduced in.
@@ -106,13 +106,13 @@ def stays_whole(layout: Layout, training: Training) -> bool:
 
 
 def unsharded_bytes(layout: Layout, training: Training, parameters: Real) -> tuple[Real, Real]:
-    """Whole weights and whole fp32 gradients of a stage while its micro-batches pass, where FSDP keeps them."""
+    """Return the whole weights and fp32 gradients of a stage while its micro-batches pass, where FSDP keeps them."""
     kept = stays_whole(layout, training) * (layout.zero == 3) * (layout.shard_ranks > 1)
     return kept * training.activation_bytes * parameters, kept * 4 * parameters
 
 
 def receiving_bytes(layout: Layout, training: Training, held: Holding, *, boundary: Real, flying: Real) -> Real:
-    """What a torch pipeline receives into: it makes a tensor for each micro-batch of a step, before the first one.
+    """Return what a torch pipeline receives into: a tensor for each micro-batch, made before the first one.
 
     Activations (those in flight are a layer's input and counted there) and their gradients, chunk by chunk
     (torch/distributed/pipelining/stage.py).
@@ -125,14 +125,14 @@ def receiving_bytes(layout: Layout, training: Training, held: Holding, *, bounda
 
 
 def gathered_head_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """With ZeRO-3, the head's weights, whole."""
+    """Return the head's whole weights with ZeRO-3."""
     rows = padded_vocab(shape, layout, training)
     passing = (layout.zero == 3) * (not stays_whole(layout, training))
     return passing * training.activation_bytes * rows * shape.hidden / layout.tp
 
 
 def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: Holding) -> Real:
-    """Weight gradients of one layer before they are added to those that are kept; FSDP2 reduces them in fp32."""
+    """Return one layer's weight gradients before they are added to the kept ones; FSDP2 reduces them in fp32."""
     if training.framework == "megatron":
         return 0.0
     reduced = 4 * (layout.zero == 3) * (training.framework == "torch")
@@ -140,12 +140,12 @@ def arriving_bytes(shape: ModelShape, layout: Layout, training: Training, held: 
 
 
 def embedding_gradient_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """The whole gradient of the embedding, which no framework adds up inside the product."""
+    """Return the embedding's whole gradient, which no framework adds up inside the product."""
     return training.activation_bytes * padded_vocab(shape, layout, training) * shape.hidden / layout.tp
 
 
 def step_moment_bytes(layout: Layout, training: Training, parameters: Real, shards: Real) -> Real:
-    """What the optimizer's step needs for a moment, of the parameters that it updates on this GPU.
+    """Return what the optimizer's step needs for a moment, of the parameters that it updates on this GPU.
 
     torch's fused AdamW (torchtitan's default) needs nothing; the one over lists of tensors would make the roots of all
     second moments, 4 bytes. DeepSpeed makes fp32 gradients. InternEvo flattens 16-bit gradients (2, not with FSDP),

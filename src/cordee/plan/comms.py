@@ -15,7 +15,7 @@ from cordee.workload.model import ModelShape
 
 
 def tensor_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
-    """One all-reduce of a layer's activations, or the all-gather and reduce-scatter that replace it with `sp`.
+    """Return the seconds of one all-reduce of a layer's activations, or of what replaces it with `sp`.
 
     A layer has two of them forward and two backward (Megatron-LM, arXiv:1909.08053, section 3).
     """
@@ -25,7 +25,7 @@ def tensor_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Traini
 
 
 def context_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
-    """What context parallelism moves forward in one layer; the backward pass moves twice as much.
+    """Return the seconds of context parallelism's forward traffic in one layer; backward it is twice as much.
 
     Ring and all-gather bring every rank the keys and values of the others; Ulysses trades tokens for heads and back
     (arXiv:2309.14509, section 3).
@@ -42,7 +42,7 @@ def context_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Train
 
 
 def expert_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
-    """Tokens to their experts, or back: a layer does both, forward and backward."""
+    """Return the seconds of tokens to their experts, or back: a layer does both, forward and backward."""
     moe = shape.experts
     if moe is None:
         return 0.0
@@ -54,7 +54,7 @@ def expert_layer_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Traini
 
 
 def stage_send_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Real:
-    """One micro-batch's activations to the next stage: each rank of a tensor-parallel group sends its share.
+    """Return the seconds of a micro-batch's activations to the next stage; each tp rank sends its part.
 
     Megatron-LM's scatter and gather (arXiv:2104.04473, section 4.1); DeepSpeed partitions its pipeline's messages too.
     """
@@ -65,12 +65,12 @@ def stage_send_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
 
 
 def shard_group(gpu: Gpu, layout: Layout) -> Group:
-    """The ranks over which ZeRO shards."""
+    """Return the ranks over which ZeRO shards."""
     return group_of(gpu, layout.shard_ranks, layout.tp)
 
 
 def gradient_s(gpu: Gpu, layout: Layout, n_bytes: Real) -> Real:
-    """Gradients of so many bytes to every data rank: an all-reduce, or with ZeRO a reduce-scatter in the shard group.
+    """Return the seconds to reduce gradients: an all-reduce, or with ZeRO a reduce-scatter in the shard group.
 
     Shard groups that are copies of each other then all-reduce their shards.
     """

@@ -15,7 +15,7 @@ EGRESS_USD_PER_GB = 0.09
 
 
 def hold_usd(gpus: int, seconds: float, usd_per_gpu_hour: float) -> float:
-    """What it costs to hold GPUs for a time.
+    """Return the dollars of holding GPUs for a time.
 
     >>> round(hold_usd(64, 47 * 3600, 2.99), 2)
     8993.92
@@ -24,13 +24,13 @@ def hold_usd(gpus: int, seconds: float, usd_per_gpu_hour: float) -> float:
 
 
 def usd_per_billion_tokens(gpus: int, tokens_per_s: float, usd_per_gpu_hour: float) -> float:
-    """Dollars for 10^9 tokens at this pace."""
+    """Return the dollars for 10^9 tokens at this pace."""
     return hold_usd(gpus, 1e9 / tokens_per_s, usd_per_gpu_hour)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What training on so many tokens takes, interruptions included. Dollars are None without a price."""
+    """Time and money of training on so many tokens, interruptions included. Dollars are None without a price."""
 
     tokens: float
     steps: int
@@ -49,7 +49,7 @@ def training_run(
     goodput: float,
     usd_per_gpu_hour: float | None = None,
 ) -> TrainingRun:
-    """Time and dollars for so many tokens, at this share of useful time.
+    """Return time and dollars for so many tokens, at this useful fraction of the time.
 
     >>> run = training_run(1e12, tokens_per_step=4_000_000, step_s=10.0, gpus=64, goodput=0.95)
     >>> run.steps, round(run.run_s / 86400, 2)
@@ -69,7 +69,7 @@ def training_run(
 
 
 def storage_usd_per_month(n_bytes: float, usd_per_gb_month: float = STORAGE_USD_PER_GB_MONTH) -> float:
-    """Dollars a month for bytes at rest.
+    """Return the dollars a month for bytes at rest.
 
     >>> round(storage_usd_per_month(30 * 420 * GB, 0.02), 2)
     252.0
@@ -78,7 +78,7 @@ def storage_usd_per_month(n_bytes: float, usd_per_gb_month: float = STORAGE_USD_
 
 
 def egress_usd(n_bytes: float, usd_per_gb: float = EGRESS_USD_PER_GB) -> float:
-    """Dollars to carry bytes out of the cloud once.
+    """Return the dollars to carry bytes out of the cloud once.
 
     >>> round(egress_usd(420 * GB), 2)
     37.8

@@ -1,4 +1,4 @@
-"""How speed grows with GPUs, and where it stops to: the same step on 8, 16, 32, ... of them."""
+"""The scaling curve: the same step on 8, 16, 32, ... GPUs, and the knee beyond which more do not pay."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,14 +11,14 @@ from cordee.plan.search import ANY_LAYOUT, judge, ordinary
 from cordee.plan.training import Training
 from cordee.plan.wanted import LayoutWanted
 
-# Below this share of the best speed of one GPU an added one is no longer worth its price: the knee.
+# Below this fraction of the best speed of one GPU an added one is no longer worth its price: the knee.
 WORTH = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """The best layout of one size. `added_fraction` is what each GPU added since the last size
-    brings, as a share of what one brought at its best."""
+    brings, as a fraction of what one brought at its best."""
 
     gpus: int
     candidate: Candidate | None
@@ -45,7 +45,7 @@ class Curve:
 
 
 def sizes(first: int, last: int) -> tuple[int, ...]:
-    """The first size, doubled until the last, which always is one of them.
+    """Return the first size, doubled until the last, which always is one of them.
 
     >>> sizes(8, 512)
     (8, 16, 32, 64, 128, 256, 512)
@@ -68,7 +68,7 @@ def sizes(first: int, last: int) -> tuple[int, ...]:
 def scaling_curve(
     largest: Case, counts: tuple[int, ...], *, price: Price | None = None, wanted: LayoutWanted = ANY_LAYOUT
 ) -> Curve:
-    """The best layout of each size for one and the same step, and the knee.
+    """Return the best layout of each size for one and the same step, and the knee.
 
     The knee is the last size before added GPUs bring less than half of what one brought at its best.
     """
@@ -79,17 +79,17 @@ def scaling_curve(
         case = replace(largest, gpus=count)
         winner, _ = optimum(case, wanted, ordinary(case))
         candidate = None if winner is None or winner.seconds is None else judge(case, winner.layout, price)
-        share = None
+        added_fraction = None
         if candidate is not None and candidate.tokens_per_s is not None:
             speed = candidate.tokens_per_s
-            share = 1.0 if last is None else (speed - last[1]) / (count - last[0]) / most
+            added_fraction = 1.0 if last is None else (speed - last[1]) / (count - last[0]) / most
             most, last = max(most, speed / count), (count, speed)
-        points.append(Point(count, candidate, share))
+        points.append(Point(count, candidate, added_fraction))
     return Curve(largest.training, tuple(points), _knee(points))
 
 
 def _knee(points: list[Point]) -> Point | None:
-    """The last size whose added GPUs were worth it, if a larger one is not."""
+    """Return the last size whose added GPUs were worth it, if a larger one is not."""
     known = [point for point in points if point.added_fraction is not None]
     for before, after in pairwise(known):
         if (after.added_fraction or 0.0) < WORTH:

@@ -139,7 +139,7 @@ class LayoutRow(_Row):
 
 
 class MomentRow(_Row):
-    """What is allocated at one event of the step."""
+    """Bytes that are allocated at one event of the step."""
 
     event: str
     weights_bytes: int

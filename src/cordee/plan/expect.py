@@ -1,4 +1,4 @@
-"""What a job has to expect on each kind of capacity, and what is assumed where the user says nothing."""
+"""Interruptions and their cost on each kind of capacity, and what is assumed where the user says nothing."""
 
 from dataclasses import dataclass
 

@@ -27,7 +27,7 @@ COLLECTIVE_KERNELS = 2
 
 
 def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, repeated: Real) -> Real:
-    """Host seconds of one layer and micro-batch, both passes; `repeated` is the share of layers recomputed whole."""
+    """Return the host's seconds for a layer and micro-batch; `repeated` is the fraction of layers run again."""
     kernels: Real = FORWARD_KERNELS if training.is_fused else EAGER_KERNELS
     if shape.experts is not None:
         kernels = kernels + EXPERT_KERNELS * shape.expert_layers / shape.layers

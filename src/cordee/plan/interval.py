@@ -1,8 +1,7 @@
-"""How often a job that runs should save: the plan's optimum for what it has measured, and for how often it was stopped.
+"""The interval between saves of a running job: the plan's optimum for its measured costs and its own failures.
 
 Before a job has any history its rate of failures is Llama 3's for its size. For other jobs on other machines that is a
-guess; a prior that is symmetric in the logarithm says how good a one, and each hour that the job lives and each failure
-moves it.
+guess: it is a prior, symmetric in the logarithm, which each hour of the job's life and each failure move.
 """
 
 import math
@@ -34,7 +33,7 @@ class Lived:
 
 @dataclass(frozen=True, slots=True)
 class SaveCost:
-    """What a save of this job takes: it holds training up, and is durable later; and what a restart takes."""
+    """Seconds of a save of this job: it stops training, and is durable later; and of a restart."""
 
     stall_s: float
     upload_s: float
@@ -51,7 +50,7 @@ class Interval:
 
 
 def mtbi_s(history: Iterable[Lived], ranks: int) -> float:
-    """Mean time between failures of a job of so many ranks: the posterior's geometric mean.
+    """Return the mean time between failures of a job of so many ranks: the posterior's geometric mean.
 
     The prior of the rate is log-normal around Llama 3's for a GPU, the failures of an attempt are Poisson.
 
@@ -74,7 +73,7 @@ def mtbi_s(history: Iterable[Lived], ranks: int) -> float:
 
 
 def interval(history: Iterable[Lived], ranks: int, cost: SaveCost, *, save_s: float | None = None) -> Interval:
-    """The best interval; `save_s` if that of checkpoints is given already.
+    """Return the best interval; `save_s` if that of checkpoints is given already.
 
     A capture in memory costs the stall of a checkpoint and helps only where the host stays: of Llama 3's failures an
     eighth, and of what this job fails more often than that, assumed, all. It pays where the store is slow, or where

@@ -14,7 +14,7 @@ from cordee.plan.training import Attention
 # Guide, section 4.1). How much of that shows is assumed.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.8), (128, 64, 0.55), (64, 64, 0.4))
 # Rows that are no multiple of 128 bytes lose part of the rate on chips since A100, rows that are no multiple of 16 take
-# the slow path (same guide, section 2). It does not say how much: the shares are assumed, the first so that a hidden
+# the slow path (same guide, section 2). It does not say how much: the fractions are assumed, the first so that a hidden
 # size of 14,400 in place of 13,824 costs about what it cost in BLOOM's search for a layout.
 LINE_BYTES = 128
 UNALIGNED_SHARE = 0.7
@@ -35,7 +35,7 @@ SCORE_WORDS_BACKWARD = 10.0
 
 
 def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: float = 1.0) -> Real:
-    """An m x n product over an inner dimension of k: whole waves of whole tiles, or its bytes if they take longer."""
+    """Return the seconds of an m x n x k product: whole waves of whole tiles, or its bytes if they take longer."""
     peak = gpu.peak_flop_per_s("bf16") * gpu.efficiency.product_fraction
     if bits == 8:
         peak = gpu.peak_flop_per_s("fp8") * gpu.efficiency.product8_fraction
@@ -55,7 +55,7 @@ def product_s(gpu: Gpu, m: Real, n: Real, k: Real, *, bits: int = 16, fraction: 
 
 
 def waves(tiles: Real, units: int) -> Real:
-    """Rounds that so many tiles take on so many multiprocessors: the last one lasts as long as the others.
+    """Return the rounds of so many tiles on so many multiprocessors: the last one lasts as long as the others.
 
     >>> float(waves(108, 108)), float(waves(109, 108))
     (1.0, 2.0)
@@ -64,7 +64,7 @@ def waves(tiles: Real, units: int) -> Real:
 
 
 def row_fraction(elements: Real, bits: int = 16) -> Real:
-    """The share of the rate that rows of so many elements reach.
+    """Return the fraction of the rate that rows of so many elements reach.
 
     >>> float(row_fraction(13824 // 8)), round(float(row_fraction(14400 // 8)), 2), float(row_fraction(109))
     (1.0, 0.7, 0.5)
@@ -75,12 +75,12 @@ def row_fraction(elements: Real, bits: int = 16) -> Real:
 
 
 def move_s(gpu: Gpu, n_bytes: Real) -> Real:
-    """Reading or writing so many bytes of the GPU's own memory."""
+    """Return the seconds to read or write so many bytes of the GPU's own memory."""
     return n_bytes / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction)
 
 
 def fused_attention_s(gpu: Gpu, flop: Real, tokens: Real, *, kind: Attention = "second") -> tuple[Real, Real]:
-    """Forward and backward of fused attention that computes `flop` forward in sequences of so many tokens.
+    """Return forward and backward seconds of fused attention with `flop` forward in sequences of so many tokens.
 
     The vendor's own kernels (cuDNN) know the chip better than portable ones.
     """
@@ -91,7 +91,7 @@ def fused_attention_s(gpu: Gpu, flop: Real, tokens: Real, *, kind: Attention = "
 
 
 def unfused_attention_s(gpu: Gpu, batch_heads: Real, tokens: Real, head_dim: Real) -> tuple[Real, Real]:
-    """Forward and backward of attention that writes its scores: the whole square, and memory decides."""
+    """Return forward and backward seconds of attention that writes its scores: the whole square, bound by memory."""
     scores = batch_heads * tokens * tokens
     # Batched products whose rows are no multiple of 16 bytes leave the tensor cores.
     peak = np.where(head_dim * 2 % 16 == 0, gpu.peak_flop_per_s("bf16"), gpu.peak_flop_per_s("fp32"))

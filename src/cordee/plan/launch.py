@@ -1,6 +1,6 @@
 """Settings that make torchtitan, Megatron-LM, DeepSpeed or Cordee's own trainer run the layout that was chosen.
 
-What a launcher cannot do is said, never left out in silence. torchtitan and Megatron-LM have modules of their own;
+The answer lists what a launcher cannot do. torchtitan and Megatron-LM have modules of their own;
 DeepSpeed's names were read in its configuration reference and its tutorial of AutoTP for training.
 """
 
@@ -31,7 +31,7 @@ class Launch:
 
 
 def launch_settings(launcher: str, shape: ModelShape, layout: Layout, training: Training) -> Launch:
-    """What to give this launcher.
+    """Return the settings for this launcher.
 
     Raises:
         LayoutError: no such launcher.
@@ -43,7 +43,7 @@ def launch_settings(launcher: str, shape: ModelShape, layout: Layout, training: 
 
 
 def first_to_launch(launcher: str, shape: ModelShape, layouts: Sequence[Layout], training: Training) -> Launch:
-    """The first of these layouts, the best first, that the launcher runs as planned; else the best with its limits.
+    """Return the first of these layouts that the launcher runs as planned; else the best with its limits.
 
     Raises:
         LayoutError: no such launcher.
@@ -91,10 +91,10 @@ def _deepspeed(shape: ModelShape, layout: Layout, training: Training) -> tuple[s
 
 
 def _deepspeed_limits(layout: Layout) -> list[str]:
-    """What DeepSpeed does not do of this layout."""
+    """Return the parts of this layout that DeepSpeed does not do."""
     limits = {
         "DeepSpeed's AutoTP keeps norms whole: no sequence parallelism (sp)": layout.sp and layout.tp > 1,
-        "PipelineModule shares layers out by its partition_method, not by a split of yours": layout.split is not None,
+        "PipelineModule divides layers by its partition_method, not by a split of yours": layout.split is not None,
         "DeepSpeed's AutoTP trains with ZeRO-0 to 2, not 3": layout.tp > 1 and layout.zero == 3,
         f"DeepSpeed's pipeline works with ZeRO-0 and 1, not {layout.zero}": layout.pp > 1 and layout.zero >= 2,
         f"DeepSpeed's pipeline is 1F1B, not {layout.schedule}": layout.pp > 1 and layout.schedule != "1f1b",
@@ -105,7 +105,7 @@ def _deepspeed_limits(layout: Layout) -> list[str]:
 
 
 def _deepspeed_notes(layout: Layout, training: Training) -> list[str]:
-    """What stands in the script, not in the settings."""
+    """Return the parts that belong in the script, not in the settings."""
     stages, again = layout.pp, layout.recompute
     notes = {
         f'the model must be a PipelineModule with num_stages={stages}, partition_method="type:YourLayer"': stages > 1,

@@ -19,7 +19,7 @@ _OPTIMIZERS: dict[str, tuple[str, ...]] = {
 
 
 def megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
-    """The flags, what Megatron-LM does not do of the layout, and what has to stand beside them."""
+    """Return the flags, what Megatron-LM does not do of the layout, and what has to stand beside them."""
     flags = [
         f"--tensor-model-parallel-size {layout.tp}",
         f"--pipeline-model-parallel-size {layout.pp}",
@@ -49,7 +49,7 @@ def megatron(shape: ModelShape, layout: Layout, training: Training) -> tuple[str
 
 
 def stages_text(split: tuple[int, ...]) -> str:
-    """The stages as Megatron-LM reads them: E the embedding, t a layer, L the loss, | between stages.
+    """Return the stages as Megatron-LM reads them: E the embedding, t a layer, L the loss, | between stages.
 
     >>> stages_text((7, 8, 7))
     'Et*7|t*8|t*7L'

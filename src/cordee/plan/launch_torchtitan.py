@@ -14,7 +14,7 @@ _RECOMPUTE = {"full": "FullActivationRematConfig", "selective": "SelectiveActiva
 
 
 def torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
-    """The settings, what torchtitan does not do of the layout, and what else the recipe has to say."""
+    """Return the settings, what torchtitan does not do of the layout, and what else the recipe has to say."""
     sharded = layout.zero >= 2
     replicate = layout.data_ranks // layout.shard_ranks if sharded else layout.dp
     whole = layout.dp % replicate == 0
@@ -42,7 +42,7 @@ def torchtitan(shape: ModelShape, layout: Layout, training: Training) -> tuple[s
 
 
 def _module(shape: ModelShape, layout: Layout, settings: dict[str, object]) -> str:
-    """The function, with the model's parts written out by stage where there is a pipeline."""
+    """Return the function, with the model's parts written out by stage where there is a pipeline."""
     recompute = _RECOMPUTE.get(layout.recompute)
     lines = [f"from torchtitan.distributed.activation_checkpoint import {recompute}", "", ""] if recompute else []
     lines += ["def planned(config):", f'    """{layout}."""']

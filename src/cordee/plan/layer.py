@@ -48,7 +48,7 @@ class Passes:
         return self.inner_s + self.weight_s
 
     def times(self, count: Real) -> "Passes":
-        """So many of these."""
+        """Return so many of these."""
         return Passes(self.forward_s * count, self.inner_s * count, self.weight_s * count, self.core_s * count)
 
     def __add__(self, other: "Passes") -> "Passes":
@@ -61,12 +61,12 @@ class Passes:
 
 
 def rank_tokens(layout: Layout, training: Training) -> Real:
-    """Tokens of one micro-batch on one rank."""
+    """Return the tokens of one micro-batch on one rank."""
     return training.seq_tokens * layout.micro_batch / layout.cp
 
 
 def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, expert: bool = False) -> Passes:
-    """One layer; with `expert`, one whose MLP is a mixture of experts."""
+    """Return the passes of one layer; with `expert`, of one whose MLP is a mixture of experts."""
     tokens, tp = rank_tokens(layout, training), layout.tp
     total = _products(gpu, training, tokens, _attention_sizes(shape, tp)) + _core(shape, gpu, layout, training)
     moe = shape.experts if expert else None
@@ -90,12 +90,12 @@ def layer_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
 
 
 def _software(gpu: Gpu, training: Training) -> float:
-    """How much longer products and kernels of the same sizes take where they are not Megatron-LM's."""
+    """Return how much longer products and kernels of these sizes take where they are not Megatron-LM's."""
     return 1.0 if training.framework in ("megatron", "deepspeed") else 1 / gpu.efficiency.portable_fraction
 
 
 def _small_words(shape: ModelShape, training: Training, inner: Real) -> Real:
-    """16-bit words that rotations and activations move for a token; an activation reads its inputs and writes."""
+    """Return the 16-bit words that rotations and activations move for a token; they read inputs and write."""
     rotated, copied = shape.heads + shape.kv_heads, shape.heads + 2 * shape.kv_heads
     if training.is_fused:
         return HEAD_WORDS * copied * shape.head_dim + (shape.gated + 2) * inner
@@ -104,7 +104,7 @@ def _small_words(shape: ModelShape, training: Training, inner: Real) -> Real:
 
 
 def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
-    """The output projection and the loss, over a vocabulary that tensor parallelism divides."""
+    """Return the passes of the output projection and the loss, over a vocabulary that tp divides."""
     tokens, vocab = rank_tokens(layout, training), np.ceil(shape.vocab / layout.tp / 128) * 128
     moved = move_s(gpu, LOGIT_MOVED_BYTES * tokens * vocab)
     product = _product_passes(gpu, training, tokens, (vocab, shape.hidden))
@@ -112,7 +112,7 @@ def head_passes(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training)
 
 
 def _attention_sizes(shape: ModelShape, tp: Real) -> list[tuple[Real, Real]]:
-    """Output and inner dimension of each projection of the attention."""
+    """Return output and inner dimension of each projection of the attention."""
     if shape.latent is not None:
         return _latent_sizes(shape, shape.latent, tp)
     heads, kv_heads = shape.heads / tp, np.maximum(shape.kv_heads / tp, 1)
@@ -158,7 +158,7 @@ def _product_passes(
 
 
 def _core(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
-    """Scores and values: fused, which skips what a causal mask hides, or written out."""
+    """Return the passes of scores and values: fused, which skips what a causal mask hides, or written out."""
     tokens = rank_tokens(layout, training)
     if training.flash:
         flop = shape.attention_flop_per_token(training.seq_tokens) * tokens / layout.tp

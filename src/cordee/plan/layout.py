@@ -1,4 +1,4 @@
-"""How a model is laid out over GPUs: the axes of the mesh, what is sharded over them, and the pipeline's schedule."""
+"""The layout of a model over GPUs: the axes of the mesh, what is sharded over them, and the pipeline's schedule."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -89,7 +89,7 @@ class Layout:
         return RECORDS[self.schedule].placement(self.pp, self.vpp).chain_stages
 
     def micro_batches(self, global_batch: int) -> int:
-        """Micro-batches in one step of each data-parallel rank."""
+        """Return the micro-batches in one step of each data-parallel rank."""
         return global_batch // (self.dp * self.micro_batch)
 
     @property

@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What torch has allocated at one event of the step, part by part."""
+    """Bytes that torch has allocated at one event of the step, part by part."""
 
     event: str
     weights_bytes: Real
@@ -36,7 +36,7 @@ class Moment:
 
     @property
     def allocated_bytes(self) -> Real:
-        """All parts."""
+        """Bytes as torch's max_memory_allocated counts them."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -49,7 +49,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one GPU of one pipeline rank holds at its peak.
+    """Bytes that one GPU of one pipeline rank holds at its peak.
 
     `cached_bytes` are blocks that torch's allocator keeps as long as there is room and gives back before it fails: they
     show in nvidia-smi and decide nothing.
@@ -67,7 +67,7 @@ class StageMemory:
 
     @property
     def allocated_bytes(self) -> int:
-        """What torch's max_memory_allocated says."""
+        """Bytes as torch's max_memory_allocated counts them."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -79,12 +79,12 @@ class StageMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """What torch's allocator cannot do without."""
+        """Bytes that torch's allocator cannot do without."""
         return self.allocated_bytes + self.fragmentation_bytes
 
     @property
     def held_bytes(self) -> int:
-        """What torch's max_memory_reserved says where there is room."""
+        """Bytes as torch's max_memory_reserved counts them where there is room."""
         return self.reserved_bytes + self.cached_bytes
 
     @property
@@ -94,11 +94,11 @@ class StageMemory:
 
     @property
     def seen_bytes(self) -> int:
-        """What nvidia-smi shows where there is room."""
+        """Bytes as nvidia-smi shows them where there is room."""
         return self.total_bytes + self.cached_bytes
 
     def parts(self) -> dict[str, int]:
-        """Part by part, by name without the unit."""
+        """Return the parts by name, without the unit."""
         names = [field.name for field in fields(self) if field.name != "cached_bytes"]
         return {name.removesuffix("_bytes"): getattr(self, name) for name in names}
 
@@ -123,7 +123,7 @@ class RankMemory:
 
     @property
     def peak_event(self) -> str:
-        """When the fullest stage is at its peak."""
+        """The event at which the fullest stage is at its peak."""
         timeline = self.timelines[self.worst_stage]
         return max(timeline, key=lambda moment: moment.allocated_bytes).event
 
@@ -158,7 +158,7 @@ def outer_parameters(shape: ModelShape) -> int:
 
 
 def rank_memory(shape: ModelShape, layout: Layout, training: Training) -> RankMemory:
-    """Every pipeline rank of one layout: its events, and what it holds at the highest of them."""
+    """Return every pipeline rank of one layout: its events, and what it holds at the highest of them."""
     timelines = tuple(timeline(shape, layout, training, rank) for rank in range(layout.pp))
     context = round(float(buf.context_bytes(layout)))
     logits = float(act.output_bytes(shape, layout, training)) if training.loss_kind == "eager" else 0.0
@@ -182,7 +182,7 @@ def _at_peak(moments: tuple[Moment, ...], training: Training, context: int, logi
 
 
 def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment) -> float:
-    """Blocks that stay with the allocator, since what comes next asks for other sizes.
+    """Return the blocks that stay with the allocator, since what comes next asks for other sizes.
 
     Those of the activations at the optimizer's step, or those of the step while activations live: the lesser of the
     two. With DeepSpeed's BF16 optimizer the weights as they were before it flattened them.
@@ -194,7 +194,7 @@ def _cached_bytes(moments: tuple[Moment, ...], training: Training, peak: Moment)
 
 
 def _hole_bytes(moments: tuple[Moment, ...], reserve: float, peak: Moment, logits: float) -> float:
-    """The 16-bit logits of a plain loss: free once it has made fp32 ones of them, for which their block is too small.
+    """Return the 16-bit logits of a plain loss: free once it has made fp32 ones, for which their block is too small.
 
     They count as far as they lift the loss above the peak.
     """
@@ -203,7 +203,7 @@ def _hole_bytes(moments: tuple[Moment, ...], reserve: float, peak: Moment, logit
 
 
 def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Bytes that the fullest GPU cannot do without; sizes of the layout may be arrays, then this is one."""
+    """Return the bytes that the fullest GPU cannot do without: one array if the layout's sizes are arrays."""
     fullest: Real = 0.0
     for rank in peak_ranks(shape, layout):
         for moment in timeline(shape, layout, training, rank):
@@ -212,7 +212,7 @@ def peak_bytes(shape: ModelShape, layout: Layout, training: Training) -> Real:
 
 
 def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Moment, ...]:
-    """The events of one step on this rank of the pipeline.
+    """Return the events of one step on this rank of the pipeline.
 
     `states`: before anything runs. `forward`: after the forward pass of the last micro-batch in flight. `loss`: on a
     rank with the head. `backward`: of the last layer, with its temporaries. `embedding`: its gradient, when the
@@ -258,7 +258,7 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
 
 
 def _states(shape: ModelShape, layout: Layout, training: Training, rank: int) -> tuple[Real, Real, Real, Real]:
-    """Weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
+    """Return weights, gradients, what the optimizer keeps, and what its step needs for a moment."""
     parameters, optimizer, zero = rank_parameters(shape, layout, training, rank), training.optimizer, layout.zero
     weights: Real = 0.0
     gradients: Real = 0.0

@@ -12,7 +12,7 @@ from cordee.workload.model import ModelShape
 
 
 def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
-    """What the optimizer of one GPU keeps on the host, if it is offloaded: master weights and moments."""
+    """Return what the offloaded optimizer of one GPU keeps on the host: master weights and moments."""
     optimizer, parameters = training.optimizer, rank_parameters(shape, layout, training, rank)
     each = optimizer.master_bytes + optimizer.moment_bytes
     dense = parameters.dense * each + parameters.outer * optimizer.outer_extra_bytes
@@ -23,7 +23,7 @@ def host_optimizer_bytes(shape: ModelShape, layout: Layout, training: Training, 
 
 
 def host_activation_bytes(shape: ModelShape, layout: Layout, training: Training, rank: int) -> Real:
-    """What the forward passes of one GPU keep on the host, if they are offloaded: all but two layers."""
+    """Return the offloaded activations of one GPU on the host: those of all but two layers."""
     held = holding(shape, layout, rank)
     flying = in_flight(layout, training, rank)
     away = 1 - 2 / (flying * held.layers)
@@ -32,7 +32,7 @@ def host_activation_bytes(shape: ModelShape, layout: Layout, training: Training,
 
 
 def host_bytes(shape: ModelShape, layout: Layout, training: Training) -> float:
-    """What the fullest GPU of a layout keeps on its host."""
+    """Return what the fullest GPU of a layout keeps on its host."""
     ranks = range(layout.pp)
     return max(
         float(
@@ -45,14 +45,14 @@ def host_bytes(shape: ModelShape, layout: Layout, training: Training) -> float:
 def host_traffic_s(
     shape: ModelShape, layout: Layout, training: Training, rank: int, host_bytes_per_s: float
 ) -> tuple[Real, Real]:
-    """Seconds of one step in which the link to the host is busy: for the optimizer, and for activations.
+    """Return the seconds of a step in which the host link is busy: for the optimizer, and for activations.
 
     The optimizer's gradients go down and its new weights come up; each activation goes down once and comes up once.
 
     Args:
         shape: the model.
-        layout: says what is offloaded.
-        training: its optimizer says how many bytes a gradient and a weight have.
+        layout: its `offload` decides.
+        training: its optimizer has the bytes of a gradient and a weight.
         rank: of the pipeline.
         host_bytes_per_s: of one GPU's link, per direction, which both use at the same time.
     """

@@ -28,7 +28,7 @@ from cordee.workload.model import ModelShape
 
 # Rows that are judged at once: few enough for the processor's cache, many enough to hide the interpreter.
 SLICE = 8192
-# Rounding may let a heavier burden appear faster by this share; more than that is a fault of the model.
+# Rounding may let a heavier burden appear faster by this fraction; more than that is a fault of the model.
 ROUNDING = 1e-9
 
 
@@ -43,7 +43,7 @@ class Winner:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How much was looked at. Candidates are whole layouts; rows are candidates without their burden."""
+    """The size of a search. Candidates are whole layouts; rows are candidates without their burden."""
 
     candidates: int
     rows: int
@@ -53,7 +53,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What all candidates have in common."""
+    """Everything that all candidates have in common."""
 
     shape: ModelShape
     gpu: Gpu
@@ -76,11 +76,11 @@ class _Ladder:
         self.nearest = np.full(self.groups, np.inf)
 
     def offer(self, at: Rows, groups: Ints, times: Floats) -> None:
-        """Rows that fit, with their times."""
+        """Record rows that fit, with their times."""
         _keep_least(self.seconds, self.fastest_at, at, groups, times)
 
     def miss(self, at: Rows, groups: Ints, peaks: Floats) -> None:
-        """Rows that do not fit, with what they need."""
+        """Record rows that do not fit, with what they need."""
         _keep_least(self.nearest, self.nearest_at, at, groups, peaks)
 
 
@@ -97,24 +97,24 @@ def _keep_least(least: Floats, where: dict[int, tuple[Rows, int]], at: Rows, gro
 
 
 def count(case: Case, wanted: LayoutWanted, choices: Choices) -> int:
-    """How many candidates there are, before any is pruned."""
+    """Return the number of candidates, before any is pruned."""
     each = len(burdens(wanted, choices))
     return each * sum(len(block) for block in _blocks(case, wanted, choices))
 
 
 def best_of_meshes(case: Case, wanted: LayoutWanted, choices: Choices) -> tuple[list[Winner], Tally]:
-    """The best layout of every mesh."""
+    """Return the best layout of every mesh."""
     return _search(case, wanted, choices, lambda block: block.mesh)
 
 
 def optimum(case: Case, wanted: LayoutWanted, choices: Choices) -> tuple[Winner | None, Tally]:
-    """The one best layout."""
+    """Return the one best layout."""
     found, tally = _search(case, wanted, choices, lambda block: np.zeros(len(block), dtype=np.int64))
     return (found[0] if found else None), tally
 
 
 def brute_force(case: Case, wanted: LayoutWanted, choices: Choices) -> Winner | None:
-    """The same by looking at every candidate; for tests and benchmarks."""
+    """Return the best layout by judging every candidate; for tests and benchmarks."""
     ladder = _Ladder(1)
     for block, burden in product(_blocks(case, wanted, choices), burdens(wanted, choices)):
         at = block.with_words(recompute=burden[0], offload=burden[1])
@@ -129,7 +129,7 @@ def brute_force(case: Case, wanted: LayoutWanted, choices: Choices) -> Winner | 
 
 
 def _blocks(case: Case, wanted: LayoutWanted, choices: Choices) -> list[Rows]:
-    """Everything that divides."""
+    """Return every layout that divides."""
     found: list[Rows] = []
     meshes = 0
     space = Space(case.shape, case.training, case.gpus, wanted, choices)
@@ -175,7 +175,7 @@ def _climb(
     every: tuple[tuple[Recompute, Offload], ...],
     group_of: Callable[[Rows], Ints],
 ) -> tuple[int, int]:
-    """Try one slice under all burdens, dropping what can no longer win; how many were weighed, and timed."""
+    """Try one slice under all burdens and drop what can no longer win; return the numbers weighed and timed."""
     floors, part = start
     weighed = timed = 0
     for recompute, offload in every:
@@ -204,7 +204,7 @@ def _climb(
 
 
 def _winners(case: Case, ladder: _Ladder) -> list[Winner]:
-    """The fastest of each group that has one that fits, then the nearest of the others; in the order of the groups."""
+    """Return the fastest of each group that has one that fits, else its nearest; in the order of the groups."""
     experts = case.shape.experts is not None
     found = []
     for group in range(ladder.groups):

@@ -43,7 +43,7 @@ def plan_page(answer: "Answer", *, notebook: bool = False) -> str:
 
 
 def curve_page(curve: Curve, shape: ModelShape, gpu: Gpu) -> str:
-    """The scaling curve on a page of its own."""
+    """Return the scaling curve on a page of its own."""
     known = [point for point in curve.points if point.candidate is not None and point.tokens_per_s]
     rows = []
     for point in known:
@@ -70,7 +70,7 @@ def curve_page(curve: Curve, shape: ModelShape, gpu: Gpu) -> str:
 
 
 def curve_svg(curve: Curve) -> str:
-    """Tokens a second over GPUs, both logarithmic, against a line of constant speed for each GPU."""
+    """Draw tokens a second over GPUs, both logarithmic, against a line of constant speed for each GPU."""
     points = [(float(point.gpus), point.tokens_per_s) for point in curve.points if point.tokens_per_s]
     if not points:
         return ""

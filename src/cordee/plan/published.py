@@ -11,16 +11,16 @@ from cordee.workload.model import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What is said, what comes out, whether that is the same, and why it is not."""
+    """A published statement, the result of the calculation, whether they agree, and the reason."""
 
-    says: str
+    statement: str
     computed: str
     holds: bool
     because: str
 
 
 def figures(l70: ModelShape, l405: ModelShape) -> tuple[Figure, ...]:
-    """All of them; the shapes are Llama 3's of 70B and 405B."""
+    """Return all of them; the shapes are Llama 3's of 70B and 405B."""
     return (*_bytes_of_405b(l405), _moments_of_70b(l70), _storage(), _lost_run(), _ring(), _sequence(l405), *_own())
 
 
@@ -81,9 +81,11 @@ def _lost_run() -> Figure:
 def _ring() -> Figure:
     # Reduce-scatter and all-gather: N - 1 messages of 1/N each, twice.
     sent = {ranks: 2 * (ranks - 1) * (1 / ranks) for ranks in (2, 8, 64)}
-    told = ", ".join(f"{share:.3f} of the bytes at N = {ranks}" for ranks, share in sent.items())
-    holds = all(abs(share - 2 * (n - 1) / n) < 1e-12 for n, share in sent.items())
-    return Figure("a ring all-reduce moves 2(N-1)/N of the bytes", told, holds, "per rank, and never twice all of it")
+    computed = ", ".join(f"{fraction:.3f} of the bytes at N = {ranks}" for ranks, fraction in sent.items())
+    holds = all(abs(fraction - 2 * (n - 1) / n) < 1e-12 for n, fraction in sent.items())
+    return Figure(
+        "a ring all-reduce moves 2(N-1)/N of the bytes", computed, holds, "per rank, and never twice all of it"
+    )
 
 
 def _sequence(shape: ModelShape) -> Figure:
@@ -101,10 +103,10 @@ def _sequence(shape: ModelShape) -> Figure:
 
 
 def _own() -> tuple[Figure, ...]:
-    """A rented run against owned hardware, as one source has it."""
+    """Return a rented run against owned hardware, as one source has it."""
     yearly = 100 * 48 * 98
     hardware, power, staff = 312_500, 200_000, 50_000
-    # $312,500 a year is the share of a purchase that wears out in 8 years: 8 nodes of 8 H100s at that price each.
+    # $312,500 a year is the part of a purchase that wears out in 8 years: 8 nodes of 8 H100s at that price each.
     purchase, life_months = 8 * hardware, 96
     never = break_even_month(purchase, (power + staff) / 12, yearly / 12, life_months)
     monthly = break_even_month(purchase, (power + staff) / 12, yearly, life_months)

@@ -16,7 +16,7 @@ SWING = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What rent and purchase are compared on. `busy_fraction` is the part of the year in which the GPUs are needed."""
+    """The assumptions of rent or buy. `busy_fraction` is the part of the year in which the GPUs are needed."""
 
     gpus: int
     busy_fraction: float
@@ -36,12 +36,12 @@ class Ownership:
 
     @property
     def purchase_usd(self) -> float:
-        """All GPUs with their share of servers and network."""
+        """The purchase of all GPUs, with their part of servers and network."""
         return self.gpus * self.purchase_usd_per_gpu
 
     @property
     def running_usd_per_month(self) -> float:
-        """What owning costs each month; power is drawn while they work."""
+        """The monthly cost of owning; power is drawn while the GPUs work."""
         power = self.gpus * self.power_kw_per_gpu * self.busy_fraction * HOURS_PER_YEAR * self.usd_per_kwh
         return (power + self.housing_usd_per_year + self.staff_usd_per_year) / 12
 
@@ -85,7 +85,7 @@ class Comparison:
 def break_even_month(
     purchase_usd: float, running_usd_per_month: float, rent_usd_per_month: float, life_months: float
 ) -> int | None:
-    """The first month at whose end rent has cost more than owning; None if that is never within the life.
+    """Return the first month at whose end rent has cost more than owning; None if that is never within the life.
 
     >>> break_even_month(2_500_000, 250_000 / 12, 470_400, 96)
     6
@@ -100,7 +100,7 @@ def break_even_month(
 
 
 def compare(assumed: Ownership) -> Comparison:
-    """Both sides, the month in which they meet, and which assumptions move it most."""
+    """Compare both sides: the month in which they meet, and which assumptions move it most."""
     months = assumed.life_months
     rent = assumed.rent_usd_per_month * months
     running = assumed.running_usd_per_month * months
@@ -124,18 +124,18 @@ def _month(assumed: Ownership) -> int | None:
 
 
 def _break_even_busy_fraction(assumed: Ownership) -> float | None:
-    """How busy they must be for both to cost the same over the whole life; None if no year is long enough."""
+    """Return the busy fraction at which both cost the same over the life; None if no year is long enough."""
     full = replace(assumed, busy_fraction=1.0)
     idle = replace(assumed, busy_fraction=0.0)
-    per_share = full.rent_usd_per_month - (full.running_usd_per_month - idle.running_usd_per_month)
+    per_fraction = full.rent_usd_per_month - (full.running_usd_per_month - idle.running_usd_per_month)
     fixed = assumed.purchase_usd * (1 - assumed.resale_fraction) / assumed.life_months + idle.running_usd_per_month
-    if per_share <= 0 or fixed > per_share:
+    if per_fraction <= 0 or fixed > per_fraction:
         return None
-    return fixed / per_share
+    return fixed / per_fraction
 
 
 def _swings(assumed: Ownership) -> tuple[Swing, ...]:
-    """Each assumption a fifth lower and higher, the one that moves the month most first."""
+    """Return each assumption a fifth lower and higher, the one that moves the month most first."""
     found = []
     for field in fields(assumed):
         value = getattr(assumed, field.name)
@@ -155,7 +155,7 @@ def _swings(assumed: Ownership) -> tuple[Swing, ...]:
 
 
 def ownership_from(table: Mapping[str, object], *, gpus: int, rent_usd_per_gpu_hour: float | None) -> Ownership:
-    """The assumptions of a TOML file; GPUs and rent come from the plan where the file has none.
+    """Return the assumptions of a TOML file; GPUs and rent come from the plan where the file has none.
 
     Raises:
         SpecError: a name that is unknown or missing, or a value that is not a number in its range.

@@ -1,4 +1,4 @@
-"""What a layout may be, as one table of rules: what divides, what a schedule needs, which axes go together.
+"""The rules of a layout, in one table: what must divide, what a schedule needs, which axes go together.
 
 A rule names the axes that it reads. The search tests it on whole blocks of layouts as soon as these axes are known; for
 one layout the first rule that does not hold gives the message. A new rule is one entry here and its test.

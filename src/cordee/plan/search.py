@@ -31,7 +31,7 @@ def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:
 
 
 def ordinary(case: Case) -> Choices:
-    """What is tried where nobody asks for more: what torch and Megatron-LM run every day.
+    """Return what is tried where nobody asks for more: what torch and Megatron-LM run every day.
 
     tp stays inside an island, or inside a node of GPUs without a fast link; a context is divided only where it is long.
     """
@@ -88,13 +88,13 @@ def _nothing_divides(case: Case, wanted: LayoutWanted) -> LayoutError:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float, Layout]:
-    """What fits first, by time; then what does not, by its shortfall; ties by the layout itself."""
+    """Return the sort key: what fits first, by time; then the rest by its shortfall; ties by the layout itself."""
     seconds = candidate.shortfall_bytes if candidate.step_s is None else candidate.step_s
     return (not candidate.fits, seconds, candidate.layout)
 
 
 def judge(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
-    """One layout with its memory, and its speed if it fits."""
+    """Judge one layout: its memory, and its speed if it fits."""
     shape, gpu, training = case.shape, case.gpu, case.training
     candidate = Candidate(layout, rank_memory(shape, layout, training), gpu.memory_bytes)
     if not candidate.fits:
@@ -127,13 +127,13 @@ def fewest_gpus_to_train(case: Case) -> tuple[int, Layout] | None:
 
 
 def _sizes(fewest: int, most: int) -> list[int]:
-    """Powers of two and what lies half-way between them, from small to large."""
+    """Return powers of two and what lies half-way between them, from small to large."""
     powers = [2**n for n in range(17)]
     return [size for size in sorted({*powers, *(3 * n // 2 for n in powers[1:])}) if fewest <= size <= most]
 
 
 def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
-    """What would make it fit: more GPUs; on the same ones offload, a smaller optimizer, or a shorter sequence."""
+    """Return what would make it fit: more GPUs; on the same ones offload, a smaller optimizer, a shorter sequence."""
     training, state = case.training, state_bytes(case.shape, case.training)
     same = f"on the same {case.gpus} GPU{'' if case.gpus == 1 else 's'}"
     found = [_more_gpus(case, global_batch)]
@@ -157,7 +157,7 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
 
 
 def _more_gpus(case: Case, global_batch: int | None, besides: str = "") -> Remedy | None:
-    """The first of 1, 1.5, 2, 3, 4, 6, 8, ... GPUs, then nodes, above the present number on which some layout fits."""
+    """Return the first of 1.5, 2, 3, 4, 6, ... times the GPUs or nodes on which some layout fits."""
     node = case.gpu.gpus_per_node
     fewest = max(case.gpus + 1, fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu))
     for total in (*_sizes(fewest, node - 1), *(node * nodes for nodes in _sizes(1, LARGEST_SEARCH_GPUS // node))):

@@ -1,4 +1,4 @@
-"""What a user says of the training, and the `Training` that it becomes once model and GPUs are known."""
+"""Training settings as a user gives them, and the `Training` that they become once model and GPUs are known."""
 
 from dataclasses import dataclass
 

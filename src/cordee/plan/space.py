@@ -33,7 +33,7 @@ _ROWS = _SPLITS | {"zero", "shard", "ep", "etp", "sp", "micro_batch"}
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What is tried where nothing was asked for. None for a size means every one that divides.
+    """The values tried where nothing was asked for. None for a size means every one that divides.
 
     `ep_alone` does not cut experts by tensor parallelism once they are spread over ranks. ZeRO-2 reduces gradients
     after every micro-batch, of which a pipeline has many: `zero2_in_pipeline` tries it there all the same.
@@ -79,17 +79,17 @@ class Rows:
         return len(self.mesh)
 
     def take(self, chosen: Mask | Ints) -> "Rows":
-        """Those rows only."""
+        """Return those rows only."""
         return Rows(
             _with_sizes(self.layout, {name: column[chosen] for name, column in self._columns()}), self.mesh[chosen]
         )
 
     def with_words(self, **words: Unpack[Words]) -> "Rows":
-        """The same sizes with other words."""
+        """Return the same sizes with other words."""
         return Rows(replace(self.layout, **words), self.mesh)
 
     def one(self, row: int, experts: bool) -> Layout:
-        """One of them as a plain layout; what goes without saying is left out."""
+        """Return one row as a plain layout; sizes that are defaults are left out."""
         sizes = {name: int(column[row]) for name, column in self._columns()}
         whole = sizes["shard"] == sizes["dp"] * sizes["cp"]
         same_cut = not experts or sizes["etp"] == sizes["tp"]
@@ -112,7 +112,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is searched: the layouts of a model on so many GPUs, as far as they are wanted and tried."""
+    """The layouts to search: a model on so many GPUs, as far as they are wanted and tried."""
 
     shape: ModelShape
     training: Training
@@ -176,7 +176,7 @@ def ways(space: Space, at: Rows) -> Iterator[Rows]:
 
 
 def burdens(wanted: LayoutWanted, choices: Choices) -> tuple[tuple[Recompute, Offload], ...]:
-    """How memory can be bought with time, the cheapest way first."""
+    """Return the ways to buy memory with time, the cheapest first."""
     pairs = product(chosen(wanted.offload, choices.offloads), chosen(wanted.recompute, choices.recomputes))
     return tuple((recompute, offload) for offload, recompute in pairs)
 
@@ -197,7 +197,7 @@ def _schedules(space: Space, pp: int) -> Iterator[tuple[str, int, Split | None]]
 
 
 def _chunks(shape: ModelShape, pp: int, choices: Choices) -> tuple[int, ...]:
-    """Chunks that are equal, or equal once embedding and head count as layers; two where there are none such."""
+    """Return chunks that are equal, or equal once embedding and head count as layers; two where there are none such."""
     most = min(choices.vpp_max, shape.layers // pp)
     equal = tuple(v for v in range(2, most + 1) if not shape.layers % (pp * v) or not (shape.layers + 2) % (pp * v))
     return equal or ((2,) if most > 1 else ())
@@ -276,12 +276,12 @@ def _shardings(space: Space, mesh: Layout) -> Iterator[tuple[int, int]]:
 
 
 def chosen(wanted: T | None, otherwise: Iterable[T]) -> Iterable[T]:
-    """The one value that was asked for, or all of them."""
+    """Return the one value that was asked for, or all of them."""
     return otherwise if wanted is None else (wanted,)
 
 
 def divisors(n: int) -> tuple[int, ...]:
-    """All of them, the smallest first.
+    """Return all divisors, the smallest first.
 
     >>> divisors(12)
     (1, 2, 3, 4, 6, 12)

@@ -1,4 +1,4 @@
-"""How layers are shared out over the stages of a pipeline: evenly, the odd ones to the middle, or with light ends.
+"""Splits of the layers over the stages of a pipeline: even, with the odd ones in the middle, or with light ends.
 
 A split is one number of layers for each stage, in the model's order; with chunks a rank has several stages.
 """
@@ -14,7 +14,7 @@ Split = tuple[int, ...]
 
 @lru_cache(maxsize=1024)
 def stage_layers(layers: int, stages: int) -> Split:
-    """How many layers each stage has. Odd ones go to the middle: the ends hold the embedding and the head.
+    """Return the layers of each stage. Odd ones go to the middle: the ends hold the embedding and the head.
 
     >>> stage_layers(80, 4), stage_layers(126, 4), stage_layers(61, 4)
     ((20, 20, 20, 20), (31, 32, 32, 31), (15, 16, 15, 15))
@@ -26,7 +26,7 @@ def stage_layers(layers: int, stages: int) -> Split:
 
 
 def light_ends(layers: int, stages: int) -> Split:
-    """The same with embedding and head counted as a layer each, as BLOOM and Llama 3 405B were trained.
+    """Return the same with embedding and head counted as a layer each, as BLOOM and Llama 3 405B were trained.
 
     >>> light_ends(126, 16), light_ends(70, 12)
     ((7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7), (5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5))
@@ -37,7 +37,7 @@ def light_ends(layers: int, stages: int) -> Split:
 
 @lru_cache(maxsize=1024)
 def splits(layers: int, stages: int) -> tuple[Split | None, ...]:
-    """The splits worth trying, without those that leave a stage empty; None is the even one.
+    """Return the splits worth trying, without those that leave a stage empty; None is the even one.
 
     >>> splits(80, 4), splits(80, 2), splits(126, 16) == (light_ends(126, 16),), splits(8, 8)
     ((None, (19, 21, 21, 19)), (None,), True, (None,))
@@ -50,7 +50,7 @@ def splits(layers: int, stages: int) -> tuple[Split | None, ...]:
 
 
 def split_text(split: Split) -> str:
-    """As it is printed and read: equal neighbours once, with their number.
+    """Return the split as it is printed and read: equal neighbours once, with their number.
 
     >>> split_text((7, 8, 8, 8, 7)), split_text((5, 5, 4))
     ('7-8x3-7', '5x2-4')
@@ -60,7 +60,7 @@ def split_text(split: Split) -> str:
 
 
 def read_split(text: str) -> Split:
-    """The split that this text says.
+    """Read the split that a text gives.
 
     >>> read_split("7-8x3-7")
     (7, 8, 8, 8, 7)

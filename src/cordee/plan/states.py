@@ -19,7 +19,7 @@ VOCAB_MULTIPLE = 128
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one rank of the pipeline holds: layers of each kind over all its chunks, and how often the two ends."""
+    """The part of the model on one pipeline rank: layers of each kind over its chunks, and the two ends."""
 
     dense_layers: int
     expert_layers: int
@@ -28,7 +28,7 @@ class Holding:
 
     @property
     def layers(self) -> int:
-        """Of both kinds."""
+        """Layers of both kinds."""
         return self.dense_layers + self.expert_layers
 
 
@@ -36,8 +36,8 @@ class Holding:
 class RankParameters:
     """Parameters that one GPU works with before ZeRO, by how they are sharded. Amounts may be arrays.
 
-    `dense` are matrices and norms that all data ranks share, `outer` those of them in embedding, head and norms,
-    `experts` the routed ones, which fewer ranks share.
+    `dense` are matrices and norms that all data ranks hold, `outer` those of them in embedding, head and norms,
+    `experts` the routed ones, which fewer ranks hold.
     """
 
     dense: Real
@@ -51,7 +51,7 @@ class RankParameters:
 
 
 def holding(shape: ModelShape, layout: Layout, rank: int) -> Holding:
-    """What this rank of the pipeline holds under the layout's schedule.
+    """Return what this rank of the pipeline holds under the layout's schedule.
 
     ZB-V and DualPipeV fold the pipeline: the first rank has both ends. DualPipe runs it from both ends: each rank has a
     stage and its mirror image, so everything is held twice.
@@ -87,7 +87,7 @@ def peak_ranks(shape: ModelShape, layout: Layout) -> tuple[int, ...]:
 
 
 def padded_vocab(shape: ModelShape, layout: Layout, training: Training) -> Real:
-    """Rows of the embedding as the framework lays it out.
+    """Return the rows of the embedding as the framework lays it out.
 
     >>> from cordee.workload.load import load_shape
     >>> llama = load_shape("llama-3-70b")
@@ -101,7 +101,7 @@ def padded_vocab(shape: ModelShape, layout: Layout, training: Training) -> Real:
 
 
 def rank_parameters(shape: ModelShape, layout: Layout, training: Training, rank: int) -> RankParameters:
-    """Parameters of one GPU of this rank: matrices are divided over tp, experts over ep*etp, norms are not."""
+    """Return one GPU's parameters of this rank: matrices are divided over tp, experts over ep*etp, norms are not."""
     held = holding(shape, layout, rank)
     dense: Real = 0
     experts: Real = 0
@@ -124,7 +124,7 @@ def rank_parameters(shape: ModelShape, layout: Layout, training: Training, rank:
 
 
 def layer_parameters(shape: ModelShape, layout: Layout, expert: bool) -> RankParameters:
-    """One layer's parameters on one GPU; `outer` are its norms."""
+    """Return one layer's parameters on one GPU; `outer` are its norms."""
     count, compressed = _layer_counts(shape, expert)
     tp = layout.tp
     attention = _part(count.attention - compressed, tp) + compressed
@@ -138,7 +138,7 @@ def layer_parameters(shape: ModelShape, layout: Layout, expert: bool) -> RankPar
 
 @lru_cache(maxsize=1024)
 def _layer_counts(shape: ModelShape, expert: bool) -> tuple[ParameterCount, int]:
-    """Parameters of a layer of this kind, and those of latent attention's compressing matrices, which tp copies."""
+    """Return a layer's parameters, and those of latent attention's compressing matrices, which tp copies."""
     index = next(i for i in range(shape.layers) if shape.is_expert_layer(i) == expert)
     latent = shape.latent
     compressed = 0

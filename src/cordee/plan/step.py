@@ -36,7 +36,7 @@ HOST_BYTES_PER_S = 25 * GB
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Where the time of one step goes. Traffic is what nothing hides."""
+    """The time of one step, part by part. Traffic counts as far as nothing hides it."""
 
     compute_s: Real
     recompute_s: Real
@@ -64,7 +64,7 @@ class StepTime:
 
 
 def step_interval_s(total_s: Real, gpu: Gpu, host_fraction: Real = 0.0) -> tuple[Real, Real]:
-    """Where nine of ten measured steps are expected, by the spread of the GPU's table.
+    """Return the interval in which nine of ten measured steps are expected, by the spread of the GPU's table.
 
     `host_fraction` of the step grows with what the host needs for a kernel, of which less is known than of the rest.
 
@@ -79,15 +79,15 @@ def step_interval_s(total_s: Real, gpu: Gpu, host_fraction: Real = 0.0) -> tuple
 
 
 def model_flop_fraction(shape: ModelShape, gpu: Gpu, training: Training, gpus: int, step_s: Real) -> Real:
-    """MFU: the model's own FLOPs (causal attention counted half, recomputation not at all) over the dense peak."""
+    """Return the MFU: the model's own FLOPs (causal attention half, no recomputation) over the dense peak."""
     flop = shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step
     return flop / (step_s * gpus * gpu.peak_flop_per_s(training.precision))
 
 
 def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> StepTime:
-    """Seconds of one step on this GPU; the busiest stage sets the pace, the others fill the bubble."""
+    """Compute the seconds of one step on this GPU; the busiest stage sets the pace, the others fill the bubble."""
     count = training.global_batch / (layout.dp * layout.micro_batch)
-    layers, share = stage_extent(shape, layout)
+    layers, fraction = stage_extent(shape, layout)
     layer = _mean_layer(shape, gpu, layout, training)
     again, repeated = _recompute(layer, layout, training, layers)
     head = head_passes(shape, gpu, layout, training)
@@ -110,7 +110,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
     )  # fmt: skip
     send = 2 * layout.chunks * stage_send_s(shape, gpu, layout, training)
     send = send * np.where(layout.vpp > 1, gpu.efficiency.exposed_fraction if training.overlap else 1.0, 1.0)
-    parameters = _stage_parameters(shape, layout, share)
+    parameters = _stage_parameters(shape, layout, fraction)
     return StepTime(
         compute_s=count * (busy * (layer.forward_s + layer.backward_s) + np.where(ends_busy, loss, 0.0)),
         recompute_s=count * busy * again,
@@ -127,7 +127,7 @@ def step_time(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -
 
 
 def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Real, Real], Real]:
-    """Layers of the fullest stage and of the last one, and the fullest stage's share of all layers."""
+    """Return the layers of the fullest and the last stage, and the fullest stage's fraction of all layers."""
     if layout.split is not None:
         held = [holding(shape, layout, rank) for rank in range(layout.pp)]
         copies = find_schedule(layout.schedule).placement(layout.pp, layout.vpp).chains
@@ -139,19 +139,19 @@ def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Real, Real], 
 
 
 def _mean_layer(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training) -> Passes:
-    """A layer as the model has them on average: dense ones and those with experts."""
+    """Return a layer as the model has them on average: dense ones and those with experts."""
     dense = layer_passes(shape, gpu, layout, training)
     if shape.experts is None:
         return dense
-    share = shape.expert_layers / shape.layers
-    return dense.times(1 - share) + layer_passes(shape, gpu, layout, training, expert=True).times(share)
+    fraction = shape.expert_layers / shape.layers
+    return dense.times(1 - fraction) + layer_passes(shape, gpu, layout, training, expert=True).times(fraction)
 
 
 def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[Real, Real]) -> tuple[Real, Real]:
-    """Seconds that a layer's forward pass costs again on average, and the share of layers that do it whole."""
+    """Return a layer's seconds of recomputation on average, and the fraction of layers recomputed whole."""
     if layout.recompute == "full":
-        share = 1.0 if layout.recompute_layers is None else np.minimum(1.0, layout.recompute_layers / layers[0])
-        return layer.forward_s * share, share
+        fraction = 1.0 if layout.recompute_layers is None else np.minimum(1.0, layout.recompute_layers / layers[0])
+        return layer.forward_s * fraction, fraction
     if layout.recompute == "selective" and not training.flash:
         return layer.core_s, 0.0
     if layout.recompute == "selective" and training.framework == "torch":
@@ -163,7 +163,7 @@ def _recompute(layer: Passes, layout: Layout, training: Training, layers: tuple[
 def _layer_traffic(
     shape: ModelShape, gpu: Gpu, layout: Layout, training: Training, *, core_s: Real, repeated: Real
 ) -> tuple[Real, Real, Real]:
-    """What a layer waits for in one micro-batch: tensor, context and expert parallel traffic that is not hidden."""
+    """Return a layer's tensor, context and expert parallel traffic in one micro-batch that nothing hides."""
     shown = gpu.efficiency.exposed_fraction if training.overlap else 1.0
     # The weights' gradient does not need the input gradient's all-reduce, so even without more one backward half hides.
     forward, backward = 2 + 2 * repeated, 2 * (0.5 + 0.5 * shown)
@@ -180,7 +180,7 @@ def _layer_traffic(
 
 
 def hidden_s(traffic_s: Real, work_s: Real, shown: Real) -> Real:
-    """What shows of traffic that runs beside work: what is longer than the work, and always a share of all."""
+    """Return the part of traffic beside work that costs time: what exceeds the work, and at least a fraction of all."""
     return np.maximum(traffic_s - work_s, shown * traffic_s)
 
 
@@ -192,7 +192,7 @@ class _Weights:
     experts: Real
 
 
-def _stage_parameters(shape: ModelShape, layout: Layout, share: Real) -> _Weights:
+def _stage_parameters(shape: ModelShape, layout: Layout, fraction: Real) -> _Weights:
     attention = shape.attention_parameters / layout.tp
     ends = shape.vocab * shape.hidden / layout.tp / np.where(layout.pp > 1, 1, 0.5 + 0.5 * np.where(shape.tied, 1, 0))
     dense, routed = shape.layers, 0.0
@@ -203,13 +203,13 @@ def _stage_parameters(shape: ModelShape, layout: Layout, share: Real) -> _Weight
         shared_mlp = shape.expert_layers * shape.mlp_parameters(shape.experts.shared_ffn)
     mlp = (dense * shape.mlp_parameters(shape.ffn) + shared_mlp) / layout.tp
     body = shape.layers * attention + mlp
-    return _Weights(body * share + ends, routed * share / (layout.ep * layout.expert_tp))
+    return _Weights(body * fraction + ends, routed * fraction / (layout.ep * layout.expert_tp))
 
 
 def _data_s(
     gpu: Gpu, layout: Layout, training: Training, weights: _Weights, *, layers: Real, third_s: Real, count: Real
 ) -> Real:
-    """What data parallelism adds once the passes of a micro-batch have hidden their part.
+    """Return what data parallelism adds once the passes of a micro-batch have hidden their part.
 
     `third_s` is about the forward pass of one micro-batch; the backward pass takes twice as long.
     """
@@ -240,7 +240,7 @@ def _data_s(
 
 
 def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights) -> Real:
-    """The update reads and writes every kept byte once, for many tensors in one kernel."""
+    """Return the seconds of the update, which reads and writes every kept byte once, many tensors in one kernel."""
     optimizer = training.optimizer
     shards = np.where(layout.zero > 0, layout.shard_ranks, 1)
     expert_shards = np.where(layout.zero > 0, layout.expert_shard_ranks, 1)
@@ -253,7 +253,7 @@ def _optimizer_s(gpu: Gpu, layout: Layout, training: Training, weights: _Weights
 def _offload_s(
     shape: ModelShape, layout: Layout, training: Training, weights: _Weights, *, layers: Real, count: Real
 ) -> Real:
-    """States cross the host link there and back once a step, activations once each way with every micro-batch.
+    """Return the seconds of host traffic: states there and back once a step, activations with every micro-batch.
 
     Nothing hides it: an upper bound.
     """

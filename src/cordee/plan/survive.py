@@ -1,7 +1,7 @@
-"""How often to checkpoint, and what a preemption costs with and without one.
+"""The best checkpoint interval, and the cost of a preemption with and without a checkpoint.
 
-A save holds the ranks for its stall s and is durable a drain d later (a synchronous save is all stall). With an
-interval of t, an interruption loses half an interval and the drain, and each costs a restart R. Failures come without
+A save holds the ranks for its stall s and is durable an upload d later (a synchronous save is all stall). With an
+interval of t, an interruption loses half an interval and the upload, and each costs a restart R. Failures come without
 notice; reclaims come with a notice that may be long enough for a last save.
 """
 
@@ -30,7 +30,7 @@ class StorageLevel:
     outlives: str
 
 
-# Assumed: a copy over PCIe 4 x16, one good NVMe drive or a stripe of older ones, a node's share of an object store.
+# Assumed: a copy over PCIe 4 x16, one good NVMe drive or a stripe of older ones, a node's part of an object store.
 STORAGE_LEVELS = (
     StorageLevel("host memory", 25e9, "GPU", "the process"),
     StorageLevel("local NVMe", 6e9, "node", "the job"),
@@ -40,7 +40,7 @@ STORAGE_LEVELS = (
 
 @dataclass(frozen=True, slots=True)
 class LevelSave:
-    """What one checkpoint takes to a level."""
+    """Seconds of one checkpoint to a storage level."""
 
     level: str
     seconds: float
@@ -48,7 +48,7 @@ class LevelSave:
 
 
 def level_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[LevelSave, ...]:
-    """Seconds of one checkpoint to each level, all ranks writing their share at once.
+    """Return the seconds of one checkpoint to each level, all ranks writing their part at once.
 
     >>> [round(save.seconds, 1) for save in level_saves(980_000_000_000, 64, 8)]
     [0.6, 20.4, 61.2]
@@ -61,7 +61,7 @@ def level_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[LevelSave, ...]:
 
 
 def capture_bytes_per_node(n_bytes: int, nodes: int, *, held: bool) -> int:
-    """Host memory that a node's ranks need for captures: one of their shares, and a second one where some are held.
+    """Return the host memory of a node's captures: one of its part of the state, and a second if some are held.
 
     >>> capture_bytes_per_node(980_000_000_000, 8, held=True) / 1e9
     245.0
@@ -71,7 +71,7 @@ def capture_bytes_per_node(n_bytes: int, nodes: int, *, held: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """What a job of this size has to expect. Seconds are wall clock; dollars are those of all its GPUs.
+    """Checkpoints, interruptions and losses of a job of this size. Dollars are those of all its GPUs.
 
     `checkpoint_s` is from the save's start until it is durable; of it, `stall_s` holds the ranks. `mtbi_s` counts
     failures and reclaims together; `lost_s_expected` is the work that an interruption without notice undoes.
@@ -101,12 +101,12 @@ class Survival:
 
 
 def checkpoint_bytes(shape: ModelShape, training: Training) -> int:
-    """What one checkpoint of the whole model weighs: master weights and moments, 12 bytes a parameter for AdamW."""
+    """Return the bytes of one checkpoint of the whole model: master weights and moments, 12 a parameter for AdamW."""
     return round(shape.parameters * training.optimizer.checkpoint_bytes_per_parameter)
 
 
 def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s: float = 0.0) -> float:
-    """The period (work and its save) that keeps the most time useful: the maximum of `goodput`.
+    """Return the period (work and its save) that keeps the most time useful: the maximum of `goodput`.
 
     For a synchronous save `checkpoint_s` is its whole time; for an asynchronous one it is the stall, and the next save
     never starts before the last one has drained.
@@ -121,7 +121,7 @@ def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s
 
 
 def young_s(mtbi_s: float, checkpoint_s: float) -> float:
-    """Young 1974: work between checkpoints for a cheap checkpoint and no restart.
+    """Return Young's 1974 work between checkpoints, for a cheap checkpoint and no restart.
 
     >>> young_s(5000, 10)
     316.22776601683796
@@ -130,7 +130,7 @@ def young_s(mtbi_s: float, checkpoint_s: float) -> float:
 
 
 def daly_s(mtbi_s: float, checkpoint_s: float) -> float:
-    """Daly 2006, equation 37: the higher-order estimate of the work between checkpoints.
+    """Return Daly's 2006 higher-order estimate (equation 37) of the work between checkpoints.
 
     >>> round(daly_s(6000, 10), 1)
     339.8
@@ -142,7 +142,7 @@ def daly_s(mtbi_s: float, checkpoint_s: float) -> float:
 
 
 def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s: float = 0.0) -> float:
-    """The useful share of held time at this period: (1 - s/t) * M / (M + R + d + t/2).
+    """Return the useful fraction of held time at this period: (1 - s/t) * M / (M + R + d + t/2).
 
     >>> round(goodput(373.5, 6000, 600, 10), 4)
     0.8604
@@ -152,7 +152,7 @@ def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: floa
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
-    """How a job is stopped: failures without notice, reclaims with `grace_s` of it. None: never."""
+    """Failures without notice, and reclaims with `grace_s` of it. None: never."""
 
     failure_mtbi_s: float | None
     reclaim_mtbi_s: float | None = None
@@ -167,7 +167,7 @@ class Interruptions:
 def lost_fraction(
     period_s: float, stops: Interruptions, *, restart_s: float, stall_s: float, upload_s: float, leave_s: float
 ) -> float:
-    """Seconds lost for one that is kept, apart from the stalls themselves: the sum of rate times loss.
+    """Return the seconds lost for one that is kept, apart from the stalls: the sum of rate times loss.
 
     `leave_s` is what leaving in order takes (the step in progress and a save): a reclaim whose grace is shorter is
     lost like a failure, another one costs its save and the restart.
@@ -181,7 +181,7 @@ def lost_fraction(
 def best_period_of_s(
     stops: Interruptions, *, restart_s: float, stall_s: float, upload_s: float, leave_s: float
 ) -> float:
-    """The period that maximises (1 - s/t) / (1 + a + b*t), from its derivative: s + sqrt(s^2 + s(1 + a)/b).
+    """Return the period that maximises (1 - s/t) / (1 + a + b*t), which is s + sqrt(s^2 + s(1 + a)/b).
 
     With failures alone this is `best_period_s`. Where nothing is ever lost (b = 0) the period is infinite.
     """
@@ -195,7 +195,7 @@ def best_period_of_s(
 
 
 def lost_usd(gpus: int, lost_s: float, restart_s: float, usd_per_gpu_hour: float) -> float:
-    """Dollars of work that is done again, and of the restart.
+    """Return the dollars of work that is done again, and of the restart.
 
     >>> round(lost_usd(64, 47 * 3600, 0, 2.99))
     8994
@@ -205,7 +205,7 @@ def lost_usd(gpus: int, lost_s: float, restart_s: float, usd_per_gpu_hour: float
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """How a job writes and reads its checkpoints.
+    """The cost of a job's checkpoints: storage, restart, and the stall of a save.
 
     `storage_bytes_per_s` is of all its nodes together. `start_s` passes from the stop until ranks run again, before
     they read the checkpoint. `stall_s` is how long an asynchronous save holds the ranks; None: it is synchronous and

@@ -1,4 +1,4 @@
-"""What is trained with: precision, optimizer, framework, loss. Everything of a step but the model and its layout."""
+"""Training settings: precision, optimizer, framework, loss. Everything of a step but the model and its layout."""
 
 import difflib
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Optimizer:
 
     @property
     def outer_extra_bytes(self) -> float:
-        """What a parameter of the embedding, the head or a norm keeps beyond one of a matrix (Muon has AdamW there)."""
+        """Bytes by which a parameter of embedding, head or norm exceeds one of a matrix (Muon: AdamW)."""
         return 0.0 if self.outer_moment_bytes is None else self.outer_moment_bytes - self.moment_bytes
 
     @property
@@ -43,7 +43,7 @@ class Optimizer:
 
     @property
     def checkpoint_bytes_per_parameter(self) -> float:
-        """What must be written to go on exactly: the master weights (or the weights, if none) and the moments."""
+        """Bytes to go on exactly: the master weights (or the weights, if none) and the moments."""
         return float((self.master_bytes or self.weight_bytes) + self.moment_bytes)
 
 
@@ -67,7 +67,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 
 
 def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
-    """The optimizer of this name; in pure fp32 there is no second copy of the weights.
+    """Return the optimizer of this name; in pure fp32 there is no second copy of the weights.
 
     Raises:
         LayoutError: no such optimizer.
@@ -84,16 +84,16 @@ def find_optimizer(name: str, precision: Precision = "bf16") -> Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is trained with: everything about a step that is neither the model nor its layout.
+    """The settings of a step that belong neither to the model nor to its layout.
 
-    `framework` says whose buffers there are: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
+    `framework` decides the buffers: Megatron-LM (with Transformer Engine), torch (FSDP2, torchtitan, the
     trainer of this package), DeepSpeed or InternEvo. `imbalance` is the tokens of the fullest expert rank over
     the mean of all ranks; `imbalance_by_ep` has it for each ep, where loads were measured.
     `loss` is a cross-entropy that writes its gradient into the logits (fused, as in Transformer Engine), one over a
     vocabulary that is divided by tp (parallel, as in Megatron-LM), a plain one through torch.compile, which makes no
     fp32 tensors (compiled), or without it (eager); None is what the framework does by itself.
-    `overlap` says that traffic runs beside the kernels where it can. `attention` is the generation of fused kernels:
-    the first FlashAttention, the second, or the vendor's own; `fused` says that norms, rotations and activations are
+    `overlap`: traffic runs beside the kernels where it can. `attention` is the generation of fused kernels:
+    the first FlashAttention, the second, or the vendor's own; `fused`: norms, rotations and activations are
     one kernel each (written so, or compiled). None is what the framework does by itself.
     """
 
@@ -134,7 +134,7 @@ class Training:
 
     @property
     def is_fused(self) -> bool:
-        """Whether small operations are fused, asked for or by the framework: torch alone runs them one by one."""
+        """Return whether small operations are fused, asked for or by the framework: only torch does not."""
         return self.framework != "torch" if self.fused is None else self.fused
 
     @property

@@ -1,4 +1,4 @@
-"""What is asked of a layout: `tp=8,pp=2` read into the axes that it fixes; the search fills in the rest."""
+"""Requests for a layout: `tp=8,pp=2` read into the axes that it fixes; the search fills in the rest."""
 
 import difflib
 import re
@@ -21,9 +21,9 @@ from cordee.plan.split import Split, read_split
 
 @dataclass(frozen=True, slots=True)
 class LayoutWanted:
-    """What someone asked of a layout; None leaves it to the search.
+    """The axes that are asked of a layout; None leaves one to the search.
 
-    Where pp is asked for, stages are uneven only if `split` says so: how, or that they may be.
+    Where pp is asked for, stages are uneven only if `split` names them, or allows it.
     """
 
     dp: int | None = None
@@ -44,7 +44,7 @@ class LayoutWanted:
     split: Split | Literal["even", "uneven"] | None = None
 
     def plainest(self, gpus: int) -> Layout:
-        """The layout that is nearest to what was asked, to say why it cannot be."""
+        """Return the layout that is nearest to what was asked, to say why it cannot be."""
         tp, cp, vpp = self.tp or 1, self.cp or 1, self.vpp or 1
         pp = self.pp or (len(self.split) // vpp if isinstance(self.split, tuple) else 1)
         return Layout(
@@ -80,7 +80,7 @@ def layout_wanted(text: str | None, recompute: Recompute | None, micro_batch: in
 
 
 def near_ranks(wanted: LayoutWanted, island_gpus: int) -> int:
-    """So many neighbouring ranks talk in every layer, and are not divided: experts and tp x cp, else tp x cp, else tp.
+    """Return the ranks that talk in every layer and stay together: experts and tp x cp, else tp x cp, else tp.
 
     The most that an island of so many GPUs holds; 1 if it holds no group of tp. pp and dp go outward.
 
@@ -95,7 +95,7 @@ def near_ranks(wanted: LayoutWanted, island_gpus: int) -> int:
 
 
 def parse_layout(text: str) -> LayoutWanted:
-    """What `tp=8,pp=2` asks for, or `tp8 pp2 dp4 zero1 mb2 full` as it is printed. `fsdp` means dp with ZeRO-3.
+    """Read `tp=8,pp=2`, or `tp8 pp2 dp4 zero1 mb2 full` as it is printed. `fsdp` means dp with ZeRO-3.
 
     >>> parse_layout("tp=8,pp=2") == LayoutWanted(tp=8, pp=2)
     True
@@ -137,8 +137,8 @@ def parse_layout(text: str) -> LayoutWanted:
 
 
 def _split_wanted(text: str | None) -> Split | Literal["even", "uneven"] | None:
-    said: dict[str | None, Literal["even", "uneven"] | None] = {None: None, "even": "even", "uneven": "uneven"}
-    return said[text] if text in said else read_split(str(text))
+    words: dict[str | None, Literal["even", "uneven"] | None] = {None: None, "even": "even", "uneven": "uneven"}
+    return words[text] if text in words else read_split(str(text))
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -149,7 +149,7 @@ _AXES = ("dp", "fsdp", "tp", "pp", "zero", "sp", "mb", "cp", "ep", "etp", "shard
 
 def _read_part(part: str, text: str) -> tuple[str, str]:
     for axis, words in _WORDS.items():
-        # Offload shares words with recomputation and is therefore always written out.
+        # Offload has words in common with recomputation and is therefore always written out.
         if part in words and axis != "offload":
             return axis, part
         if part.startswith(f"{axis}=") and part.removeprefix(f"{axis}=") in words:

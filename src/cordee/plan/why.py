@@ -1,4 +1,4 @@
-"""Why not this layout: it does not divide, it does not fit, or another is faster, with the numbers of each."""
+"""The reason against a layout: it does not divide, it does not fit, or another is faster, with the numbers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace

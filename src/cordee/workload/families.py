@@ -12,7 +12,7 @@ Config = Mapping[str, Any]
 
 
 def shape_from_config(config: Config, *, name: str) -> ModelShape:
-    """The shape that a config.json describes.
+    """Return the shape that a config.json describes.
 
     Raises:
         ShapeError: an unknown family, a field that is missing or not a positive whole number, sizes that do not divide.
@@ -36,7 +36,7 @@ class _Fields:
         self.name = name
 
     def whole(self, *keys: str, default: int | None = None) -> int:
-        """The first of these fields that is given."""
+        """Return the first of these fields that is given."""
         for key in keys:
             value = self.config.get(key)
             if value is None:
@@ -59,7 +59,7 @@ class _Fields:
 
 
 def _decoder(fields: _Fields, family: str) -> ModelShape:
-    """What Llama, Mistral, Qwen and their like share."""
+    """Return the shape of a decoder such as Llama, Mistral or Qwen."""
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
     return ModelShape(
@@ -135,7 +135,7 @@ def _qwen_experts(fields: _Fields) -> Experts:
 
 
 def _deepseek(fields: _Fields) -> ModelShape:
-    """DeepSeek V2 and V3: latent attention, a dense start, then routed and shared experts."""
+    """Return the shape of DeepSeek V2 or V3: latent attention, a dense start, then routed and shared experts."""
     family = str(fields.config["model_type"])
     heads = fields.whole("num_attention_heads")
     ffn = fields.whole("moe_intermediate_size")

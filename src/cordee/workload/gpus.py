@@ -1,4 +1,4 @@
-"""How many GPUs a job asks for, and of which kind: one reading for the command line and the YAML."""
+"""GPUs as a job asks for them, number and kind: one reading for the command line and the YAML."""
 
 import re
 
@@ -6,7 +6,7 @@ from cordee.errors import SpecError
 
 
 def parse_gpus(text: str | int) -> tuple[int, str | None]:
-    """The total and the kind of `64`, `64xH100` or `H100:64`.
+    """Return the total and the kind of `64`, `64xH100` or `H100:64`.
 
     >>> parse_gpus("64xH100"), parse_gpus("H100:64"), parse_gpus(64)
     ((64, 'H100'), (64, 'H100'), (64, None))
@@ -29,7 +29,7 @@ def parse_gpus(text: str | int) -> tuple[int, str | None]:
 
 
 def parse_wanted(text: str | int | float) -> tuple[int, int, str | None]:
-    """GPUs, thousandths of each, and the kind: as `parse_gpus`, or a part of one GPU such as `0.5` or `0.5xH100`.
+    """Return GPUs, thousandths of each, and the kind: as `parse_gpus`, or a part of a GPU such as `0.5xH100`.
 
     >>> parse_wanted("64xH100"), parse_wanted(0.5), parse_wanted("A100:0.25")
     ((64, 1000, 'H100'), (1, 500, None), (1, 250, 'A100'))

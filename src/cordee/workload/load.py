@@ -15,7 +15,7 @@ _SHAPES = Path(__file__).parent / "data" / "shapes.toml"
 
 
 def load_shape(model: str) -> ModelShape:
-    """The shape of a catalogue name (`llama-3-70b`), of a config.json, or of a folder that holds one.
+    """Return the shape of a catalogue name (`llama-3-70b`), of a config.json, or of a folder that holds one.
 
     Raises:
         CatalogueError: neither a known name nor a path that exists.
@@ -42,7 +42,7 @@ def model_path(model: str) -> str | None:
 
 
 def model_names() -> tuple[str, ...]:
-    """The names in the catalogue."""
+    """Return the names in the catalogue."""
     return tuple(_catalogue())
 
 

@@ -1,6 +1,6 @@
 """The shape of a transformer and its exact parameter counts, part by part.
 
-A shape comes from a Hugging Face config.json (`families.py`). It says nothing of precision, batch or GPUs.
+A shape comes from a Hugging Face config.json (`families.py`). It holds no precision, batch or GPUs.
 """
 
 from dataclasses import dataclass
@@ -90,11 +90,11 @@ class ModelShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Of one norm: a scale, and a bias in a LayerNorm."""
+        """Parameters of one norm: a scale, and a bias in a LayerNorm."""
         return self.hidden * (2 if self.norm == "layer" else 1)
 
     def is_expert_layer(self, layer: int) -> bool:
-        """Whether this layer (from 0) has experts in place of its MLP."""
+        """Return whether this layer (from 0) has experts in place of its MLP."""
         moe = self.experts
         if moe is None or layer < moe.first_dense or layer in moe.dense_layers:
             return False
@@ -102,7 +102,7 @@ class ModelShape:
 
     @property
     def expert_layers(self) -> int:
-        """How many layers have experts."""
+        """The number of layers with experts."""
         return expert_layers_in(self, 0, self.layers)
 
     @property
@@ -134,12 +134,12 @@ class ModelShape:
         return q + kv + a * latent.v_dim * h + biases
 
     def mlp_parameters(self, ffn: int) -> int:
-        """One feed-forward block of this width."""
+        """Return the parameters of one feed-forward block of this width."""
         up = 2 if self.gated else 1
         return (up + 1) * self.hidden * ffn + (up * ffn + self.hidden) * self.mlp_bias
 
     def layer(self, index: int) -> ParameterCount:
-        """The parameters of one layer."""
+        """Return the parameters of one layer."""
         norms = 2 * self.norm_parameters
         if self.qk_norm:
             norms += 2 * self.head_dim
@@ -182,7 +182,7 @@ class ModelShape:
         return self.active_parameters - self.embedding_parameters + self.vocab * self.hidden * self.tied
 
     def attention_flop_per_token(self, seq_tokens: int) -> float:
-        """Forward FLOPs of scores and values for one token in one layer: causal, so half of the square."""
+        """Return the forward FLOPs of scores and values for one token in one layer: causal, so half of the square."""
         if self.latent is not None:
             width = self.latent.nope_dim + self.latent.rope_dim + self.latent.v_dim
         else:
@@ -190,7 +190,7 @@ class ModelShape:
         return 2 * seq_tokens * self.heads * width / 2
 
     def train_flop_per_token(self, seq_tokens: int) -> float:
-        """Forward and backward (three times forward), without recomputation."""
+        """Return the FLOPs of forward and backward passes (three times forward), without recomputation."""
         forward = 2 * self.matmul_parameters + self.layers * self.attention_flop_per_token(seq_tokens)
         return 3 * forward
 
@@ -207,5 +207,5 @@ def _parameter_count(shape: ModelShape) -> ParameterCount:
 
 @lru_cache(maxsize=65_536)
 def expert_layers_in(shape: ModelShape, first: int, end: int) -> int:
-    """How many of the layers from `first` up to `end` have experts."""
+    """Return how many of the layers from `first` up to `end` have experts."""
     return sum(shape.is_expert_layer(layer) for layer in range(first, end))

@@ -1,4 +1,4 @@
-"""What people write in YAML: its keys with their lines, quantities with their units, and mistakes pointed at."""
+"""YAML as people write it: its keys with their lines, quantities with their units, and mistakes pointed at."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Where:
-    """Where each key stands in the text, from 1, so that an error can point at it."""
+    """The line and column of each key in the text, from 1, so that an error can point at it."""
 
     source: str
     positions: Mapping[Path, tuple[int, int]]
@@ -27,7 +27,7 @@ class Where:
 
 
 def quantity(read: Callable[[str], Any], value: Any, path: Path, where: Where) -> Any:
-    """The value in base units."""
+    """Return the value in base units."""
     try:
         return read(str(plain(value, path, where)))
     except UnitError as error:
@@ -35,7 +35,7 @@ def quantity(read: Callable[[str], Any], value: Any, path: Path, where: Where) -
 
 
 def mapping(document: dict[str, Any], key: str, where: Where) -> dict[str, Any]:
-    """What stands below a key; nothing is an empty mapping."""
+    """Return the mapping below a key; nothing is an empty mapping."""
     value = document.get(key) or {}
     if not isinstance(value, dict):
         raise where.error((key,), f"{key} must be a mapping, not {value!r}", f"write its keys indented below {key}:")
@@ -43,7 +43,7 @@ def mapping(document: dict[str, Any], key: str, where: Where) -> dict[str, Any]:
 
 
 def check_keys(written: Collection[str], known: Collection[str], inside: Path, where: Where) -> None:
-    """Whether all keys written are known."""
+    """Check that all keys written are known."""
     for key in written:
         if key in known:
             continue
@@ -54,7 +54,7 @@ def check_keys(written: Collection[str], known: Collection[str], inside: Path, w
 
 
 def plain(value: Any, path: Path, where: Where) -> Any:
-    """A text or a number, and nothing else."""
+    """Return a text or a number, and refuse anything else."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise where.error(path, f"{'.'.join(map(str, path))} cannot be {value!r}")
     return value
@@ -63,7 +63,7 @@ def plain(value: Any, path: Path, where: Where) -> Any:
 def explained(
     error: ValidationError, inside: Path, where: Where, *, written_as: Mapping[str, str], hints: Mapping[str, str]
 ) -> SpecError:
-    """Pydantic's first complaint in our words, at its place in the text."""
+    """Return pydantic's first complaint in our words, at its place in the text."""
     first = error.errors()[0]
     path = (*inside, *(written_as.get(str(part), part) for part in first["loc"] if not _is_branch(part)))
     name = ".".join(map(str, path))
@@ -89,12 +89,12 @@ _LIMIT_HINTS = {
 
 
 def _is_branch(part: str | int) -> bool:
-    """Pydantic names the branch of a union in its path; people did not write that."""
+    """Return whether a part of a path is pydantic's name for a branch of a union, which nobody wrote."""
     return isinstance(part, str) and bool(re.search(r"[\[\]()]|^(str|float|int|tuple|constrained)", part))
 
 
 def load_yaml(text: str, source: str) -> tuple[Any, dict[Path, tuple[int, int]]]:
-    """The document as plain values, and where its keys stand."""
+    """Return the document as plain values, and the places of its keys."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -117,7 +117,7 @@ def _first_line(text: str | None) -> str:
 
 
 def _strip(node: Any, path: Path, positions: dict[Path, tuple[int, int]]) -> Any:
-    """Ruamel's tree as plain values, noting each key's line and column."""
+    """Return ruamel's tree as plain values, noting each key's line and column."""
     if isinstance(node, dict):
         plain = {}
         for key, value in node.items():
