@@ -48,7 +48,7 @@ def test_a_narrow_page_gets_a_chart_of_its_own_with_the_names_below() -> None:
     page = ElementTree.fromstring(
         chart_html([Line("rent", [(0, 1), (1, 2)]), Line("own", [(0, 2), (1, 1)])], PLAIN, PLAIN)
     )
-    wide, narrow = list(page)
+    _, wide, narrow = list(page)
     assert [(each.get("class") or "").split()[1] for each in (wide, narrow)] == ["wide", "narrow"]
     width, height = map(int, (narrow.get("viewBox") or "").split()[2:])
     assert width == NARROW.width

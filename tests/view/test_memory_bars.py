@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.units import GB
-from cordee.view.memory import MemoryBar, full_scale_bytes, memory_cells, memory_svg
+from cordee.view.memory import MemoryBar, full_scale_bytes, memory_cells, memory_html, memory_svg
 
 NAMES = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "fragmentation", "context")
 BARS = st.builds(MemoryBar, st.just("a"), st.fixed_dictionaries({name: st.integers(0, 200 * GB) for name in NAMES}))
@@ -73,6 +73,14 @@ def test_the_svg_is_well_formed_says_all_numbers_and_escapes_labels() -> None:
         if "x" in rect.attrib
     ]
     assert max(edges) <= 1080
+
+
+def test_on_a_narrow_page_the_words_stand_above_the_bars() -> None:
+    bars = [MemoryBar("tp8 pp2", {"weights": 9 * GB}, "59.6 s"), MemoryBar("dp64", {"weights": 991 * GB})]
+    wide, narrow = ElementTree.fromstring(memory_html(bars, 80 * GB)).findall("{http://www.w3.org/2000/svg}svg")
+    assert sorted("".join(wide.itertext()).split()) == sorted("".join(narrow.itertext()).split())
+    for each in narrow.iter("{http://www.w3.org/2000/svg}rect"):
+        assert float(each.attrib["x"]) + float(each.attrib["width"]) <= 420
 
 
 def test_an_empty_svg_is_still_one() -> None:

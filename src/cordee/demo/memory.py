@@ -12,7 +12,7 @@ from cordee.plan.memory import state_bytes
 from cordee.plan.search import fewest_gpus_to_hold
 from cordee.plan.survive import Survival
 from cordee.units import format_bytes, format_duration
-from cordee.view.memory import MemoryBar, memory_svg
+from cordee.view.memory import MemoryBar, memory_html
 from cordee.workload.load import load_shape
 
 GPUS = 64
@@ -72,7 +72,7 @@ def _show_layouts(narrator: Narrator, plan: Answer) -> None:
     bars = [_bar(candidate) for candidate in shown]
     verdicts = [(bar, _verdict(each), each.fits) for bar, each in zip(bars, shown, strict=True)]
     narrator.screen.memory(verdicts, gpu.memory_bytes)
-    narrator.figure(memory_svg(bars, gpu.memory_bytes))
+    narrator.figure(memory_html(bars, gpu.memory_bytes))
     held = {str(candidate.layout): _held_bytes(candidate) for candidate in (*plan.fitting, *plan.rejected)}
     narrator.claim(claims.holds_the_state(held, plan.state_bytes))
     narrator.note(f"cordee plan llama-3-70b --gpus {plan.request.gpus}xH100 shows all of them.")

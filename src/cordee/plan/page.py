@@ -9,7 +9,7 @@ from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.step import step_interval_s
 from cordee.units import format_count, format_gb
 from cordee.view.chart import Axis, Line, Mark, chart_html
-from cordee.view.memory import MemoryBar, memory_svg
+from cordee.view.memory import MemoryBar, memory_html
 from cordee.view.page import page
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
@@ -97,7 +97,7 @@ def _timeline_svg(candidate: Candidate) -> str:
         parts = {name: round(float(getattr(moment, f"{name}_bytes"))) for name in names}
         parts |= {"fragmentation": worst.fragmentation_bytes, "context": worst.context_bytes}
         bars.append(MemoryBar(moment.event, parts, "peak" if moment.event == memory.peak_event else ""))
-    return memory_svg(bars, candidate.gpu_memory_bytes)
+    return memory_html(bars, candidate.gpu_memory_bytes)
 
 
 def _layouts_svg(layouts: Layouts) -> str:
@@ -110,7 +110,7 @@ def _layouts_svg(layouts: Layouts) -> str:
         )
         for each in shown
     ]
-    return memory_svg(bars, layouts.case.gpu.memory_bytes)
+    return memory_html(bars, layouts.case.gpu.memory_bytes)
 
 
 def _spending_svg(own: Comparison) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cordee.view.markup import num, palette_css, text
+from cordee.view.markup import num, palette_css, text, twins
 
 TOP, BOTTOM, NAME = 24, 52, 18
 INKS = (
@@ -66,8 +66,7 @@ NARROW = Frame("narrow", 420, 300, 64, 0)
 
 def chart_html(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "") -> str:
     """Return the chart twice: the page shows the one that its width has room for."""
-    drawn = (chart_svg(lines, x, y, marks, label, frame=frame) for frame in (WIDE, NARROW))
-    return f'<div class="charts">{"".join(drawn)}</div>'
+    return twins(*(chart_svg(lines, x, y, marks, label, frame=frame) for frame in (WIDE, NARROW)))
 
 
 def chart_svg(
@@ -206,7 +205,5 @@ _CSS = (
     "font-variant-numeric:tabular-nums}.chart .tick,.chart .axis{fill:var(--soft)}"
     ".chart .rule{stroke:var(--rule);fill:none}.chart .line{fill:none;stroke-width:2.5;stroke-linejoin:round}"
     ".chart .drop{stroke:var(--soft);stroke-dasharray:2 4;fill:none}"
-    ".charts .narrow{display:none}@media(max-width:640px){.charts .wide{display:none}"
-    ".charts .narrow{display:block;min-width:0}}"
     ".chart .mark{fill:none;stroke:var(--ink);stroke-width:2}.chart .name,.chart .mark-name{font-weight:600}"
 )

@@ -59,3 +59,12 @@ def palette_css() -> str:
         f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
         f"@media print{{:root{{{light}}}}}"
     )
+
+
+def twins(wide: str, narrow: str) -> str:
+    """Return two drawings of the same values, of which a page shows the one that it has room for."""
+    css = (
+        ".twins .narrow{display:none}"
+        "@media(max-width:640px){.twins .wide{display:none}.twins .narrow{display:block;min-width:0}}"
+    )
+    return f'<div class="twins"><style>{css}</style>{wide}{narrow}</div>'

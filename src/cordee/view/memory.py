@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cordee.units import format_bytes
-from cordee.view.markup import num, palette_css, text
+from cordee.view.markup import num, palette_css, text, twins
 
 # The parts of a bar from left to right: the names it gathers, its glyphs (Unicode, ASCII), colours (light, dark).
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, str], tuple[str, str]]] = {
@@ -76,57 +76,81 @@ def full_scale_bytes(bars: Sequence[MemoryBar], gpu_memory_bytes: int) -> int:
     return round(max(gpu_memory_bytes, min(longest, gpu_memory_bytes * LONGEST_GPUS)))
 
 
-def memory_svg(breakdowns: Sequence[MemoryBar], gpu_memory_bytes: int) -> str:
-    """Return the bars as a self-contained SVG, light and dark, with the GPU's memory as a line through all of them."""
-    longest = max((len(bar.label) for bar in breakdowns), default=0)
-    # Seven and a half units a letter at 13 pixels: long names move the bars to the right and are never cut.
-    width, gutter, right, row_height, top = 1080, max(210, round(7.5 * longest)), 150, 34, 46
-    scale = (width - gutter - right) / full_scale_bytes(breakdowns, gpu_memory_bytes)
-    height = top + row_height * len(breakdowns) + 34
+def memory_html(bars: Sequence[MemoryBar], gpu_memory_bytes: int) -> str:
+    """Return the bars twice: the page shows the drawing that its width has room for."""
+    return twins(memory_svg(bars, gpu_memory_bytes), memory_svg(bars, gpu_memory_bytes, narrow=True))
+
+
+def memory_svg(bars: Sequence[MemoryBar], gpu_memory_bytes: int, *, narrow: bool = False) -> str:
+    """Return the bars as a self-contained SVG, with the limit drawn through all of them.
+
+    Names and notes stand beside the bars, or on a line above each where there is no room beside them.
+    """
+    longest = max((len(bar.label) for bar in bars), default=0)
+    # Seven and a half units a letter at 13 pixels: long names shift the bars, they are never cut.
+    width, gutter, right = (420, 0, 8) if narrow else (1080, max(210, round(7.5 * longest)), 150)
+    top, row_height = (62, 52) if narrow else (46, 34)
+    scale = (width - gutter - right) / full_scale_bytes(bars, gpu_memory_bytes)
+    height = top + row_height * len(bars) + 34
     limit_x = gutter + gpu_memory_bytes * scale
     rows = "".join(
-        f'<g transform="translate({gutter},{top + row_height * index})">{_svg_row(bar, gpu_memory_bytes, scale)}</g>'
-        for index, bar in enumerate(breakdowns)
+        f'<g transform="translate({gutter},{top + row_height * index})">'
+        f"{_svg_row(bar, gpu_memory_bytes, scale, width if narrow else None)}</g>"
+        for index, bar in enumerate(bars)
     )
     limit_name = text(f"GPU memory: {format_bytes(gpu_memory_bytes)}")
+    anchor = "end" if narrow else "middle"
+    tops = [top + row_height * index + 17 for index in range(len(bars))]
+    limit = f"M{num(limit_x)} {top - 8}V{height - 24}"
+    if narrow:  # it passes no words
+        limit = "".join(f"M{num(limit_x)} {at}v30" for at in tops)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" class="memory" role="img" '
-        f'aria-label="memory of {len(breakdowns)} layouts against {text(format_bytes(gpu_memory_bytes))}">'
-        f"<style>{palette_css()}{_svg_css()}</style>{_legend(gutter)}{rows}"
-        f'<path class="limit" d="M{num(limit_x)} {top - 8}V{height - 24}"/>'
-        f'<text class="limit-name" x="{num(limit_x)}" y="{height - 8}" text-anchor="middle">{limit_name}</text></svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'class="memory {"narrow" if narrow else "wide"}" role="img" '
+        f'aria-label="memory of {len(bars)} layouts against {text(format_bytes(gpu_memory_bytes))}">'
+        f"<style>{palette_css()}{_svg_css()}</style>{_legend(gutter, 3 if narrow else len(PARTS))}{rows}"
+        f'<path class="limit" d="{limit}"/>'
+        f'<text class="limit-name" x="{num(limit_x)}" y="{height - 8}" text-anchor="{anchor}">{limit_name}</text></svg>'
     )
 
 
-def _svg_row(bar: MemoryBar, gpu_memory_bytes: int, scale: float) -> str:
-    """Draw one bar, from x = 0; `scale` is SVG units for a byte. A bar that is cut has its whole size beside it."""
+def _svg_row(bar: MemoryBar, gpu_memory_bytes: int, scale: float, width: int | None) -> str:
+    """Draw one bar from x = 0; `scale` is SVG units for a byte, `width` is given if its words stand above it.
+
+    A bar that is cut has its whole size in its note.
+    """
     over = bar.total_bytes > gpu_memory_bytes
-    edge = gpu_memory_bytes * LONGEST_GPUS * scale
-    pieces = [f'<text class="label" x="-12" y="17" text-anchor="end">{text(bar.label)}</text>']
+    edge, limit_x = gpu_memory_bytes * LONGEST_GPUS * scale, gpu_memory_bytes * scale
+    top = 0 if width is None else 20
+    pieces = []
     at = 0.0
     for group, size in bar.grouped().items():
         end = min(edge, at + size * scale)
         if end > at:
             title = f"<title>{text(f'{group}: {format_bytes(size)}')}</title>"
-            place = f'x="{num(at)}" width="{num(end - at)}" height="24"'
+            place = f'x="{num(at)}" y="{top}" width="{num(end - at)}" height="24"'
             pieces.append(f'<rect class="m-{group}" {place}>{title}</rect>')
         at = end
-    limit_x = gpu_memory_bytes * scale
     if over:
-        pieces.append(f'<rect class="over" x="{num(limit_x)}" width="{num(at - limit_x)}" height="24"/>')
+        pieces.append(f'<rect class="over" x="{num(limit_x)}" y="{top}" width="{num(at - limit_x)}" height="24"/>')
     cut = "→ " if bar.total_bytes * scale > edge + 1 else ""
     note = text(" · ".join(filter(None, (cut + format_bytes(bar.total_bytes), bar.note))))
     style = "note bad" if over else "note"
-    pieces.append(f'<text class="{style}" x="{num(max(at, limit_x) + 10)}" y="17">{note}</text>')
+    if width is None:
+        pieces.append(f'<text class="label" x="-12" y="17" text-anchor="end">{text(bar.label)}</text>')
+        pieces.append(f'<text class="{style}" x="{num(max(at, limit_x) + 10)}" y="17">{note}</text>')
+    else:
+        pieces.append(f'<text class="label" x="0" y="14">{text(bar.label)}</text>')
+        pieces.append(f'<text class="{style}" x="{width}" y="14" text-anchor="end">{note}</text>')
     return "".join(pieces)
 
 
-def _legend(x: float) -> str:
+def _legend(x: float, per_row: int) -> str:
     pieces = []
     for index, group in enumerate(PARTS):
-        at = x + index * 120
-        pieces.append(f'<rect class="m-{group}" x="{num(at)}" y="8" width="12" height="12" rx="2"/>')
-        pieces.append(f'<text class="key" x="{num(at + 18)}" y="18">{group}</text>')
+        at, top = x + index % per_row * 120, 8 + index // per_row * 20
+        pieces.append(f'<rect class="m-{group}" x="{num(at)}" y="{top}" width="12" height="12" rx="2"/>')
+        pieces.append(f'<text class="key" x="{num(at + 18)}" y="{top + 10}">{group}</text>')
     return "".join(pieces)
 
 
