@@ -82,6 +82,14 @@ def until_step(out: Path, step: int, ranks: list[Rank], rank: int = 0) -> None:
         tick.wait(0.005)
 
 
+def until_line(rank: Rank, text: str) -> None:
+    """Return when the rank has written a line with this text."""
+    tick = threading.Event()
+    while not any(text in line for line in list(rank.lines)):
+        assert rank.process.poll() is None, "".join(rank.lines)
+        tick.wait(0.005)
+
+
 def end_of(out: Path, rank: int = 0) -> dict[str, Any]:
     end: dict[str, Any] = json.loads((out / f"end{rank}.json").read_text())
     return end
@@ -157,6 +165,7 @@ def test_a_step_that_never_ends_is_left_at_the_deadline(tmp_path: Path) -> None:
     told = {**UNDER_AGENT, "CORDEE_SPOOL": str(spool), "CORDEE_CHECKPOINT_TO": str(to), "CORDEE_GRACE_S": "2"}
     rank = alone(out, "--every", "10", "--hang", "0:15", **told)
     until_step(out, 15, [rank])
+    until_line(rank, "of step 10: ")  # durable, which may take longer than the grace period
     rank.process.send_signal(signal.SIGTERM)
     assert rank.wait() == 60, "".join(rank.lines)
     assert [(event.how, event.step) for event in events_of(spool, 0) if isinstance(event, RankLeft)] == [
@@ -171,9 +180,10 @@ def test_output_that_cannot_be_written_keeps_no_rank(tmp_path: Path) -> None:
     args = ("--out", str(out), "--to", str(to), "--every", "10", "--grace", "2s", "--hang", "0:15")
     with Path("/dev/full").open("w") as full:
         rank = Rank([sys.executable, SCRIPT, *args], environment(), stdout=full.fileno())
-    until_step(out, 15, [rank])
-    rank.process.send_signal(signal.SIGTERM)
     try:
+        until_step(out, 15, [rank])
+        until_line(rank, "of step 10: ")  # durable, which may take longer than the grace period
+        rank.process.send_signal(signal.SIGTERM)
         assert rank.wait() == 60, "".join(rank.lines)
     finally:
         rank.process.kill()
