@@ -1,7 +1,7 @@
 """The NodeAgent: one loop over its children, its server and its rank groups.
 
-It takes orders, keeps them on disk before it confirms them, and reports what happened. It decides nothing: whom to
-start, notify or kill is the server's to say. The server may die at any time; ranks do not notice.
+It takes orders, keeps them on disk before it confirms them, and reports what happened. The server alone decides which
+ranks start, get notice or are killed. The server may die at any time; ranks do not notice.
 """
 
 import json
@@ -9,21 +9,22 @@ import logging
 import os
 import selectors
 import signal
-import socket
 import time
 from functools import partial
 from pathlib import Path
 
 from cordee.agent import process, wire
-from cordee.agent.gpus import Devices, lock_file
+from cordee.agent.gpus import Devices, DeviceWatch, lock_file
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
 from cordee.agent.logs import LogPump
+from cordee.agent.node_stream import NodeStream
 from cordee.agent.rank_group import RankGroup, RankGroupResult, read_secrets, without_secrets
 from cordee.agent.reclaim import Reclaims
 from cordee.agent.spools import Spools
-from cordee.agent.takeover import end_survivors, read_ends
+from cordee.agent.takeover import end_survivors
+from cordee.agent.wakeup import Wakeup
 from cordee.event_json import decode
 from cordee.events import (
     AttemptPlaced,
@@ -41,12 +42,10 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.telemetry.cloud import Hint, Reclaim
 from cordee.telemetry.notices import write_hint
-from cordee.telemetry.stream import StreamWriter
 from cordee.units import US_PER_S
 
 DIAL_S = 0.1  # between two tries to reach the server
 FOLLOW_S = 0.05  # between two looks at the spools while ranks run
-DEVICES_S = 2.0  # between two looks at who uses the GPUs
 LOCK_S_MAX = 10.0  # a predecessor may be dying
 
 _log = logging.getLogger("cordee.agent")
@@ -63,34 +62,32 @@ class NodeAgent:
     """
 
     def __init__(self, home: Path, node: str, epoch: int, devices: Devices) -> None:
-        self._home, self._node, self._epoch, self._devices = home, node, epoch, devices
-        self._folder = home / "nodes" / node
+        self._home, self._node, self._epoch, self._devices = home, node, epoch, DeviceWatch(devices)
         self._journal = Journal(home, node)
         self._selector = selectors.DefaultSelector()
         self._link = Link(home, node, epoch, self._selector)
         self._spools = Spools(self._link, self._report)
         self._groups: dict[str, RankGroup] = {}
-        self._unavailable: tuple[int, ...] = ()
-        self._ends: dict[str, list[tuple[int, RanksEnded]]] = {}  # by stream: what the server has not committed
-        self._older: dict[str, tuple[Path, int]] = {}  # streams of earlier agents: file and last seq
-        self._leaving = self._terminated = False
+        self._wakeup = Wakeup(self._selector)
+        self._leaving = False
         self._reclaim: Reclaim | None = None
-        self._next_dial_s = self._next_follow_s = self._next_devices_s = 0.0
-        self._lock_fd = -1
+        self._next_dial_s = self._next_follow_s = 0.0
+
+    @property
+    def _folder(self) -> Path:
+        return self._home / "nodes" / self._node
 
     def run(self) -> int:
-        """Serve until told to leave; the exit code."""
-        lock = self._take_lock()
-        if lock is None:
+        """Serve until the server or a signal ends the agent; return the exit code."""
+        if self._take_lock() is None:
             _log.error("another agent holds %s", self._folder / "lock")
             return 1
-        self._lock_fd = lock
         process.become_subreaper()
-        self._watch_signals()
-        self._stream = StreamWriter(self._folder / f"{self._epoch}.jsonl", durable=True)
+        self._wakeup.watch_signals()
+        self._stream = NodeStream(self._folder, self._epoch)
         self._take_over()
         self._report_node()
-        reclaims = Reclaims(self._wake)
+        reclaims = Reclaims(self._wakeup.wake)
         reclaims.start(self._reclaimed, self._withdrawn, self._hinted)
         while not (self._leaving and not self._groups):
             for key, _ in self._selector.select(self._timeout_s()):
@@ -111,36 +108,9 @@ class NodeAgent:
             time.sleep(0.02)
         return fd
 
-    def _watch_signals(self) -> None:
-        reader, writer = socket.socketpair()
-        reader.setblocking(False)
-        writer.setblocking(False)
-        self._wakeup = (reader, writer)
-        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._terminate)
-        self._selector.register(reader, selectors.EVENT_READ, self._woken)
-
-    def _terminate(self, *_: object) -> None:
-        self._terminated = True  # the loop does the rest: a handler may run in the middle of anything
-
-    def _wake(self) -> None:
-        try:
-            self._wakeup[1].send(b"\0")
-        except BlockingIOError:
-            pass  # it is full, so the loop wakes up anyway
-
-    def _woken(self) -> None:
-        try:
-            while self._wakeup[0].recv(4096):
-                pass
-        except BlockingIOError:
-            pass
-
     def _take_over(self) -> None:
-        """End what an earlier agent of this node left, and see that the server learns all it knew."""
-        ended = self._forward_older_streams()
+        """End the processes that an earlier agent of this node left, and forward everything that it reported."""
+        ended = self._stream.forward_all(self._link)
         orders = self._journal.unsettled()
         for order in orders:
             self._spools.complete(order, self._journal.folder(order.job_id, order.epoch))
@@ -150,18 +120,6 @@ class NodeAgent:
             n_ended = end_survivors(order, self._journal.ranks(order))
             why = f"the agent of {self._node} died; {n_ended} processes that it left were ended"
             self._report_end(order, RankGroupResult(Outcome.LOST, why))
-
-    def _forward_older_streams(self) -> set[str]:
-        """Forward them, and this agent's own after them; the attempts whose end is in one of them."""
-        ended = set()
-        for path in sorted(self._folder.glob("*.jsonl"), key=lambda each: int(each.stem)):
-            source = f"node/{self._node}/{path.stem}"
-            self._link.add_node_source(source, path)
-            self._ends[source], last_seq = read_ends(path)
-            ended |= {f"{event.job_id}.{event.epoch}" for _, event in self._ends[source]}
-            if int(path.stem) != self._epoch:
-                self._older[source] = (path, last_seq)
-        return ended
 
     # -- the loop ------------------------------------------------------------------------------------------
 
@@ -173,13 +131,13 @@ class NodeAgent:
         elif self._groups:
             due.append(self._next_follow_s)
         if self._devices.real:
-            due.append(self._next_devices_s)
+            due.append(self._devices.next_s)
         return max(0.0, min(due) - now_s) if due else None
 
     def _step(self) -> None:
         now_s = time.monotonic()
         self._reap(now_s)
-        if self._terminated and not self._leaving:
+        if self._wakeup.terminated and not self._leaving:
             self._leaving = True
             for group in self._groups.values():
                 group.notice(now_s + group.order.grace_s)
@@ -190,7 +148,7 @@ class NodeAgent:
         if self._link.channel is None and now_s >= self._next_dial_s:
             self._next_dial_s = now_s + DIAL_S
             self._dial()
-        if self._devices.real and now_s >= self._next_devices_s:
+        if self._devices.real and now_s >= self._devices.next_s:
             self._report_node()
         if now_s >= self._next_follow_s:
             self._next_follow_s = now_s + FOLLOW_S
@@ -227,8 +185,8 @@ class NodeAgent:
 
     # -- reports -------------------------------------------------------------------------------------------
 
-    def _report(self, event: Event) -> int:
-        return self._stream.append(event)
+    def _report(self, event: Event) -> None:
+        self._stream.append(event)
 
     def _report_end(self, order: Assignment, result: RankGroupResult) -> None:
         _log.info("%s ended: %s: %s", order.tag, result.outcome, result.why)
@@ -241,20 +199,14 @@ class NodeAgent:
             failure=result.failure,
             why=result.why,
         )
-        seq = self._report(ended)
-        self._ends.setdefault(f"node/{self._node}/{self._epoch}", []).append((seq, ended))
+        self._report(ended)
 
     def _report_node(self) -> None:
-        """Say what this node has, when it is new or has changed."""
-        first = self._next_devices_s == 0.0
-        self._next_devices_s = time.monotonic() + DEVICES_S
-        ours: set[int] = set()
-        if self._devices.real:
-            ours = {each.pid for group in self._groups.values() for each in group.processes()}
-        unavailable = self._devices.unavailable(ours.__contains__)
-        if not first and unavailable == self._unavailable:
+        """Report what this node has, when it is new or has changed."""
+        ours = {each.pid for group in self._groups.values() for each in group.processes()}
+        unavailable = self._devices.look(ours)
+        if unavailable is None:
             return
-        self._unavailable = unavailable
         node = Node(
             name=self._node,
             epoch=self._epoch,
@@ -341,18 +293,9 @@ class NodeAgent:
             group.kill(why, time.monotonic())
 
     def _seen(self, source: str, seq: int) -> None:
-        """The server has a stream up to here: what is settled by that needs no further keeping."""
+        """Take note that the server has committed a stream up to here."""
         self._link.seen(source, seq)
-        for each_seq, ended in list(self._ends.get(source, ())):
-            if each_seq <= seq:
-                self._ends[source].remove((each_seq, ended))
-                self._journal.settle(ended)
-                self._spools.drop(ended.job_id, ended.epoch)
-        older = self._older.get(source)
-        if older is not None and seq >= older[1]:
-            del self._older[source]
-            self._link.drop(source)
-            older[0].unlink(missing_ok=True)
+        self._stream.settle(source, seq, self._journal, self._spools, self._link)
 
     # -- orders --------------------------------------------------------------------------------------------
 

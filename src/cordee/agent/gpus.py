@@ -7,14 +7,16 @@ this agent's own CUDA_VISIBLE_DEVICES leaves out.
 import ctypes
 import fcntl
 import os
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
 from cordee.errors import MissingExtraError
 
 SLOT = "slot"
+LOOK_S = 2.0  # between two looks at the processes on the GPUs
 
 
 class Devices:
@@ -39,6 +41,26 @@ class Devices:
 
     def release(self) -> None:
         """Let go of the locks that `unavailable` took."""
+
+
+class DeviceWatch:
+    """Devices that are looked at again and again, since other processes may take and release them.
+
+    Attributes:
+        next_s: monotonic time of the next look.
+    """
+
+    def __init__(self, devices: Devices) -> None:
+        self.gpu_name, self.count, self.real = devices.gpu_name, devices.count, devices.real
+        self.next_s = 0.0
+        self._devices = devices
+        self._unavailable: tuple[int, ...] | None = None
+
+    def look(self, ours: Container[int]) -> tuple[int, ...] | None:
+        """Return the indices of unavailable GPUs, or None if they have not changed; `ours` are the agent's own pids."""
+        self.next_s = time.monotonic() + LOOK_S
+        before, self._unavailable = self._unavailable, self._devices.unavailable(ours.__contains__)
+        return None if before == self._unavailable else self._unavailable
 
 
 class _NvmlDevices(Devices):

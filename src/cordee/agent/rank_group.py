@@ -25,7 +25,7 @@ from cordee.units import US_PER_S
 
 _STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
-STILL_S_MAX = 30.0  # A drain that uses no processor for so long is stopped, or hangs in a disk: it brings nothing.
+STILL_S_MAX = 30.0  # An uploader that uses no processor for so long is stopped, or waits for a disk: it stores nothing.
 
 
 @dataclass(slots=True)
@@ -44,6 +44,29 @@ class RankGroupResult:
     outcome: Outcome
     why: str
     failure: Failure | None = None
+
+
+class _Uploaders:
+    """The uploaders of a group that is being ended: each is spared while it works and there is time.
+
+    Attributes:
+        until_s: monotonic time at which no uploader is spared any longer.
+    """
+
+    def __init__(self) -> None:
+        self.until_s = 0.0
+        self._worked: dict[Process, tuple[float, float]] = {}  # processor time, and since when it is the same
+
+    def is_spared(self, each: Process, now_s: float) -> bool:
+        """Return whether a process is an uploader that is to go on."""
+        if now_s >= self.until_s or not any(process.has(each, mark) for mark in UPLOADER_MARKS):
+            return False
+        worked = process.worked(each)
+        before, since_s = self._worked.get(each, (-1.0, now_s))
+        if worked != before:
+            self._worked[each] = (worked, now_s)
+            return True
+        return now_s - since_s < STILL_S_MAX
 
 
 class RankGroup:
@@ -66,11 +89,9 @@ class RankGroup:
         self._per_rank = True
         self._noticed = False
         self._machine_stays = True
-        self._sweeping = False
-        self._sweep_s = SWEEP_S_MIN
+        self._sweep_s: float | None = None  # to the next look at processes that are being ended; None: none is
         self._deadline_s = math.inf  # of the notice
-        self._spare_until_s = 0.0
-        self._drains: dict[Process, tuple[float, float]] = {}  # that are spared: what each has worked, and since when
+        self._uploaders = _Uploaders()
         self._killed_why = ""
         self._first_bad: _Rank | None = None
         self._not_started = ""
@@ -110,7 +131,7 @@ class RankGroup:
         if rank is None:
             return False
         rank.exit_code = rank.popen.returncode = exit_code
-        if not self._sweeping and self._is_bad(exit_code):
+        if self._sweep_s is None and self._is_bad(exit_code):
             self._first_bad = self._first_bad or rank
             self._sweep(now_s)  # a gang is whole or absent
         elif all(each.exit_code is not None for each in self._ranks):
@@ -127,7 +148,7 @@ class RankGroup:
             self._machine_stays = self._machine_stays and machine_stays
             deadline_us = round((time.time() + self._deadline_s - time.monotonic()) * US_PER_S)
             write_notice(self.folder / "spool", Notice(deadline_us=deadline_us, machine_stays=self._machine_stays))
-        if not self._sweeping:
+        if self._sweep_s is None:
             self.wake_at_s = deadline_s if self.wake_at_s is None else min(self.wake_at_s, deadline_s)
         if self._noticed:
             return
@@ -138,8 +159,8 @@ class RankGroup:
                     process.send(target, signal.SIGTERM)
 
     def kill(self, why: str, now_s: float) -> None:
-        """End every process now; drains once they have brought what they hold, which needs no GPU."""
-        if not self._sweeping:
+        """End every process now, uploaders once their captures are stored: that needs no GPU."""
+        if self._sweep_s is None:
             self._killed_why = why
             self._sweep(now_s)
 
@@ -147,39 +168,26 @@ class RankGroup:
         """Do what is due; return True when every process of the group is gone."""
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return False
-        if not self._sweeping:
+        if self._sweep_s is None:
             self._killed_why = f"it did not leave within its grace period of {self.order.grace_s:g} s"
-            self._sweeping = True
+        sweep_s = self._sweep_s or SWEEP_S_MIN
         left = self.processes()
         for each in left:
-            if not self._is_spared(each, now_s):
+            if now_s >= self._deadline_s or not self._uploaders.is_spared(each, now_s):
                 process.send(each, signal.SIGKILL)
         if not left and all(rank.exit_code is not None for rank in self._ranks):
             self.wake_at_s = None
             return True
-        self.wake_at_s = now_s + self._sweep_s
-        self._sweep_s = min(2 * self._sweep_s, SWEEP_S_MAX)
+        self.wake_at_s = now_s + sweep_s
+        self._sweep_s = min(2 * sweep_s, SWEEP_S_MAX)
         return False
-
-    def _is_spared(self, each: Process, now_s: float) -> bool:
-        """A drain is, as long as it works and there is time."""
-        if now_s >= min(self._spare_until_s, self._deadline_s) or not any(
-            process.has(each, mark) for mark in UPLOADER_MARKS
-        ):
-            return False
-        worked = process.worked(each)
-        before, since_s = self._drains.get(each, (-1.0, now_s))
-        if worked != before:
-            self._drains[each] = (worked, now_s)
-            return True
-        return now_s - since_s < STILL_S_MAX
 
     def processes(self) -> set[Process]:
         """Return all running processes of this group."""
         return process.find(self.order.tag, self.known, node=self.order.node)
 
     def result(self) -> RankGroupResult:
-        """How it ended; to be asked when `tick` has returned True and the logs are closed."""
+        """Return how the group ended; call it when `tick` has returned True and the logs are closed."""
         if self._not_started:
             return RankGroupResult(Outcome.FAILED, self._not_started)
         left = self._how_ranks_left()
@@ -205,8 +213,8 @@ class RankGroup:
         return RankGroupResult(Outcome.FAILED, f"{who} exited {how}", failure)
 
     def _sweep(self, now_s: float) -> None:
-        self._sweeping = True
-        self._spare_until_s = now_s + RESCUE_S_MAX
+        self._sweep_s = SWEEP_S_MIN
+        self._uploaders.until_s = now_s + RESCUE_S_MAX
         self.wake_at_s = now_s
 
     def _is_bad(self, exit_code: int) -> bool:

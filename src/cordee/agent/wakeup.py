@@ -1,0 +1,44 @@
+"""The agent's loop is woken: by a child's end, by a signal that ends the agent, and by its other threads."""
+
+import selectors
+import signal
+import socket
+
+
+class Wakeup:
+    """A pair of sockets that the loop waits for.
+
+    Attributes:
+        terminated: the agent itself was asked to end.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self.terminated = False
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        selector.register(self._reader, selectors.EVENT_READ, self._drop)
+
+    def watch_signals(self) -> None:
+        """Wake up by SIGCHLD, SIGTERM and SIGINT from now on; on the main thread only."""
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._terminate)
+
+    def wake(self) -> None:
+        """Wake the loop; on any thread."""
+        try:
+            self._writer.send(b"\0")
+        except BlockingIOError:
+            pass  # it is full, so the loop wakes up anyway
+
+    def _terminate(self, *_: object) -> None:
+        self.terminated = True  # the loop does the rest: a handler may run in the middle of anything
+
+    def _drop(self) -> None:
+        try:
+            while self._reader.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
