@@ -16,7 +16,7 @@ FORWARD_KERNELS, EAGER_KERNELS = 16, 23
 BACKWARD_RATIO, GRADIENT_KERNELS = 1.7, 12
 # The engine of the backward pass is no Python: a kernel takes it less than half of the time (0.4, by the same script;
 # with the driver's own part of a launch, which stays, about a half).
-BACKWARD_SHARE = 0.5
+BACKWARD_FRACTION = 0.5
 # Going back into a layer to recompute it saves and restores the state of random numbers and builds the graph again: as
 # long as so many kernels (the same script).
 REENTRY_KERNELS = 16
@@ -31,7 +31,7 @@ def layer_host_s(shape: ModelShape, gpu: Gpu, layout: Layout, training: Training
     kernels: Real = FORWARD_KERNELS if training.is_fused else EAGER_KERNELS
     if shape.experts is not None:
         kernels = kernels + EXPERT_KERNELS * shape.expert_layers / shape.layers
-    backward = BACKWARD_SHARE * (BACKWARD_RATIO * kernels + GRADIENT_KERNELS)
+    backward = BACKWARD_FRACTION * (BACKWARD_RATIO * kernels + GRADIENT_KERNELS)
     calls = 2 * COLLECTIVE_KERNELS * (layout.tp > 1)
     issued = (1 + repeated) * (kernels + calls) + repeated * REENTRY_KERNELS + backward + calls
     return gpu.efficiency.host_s * issued

@@ -13,7 +13,7 @@ from cordee.plan.survive import LLAMA3_MTBI_GPU_HOURS, best_period_s
 PRIOR_SIGMA = math.log(10)
 """Assumed: two of three jobs fail at between a tenth of Llama 3's rate and ten times that."""
 
-LLAMA3_PROCESS_SHARE = 54 / 419
+LLAMA3_PROCESS_FRACTION = 54 / 419
 """Llama 3 (arXiv:2407.21783, table 5): interruptions by software bugs, which leave the host and its memory alone."""
 
 SAVE_S_MAX = 1800.0
@@ -83,6 +83,6 @@ def interval(history: Iterable[Lived], ranks: int, cost: SaveCost, *, save_s: fl
     best_s = best_period_s(mean_s, cost.restart_s, cost.stall_s, cost.upload_s)
     chosen_s = min(SAVE_S_MAX, best_s) if save_s is None else save_s
     llama_per_s = ranks / LLAMA3_MTBI_GPU_HOURS / 3600
-    stays_per_s = min(1 / mean_s, llama_per_s) * LLAMA3_PROCESS_SHARE + max(0.0, 1 / mean_s - llama_per_s)
+    stays_per_s = min(1 / mean_s, llama_per_s) * LLAMA3_PROCESS_FRACTION + max(0.0, 1 / mean_s - llama_per_s)
     hold_s = best_period_s(1 / stays_per_s, cost.restart_s, cost.stall_s)
     return Interval(chosen_s, hold_s if hold_s <= chosen_s / 2 else None, mean_s)

@@ -17,8 +17,8 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.8), (128, 64, 0.55), (64
 # the slow path (same guide, section 2). It does not say how much: the fractions are assumed, the first so that a hidden
 # size of 14,400 in place of 13,824 costs about what it cost in BLOOM's search for a layout.
 LINE_BYTES = 128
-UNALIGNED_SHARE = 0.7
-ODD_SHARE = 0.5
+UNALIGNED_FRACTION = 0.7
+ODD_FRACTION = 0.5
 # Steps of the inner product before a tile's pipeline is full, as elements of the inner dimension.
 FILL_ELEMENTS = 64
 # Fused attention recomputes its scores in the backward pass: five products for two (arXiv:2205.14135, appendix B).
@@ -70,8 +70,8 @@ def row_fraction(elements: Real, bits: int = 16) -> Real:
     (1.0, 0.7, 0.5)
     """
     row_bytes = elements * bits // 8
-    aligned = np.where(row_bytes % LINE_BYTES == 0, 1.0, UNALIGNED_SHARE)
-    return np.where(row_bytes % 16 == 0, aligned, ODD_SHARE)
+    aligned = np.where(row_bytes % LINE_BYTES == 0, 1.0, UNALIGNED_FRACTION)
+    return np.where(row_bytes % 16 == 0, aligned, ODD_FRACTION)
 
 
 def move_s(gpu: Gpu, n_bytes: Real) -> Real:

@@ -62,8 +62,8 @@ def _sharding(layout: Layout) -> list[str]:
         return []
     flags = ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
     if layout.zero >= 2:
-        strategy = "optim_grads_params" if layout.zero == 3 else "optim_grads"
-        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}"]
+        sharding = "optim_grads_params" if layout.zero == 3 else "optim_grads"
+        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {sharding}"]
         flags += ["--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]
     if layout.shard_ranks != layout.data_ranks:
         flags.append(f"--num-distributed-optimizer-instances {layout.data_ranks // layout.shard_ranks}")

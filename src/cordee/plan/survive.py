@@ -120,25 +120,25 @@ def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s
     return max(float(upload_s), c + math.sqrt(2 * (mtbi_s + restart_s + upload_s) * c + c * c))
 
 
-def young_s(mtbi_s: float, checkpoint_s: float) -> float:
+def first_order_s(mtbi_s: float, checkpoint_s: float) -> float:
     """Return Young's 1974 work between checkpoints, for a cheap checkpoint and no restart.
 
-    >>> young_s(5000, 10)
+    >>> first_order_s(5000, 10)
     316.22776601683796
     """
     return math.sqrt(2 * checkpoint_s * mtbi_s)
 
 
-def daly_s(mtbi_s: float, checkpoint_s: float) -> float:
+def higher_order_s(mtbi_s: float, checkpoint_s: float) -> float:
     """Return Daly's 2006 higher-order estimate (equation 37) of the work between checkpoints.
 
-    >>> round(daly_s(6000, 10), 1)
+    >>> round(higher_order_s(6000, 10), 1)
     339.8
     """
     if checkpoint_s >= 2 * mtbi_s:
         return mtbi_s
     ratio = checkpoint_s / (2 * mtbi_s)
-    return young_s(mtbi_s, checkpoint_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
+    return first_order_s(mtbi_s, checkpoint_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
 
 
 def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s: float = 0.0) -> float:

@@ -1,1 +1,1 @@
-"""What is to be run: the shape of a model, and the specification of a job. Pure, except `load.py`."""
+"""The work: the shape of a model, and the specification of a job. Pure, except `load.py`."""

@@ -1,10 +1,10 @@
-"""Which checkpoints stay: so many of the newest, each Nth, those of a time. Only how it is said; storage decides."""
+"""The checkpoints to keep, as text: so many of the newest, each Nth, those of a time. Storage decides."""
 
 import re
 from dataclasses import dataclass
 
 from cordee.errors import InputError
-from cordee.units import format_duration, parse_duration_s
+from cordee.units import parse_duration_s
 
 KEEP_MIN = 2
 _HINT = 'write "3", "3, every 10" or "3, every 10, 7d"'
@@ -19,23 +19,13 @@ class Keep:
     within_s: float | None = None
 
     def __str__(self) -> str:
-        """What `parse_keep` reads."""
+        """Return the text that `parse_keep` reads."""
         every = f", every {self.every}" if self.every else ""
         return f"{self.last}{every}" + (f", {self.within_s:.17g}s" if self.within_s else "")
 
-    def told(self) -> str:
-        """For people.
-
-        >>> Keep(3, 10, 604800).told()
-        'the newest 3, each 10th, those of the last 7d'
-        """
-        every = [f"each {self.every}th"] if self.every else []
-        within = [f"those of the last {format_duration(self.within_s)}"] if self.within_s else []
-        return ", ".join([f"the newest {self.last}", *every, *within])
-
 
 def parse_keep(text: "str | int | Keep") -> Keep:
-    """Read it.
+    """Read a text such as `3, every 10, 7d`.
 
     Raises:
         InputError: fewer than two, or nothing that can be read.
