@@ -31,7 +31,7 @@ def log_key(index: int) -> str:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record; its kind has more `fields` (docs/design/checkpoint.md lists them)."""
+    """One record; its kind has more `fields` (docs/design/checkpoint-format.md lists them)."""
 
     kind: str
     epoch: int
