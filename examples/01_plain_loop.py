@@ -1,4 +1,4 @@
-"""Stage 1: a small GPT learns Python's own standard library, byte by byte, in a plain loop. Killed, it has lost all.
+"""Stage 1: a small GPT learns Python's own standard library, byte by byte, in a plain loop. Killed, it loses all.
 
 python examples/01_plain_loop.py
 """

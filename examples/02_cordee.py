@@ -2,7 +2,7 @@
 
     python examples/02_cordee.py          then `kill` it, and start it again: no step is lost or repeated
 
-`job.log` is optional: it is for the progress line and the bill.
+`job.log` is optional: for the progress line and the costs.
 """
 
 import sysconfig

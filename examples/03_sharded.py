@@ -1,4 +1,4 @@
-"""Stage 3: several ranks share the weights (FSDP2). What is NEW is PyTorch's; Cordee's lines stay what they were.
+"""Stage 3: several ranks share the weights (FSDP2). The NEW lines are PyTorch's; Cordee's stay the same.
 
     torchrun --nproc_per_node=2 examples/03_sharded.py
     cordee run --gpus 2 --tier preemptible --checkpoint-to checkpoints -- python examples/03_sharded.py

@@ -1,9 +1,9 @@
-"""Stage 4: it goes on with another number of ranks, and sees the same samples in the same order.
+"""Stage 4: it resumes on another number of ranks, with the same samples in the same order.
 
     torchrun --nproc_per_node=2 examples/04_elastic.py      `kill` it, then
-    torchrun --nproc_per_node=1 examples/04_elastic.py      or 3, 4, 6: what divides the global batch
+    torchrun --nproc_per_node=1 examples/04_elastic.py      or 3, 4, 6: any number that divides the global batch
 
-Dropout is off: random numbers of other ranks are others. Losses then agree to the rounding of a sum.
+Dropout is off: another number of ranks draws other random numbers. Losses then agree to the rounding of a sum.
 """
 
 import os

@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node=2 examples/05_pipeline.py
 
-Notice and checkpoint are as before: whatever a rank does in a step, all stop before the same one.
+Notices and checkpoints are as before: all ranks stop before the same step.
 """
 
 import os

@@ -3,7 +3,7 @@
     python examples/07_lightning.py                      alone, or
     torchrun --nproc_per_node=2 examples/07_lightning.py
 
-With a StatefulDataLoader the place in the epoch is found at once; another loader draws the epoch again up to there.
+With a StatefulDataLoader the position in the epoch is restored; any other loader is read again up to there.
 Needs: pip install "cordee[train,lightning,torchdata]"
 """
 

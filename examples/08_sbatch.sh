@@ -1,6 +1,6 @@
 #!/bin/bash
 # A training script with Cordee's two lines (02_cordee.py) in your own sbatch: `sbatch examples/08_sbatch.sh train.py`.
-# Preempted, requeued or out of time, it goes on where it was; no server of Cordee's is needed.
+# Preempted, requeued or out of time, it resumes where it was; no Cordee server is needed.
 #SBATCH --job-name=my-run --requeue --open-mode=append
 #SBATCH --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --time=4:00:00
 #SBATCH --signal=USR1@120

@@ -1,0 +1,79 @@
+"""Entering a job: a state that cannot be saved is refused; settings of the checkpoint that win are logged."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import cordee
+from cordee.errors import CheckpointError, InputError
+
+WAIT_S = 120
+
+
+def test_a_plain_data_loader_in_the_state_is_refused_with_what_to_use(tmp_path: Path) -> None:
+    loader = DataLoader(range(8))
+    with (
+        pytest.raises(InputError, match="'data' is a DataLoader") as refused,
+        cordee.job({"data": loader}, to=tmp_path),
+    ):
+        pass
+    assert "ElasticBatchSampler" in str(refused.value.hint) and "StatefulDataLoader" in str(refused.value.hint)
+    assert not list(tmp_path.glob("log/*")), "nothing has begun"
+
+
+def test_a_value_that_cannot_be_saved_is_refused_by_its_path(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"seen/1 is a builtins\.object"),
+        cordee.job({"seen": [0, object()]}, to=tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_resume_says_when_the_checkpoints_learning_rate_wins(tmp_path: Path, caplog, scheduled: bool) -> None:
+    def resume(lr: float, steps: int) -> str:
+        caplog.clear()
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        state = {"model": model, "optimizer": optimizer}
+        if scheduled:
+            state["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        with caplog.at_level(logging.INFO, "cordee"), cordee.job(state, to=tmp_path, every=100) as job:
+            for _ in job.steps(steps):
+                optimizer.step()
+                if scheduled:
+                    state["scheduler"].step()
+        return caplog.text
+
+    resume(0.1, 3)
+    assert "learning rate" not in resume(0.1, 4)
+    assert "optimizer: the checkpoint's learning rate (0.1) wins over the script's (0.5)" in resume(0.5, 5)
+
+
+SCRIPT = """
+import os, signal, sys, cordee
+with cordee.job({"n": 0}, to=sys.argv[1], every=2, grace="10s") as job:
+    for step in job.steps(1000):
+        if step == 5:
+            job._saving.finish(30.0)
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("is_notice", [False, True])
+def test_ctrl_c_says_what_is_durable_or_is_a_notice(tmp_path: Path, is_notice: bool) -> None:
+    env = os.environ | ({"CORDEE_SIGNALS": "INT"} if is_notice else {})
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    if is_notice:
+        assert run.returncode == 75 and "its checkpoint is durable" in run.stderr, run.stderr
+    else:
+        assert run.returncode == -signal.SIGINT, run.stderr
+        assert "interrupted in step 5; durable: step 4; start it again to go on" in run.stderr
