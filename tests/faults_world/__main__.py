@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             failed += 1
             continue
         if asked.seeds == 1:
-            print("\n".join(world.trace))
-            print(f"seed {seed}: {world.steps} steps, {world.deaths} deaths of the server, {world.events} events")
+            print("\n".join(world.recent))
+            print(f"seed {seed}: {world.steps} steps, {world.crashes} crashes of the server, {world.events} events")
     print(f"{asked.seeds - failed} of {asked.seeds} seeds kept every invariant")
     return 1 if failed else 0
 

@@ -37,7 +37,7 @@ def _take_back(world: FaultWorld, name: str, back_s: int | None) -> None:
     if world.cluster.machines[name].reclaim_us is None:
         return  # it went by itself
     if world.cluster.machine_dies(name, None if back_s is None else back_s * US_PER_S):
-        world.say(f"{name} is taken back")
+        world.note(f"{name} is taken back")
     else:
         world.engine.at(world.engine.now_us() + US_PER_S, _take_back, world, name, back_s)
 
@@ -67,14 +67,14 @@ def _stop(world: FaultWorld, rng: random.Random) -> str:
     (job, _), now = rng.choice(world.jobs), rng.random() < 0.5
     if job.job_id not in world.accepted:
         return ""
-    world.ask(lambda control: control.stop(job.job_id, by="ann", now=now))
+    world.request(lambda control: control.stop(job.job_id, by="ann", now=now))
     return f"{job.job_id} now={now}"
 
 
 def _down(world: FaultWorld, rng: random.Random) -> str:
-    world.ask(lambda control: control.shut_down())
+    world.request(lambda control: control.shut_down())
     at_us = world.engine.now_us() + rng.randint(1, 90) * US_PER_S
-    world.engine.at(at_us, world.ask, lambda control: control.up())
+    world.engine.at(at_us, world.request, lambda control: control.up())
     return "the server shuts down"
 
 

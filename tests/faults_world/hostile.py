@@ -1,8 +1,8 @@
 """An Executor over a network and machines that fail: messages are lost, delayed and doubled, agents and machines die.
 
-Agents keep what real ones keep on disk (orders, tombstones, streams) and obey as they do. `Membership` is what the
-executor knows of nodes for certain, and keeps: who is silent, gone, or has outlived its lease. Faults are done to it
-from outside (faults.py); it decides nothing.
+Agents keep on disk what real ones keep (orders, tombstones, streams) and obey as they do. Membership is what the
+executor knows for certain of nodes: which are silent, gone, or have outlived their lease. faults.py injects the faults;
+this module decides nothing.
 """
 
 import random
@@ -28,21 +28,21 @@ from cordee.units import US_PER_S
 from faults_world.ranks import Key, Ranks
 
 LEASE_US = 40 * US_PER_S
-"""An agent that hears from nobody for so long ends its ranks."""
+"""An agent that has no contact for this long ends its ranks."""
 
 SILENT_US = 10 * US_PER_S
-"""A node that is not heard for so long is reported down."""
+"""A node without contact for this long is reported down."""
 
 RETRY_US = 5 * US_PER_S
 
 TRIES = 20
-"""A command that was sent to a machine so often waits `RETRY_US` before it is sent to it again: retries that bring
-retries about would otherwise multiply in a world whose messages are late and whose store refuses."""
+"""A command that was sent to a machine this often waits `RETRY_US` before it is sent again: retries would otherwise
+multiply in a world whose messages are late and whose store refuses."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Network:
-    """How likely a message suffers, each of its own; all zero is a network that works."""
+    """The probabilities of faults of a message, each independent; all zero is a network that works."""
 
     lost: float = 0.0
     late: float = 0.0
@@ -62,13 +62,13 @@ class Machine:
     reclaim_us: int | None = None
     orders: dict[Key, AttemptPlaced] = field(default_factory=dict)
     tombstones: dict[Key, str] = field(default_factory=dict)
-    ended: set[Key] = field(default_factory=set)  # its end is in a stream, or was lost by membership
+    ended: set[Key] = field(default_factory=set)  # its end is in a stream, or membership has reported it
     streams: dict[str, list[Event]] = field(default_factory=dict)  # of this disk; a rank's, or an agent's
     acknowledged: dict[str, int] = field(default_factory=dict)
 
     @property
     def reachable(self) -> bool:
-        """Messages come through."""
+        """Return whether messages come through."""
         return self.agent and self.linked
 
 
@@ -81,49 +81,51 @@ class HostileCluster:
         nodes: Iterable[Node],
         rng: random.Random,
         network: Network,
-        late_us: Mapping[str, int] | None = None,
+        delays_us: Mapping[str, int] | None = None,
     ) -> None:
-        """All nodes come up now, or so much later."""
+        """Bring all nodes up now, or after a delay of their own."""
         self._engine, self._rng, self.network = engine, rng, network
         self.jitter_us = 2 * US_PER_S
-        self.ranks = Ranks(engine, self._told_by_rank, self._left, lambda: rng.randrange(1 + self.jitter_us))
+        self.ranks = Ranks(
+            engine, self._rank_reported, self._rank_group_ended, lambda: rng.randrange(1 + self.jitter_us)
+        )
         self.machines = {node.name: Machine(replace(node, epoch=node.epoch - 1)) for node in nodes}
         self._membership: dict[str, list[Event]] = {}  # streams that outlive machines
         self._acknowledged: dict[str, int] = {}
-        self._given_up: set[tuple[Key, str]] = set()  # shares that membership has reported as ended
-        self._confirmed: set[tuple[int, str]] = set()  # known to this server's life only
+        self._lost: set[tuple[Key, str]] = set()  # rank groups that membership has reported as lost
+        self._confirmed: set[tuple[int, str]] = set()  # known to this server only
         self._tries: dict[tuple[int, str], tuple[int, int]] = {}  # how often, and when last
-        self._nudged_us = 0  # there is an action at this time
+        self._waking_us = 0  # there is an action at this time
         self._placed: dict[Key, AttemptPlaced] = {}
         for name in self.machines:
-            engine.at(engine.now_us() + (late_us or {}).get(name, 0), self.power_on, name)
+            engine.at(engine.now_us() + (delays_us or {}).get(name, 0), self.power_on, name)
 
     # -- the port --------------------------------------------------------------------------------------------
 
     def reports(self) -> Sequence[Report]:
-        """From each stream that comes through some records after what was acknowledged, some of them again."""
+        """Return records after the acknowledged ones from each stream that comes through, some of them again."""
         streams = [
             (name, machine.streams[name], machine.acknowledged.get(name, 0))
             for machine in self.machines.values()
             if machine.reachable
             for name in machine.streams
         ]
-        streams += [(name, told, self._acknowledged.get(name, 0)) for name, told in self._membership.items()]
+        streams += [(name, reported, self._acknowledged.get(name, 0)) for name, reported in self._membership.items()]
         found: list[Report] = []
         self._rng.shuffle(streams)
-        for name, told, seen in streams:
-            until = len(told)
+        for name, reported, seen in streams:
+            until = len(reported)
             if until > seen and self._happens(self.network.late):
                 until = self._rng.randint(seen, until - 1)
-                self._nudge(self._late_us())
+                self._wake(self._late_us())
             begin = max(0, seen - 2) if self._happens(self.network.doubled) else seen
-            found += [Report(source=name, seq=seq, event=told[seq - 1]) for seq in range(begin + 1, until + 1)]
+            found += [Report(source=name, seq=seq, event=reported[seq - 1]) for seq in range(begin + 1, until + 1)]
         return found
 
     def acknowledge(self, source: str, seq: int) -> None:
-        """It may get lost; then the records come again."""
+        """Acknowledge records; if that gets lost, they come again."""
         if self._happens(self.network.lost):
-            self._nudge(RETRY_US)
+            self._wake(RETRY_US)
             return
         if source in self._membership:
             self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
@@ -132,7 +134,7 @@ class HostileCluster:
                 machine.acknowledged[source] = max(seq, machine.acknowledged.get(source, 0))
 
     def carry_out(self, pending: Pending) -> bool:
-        """Send it to every machine concerned that has not confirmed it."""
+        """Send a command to every machine of the attempt that has not confirmed it."""
         command = pending.command
         key = (command.job_id, command.epoch)
         if isinstance(command, AttemptPlaced):
@@ -144,7 +146,7 @@ class HostileCluster:
                 self._send(name, pending.number, command)
         done = all((pending.number, name) in self._confirmed for name in names)
         if not done:
-            self._nudge(RETRY_US)
+            self._wake(RETRY_US)
         return done
 
     def _may_try(self, what: tuple[int, str]) -> bool:
@@ -155,20 +157,25 @@ class HostileCluster:
         return True
 
     def server_restarts(self) -> None:
-        """What this server's connections and memory held is gone."""
+        """Forget what the connections and the memory of the server held."""
         self._confirmed.clear()
         for machine in self.machines.values():
             machine.connection += 1
 
     @property
-    def told(self) -> bool:
-        """A stream that comes through has records that were not acknowledged."""
-        return any(len(told) > self._acknowledged.get(name, 0) for name, told in self._membership.items()) or any(
-            len(told) > machine.acknowledged.get(name, 0)
+    def has_reports(self) -> bool:
+        """Return whether a stream that comes through has records that are not acknowledged."""
+        return any(
+            len(reported) > self._acknowledged.get(name, 0) for name, reported in self._membership.items()
+        ) or any(
+            len(reported) > machine.acknowledged.get(name, 0)
             for machine in self.machines.values()
             if machine.reachable
-            for name, told in machine.streams.items()
+            for name, reported in machine.streams.items()
         )
+
+    def _jitter_us(self) -> int:
+        return self._rng.randrange(1 + self.jitter_us)
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -178,19 +185,19 @@ class HostileCluster:
     def _late_us(self) -> int:
         return self._rng.randint(1, self.network.late_us_max)
 
-    def _nudge(self, wait_us: int) -> None:
-        """Whoever drives the engine turns the control plane after each action."""
-        if self._nudged_us <= self._now_us():
-            self._nudged_us = self._now_us() + wait_us
-            self._engine.at(self._nudged_us, lambda: None)
+    def _wake(self, wait_us: int) -> None:
+        """Have the control plane tick after a time: the world ticks after each action of the engine."""
+        if self._waking_us <= self._now_us():
+            self._waking_us = self._now_us() + wait_us
+            self._engine.at(self._waking_us, lambda: None)
 
     def _send(self, name: str, number: int, command: Command) -> None:
         machine, key = self.machines[name], (command.job_id, command.epoch)
-        if (key, name) in self._given_up:
-            self._confirmed.add((number, name))  # there is nobody left whom it concerns
+        if (key, name) in self._lost:
+            self._confirmed.add((number, name))  # its ranks are gone
             return
         if not machine.power and isinstance(command, AttemptPlaced):
-            self._give_up(name, key, "the machine is gone")
+            self._report_lost(name, key, "the machine is gone")
             self._confirmed.add((number, name))
             return
         if self._happens(self.network.late):
@@ -214,7 +221,7 @@ class HostileCluster:
     # -- agents ----------------------------------------------------------------------------------------------
 
     def _obey(self, machine: Machine, command: Command) -> None:
-        """As agent/agent.py does: everything is idempotent by (job, epoch) and kind."""
+        """Obey as agent/agent.py does: every command is idempotent by (job, epoch) and kind."""
         key, name = (command.job_id, command.epoch), machine.node.name
         if isinstance(command, AttemptPlaced):
             if key in machine.orders:
@@ -233,11 +240,11 @@ class HostileCluster:
             if key not in machine.orders:
                 machine.tombstones.setdefault(key, command.why)
             elif key not in machine.ended:
-                at_us = self._now_us() + self._rng.randrange(1 + self.jitter_us)
+                at_us = self._now_us() + self._jitter_us()
                 self._engine.at(at_us, self.ranks.end, name, key, Outcome.KILLED, command.why)
 
-    def _left(self, name: str, key: Key, outcome: Outcome, why: str) -> None:
-        """A share's ranks are gone; an agent that runs reports it, a later one reports it as lost."""
+    def _rank_group_ended(self, name: str, key: Key, outcome: Outcome, why: str) -> None:
+        """Report the end of a rank group, if the agent runs; else a later agent reports it as lost."""
         machine = self.machines[name]
         if machine.agent:
             self._report_end(machine, key, outcome, why)
@@ -252,7 +259,7 @@ class HostileCluster:
     def _report(self, machine: Machine, event: Event) -> None:
         machine.streams.setdefault(f"node/{machine.node.name}/{machine.node.epoch}", []).append(event)
 
-    def _told_by_rank(self, name: str, stream: str, event: Event) -> None:
+    def _rank_reported(self, name: str, stream: str, event: Event) -> None:
         self.machines[name].streams.setdefault(stream, []).append(event)
 
     def _now_us(self) -> int:
@@ -260,31 +267,31 @@ class HostileCluster:
 
     # -- what is known for certain ---------------------------------------------------------------------------
 
-    def say(self, stream: str, event: Event) -> None:
-        """A record of a stream that no machine's end takes away."""
+    def report_membership(self, stream: str, event: Event) -> None:
+        """Add a record to a stream that outlives machines."""
         self._membership.setdefault(stream, []).append(event)
 
-    def _give_up(self, name: str, key: Key, why: str) -> None:
-        """The share is over, whatever its machine does later: it will not be told of it again."""
-        if (key, name) not in self._given_up:
-            self._given_up.add((key, name))
-            self.say(f"members/{name}", self._ranks_ended(name, key, Outcome.LOST, why))
+    def _report_lost(self, name: str, key: Key, why: str) -> None:
+        """Report a rank group as lost for good; its machine gets no more commands about it."""
+        if (key, name) not in self._lost:
+            self._lost.add((key, name))
+            self.report_membership(f"members/{name}", self._ranks_ended(name, key, Outcome.LOST, why))
 
     def _is_down(self, name: str, why: str) -> None:
         down = NodeDown(at_us=self._now_us(), node=name, epoch=self.machines[name].node.epoch, why=why)
-        self.say(f"members/{name}", down)
+        self.report_membership(f"members/{name}", down)
 
     # -- faults ----------------------------------------------------------------------------------------------
 
     def power_on(self, name: str) -> None:
-        """The machine comes up, with an agent that claims it."""
+        """Bring a machine up, with an agent that claims it."""
         machine = self.machines[name]
         if not machine.power:
             machine.power = True
             self.agent_up(name)
 
     def agent_up(self, name: str) -> None:
-        """A new agent ends what the one before it left, and claims the node."""
+        """Start an agent: it ends the ranks of the one before it, and claims the node."""
         machine = self.machines[name]
         if machine.agent or not machine.power:
             return
@@ -303,7 +310,7 @@ class HostileCluster:
             self.announce(name, machine.reclaim_us)
 
     def agent_dies(self, name: str, back_us: int) -> bool:
-        """The agent is killed, its ranks go on; whether there was one."""
+        """Kill the agent, not its ranks; return whether there was one."""
         machine = self.machines[name]
         if not machine.reachable:
             return False
@@ -314,7 +321,7 @@ class HostileCluster:
         return True
 
     def rank_dies(self, name: str, which: int) -> bool:
-        """A rank is killed from outside, and its share ends of it."""
+        """Kill a rank, which ends its rank group; return whether there was one."""
         keys = self.ranks.of_node(name)
         if keys and self.machines[name].agent:
             self.ranks.end(name, keys[which % len(keys)], Outcome.LOST, "a rank was killed")
@@ -322,7 +329,7 @@ class HostileCluster:
         return False
 
     def machine_dies(self, name: str, back_us: int | None, *, disk: bool = False) -> bool:
-        """The power is cut; what comes back has an empty disk, or with `disk` the one that it had."""
+        """Cut the power; the machine comes back with an empty disk, or with `disk` with its own."""
         machine = self.machines[name]
         if not machine.power or not machine.linked:
             return False
@@ -335,7 +342,7 @@ class HostileCluster:
         if not disk:
             for key in machine.orders:
                 if key not in machine.ended or self._is_unheard(machine, key):
-                    self._give_up(name, key, "the machine is gone")
+                    self._report_lost(name, key, "the machine is gone")
             fresh = Machine(machine.node, connection=machine.connection)
             self.machines[name] = fresh
         if back_us is not None:
@@ -343,22 +350,22 @@ class HostileCluster:
         return True
 
     def _is_unheard(self, machine: Machine, key: Key) -> bool:
-        """Whether the end of the share may lie in a stream that goes with the disk."""
+        """Return whether the end of the rank group may be in a stream that is lost with the disk."""
         return any(
             isinstance(event, RanksEnded) and (event.job_id, event.epoch) == key
-            for name, told in machine.streams.items()
-            for event in told[machine.acknowledged.get(name, 0) :]
+            for name, reported in machine.streams.items()
+            for event in reported[machine.acknowledged.get(name, 0) :]
         )
 
     def announce(self, name: str, deadline_us: int) -> None:
-        """The cloud tells the node that it takes it back."""
+        """Give the node the cloud's notice of a reclaim."""
         machine = self.machines[name]
         machine.reclaim_us = deadline_us
         epoch = machine.node.epoch
         self._report(machine, NodeReclaimed(at_us=self._now_us(), node=name, epoch=epoch, deadline_us=deadline_us))
 
     def cut(self, name: str, for_us: int) -> bool:
-        """Nothing comes through to a node; it is reported down, and after its lease its ranks are gone."""
+        """Cut a node off; it is reported down, and after its lease its ranks are gone."""
         machine = self.machines[name]
         if not machine.reachable:
             return False
@@ -374,8 +381,8 @@ class HostileCluster:
     def _heal(self, machine: Machine) -> None:
         machine.linked = True
         machine.connection += 1
-        # In the stream that said that it was down, and so after it.
-        self.say(f"members/{machine.node.name}", NodeUp(at_us=self._now_us(), node=machine.node))
+        # In the stream that reported it down, and so after that.
+        self.report_membership(f"members/{machine.node.name}", NodeUp(at_us=self._now_us(), node=machine.node))
         if machine.reclaim_us is not None:
             self.announce(machine.node.name, machine.reclaim_us)
 
@@ -389,4 +396,4 @@ class HostileCluster:
     def _gone(self, machine: Machine) -> None:
         for key, placed in self._placed.items():
             if any(lease.node == machine.node.name for lease in placed.leases) and key not in machine.ended:
-                self._give_up(machine.node.name, key, "the lease of its node ran out")
+                self._report_lost(machine.node.name, key, "the lease of its node ran out")

@@ -1,4 +1,4 @@
-"""Random small worlds: nodes, queues, jobs and what their scripts do, drawn from a seed. Small on purpose: crowded."""
+"""Random inputs of a world: nodes, queues, jobs and their scripts. Worlds are small, so that they are crowded."""
 
 import random
 
@@ -15,17 +15,17 @@ QUICK = Policy(
     time_slice_us=10 * US_PER_S,
     patience_us=900 * US_PER_S,
 )
-"""Cordee's own rules on the scale of minutes: in worlds this small, turns change within a job's run."""
+"""Cordee's own policy on the scale of minutes, so that the order changes within the run of a job."""
 
 
 def policy(rng: random.Random) -> tuple[str, Policy]:
-    """Mostly Cordee's own."""
+    """Draw a policy, mostly Cordee's own."""
     name = rng.choice(("quick", "quick", "quick", "cordee", *NAMED))
     return name, QUICK if name == "quick" else NAMED[name]
 
 
 def nodes(rng: random.Random) -> list[Node]:
-    """One to four."""
+    """Draw one to four nodes."""
     counted = rng.random() < 0.5  # CPU and memory
     return [_node(rng, number, counted) for number in range(rng.randint(1, 4))]
 
@@ -48,7 +48,7 @@ def _node(rng: random.Random, number: int, counted: bool) -> Node:
 
 
 def queues(rng: random.Random, gpus: int) -> tuple[Queue, ...]:
-    """Two siblings, one of them with two inside; none in a third of the worlds. Not all of them can be."""
+    """Draw two queues, one of them with two inside; none in a third of the worlds. Some trees are invalid."""
     if rng.random() < 0.33:
         return ()
     quotas = {name: rng.randint(0, gpus // 2) for name in ("red", "blue")}
@@ -74,7 +74,7 @@ def _queue(rng: random.Random, name: str, parent: str | None, quota: int) -> Que
 
 
 def jobs(rng: random.Random) -> list[tuple[Job, Script]]:
-    """Four to twelve."""
+    """Draw four to twelve jobs."""
     return [_job(rng, f"j{number}") for number in range(rng.randint(4, 12))]
 
 

@@ -1,7 +1,7 @@
-"""What must hold of every log, whatever injected its cluster; counted anew, by none of the scheduler's own code.
+"""The invariants of every log, counted anew with none of the scheduler's own code.
 
-`Invariants` takes each event as it is committed and asserts. It knows no policy and needs no state; `of_state` and
-`of_ledger` compare what the control plane holds with it.
+`Invariants` applies each event as it is committed, and asserts. It knows no policy and needs no state; `check_state`
+and `check_ledger` compare those of the control plane with it.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,7 +44,7 @@ from cordee.schedule.state import State
 from faults_world.ranks import Key, Ranks
 
 _TIERS = tuple(Tier)
-_TOLD_BY_RANKS = (Restored, Reported, CheckpointCommitted, RankLeft)
+_RANK_REPORTS = (Restored, Reported, CheckpointCommitted, RankLeft)
 _FOR_OTHERS = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE)
 
 
@@ -63,7 +63,7 @@ class _Live:
     placed: AttemptPlaced
     held: dict[str, Lease]
     started_us: int | None = None
-    told: set[type[Any]] = field(default_factory=set)
+    commands: set[type[Any]] = field(default_factory=set)
     leaves_for: JobId | None = None
     leaves_since_us: int | None = None
 
@@ -85,9 +85,9 @@ class Invariants:
         self.queues: dict[str, Queue] = {"default": Queue(name="default")}
         self.noticed: dict[NoticeReason, int] = {}
         self._ranks = ranks
-        self._heard: set[Event] = set()  # of what can happen only once
+        self._unique: set[Event] = set()  # events that can occur only once
         self._epochs: dict[JobId, int] = {}
-        self._pushes: dict[JobId, int] = {}
+        self._preemptions: dict[JobId, int] = {}
         self._leased: dict[tuple[str, int], int] = {}  # thousandths of each GPU
         self._held: dict[Key, int] = {}  # thousandths of a GPU x time, of attempts that ended
         self._shutting_down = False
@@ -112,17 +112,17 @@ class Invariants:
             AttemptEnded: self._attempt_ended,
         }
 
-    def take(self, event: Event) -> None:
-        """One more event was committed."""
+    def apply(self, event: Event) -> None:
+        """Check one more committed event."""
         if isinstance(event, RanksStarted | CheckpointCommitted | RankLeft):
-            assert event not in self._heard, f"the log has it twice: {event}"
-            self._heard.add(event)
+            assert event not in self._unique, f"the log has it twice: {event}"
+            self._unique.add(event)
         if isinstance(event, CheckpointCommitted):
             live = self.live.get(event.job_id)
             if live is not None and live.placed.epoch == event.epoch:
                 self._ranks.commit_reported(event.job_id, event.step)
-        if isinstance(event, _TOLD_BY_RANKS):
-            return  # by their own clocks
+        if isinstance(event, _RANK_REPORTS):
+            return  # they have clocks of their own
         since_us = event.at_us if self.at_us is None else self.at_us
         assert event.at_us >= since_us, f"the log's time goes back to {event.at_us}"
         self._idle_milli_us += self._idle_milli() * (event.at_us - since_us)
@@ -184,7 +184,7 @@ class Invariants:
         assert job_id not in self.live, f"{name} was placed while {self._epochs[job_id]} lives"
         assert job_id not in self.ended, f"{name} was placed, and the job has ended"
         assert event.epoch == self._epochs.get(job_id, 0) + 1, f"{name} follows {self._epochs.get(job_id, 0)}"
-        self._whole(name, job, event.leases)
+        self._check_gang(name, job, event.leases)
         for lease in event.leases:
             node = self.nodes[lease.node]
             assert node.up and not node.reclaimed and not node.cordoned, f"{name} was placed on {node}"
@@ -197,10 +197,10 @@ class Invariants:
         before = self._claims()
         self.live[job_id] = _Live(event, {lease.node: lease for lease in event.leases})
         self._epochs[job_id] = event.epoch
-        self._within_quota(name, job, before)
+        self._check_quota(name, job, before)
 
-    def _whole(self, name: str, job: Job, leases: tuple[Lease, ...]) -> None:
-        """The gang has all of its GPUs, in its shape, of what it asked for."""
+    def _check_gang(self, name: str, job: Job, leases: tuple[Lease, ...]) -> None:
+        """Check that the gang has all its GPUs, in its shape, of the kind that it needs."""
         gpus = sum(len(lease.gpus) for lease in leases)
         assert gpus in (job.gpus, *job.sizes), f"{name} has {gpus} GPUs of {job.gpus}"
         assert len({lease.node for lease in leases}) == len(leases), f"{name} has two leases of a node"
@@ -230,8 +230,8 @@ class Invariants:
 
     def _noticed(self, event: NoticeGiven) -> None:
         if event.reason in (*_FOR_OTHERS, NoticeReason.QUOTA) and event.for_job is not None:
-            self._by_right(event, self.jobs[event.for_job])
-        live = self._told_once(event)
+            self._check_entitled(event, self.jobs[event.for_job])
+        live = self._once(event)
         live.leaves_for, live.leaves_since_us = event.for_job, event.at_us
         self.noticed[event.reason] = self.noticed.get(event.reason, 0) + 1
         job = self.jobs[event.job_id]
@@ -242,18 +242,18 @@ class Invariants:
             ran_us = -1 if live.started_us is None else event.at_us - live.started_us
             assert event.epoch == 1 or job.min_run_us <= max(0, ran_us), f"{name} ran {ran_us} us of {job.min_run_us}"
         if event.reason in _FOR_OTHERS:
-            pushes = self._pushes.get(event.job_id, 0)
-            assert job.preemptions_max is None or pushes < job.preemptions_max, f"{event.job_id}: {pushes} pushes"
+            count = self._preemptions.get(event.job_id, 0)
+            assert job.preemptions_max is None or count < job.preemptions_max, f"{event.job_id}: {count} preemptions"
         if event.reason in (*_FOR_OTHERS, NoticeReason.QUOTA):
-            self._pushes[event.job_id] = self._pushes.get(event.job_id, 0) + 1
+            self._preemptions[event.job_id] = self._preemptions.get(event.job_id, 0) + 1
 
     def _killed(self, event: KillOrdered) -> None:
-        self._told_once(event)
+        self._once(event)
 
-    def _told_once(self, event: NoticeGiven | KillOrdered) -> _Live:
+    def _once(self, event: NoticeGiven | KillOrdered) -> _Live:
         live = self.live[event.job_id]
-        assert live.placed.epoch == event.epoch and type(event) not in live.told, f"again: {event}"
-        live.told.add(type(event))
+        assert live.placed.epoch == event.epoch and type(event) not in live.commands, f"again: {event}"
+        live.commands.add(type(event))
         return live
 
     def _ranks_started(self, event: RanksStarted) -> None:
@@ -310,8 +310,8 @@ class Invariants:
 
         return claim(None)
 
-    def _within_quota(self, name: str, job: Job, claimed_before: int) -> None:
-        """Nobody holds more than its limits, and what is beyond a quota is lent by somebody."""
+    def _check_quota(self, name: str, job: Job, claimed_before: int) -> None:
+        """Check that no queue or user is over a limit, and that all beyond a quota is lent."""
         for queue in self._path(job.queue):
             for what, most, holds in (
                 ("limit", queue.limit_gpus, self._holds(queue.name)),
@@ -324,11 +324,11 @@ class Invariants:
         if claims > claimed_before and claims > held:
             assert claims <= offered, f"{name}: {claims - held} are kept by queues that do not lend, of {offered}"
 
-    def _by_right(self, event: NoticeGiven, upper: Job) -> None:
-        """Of another queue only what is borrowed is taken back; who is inside its quota is pushed from inside one only.
+    def _check_entitled(self, event: NoticeGiven, upper: Job) -> None:
+        """Check that a queue takes back from another one only what that one has borrowed.
 
-        Within a cycle, who claims what others vacate counts as holding it, and a log does not say who does: while any
-        leave, all who wait might.
+        A job inside its quota is preempted only for a job inside its own. Within a cycle a job that claims what others
+        vacate counts as holding it, and the log has no claims: while any job leaves, every waiting job may claim.
         """
         theirs, ours = self._counts_in(self.jobs[event.job_id]), self._counts_in(upper)
         meets = next(number for number, each in enumerate(theirs) if each in ours)
@@ -338,22 +338,25 @@ class Invariants:
             assert not quota, f"{name}: both are of {theirs[0][0]}"
             return
         together = (event.for_job, event.at_us)
-        others = any(live.told and (live.leaves_for, live.leaves_since_us) != together for live in self.live.values())
+        others = any(
+            live.commands and (live.leaves_for, live.leaves_since_us) != together for live in self.live.values()
+        )
         waits = self.jobs.keys() - self.live.keys() - self.ended.keys() - {upper.job_id}
         claim = [self.jobs[job_id] for job_id in waits] if others else []
         over = all(
-            self._stays(each, claim) + self._larger(event, each[0]) > self._quota(each) for each in theirs[:meets]
+            self._held_after_notices(each, claim) + self._larger(event, each[0]) > self._quota(each)
+            for each in theirs[:meets]
         )
         mine = ours[ours.index(theirs[meets]) - 1]
         smallest = replace(upper, gpus=min((upper.gpus, *upper.sizes)))
-        inside = self._stays(mine, [smallest]) <= self._quota(mine)
+        inside = self._held_after_notices(mine, [smallest]) <= self._quota(mine)
         allowed = (inside and over) if quota else (inside or over)
         assert allowed, f"{name}: {mine[0]} is inside its quota: {inside}; {theirs[:meets]} are over theirs: {over}"
 
     def _larger(self, event: NoticeGiven, name: str | None) -> int:
-        """By how much the largest that already left this queue for the same job is larger: it may have been the last.
+        """Return by how much the largest victim in this queue for the same job is larger: it may have been the last.
 
-        Each push finds the queue above its quota in one order of those that are pushed together, not in every order.
+        Each preemption finds the queue above its quota in one order of the victims, not in every order.
         """
         own, largest = self._gpu_milli(self.live[event.job_id]), 0
         for job_id, live in self.live.items():
@@ -366,7 +369,7 @@ class Invariants:
         return sum(lease.gpu_milli for lease in live.held.values())
 
     def _counts_in(self, job: Job) -> list[tuple[str | None, bool]]:
-        """From the innermost queue to the cluster; True: beside the queues inside it, its own jobs."""
+        """Return the queues of a job, the innermost first; True: only jobs of the queue itself."""
         path: list[tuple[str | None, bool]] = [(queue.name, False) for queue in self._path(job.queue)]
         own = [(path[0][0], True)] if any(queue.parent == path[0][0] for queue in self.queues.values()) else []
         return [*own, *path, (None, False)]
@@ -377,26 +380,26 @@ class Invariants:
         inside = sum(queue.quota_gpus for queue in self.queues.values() if own and queue.parent == name)
         return 1000 * (self.queues[name].quota_gpus - inside)
 
-    def _stays(self, counted: tuple[str | None, bool], more: Iterable[Job]) -> int:
-        """What it holds without those that have notice, and with more jobs, and what is kept inside it."""
+    def _held_after_notices(self, counted: tuple[str | None, bool], more: Iterable[Job]) -> int:
+        """Return what a queue holds without the attempts that have notice, with more jobs, and with kept quotas."""
         name, own = counted
         amount = sum(
             lease.gpu_milli
             for job_id, live in self.live.items()
-            if not live.told and self._path(self.jobs[job_id].queue)[0].name == name
+            if not live.commands and self._path(self.jobs[job_id].queue)[0].name == name
             for lease in live.held.values()
         )
         amount += sum(job.gpus * job.gpu_milli for job in more if self._path(job.queue)[0].name == name)
         for queue in self.queues.values():
             if queue.parent == name and not own:
-                inner = self._stays((queue.name, False), more)
+                inner = self._held_after_notices((queue.name, False), more)
                 amount += inner if queue.lend else max(inner, 1000 * queue.quota_gpus)
         return amount
 
     # -- what the control plane holds ------------------------------------------------------------------------
 
-    def of_state(self, state: State) -> None:
-        """Every job is in one place, and what is leased is leased."""
+    def check_state(self, state: State) -> None:
+        """Check that every job is in one place, and that the leases are those of the log."""
         waiting = set(state.waiting.job_ids())
         assert state.jobs.keys() == self.jobs.keys(), "a job is lost"
         for job_id, record in state.jobs.items():
@@ -410,8 +413,8 @@ class Invariants:
             "the state holds what the log does not"
         )
 
-    def of_ledger(self, ledger: Ledger, now_us: int) -> None:
-        """Every microsecond of every attempt is in one class, and the rest is idle."""
+    def check_ledger(self, ledger: Ledger, now_us: int) -> None:
+        """Check that every microsecond of every attempt is in one class, and the rest idle."""
         now_us = max(now_us, self.at_us or 0)
         total = 0
         for row in ledger.rows(now_us):
@@ -433,7 +436,7 @@ class Invariants:
         )
 
     def _idle_milli(self) -> int:
-        """Thousandths of GPUs that nobody uses, on nodes that are up."""
+        """Return the thousandths of GPUs that are free on nodes that are up."""
         return sum(
             max(0, 1000 - self._leased.get((name, gpu), 0))
             for name, each in self.nodes.items()

@@ -30,7 +30,7 @@ def play(seed: int, steps: int | None = None, *, sql: bool | None = None) -> Fau
             world.play(steps)
         except Exception as error:
             command = f"make faults SEED={seed}" + (" SQL=1" if sql else "")
-            lines = (f"{world.policy_name}; {len(world.nodes)} nodes, {len(world.jobs)} jobs", *world.trace)
+            lines = (f"{world.policy_name}; {len(world.nodes)} nodes, {len(world.jobs)} jobs", *world.recent)
             text = "\n".join(lines)
             raise AssertionError(f"{text}\nstep {world.steps}: {error!r}\nreplay: {command}") from error
         return world

@@ -38,10 +38,10 @@ PORTS = {
 def played(seed: int) -> Counter[str]:
     """Count the faults of this world and the outcomes of its jobs."""
     world = play(seed)
-    found = Counter(world.fuse.blown) + Counter(world.injected)
+    found = Counter(world.calls.counts) + Counter(world.injected)
     found.update(f"job {event.state}" for event in world.invariants.ended.values())
     found.update(f"notice {reason}" for reason in world.invariants.noticed)
-    found["restarts that changed nothing"] += world.deaths
+    found["restarts that changed nothing"] += world.crashes
     return found
 
 
@@ -51,7 +51,7 @@ def test_every_invariant_holds(first: int) -> None:
         played(seed)
 
 
-def test_these_seeds_fail_in_every_way_there_is() -> None:
+def test_these_seeds_have_every_kind_of_fault() -> None:
     found = sum((played(seed) for seed in SEEDS), Counter[str]())
     assert {f"{when} {call}" for call in PORTS for when in ("before", "after")} <= found.keys()
     assert {f"refused {call}" for call in PORTS if call.startswith("store.")} <= found.keys()
@@ -60,8 +60,8 @@ def test_these_seeds_fail_in_every_way_there_is() -> None:
     assert {f"notice {reason}" for reason in NoticeReason} <= found.keys()
 
 
-def test_a_seed_gives_the_same_story_whatever_the_hash_seed() -> None:
-    def story(hash_seed: int) -> str:
+def test_a_seed_gives_the_same_run_whatever_the_hash_seed() -> None:
+    def output(hash_seed: int) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "faults_world", "--seed", "7"],
             capture_output=True,
@@ -71,16 +71,16 @@ def test_a_seed_gives_the_same_story_whatever_the_hash_seed() -> None:
         )
         return hashlib.sha256(done.stdout.encode()).hexdigest()
 
-    assert story(1) == story(2)
+    assert output(1) == output(2)
 
 
-def test_a_failing_seed_prints_its_trace_and_the_line_that_replays_it(
+def test_a_failing_seed_prints_its_events_and_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Here a control plane that forgets to apply what it has committed."""
+    """The control plane here does not apply what it has committed."""
     monkeypatch.setattr("cordee.control.tick.Control._apply", lambda self, number, event: None)
     assert main(["--seed", "7"]) == 1
-    said = capsys.readouterr().out
-    assert "replay: make faults SEED=7\n" in said
-    assert "ServerUp" in said
-    assert "0 of 1 seeds kept every invariant" in said
+    printed = capsys.readouterr().out
+    assert "replay: make faults SEED=7\n" in printed
+    assert "ServerUp" in printed
+    assert "0 of 1 seeds kept every invariant" in printed

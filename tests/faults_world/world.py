@@ -31,9 +31,9 @@ T = TypeVar("T")
 BEGIN_US = 1_000_000 * US_PER_S
 RETRY_US = US_PER_S
 STEPS_MAX = 3_000
-TRACE = 40
-IN_VAIN = 20
-"""So many turns at one moment that bring nothing are a wake-up in the past that never ends."""
+RECENT = 40
+IDLE_TURNS_MAX = 20
+"""More steps of the server at one time without any effect are a wake-up in the past that never ends."""
 
 
 CHANCES: dict[str, tuple[float, ...]] = {
@@ -47,43 +47,43 @@ CHANCES: dict[str, tuple[float, ...]] = {
 """Probabilities for each message (lost, late, doubled) and each call (crash, refuse); skew of the clock in seconds."""
 
 
-class ServerDied(BaseException):
-    """The server is gone, here and now: nothing catches it but who starts the next one."""
+class ServerCrashed(BaseException):
+    """The server crashes at this call; only the loop that starts the next one catches it."""
 
 
 @dataclass(slots=True)
-class Fuse:
-    """Where the server dies, or the store refuses; `blown` counts the places."""
+class CallFaults:
+    """The faults around calls: the server crashes, or the store refuses. `counts` counts them by place."""
 
     rng: random.Random
-    dies: float = 0.0
-    refuses: float = 0.0
-    blown: dict[str, int] = field(default_factory=dict)
+    crash: float = 0.0
+    refuse: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
 
     def around(self, name: str, call: Callable[[], T], *, stores: bool = False) -> T:
-        """Make the call, if the server lives to make it; it may not live to see the answer."""
+        """Make the call; the server may crash before it or after it."""
         self._at(f"before {name}")
-        if stores and self.refuses and self.rng.random() < self.refuses:
-            self.blown[f"refused {name}"] = self.blown.get(f"refused {name}", 0) + 1
-            raise StoreError("the disk is full, says the fault simulation")
+        if stores and self.refuse and self.rng.random() < self.refuse:
+            self.counts[f"refused {name}"] = self.counts.get(f"refused {name}", 0) + 1
+            raise StoreError("the disk is full (fault simulation)")
         answer = call()
         self._at(f"after {name}")
         return answer
 
     def _at(self, place: str) -> None:
-        if self.dies and self.rng.random() < self.dies:
-            self.blown[place] = self.blown.get(place, 0) + 1
-            raise ServerDied(place)
+        if self.crash and self.rng.random() < self.crash:
+            self.counts[place] = self.counts.get(place, 0) + 1
+            raise ServerCrashed(place)
 
 
 class _Ports:
-    """Clock, Store and Executor, each call through the fuse; what was committed is told to `heard`."""
+    """Clock, Store and Executor with faults around each call; the world takes what is committed."""
 
     def __init__(self, world: "FaultWorld") -> None:
-        self._world, self._fuse = world, world.fuse
+        self._world, self._calls = world, world.calls
 
     def now_us(self) -> int:
-        return self._fuse.around("clock.now_us", lambda: self._world.engine.now_us() + self._world.skew_us)
+        return self._calls.around("clock.now_us", lambda: self._world.engine.now_us() + self._world.skew_us)
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
         def commit() -> None:
@@ -91,29 +91,29 @@ class _Ports:
             self._world.store.commit(events, seen=marks)
             self._world.committed(events, marks)
 
-        self._fuse.around("store.commit", commit, stores=True)
+        self._calls.around("store.commit", commit, stores=True)
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        log = self._fuse.around("store.events", lambda: list(self._world.store.events(after)), stores=True)
+        log = self._calls.around("store.events", lambda: list(self._world.store.events(after)), stores=True)
         return iter(log)
 
     def mark(self, source: str) -> int:
-        return self._fuse.around("store.mark", lambda: self._world.store.mark(source), stores=True)
+        return self._calls.around("store.mark", lambda: self._world.store.mark(source), stores=True)
 
     def pending(self) -> Sequence[Pending]:
-        return self._fuse.around("store.pending", self._world.store.pending, stores=True)
+        return self._calls.around("store.pending", self._world.store.pending, stores=True)
 
     def confirm(self, number: int) -> None:
-        self._fuse.around("store.confirm", lambda: self._world.store.confirm(number), stores=True)
+        self._calls.around("store.confirm", lambda: self._world.store.confirm(number), stores=True)
 
     def reports(self) -> Sequence[Report]:
-        return self._fuse.around("executor.reports", self._world.cluster.reports)
+        return self._calls.around("executor.reports", self._world.cluster.reports)
 
     def acknowledge(self, source: str, seq: int) -> None:
-        self._fuse.around("executor.acknowledge", lambda: self._world.cluster.acknowledge(source, seq))
+        self._calls.around("executor.acknowledge", lambda: self._world.cluster.acknowledge(source, seq))
 
     def carry_out(self, pending: Pending) -> bool:
-        return self._fuse.around("executor.carry_out", lambda: self._world.cluster.carry_out(pending))
+        return self._calls.around("executor.carry_out", lambda: self._world.cluster.carry_out(pending))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class Fault:
     """A kind of fault that is injected at random times.
 
     Attributes:
-        rates: how many are expected for each node; a world draws one of these.
-        inject: does it, and returns the line for the trace; empty if nothing could be done.
+        rates: the expected number for each node; a world draws one of these.
+        inject: injects it, and returns a line about it; empty if it was not possible.
     """
 
     rates: tuple[float, ...]
@@ -134,7 +134,7 @@ class FaultWorld:
 
     def __init__(self, seed: int, faults: Mapping[str, Fault], store: Store | None = None) -> None:
         self.seed, rng = seed, random.Random(seed)
-        self._trace: deque[tuple[int, str | Event]] = deque(maxlen=TRACE)
+        self._recent: deque[tuple[int, str | Event]] = deque(maxlen=RECENT)
         self.engine = Engine(BEGIN_US)
         self.store: Store = store or MemoryStore()
         self.policy_name, self.policy = inputs.policy(rng)
@@ -145,7 +145,7 @@ class FaultWorld:
         on = {kind: rng.random() < 0.6 for kind in rates}  # each world suffers from some kinds of faults only
         chance = {kind: on[kind] * rng.choice(each) for kind, each in rates.items()}
         self.network = Network(lost=chance["lost"], late=chance["late"], doubled=chance["doubled"])
-        self.fuse = Fuse(random.Random(rng.randrange(2**32)), chance["crash"], chance["refuse"])
+        self.calls = CallFaults(random.Random(rng.randrange(2**32)), chance["crash"], chance["refuse"])
         self.skew_us_max = round(chance["skew"] * US_PER_S)
         self.skew_us = 0
         late = {node.name: rng.choice((0, 0, 0, 30)) * US_PER_S for node in self.nodes}
@@ -157,32 +157,32 @@ class FaultWorld:
         self._checked: tuple[Control | None, int] = (None, 0)  # this state was
         self.accepted: set[JobId] = set()
         self.control: Control | None = None
-        self.steps = self.deaths = self.events = 0
-        self.horizon_us = self.engine.now_us() + rng.randint(60, 900) * US_PER_S
-        self._asked: deque[Callable[[Control], None]] = deque()
-        self._drains: dict[str, int] = {}
+        self.steps = self.crashes = self.events = 0
+        self.faults_end_us = self.engine.now_us() + rng.randint(60, 900) * US_PER_S
+        self._requests: deque[Callable[[Control], None]] = deque()
+        self._cordoned: dict[str, int] = {}
         self._plan(faults, chance, rng)
 
     # -- faults ----------------------------------------------------------------------------------------------
 
     def _plan(self, faults: Mapping[str, Fault], chance: dict[str, float], rng: random.Random) -> None:
-        begin_us, span_us = self.engine.now_us(), self.horizon_us - self.engine.now_us()
-        self._asked.append(lambda control: control.up())
+        begin_us, span_us = self.engine.now_us(), self.faults_end_us - self.engine.now_us()
+        self._requests.append(lambda control: control.up())
         if self.queues:
-            self._asked.append(self._set_queues)
+            self._requests.append(self._set_queues)
         for job, script in self.jobs:
             self.cluster.ranks.scripts[job.job_id] = script
-            self.engine.at(begin_us + rng.randint(0, span_us // 3), self._asked.append, self._submit(job))
+            self.engine.at(begin_us + rng.randint(0, span_us // 3), self._requests.append, self._submit(job))
         for kind, fault in faults.items():
             for _ in range(round(chance[kind] * rng.random() * len(self.nodes))):
                 self.engine.at(begin_us + rng.randint(1, span_us), self._inject, kind, fault)
-        self.engine.at(self.horizon_us, self._calm)
+        self.engine.at(self.faults_end_us, self._end_faults)
 
     def _inject(self, kind: str, fault: Fault) -> None:
-        said = fault.inject(self, self._rng)
-        if said:
+        text = fault.inject(self, self._rng)
+        if text:
             self.injected[kind] = self.injected.get(kind, 0) + 1
-            self.say(f"{kind}: {said}")
+            self.note(f"{kind}: {text}")
 
     def _submit(self, job: Job) -> Callable[[Control], None]:
         def submit(control: Control) -> None:
@@ -198,60 +198,60 @@ class FaultWorld:
         except QueuesError:
             self.queues = ()
 
-    def _calm(self) -> None:
-        """From now on nothing fails any more."""
-        self.say("the faults stop")
+    def _end_faults(self) -> None:
+        """Stop all faults."""
+        self.note("the faults stop")
         self.network.lost = self.network.late = self.network.doubled = 0.0
-        self.fuse.dies = self.fuse.refuses = 0.0
-        for name in sorted(self._drains):
+        self.calls.crash = self.calls.refuse = 0.0
+        for name in sorted(self._cordoned):
             self.operator(NodeUncordoned(at_us=self.engine.now_us(), node=name, by="ann"))
-        self._asked.append(lambda control: control.up())
+        self._requests.append(lambda control: control.up())
 
     @property
-    def calm(self) -> bool:
-        """The faults have stopped."""
-        return self.engine.now_us() >= self.horizon_us
+    def faults_over(self) -> bool:
+        """Return whether the faults have stopped."""
+        return self.engine.now_us() >= self.faults_end_us
 
     def operator(self, event: Event) -> None:
-        """What an operator says of nodes comes through a stream of its own."""
+        """Report an operator's order about a node, through a stream of its own."""
         if isinstance(event, NodeCordoned | NodeUncordoned):
-            self._drains[event.node] = 1
-        self.cluster.say("operator", event)
+            self._cordoned[event.node] = 1
+        self.cluster.report_membership("operator", event)
 
-    def ask(self, question: Callable[[Control], None]) -> None:
-        """Of the server, as soon as it answers; a client that gets no answer asks again."""
-        self._asked.append(question)
+    def request(self, call: Callable[[Control], None]) -> None:
+        """Send a request to the server; a client that gets no answer asks again."""
+        self._requests.append(call)
 
     # -- the play --------------------------------------------------------------------------------------------
 
-    def say(self, what: str | Event) -> None:
-        """One more line of the trace."""
-        self._trace.append((self.engine.now_us() - BEGIN_US, what))
+    def note(self, what: str | Event) -> None:
+        """Keep a line, or an event, for the report of a failure."""
+        self._recent.append((self.engine.now_us() - BEGIN_US, what))
 
     @property
-    def trace(self) -> list[str]:
-        """What happened lately, a line each."""
-        said = ((at_us, what if isinstance(what, str) else brief(what)) for at_us, what in self._trace)
-        return [f"{at_us / US_PER_S:10.3f} s  {what}" for at_us, what in said]
+    def recent(self) -> list[str]:
+        """Return the last events, a line each."""
+        lines = ((at_us, what if isinstance(what, str) else brief(what)) for at_us, what in self._recent)
+        return [f"{at_us / US_PER_S:10.3f} s  {what}" for at_us, what in lines]
 
     def play(self, steps: int | None = None) -> None:
-        """To the end, or for so many steps."""
-        at_us, in_vain, before = -1, 0, (-1, -1)
+        """Run to the end, or for a number of steps."""
+        at_us, idle_turns, before = -1, 0, (-1, -1)
         while steps is None or self.steps < steps:
             assert self.steps < STEPS_MAX, f"no end after {STEPS_MAX} steps"
             self.steps += 1
-            wake_us = self._turn()
-            done = (self.events, len(self._asked))
-            in_vain = in_vain + 1 if (self.engine.now_us(), done) == (at_us, before) else 0
+            wake_us = self._step_server()
+            done = (self.events, len(self._requests))
+            idle_turns = idle_turns + 1 if (self.engine.now_us(), done) == (at_us, before) else 0
             at_us, before = self.engine.now_us(), done
-            assert in_vain < IN_VAIN, f"the wake-up at {wake_us}, now {at_us}, lies in the past for ever"
-            if self._asked or self.control is None:
+            assert idle_turns < IDLE_TURNS_MAX, f"the wake-up at {wake_us}, now {at_us}, stays in the past"
+            if self._requests or self.control is None:
                 wake_us = at_us + RETRY_US
             elif wake_us is not None:
                 wake_us = max(at_us, wake_us - self.skew_us)
-            if self.cluster.told:  # an answer came at once, or has to come again
-                wake_us = at_us if self.calm else min(wake_us or at_us + RETRY_US, at_us + RETRY_US)
-            if self.calm and not self._open():
+            if self.cluster.has_reports:  # a report came at once, or has to come again
+                wake_us = at_us if self.faults_over else min(wake_us or at_us + RETRY_US, at_us + RETRY_US)
+            if self.faults_over and not self._open():
                 break
             following = [each for each in (wake_us, self.engine.next_us()) if each is not None]
             if not following:
@@ -261,46 +261,46 @@ class FaultWorld:
             self._end()
 
     def committed(self, events: Sequence[Event], marks: Iterable[tuple[str, int]]) -> None:
-        """The store has them: so they have happened."""
+        """Take events that the store has committed."""
         for event in events:
             self.events += 1
-            self.say(event)
-            self.invariants.take(event)
+            self.note(event)
+            self.invariants.apply(event)
             self.shadow.apply(event)
         for source, seq in marks:
             assert seq > self.marks.get(source, 0), f"the mark of {source} goes from {self.marks.get(source)} to {seq}"
             self.marks[source] = seq
 
-    def _turn(self) -> int | None:
-        """One step of the server: what was asked of it, and a tick. It may not survive it."""
+    def _step_server(self) -> int | None:
+        """Answer the requests and tick; the server may crash. Return when to wake it."""
         try:
             if self.control is None:
                 self._start()
             assert self.control is not None
-            while self._asked:
-                self._asked[0](self.control)
-                self._asked.popleft()
+            while self._requests:
+                self._requests[0](self.control)
+                self._requests.popleft()
             wake_us = self.control.tick()
         except StoreError as error:
-            self.say(f"refused: {error.message}")
+            self.note(f"refused: {error.message}")
             self._check()
             return self.engine.now_us() + self.skew_us + RETRY_US
-        except ServerDied as death:
-            self.say(f"the server dies {death}")
+        except ServerCrashed as crash:
+            self.note(f"the server crashes {crash}")
             self.control = None
-            self.deaths += 1
+            self.crashes += 1
             return self.engine.now_us() + RETRY_US
         self._check()
         for attempt in self.control.state.attempts.values():
             due_us = attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
             if due_us is not None and attempt.kill is None and attempt.held:
-                late = f"{attempt.job.job_id} is due at {due_us}, and the server sleeps until {wake_us}"
-                assert wake_us is not None and wake_us <= due_us, late
+                overslept = f"{attempt.job.job_id} is due at {due_us}, and the server sleeps until {wake_us}"
+                assert wake_us is not None and wake_us <= due_us, overslept
         return wake_us
 
     def _start(self) -> None:
         ports = _Ports(self)
-        self.skew_us = self._rng.randint(-self.skew_us_max, self.skew_us_max) if not self.calm else self.skew_us
+        self.skew_us = self._rng.randint(-self.skew_us_max, self.skew_us_max) if not self.faults_over else self.skew_us
         self.cluster.server_restarts()
         control = Control(clock=ports, store=ports, executor=ports, policy=self.policy)
         assert control.state.snapshot() == self.shadow.snapshot(), "the log does not give the state back"
@@ -309,7 +309,7 @@ class FaultWorld:
     # -- what must hold --------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """After each step."""
+        """Check every invariant after a step."""
         control = self.control
         if control is None:
             return
@@ -318,24 +318,24 @@ class FaultWorld:
         if self._checked == (control, control.number):
             return
         self._checked = (control, control.number)
-        self.invariants.of_state(control.state)
+        self.invariants.check_state(control.state)
         before = control.state.snapshot()
         assert before == self.shadow.snapshot(), "the state is not what was committed"
         control.state.idle = None  # as if it had not decided yet
         decide(control.state, max(self.engine.now_us() + self.skew_us, self.invariants.at_us or 0))
-        assert control.state.snapshot() == before, "decide() left a trace"
+        assert control.state.snapshot() == before, "decide() changed the state"
         if self.steps % 8 == 0:
-            self.invariants.of_ledger(control.ledger, self.engine.now_us())
+            self.invariants.check_ledger(control.ledger, self.engine.now_us())
 
     def _open(self) -> list[JobId]:
-        """Jobs that have not ended."""
+        """Return the jobs that have not ended."""
         return [job.job_id for job, _ in self.jobs if job.job_id not in self.invariants.ended]
 
     def _end(self) -> None:
-        """Everything that can run has run, and a new server knows the same."""
-        assert self.control is not None and not self._asked, "the server did not come back"
+        """Check that every job that can run has run, and that a new server has the same state."""
+        assert self.control is not None and not self._requests, "the server did not come back"
         now_us = self.engine.now_us()
-        self.invariants.of_ledger(self.control.ledger, now_us)
+        self.invariants.check_ledger(self.control.ledger, now_us)
         assert self.accepted == {job.job_id for job, _ in self.jobs}, "a job was never accepted"
         assert not self.invariants.live, f"{list(self.invariants.live)} hold GPUs for ever"
         for job_id in self._open():
@@ -347,7 +347,7 @@ class FaultWorld:
         assert self.control.ledger.rows(now_us) == before.ledger.rows(now_us), "the log does not give the ledger back"
 
     def _could_run(self, state: State, job_id: JobId) -> bool:
-        """Whether it would be placed if it were alone on the nodes as they are."""
+        """Return whether the job would be placed if it were alone on the nodes as they are."""
         alone, at_us = State(self.policy), self.engine.now_us()
         for each in self.invariants.nodes.values():
             if each.up and not each.reclaimed and not each.cordoned:
@@ -359,7 +359,7 @@ class FaultWorld:
 
 
 def brief(event: Event) -> str:
-    """An event in one line."""
+    """Return an event in one line."""
     fields = encode(event)
     kind = fields.pop("kind")
     fields.pop("at_us")

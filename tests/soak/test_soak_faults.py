@@ -10,6 +10,6 @@ from faults_world.play import play
 def test_every_invariant_holds(soak: Soak, sql: bool) -> None:
     def story(seed: int) -> str:
         world = play(seed, sql=sql)
-        return f"{world.steps} steps, {world.events} events, {world.deaths} deaths of the server"
+        return f"{world.steps} steps, {world.events} events, {world.crashes} crashes of the server"
 
     soak.play(story, say_every=200)
