@@ -361,7 +361,7 @@ BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
     (("queues", "set", "much.yaml"), errors.QueuesError, r"3 GPUs are guaranteed \(a 3\), but the cluster has 2"),
     (("queues", "set", "quote.yaml"), errors.SpecError, "quote.yaml:1:14: unknown key 'qouta' in queues.a.*quota"),
     (("queues", "set", "nowhere.yaml"), errors.SpecError, "nowhere.yaml cannot be read: No such file"),
-    (("queues", "put", "much.yaml"), errors.InputError, "queues cannot put much.yaml"),
+    (("queues", "put", "much.yaml"), errors.InputError, "unknown: queues put much.yaml"),
     (("up",), errors.HomeInUseError, r"a server already runs on .* \(pid \d+\)\nhint: "),
 ]
 

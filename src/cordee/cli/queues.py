@@ -1,4 +1,4 @@
-"""The verb about queues: show the tree, or set it from a file."""
+"""`cordee queues`: show the tree of queues, or set it from a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,21 +14,21 @@ from cordee.units import US_PER_HOUR, format_micro_usd
 from cordee.workload.queues import parse_queues
 
 _MILLI = 1000
-_SHARE = 10**9
+_BILLION = 10**9
 
 
 def queues(
     what: Annotated[
-        list[str] | None, typer.Argument(metavar="[set FILE]", help="Set them from a queues.yaml; else show them.")
+        list[str] | None, typer.Argument(metavar="[set FILE]", help="Set the queues from a file; else show them.")
     ] = None,
     *,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show the tree of queues: quota, who holds, borrows, lends and waits; or set it."""
+    """Show the tree of queues (quota, GPUs held, borrowed and lent, waiting jobs), or set it."""
     words = what or []
     if words and (words[0] != "set" or len(words) != 2):
-        raise InputError(f"queues cannot {' '.join(words)}", hint="cordee queues, or cordee queues set queues.yaml")
+        raise InputError(f"unknown: queues {' '.join(words)}", hint="cordee queues, or cordee queues set queues.yaml")
     wanted = None if not words else parse_queues(_text(Path(words[1])), source=words[1])
     with terminal.connect(home) as client:
         terminal.warn(client)
@@ -46,12 +46,12 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "not a text file"
         raise SpecError(f"{path} cannot be read: {reason}", hint="cordee queues set queues.yaml") from None
 
 
 def _tree(seen: QueuesView) -> Table:
-    """Limits are told below, so that 80 columns are enough."""
+    """Return the tree; limits are remarks below it, so that 80 columns are enough."""
     weights = any(queue.weight != 1 for queue in seen.queues)
     heads = ["QUOTA", "HELD", "BORROWED", "LENDS", *(["WEIGHT"] if weights else []), "SHARE", "RUN", "WAIT"]
     table = terminal.table("QUEUE", *heads, right=heads, folds=("QUEUE",))
@@ -63,7 +63,7 @@ def _tree(seen: QueuesView) -> Table:
             _gpus(queue.borrowed_gpu_milli),
             "no" if not queue.lend else _gpus(queue.lends_gpu_milli),
             *([str(queue.weight)] if weights else []),
-            f"{queue.fair_share_ppb / _SHARE:.1%}" if queue.fair_share_ppb else "–",
+            f"{queue.fair_share_ppb / _BILLION:.1%}" if queue.fair_share_ppb else "–",
             str(queue.running_jobs or "–"),
             f"{queue.waiting_jobs} ({_gpus(queue.waiting_gpu_milli)})" if queue.waiting_jobs else "–",
         )
@@ -73,30 +73,28 @@ def _tree(seen: QueuesView) -> Table:
 def _remarks(seen: QueuesView) -> list[str]:
     outer = [queue for queue in seen.queues if queue.parent is None]
     held, guaranteed = sum(queue.held_gpu_milli for queue in outer), sum(queue.quota_gpus for queue in outer)
-    told = [f"{_gpus(held) if held else 0} of {_gpus(seen.gpu_milli)} GPUs are held; {guaranteed} are guaranteed"]
+    lines = [f"{_gpus(held) if held else 0} of {_gpus(seen.gpu_milli)} GPUs are held; {guaranteed} are guaranteed"]
     if guaranteed * _MILLI > seen.gpu_milli:
-        told[0] += ": more than there are now"
+        lines[0] += ": more than there are now"
     for queue in seen.queues:
-        told += [f"{queue.name}: {said}" for said in _limits(queue)]
-    return told
+        lines += [f"{queue.name}: {limit}" for limit in _limits(queue)]
+    return lines
 
 
 def _limits(queue: QueueView) -> list[str]:
-    told = []
+    limits = []
     if queue.limit_gpus is not None:
-        told.append(f"{queue.held_gpu_milli / _MILLI:g} of {queue.limit_gpus} GPUs at most")
+        limits.append(f"{queue.held_gpu_milli / _MILLI:g} of {queue.limit_gpus} GPUs at most")
     if queue.gpu_us_per_day is not None:
         used, most = (queue.day_gpu_us or 0) / US_PER_HOUR, queue.gpu_us_per_day / US_PER_HOUR
-        told.append(f"{used:.3g} of {most:g} GPU-h used within a day")
+        limits.append(f"{used:.3g} of {most:g} GPU-h used within a day")
     if queue.micro_usd_per_day is not None:
         used_usd, most_usd = format_micro_usd(queue.day_micro_usd or 0), format_micro_usd(queue.micro_usd_per_day)
-        told.append(f"{used_usd} of {most_usd} used within a day")
+        limits.append(f"{used_usd} of {most_usd} used within a day")
     if queue.user_gpus is not None:
-        users = (
-            ", ".join(f"{user} {_gpus(milli)}" for user, milli in queue.users_gpu_milli.items()) or "nobody holds any"
-        )
-        told.append(f"{queue.user_gpus} GPUs a user at most: {users}")
-    return told
+        users = ", ".join(f"{user} {_gpus(milli)}" for user, milli in queue.users_gpu_milli.items()) or "none held"
+        limits.append(f"{queue.user_gpus} GPUs a user at most: {users}")
+    return limits
 
 
 def _gpus(milli: int) -> str:

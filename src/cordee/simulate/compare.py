@@ -28,22 +28,22 @@ class CachedJobs:
     def __init__(self, read: Jobs, most: int = 500_000) -> None:
         self._read, self._most = read, most
         self._jobs: list[TraceJob] | None = None
-        self._seen: Tally | None = None
+        self._counted: Tally | None = None
 
     def __call__(self, tally: Tally) -> Iterator[TraceJob]:
         """Yield the jobs from the beginning."""
-        if self._jobs is None or self._seen is None or tally.strict:
+        if self._jobs is None or self._counted is None or tally.strict:
             jobs: list[TraceJob] = []
             for job in self._read(tally):
                 if len(jobs) < self._most:
                     jobs.append(job)
                 yield job
             if len(jobs) < self._most:
-                self._jobs, self._seen = jobs, replace(tally, kinds=dict(tally.kinds), first=dict(tally.first))
+                self._jobs, self._counted = jobs, replace(tally, kinds=dict(tally.kinds), first=dict(tally.first))
             return
-        for kind, count in self._seen.kinds.items():
+        for kind, count in self._counted.kinds.items():
             tally.kinds[kind] = tally.kinds.get(kind, 0) + count
-            tally.first.setdefault(kind, self._seen.first.get(kind, 0))
+            tally.first.setdefault(kind, self._counted.first.get(kind, 0))
         tally.jobs += len(self._jobs)
         yield from self._jobs
 

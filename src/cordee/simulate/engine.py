@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Engine:
-    """Actions in the order of their time, then priority, then the order in which they were asked for."""
+    """Actions in the order of their time, then priority, then the order in which they were scheduled."""
 
     def __init__(self, start_us: int = 0) -> None:
         self._now_us = start_us
@@ -17,7 +17,7 @@ class Engine:
         self._sequence = 0
 
     def now_us(self) -> int:
-        """The virtual time (this makes the engine a `Clock`)."""
+        """Return the virtual time (this makes the engine a `Clock`)."""
         return self._now_us
 
     def at(self, at_us: int, action: Callable[..., None], *args: Any, priority: int = 0) -> None:
@@ -27,11 +27,11 @@ class Engine:
         heapq.heappush(self._heap, (at_us, priority, self._sequence, action, args))
 
     def next_us(self) -> int | None:
-        """When the next action is due; None if there is none."""
+        """Return when the next action is due; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def advance(self, to_us: int) -> None:
-        """Go to `to_us` and do everything that is due until then, in order."""
+        """Advance to `to_us`, and do everything that is due until then, in order."""
         assert to_us >= self._now_us, "virtual time does not go backwards"
         heap = self._heap
         while heap and heap[0][0] <= to_us:

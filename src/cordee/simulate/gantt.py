@@ -1,5 +1,4 @@
-"""Who held which node when, of the first nodes of a cluster: what a drawing of a run is made from. A fold over the
-log."""
+"""The attempts on the first nodes of a cluster over time, for drawings: a fold over the log."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from cordee.events import AttemptPlaced, Event, Outcome, RanksEnded
 from cordee.ids import JobId
 
 NODES = 32
-_KEPT = 200_000  # the first so many: a longer run is drawn from its beginning
+_HELD_MAX = 200_000  # a longer run is drawn from its beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +23,7 @@ class Held:
 
 
 class Gantt:
-    """The fold."""
+    """The fold over the log."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
         self.nodes = [name for name, _ in zip(nodes, range(NODES), strict=False)]
@@ -33,18 +32,18 @@ class Gantt:
         self._live: dict[tuple[JobId, str], tuple[int, tuple[int, ...]]] = {}
 
     def apply(self, event: Event) -> None:
-        """Take note of one event."""
+        """Fold one event."""
         if isinstance(event, AttemptPlaced):
             for lease in event.leases:
                 if lease.node in self._shown:
                     self._live[event.job_id, lease.node] = (event.at_us, lease.gpus)
         elif isinstance(event, RanksEnded) and event.node in self._shown:
             live = self._live.pop((event.job_id, event.node), None)
-            if live is not None and len(self.held) < _KEPT:
+            if live is not None and len(self.held) < _HELD_MAX:
                 self.held.append(Held(event.node, live[1], event.job_id, live[0], event.at_us, event.outcome))
 
     def window(self, from_us: int, to_us: int) -> list[Held]:
-        """What was held in a stretch of time, cut to it."""
+        """Return what was held in a window of time."""
         live = [
             Held(node, gpus, job_id, since_us, to_us, None) for (job_id, node), (since_us, gpus) in self._live.items()
         ]

@@ -1,14 +1,14 @@
-"""What a log says of how a cluster did: a fold over it, so that a simulated log and a live one are measured alike.
+"""Metrics of a cluster by its log: a fold, so that a simulated log and a live one are measured in the same way.
 
     metrics = Metrics()
     for event in log: metrics.apply(event)
     metrics.summary((ledger, now_us))
 
-A job that has not ended counts for its waiting and for nothing else. `slowdown` of a job is the time from its
-submission to its end over the time it worked, and no less than ten seconds of work are counted, so that a job of one
-second does not stand for all (bounded slowdown; Feitelson and Rudolph 1998). Fairness is told over slowdowns: the
-largest, and Jain's index, 1 if all are equal (Jain, Chiu and Hawe 1984). `fragmented` is GPU time that lay free while
-the smallest gang that waited would have fitted in it by number.
+A job that has not ended counts only for its wait. The slowdown of a job is the time from its submission to its end over
+the time it worked; at least ten seconds of work count, so that a job of one second does not dominate (bounded slowdown;
+Feitelson and Rudolph 1998). Fairness is measured over slowdowns: the largest, and Jain's index, 1 if all are equal
+(Jain, Chiu and Hawe 1984). `fragmented` is GPU time that was free while the smallest waiting gang would have fitted in
+it by number.
 """
 
 import math
@@ -38,24 +38,24 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR, US_PER_S
 
-_AT_LEAST_US = 10 * US_PER_S
+_WORK_MIN_US = 10 * US_PER_S
 CHOSEN = frozenset(
     (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA, NoticeReason.RESIZE, NoticeReason.MOVE)
 )
-"""Notices that the scheduler gave by its own choice: preemptions."""
+"""The reasons of notices that count as preemptions: the scheduler chose another job."""
 POINTS = 1000
 
 
 @dataclass(slots=True)
 class _Job:
     submitted_us: int
-    milli: int  # thousandths of GPUs that it asks for
+    milli: int  # thousandths of GPUs that it needs
     queue: str
     waits: bool = True
     first_us: int = -1
     ran_us: int = 0
     worked_us: int = 0
-    high: int = 0  # steps that some attempt has done
+    high: int = 0  # the most steps that an attempt has done
     placed_us: int = 0
     leases: dict[str, int] = field(default_factory=dict)  # node: thousandths
     milli_held: int = 0  # of the attempt
@@ -65,7 +65,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """What one cause took: work done again, and saves that a notice asked for."""
+    """The loss by one cause: repeated work, and saves on notice."""
 
     cause: str
     redone_gpu_us: int
@@ -74,13 +74,13 @@ class Lost:
 
     @property
     def gpu_hours(self) -> float:
-        """Both."""
+        """Return both in GPU-hours."""
         return (self.redone_gpu_us + self.save_gpu_us) / US_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Of a number over jobs."""
+    """Statistics of a number over jobs."""
 
     mean: float
     p50: float
@@ -90,7 +90,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRow:
-    """Of one queue: jobs that ended, and their means."""
+    """One queue: the jobs that ended, and their means."""
 
     name: str
     ended: int
@@ -100,15 +100,15 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How it went.
+    """The metrics of a run.
 
     Attributes:
         jct_s: from submission to the end, of jobs that ended.
         wait_s: from submission to the first start, of jobs that started.
         away_s: of jobs that ended, all the time that they did not hold GPUs.
         goodput: useful over held GPU time.
-        held_fraction: held over all GPU time that there was, until the last job ended.
-        fragmented: of all GPU time.
+        held_fraction: held over all GPU time, until the last job ended.
+        fragmented: fraction of all GPU time.
         slowdown_max, slowdown_jain: fairness.
         restart_gpu_us: GPU time until the first new step of attempts.
         lost: by cause.
@@ -136,22 +136,22 @@ class Summary:
 
     @property
     def lost_gpu_hours(self) -> float:
-        """Saves and work done again."""
+        """Return repeated work and saves in GPU-hours."""
         return sum(each.gpu_hours for each in self.lost)
 
     @property
     def lost_micro_usd(self) -> int:
-        """The same in money."""
+        """Return the cost of repeated work and saves."""
         return sum(each.micro_usd for each in self.lost)
 
 
 class Metrics:
-    """The fold.
+    """The fold over the log.
 
     Attributes:
-        jobs: that were submitted.
+        jobs: the number submitted.
         jct_us, wait_us: a number for each job that ended, and for each that started.
-        points: time, thousandths of GPUs held, jobs that wait, thousandths of GPUs that are up; thinned as they grow.
+        points: time, thousandths of GPUs held, waiting jobs, thousandths of GPUs up; thinned as they grow.
     """
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Metrics:
         self._up: dict[str, Node] = {}
         self._prices: dict[str, int] = {}
         self._milli = self._held = self._n_waiting = self._smallest = 0
-        self._waiting: dict[int, int] = {}  # who asks for so much
+        self._waiting: dict[int, int] = {}  # by thousandths of GPUs
         self._since_us = self._last_end_us = 0
         self._first_us = -1
         self._sums = self._at_end = (0, 0, 0)  # thousandths of GPU time: there, held, fragmented
@@ -185,7 +185,7 @@ class Metrics:
         }
 
     def apply(self, event: Event) -> None:
-        """Take note of one event."""
+        """Fold one event."""
         kind = type(event)
         handler = self._handlers.get(kind)
         if handler is not None:
@@ -196,7 +196,7 @@ class Metrics:
             self._reported(event)  # type: ignore[arg-type]
 
     def add(self, other: "Metrics") -> None:
-        """Count a cluster of its own in, whose run is over; what is drawn over time stays that of the first."""
+        """Add the metrics of another cluster, whose run is over; `points` stay those of the first."""
         self.jobs += other.jobs
         self.jct_us.extend(other.jct_us)
         self.wait_us.extend(other.wait_us)
@@ -206,8 +206,8 @@ class Metrics:
             known = self._saves.setdefault(cause, [0, 0])
             known[:] = [mine + its for mine, its in zip(known, sums, strict=True)]
         for name, row in other._queues.items():
-            told = self._queues.setdefault(name, [0, 0, 0])
-            told[:] = [mine + its for mine, its in zip(told, row, strict=True)]
+            sums = self._queues.setdefault(name, [0, 0, 0])
+            sums[:] = [mine + its for mine, its in zip(sums, row, strict=True)]
         self._notices += other._notices
         self._kills += other._kills
         there, held, fragmented = (mine + its for mine, its in zip(self._at_end, other._at_end, strict=True))
@@ -216,7 +216,7 @@ class Metrics:
         self._first_us = min((at_us for at_us in (self._first_us, other._first_us) if at_us >= 0), default=-1)
 
     def summary(self, *ledgers: tuple[Ledger, int]) -> Summary:
-        """How it went until now; the ledgers, each with its now, have folded the same log."""
+        """Return the metrics until now; the ledgers, each with its time, have folded the same log."""
         lost: dict[str, list[int]] = {
             cause: [0, milli_us // 1000, usd] for cause, (milli_us, usd) in self._saves.items()
         }
@@ -300,7 +300,7 @@ class Metrics:
 
     def _submitted(self, event: JobSubmitted) -> None:
         job = event.job
-        if self._first_us < 0:  # what was there before anybody asked for it was not idle
+        if self._first_us < 0:  # time before the first submission is not idle
             self._first_us, self._sums = event.at_us, (0, 0, 0)
         self.jobs += 1
         known = self._open[job.job_id] = _Job(event.at_us, job.gpus * job.gpu_milli, job.queue)
@@ -381,7 +381,7 @@ class Metrics:
         jct_us = event.at_us - job.submitted_us
         self.jct_us.append(jct_us)
         self._away_us.append(jct_us - job.ran_us)
-        self._slow.append(max(1.0, jct_us / max(job.worked_us or job.ran_us, _AT_LEAST_US)))
+        self._slow.append(max(1.0, jct_us / max(job.worked_us or job.ran_us, _WORK_MIN_US)))
         sums = self._queues.setdefault(job.queue, [0, 0, 0])
         sums[0] += 1
         sums[1] += max(0, job.first_us - job.submitted_us)
@@ -394,7 +394,7 @@ def _gpus(node: Node) -> int:
 
 
 def spread(values_us: Sequence[int]) -> Spread:
-    """Mean, median, 99th percentile and largest, in seconds; all 0 of nothing."""
+    """Return mean, median, 99th percentile and maximum in seconds; all 0 without values."""
     if not values_us:
         return Spread(mean=0.0, p50=0.0, p99=0.0, max=0.0)
     ordered = sorted(values_us)

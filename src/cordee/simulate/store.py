@@ -1,4 +1,4 @@
-"""The Store port in memory: the log, the marks of the streams and the commands that wait."""
+"""The Store port in memory: the log, the marks of the streams and the pending commands."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -22,11 +22,11 @@ class MemoryStore:
 
     @property
     def open_jobs(self) -> int:
-        """Jobs that have not ended."""
+        """Return the number of jobs that have not ended."""
         return len(self._specs)
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
-        """Append, enqueue the commands that follow, move the marks: nothing here can fail half-way."""
+        """Append events, enqueue their commands and move the marks; nothing here can fail half-way."""
         take = self._take
         for event in events:
             take(event)
@@ -47,24 +47,24 @@ class MemoryStore:
                 marks[source] = seq
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """The log from the record after number `after`, numbered from 1."""
+        """Yield the log after record number `after`; records are numbered from 1."""
         for number in range(after, len(self.log)):
             yield number + 1, self.log[number]
 
     def mark(self, source: str) -> int:
-        """The highest `seq` committed of a stream; 0 if none."""
+        """Return the highest committed `seq` of a stream; 0 if there is none."""
         return self._marks.get(source, 0)
 
     def pending(self) -> Sequence[Pending]:
-        """Commands not confirmed, oldest first."""
+        """Return the commands that are not confirmed, oldest first."""
         return list(self._pending.values())
 
     def confirm(self, number: int) -> None:
-        """The command was delivered."""
+        """Remove a command that was delivered."""
         self._pending.pop(number, None)
 
     def _forget(self, ended: AttemptEnded) -> None:
-        """What was not delivered has nobody left to reach, and a late start must never be."""
+        """Drop commands of an attempt that has ended: a late start must never be."""
         self._pending = {
             number: pending
             for number, pending in self._pending.items()

@@ -1,7 +1,7 @@
-"""Workloads by chance, from a seed, one job at a time: a million of them take no more memory than ten.
+"""Random workloads from a seed, one job at a time: a million of them take no more memory than ten.
 
-Arrivals are Poisson, if so wished faster by day than by night; run times are log-normal, which is what the tails of
-public traces look like; sizes are drawn from given shares.
+Arrivals are Poisson, optionally faster by day than by night; run times are log-normal, as the tails of public traces
+are; sizes are drawn by weight.
 """
 
 import math
@@ -17,18 +17,18 @@ _DAY_S = 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synthetic:
-    """What is drawn from.
+    """The distributions of a workload.
 
     Attributes:
-        jobs: how many.
+        jobs: the number of jobs.
         per_hour: arrivals, on average.
-        diurnal: how far the rate swings over a day, from 0 (none) to 1 (none at all at night).
+        diurnal: the swing of the rate over a day, from 0 (constant) to 1 (no arrivals at night).
         median_s: of the run time.
         sigma: of its logarithm; 2 gives a mean of 7.4 medians.
         longest_s: where the tail is cut.
-        sizes: GPUs, and how many in so many jobs ask for that.
-        users: over whom they are spread, unevenly.
-        tiers: shares in a hundred of production, standard and preemptible jobs.
+        sizes: numbers of GPUs with their weights.
+        users: the number of users; a few of them submit most jobs.
+        tiers: percentages of production, standard and preemptible jobs.
     """
 
     jobs: int
@@ -42,36 +42,36 @@ class Synthetic:
     tiers: tuple[int, int, int] = (0, 100, 0)
 
     def at_load(self, gpus: int, load: float) -> "Synthetic":
-        """Arriving so fast that the jobs ask for this share of so many GPUs."""
-        dice = random.Random(0)
-        run_s = sum(self._run_s(dice) for _ in range(20_000)) / 20_000
-        size = sum(each * share for each, share in self.sizes) / sum(share for _, share in self.sizes)
+        """Return it with the arrival rate at which jobs request `load` of the GPU time of `gpus` GPUs."""
+        rng = random.Random(0)
+        run_s = sum(self._run_s(rng) for _ in range(20_000)) / 20_000
+        size = sum(each * weight for each, weight in self.sizes) / sum(weight for _, weight in self.sizes)
         return replace(self, per_hour=load * gpus * 3600 / (run_s * size))
 
     def draw(self, seed: int) -> Iterator[TraceJob]:
-        """The jobs, in order."""
-        dice = random.Random(seed)
-        sizes, shares = zip(*self.sizes, strict=True)
+        """Draw the jobs in the order of submission."""
+        rng = random.Random(seed)
+        sizes, weights = zip(*self.sizes, strict=True)
         at_s = 0.0
         peak_per_s = self.per_hour * (1 + self.diurnal) / 3600
         for number in range(1, self.jobs + 1):
-            while True:  # thinned: the rate of the peak, and not all of them are taken
-                at_s += dice.expovariate(peak_per_s)
-                if not self.diurnal or dice.random() * (1 + self.diurnal) < self._rate(at_s):
+            while True:  # thinning: draw at the rate of the peak, and take some
+                at_s += rng.expovariate(peak_per_s)
+                if not self.diurnal or rng.random() * (1 + self.diurnal) < self._rate(at_s):
                     break
             yield TraceJob(
                 job_id=f"job-{number}",
                 submit_us=round(at_s * US_PER_S),
-                gpus=dice.choices(sizes, shares)[0],
-                duration_us=max(1, round(self._run_s(dice))) * US_PER_S,
+                gpus=rng.choices(sizes, weights)[0],
+                duration_us=max(1, round(self._run_s(rng))) * US_PER_S,
                 line=number,
-                user=f"user-{min(self.users, int(dice.paretovariate(1.0)))}",
-                tier=dice.choices(("production", "standard", "preemptible"), self.tiers)[0],
+                user=f"user-{min(self.users, int(rng.paretovariate(1.0)))}",
+                tier=rng.choices(("production", "standard", "preemptible"), self.tiers)[0],
             )
 
-    def _run_s(self, dice: random.Random) -> float:
-        return min(self.longest_s, math.exp(dice.gauss(math.log(self.median_s), self.sigma)))
+    def _run_s(self, rng: random.Random) -> float:
+        return min(self.longest_s, math.exp(rng.gauss(math.log(self.median_s), self.sigma)))
 
     def _rate(self, at_s: float) -> float:
-        """Of the mean, at a time of day; noon has most."""
+        """Return the arrival rate over its mean at a time of day; noon has the highest."""
         return 1 - self.diurnal * math.cos(2 * math.pi * at_s / _DAY_S)

@@ -1,9 +1,9 @@
-"""From a trace to submissions: what of a job's life a trace leaves open, filled in one stated way.
+"""Turn the jobs of a trace into submissions, with stated assumptions for what a trace does not hold.
 
-Costs as everywhere here: a checkpoint every 30 minutes that training does not wait for, 60 s to restart, 30 s of
-grace and a save of 30 s on notice. A trace's run time is taken to hold the first start and the last save. The save on
-notice is in the ledger's class `checkpoint`, work that is done again in `lost`, and the restart in `restart`. A
-trace's time limit was for another cluster and ends nobody here; it is what the job's owner said of its run time.
+A checkpoint every 30 minutes does not stop training; a restart takes 60 s; the grace period is 30 s, and so is the save
+on notice. A trace's run time includes the first start and the last save. The ledger counts the save on notice as
+`checkpoint`, repeated work as `lost`, and the restart as `restart`. A trace's time limit was for another cluster: it
+ends no job here, and is the owner's estimate of the run time.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,12 +17,12 @@ from cordee.simulate.traces.job import Tally, TraceJob
 from cordee.units import US_PER_S
 
 _STEP_US = 1_000
-"""A trace does not say how long steps are. They are short, and the one in progress at a notice counts to its save."""
+"""A trace does not have the length of steps. They are short; the one in progress at a notice is part of its save."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a preemption takes."""
+    """The costs of a preemption."""
 
     every_us: int = 1_800 * US_PER_S
     save_us: int = 30 * US_PER_S
@@ -40,16 +40,16 @@ def submissions(
     limit: int | None = None,
     window_us: tuple[int, int | None] = (0, None),
 ) -> Iterator[Submission]:
-    """The trace's jobs as they arrive at this cluster; those that it can never hold are counted.
+    """Yield the trace's jobs as they arrive at this cluster; count those that are too large for it.
 
     Args:
         jobs: in order.
         nodes: of the cluster.
         tally: counts those left out.
         costs: of a preemption.
-        estimates: every job says truly how long it will run, for policies that rest on that.
-        limit: so many jobs at most.
-        window_us: from which time to which, of the trace.
+        estimates: every job declares its true run time, for policies that rest on it.
+        limit: the most jobs.
+        window_us: begin and end of the submissions to take, in the trace's time.
     """
     most: dict[str | None, int] = {}
     for node in nodes:
@@ -71,7 +71,7 @@ def submissions(
 
 
 def submission(each: TraceJob, gpu_name: str | None, costs: Costs, number: int, *, estimates: bool) -> Submission:
-    """One of them. Ids are made unique by their number: some traces repeat theirs."""
+    """Return one job's submission. Its number makes its id unique: some traces repeat theirs."""
     steps = max(1, each.duration_us // _STEP_US)
     step_us = each.duration_us // steps
     job = Job(

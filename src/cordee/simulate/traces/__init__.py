@@ -1,4 +1,4 @@
-"""Traces of jobs in: the public formats as they are published, Slurm's accounting, and Cordee's own log.
+"""Readers of traces of jobs: the public formats as published, Slurm's accounting, and Cordee's own log.
 
 `open_trace` tells a format by its content. A row that is no job is counted by kind and left out, or is an error when
 strict.
@@ -23,13 +23,13 @@ __all__ = ["NAMES", "Tally", "Trace", "TraceJob", "open_trace"]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A file or folder and how it is read; it can be read again and again."""
+    """A file or folder with its reader; it can be read repeatedly."""
 
     path: Path
     form: str
 
     def jobs(self, tally: Tally) -> Iterator[TraceJob]:
-        """In the order of submission; what is left out is counted in `tally`.
+        """Yield the jobs in the order of submission; count rows that are left out in `tally`.
 
         Raises:
             TraceError: it cannot be read to its end, or a row is bad and it is to be strict.
@@ -51,12 +51,12 @@ class Trace:
         return streamed(rows, tally) if form.is_sorted else in_order(rows, tally)
 
     def tally(self, *, strict: bool = False) -> Tally:
-        """A new count."""
+        """Return a new count."""
         return Tally(str(self.path), strict)
 
 
 def open_trace(path: Path, form: str | None = None) -> Trace:
-    """The trace, its format told by its content.
+    """Return the trace, with the format that its content shows.
 
     Raises:
         TraceError: there is no such file, or no format has such content.

@@ -1,4 +1,4 @@
-"""A job as a trace tells it, and what becomes of rows that cannot be one: counted by kind, or refused."""
+"""A job of a trace, and rows that cannot be one: counted by kind, or refused."""
 
 import gzip
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from cordee.units import US_PER_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceJob:
-    """What every format can be brought to.
+    """A job in the form that every format is read into.
 
     Attributes:
-        submit_us: after the trace's own zero.
+        submit_us: from the trace's own zero.
         duration_us: run time, queueing not included.
-        line: in its file, for people.
+        line: in its file, for messages.
     """
 
     job_id: str
@@ -53,14 +53,14 @@ class Tally:
 
     @property
     def left_out(self) -> int:
-        """All of them."""
+        """Return the number of rows that were left out."""
         return sum(self.kinds.values())
 
     def bad(self, kind: str, line: int) -> None:
-        """Count it.
+        """Count a row that is left out.
 
         Raises:
-            TraceError: if it is to be strict.
+            TraceError: the count is strict.
         """
         if self.strict:
             raise TraceError(
@@ -71,10 +71,10 @@ class Tally:
 
 
 def open_text(path: Path) -> TextIO:
-    """The file as text, unpacked if its name ends in .gz.
+    """Open the file as text, unpacked if its name ends in .gz.
 
     Raises:
-        TraceError: it cannot be read.
+        TraceError: the file cannot be read.
     """
     try:
         if path.suffix == ".gz":
@@ -85,10 +85,10 @@ def open_text(path: Path) -> TextIO:
 
 
 def checked(job: TraceJob) -> TraceJob:
-    """The job, if it is one.
+    """Return the job, if it is one.
 
     Raises:
-        BadRow: a time is negative, it never ran, or it wants no GPU.
+        BadRow: a time is negative, the job never ran, or it needs no GPU.
     """
     if job.submit_us < 0:
         raise BadRow("negative submission time")
@@ -104,10 +104,10 @@ def checked(job: TraceJob) -> TraceJob:
 
 
 def seconds_us(text: str | None, what: str) -> int:
-    """Seconds as a trace writes them.
+    """Parse seconds.
 
     Raises:
-        BadRow: they are missing or no number.
+        BadRow: the text is missing or no number.
     """
     if text is None or not text.strip():
         raise BadRow(f"no {what}")
@@ -118,10 +118,10 @@ def seconds_us(text: str | None, what: str) -> int:
 
 
 def stamp_us(text: str | None, what: str) -> int:
-    """A date and time, in UTC if it does not say.
+    """Parse a date and time, in UTC unless it has a zone.
 
     Raises:
-        BadRow: it is missing or none.
+        BadRow: the text is missing or no time.
     """
     if text is None or text.strip() in ("", "None", "Unknown", "N/A"):
         raise BadRow(f"no {what}")
@@ -133,7 +133,7 @@ def stamp_us(text: str | None, what: str) -> int:
 
 
 def in_order(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
-    """In the order of submission, counted from the first one."""
+    """Yield the jobs in the order of submission, with times from the first one."""
     known = sorted(jobs, key=lambda job: (job.submit_us, job.line))
     zero_us = known[0].submit_us if known else 0
     for job in known:

@@ -18,7 +18,7 @@ DATABASE = "cordee.db"
 
 
 def is_log(path: Path) -> bool:
-    """Whether it is a home, its database or JSON lines of events."""
+    """Return whether the path is a home, its database or JSON lines of events."""
     if path.is_dir():
         return (path / DATABASE).exists()
     if path.suffix == ".db":
@@ -32,7 +32,7 @@ def is_log(path: Path) -> bool:
 
 
 def read_log(path: Path) -> Iterator[Event]:
-    """Its events, in order.
+    """Yield the events in order.
 
     Raises:
         TraceError: it cannot be read, or another version wrote it.
@@ -55,7 +55,7 @@ def _bodies(path: Path) -> Iterator[tuple[int, str]]:
         with open_text(path) as file:
             yield from ((number, line) for number, line in enumerate(file, start=1) if line.strip())
         return
-    # Read only, and by what a log is and nothing else: the server that owns it goes on.
+    # Read only: the server that owns it may be running.
     connection = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
     try:
         yield from connection.execute("SELECT number, body FROM log ORDER BY number")
@@ -64,7 +64,7 @@ def _bodies(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def logged_jobs(path: Path) -> Iterator[TraceJob]:
-    """The jobs that the log saw the end of, or that it has seen run."""
+    """Yield the jobs that ended or ran in the log."""
     for line, seen in enumerate(observe(read_log(path)).jobs, start=1):
         job = seen.job
         yield TraceJob(

@@ -24,7 +24,7 @@ GIB = 1 << 30
 
 
 class _Asked:
-    """What the tasks of one job ask for and when they ran."""
+    """The needs of a job's tasks, and when they ran."""
 
     __slots__ = ("cpu_milli", "end_us", "gpu_milli", "instances", "kinds", "memory_bytes", "start_us")
 
@@ -35,7 +35,7 @@ class _Asked:
         self.end_us: int | None = None
 
     def ran(self, start: str, end: str) -> None:
-        """From the earliest to the latest."""
+        """Return the time from the earliest start to the latest end."""
         if start and end:
             start_us, end_us = seconds_us(start, "start"), seconds_us(end, "end")
             self.start_us = start_us if self.start_us is None else min(self.start_us, start_us)
@@ -43,7 +43,7 @@ class _Asked:
 
 
 def pai(path: Path, tally: Tally) -> Iterator[TraceJob]:
-    """The jobs of a folder that holds the tables, or of the job table beside the others.
+    """Yield the jobs of a folder with the tables, or of the job table beside the others.
 
     Raises:
         TraceError: a table is missing.
@@ -104,7 +104,7 @@ def _tasks(path: Path | None, tally: Tally) -> dict[str, _Asked]:
 
 
 def _measure(path: Path, tasks: dict[str, _Asked]) -> None:
-    """Instances say more exactly when a job ran than its tasks do."""
+    """Read run times from instances, which are more exact than tasks."""
     again: set[str] = set()
     for _, row in _rows(path, INSTANCE):
         asked = tasks.get(row["job_name"])

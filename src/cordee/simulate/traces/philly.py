@@ -13,7 +13,7 @@ from cordee.simulate.traces.job import BadRow, Tally, TraceJob, checked, open_te
 
 
 def philly(path: Path, tally: Tally) -> Iterator[TraceJob]:
-    """Its jobs; "line" is the number of the entry.
+    """Yield its jobs; "line" is the number of the entry.
 
     Raises:
         TraceError: it is no such list.

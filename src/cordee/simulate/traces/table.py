@@ -1,4 +1,4 @@
-"""Traces that are one table with a row for each job: which column says what, and how it is written.
+"""Traces that are one table with a row for each job: their columns and how values are written.
 
 A row of the common form: `job_id,user,vc,submit_s,gpus,duration_s,status`, and more columns if the header has them.
 The other formats are as their authors publish them: github.com/S-Lab-System-Group/HeliosData (cluster_log.csv),
@@ -25,7 +25,7 @@ _WINDOW = 100_000  # rows that a table of the common form may be out of order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A table's name, the columns that it must have, and how a row becomes a job."""
+    """A table's name, its required columns, and the function that turns a row into a job."""
 
     name: str
     needs: tuple[str, ...]
@@ -35,7 +35,7 @@ class Format:
 
 
 def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
-    """The jobs of a table; rows that are none are counted.
+    """Yield the jobs of a table; count rows that are no job.
 
     Raises:
         TraceError: columns are missing.
@@ -64,7 +64,7 @@ def table(path: Path, form: Format, tally: Tally) -> Iterator[TraceJob]:
 
 
 def streamed(jobs: Iterator[TraceJob], tally: Tally) -> Iterator[TraceJob]:
-    """In order, without holding them all; who comes too late for its place is counted and left out."""
+    """Yield jobs in order without holding them all; count and leave out a job that is too late for its place."""
     window: list[tuple[int, int, TraceJob]] = []
     last_us = 0
     for job in jobs:
@@ -107,7 +107,7 @@ def _common(row: Row, line: int) -> TraceJob:
 
 
 def _gpus(text: str) -> tuple[int, int]:
-    """GPUs, and thousandths of each: less than one is a part of one."""
+    """Parse a number of GPUs; return it with thousandths of each: less than one is a fraction of a GPU."""
     try:
         gpus = float(text)
     except ValueError:
@@ -127,7 +127,7 @@ def _whole(text: str, what: str) -> int:
 
 
 def _one_name(text: str) -> str | None:
-    """A kind of GPU; of several that would do none is preferred."""
+    """Parse the name of a GPU; None if several would do."""
     return text.strip() if text.strip() and "|" not in text else None
 
 
@@ -199,7 +199,7 @@ def _sacct(row: Row, line: int) -> TraceJob | None:
 
 
 def _elapsed_us(text: str) -> int:
-    """`[days-]hours:minutes:seconds`."""
+    """Parse `[days-]hours:minutes:seconds`."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)(?:\.\d+)?", text.strip())
     if match is None:
         raise BadRow("run time is no time" if text.strip() else "no run time")
