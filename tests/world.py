@@ -41,17 +41,17 @@ PRICE = 3_600_000  # micro-dollars per GPU-hour: one micro-dollar per GPU-millis
 
 
 Happening = Callable[["World"], Iterable[Event]]
-"""What happens depends on what is."""
+"""A function of the world that returns events."""
 
 
 def node(name: str, gpus: int = 8, gpu: str = "H100", *, at_us: int = 0, **more: Any) -> NodeUp:
-    """A node comes up."""
+    """Return the event of a node that comes up."""
     fields: dict[str, Any] = {"epoch": 1, "micro_usd_per_gpu_hour": PRICE} | more
     return NodeUp(at_us=at_us, node=Node(name=name, gpus=gpus, gpu_name=gpu, **fields))
 
 
 def job(name: str, gpus: int, tier: str = "standard", *, at_us: int = 0, **more: Any) -> JobSubmitted:
-    """A job is submitted; its id is its name, and it is protected unless said otherwise."""
+    """Return the submission of a job; its id is its name, and it is protected by default."""
     fields: dict[str, Any] = {"owner": "ann", "protected": True} | more
     if "capacity" in fields:
         fields["capacity"] = Capacity(fields["capacity"])
@@ -60,8 +60,8 @@ def job(name: str, gpus: int, tier: str = "standard", *, at_us: int = 0, **more:
     )
 
 
-def share_ended(world: "World", name: str, outcome: str, on: str | None = None, **more: Any) -> tuple[RanksEnded, ...]:
-    """The shares of a job's live attempt end: all that are held, or the one on a node."""
+def ranks_ended(world: "World", name: str, outcome: str, on: str | None = None, **more: Any) -> tuple[RanksEnded, ...]:
+    """Return the ends of a live attempt's rank groups: of all that are held, or of the one on a node."""
     attempt = world.state.attempts[JobId(name)]
     nodes = [lease.node for lease in attempt.held] if on is None else [on]
     return tuple(
@@ -75,9 +75,9 @@ def share_ended(world: "World", name: str, outcome: str, on: str | None = None, 
 class World:
     """A log, the state and the ledger that follow from it, and an executor.
 
-    `work` gives each job's seconds of work (100 by default); it steps once a second and a checkpoint keeps its steps.
+    `work` gives each job's seconds of work (100 by default), in steps of a second that a checkpoint keeps.
     `deaf` names jobs that ignore their notice, `broken` jobs whose script fails after two seconds.
-    `policy` is Cordee's own if nothing is said.
+    `policy` is Cordee's own by default.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class World:
         self.tell(ServerUp(at_us=0), *events)
 
     def tell(self, *events: Event) -> "World":
-        """These happen, in this order."""
+        """Append events, in this order."""
         for event in events:
             self.now_us = max(self.now_us, event.at_us)
             self.log.append(event)
@@ -109,12 +109,12 @@ class World:
         return self
 
     def at(self, seconds: float) -> "World":
-        """Time passes, and nothing happens."""
+        """Let time pass without events."""
         self.now_us = round(seconds * S)
         return self
 
     def cycle(self) -> tuple[Event, ...]:
-        """Decide once, commit, and let the executor have the commands."""
+        """Decide once, commit, and carry the commands out."""
         decision = enact(self.state, self.now_us, None, lambda events: self.log.extend(events) or events)
         self.errors += [error for _, error in decision.errors]
         for event in decision.events:
@@ -127,18 +127,18 @@ class World:
         return decision.events
 
     def later(self, *events: Event) -> "World":
-        """These happen at their time while the world is played."""
+        """Schedule events for their time in `play`."""
         for event in events:
             self._later(event.at_us, event)
         return self
 
     def when(self, seconds: float, happening: Happening) -> "World":
-        """These happen at that time while the world is played."""
+        """Schedule a function of the world for a time in `play`."""
         self._later(round(seconds * S), happening)
         return self
 
     def play(self, until_s: float = 1e9) -> "World":
-        """Run until nothing more happens, or until a time."""
+        """Run until no events are left, or until a time."""
         self.cycle()
         while self._agenda and self._agenda[0][0] <= until_s * S:
             self.now_us = max(self.now_us, self._agenda[0][0])
@@ -153,7 +153,7 @@ class World:
         return self
 
     def phase(self, name: str) -> str:
-        """Where a job is in its life."""
+        """Return the phase of a job."""
         return self.state.jobs[JobId(name)].phase.value
 
     # -- the executor ----------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class World:
 
 
 def brief(events: Iterable[Event]) -> list[str]:
-    """Decisions in words, for tables.
+    """Return decisions in words, for tables.
 
     >>> brief([KillOrdered(at_us=1, job_id=JobId("a"), epoch=1, why="late")])
     ['kill a']

@@ -1,4 +1,4 @@
-"""Every claim of the demo is fed what is false, and fails loudly; fed what is true, it says what it measured."""
+"""Every claim of the demo fails loudly on false input, and reports what it measured on true input."""
 
 import io
 import os

@@ -42,7 +42,7 @@ def test_with_a_notice_that_is_handled_only_the_restart_is_paid(story: Reclaims)
 
 
 def test_the_cost_of_a_reclaim_beside_the_job_is_reported_too(story: Reclaims) -> None:
-    """By hand: 7 nodes of 8 wait 10 minutes, and a checkpoint holds 64 GPUs for as long as it takes."""
+    """By hand: 7 nodes of 8 wait 10 minutes, and a checkpoint stalls 64 GPUs while it is written."""
     hourly_micro_usd = GPUS * 2_990_000
     least, most = story.idle_micro_usd
     assert least == story.plain.idle_micro_usd == 56 * 2_990_000 * 600 // 3600

@@ -295,7 +295,7 @@ class Invariants:
         )
 
     def _claims(self) -> int:
-        """What is held, and what queues that do not lend keep beside it."""
+        """Return what is held, with what queues that do not lend keep beside it."""
 
         def claim(name: str | None) -> int:
             inside = [queue for queue in self.queues.values() if queue.parent == name]

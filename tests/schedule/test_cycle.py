@@ -9,13 +9,13 @@ from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide, enact
 from cordee.schedule import claims as claims_module
 from cordee.schedule import lifecycle as lifecycle_module
-from world import S, World, brief, job, node, share_ended
+from world import S, World, brief, job, node, ranks_ended
 
 FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
 
 
 def end(world: World, name: str, outcome: str, on: str | None = None) -> list[str]:
-    world.tell(*share_ended(world, name, outcome, on))
+    world.tell(*ranks_ended(world, name, outcome, on))
     return brief(world.cycle())
 
 

@@ -5,7 +5,7 @@ import pytest
 from cordee.events import Behind, NodeDown, RankBehind, RanksStarted, ServerShuttingDown, StopRequested
 from cordee.ids import JobId
 from cordee.schedule import Policy, explain
-from world import S, World, job, node, share_ended
+from world import S, World, job, node, ranks_ended
 
 
 def world_of(*events) -> World:
@@ -61,7 +61,7 @@ def test_a_job_through_its_life():
     assert why.text == "a.1 was given notice (stop), 20 s left"
     world.at(32).cycle()
     assert "did not leave within 30 s" in explain(world.state, JobId("a"), world.now_us).text
-    world.tell(*share_ended(world, "a", "killed"))
+    world.tell(*ranks_ended(world, "a", "killed"))
     world.cycle()
     assert explain(world.state, JobId("a"), 0).text == "stopped: stopped by ann"
 

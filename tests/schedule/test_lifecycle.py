@@ -6,7 +6,7 @@ from cordee.events import CheckpointCommitted, NodeDown, NoticeGiven, NoticeReas
 from cordee.events import StopRequested as Stop
 from cordee.ids import JobId
 from cordee.schedule import Phase
-from world import HOUR, PRICE, S, World, brief, job, node, share_ended
+from world import HOUR, PRICE, S, World, brief, job, node, ranks_ended
 
 TWO = (node("n1"), node("n2"))
 
@@ -19,7 +19,7 @@ def running(*events, **options) -> World:
 
 
 def end(world: World, name: str, outcome: str, on: str | None = None, **more) -> list[str]:
-    world.tell(*share_ended(world, name, outcome, on, **more))
+    world.tell(*ranks_ended(world, name, outcome, on, **more))
     return brief(world.cycle())
 
 

@@ -11,7 +11,7 @@ from cordee.schedule.placement.entry import Entry, Used, entry_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import fits, lacks, place, pools, spare_nodes
 from cordee.schedule.policy import Policy
-from world import S, World, brief, job, node, share_ended
+from world import S, World, brief, job, node, ranks_ended
 
 
 def rack(name: str, *nodes: str, **more):
@@ -171,7 +171,7 @@ def test_spare_nodes_wait_for_who_loses_its_place():
     first = decide(world.state, 0, Policy(spares=1))
     assert brief(first.events) == ["place a n0:8", "place b n1:8"]
     world.tell(*first.events, NodeDown(at_us=S, node="n0", epoch=1, why="silent"))
-    world.tell(*share_ended(world, "a", "lost"))
+    world.tell(*ranks_ended(world, "a", "lost"))
     assert "place a n2:8" in brief(decide(world.state, S, Policy(spares=1)).events)
 
 

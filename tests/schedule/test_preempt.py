@@ -12,7 +12,7 @@ from cordee.schedule import Attempt, decide, explain
 from cordee.schedule.loss import Cost, charge, expected_loss
 from cordee.schedule.preemption import knapsack
 from cordee.schedule.preemption.knapsack import Victim, choose
-from world import HOUR, PRICE, S, World, brief, job, node, share_ended
+from world import HOUR, PRICE, S, World, brief, job, node, ranks_ended
 
 
 def attempt(ran_s: int, committed_s: int | None = None, **more) -> Attempt:
@@ -147,7 +147,7 @@ def test_nobody_is_pushed_off_a_node_that_is_down():
 def test_a_gang_that_has_begun_to_finish_is_left_to_it():
     world = World(node("n1", 4), node("n2", 4), job("a", 8, "preemptible"))
     world.play(until_s=2)
-    world.tell(*share_ended(world, "a", "finished", "n1"))
+    world.tell(*ranks_ended(world, "a", "finished", "n1"))
     assert push(world, 8) == []
 
 
@@ -165,8 +165,8 @@ def test_a_job_is_not_pushed_again_before_it_has_run_as_long_as_it_may_insist_on
     world.play(until_s=2)
     # A first attempt goes at once.
     assert brief(world.tell(job("p", 8, "production")).cycle()) == ["notice a preempt for p"]
-    world.tell(*share_ended(world, "a", "checkpointed")).cycle()
-    world.tell(*share_ended(world, "p", "finished"))
+    world.tell(*ranks_ended(world, "a", "checkpointed")).cycle()
+    world.tell(*ranks_ended(world, "p", "finished"))
     assert brief(world.cycle())[-1] == "place a n1:8"
     world.tell(RanksStarted(at_us=10 * S, job_id=JobId("a"), epoch=2, node="n1"))
     world.tell(job("q", 8, "production", at_us=50 * S))

@@ -8,7 +8,7 @@ from cordee.events import AttemptPlaced, Capacity, CheckpointCommitted, NoticeGi
 from cordee.ids import JobId
 from cordee.schedule import decide, explain
 from cordee.units import US_PER_HOUR
-from world import S, World, brief, job, node, share_ended
+from world import S, World, brief, job, node, ranks_ended
 
 TWO = (Queue(name="a", quota_gpus=8), Queue(name="b", quota_gpus=8))
 
@@ -234,7 +234,7 @@ def test_which_ends_of_a_day_count_as_fruitless(by, counts):
     if by == "its own":  # A script that saves by itself says so with its exit code, 75.
         world.play(until_s=7195)
         assert world.state.attempts[JobId("x")].leaving and reasons(world) == ["x quota"]
-        world.tell(*share_ended(world, "x", "checkpointed")).cycle()
+        world.tell(*ranks_ended(world, "x", "checkpointed")).cycle()
     world.play(until_s=3 * 3600)
     record = world.state.jobs[JobId("x")]
     assert record.last is not None and record.last.epoch == 1 and "(quota)" in record.last.why

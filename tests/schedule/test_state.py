@@ -20,7 +20,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import State
-from world import S, World, job, node, share_ended
+from world import S, World, job, node, ranks_ended
 
 A, B, NOBODY = JobId("a"), JobId("b"), JobId("nobody")
 
@@ -31,7 +31,7 @@ def world() -> World:
     world = World(node("n1"), node("n2", epoch=3), job("done", 1), work={"done": 1}).play()
     world.tell(job("a", 16, at_us=world.now_us), job("b", 16, at_us=world.now_us))
     world.cycle()
-    world.tell(*share_ended(world, "a", "lost"))
+    world.tell(*ranks_ended(world, "a", "lost"))
     world.cycle()
     assert world.state.attempts[A].epoch == 2
     return world
@@ -71,7 +71,7 @@ def test_stale_events_change_nothing(world, what):
 
 
 def test_a_share_ends_once(world):
-    (first, _) = share_ended(world, "a", "finished")
+    (first, _) = ranks_ended(world, "a", "finished")
     world.tell(first)
     before = world.state.snapshot()
     world.state.apply(first)
@@ -102,7 +102,7 @@ def test_what_if_takes_back_everything_also_nested_and_after_an_error(world):
         inner = world.state.snapshot()
         assert inner != before
         with pytest.raises(RuntimeError), world.state.journal.what_if():
-            for event in share_ended(world, "a", "killed"):
+            for event in ranks_ended(world, "a", "killed"):
                 world.state.apply(event)
             world.state.apply(AttemptEnded(at_us=10**9, job_id=A, epoch=2, outcome=Outcome.KILLED, why=""))
             world.state.apply(JobEnded(at_us=10**9, job_id=A, state="failed", why=""))

@@ -15,13 +15,13 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, decide, explain
-from world import S, World, brief, job, node, share_ended
+from world import S, World, brief, job, node, ranks_ended
 
 HOUR_S = 3600
 
 
 def end(world: World, name: str, outcome: str = "checkpointed") -> list[str]:
-    world.tell(*share_ended(world, name, outcome))
+    world.tell(*ranks_ended(world, name, outcome))
     return brief(world.cycle())
 
 
@@ -186,7 +186,7 @@ def test_small_jobs_move_where_they_fit_to_make_a_shape():
     """Twelve GPUs are free, six on each node: the gang of 8 lets a job of 2 move."""
     world = World(node("n1"), node("n2"), job("a", 2), job("b", 6), job("c", 2), work=dict.fromkeys("abc", 10**6))
     world.play(until_s=100)
-    world.tell(*share_ended(world, "b", "finished")).cycle()
+    world.tell(*ranks_ended(world, "b", "finished")).cycle()
     world.tell(job("gang", 8, at_us=world.now_us)).cycle()
     if JobId("gang") in world.state.attempts:
         return  # they lay together
@@ -269,7 +269,7 @@ def test_what_was_lent_comes_back_whatever_the_tier_and_is_not_taken_again():
 
 
 def end_of(world: World, job_id: JobId):
-    world.tell(*share_ended(world, job_id, "checkpointed"))
+    world.tell(*ranks_ended(world, job_id, "checkpointed"))
     return world.cycle()
 
 

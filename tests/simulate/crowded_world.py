@@ -19,47 +19,47 @@ TIERS = list(Tier)
 
 def crowded(seed: int, **more: Any) -> Run:
     """40 jobs on 6 nodes, 6 reclaims."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     nodes = [
         Node(name=f"n{n}", epoch=1, gpu_name="H100", gpus=8, capacity=Capacity.SPOT, micro_usd_per_gpu_hour=2_000_000)
         for n in range(6)
     ]
-    jobs = [_submission(dice, number) for number in range(40)]
+    jobs = [_submission(rng, number) for number in range(40)]
     reclaims = [
         Outage(
-            at_us=dice.randrange(1000, 20_000) * S + dice.randrange(S),
+            at_us=rng.randrange(1000, 20_000) * S + rng.randrange(S),
             nodes=(f"n{number}",),
-            notice_us=dice.choice((0, 30, 120)) * S,
-            back_us=dice.randrange(1, 900) * S,
+            notice_us=rng.choice((0, 30, 120)) * S,
+            back_us=rng.randrange(1, 900) * S,
         )
         for number in range(6)
     ]
     return run(nodes, jobs, reclaims, **more)
 
 
-def _submission(dice: random.Random, number: int) -> Submission:
-    durable = dice.random() < 0.8
+def _submission(rng: random.Random, number: int) -> Submission:
+    durable = rng.random() < 0.8
     work = Work(
-        steps=dice.randrange(10, 300),
-        step_us=dice.randrange(S, 9 * S),
-        start_us=dice.randrange(60 * S),
-        every_us=dice.randrange(60, 600) * S if durable else None,
-        stall_us=dice.randrange(5 * S),
-        upload_us=dice.randrange(30 * S),
-        handles_notice=durable and dice.random() < 0.9,
-        reports=dice.random() < 0.9,
+        steps=rng.randrange(10, 300),
+        step_us=rng.randrange(S, 9 * S),
+        start_us=rng.randrange(60 * S),
+        every_us=rng.randrange(60, 600) * S if durable else None,
+        stall_us=rng.randrange(5 * S),
+        upload_us=rng.randrange(30 * S),
+        handles_notice=durable and rng.random() < 0.9,
+        reports=rng.random() < 0.9,
     )
     name = f"job{number}"
     job = Job(
-        job_id=job_id(name, dice.randbytes(6)),
+        job_id=job_id(name, rng.randbytes(6)),
         name=name,
-        owner=dice.choice("abc"),
-        gpus=dice.choice((1, 2, 4, 8, 16, 24)),
-        tier=dice.choice(TIERS),
-        priority=dice.randrange(3),
+        owner=rng.choice("abc"),
+        gpus=rng.choice((1, 2, 4, 8, 16, 24)),
+        tier=rng.choice(TIERS),
+        priority=rng.randrange(3),
         protected=durable,
     )
-    return Submission(at_us=dice.randrange(8000) * S, job=job, work=work)
+    return Submission(at_us=rng.randrange(8000) * S, job=job, work=work)
 
 
 if __name__ == "__main__":

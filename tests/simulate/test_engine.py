@@ -42,8 +42,8 @@ def test_the_past_is_closed() -> None:
 
 
 def test_order_does_not_depend_on_how_the_heap_was_filled() -> None:
-    dice = random.Random(7)
-    moments = [(dice.randrange(50), dice.randrange(3)) for _ in range(300)]
+    rng = random.Random(7)
+    moments = [(rng.randrange(50), rng.randrange(3)) for _ in range(300)]
     engine, done = Engine(), []
     for number, (at_us, priority) in enumerate(moments):
         engine.at(at_us, lambda key=(at_us, priority, number): done.append(key), priority=priority)

@@ -1,4 +1,4 @@
-"""What is said of a run is what its log holds, worked out by hand."""
+"""The metrics of a run follow from its log, as worked out by hand."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def given(name: str, gpus: int, at_s: int, run_s: int, **more: object) -> Submis
 
 
 def played(nodes: list[Node], jobs: list[Submission]) -> Run:
-    """In the order of arrival, and only tiers push: what is measured does not change with our own rules."""
+    """Run in the order of arrival; only tiers preempt, so that the metrics do not depend on our own policy."""
     return run(nodes, jobs, policy=replace(NAMED["fit"], victims="dollars"))
 
 
@@ -53,26 +53,26 @@ def measured(done: Run) -> tuple[Metrics, Summary]:
 
 
 def test_times_of_two_jobs_one_after_the_other() -> None:
-    _, said = measured(played([NODE], [given("a", 8, 100, 1000), given("b", 8, 100, 500)]))
-    assert (said.jobs, said.ended, said.preemptions, said.lost) == (2, 2, 0, ())
-    assert (said.jct_s.mean, said.jct_s.p50, said.jct_s.max) == (1250, 1000, 1500)
-    assert (said.wait_s.mean, said.wait_s.max, said.away_s.max) == (500, 1000, 1000)
-    assert said.makespan_s == 1500
-    assert said.held_fraction == said.goodput == 1, "nothing counts before the first job came"
-    assert said.slowdown_max == 3
-    assert said.slowdown_jain == pytest.approx((1 + 3) ** 2 / (2 * (1 + 9)))
+    _, summary = measured(played([NODE], [given("a", 8, 100, 1000), given("b", 8, 100, 500)]))
+    assert (summary.jobs, summary.ended, summary.preemptions, summary.lost) == (2, 2, 0, ())
+    assert (summary.jct_s.mean, summary.jct_s.p50, summary.jct_s.max) == (1250, 1000, 1500)
+    assert (summary.wait_s.mean, summary.wait_s.max, summary.away_s.max) == (500, 1000, 1000)
+    assert summary.makespan_s == 1500
+    assert summary.held_fraction == summary.goodput == 1, "nothing counts before the first job came"
+    assert summary.slowdown_max == 3
+    assert summary.slowdown_jain == pytest.approx((1 + 3) ** 2 / (2 * (1 + 9)))
 
 
-def test_a_push_costs_a_save_a_restart_and_is_counted_by_cause() -> None:
+def test_a_preemption_costs_a_save_and_a_restart_and_is_counted_by_cause() -> None:
     big = given("big", 8, 1000, 600, tier=Tier.PRODUCTION)
-    metrics, said = measured(played([NODE], [given("small", 8, 0, 7200, tier=Tier.PREEMPTIBLE), big]))
-    assert said.preemptions == 1 and said.notices == {"preempt": 1}
-    (lost,) = said.lost
+    metrics, summary = measured(played([NODE], [given("small", 8, 0, 7200, tier=Tier.PREEMPTIBLE), big]))
+    assert summary.preemptions == 1 and summary.notices == {"preempt": 1}
+    (lost,) = summary.lost
     assert (lost.cause, lost.redone_gpu_us, lost.save_gpu_us) == ("preempt", 0, 30 * 8 * S)
-    assert lost.micro_usd == 30 * 8 * 1000 == said.lost_micro_usd
-    assert said.lost_gpu_hours == pytest.approx(30 * 8 / 3600)
-    assert said.restart_gpu_us == 60 * 8 * S
-    assert said.goodput == pytest.approx(7800 / (7800 + 30 + 60))
+    assert lost.micro_usd == 30 * 8 * 1000 == summary.lost_micro_usd
+    assert summary.lost_gpu_hours == pytest.approx(30 * 8 / 3600)
+    assert summary.restart_gpu_us == 60 * 8 * S
+    assert summary.goodput == pytest.approx(7800 / (7800 + 30 + 60))
     assert list(metrics.jct_us) == [630 * S, (7200 + 30 + 600 + 60) * S]
 
 
@@ -81,11 +81,11 @@ def test_work_that_is_done_again_is_counted_once_in_slowdown() -> None:
     first = Submission(
         at_us=0, job=Job(job_id=JobId("a"), name="a", owner="o", gpus=8, tier=Tier.PREEMPTIBLE), work=unsaved
     )
-    _, said = measured(played([NODE], [first, given("b", 8, 970, 100, tier=Tier.PRODUCTION)]))
-    (lost,) = said.lost
+    _, summary = measured(played([NODE], [first, given("b", 8, 970, 100, tier=Tier.PRODUCTION)]))
+    (lost,) = summary.lost
     assert (lost.cause, lost.redone_gpu_us) == ("preempt", 1000 * 8 * S)
-    assert said.kills == 1
-    assert said.slowdown_max == pytest.approx(3100 / 2000)
+    assert summary.kills == 1
+    assert summary.slowdown_max == pytest.approx(3100 / 2000)
 
 
 def test_fragmented_is_what_lies_free_while_a_gang_of_that_size_waits() -> None:
@@ -99,17 +99,17 @@ def test_fragmented_is_what_lies_free_while_a_gang_of_that_size_waits() -> None:
 
 def test_distributions() -> None:
     assert spread([]).max == 0
-    said = spread([each * S for each in range(100, 0, -1)])
-    assert (said.mean, said.p50, said.p99, said.max) == (50.5, 50, 99, 100)
+    summary = spread([each * S for each in range(100, 0, -1)])
+    assert (summary.mean, summary.p50, summary.p99, summary.max) == (50.5, 50, 99, 100)
 
 
 def test_clusters_of_their_own_are_added() -> None:
     parts = [played([NODE], [given(name, 8, at_s, run_s)]) for name, at_s, run_s in (("a", 0, 100), ("b", 50, 300))]
     metrics, _ = measured(parts[0])
     metrics.add(measured(parts[1])[0])
-    said = metrics.summary(*((part.ledger, part.at_us) for part in parts))
-    assert (said.jobs, said.ended, said.jct_s.mean, said.makespan_s) == (2, 2, 200, 350)
-    assert said.useful_gpu_us == 400 * 8 * S and said.held_fraction == 1
+    summary = metrics.summary(*((part.ledger, part.at_us) for part in parts))
+    assert (summary.jobs, summary.ended, summary.jct_s.mean, summary.makespan_s) == (2, 2, 200, 350)
+    assert summary.useful_gpu_us == 400 * 8 * S and summary.held_fraction == 1
 
 
 def test_what_is_garbled_is_survived() -> None:
@@ -125,5 +125,5 @@ def test_what_is_garbled_is_survived() -> None:
     metrics = Metrics()
     for event in strange:
         metrics.apply(event)
-    said = metrics.summary((Ledger(), 10))
-    assert (said.jobs, said.ended, said.makespan_s) == (0, 0, 0)
+    summary = metrics.summary((Ledger(), 10))
+    assert (summary.jobs, summary.ended, summary.makespan_s) == (0, 0, 0)

@@ -63,16 +63,16 @@ def test_a_spot_series(tmp_path: Path) -> None:
     path.write_text("0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n180000,add,a\n240000,remove,b\n300000,add,d\n")
     nodes, outages = spot_series(path, cluster("3x8"), notice_us=30 * S)
     assert {node.capacity for node in nodes} == {Capacity.SPOT}
-    told = [
+    listed = [
         (each.nodes[0], each.at_us // S, each.notice_us // S, each.back_us and each.back_us // S) for each in outages
     ]
-    assert told == [("node-0002", 0, 0, 120), ("node-0000", 60, 30, 120), ("node-0001", 240, 30, None)]
+    assert listed == [("node-0002", 0, 0, 120), ("node-0000", 60, 30, 120), ("node-0001", 240, 30, None)]
     path.write_text("0,add,a\n1,gone,a\n")
     with pytest.raises(InputError, match="line 2"):
         spot_series(path, cluster("3x8"))
 
 
-def test_a_synthetic_workload_asks_for_what_it_was_told_to() -> None:
+def test_a_synthetic_workload_has_the_requested_load() -> None:
     drawn = Synthetic(jobs=20_000, diurnal=0.6, tiers=(10, 60, 30)).at_load(640, 0.7)
     jobs = list(drawn.draw(3))
     assert jobs == list(drawn.draw(3)) and jobs[:9] != list(islice(drawn.draw(4), 9))

@@ -83,9 +83,9 @@ def test_an_undisturbed_job_runs_every_step_once_and_its_last_checkpoint_covers_
     assert (ended.state, ended.at_us) == ("done", (20 + 1000 + 25 + 7) * S)
 
 
-def test_a_production_job_pushes_and_the_pushed_one_repeats_nothing() -> None:
-    pushing = submission("b", Work(steps=10, step_us=S), at_s=303, tier=Tier.PRODUCTION)
-    result = run(nodes(), [submission("a", WORK), pushing])
+def test_a_production_job_preempts_and_the_victim_repeats_nothing() -> None:
+    preemptor = submission("b", Work(steps=10, step_us=S), at_s=303, tier=Tier.PRODUCTION)
+    result = run(nodes(), [submission("a", WORK), preemptor])
     (notice,) = of(result, NoticeGiven)
     assert (notice.reason, notice.for_job, notice.at_us) == (NoticeReason.PREEMPT, "b-aaaaaa", 303 * S)
     assert [event.outcome for event in of(result, AttemptEnded)] == [Outcome.CHECKPOINTED, Outcome.FINISHED]
@@ -98,8 +98,8 @@ def test_a_production_job_pushes_and_the_pushed_one_repeats_nothing() -> None:
 
 
 def test_a_script_that_ignores_its_notice_is_killed_at_the_deadline_and_all_it_held_is_lost() -> None:
-    pushing = submission("b", Work(steps=10, step_us=S), at_s=300, tier=Tier.PRODUCTION)
-    result = run(nodes(), [submission("a", PLAIN), pushing])
+    preemptor = submission("b", Work(steps=10, step_us=S), at_s=300, tier=Tier.PRODUCTION)
+    result = run(nodes(), [submission("a", PLAIN), preemptor])
     (kill,) = of(result, KillOrdered)
     assert kill.at_us == 330 * S
     first, *_ = [row for row in result.ledger.rows(result.at_us) if row.job_id == "a-aaaaaa"]
@@ -109,8 +109,8 @@ def test_a_script_that_ignores_its_notice_is_killed_at_the_deadline_and_all_it_h
 
 
 def test_without_grace_the_kill_follows_the_notice_at_once() -> None:
-    pushing = submission("b", Work(steps=10, step_us=S), at_s=303, tier=Tier.PRODUCTION)
-    result = run(nodes(), [submission("a", WORK, grace_s=0), pushing])
+    preemptor = submission("b", Work(steps=10, step_us=S), at_s=303, tier=Tier.PRODUCTION)
+    result = run(nodes(), [submission("a", WORK, grace_s=0), preemptor])
     (notice,), (kill,) = of(result, NoticeGiven), of(result, KillOrdered)
     assert notice.at_us == notice.deadline_us == kill.at_us == of(result, AttemptPlaced, "b")[0].at_us == 303 * S
     killed, _ = of(result, AttemptEnded)
@@ -156,8 +156,8 @@ def test_nothing_new_is_placed_on_a_node_that_is_announced_to_go() -> None:
 
 
 def test_every_microsecond_that_was_held_is_in_one_class() -> None:
-    pushing = submission("b", WORK, at_s=303, tier=Tier.PRODUCTION)
-    result = run(nodes(), [submission("a", WORK), pushing], [Outage(at_us=1000 * S, nodes=("n0",), back_us=9 * S)])
+    preemptor = submission("b", WORK, at_s=303, tier=Tier.PRODUCTION)
+    result = run(nodes(), [submission("a", WORK), preemptor], [Outage(at_us=1000 * S, nodes=("n0",), back_us=9 * S)])
     for row in result.ledger.rows(result.at_us):
         assert row.ended_us is not None
         assert row.gpu_us.held == (row.ended_us - row.placed_us) * 16

@@ -1,4 +1,4 @@
-"""Every public format as it is published, in small; rows that are no job are counted by kind, or refused by line."""
+"""Small samples of every public format; rows that are no job are counted by kind, or refused with their line."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What a log shows of the world it came from: who arrived when, how long each worked, which nodes came and went.
+"""The world behind a log: when jobs arrived, how long each worked, which nodes came and went.
 
 It is what a replay plays again under another policy. What the log does not show it does not make up: a job that had not
 ended goes on, and nobody knows for how long.

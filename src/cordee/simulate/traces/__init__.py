@@ -65,10 +65,10 @@ def open_trace(path: Path, form: str | None = None) -> Trace:
         raise TraceError(f"there is no format {form!r}", hint=f"use one of {', '.join(NAMES)}")
     if not path.exists():
         raise TraceError(f"{path} does not exist", hint="give a trace file, a folder of tables or a Cordee home")
-    return Trace(path, form or _told(path))
+    return Trace(path, form or _format_of(path))
 
 
-def _told(path: Path) -> str:
+def _format_of(path: Path) -> str:
     if path.name.startswith("pai_") or (path.is_dir() and any(path.glob("pai_job_table.csv*"))):
         return "pai"
     if is_log(path):
