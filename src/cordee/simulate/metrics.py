@@ -206,8 +206,8 @@ class Metrics:
             known = self._saves.setdefault(cause, [0, 0])
             known[:] = [mine + its for mine, its in zip(known, sums, strict=True)]
         for name, row in other._queues.items():
-            sums = self._queues.setdefault(name, [0, 0, 0])
-            sums[:] = [mine + its for mine, its in zip(sums, row, strict=True)]
+            queue = self._queues.setdefault(name, [0, 0, 0])
+            queue[:] = [mine + its for mine, its in zip(queue, row, strict=True)]
         self._notices += other._notices
         self._kills += other._kills
         there, held, fragmented = (mine + its for mine, its in zip(self._at_end, other._at_end, strict=True))
