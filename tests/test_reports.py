@@ -14,8 +14,8 @@ from cordee.events import (
     CheckpointCommitted,
     Measured,
     RankBehind,
+    RankEvent,
     RankLeft,
-    RankReport,
     Reported,
     Restored,
     SpanClass,
@@ -28,7 +28,7 @@ SINCE, NOW = 10**15, 10**15 + 10**9
 SCOPE = ReportScope(job_id=A, epoch=2, gpus=4, since_us=SINCE, rank=1)
 OF = {"job_id": A, "epoch": 2}
 
-GOOD: list[RankReport] = [
+GOOD: list[RankEvent] = [
     Restored(at_us=SINCE, **OF, step=0, generation=None),
     Restored(at_us=NOW, **OF, step=100, generation=3),
     Reported(at_us=NOW, **OF, span=SpanClass.USEFUL, from_us=SINCE, first_step=3, steps=9, tokens=10**12, loss=2.5),
@@ -88,7 +88,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("event", GOOD, ids=lambda event: type(event).__name__)
-def test_reports_of_the_sdk_pass_unchanged(event: RankReport) -> None:
+def test_reports_of_the_sdk_pass_unchanged(event: RankEvent) -> None:
     assert read_report(json.loads(json.dumps(encode(event))), SCOPE, NOW) == event
 
 

@@ -473,7 +473,7 @@ class RankBehind:
     stack: tuple[str, ...] = ()  # of its main thread, the outermost call first
 
 
-RankReport = Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind
+RankEvent = Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind
 """What ranks report; they keep the times at which they happened."""
 
 

@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import get_args, get_type_hints
 
 from cordee.event_json import decode
-from cordee.events import Event, Measured, RankLeft, RankReport, Reported
+from cordee.events import Event, Measured, RankEvent, RankLeft, Reported
 from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
 
@@ -27,7 +27,7 @@ TEXT_CHARS_MAX = 10_000
 LIST_ITEMS_MAX = 256
 RANKS_PER_GPU_MAX = 16
 
-RANK_REPORTS = frozenset(get_args(RankReport))
+RANK_REPORTS = frozenset(get_args(RankEvent))
 
 _STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)")
 
@@ -109,7 +109,7 @@ def repair_text(data: object) -> object:
     return [repair_text(each) for each in data] if isinstance(data, list) else data
 
 
-def read_report(data: Mapping[str, object], scope: ReportScope, now_us: int) -> RankReport:
+def read_report(data: Mapping[str, object], scope: ReportScope, now_us: int) -> RankEvent:
     """Decode and check one record of a rank's stream.
 
     Raises:
@@ -122,7 +122,7 @@ def read_report(data: Mapping[str, object], scope: ReportScope, now_us: int) -> 
     return check_report(event, scope, now_us)
 
 
-def check_report(event: Event, scope: ReportScope, now_us: int) -> RankReport:
+def check_report(event: Event, scope: ReportScope, now_us: int) -> RankEvent:
     """Return the event as it may be committed.
 
     A loss that is not finite is left out: the training has diverged, and its time still counts.
@@ -131,7 +131,7 @@ def check_report(event: Event, scope: ReportScope, now_us: int) -> RankReport:
         ReportError: the event is refused.
     """
     kind = type(event).__name__
-    if not isinstance(event, RankReport):
+    if not isinstance(event, RankEvent):
         raise ReportError(f"{kind}: a rank may not report it")
     if (event.job_id, event.epoch) != (scope.job_id, scope.epoch):
         raise ReportError(f"{kind}: it is about another attempt than {scope.job_id}.{scope.epoch}")
@@ -205,7 +205,7 @@ _BY_NAME: Mapping[str, _Check] = {
 _BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, JobId: _text, tuple[str, ...]: _texts}
 
 
-def _checks(kind: type[RankReport]) -> list[tuple[str, _Check, bool]]:
+def _checks(kind: type[RankEvent]) -> list[tuple[str, _Check, bool]]:
     """Return the fields of a kind: name, check, and whether the field may be None."""
     found = []
     for name, hint in get_type_hints(kind).items():

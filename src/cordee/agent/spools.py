@@ -12,7 +12,7 @@ from pathlib import Path
 from cordee.agent.launch import Assignment
 from cordee.agent.link import Link
 from cordee.event_json import encode
-from cordee.events import RankReport, ReportsRefused
+from cordee.events import RankEvent, ReportsRefused
 from cordee.ids import JobId
 from cordee.reports import ReportError, ReportScope, parse_stream, read_report, stream_name
 from cordee.telemetry.stream import StreamRecord, last_records
@@ -101,7 +101,7 @@ def spool_files(order: Assignment, folder: Path) -> list[tuple[Path, ReportScope
     return [(path, scope) for _, path, scope in sorted(found, key=lambda each: each[0])]
 
 
-def last_reports(order: Assignment, folder: Path) -> list[RankReport]:
+def last_reports(order: Assignment, folder: Path) -> list[RankEvent]:
     """Return the last reports of each rank of this node."""
     reports = []
     for path, scope in spool_files(order, folder):

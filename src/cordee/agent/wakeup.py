@@ -1,4 +1,4 @@
-"""The agent's loop is woken: by a child's end, by a signal that ends the agent, and by its other threads."""
+"""Wake a loop that waits in a selector: by another thread, by the end of a child, by a signal to end."""
 
 import selectors
 import signal
@@ -32,6 +32,11 @@ class Wakeup:
             self._writer.send(b"\0")
         except BlockingIOError:
             pass  # it is full, so the loop wakes up anyway
+
+    def close(self) -> None:
+        """Close the sockets; the selector must not be used any more."""
+        self._reader.close()
+        self._writer.close()
 
     def _terminate(self, *_: object) -> None:
         self.terminated = True  # the loop does the rest: a handler may run in the middle of anything

@@ -21,7 +21,7 @@ from cordee.events import (
     NodeUncordoned,
     Queue,
     QueuesSet,
-    RankReport,
+    RankEvent,
     ReportsRefused,
     ServerShuttingDown,
     ServerUp,
@@ -180,7 +180,7 @@ class Control:
         The rank's agent has checked it too; an agent may be of another version, or its clock may be wrong.
         """
         event = report.event
-        if not isinstance(event, RankReport):
+        if not isinstance(event, RankEvent):
             return report
         stream = parse_stream(report.source) or (event.job_id, event.epoch, None)
         record = self.state.jobs[event.job_id]
@@ -277,7 +277,7 @@ class Control:
             self.measurements.apply(event)
         except Exception as error:
             # What a rank reported, now or in an old log, must not keep the server from running.
-            if not isinstance(event, RankReport):
+            if not isinstance(event, RankEvent):
                 raise
             self._failed.append((event.job_id, error))
         self.number = number

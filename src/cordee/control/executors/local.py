@@ -12,13 +12,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 from cordee.agent import wire
+from cordee.agent.wakeup import Wakeup
 from cordee.control.executors import rendezvous
+from cordee.control.executors.inbox import Inbox
 from cordee.control.executors.supervise import LOOK_S, NodeConfig, Supervised
 from cordee.control.ports import Pending, Report
 from cordee.errors import StoreError
@@ -27,6 +29,14 @@ from cordee.events import AttemptPlaced, Event, NodeDown
 from cordee.reports import parse_stream, repair_text
 
 _log = logging.getLogger("cordee.control")
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """Questions to the log, asked on the executor's thread too."""
+
+    mark: Callable[[str], int]
+    epoch: Callable[[str], int]
 
 
 class LocalExecutor:
@@ -54,19 +64,16 @@ class LocalExecutor:
         confirm_s: float = 2.0,
     ) -> None:
         self._home = home
-        self._mark, self._epoch, self._wake, self._confirm_s = mark, epoch, wake, confirm_s
+        self._log, self._wake, self._confirm_s = _Log(mark, epoch), wake, confirm_s
         self._configs = [NodeConfig(name="local", slots=slots)] if nodes is None else list(nodes)
         self._nodes: dict[str, Supervised] = {}
         self._changed = threading.Condition()
-        self._inbox: list[Report] = []
-        self._received: dict[str, int] = {}  # by stream: the highest seq that came
-        self._acknowledged: dict[str, int] = {}
-        self._owners: dict[str, Supervised] = {}
-        self._news = self._stopped = False
+        self._inbox = Inbox()
+        self._stopped = False
         self._farewell: wire.Shutdown | None = None  # the agents are to leave
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
-        self._nudge, self._nudged = socket.socketpair()
+        self._wakeup = Wakeup(self._selector)
         self._thread = threading.Thread(target=self._loop, name="cordee-local-executor", daemon=True)
 
     def listen(self) -> tuple[str, int]:
@@ -81,9 +88,7 @@ class LocalExecutor:
         assert self._listener is not None, "listen() comes first: agents must find the port in server.json"
         self._token = (self._home / "token").read_text().strip()
         for config in self._configs:
-            self._nodes[config.name] = Supervised(config, self._home, self._epoch(config.name))
-        self._nudged.setblocking(False)
-        self._selector.register(self._nudged, selectors.EVENT_READ, self._woken)
+            self._nodes[config.name] = Supervised(config, self._home, self._log.epoch(config.name))
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._thread.start()
 
@@ -92,15 +97,12 @@ class LocalExecutor:
     def reports(self) -> Sequence[Report]:
         """What has happened and was not acknowledged, in an order in which it may be committed."""
         with self._changed:
-            self._news = False
-            return list(self._inbox)
+            return self._inbox.reports()
 
     def acknowledge(self, source: str, seq: int) -> None:
         """The stream was committed up to `seq`."""
         with self._changed:
-            self._inbox = [each for each in self._inbox if each.source != source or each.seq > seq]
-            self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
-            owner = self._owners.get(source)
+            owner = self._inbox.acknowledge(source, seq)
             if owner is not None:
                 self._send(owner, wire.Seen(source=source, seq=seq))
 
@@ -127,7 +129,7 @@ class LocalExecutor:
     def wait(self, timeout_s: float) -> bool:
         """Wait until `reports` has something new; False if nothing came in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._news, timeout_s)
+            return self._changed.wait_for(lambda: self._inbox.fresh, timeout_s)
 
     def shutdown(self, *, now: bool = False, timeout_s: float = 10.0) -> bool:
         """Make the agents leave, and wait for it.
@@ -152,11 +154,11 @@ class LocalExecutor:
                 self.shutdown(now=True)
             with self._changed:
                 self._stopped = True
-            self._nudge.send(b"x")
+            self._wakeup.wake()
             self._thread.join()
         for node in self._nodes.values():
             node.release()
-        for each in (self._listener, self._nudge, self._nudged, self._selector):
+        for each in (self._listener, self._wakeup, self._selector):
             if each is not None:
                 each.close()
 
@@ -192,9 +194,6 @@ class LocalExecutor:
                 for node in self._nodes.values():
                     self._supervise(node)
 
-    def _woken(self) -> None:
-        self._nudged.recv(4096)
-
     def _supervise(self, node: Supervised) -> None:
         """See that a node has an agent, and tell when it lost one."""
         if node.channel is not None or node.gone or time.monotonic() < node.next_look_s:
@@ -219,7 +218,7 @@ class LocalExecutor:
     def _tell_down(self, node: Supervised) -> None:
         """Report once that the agent with the node's epoch is gone, also if it died while no server ran."""
         source = f"server/{node.config.name}/{node.epoch}"
-        if node.epoch == 0 or source in self._received or self._mark(source) > 0:
+        if node.epoch == 0 or self._inbox.knows(source) or self._log.mark(source) > 0:
             return
         down = NodeDown(at_us=time.time_ns() // 1000, node=node.config.name, epoch=node.epoch, why="its agent is gone")
         self._take_in(Report(source=source, seq=1, event=down))
@@ -269,8 +268,10 @@ class LocalExecutor:
         if message.node not in self._nodes:
             return wire.Refused(why=f"this server has no node {message.node}", final=False)
         try:
-            newest = max(self._nodes[message.node].epoch, self._epoch(message.node))
-            marks = {source: self._mark(source) for source in message.sources if _is_stream_of(message.node, source)}
+            newest = max(self._nodes[message.node].epoch, self._log.epoch(message.node))
+            marks = {
+                source: self._log.mark(source) for source in message.sources if _is_stream_of(message.node, source)
+            }
         except StoreError as error:
             return wire.Refused(why=f"the log cannot be read now: {error.message}", final=False)
         if message.epoch < newest:
@@ -282,10 +283,7 @@ class LocalExecutor:
         node = self._nodes[hello.node]
         self._hang_up(node)
         node.adopt(channel, hello.epoch)
-        for source, mark in marks.items():
-            self._owners[source] = node
-            self._received[source] = max(mark, self._received.get(source, 0))
-            self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
+        self._inbox.open(marks.items(), node)
         self._selector.register(channel.sock, selectors.EVENT_READ, partial(self._ready, node))
         if self._farewell is not None:
             self._send(node, self._farewell)
@@ -310,10 +308,9 @@ class LocalExecutor:
             node.confirmed.add(message.number)
             self._changed.notify_all()
         elif isinstance(message, wire.Record):
-            self._owners[message.source] = node
-            if message.seq <= self._received.get(message.source, 0):
+            if not self._inbox.is_new(message.source, message.seq, node):
                 # It came over an earlier connection too; if it is committed by now, the agent has not heard.
-                seen = self._acknowledged.get(message.source, 0)
+                seen = self._inbox.acknowledged(message.source)
                 if message.seq <= seen:
                     self._send(node, wire.Seen(source=message.source, seq=seen))
                 return
@@ -331,17 +328,15 @@ class LocalExecutor:
             except ValueError as error:
                 problem = str(error)
         _log.error("record %d of %r is refused: %s", record.seq, record.source, problem)
-        self._received[record.source] = record.seq
+        self._inbox.skip(record.source, record.seq)
         self._send(node, wire.Seen(source=record.source, seq=record.seq))
         return None
 
     def _take_in(self, report: Report) -> None:
-        self._received[report.source] = report.seq
-        self._inbox.append(report)
+        self._inbox.add(report)
         self._tell()
 
     def _tell(self) -> None:
-        self._news = True
         self._changed.notify_all()
         self._wake()
 

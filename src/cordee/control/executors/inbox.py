@@ -1,0 +1,62 @@
+"""Reports on their way from the agents to the control plane: each once, in order, until it is committed."""
+
+from collections.abc import Iterable
+
+from cordee.control.executors.supervise import Supervised
+from cordee.control.ports import Report
+
+
+class Inbox:
+    """Reports that came and were not acknowledged. Not safe in several threads: the executor's lock is held.
+
+    Attributes:
+        fresh: something came since `reports` was last called.
+    """
+
+    def __init__(self) -> None:
+        self.fresh = False
+        self._reports: list[Report] = []
+        self._received: dict[str, int] = {}  # by stream: the highest seq that came
+        self._acknowledged: dict[str, int] = {}
+        self._owners: dict[str, Supervised] = {}
+
+    def reports(self) -> list[Report]:
+        """Return all reports that were not acknowledged."""
+        self.fresh = False
+        return list(self._reports)
+
+    def open(self, marks: Iterable[tuple[str, int]], owner: Supervised) -> None:
+        """Expect streams from an agent, from their committed marks on."""
+        for source, mark in marks:
+            self._owners[source] = owner
+            self._received[source] = max(mark, self._received.get(source, 0))
+            self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
+
+    def knows(self, source: str) -> bool:
+        """Return whether anything came of a stream."""
+        return source in self._received
+
+    def is_new(self, source: str, seq: int, owner: Supervised) -> bool:
+        """Return whether a record did not come before; remember the agent that sent it."""
+        self._owners[source] = owner
+        return seq > self._received.get(source, 0)
+
+    def add(self, report: Report) -> None:
+        """Keep a report until it is acknowledged."""
+        self.skip(report.source, report.seq)
+        self._reports.append(report)
+        self.fresh = True
+
+    def skip(self, source: str, seq: int) -> None:
+        """Take note that a record came, and keep nothing of it."""
+        self._received[source] = seq
+
+    def acknowledged(self, source: str) -> int:
+        """Return the highest committed seq of a stream, as far as it was acknowledged."""
+        return self._acknowledged.get(source, 0)
+
+    def acknowledge(self, source: str, seq: int) -> Supervised | None:
+        """Drop the reports of a stream up to a seq; return the agent that is to hear of it."""
+        self._reports = [each for each in self._reports if each.source != source or each.seq > seq]
+        self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
+        return self._owners.get(source)
