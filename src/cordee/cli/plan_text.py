@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cordee.plan.answer import Candidate
 from cordee.plan.ask import Answer
+from cordee.plan.candidates import Candidate
 from cordee.plan.cost import egress_usd, storage_usd_per_month
 from cordee.plan.memory import outer_parameters
 from cordee.plan.step import step_interval_s

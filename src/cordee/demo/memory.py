@@ -6,7 +6,7 @@ from cordee.demo import claims
 from cordee.demo.narrator import Narrator
 from cordee.hardware.load import load_catalogue
 from cordee.plan import Answer, Assumptions, Request, Settings, ask
-from cordee.plan.answer import Candidate
+from cordee.plan.candidates import Candidate
 from cordee.plan.expect import DEFAULTS
 from cordee.plan.memory import state_bytes
 from cordee.plan.search import fewest_gpus_to_hold

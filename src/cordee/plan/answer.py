@@ -1,82 +1,261 @@
-"""Parts of the answer: a layout that was judged, a remedy, and the ranked layouts of one case."""
+"""The answer: memory, layouts, time, survival and money of one request.
+
+Parts that take seconds and that not every caller reads (remedies, the fewest GPUs, the longest contexts) are computed
+on first use. Renderers are elsewhere: the terminal in `cli/`, the page in `page.py`, JSON in `document.py`.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
 
-from cordee.hardware.catalog import Price
+from cordee.errors import DoesNotFitError
+from cordee.events import Estimate
+from cordee.plan.candidates import Candidate, Layouts, Remedy
+from cordee.plan.cost import TrainingRun, training_run
+from cordee.plan.expect import Expectation
+from cordee.plan.launch import Launch, first_to_launch
 from cordee.plan.layout import Layout
-from cordee.plan.memory import RankMemory
-from cordee.plan.optimum import Case
-from cordee.plan.step import StepTime
+from cordee.plan.longest import LongestContext, longest_contexts
+from cordee.plan.memory import state_bytes
+from cordee.plan.page import plan_page
+from cordee.plan.rent_or_buy import Comparison
+from cordee.plan.request import Request
+from cordee.plan.search import best_layout, fewest_gpus_to_hold, fewest_gpus_to_train, remedies
+from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node, level_saves
 from cordee.plan.training import Training
-from cordee.units import format_bytes
+from cordee.plan.wanted import ANY_LAYOUT
+from cordee.plan.why import Why, why_not
+from cordee.units import GB, US_PER_S, format_bytes
+
+LONGEST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One layout with its memory and, if it fits, its speed. Nine of ten such steps are expected in the interval."""
+class Answer:
+    """Memory, layouts, time, survival and money of one request. It draws itself in a notebook."""
 
-    layout: Layout
-    memory: RankMemory
-    gpu_memory_bytes: int
-    step: StepTime | None = None
-    mfu: float | None = None
-    tokens_per_s: float | None = None
-    usd_per_billion_tokens: float | None = None
-    step_interval_s: tuple[float, float] | None = None
-
-    @cached_property
-    def peak_bytes(self) -> int:
-        """Bytes on its fullest GPU."""
-        return self.memory.total_bytes
+    request: Request
+    layouts: Layouts
+    expectations: tuple[Expectation, ...]
+    rent_or_buy: Comparison | None
 
     @property
-    def step_s(self) -> float | None:
-        """Seconds of a step; None if it does not fit."""
-        return None if self.step is None else float(self.step.total_s)
+    def expert_balance(self) -> str | None:
+        """The imbalance that measured loads give the nearest layout, as a sentence; None if none were given."""
+        if not self.training.imbalance_by_ep:
+            return None
+        ep = self.nearest.layout.ep
+        return (
+            f"With the measured expert loads the fullest of {ep} expert ranks has "
+            f"{self.training.imbalance_at(ep):.2f} times the mean load, experts placed as `cordee experts` would."
+        )
 
     @property
-    def shortfall_bytes(self) -> int:
-        """Bytes above the GPU's memory; 0 if it fits."""
-        return max(0, self.peak_bytes - self.gpu_memory_bytes)
+    def training(self) -> Training:
+        """The training with every default filled in."""
+        return self.layouts.case.training
 
     @property
     def fits(self) -> bool:
-        """Return whether its fullest GPU holds it."""
-        return self.peak_bytes <= self.gpu_memory_bytes
-
-
-@dataclass(frozen=True)
-class Remedy:
-    """One change after which a layout fits, and the bytes that make it so."""
-
-    change: str
-    gpus: int
-    training: Training
-    candidate: Candidate
-    because: str
-
-    def __str__(self) -> str:
-        peak = format_bytes(self.candidate.peak_bytes)
-        return f"{self.change}: {self.candidate.layout}, {peak} on the fullest GPU ({self.because})"
-
-
-@dataclass(frozen=True)
-class Layouts:
-    """One candidate for each mesh: the fastest that fits (fastest first), or the one nearest to fitting."""
-
-    case: Case
-    price: Price | None
-    fitting: tuple[Candidate, ...]
-    rejected: tuple[Candidate, ...]
-    candidates: int
+        """Return whether any layout fits."""
+        return self.best is not None
 
     @property
     def best(self) -> Candidate | None:
         """The fastest layout that fits."""
-        return self.fitting[0] if self.fitting else None
+        return self.layouts.best
 
     @property
     def nearest(self) -> Candidate:
         """The best layout, or the one nearest to fitting."""
-        return self.best or self.rejected[0]
+        return self.layouts.nearest
+
+    @property
+    def fitting(self) -> tuple[Candidate, ...]:
+        """Layouts that fit, the fastest first."""
+        return self.layouts.fitting
+
+    @property
+    def rejected(self) -> tuple[Candidate, ...]:
+        """Layouts that do not fit, the nearest to fitting first."""
+        return self.layouts.rejected
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Weights, gradients and optimizer states of the whole model."""
+        return state_bytes(self.request.shape, self.training)
+
+    @property
+    def fewest_gpus_to_hold(self) -> int:
+        """GPUs that hold the state alone, before one activation."""
+        return fewest_gpus_to_hold(self.state_bytes, self.request.gpu)
+
+    @cached_property
+    def fewest_gpus_to_train(self) -> tuple[int, Layout] | None:
+        """The fewest of 1, 2, 3, 4, 6, ... GPUs, up to the request's, that train it, and how; None if nothing fits."""
+        return fewest_gpus_to_train(self.layouts.case) if self.fits else None
+
+    @cached_property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """Changes after which a layout fits; none where one does already."""
+        return () if self.fits else remedies(self.layouts.case, self.request.settings.global_batch)
+
+    @cached_property
+    def suggestion(self) -> Candidate | None:
+        """The best layout on the same GPUs if it is left open; None where nothing fits then either."""
+        if self.fits or self.request.layout == ANY_LAYOUT:
+            return None
+        return best_layout(self.layouts.case).best
+
+    @property
+    def expected(self) -> Expectation:
+        """The expectation on the kind of capacity that the request names."""
+        return next(each for each in self.expectations if each.capacity == self.request.capacity)
+
+    @property
+    def survival(self) -> Survival:
+        """Checkpoint, interval and losses on that kind of capacity."""
+        return self.expected.survival
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the GPUs fill."""
+        return self.request.assumed.nodes(self.request.gpu, self.request.gpus)
+
+    @property
+    def level_saves(self) -> tuple[LevelSave, ...]:
+        """Seconds of one checkpoint to each storage level."""
+        return level_saves(self.survival.checkpoint_bytes, self.request.gpus, self.nodes)
+
+    def capture_bytes_per_node(self, *, held: bool) -> int:
+        """Return the host memory that captures take; `held`: some stay in memory while others are taken."""
+        return capture_bytes_per_node(self.survival.checkpoint_bytes, self.nodes, held=held)
+
+    @property
+    def run(self) -> TrainingRun | None:
+        """Time and dollars of training on the request's tokens; None if nothing fits or no tokens were given."""
+        if self.request.tokens is None or self.best is None or self.best.step_s is None:
+            return None
+        price = self.request.price
+        return training_run(
+            self.request.tokens,
+            tokens_per_step=self.training.tokens_per_step,
+            step_s=self.best.step_s,
+            gpus=self.request.gpus,
+            goodput=self.survival.goodput,
+            usd_per_gpu_hour=None if price is None else price.usd_per_gpu_hour,
+        )
+
+    def why_not(self, layout: str) -> Why:
+        """Return why the best layout is not this one.
+
+        Raises:
+            LayoutError: the text cannot be read.
+        """
+        return why_not(self.layouts, layout, lambda: self.remedies)
+
+    @cached_property
+    def why(self) -> Why | None:
+        """Why the best layout is not the one that the request asks about."""
+        return None if self.request.why is None else self.why_not(self.request.why)
+
+    @cached_property
+    def longest_contexts(self) -> tuple[LongestContext, ...]:
+        """The longest sequence of the first layouts, and of those that are best for longer ones; if asked for."""
+        if not self.request.contexts:
+            return ()
+        return longest_contexts(self.layouts, self.request.layout, LONGEST_SHOWN)
+
+    @cached_property
+    def launch(self) -> Launch | None:
+        """Settings for the request's launcher: of the first layout that it runs as planned.
+
+        Raises:
+            LayoutError: no such launcher.
+            DoesNotFitError: nothing fits.
+        """
+        if self.request.launcher is None:
+            return None
+        if not self.fits:
+            where = f"{self.request.gpus} x {self.request.gpu.name}"
+            raise DoesNotFitError(
+                f"{self.request.shape.name} does not fit {where}: there is no layout to launch",
+                hint=f"{self.nearest.layout} is nearest; run the same without --launch to see what would fit",
+            )
+        layouts = [candidate.layout for candidate in self.fitting]
+        return first_to_launch(self.request.launcher, self.request.shape, layouts, self.training)
+
+    @property
+    def summary(self) -> str:
+        """One line: layout, memory, and what a step and a billion tokens take; or what is too much."""
+        found = self.nearest
+        memory = f"{found.layout}: {found.peak_bytes / GB:.1f} of {format_bytes(found.gpu_memory_bytes)}"
+        if found.step_s is None:
+            return f"{memory}, {found.shortfall_bytes / GB:.1f} GB too much"
+        usd = found.usd_per_billion_tokens
+        money = "" if usd is None else f", ${usd:,.2f} a billion tokens"
+        return f"{memory}, {found.step_s:,.1f} s a step{money}"
+
+    def estimate(self) -> Estimate:
+        """Return what travels with a job: the layout, its memory and step, and what a save and a restart take."""
+        request, training = self.request, self.training
+        found, survival = self.nearest, self.survival
+        low, high = found.step_interval_s or (None, None)
+        return Estimate(
+            layout=str(found.layout),
+            peak_bytes=found.peak_bytes,
+            gpu_memory_bytes=found.gpu_memory_bytes,
+            gpus=request.gpus,
+            allocated_bytes=found.memory.worst.allocated_bytes,
+            step_us=None if found.step_s is None else _us(found.step_s),
+            step_us_low=None if low is None else _us(low),
+            step_us_high=None if high is None else _us(high),
+            tokens_per_step=training.tokens_per_step,
+            flop_per_token=float(request.shape.train_flop_per_token(training.seq_tokens)),
+            gpu_flop_per_s=request.gpu.peak_flop_per_s(training.precision),
+            mfu=found.mfu,
+            save_us=_us(survival.checkpoint_s),
+            restart_us=_us(survival.restart_s),
+        )
+
+    def error(self) -> DoesNotFitError:
+        """Return the refusal of a request that does not fit, with its numbers and what would."""
+        assert not self.fits, "only what does not fit is refused"
+        found = self.nearest
+        message = (
+            f"{self.request.shape.name} does not fit {self.request.gpus} x {self.request.gpu.name}: {found.layout} "
+            f"needs {format_bytes(found.peak_bytes)} on its fullest GPU, which has "
+            f"{format_bytes(found.gpu_memory_bytes)}: {format_bytes(found.shortfall_bytes)} too much"
+        )
+        if self.suggestion is not None:
+            hint = f"layout {self.suggestion.layout} fits with {format_bytes(self.suggestion.peak_bytes)}"
+        else:
+            each = (f"{remedy.change}: {remedy.candidate.layout} fits" for remedy in self.remedies)
+            hint = "; or ".join(each) or "use larger GPUs"
+        return DoesNotFitError(message, hint=hint)
+
+    def page(self) -> str:
+        """Return the answer as one self-contained HTML page."""
+        return plan_page(self)
+
+    def _repr_html_(self) -> str:
+        return plan_page(self, notebook=True)
+
+    def table(self) -> list[dict[str, object]]:
+        """Return a row for each layout in base units, ready for `pandas.DataFrame`."""
+        return [
+            {
+                "layout": str(candidate.layout),
+                "fits": candidate.fits,
+                "peak_bytes": candidate.peak_bytes,
+                "shortfall_bytes": candidate.shortfall_bytes,
+                "step_s": candidate.step_s,
+                "mfu": candidate.mfu,
+                "tokens_per_s": candidate.tokens_per_s,
+                "usd_per_billion_tokens": candidate.usd_per_billion_tokens,
+            }
+            for candidate in (*self.fitting, *self.rejected)
+        ]
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * US_PER_S)

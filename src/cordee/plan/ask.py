@@ -1,98 +1,26 @@
-"""The one question and its whole answer: `ask(Request) -> Answer`.
+"""One question, one answer: `ask(Request) -> Answer`.
 
-The command line, a notebook, admission, the trainer and forecasts ask here, and nowhere else: what one of them assumes
-all of them assume. Memory, layouts, time, survival and money come together in the answer. Parts that take seconds and
-that not everybody reads (remedies, the fewest GPUs, the longest contexts) are computed on first use.
+The command line, a notebook, admission, the profile's comparison and the demo ask here and nowhere else, so that they
+all assume the same.
 """
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Literal
-
-from cordee.errors import DoesNotFitError
-from cordee.events import Estimate
-from cordee.hardware.catalog import Capacity, Gpu, Price
-from cordee.plan.answer import Candidate, Layouts, Remedy
-from cordee.plan.cost import TrainingRun, training_run
+from cordee.plan.answer import Answer
+from cordee.plan.candidates import Layouts
 from cordee.plan.curve import Curve, scaling_curve, sizes
-from cordee.plan.expect import Assumptions, Expectation, expectations
-from cordee.plan.launch import Launch, first_to_launch
-from cordee.plan.layout import Layout
-from cordee.plan.longest import LongestContext, longest_contexts
-from cordee.plan.memory import state_bytes
-from cordee.plan.optimum import Case
-from cordee.plan.page import plan_page
-from cordee.plan.rent_or_buy import Comparison, Ownership, compare
-from cordee.plan.search import (
-    ANY_LAYOUT,
-    best_layout,
-    every_mesh,
-    fewest_gpus_to_hold,
-    fewest_gpus_to_train,
-    ordinary,
-    remedies,
-)
-from cordee.plan.settings import Settings
+from cordee.plan.expect import expectations
+from cordee.plan.rent_or_buy import compare
+from cordee.plan.request import Request
+from cordee.plan.search import best_layout, every_mesh, ordinary
 from cordee.plan.space import EVERYTHING
-from cordee.plan.survive import LevelSave, Survival, capture_bytes_per_node, level_saves
-from cordee.plan.training import Framework, Training
-from cordee.plan.wanted import LayoutWanted
-from cordee.plan.why import Why, why_not
-from cordee.units import GB, US_PER_S, format_bytes
-from cordee.workload.model import ModelShape
+from cordee.plan.training import Framework
+
+__all__ = ["Answer", "Request", "ask", "ask_curve"]
 
 # Frameworks whose buffers may hold a job that does not name its own.
 ANY_FRAMEWORK: tuple[Framework, ...] = ("torch", "megatron")
-LONGEST_SHOWN = 8
-
-Breadth = Literal["best", "meshes", "everything"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """All that an answer depends on.
-
-    `search` is what is judged: the one best layout ("best", the quickest), the best of each mesh ("meshes"), or
-    that over every schedule, context kind, sharding group, micro-batch and offload as well ("everything"). `prices`
-    are those of any GPU; the ones of `capacity` price the run. `tokens` asks for the training run, `ownership` for
-    rent or buy, `why` for what speaks against a layout (`tp=8,pp=3`), `contexts` for the longest sequences, `launcher`
-    for settings of torchtitan, megatron, deepspeed or cordee.
-    """
-
-    shape: ModelShape
-    gpu: Gpu
-    gpus: int
-    settings: Settings = field(default_factory=Settings)
-    layout: LayoutWanted = ANY_LAYOUT
-    search: Breadth = "meshes"
-    assumed: Assumptions = field(default_factory=Assumptions)
-    prices: tuple[Price, ...] = ()
-    capacity: Capacity = "on-demand"
-    tokens: float | None = None
-    ownership: Ownership | None = None
-    why: str | None = None
-    contexts: bool = False
-    launcher: str | None = None
-
-    @property
-    def price(self) -> Price | None:
-        """The price of this GPU in this kind of capacity."""
-        wanted = (self.gpu.name, self.capacity)
-        return next((price for price in self.prices if (price.gpu, price.capacity) == wanted), None)
-
-    def case(self, framework: Framework | None = None) -> Case:
-        """Return what all candidates have in common; `framework` stands in where the settings name none.
-
-        Raises:
-            LayoutError: training settings that cannot be.
-            CatalogueError: the GPU does not compute in this precision.
-        """
-        settings = replace(self.settings, framework=self.settings.framework or framework)
-        self.gpu.peak_flop_per_s(settings.precision)
-        return Case(self.shape, self.gpu, self.gpus, settings.training(self.shape, self.gpus))
-
-
-def ask(request: Request) -> "Answer":
+def ask(request: Request) -> Answer:
     """Answer a request: the same request always has the same answer.
 
     Raises:
@@ -100,11 +28,11 @@ def ask(request: Request) -> "Answer":
         CatalogueError: the GPU does not compute in this precision.
     """
     layouts = _layouts(request)
-    case, best = layouts.case, layouts.best
-    step_s = (best.step_s if best is not None else None) or 0.0
-    expected = expectations(case, assumed=request.assumed, prices=request.prices, step_s=step_s)
-    own = None if request.ownership is None else compare(request.ownership)
-    return Answer(request, layouts, expected, own)
+    # A last save has to wait for the end of the step in progress; without a layout that fits there is none.
+    step_s = layouts.nearest.step_s or 0.0
+    expected = expectations(layouts.case, assumed=request.assumed, prices=request.prices, step_s=step_s)
+    rent_or_buy = None if request.ownership is None else compare(request.ownership)
+    return Answer(request, layouts, expected, rent_or_buy)
 
 
 def ask_curve(request: Request, first: int) -> Curve:
@@ -118,250 +46,16 @@ def ask_curve(request: Request, first: int) -> Curve:
 
 
 def _layouts(request: Request) -> Layouts:
-    """Judge the layouts in the framework's buffers; of any framework's, in the first that hold one."""
+    """Judge the layouts in the buffers of the request's framework; of any framework, in the first that hold one."""
     frameworks = ANY_FRAMEWORK if request.settings.framework is None else (request.settings.framework,)
-    first: Layouts | None = None
-    for framework in frameworks:
-        case = request.case(framework)
-        if request.search == "best":
-            found = best_layout(case, request.layout, request.price)
-        else:
-            choices = EVERYTHING if request.search == "everything" else ordinary(case)
-            found = every_mesh(case, request.layout, choices, request.price)
-        first = first or found
-        if found.fitting:
-            return found
-    assert first is not None, "there is a framework"
-    return first
+    judged = (_judge(request, framework) for framework in frameworks)
+    first = next(judged)
+    return first if first.fitting else next((layouts for layouts in judged if layouts.fitting), first)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """Memory, layouts, time, survival and money of one request. It draws itself in a notebook."""
-
-    request: Request
-    layouts: Layouts
-    expectations: tuple[Expectation, ...]
-    rent_or_buy: Comparison | None
-
-    @property
-    def expert_balance(self) -> str | None:
-        """The imbalance that measured loads give the nearest layout, as a sentence; None if none were given."""
-        if not self.training.imbalance_by_ep:
-            return None
-        ep = self.nearest.layout.ep
-        return (
-            f"With the measured expert loads the fullest of {ep} expert ranks has "
-            f"{self.training.imbalance_at(ep):.2f} times the mean load, experts placed as `cordee experts` would."
-        )
-
-    @property
-    def training(self) -> Training:
-        """The training with every default filled in."""
-        return self.layouts.case.training
-
-    @property
-    def fits(self) -> bool:
-        """Return whether any layout fits."""
-        return self.best is not None
-
-    @property
-    def best(self) -> Candidate | None:
-        """The fastest layout that fits."""
-        return self.layouts.best
-
-    @property
-    def nearest(self) -> Candidate:
-        """The best layout, or the one nearest to fitting."""
-        return self.layouts.nearest
-
-    @property
-    def fitting(self) -> tuple[Candidate, ...]:
-        """Layouts that fit, the fastest first."""
-        return self.layouts.fitting
-
-    @property
-    def rejected(self) -> tuple[Candidate, ...]:
-        """Layouts that do not fit, the nearest to fitting first."""
-        return self.layouts.rejected
-
-    @cached_property
-    def state_bytes(self) -> int:
-        """Weights, gradients and optimizer states of the whole model."""
-        return state_bytes(self.request.shape, self.training)
-
-    @property
-    def fewest_gpus_to_hold(self) -> int:
-        """GPUs that hold the state alone, before one activation."""
-        return fewest_gpus_to_hold(self.state_bytes, self.request.gpu)
-
-    @cached_property
-    def fewest_gpus_to_train(self) -> tuple[int, Layout] | None:
-        """The fewest of 1, 2, 3, 4, 6, ... GPUs, up to the request's, that train it, and how; None if nothing fits."""
-        return fewest_gpus_to_train(self.layouts.case) if self.fits else None
-
-    @cached_property
-    def remedies(self) -> tuple[Remedy, ...]:
-        """Changes after which a layout fits; none where one does already."""
-        return () if self.fits else remedies(self.layouts.case, self.request.settings.global_batch)
-
-    @cached_property
-    def suggestion(self) -> Candidate | None:
-        """The best layout on the same GPUs if it is left open; None where nothing fits then either."""
-        if self.fits or self.request.layout == ANY_LAYOUT:
-            return None
-        return best_layout(self.layouts.case).best
-
-    @property
-    def expected(self) -> Expectation:
-        """The expectation on the kind of capacity that the request names."""
-        return next(each for each in self.expectations if each.capacity == self.request.capacity)
-
-    @property
-    def survival(self) -> Survival:
-        """Checkpoint, interval and losses on that kind of capacity."""
-        return self.expected.survival
-
-    @property
-    def nodes(self) -> int:
-        """Nodes that the GPUs fill."""
-        return self.request.assumed.nodes(self.request.gpu, self.request.gpus)
-
-    @property
-    def level_saves(self) -> tuple[LevelSave, ...]:
-        """Seconds of one checkpoint to each storage level."""
-        return level_saves(self.survival.checkpoint_bytes, self.request.gpus, self.nodes)
-
-    def capture_bytes_per_node(self, *, held: bool) -> int:
-        """Return the host memory that captures take; `held`: some stay in memory while others are taken."""
-        return capture_bytes_per_node(self.survival.checkpoint_bytes, self.nodes, held=held)
-
-    @property
-    def run(self) -> TrainingRun | None:
-        """Time and dollars of training on the request's tokens; None if nothing fits or no tokens were given."""
-        if self.request.tokens is None or self.best is None or self.best.step_s is None:
-            return None
-        price = self.request.price
-        return training_run(
-            self.request.tokens,
-            tokens_per_step=self.training.tokens_per_step,
-            step_s=self.best.step_s,
-            gpus=self.request.gpus,
-            goodput=self.survival.goodput,
-            usd_per_gpu_hour=None if price is None else price.usd_per_gpu_hour,
-        )
-
-    def why_not(self, layout: str) -> Why:
-        """Return why the best layout is not this one.
-
-        Raises:
-            LayoutError: the text cannot be read.
-        """
-        return why_not(self.layouts, layout, lambda: self.remedies)
-
-    @cached_property
-    def why(self) -> Why | None:
-        """Why the best layout is not the one that the request asks about."""
-        return None if self.request.why is None else self.why_not(self.request.why)
-
-    @cached_property
-    def longest_contexts(self) -> tuple[LongestContext, ...]:
-        """The longest sequence of the first layouts, and of those that are best for longer ones; if asked for."""
-        if not self.request.contexts:
-            return ()
-        return longest_contexts(self.layouts, self.request.layout, LONGEST_SHOWN)
-
-    @cached_property
-    def launch(self) -> Launch | None:
-        """Settings for the request's launcher: of the first layout that it runs as planned.
-
-        Raises:
-            LayoutError: no such launcher.
-            DoesNotFitError: nothing fits.
-        """
-        if self.request.launcher is None:
-            return None
-        if not self.fits:
-            where = f"{self.request.gpus} x {self.request.gpu.name}"
-            raise DoesNotFitError(
-                f"{self.request.shape.name} does not fit {where}: there is no layout to launch",
-                hint=f"{self.nearest.layout} is nearest; run the same without --launch to see what would fit",
-            )
-        layouts = [candidate.layout for candidate in self.fitting]
-        return first_to_launch(self.request.launcher, self.request.shape, layouts, self.training)
-
-    @property
-    def summary(self) -> str:
-        """One line: layout, memory, and what a step and a billion tokens take; or what is too much."""
-        found = self.nearest
-        memory = f"{found.layout}: {found.peak_bytes / GB:.1f} of {format_bytes(found.gpu_memory_bytes)}"
-        if found.step_s is None:
-            return f"{memory}, {found.shortfall_bytes / GB:.1f} GB too much"
-        usd = found.usd_per_billion_tokens
-        money = "" if usd is None else f", ${usd:,.2f} a billion tokens"
-        return f"{memory}, {found.step_s:,.1f} s a step{money}"
-
-    def estimate(self) -> Estimate:
-        """Return what travels with a job: the layout, its memory and step, and what a save and a restart take."""
-        request, training = self.request, self.training
-        found, survival = self.nearest, self.survival
-        low, high = found.step_interval_s or (None, None)
-        return Estimate(
-            layout=str(found.layout),
-            peak_bytes=found.peak_bytes,
-            gpu_memory_bytes=found.gpu_memory_bytes,
-            gpus=request.gpus,
-            allocated_bytes=found.memory.worst.allocated_bytes,
-            step_us=None if found.step_s is None else _us(found.step_s),
-            step_us_low=None if low is None else _us(low),
-            step_us_high=None if high is None else _us(high),
-            tokens_per_step=training.tokens_per_step,
-            flop_per_token=float(request.shape.train_flop_per_token(training.seq_tokens)),
-            gpu_flop_per_s=request.gpu.peak_flop_per_s(training.precision),
-            mfu=found.mfu,
-            save_us=_us(survival.checkpoint_s),
-            restart_us=_us(survival.restart_s),
-        )
-
-    def error(self) -> DoesNotFitError:
-        """Return the refusal of a request that does not fit, with its numbers and what would."""
-        assert not self.fits, "only what does not fit is refused"
-        found = self.nearest
-        message = (
-            f"{self.request.shape.name} does not fit {self.request.gpus} x {self.request.gpu.name}: {found.layout} "
-            f"needs {format_bytes(found.peak_bytes)} on its fullest GPU, which has "
-            f"{format_bytes(found.gpu_memory_bytes)}: {format_bytes(found.shortfall_bytes)} too much"
-        )
-        if self.suggestion is not None:
-            hint = f"layout {self.suggestion.layout} fits with {format_bytes(self.suggestion.peak_bytes)}"
-        else:
-            each = (f"{remedy.change}: {remedy.candidate.layout} fits" for remedy in self.remedies)
-            hint = "; or ".join(each) or "use larger GPUs"
-        return DoesNotFitError(message, hint=hint)
-
-    def page(self) -> str:
-        """Return the answer as one self-contained HTML page."""
-        return plan_page(self)
-
-    def _repr_html_(self) -> str:
-        return plan_page(self, notebook=True)
-
-    def table(self) -> list[dict[str, object]]:
-        """Return a row for each layout in base units, ready for `pandas.DataFrame`."""
-        return [
-            {
-                "layout": str(candidate.layout),
-                "fits": candidate.fits,
-                "peak_bytes": candidate.peak_bytes,
-                "shortfall_bytes": candidate.shortfall_bytes,
-                "step_s": candidate.step_s,
-                "mfu": candidate.mfu,
-                "tokens_per_s": candidate.tokens_per_s,
-                "usd_per_billion_tokens": candidate.usd_per_billion_tokens,
-            }
-            for candidate in (*self.fitting, *self.rejected)
-        ]
-
-
-def _us(seconds: float) -> int:
-    return round(seconds * US_PER_S)
+def _judge(request: Request, framework: Framework) -> Layouts:
+    case = request.case(framework)
+    if request.search == "best":
+        return best_layout(case, request.layout, request.price)
+    choices = EVERYTHING if request.search == "everything" else ordinary(case)
+    return every_mesh(case, request.layout, choices, request.price)

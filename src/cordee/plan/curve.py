@@ -5,11 +5,11 @@ from itertools import pairwise
 
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import Price
-from cordee.plan.answer import Candidate
+from cordee.plan.candidates import Candidate
 from cordee.plan.optimum import Case, optimum
-from cordee.plan.search import ANY_LAYOUT, judge, ordinary
+from cordee.plan.search import judge, ordinary
 from cordee.plan.training import Training
-from cordee.plan.wanted import LayoutWanted
+from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
 
 # Below this fraction of the best speed of one GPU an added one is no longer worth its price: the knee.
 WORTH = 0.5

@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from cordee.hardware.catalog import Capacity, Gpu, Price
-from cordee.plan.answer import Candidate, Remedy
 from cordee.plan.ask import Answer
+from cordee.plan.candidates import Candidate, Remedy
 from cordee.plan.cost import TrainingRun
 from cordee.plan.curve import Curve
 from cordee.plan.expect import Expectation

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from cordee.plan.answer import Layouts
+from cordee.plan.candidates import Layouts
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
 from cordee.plan.optimum import Case, optimum

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from cordee.hardware.catalog import Gpu
-from cordee.plan.answer import Candidate, Layouts
+from cordee.plan.candidates import Candidate, Layouts
 from cordee.plan.curve import WORTH, Curve
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.step import step_interval_s
@@ -16,7 +16,7 @@ from cordee.view.tables import table_html
 from cordee.workload.model import ModelShape
 
 if TYPE_CHECKING:
-    from cordee.plan.ask import Answer
+    from cordee.plan.answer import Answer
 
 SHOWN = 8
 

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu, Price
-from cordee.plan.answer import Candidate, Layouts, Remedy
+from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.cost import usd_per_billion_tokens
 from cordee.plan.layout import Layout
 from cordee.plan.memory import rank_memory, state_bytes
@@ -16,13 +16,12 @@ from cordee.plan.settings import default_batch
 from cordee.plan.space import Choices
 from cordee.plan.step import StepTime, model_flop_fraction, step_interval_s, step_time
 from cordee.plan.training import find_optimizer
-from cordee.plan.wanted import LayoutWanted
+from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
 from cordee.units import format_bytes
 
 LARGEST_SEARCH_GPUS = 65_536
 # Contexts are divided only where each rank keeps at least so many tokens.
 FEWEST_TOKENS_PER_RANK = 8192
-ANY_LAYOUT = LayoutWanted()
 
 
 def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:

@@ -67,6 +67,9 @@ class LayoutWanted:
         )
 
 
+ANY_LAYOUT = LayoutWanted()
+
+
 def layout_wanted(text: str | None, recompute: Recompute | None, micro_batch: int | None) -> LayoutWanted:
     """Return what a text such as `tp=8,pp=2` asks for, with recomputation and micro-batch where it leaves them open.
 

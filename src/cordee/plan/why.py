@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from cordee.plan.answer import Candidate, Layouts, Remedy
+from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.optimum import optimum
 from cordee.plan.rules import first_misfit
 from cordee.plan.search import judge, ordinary

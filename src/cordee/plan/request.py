@@ -1,0 +1,59 @@
+"""The question: a model, GPUs, training settings, and what else an answer depends on."""
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from cordee.hardware.catalog import Capacity, Gpu, Price
+from cordee.plan.expect import Assumptions
+from cordee.plan.optimum import Case
+from cordee.plan.rent_or_buy import Ownership
+from cordee.plan.settings import Settings
+from cordee.plan.training import Framework
+from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
+from cordee.workload.model import ModelShape
+
+Breadth = Literal["best", "meshes", "everything"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that an answer depends on.
+
+    `search` is what is judged: the one best layout ("best", the quickest), the best of each mesh ("meshes"), or
+    that over every schedule, context kind, sharding group, micro-batch and offload as well ("everything"). `prices`
+    are those of any GPU; the ones of `capacity` price the run. `tokens` asks for the training run, `ownership` for
+    rent or buy, `why` for what speaks against a layout (`tp=8,pp=3`), `contexts` for the longest sequences, `launcher`
+    for settings of torchtitan, megatron, deepspeed or cordee.
+    """
+
+    shape: ModelShape
+    gpu: Gpu
+    gpus: int
+    settings: Settings = field(default_factory=Settings)
+    layout: LayoutWanted = ANY_LAYOUT
+    search: Breadth = "meshes"
+    assumed: Assumptions = field(default_factory=Assumptions)
+    prices: tuple[Price, ...] = ()
+    capacity: Capacity = "on-demand"
+    tokens: float | None = None
+    ownership: Ownership | None = None
+    why: str | None = None
+    contexts: bool = False
+    launcher: str | None = None
+
+    @property
+    def price(self) -> Price | None:
+        """The price of this GPU in this kind of capacity."""
+        wanted = (self.gpu.name, self.capacity)
+        return next((price for price in self.prices if (price.gpu, price.capacity) == wanted), None)
+
+    def case(self, framework: Framework | None = None) -> Case:
+        """Return what all candidates have in common; `framework` stands in where the settings name none.
+
+        Raises:
+            LayoutError: training settings that cannot be.
+            CatalogueError: the GPU does not compute in this precision.
+        """
+        settings = replace(self.settings, framework=self.settings.framework or framework)
+        self.gpu.peak_flop_per_s(settings.precision)
+        return Case(self.shape, self.gpu, self.gpus, settings.training(self.shape, self.gpus))
