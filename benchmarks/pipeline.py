@@ -18,16 +18,25 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from cordee.plan.pipeline import SCHEDULES, Costs, Placement, Table, best_order, build, makespan_bound_s, timeline
+from cordee.plan.pipeline import (
+    SCHEDULES,
+    PassTimes,
+    ScheduleTable,
+    StagePlacement,
+    best_order,
+    build,
+    makespan_bound_s,
+    timeline,
+)
 from cordee.plan.pipeline.compare import compare, overlap_break_even
 from cordee.plan.pipeline.measured import measure, overheads, replayed
-from cordee.train.pipeline.rehearse import Block, Rehearsed, rehearse
+from cordee.train.pipeline.rehearse import Block, RehearsalResult, rehearse
 
-EQUAL = Costs(1.0, 1.0, 1.0)
+EQUAL = PassTimes(1.0, 1.0, 1.0)
 SIZES = ((8, 20), (16, 32))
 PARTS = ("figures", "gradients", "waits", "products")
 # The passes of a larger model are seldom equal: what the search is worth where no named schedule was made for them.
-UNEQUAL = Costs(1.0, 1.2, 0.8)
+UNEQUAL = PassTimes(1.0, 1.2, 0.8)
 
 
 def figures() -> dict[str, Any]:
@@ -43,15 +52,15 @@ def figures() -> dict[str, Any]:
                 bound_s = makespan_bound_s(run.table.placement, count, costs)
                 rows.append({
                     "ranks": ranks, "micro_batches": count, "schedule": schedule, "overlapped": both_s,
-                    "bubble": run.bubble_s, "apart": run.bubble_apart_s, "peak": run.peak, "step": run.makespan_s,
-                    "bound": bound_s, "over": run.makespan_s / bound_s - 1,
+                    "bubble": run.bubble_s, "apart": run.bubble_without_barrier_s, "peak": run.peak,
+                    "step": run.makespan_s, "bound": bound_s, "over": run.makespan_s / bound_s - 1,
                 })  # fmt: skip
     for costs in (EQUAL, UNEQUAL, replace(EQUAL, latency_s=0.2)):
         for place in (
-            Placement("line", 8),
-            Placement("loop", 8, 2),
-            Placement("vee", 8, 2),
-            Placement("two-way", 8, 2),
+            StagePlacement("line", 8),
+            StagePlacement("loop", 8, 2),
+            StagePlacement("v", 8, 2),
+            StagePlacement("bidirectional", 8, 2),
         ):
             for memory in (None, 12.0, 9.0, 8.0, 6.0):
                 known = [build(name, 8, 20) for name in SCHEDULES if build(name, 8, 20).placement == place]
@@ -76,8 +85,8 @@ def gradients() -> list[dict[str, Any]]:
     said = []
     for ranks in (2, 4):
         count = 2 * ranks
-        line, loop, vee = Placement("line", ranks), Placement("loop", ranks, 2), Placement("vee", ranks, 2)
-        searched = best_order(vee, count, Costs(1, 1.3, 0.6), 1.25 * ranks)
+        line, loop, vee = StagePlacement("line", ranks), StagePlacement("loop", ranks, 2), StagePlacement("v", ranks, 2)
+        searched = best_order(vee, count, PassTimes(1, 1.3, 0.6), 1.25 * ranks)
         assert searched is not None, "there is room"
         tables = [*(build(schedule, ranks, count) for schedule in SCHEDULES), searched.timeline.table]
         names = [("GPipe", line, count), ("1F1B", line, count), ("LoopedBFS", loop, count),
@@ -109,7 +118,7 @@ def products(steps: int) -> list[dict[str, Any]]:
     return [_against(table, one) for table, one in zip(tables, ran, strict=True)]
 
 
-def _against(table: Table, one: Rehearsed) -> dict[str, Any]:
+def _against(table: ScheduleTable, one: RehearsalResult) -> dict[str, Any]:
     """The passes of every other step predict the steps between them; the first step of all warms up."""
     before, after = one.steps[1::2], one.steps[2::2]
     over = overheads(table.placement, before)
@@ -162,7 +171,7 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run what is answer for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--unit", type=float, default=0.15, help="seconds of a pass that waits")

@@ -8,57 +8,19 @@ import jsonschema
 import pytest
 
 from cordee.cli.main import main
-from cordee.plan.pipeline import SCHEDULES, build, table_csv
+from cordee.plan.pipeline import build, table_csv
+from cordee.plan.pipeline.document import PipelineDocument, TableDocument
 
-NUMBER, TEXT, BOOL = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
-COUNT = {"type": "integer", "minimum": 0}
-SHAPE = {"enum": ["line", "loop", "vee", "two-way"]}
-
-
-def _object(**properties: object) -> dict[str, object]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+SCHEMAS = json.loads((Path(__file__).parent / "pipeline_schemas.json").read_text())
 
 
-def _or_null(schema: object) -> dict[str, object]:
-    return {"anyOf": [{"type": "null"}, schema]}
+def test_the_schemas_are_those_of_the_documents() -> None:
+    """After a change that is meant: write these two to pipeline_schemas.json."""
+    found = {document.__name__: document.model_json_schema() for document in (PipelineDocument, TableDocument)}
+    assert json.loads(json.dumps(found)) == SCHEMAS
 
 
-def _list(items: object, **limits: int) -> dict[str, object]:
-    return {"type": "array", "items": items, **limits}
-
-
-TIMES = _object(
-    forward_s=NUMBER, inner_s=NUMBER, weight_s=NUMBER, overlapped_s=_or_null(NUMBER), latency_s=NUMBER,
-    depth=_list(NUMBER),
-)  # fmt: skip
-RUN = _object(
-    placement=SHAPE, stages=COUNT, weight_copies={"enum": [1, 2]}, step_s=NUMBER, bubble_s=NUMBER,
-    bubble_s_without_barrier=NUMBER, idle_fraction=NUMBER, idle_s=_list(NUMBER), peak_activations=_list(NUMBER),
-)  # fmt: skip
-SCHEMA = _object(
-    version={"const": 1}, ranks=COUNT, micro_batches=COUNT, unit={"enum": ["s", "given"]}, times=TIMES,
-    room_activations=_or_null(NUMBER),
-    schedules=_list(_object(
-        schedule={"enum": list(SCHEDULES)}, why_not=_or_null(TEXT), fits=BOOL, bound_s=_or_null(NUMBER),
-        over_bound=_or_null(NUMBER), run=_or_null(RUN),
-    ), minItems=8, maxItems=8),
-    searched=_list(_object(
-        placement=SHAPE, bound_s=NUMBER, over_bound=NUMBER, optimal=BOOL, orders_tried=COUNT, run=RUN,
-    )),
-    use=_or_null({"enum": list(SCHEDULES)}), best_placement=_or_null(SHAPE), overlap_break_even=_or_null(NUMBER),
-    says=_list(TEXT, minItems=1), shown=TEXT,
-    rehearsed=_or_null(_object(
-        bubble_s_measured=NUMBER, bubble_s_predicted=NUMBER, step_s_measured=NUMBER, step_s_predicted=NUMBER,
-        gradient_error=NUMBER,
-    )),
-)  # fmt: skip
-OWN = _object(
-    version={"const": 1}, table=TEXT, ranks=COUNT, placement=SHAPE, micro_batches=COUNT, times=TIMES,
-    faults=_list(TEXT), run=_or_null(RUN),
-)  # fmt: skip
-
-
-def _said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def _output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     with pytest.raises(SystemExit) as left:
         main(["pipeline", *words])
     assert left.value.code == 0
@@ -76,7 +38,7 @@ def test_the_table_says_which_to_use_and_when_overlap_pays(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")  # the picture takes the width there is
-    said = _said(capsys)
+    said = _output(capsys)
     row = {line.split()[0]: line.split() for line in said.splitlines() if line.startswith("  ") and line.split()}
     assert row["1f1b"][1:6] == ["81", "21", "25.9%", "8", "20.9%"]
     assert row["zb-h1"][1:6] == ["67", "7", "10.4%", "8", "0.0%"]
@@ -94,12 +56,12 @@ def test_json_holds_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
         ["--ranks", "4", "--microbatches", "8", "--memory", "60GB", "--activation", "8GB", "--weights", "20GB"],
         ["--ranks", "4", "--microbatches", "8", "--stages", "1,1,1,1.4", "--chunks", "3", "--schedule", "interleaved"],
     ):
-        found = json.loads(_said(capsys, *words, "--json"))
-        jsonschema.validate(found, SCHEMA)
+        found = json.loads(_output(capsys, *words, "--json"))
+        jsonschema.validate(found, SCHEMAS["PipelineDocument"])
     # 60 GB less 20 GB of weights are 5 activations of 8 GB; a second copy of the weights takes half of them.
-    tight = json.loads(_said(capsys, "--ranks", "4", "--microbatches", "8", "--memory", "60GB", "--activation", "8GB",
+    tight = json.loads(_output(capsys, "--ranks", "4", "--microbatches", "8", "--memory", "60GB", "--activation", "8GB",
                              "--weights", "20GB", "--json"))  # fmt: skip
-    assert tight["room_activations"] == 5
+    assert tight["memory_limit_activations"] == 5
     assert {row["schedule"]: row["fits"] for row in tight["schedules"]}["dualpipe"] is False
     assert all(max(each["run"]["peak_activations"]) <= 5 for each in tight["searched"])
 
@@ -107,7 +69,7 @@ def test_json_holds_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_it_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = {name: tmp_path / f"out.{name}" for name in ("html", "svg", "trace", "csv")}
     flags = [word for name, path in files.items() for word in (f"--{name}", str(path))]
-    _said(
+    _output(
         capsys, "--ranks", "4", "--microbatches", "8", "--times", "f=1,b=1,w=1,fb=2.5", "--schedule", "dualpipe", *flags
     )
     page, svg = files["html"].read_text(), files["svg"].read_text()
@@ -131,8 +93,8 @@ def test_what_it_writes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 def test_a_rehearsal_lies_beside_its_prediction(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"
     words = ["--ranks", "2", "--microbatches", "4", "--times", "f=5ms,b=5ms,w=5ms", "--schedule", "dualpipe", "--run"]
-    found = json.loads(_said(capsys, *words, "--json", "--html", str(page), "--trace", str(trace)))
-    jsonschema.validate(found, SCHEMA)
+    found = json.loads(_output(capsys, *words, "--json", "--html", str(page), "--trace", str(trace)))
+    jsonschema.validate(found, SCHEMAS["PipelineDocument"])
     assert found["rehearsed"]["gradient_error"] <= 1e-14
     assert found["rehearsed"]["step_s_measured"] > 4 * 0.015
     assert page.read_text().count('class="pipeline"') >= 10
@@ -143,24 +105,24 @@ def test_a_rehearsal_lies_beside_its_prediction(capsys: pytest.CaptureFixture[st
 def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(table_csv(build("zb-v", 4, 8)))
-    assert "valid: 25.5 a step, bubble 1.5, 4 activations" in _said(capsys, "--table", str(path))
-    jsonschema.validate(json.loads(_said(capsys, "--table", str(path), "--json")), OWN)
-    _said(capsys, "--table", str(path), "--svg", str(tmp_path / "mine.svg"))
+    assert "valid: 25.5 a step, bubble 1.5, 4 activations" in _output(capsys, "--table", str(path))
+    jsonschema.validate(json.loads(_output(capsys, "--table", str(path), "--json")), SCHEMAS["TableDocument"])
+    _output(capsys, "--table", str(path), "--svg", str(tmp_path / "mine.svg"))
     assert "mine.csv" in (tmp_path / "mine.svg").read_text()
-    assert "only --svg is written" in _refused(capsys, "--table", str(path), "--run")
+    assert "goes with --svg alone" in _refused(capsys, "--table", str(path), "--run")
     path.write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     with pytest.raises(SystemExit) as left:
         main(["pipeline", "--table", str(path)])
     assert left.value.code == 15
-    assert "wrong: rank 0 waits for ever before 0B0" in capsys.readouterr().out
+    assert "violation: rank 0 waits for ever before 0B0" in capsys.readouterr().out
     path.write_text("0F0,0X0\n")
-    assert "'0X0' is no cell" in _refused(capsys, "--table", str(path))
+    assert "'0X0' is not a cell" in _refused(capsys, "--table", str(path))
     assert "cannot be read" in _refused(capsys, "--table", str(tmp_path / "absent.csv"))
 
 
 @pytest.mark.parametrize(("words", "says"), [
     (["--times", "f=1,b=1"], "w is missing"),
-    (["--times", "f=1,b=1,w=1,x=2"], "'x=2' is no time of a pass"),
+    (["--times", "f=1,b=1,w=1,x=2"], "'x=2' is not the time of a pass"),
     (["--times", "f=1,b=1ms,w=1"], "some are plain numbers, some durations"),
     (["--times", "f=1,b=1,w=1", "--latency", "2ms"], "latency=2ms: some are plain numbers"),
     (["--times", "f=0,b=1,w=1"], "forward_s is 0"),
@@ -170,18 +132,18 @@ def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[
     (["--ranks", "0"], "0 ranks"),
     (["--ranks", "300"], "300 ranks"),
     (["--microbatches", "-1"], "-1 micro-batches"),
-    (["--stages", "1,x"], "'x' is no number"),
+    (["--stages", "1,x"], "'x' is not a number"),
     (["--stages", "1,-1"], "a slice of the model has size -1"),
-    (["--memory", "60GB"], "how many activations is that"),
-    (["--memory", "8", "--activation", "2GB"], "counts activations already"),
-    (["--memory", "10GB", "--activation", "2GB", "--weights", "12GB"], "leave nothing of --memory 10GB"),
-    (["--weights", "12GB"], "of no use without --memory"),
-    (["--memory", "0.4", "--no-search"], "nothing fits"),
+    (["--memory", "60GB"], "the size of an activation is missing"),
+    (["--memory", "8", "--activation", "2GB"], "counts activations, not bytes"),
+    (["--memory", "10GB", "--activation", "2GB", "--weights", "12GB"], "leaves nothing of --memory 10GB"),
+    (["--weights", "12GB"], "need --memory"),
+    (["--memory", "0.4", "--no-search"], "no schedule fits"),
     (["--schedule", "zb-x"], "unknown schedule 'zb-x'"),
     (["--schedule", "dualpipe", "--ranks", "5"], "dualpipe needs an even number of ranks, not 5"),
     (["--schedule", "best", "--no-search"], "no order was searched"),
     (["--svg", "/nowhere/at/all.svg"], "cannot be written"),
-    (["--run", "--ranks", "40", "--microbatches", "4", "--no-search"], "40 ranks cannot be rehearsed here"),
+    (["--run", "--ranks", "40", "--microbatches", "4", "--no-search"], "40 ranks cannot be rehearsed"),
 ])  # fmt: skip
 def test_bad_input_is_refused_with_the_numbers(capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
     said = _refused(capsys, *(words if "--no-search" in words else [*words, "--no-search"]))

@@ -12,26 +12,26 @@ from cordee.plan.pipeline import (
     SCHEDULES,
     Action,
     Cell,
-    Costs,
-    Placement,
-    Room,
-    Table,
+    MemoryLimit,
+    PassTimes,
+    ScheduleTable,
+    StagePlacement,
     best_order,
     build,
     compare,
-    faults,
     find_schedule,
     makespan_bound_s,
     overlap_break_even,
     table_csv,
     table_of,
     timeline,
-    timeline_faults,
+    timing_violations,
+    violations,
 )
 from cordee.plan.pipeline.price import bubble_s, micro_batches_in_flight
 from cordee.plan.pipeline.table import cell_of, cell_text
 
-EQUAL = Costs(1.0, 1.0, 1.0)
+EQUAL = PassTimes(1.0, 1.0, 1.0)
 # arXiv:2412.19437, table 2, and the README of deepseek-ai/DualPipe, with F = 1, B = 2 of which W = 1: bubbles, and
 # activations of the fullest rank.
 PUBLISHED = [
@@ -61,18 +61,18 @@ def test_every_named_schedule_is_valid_wherever_it_exists() -> None:
         costs = _random_costs(rng, ranks)
         table = build(schedule, ranks, count, chunks)
         run = timeline(table, costs)
-        assert faults(table, costs, memory=run.peak) == (), (schedule, ranks, count)
-        assert timeline_faults(run, costs) == (), (schedule, ranks, count)
+        assert violations(table, costs, memory=run.peak) == (), (schedule, ranks, count)
+        assert timing_violations(run, costs) == (), (schedule, ranks, count)
         assert makespan_bound_s(table.placement, count, costs, run.peak + 1e-6) <= run.makespan_s + 1e-9
         assert run.period_s <= run.makespan_s + 1e-9
         checked += 1
     assert checked > 250
 
 
-def _random_costs(rng: random.Random, ranks: int) -> Costs:
+def _random_costs(rng: random.Random, ranks: int) -> PassTimes:
     forward_s, inner_s, weight_s = (rng.uniform(0.5, 2.0) for _ in range(3))
     low, high = max(forward_s, inner_s + weight_s), forward_s + inner_s + weight_s
-    return Costs(
+    return PassTimes(
         forward_s, inner_s, weight_s, rng.choice((None, rng.uniform(low, high))), rng.choice((0.0, 0.3)),
         rng.choice(((), tuple(rng.uniform(0.5, 1.5) for _ in range(ranks)))),
     )  # fmt: skip
@@ -96,17 +96,17 @@ def test_the_planner_prices_a_schedule_as_its_table_does(schedule: str) -> None:
     record = find_schedule(schedule)
     for ranks, count, chunks in _sizes(schedule):
         table = build(schedule, ranks, count, chunks)
-        held = [peak / table.placement.chains for peak in timeline(table, EQUAL).peaks]
+        held = [peak / table.placement.copies for peak in timeline(table, EQUAL).peaks]
         found = [micro_batches_in_flight(schedule, ranks, rank, chunks, count) for rank in range(ranks)]
         assert found == pytest.approx(held), (ranks, count, chunks)
         for _ in range(3):
-            costs = Costs(rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0))
+            costs = PassTimes(rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0), rng.uniform(0.2, 2.0))
             run = timeline(table, costs)
             priced = bubble_s(
                 schedule, ranks, chunks, count,
                 forward_s=costs.forward_s, inner_s=costs.inner_s, weight_s=costs.weight_s,
             )  # fmt: skip
-            assert priced == pytest.approx(run.bubble_s if record.barrier else run.bubble_apart_s), (
+            assert priced == pytest.approx(run.bubble_s if record.barrier else run.bubble_without_barrier_s), (
                 ranks,
                 count,
                 costs,
@@ -127,9 +127,9 @@ def test_many_candidates_are_priced_as_each_alone() -> None:
 def test_without_a_barrier_zb_h2_and_zb_v_have_no_bubble() -> None:
     for schedule in ("zb-h2", "zb-v"):
         run = timeline(build(schedule, 8, 20), EQUAL)
-        assert run.bubble_apart_s == 0
+        assert run.bubble_without_barrier_s == 0
         assert run.bubble_s > 0
-    assert timeline(build("1f1b", 8, 20), EQUAL).bubble_apart_s == 21
+    assert timeline(build("1f1b", 8, 20), EQUAL).bubble_without_barrier_s == 21
 
 
 def test_latency_and_a_large_last_stage_cost_what_they_must() -> None:
@@ -137,8 +137,8 @@ def test_latency_and_a_large_last_stage_cost_what_they_must() -> None:
     uneven = timeline(build("1f1b", 4, 8), replace(EQUAL, depth=(1, 1, 1, 2)))
     assert uneven.busy_s == (24, 24, 24, 48)
     assert uneven.makespan_s == 3 + 48 + 3 * 2
-    halves = Costs(1, 1, 1, depth=(1, 1, 1, 3))
-    assert [halves.size(Placement("vee", 2, 2), stage) for stage in range(4)] == [0.5, 0.5, 0.5, 1.5]
+    halves = PassTimes(1, 1, 1, depth=(1, 1, 1, 3))
+    assert [halves.size(StagePlacement("v", 2, 2), stage) for stage in range(4)] == [0.5, 0.5, 0.5, 1.5]
 
 
 # --- The bound ---
@@ -163,21 +163,21 @@ def _orders(stages: tuple[int, ...], count: int) -> list[tuple[Cell, ...]]:
 
 
 @pytest.mark.parametrize(("placement", "count"), [
-    (Placement("line", 2), 3), (Placement("line", 3), 2), (Placement("vee", 2, 2), 1), (Placement("loop", 2, 2), 1),
-    (Placement("two-way", 2, 2), 2),
+    (StagePlacement("line", 2), 3), (StagePlacement("line", 3), 2), (StagePlacement("v", 2, 2), 1),
+    (StagePlacement("loop", 2, 2), 1), (StagePlacement("bidirectional", 2, 2), 2),
 ])  # fmt: skip
-def test_no_order_beats_the_bound_and_the_search_finds_the_best(placement: Placement, count: int) -> None:
+def test_no_order_beats_the_bound_and_the_search_finds_the_best(placement: StagePlacement, count: int) -> None:
     rng = random.Random(11)
-    per_rank = [_orders(placement.held_by(rank), count // placement.chains) for rank in range(placement.ranks)]
-    tables = [Table("any", placement, count, rows) for rows in itertools.product(*per_rank)]
+    per_rank = [_orders(placement.stages_of(rank), count // placement.copies) for rank in range(placement.ranks)]
+    tables = [ScheduleTable("any", placement, count, rows) for rows in itertools.product(*per_rank)]
     found_best = 0
     # The search keeps a place for each of two models.
-    limits = (None, 2.0, 3.0) if placement.chains == 2 else (None, 1.0, 2.0)
+    limits = (None, 2.0, 3.0) if placement.copies == 2 else (None, 1.0, 2.0)
     for memory in limits:
         costs = replace(_random_costs(rng, placement.ranks), overlapped_s=None, depth=())
         runs = []
         for table in tables:
-            if not faults(table, memory=memory):
+            if not violations(table, memory=memory):
                 runs.append(timeline(table, costs).makespan_s)
         optimum = min(runs)
         bound_s = makespan_bound_s(placement, count, costs, memory)
@@ -185,16 +185,16 @@ def test_no_order_beats_the_bound_and_the_search_finds_the_best(placement: Place
         assert bound_s <= optimum + 1e-9, (placement, memory)
         assert found is not None
         assert found.timeline.makespan_s >= optimum - 1e-9
-        assert faults(found.timeline.table, costs, memory) == ()
+        assert violations(found.timeline.table, costs, memory) == ()
         found_best += found.timeline.makespan_s <= optimum + 1e-9
     assert found_best == len(limits)
 
 
 @pytest.mark.parametrize(("schedule", "costs"), [
-    ("zb-h1", EQUAL), ("zb-h1", Costs(1, 1.2, 0.8)), ("zb-h1", Costs(1, 1, 1, latency_s=0.2)),
-    ("zb-h2", Costs(1, 1.2, 0.8)), ("zb-v", EQUAL),
+    ("zb-h1", EQUAL), ("zb-h1", PassTimes(1, 1.2, 0.8)), ("zb-h1", PassTimes(1, 1, 1, latency_s=0.2)),
+    ("zb-h2", PassTimes(1, 1.2, 0.8)), ("zb-v", EQUAL),
 ])  # fmt: skip
-def test_these_are_the_best_that_their_memory_allows(schedule: str, costs: Costs) -> None:
+def test_these_are_the_best_that_their_memory_allows(schedule: str, costs: PassTimes) -> None:
     run = timeline(build(schedule, 8, 20), costs)
     assert run.makespan_s == pytest.approx(makespan_bound_s(run.table.placement, 20, costs, run.peak))
 
@@ -203,7 +203,7 @@ def test_less_memory_never_lowers_the_bound_and_found_orders_keep_the_limit() ->
     rng = random.Random(5)
     for _ in range(4):
         costs = replace(_random_costs(rng, 4), overlapped_s=None)
-        place = rng.choice((Placement("line", 4), Placement("vee", 4, 2), Placement("loop", 4, 2)))
+        place = rng.choice((StagePlacement("line", 4), StagePlacement("v", 4, 2), StagePlacement("loop", 4, 2)))
         last = 0.0
         for memory in (12.0, 6.0, 4.0, 3.0):
             bound_s = makespan_bound_s(place, 8, costs, memory)
@@ -211,12 +211,12 @@ def test_less_memory_never_lowers_the_bound_and_found_orders_keep_the_limit() ->
             last = bound_s
             found = best_order(place, 8, costs, memory)
             if found is not None:
-                assert faults(found.timeline.table, costs, memory) == ()
+                assert violations(found.timeline.table, costs, memory) == ()
                 assert found.timeline.makespan_s >= bound_s - 1e-9
 
 
 def test_the_search_betters_dualpipe_and_proves_it() -> None:
-    found = best_order(Placement("two-way", 8, 2), 20, EQUAL, 9.0)
+    found = best_order(StagePlacement("bidirectional", 8, 2), 20, EQUAL, 9.0)
     assert found is not None
     assert found.optimal
     assert found.timeline.makespan_s == pytest.approx(63)  # DualPipe takes 66
@@ -226,7 +226,7 @@ def test_the_search_betters_dualpipe_and_proves_it() -> None:
 # --- What is wrong with a table ---
 
 
-def _changed(table: Table, rank: int, change: object) -> Table:
+def _changed(table: ScheduleTable, rank: int, change: object) -> ScheduleTable:
     rows = [list(row) for row in table.cells]
     change(rows[rank])  # type: ignore[operator]
     return replace(table, cells=tuple(tuple(row) for row in rows))
@@ -234,17 +234,17 @@ def _changed(table: Table, rank: int, change: object) -> Table:
 
 def test_faults_are_named() -> None:
     table = build("zb-h1", 4, 8)
-    assert "stage 1 runs micro-batch 0: F 0 times" in faults(_changed(table, 1, lambda row: row.pop(0)))[0]
+    assert "stage 1 runs micro-batch 0: F 0 times" in violations(_changed(table, 1, lambda row: row.pop(0)))[0]
     early = _changed(table, 2, lambda row: row.insert(0, row.pop()))
-    assert faults(early) == ("rank 2 runs 2W7 before 2I7",)
-    assert "does not hold stage 0" in faults(_changed(table, 3, lambda row: row.append((Action(0, "F", 0),))))[0]
+    assert violations(early) == ("rank 2 runs 2W7 before 2I7",)
+    assert "does not hold stage 0" in violations(_changed(table, 3, lambda row: row.append((Action(0, "F", 0),))))[0]
     assert "only a forward and a backward overlap" in " ".join(
-        faults(_changed(table, 3, lambda row: row.__setitem__(slice(0, 2), [row[0] + row[1]])))
+        violations(_changed(table, 3, lambda row: row.__setitem__(slice(0, 2), [row[0] + row[1]])))
     )
-    over = faults(build("gpipe", 4, 8), EQUAL, memory=4)
-    assert over[0] == "rank 0 holds 8 activations, 4 more than the 4 that it may"
+    over = violations(build("gpipe", 4, 8), EQUAL, memory=4)
+    assert over[0] == "rank 0 holds 8 activations, 4 over its limit of 4"
     late = table_of("crossed", [["0F0", "0B0", "0F1", "0B1"], ["1F1", "1B1", "1F0", "1B0"]])
-    assert faults(late) == ("rank 0 waits for ever before 0B0", "rank 1 waits for ever before 1F1")
+    assert violations(late) == ("rank 0 waits for ever before 0B0", "rank 1 waits for ever before 1F1")
     with pytest.raises(LayoutError, match="rank 1 waits before 1F1, its cell 1 of 4"):
         timeline(late, EQUAL)
 
@@ -253,7 +253,7 @@ def test_wrong_times_are_named() -> None:
     run = timeline(build("1f1b", 2, 4), EQUAL)
     moved = replace(run.spans[1][2], start_s=0.5, end_s=1.5)
     broken = replace(run, spans=(run.spans[0], (*run.spans[1][:2], moved, *run.spans[1][3:])))
-    said = timeline_faults(broken, EQUAL)
+    said = timing_violations(broken, EQUAL)
     assert "rank 1 runs 1F1 before 1B0 has ended" in said
     assert "rank 1 runs 1F1 before 0F1 is there" in said
 
@@ -269,7 +269,7 @@ def test_tables_are_written_and_read_as_torch_writes_them() -> None:
             cell_of(wrong)
     with pytest.raises(SpecError, match="stage 0 is on rank 0 and on rank 1"):
         table_of("bad", [["0F0", "0B0"], ["0F1", "0B1"]])
-    with pytest.raises(SpecError, match="neither in line"):
+    with pytest.raises(SpecError, match="neither a line"):
         table_of("bad", [["1F0", "1B0"], ["0F0", "0B0"]])
 
 
@@ -288,13 +288,13 @@ def test_the_comparison_chooses_and_says_why_not() -> None:
     overlap = compare(8, 20, replace(EQUAL, overlapped_s=2.4), search=False)
     assert overlap.choice is not None
     assert overlap.choice.schedule == "dualpipe"
-    tight = compare(8, 20, EQUAL, room=Room(8.0), search=False)
+    tight = compare(8, 20, EQUAL, room=MemoryLimit(8.0), search=False)
     assert {row.schedule for row in tight.rows if row.fits} == {"1f1b", "zb-h1", "zb-v"}
     # A second copy of the weights takes the room of three activations.
-    doubled = compare(8, 20, EQUAL, room=Room(11.0, copy=3.0), search=False)
+    doubled = compare(8, 20, EQUAL, room=MemoryLimit(11.0, copy=3.0), search=False)
     assert not next(row for row in doubled.rows if row.schedule == "dualpipe").fits
     odd = compare(5, 8, EQUAL, search=False)
-    assert {row.schedule: row.why_not for row in odd.rows}["dualpipe"] == "needs an even number of ranks, not 5"
+    assert {row.schedule: row.misfit for row in odd.rows}["dualpipe"] == "needs an even number of ranks, not 5"
     assert odd.break_even is None
 
 
@@ -312,11 +312,11 @@ def test_overlap_must_save_more_than_this_for_dualpipev() -> None:
     (lambda: compare(0, 8, EQUAL), "0 ranks"),
     (lambda: compare(8, 5000, EQUAL), "5000 micro-batches"),
     (lambda: compare(200, 400, EQUAL), "200 ranks x 400 micro-batches are over 40,000"),
-    (lambda: compare(8, 20, EQUAL, room=Room(-1.0)), "holds -1 activations"),
-    (lambda: Costs(0, 1, 1), "forward_s is 0"),
-    (lambda: Costs(1, float("nan"), 1), "inner_s is nan"),
-    (lambda: Costs(1, 1, 1, overlapped_s=1.5), "must be from 2 to 3"),
-    (lambda: Costs(1, 1, 1, depth=(1, 0)), "a slice of the model has size 0"),
+    (lambda: compare(8, 20, EQUAL, room=MemoryLimit(-1.0)), "holds -1 activations"),
+    (lambda: PassTimes(0, 1, 1), "forward_s is 0"),
+    (lambda: PassTimes(1, float("nan"), 1), "inner_s is nan"),
+    (lambda: PassTimes(1, 1, 1, overlapped_s=1.5), "must be from 2 to 3"),
+    (lambda: PassTimes(1, 1, 1, depth=(1, 0)), "a slice of the model has size 0"),
     (lambda: build("dualpipe", 8, 12), "at least 2 x 8 ranks = 16"),
     (lambda: build("zb-x", 8, 12), "unknown schedule 'zb-x'"),
 ])  # fmt: skip

@@ -3,30 +3,30 @@
 import pytest
 
 from cordee.errors import LayoutError, ScriptError
-from cordee.plan.pipeline import SCHEDULES, Costs, Placement, Table, best_order, build
-from cordee.plan.pipeline.measured import measure, overheads, predicted, usual_passes
-from cordee.train.pipeline.rehearse import Block, Rehearsed, rehearse
+from cordee.plan.pipeline import SCHEDULES, PassTimes, ScheduleTable, StagePlacement, best_order, build
+from cordee.plan.pipeline.measured import measure, median_passes, overheads, predicted
+from cordee.train.pipeline.rehearse import Block, RehearsalResult, rehearse
 
 pytestmark = pytest.mark.gang
 # Sums of micro-batches in another order differ in the last bit of double precision.
 SAME = 1e-14
 
 
-def _order(one: Rehearsed, rank: int) -> list[str]:
+def _order(one: RehearsalResult, rank: int) -> list[str]:
     return [f"{stage}{kind}{each}" for stage, kind, each, _, _ in one.steps[0][rank]]
 
 
-def _cells(table: Table, rank: int) -> list[str]:
+def _cells(table: ScheduleTable, rank: int) -> list[str]:
     return [str(action) for cell in table.cells[rank] for action in cell]
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_all_schedules_give_the_gradients_of_the_unpipelined_model(ranks: int) -> None:
     count = 2 * ranks
-    line, loop, vee = Placement("line", ranks), Placement("loop", ranks, 2), Placement("vee", ranks, 2)
+    line, loop, vee = StagePlacement("line", ranks), StagePlacement("loop", ranks, 2), StagePlacement("v", ranks, 2)
     searched = [
-        best_order(place, count, Costs(1, 1.3, 0.6), 1.25 * ranks)
-        for place in (line, vee, Placement("two-way", ranks, 2))
+        best_order(place, count, PassTimes(1, 1.3, 0.6), 1.25 * ranks)
+        for place in (line, vee, StagePlacement("bidirectional", ranks, 2))
     ]
     tables = [build(schedule, ranks, count) for schedule in SCHEDULES]
     tables += [found.timeline.table for found in searched if found is not None]
@@ -54,16 +54,16 @@ def test_a_step_is_laid_over_its_prediction_and_a_failing_rank_is_heard() -> Non
     table = build("zb-h1", 2, 4)
     one = rehearse([table], ranks=2, block=Block("waits", 0.002, 0.002, 0.002), steps=2)[0]
     over = overheads(table.placement, one.steps)
-    said, ran = predicted(table, usual_passes(one.steps), over), measure(one.steps[1], over)
+    said, ran = predicted(table, median_passes(one.steps), over), measure(one.steps[1], over)
     assert one.gradient_error <= SAME
     assert said.table is table
     assert said.bubble_s > 0
     assert ran.makespan_s >= max(ran.busy_s)
     # Torch defers the whole backward of the first stage to its weights.
-    passes = usual_passes(one.steps)
+    passes = median_passes(one.steps)
     assert passes[0, "I"] < passes[1, "I"]
-    wrong = Table("cut", table.placement, 4, (table.cells[0][:-1], table.cells[1]))
-    with pytest.raises(ScriptError, match="cut is no schedule: stage 0 runs micro-batch 3"):
+    wrong = ScheduleTable("cut", table.placement, 4, (table.cells[0][:-1], table.cells[1]))
+    with pytest.raises(ScriptError, match="cut is not a valid schedule: stage 0 runs micro-batch 3"):
         rehearse([wrong], ranks=2)
 
 
@@ -84,7 +84,7 @@ def test_a_table_needs_its_ranks_and_its_stages() -> None:
     try:
         with pytest.raises(LayoutError, match="the table is for 2 ranks, but 1 run"):
             TablePipeline(table, {}, torch.nn.functional.mse_loss, torch.device("cpu"))
-        with pytest.raises(LayoutError, match="rank 0 holds the stages 0, but was given 3"):
+        with pytest.raises(LayoutError, match="rank 0 holds the stages 0, but has modules for 3"):
             TablePipeline(
                 build("1f1b", 1, 2), {3: torch.nn.Linear(1, 1)}, torch.nn.functional.mse_loss, torch.device("cpu")
             )

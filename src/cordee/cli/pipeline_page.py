@@ -1,19 +1,19 @@
-"""The pipeline's schedules drawn: one page, one picture, or a trace that Perfetto opens."""
+"""The page of `cordee pipeline`, the picture of one schedule, and its Chrome trace."""
 
-from cordee.cli.pipeline_text import (
+from cordee.plan.pipeline import ScheduleTimeline, StagePlacement
+from cordee.plan.pipeline.answer import (
     PLACED,
-    Asked,
-    Ran,
+    PipelineAnswer,
+    Rehearsal,
     costs_text,
+    format_time,
     overlap_text,
     ran_text,
     room_text,
     row_note,
-    said,
     verdict,
-)  # fmt: skip
-from cordee.plan.pipeline import Placement, Timeline
-from cordee.plan.pipeline.measured import Step
+)
+from cordee.plan.pipeline.measured import RecordedStep
 from cordee.plan.pipeline.table import Action
 from cordee.plan.pipeline.timeline import Span
 from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
@@ -22,16 +22,15 @@ from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
 
 US = 1_000_000
-# A bare unit of time is a millisecond in a trace: viewers know no other than real time.
+# A unit of time without a name is a millisecond in a trace, since viewers show real time.
 UNIT_US = 1_000
 KINDS = {"F": "forward", "I": "gradient of the input", "W": "gradient of the weights", "B": "backward"}
 
 
-def picture(run: Timeline, in_seconds: bool, *, end: float | None = None) -> str:
-    """One schedule as SVG."""
-    aside = (
-        f"step {said(run.makespan_s, in_seconds)}, bubble {said(run.bubble_s, in_seconds)}, {run.peak:g} activations"
-    )
+def picture(run: ScheduleTimeline, in_seconds: bool, *, end: float | None = None) -> str:
+    """Return one schedule as SVG."""
+    step, bubble = (format_time(value, in_seconds) for value in (run.makespan_s, run.bubble_s))
+    aside = f"step {step}, bubble {bubble}, {run.peak:g} activations"
     lines = [
         Line(f"rank {rank}", [block for span in row for block in _blocks(span, run.table.placement, in_seconds)])
         for rank, row in enumerate(run.spans)
@@ -39,8 +38,8 @@ def picture(run: Timeline, in_seconds: bool, *, end: float | None = None) -> str
     return pipeline_svg(run.table.name, lines, aside=aside, end=end)
 
 
-def _blocks(span: Span, place: Placement, in_seconds: bool) -> list[Block]:
-    """A cell; one that overlaps is two halves, one above the other."""
+def _blocks(span: Span, place: StagePlacement, in_seconds: bool) -> list[Block]:
+    """Return the blocks of a cell; an overlapped one is two halves, one above the other."""
     halves: tuple[int | None, ...] = (None,) if len(span.cell) == 1 else (0, 1)
     return [
         Block(
@@ -52,65 +51,65 @@ def _blocks(span: Span, place: Placement, in_seconds: bool) -> list[Block]:
 
 
 def _about(action: Action, span: Span, in_seconds: bool) -> str:
-    times = f"{said(span.start_s, in_seconds)} to {said(span.end_s, in_seconds)}"
+    times = f"{format_time(span.start_s, in_seconds)} to {format_time(span.end_s, in_seconds)}"
     return f"{KINDS[action.kind]} of micro-batch {action.micro_batch} on stage {action.stage}: {times}"
 
 
-def pipeline_page(asked: Asked) -> str:
-    """All schedules on one page, on one time axis."""
-    compared = asked.compared
+def pipeline_page(answer: PipelineAnswer) -> str:
+    """Return the page: all schedules on one time axis."""
+    compared = answer.compared
     runs = [row.timeline for row in compared.rows if row.timeline is not None]
     end = max(run.makespan_s for run in runs)
-    names = ("schedule", "step", "bubble", "idle", "peak activations", "over the bound", "")
+    names = ("schedule", "step", "bubble", "idle", "peak activations", "gap to bound", "")
     rows = []
     for row in compared.rows:
         if row.timeline is None:
-            rows.append([row.schedule, "", "", "", "", "", row.why_not or ""])
+            rows.append([row.schedule, "", "", "", "", "", row.misfit or ""])
             continue
         gap = "" if row.gap is None else f"{max(0.0, row.gap):.1%}"
-        notes = ["use this"] if row is compared.choice else []
-        note = ", ".join(part for part in (*notes, row_note(row, asked.in_seconds)) if part)
-        rows.append([row.schedule, *_figures(row.timeline, asked.in_seconds), gap, note])
+        notes = ["recommended"] if row is compared.choice else []
+        note = ", ".join(part for part in (*notes, row_note(row, answer.in_seconds)) if part)
+        rows.append([row.schedule, *_figures(row.timeline, answer.in_seconds), gap, note])
     for found in compared.found:
-        note = "proven: no order is faster" if found.optimal else ""
+        note = "optimal: it meets the lower bound" if found.optimal else ""
         name = f"best found {PLACED[found.timeline.table.placement.shape]}"
-        rows.append([name, *_figures(found.timeline, asked.in_seconds), f"{max(0.0, found.gap):.1%}", note])
+        rows.append([name, *_figures(found.timeline, answer.in_seconds), f"{max(0.0, found.gap):.1%}", note])
     lead = "The bound is a time that no order of the passes can beat where the stages lie so, within the memory."
     table = table_html(names, rows)
-    sections = [Section("Side by side", lead, (table,), notes=verdict(asked))]
-    drawings = [picture(run, asked.in_seconds, end=end) for run in runs]
+    sections = [Section("Side by side", lead, (table,), notes=verdict(answer))]
+    drawings = [picture(run, answer.in_seconds, end=end) for run in runs]
     best = compared.best
     if best is not None and best.timeline.makespan_s < min(run.makespan_s for run in runs) - 1e-9:
-        drawings.append(picture(best.timeline, asked.in_seconds, end=end))
-    what = "One time axis for all. A block is a pass with its micro-batch; where two overlap they share the height."
+        drawings.append(picture(best.timeline, answer.in_seconds, end=end))
+    what = "All on one time axis. A block is a pass with its micro-batch; two that overlap share the height."
     sections.append(Section("Drawn", what, drawings))
-    if asked.ran is not None:
-        sections.append(_rehearsed(asked.ran))
+    if answer.ran is not None:
+        sections.append(_rehearsed(answer.ran))
     choice = compared.choice
     facts = [(f"{compared.ranks} x {compared.micro_batches}", "ranks x micro-batches")]
     if choice is not None and choice.timeline is not None:
         facts += [
-            (choice.schedule, "to use"),
+            (choice.schedule, "recommended"),
             (
-                said(choice.timeline.makespan_s, asked.in_seconds),
+                format_time(choice.timeline.makespan_s, answer.in_seconds),
                 f"a step, {choice.timeline.idle_fraction:.1%} of it idle",
             ),
             (f"{choice.timeline.peak:g}", "activations on the fullest rank"),
         ]
     return report_html(
         Report(
-            title="Pipeline schedules", lead=f"{costs_text(compared.costs, asked.in_seconds)}; {room_text(compared)}.",
+            title="Pipeline schedules", lead=f"{costs_text(compared.costs, answer.in_seconds)}; {room_text(compared)}.",
             sections=sections, facts=facts, footer=overlap_text(compared),
         )
     )  # fmt: skip
 
 
-def _figures(run: Timeline, in_seconds: bool) -> list[str]:
-    times = [said(run.makespan_s, in_seconds), said(run.bubble_s, in_seconds)]
+def _figures(run: ScheduleTimeline, in_seconds: bool) -> list[str]:
+    times = [format_time(run.makespan_s, in_seconds), format_time(run.bubble_s, in_seconds)]
     return [*times, f"{run.idle_fraction:.1%}", f"{run.peak:g}"]
 
 
-def _rehearsed(ran: Ran) -> Section:
+def _rehearsed(ran: Rehearsal) -> Section:
     start_s = min(row[0][3] for row in ran.step)
     place = ran.predicted.table.placement
     lines = [
@@ -122,24 +121,26 @@ def _rehearsed(ran: Ran) -> Section:
         for rank, row in enumerate(ran.step)
     ]  # fmt: skip
     end = max(ran.predicted.makespan_s, ran.measured.makespan_s)
-    aside = f"step {said(ran.measured.makespan_s, True)}, bubble {said(ran.measured.bubble_s, True)}"
+    aside = f"step {format_time(ran.measured.makespan_s, True)}, bubble {format_time(ran.measured.bubble_s, True)}"
     drawings = [picture(ran.predicted, True, end=end), pipeline_svg("measured", lines, aside=aside, end=end)]
-    return Section("Rehearsed", f"On gloo ranks of this machine, with waits for passes: {ran_text(ran)}.", drawings)
+    return Section(
+        "RehearsalResult", f"On gloo ranks of this machine; passes are timed waits: {ran_text(ran)}.", drawings
+    )
 
 
-def trace_text(asked: Asked) -> str:
-    """The chosen timeline as a Chrome trace; a rehearsed step lies beside it."""
-    scale = US if asked.in_seconds else UNIT_US
-    predicted = asked.ran.predicted if asked.ran is not None else asked.chosen
-    slices, flows = _predicted_slices(predicted, US if asked.ran is not None else scale)
-    if asked.ran is not None:
-        slices += _measured_slices(asked.ran.step, first_group=predicted.table.placement.ranks)
-    about = {"schedule": asked.chosen.table.name, "timeUnit": "s" if asked.in_seconds else "1 unit = 1 ms"}
+def trace_text(answer: PipelineAnswer) -> str:
+    """Return the chosen timeline as a Chrome trace, with the rehearsed step if there is one."""
+    scale = US if answer.in_seconds else UNIT_US
+    predicted = answer.ran.predicted if answer.ran is not None else answer.chosen
+    slices, flows = _predicted_slices(predicted, US if answer.ran is not None else scale)
+    if answer.ran is not None:
+        slices += _measured_slices(answer.ran.step, first_group=predicted.table.placement.ranks)
+    about = {"schedule": answer.chosen.table.name, "timeUnit": "s" if answer.in_seconds else "1 unit = 1 ms"}
     return chrome_trace_text(slices, flows, about)
 
 
-def _predicted_slices(run: Timeline, scale: float) -> tuple[list[Slice], list[Flow]]:
-    """Passes, and an arrow for each message from rank to rank."""
+def _predicted_slices(run: ScheduleTimeline, scale: float) -> tuple[list[Slice], list[Flow]]:
+    """Return the passes, and an arrow for each message between ranks."""
     place = run.table.placement
     slices, made = [], {}
     for rank, row in enumerate(run.spans):
@@ -155,14 +156,14 @@ def _predicted_slices(run: Timeline, scale: float) -> tuple[list[Slice], list[Fl
                 made["I" if action.kind == "B" else action.kind, action.stage, action.micro_batch] = each
     flows = []
     for (kind, stage, number), source in made.items():
-        to = place.after(stage) if kind == "F" else place.before(stage) if kind == "I" else None
+        to = place.next(stage) if kind == "F" else place.previous(stage) if kind == "I" else None
         if to is not None and place.rank_of(to) != place.rank_of(stage):
             name = f"{'activation' if kind == 'F' else 'gradient'} {number}"
             flows.append(Flow(name, source, made[kind, to, number]))
     return slices, flows
 
 
-def _measured_slices(step: Step, *, first_group: int) -> list[Slice]:
+def _measured_slices(step: RecordedStep, *, first_group: int) -> list[Slice]:
     start_s = min(row[0][3] for row in step)
     return [
         Slice(

@@ -86,7 +86,7 @@ class Layout:
     @property
     def stages(self) -> int:
         """Pieces that the model is cut into. DualPipe runs its stages from both ends: each is held twice."""
-        return RECORDS[self.schedule].placement(self.pp, self.vpp).chain_stages
+        return RECORDS[self.schedule].placement(self.pp, self.vpp).model_stages
 
     def micro_batches(self, global_batch: int) -> int:
         """Return the micro-batches in one step of each data-parallel rank."""

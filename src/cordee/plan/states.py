@@ -63,8 +63,8 @@ def holding(shape: ModelShape, layout: Layout, rank: int) -> Holding:
 def _holding(shape: ModelShape, sizes: tuple[int, int, int], schedule: str, split: tuple[int, ...] | None) -> Holding:
     pp, vpp, rank = sizes
     placement = find_schedule(schedule).placement(pp, vpp)
-    stages = placement.chain_stages
-    mine = tuple(stage % stages for stage in placement.held_by(rank))
+    stages = placement.model_stages
+    mine = tuple(stage % stages for stage in placement.stages_of(rank))
     per_stage = split if split is not None else stage_layers(shape.layers, stages)
     layers = experts = 0
     for stage in mine:

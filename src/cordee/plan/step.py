@@ -130,7 +130,7 @@ def stage_extent(shape: ModelShape, layout: Layout) -> tuple[tuple[Real, Real], 
     """Return the layers of the fullest and the last stage, and the fullest stage's fraction of all layers."""
     if layout.split is not None:
         held = [holding(shape, layout, rank) for rank in range(layout.pp)]
-        copies = find_schedule(layout.schedule).placement(layout.pp, layout.vpp).chains
+        copies = find_schedule(layout.schedule).placement(layout.pp, layout.vpp).copies
         most = max(rank.layers for rank in held) / copies
         last = max(rank.layers for rank in held if rank.heads) / copies
     else:

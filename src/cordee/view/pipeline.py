@@ -1,6 +1,6 @@
-"""A pipeline's step as a picture: a line for each rank, a block for each pass, idle time as the ground.
+"""A picture of a pipeline's step: a row for each rank, a block for each pass, the bubble as background.
 
-It knows blocks and lines only; what a pass is and when it ran, its caller says.
+The input is rows and blocks; passes and their times are known to the caller.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from cordee.view.markup import num, palette_css, text
 
 WIDTH, GUTTER, RIGHT = 1080, 76, 16
 LINE, BAR, TOP, BOTTOM = 26, 21, 30, 52
-# Forward, gradient of the input, gradient of the weights, both at once: (light, dark), told apart by lightness too.
+# Forward, input gradient, weight gradient, both: (light, dark); they differ in lightness too.
 COLOURS = {
     "F": ("#4e7fb5", "#6fa0d8"),
     "I": ("#2f8f6f", "#4bb08d"),
     "W": ("#e3a72f", "#e9b949"),
     "B": ("#1f6f54", "#37957a"),
 }
-NAMES = {"F": "forward", "I": "gradient of the input", "W": "gradient of the weights", "B": "whole backward"}
+NAMES = {"F": "forward", "I": "input gradient", "W": "weight gradient", "B": "backward"}
 LABELLED = 11.0
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A pass on a line; two that overlap share a block, one half each (`half` 0 above, 1 below)."""
+    """A pass in a row; two that overlap have half the height each (`half` 0 above, 1 below)."""
 
     kind: str
     label: str
@@ -43,7 +43,7 @@ class Line:
 
 
 def pipeline_svg(title: str, lines: Sequence[Line], *, aside: str = "", end: float | None = None) -> str:
-    """The lines as a self-contained SVG; `end` is where the time axis ends, so that pictures can be compared."""
+    """Return the rows as a self-contained SVG; `end` is the end of the time axis, the same for compared pictures."""
     last = max(block.end for line in lines for block in line.blocks)
     scale = (WIDTH - GUTTER - RIGHT) / (end if end is not None else last)
     height = TOP + LINE * len(lines) + BOTTOM

@@ -1,17 +1,17 @@
-"""A time that no order of the passes can beat, for one placement, its costs and a memory limit.
+"""A lower bound on the step time of any order of the passes, for one placement, pass times and a memory limit.
 
-Each rank by itself is a machine whose jobs have heads (they cannot start earlier) and tails (so much must follow them).
-Heads and tails come from the chain of stages, and from memory: the k-th forward waits for a release once c are in
-flight, and the other way round seen from the end. Jackson's preemptive schedule of such a machine is its optimum with
-preemption (J. Carlier, "The one-machine sequencing problem", EJOR 11, 1982), so it bounds every order. What a rank can
-hold bounds it a second time: the lifetimes of all activations, over the room that there is.
+Each rank is a single machine whose jobs have heads (earliest starts) and tails (time that must follow). Heads and tails
+come from the sequence of stages and from memory: with c micro-batches in flight the next forward waits for a release,
+and symmetrically from the end of the step. Jackson's preemptive schedule of such a machine is its optimum with
+preemption (J. Carlier, "The one-machine sequencing problem", EJOR 11, 1982), so it bounds every order. A
+second bound is the sum of the lifetimes of all activations over the memory limit.
 """
 
 import heapq
 import math
 from dataclasses import dataclass
 
-from cordee.plan.pipeline.table import Costs, Placement
+from cordee.plan.pipeline.table import PassTimes, StagePlacement
 from cordee.plan.pipeline.timeline import sizes_of
 
 _EPSILON = 1e-9
@@ -19,7 +19,7 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A stage's passes, and how the chain holds them."""
+    """The passes of a stage, with heads and tails from the other stages."""
 
     size: float
     forward_s: float
@@ -32,48 +32,50 @@ class _Stage:
 
     @property
     def life_s(self) -> float:
-        """From a forward's start to the end of its weights' gradient, at least."""
+        """The least time from the start of a forward pass to the end of its weight pass."""
         return self.loop_s + self.inner_s + self.weight_s
 
 
-def makespan_bound_s(placement: Placement, micro_batches: int, costs: Costs, memory: float | None = None) -> float:
-    """Seconds that a step takes at least, in whatever order each rank runs its passes.
+def makespan_bound_s(
+    placement: StagePlacement, micro_batches: int, costs: PassTimes, memory: float | None = None
+) -> float:
+    """Return the least seconds of a step over all orders of the passes.
 
     Args:
-        placement: where the stages lie.
-        micro_batches: of the step, those of both models.
-        costs: of the passes.
+        placement: of the stages.
+        micro_batches: of the step, of both models together.
+        costs: times of the passes.
         memory: the most activations a rank may hold, in micro-batches over 1/p of the depth.
 
-    >>> line = Placement("line", 8)
-    >>> makespan_bound_s(line, 20, Costs(1, 1, 1)), makespan_bound_s(line, 20, Costs(1, 1.5, 1), memory=8)
+    >>> line = StagePlacement("line", 8)
+    >>> makespan_bound_s(line, 20, PassTimes(1, 1, 1)), makespan_bound_s(line, 20, PassTimes(1, 1.5, 1), memory=8)
     (67.0, 80.5)
     """
     stages = _stages(placement, costs)
-    count = micro_batches // placement.chains
+    count = micro_batches // placement.copies
     return max(
         _rank_bound_s(placement, rank, stages, count=count, costs=costs, memory=memory)
         for rank in range(placement.ranks)
     )
 
 
-def room_for(placement: Placement, stage: int, sizes: list[float], memory: float | None, count: int) -> int:
-    """Activations of a stage that its rank can hold at once.
+def room_for(placement: StagePlacement, stage: int, sizes: list[float], memory: float | None, count: int) -> int:
+    """Return the activations of a stage that its rank can hold at once.
 
-    A later stage of the same chain on the same rank needs room too, or none of them is ever released.
+    A later stage of the same model on the same rank needs memory too, or none of them is ever released.
     """
     if memory is None:
         return count
-    chain = stage // placement.chain_stages
+    chain = stage // placement.model_stages
     later = [
-        sizes[other] for other in placement.held_by(placement.rank_of(stage))
-        if other > stage and other // placement.chain_stages == chain
+        sizes[other] for other in placement.stages_of(placement.rank_of(stage))
+        if other > stage and other // placement.model_stages == chain
     ]  # fmt: skip
     return min(count, math.floor((memory - max(later, default=0.0)) / sizes[stage] + _EPSILON))
 
 
-def _stages(placement: Placement, costs: Costs) -> list[_Stage]:
-    """What the chain alone asks of each stage: it would hold for a single micro-batch."""
+def _stages(placement: StagePlacement, costs: PassTimes) -> list[_Stage]:
+    """Return heads and tails from the sequence of stages alone, as for a single micro-batch."""
     sizes = sizes_of(placement, costs)
     heads, backs = [0.0] * placement.stages, [0.0] * placement.stages
     tails_f, tails_i = [0.0] * placement.stages, [0.0] * placement.stages
@@ -82,14 +84,14 @@ def _stages(placement: Placement, costs: Costs) -> list[_Stage]:
         return costs.latency_s if placement.rank_of(one) != placement.rank_of(other) else 0.0
 
     for stage in range(placement.stages):
-        before, size = placement.before(stage), sizes[stage]
+        before, size = placement.previous(stage), sizes[stage]
         tails_i[stage] = costs.weight_s * size
         if before is not None:
             heads[stage] = heads[before] + costs.forward_s * sizes[before] + away_s(before, stage)
             after_s = away_s(before, stage) + costs.inner_s * sizes[before] + tails_i[before]
             tails_i[stage] = max(tails_i[stage], after_s)
     for stage in reversed(range(placement.stages)):
-        after, size = placement.after(stage), sizes[stage]
+        after, size = placement.next(stage), sizes[stage]
         if after is None:
             backs[stage] = heads[stage] + costs.forward_s * size
             tails_f[stage] = costs.inner_s * size + tails_i[stage]
@@ -106,14 +108,14 @@ def _stages(placement: Placement, costs: Costs) -> list[_Stage]:
 
 
 def _rank_bound_s(
-    placement: Placement, rank: int, stages: list[_Stage], *, count: int, costs: Costs, memory: float | None
+    placement: StagePlacement, rank: int, stages: list[_Stage], *, count: int, costs: PassTimes, memory: float | None
 ) -> float:
     sizes = [stage.size for stage in stages]
     # An overlapped cell gains this much of a pass over 1/p; half is taken from the forward, half from the backward.
     gain = (costs.whole_s - costs.both_s) / 2
     jobs: list[tuple[float, float, float]] = []
     area_s = 0.0
-    for index in placement.held_by(rank):
+    for index in placement.stages_of(rank):
         stage, room = stages[index], room_for(placement, index, sizes, memory, count)
         if room < 1:
             return math.inf
@@ -121,12 +123,12 @@ def _rank_bound_s(
         area_s += count * stage.size * stage.life_s
     bound_s = _jackson_s(jobs)
     if memory is not None:
-        bound_s = max(bound_s, min(stages[index].head_s for index in placement.held_by(rank)) + area_s / memory)
+        bound_s = max(bound_s, min(stages[index].head_s for index in placement.stages_of(rank)) + area_s / memory)
     return bound_s
 
 
-def _jobs(stage: _Stage, count: int, room: int, gain_s: float, costs: Costs) -> list[tuple[float, float, float]]:
-    """(head, length, tail) of each pass of a stage; the k-th is the k-th to run, whichever micro-batch that is.
+def _jobs(stage: _Stage, count: int, room: int, gain_s: float, costs: PassTimes) -> list[tuple[float, float, float]]:
+    """Return (head, length, tail) of each pass of a stage; the k-th is the k-th to run, of any micro-batch.
 
     At most `room` are in flight: when forward k + room starts, k + 1 were released, the last of them no earlier than a
     lifetime after forward k started. From the end: when release j + room (counted from the last) ends, j + 1 forwards
@@ -152,7 +154,7 @@ def _jobs(stage: _Stage, count: int, room: int, gain_s: float, costs: Costs) -> 
 
 
 def _jackson_s(jobs: list[tuple[float, float, float]]) -> float:
-    """Always the ready job with the longest tail; one that comes with a longer tail interrupts.
+    """Run the ready job with the longest tail first, preempted by any with a longer one; return the end.
 
     >>> _jackson_s([(0.0, 2.0, 0.0), (1.0, 1.0, 5.0)])
     7.0

@@ -1,23 +1,23 @@
-"""Whether a table is a schedule: every pass once, where its stage lies, in an order that can run, within the memory.
+"""Checks of a table: every pass once, on the rank of its stage, in an order that can run, within the memory.
 
-It shares nothing with what builds tables and times them: it reads the cells, and the spans, and says what is wrong.
+This module shares no code with those that build and time tables: it reads cells and spans alone.
 """
 
 from collections import Counter
 from itertools import pairwise
 
-from cordee.plan.pipeline.table import Action, Costs, Placement, Table, cell_text
-from cordee.plan.pipeline.timeline import Timeline, cell_s, peaks, sizes_of
+from cordee.plan.pipeline.table import Action, PassTimes, ScheduleTable, StagePlacement, cell_text
+from cordee.plan.pipeline.timeline import ScheduleTimeline, cell_s, peaks, sizes_of
 
 _EPSILON = 1e-6
 
 
-def faults(table: Table, costs: Costs | None = None, memory: float | None = None) -> tuple[str, ...]:
-    """What is wrong with a table; empty if nothing is.
+def violations(table: ScheduleTable, costs: PassTimes | None = None, memory: float | None = None) -> tuple[str, ...]:
+    """Return the violations of a table; none if it is valid.
 
     Args:
-        table: to be checked.
-        costs: sizes of stages, for the memory; equal ones if none are given.
+        table: the table to check.
+        costs: sizes of stages, for the memory; None: equal ones.
         memory: the most activations a rank may hold, in micro-batches over 1/p of the depth.
     """
     found = _counts(table) or _orders(table)
@@ -25,15 +25,15 @@ def faults(table: Table, costs: Costs | None = None, memory: float | None = None
         found = _deadlock(table)
     if not found and memory is not None:
         found = [
-            f"rank {rank} holds {peak:g} activations, {peak - memory:g} more than the {memory:g} that it may"
-            for rank, peak in enumerate(peaks(table, costs or Costs(1, 1, 1)))
+            f"rank {rank} holds {peak:g} activations, {peak - memory:g} over its limit of {memory:g}"
+            for rank, peak in enumerate(peaks(table, costs or PassTimes(1, 1, 1)))
             if peak > memory + _EPSILON
         ]
     return tuple(found)
 
 
-def _counts(table: Table) -> list[str]:
-    place, count = table.placement, table.chain_micro_batches
+def _counts(table: ScheduleTable) -> list[str]:
+    place, count = table.placement, table.model_micro_batches
     found = []
     seen: Counter[Action] = Counter()
     if len(table.cells) != place.ranks:
@@ -53,13 +53,13 @@ def _counts(table: Table) -> list[str]:
             times = {kind: seen[Action(stage, kind, each)] for kind in ("F", "I", "W", "B")}
             whole, split = times["B"] == 1 and not times["I"] + times["W"], times["I"] == times["W"] == 1
             if times["F"] != 1 or not (whole or (split and not times["B"])):
-                said = ", ".join(f"{kind} {number} times" for kind, number in times.items())
-                found.append(f"stage {stage} runs micro-batch {each}: {said}; it must be F once, and B or I and W once")
+                counted = ", ".join(f"{kind} {number} times" for kind, number in times.items())
+                found.append(f"stage {stage} runs micro-batch {each}: {counted}; it needs F and B, or F, I and W, once")
     return found
 
 
-def _orders(table: Table) -> list[str]:
-    """On its own rank, a pass comes after those that it needs."""
+def _orders(table: ScheduleTable) -> list[str]:
+    """Return passes that run before their inputs on the same rank."""
     found = []
     for rank, row in enumerate(table.cells):
         done: set[Action] = set()
@@ -72,8 +72,8 @@ def _orders(table: Table) -> list[str]:
     return found
 
 
-def _deadlock(table: Table) -> list[str]:
-    """Cells are taken away as soon as all that they need is; what is left waits for one another."""
+def _deadlock(table: ScheduleTable) -> list[str]:
+    """Return the ranks that wait for ever: run all cells whose inputs are there until none is left or none can run."""
     place = table.placement
     done: set[tuple[str, int, int]] = set()
     at = [0] * len(table.cells)
@@ -93,25 +93,25 @@ def _deadlock(table: Table) -> list[str]:
     ]
 
 
-def _ready(action: Action, table: Table, done: set[tuple[str, int, int]]) -> bool:
+def _ready(action: Action, table: ScheduleTable, done: set[tuple[str, int, int]]) -> bool:
     if action.kind == "W":
         return True
-    source = table.placement.before(action.stage) if action.kind == "F" else table.placement.after(action.stage)
+    source = table.placement.previous(action.stage) if action.kind == "F" else table.placement.next(action.stage)
     return source is None or ("F" if action.kind == "F" else "I", source, action.micro_batch) in done
 
 
-def _needs(action: Action, place: Placement) -> list[tuple[str, int]]:
+def _needs(action: Action, place: StagePlacement) -> list[tuple[str, int]]:
     if action.kind == "W":
         return [("I", action.stage)]
     if action.kind == "F":
-        source = place.before(action.stage)
+        source = place.previous(action.stage)
         return [] if source is None else [("F", source)]
-    source = place.after(action.stage)
+    source = place.next(action.stage)
     return [("F", action.stage)] + ([] if source is None else [("I", source)])
 
 
-def timeline_faults(run: Timeline, costs: Costs) -> tuple[str, ...]:
-    """What is wrong with the times: two cells at once on a rank, a pass before its input is there, a wrong length."""
+def timing_violations(run: ScheduleTimeline, costs: PassTimes) -> tuple[str, ...]:
+    """Return violations of a timeline: overlapping cells on a rank, a pass before its input, a wrong length."""
     found, table = [], run.table
     sizes, place = sizes_of(table.placement, costs), table.placement
     ends: dict[tuple[str, int, int], float] = {

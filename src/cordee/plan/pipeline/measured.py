@@ -1,7 +1,7 @@
-"""A step that ran laid over the one that was predicted: what passes took, what lay between them, and the bubble.
+"""A recorded step compared with a prediction: times of passes, overheads of the runtime, and the bubble.
 
-Between two passes that did not wait for anything a runtime still spends time: it is counted as work of the later one,
-on both sides. What is left is waiting.
+A runtime spends time between two passes even if the later one waits for nothing. That overhead counts as work of the
+later pass, in the prediction and in the measurement; the rest is waiting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,37 +9,37 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from cordee.plan.pipeline.table import Costs, Kind, Placement, Table
-from cordee.plan.pipeline.timeline import Timeline, timeline
+from cordee.plan.pipeline.table import PassKind, PassTimes, ScheduleTable, StagePlacement
+from cordee.plan.pipeline.timeline import ScheduleTimeline, timeline
 
 # (stage, kind, micro-batch, start, end), in seconds of one clock for all ranks.
-Ran = tuple[int, str, int, float, float]
-Step = Sequence[Sequence[Ran]]
+RecordedPass = tuple[int, str, int, float, float]
+RecordedStep = Sequence[Sequence[RecordedPass]]
 
 
 @dataclass(frozen=True, slots=True)
-class Overheads:
-    """What a runtime adds: before a pass that waits for nothing, and from a pass to one that waits for its output."""
+class RuntimeOverheads:
+    """Overheads of a runtime: before a pass that waits for nothing, and from a pass to one that waits for it."""
 
     before_s: float
     arrival_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One step that ran, from the first pass of any rank to the last."""
+class MeasuredStep:
+    """One recorded step, from the first pass of any rank to the last."""
 
     makespan_s: float
     busy_s: tuple[float, ...]
 
     @property
     def bubble_s(self) -> float:
-        """What the rank that waits longest idles."""
+        """The idle time of the rank that waits longest."""
         return self.makespan_s - min(self.busy_s)
 
 
-def overheads(placement: Placement, steps: Sequence[Step]) -> Overheads:
-    """The median of what lies before passes that waited for nothing, and of arrivals at passes that did wait."""
+def overheads(placement: StagePlacement, steps: Sequence[RecordedStep]) -> RuntimeOverheads:
+    """The median of what ranks_of before passes that waited for nothing, and of arrivals at passes that did wait."""
     idle, arrivals = [], []
     for step in steps:
         ends = _ends(step)
@@ -51,19 +51,19 @@ def overheads(placement: Placement, steps: Sequence[Step]) -> Overheads:
                     idle.append(one[3] - before[4])
                 elif source is not None and there_s > before[4] and placement.rank_of(source[1]) != rank:
                     arrivals.append(one[3] - there_s)
-    return Overheads(median(idle) if idle else 0.0, median(arrivals) if arrivals else 0.0)
+    return RuntimeOverheads(median(idle) if idle else 0.0, median(arrivals) if arrivals else 0.0)
 
 
-def measure(step: Step, over: Overheads) -> Measured:
-    """What every rank did in a step, and what it waited."""
+def measure(step: RecordedStep, over: RuntimeOverheads) -> MeasuredStep:
+    """Return the length of a step and the busy time of every rank."""
     start_s = min(row[0][3] for row in step) - over.before_s
     busy_s = tuple(sum(one[4] - one[3] + over.before_s for one in row) for row in step)
-    return Measured(max(row[-1][4] for row in step) - start_s, busy_s)
+    return MeasuredStep(max(row[-1][4] for row in step) - start_s, busy_s)
 
 
-def usual_passes(steps: Sequence[Step]) -> dict[tuple[int, Kind], float]:
-    """Seconds of each (stage, pass): the median."""
-    found: dict[tuple[int, Kind], list[float]] = {}
+def median_passes(steps: Sequence[RecordedStep]) -> dict[tuple[int, PassKind], float]:
+    """Return the median seconds of each (stage, pass)."""
+    found: dict[tuple[int, PassKind], list[float]] = {}
     for step in steps:
         for row in step:
             for stage, kind, _, start_s, end_s in row:
@@ -71,33 +71,35 @@ def usual_passes(steps: Sequence[Step]) -> dict[tuple[int, Kind], float]:
     return {key: median(values) for key, values in found.items()}
 
 
-def predicted(table: Table, passes: Mapping[tuple[int, Kind], float], over: Overheads) -> Timeline:
-    """The table with these passes and what the runtime adds to them."""
+def predicted(
+    table: ScheduleTable, passes: Mapping[tuple[int, PassKind], float], over: RuntimeOverheads
+) -> ScheduleTimeline:
+    """Return the timeline of a table with these pass times and the runtime's overheads."""
     return timeline(table, _between(over), lambda action: passes[action.stage, action.kind] + over.before_s)
 
 
-def replayed(table: Table, step: Step, over: Overheads) -> Timeline:
-    """The table with every pass as long as it was in a step that ran: what its waiting should have been.
+def replayed(table: ScheduleTable, step: RecordedStep, over: RuntimeOverheads) -> ScheduleTimeline:
+    """Return the timeline of a table with every pass as long as in a recorded step.
 
-    Passes that vary make others wait, so a step of average passes idles less than steps do on average.
+    Passes of varying length make others wait, so a step of mean passes idles less than steps do on average.
     """
     lengths = {(stage, kind, each): end_s - start_s for row in step for stage, kind, each, start_s, end_s in row}
     return timeline(table, _between(over), lambda one: lengths[one.stage, one.kind, one.micro_batch] + over.before_s)
 
 
-def _between(over: Overheads) -> Costs:
-    """A pass that waits for its input has what lies before it behind the arrival."""
-    return Costs(1.0, 1.0, 1.0, latency_s=max(0.0, over.arrival_s - over.before_s))
+def _between(over: RuntimeOverheads) -> PassTimes:
+    """A pass that waits for its input has what ranks_of before it behind the arrival."""
+    return PassTimes(1.0, 1.0, 1.0, latency_s=max(0.0, over.arrival_s - over.before_s))
 
 
-def _ends(step: Step) -> dict[tuple[str, int, int], float]:
+def _ends(step: RecordedStep) -> dict[tuple[str, int, int], float]:
     return {("I" if kind == "B" else kind, stage, each): end_s for row in step for stage, kind, each, _, end_s in row}
 
 
-def _source(placement: Placement, one: Ran) -> tuple[str, int, int] | None:
-    """The pass of a neighbour stage that this one needs."""
+def _source(placement: StagePlacement, one: RecordedPass) -> tuple[str, int, int] | None:
+    """Return the pass of a neighbour stage that this one needs."""
     stage, kind, each = one[:3]
     if kind == "W":
         return None
-    to = placement.before(stage) if kind == "F" else placement.after(stage)
+    to = placement.previous(stage) if kind == "F" else placement.next(stage)
     return None if to is None else ("F" if kind == "F" else "I", to, each)

@@ -1,19 +1,19 @@
-"""The order of the passes on each rank, schedule by schedule: `schedules.py` has what else is known of them.
+"""The orders of the schedules: the cells of a rank, from the rank, the placement and the micro-batches of each stage.
 
-Each function takes a rank, the placement of the stages and the micro-batches that pass each stage.
+The other properties of a schedule are in its record in `schedules.py`.
 """
 
 from collections import deque
 
-from cordee.plan.pipeline.table import Action, Cell, Kind, Placement
+from cordee.plan.pipeline.table import Action, Cell, PassKind, StagePlacement
 
 
-def gpipe(rank: int, _placement: Placement, count: int) -> list[Cell]:
+def gpipe(rank: int, _placement: StagePlacement, count: int) -> list[Cell]:
     """Return all forward passes, then all backward passes."""
     return [(Action(rank, kind, each),) for kind in ("F", "B") for each in range(count)]
 
 
-def one_forward_one_backward(rank: int, placement: Placement, count: int) -> list[Cell]:
+def one_forward_one_backward(rank: int, placement: StagePlacement, count: int) -> list[Cell]:
     """Return the warm-up of forward passes, then a forward and a backward pass in turn, then the cool-down."""
     ahead = min(count, placement.ranks - 1 - rank)
     cells: list[Cell] = [(Action(rank, "F", each),) for each in range(ahead)]
@@ -24,7 +24,7 @@ def one_forward_one_backward(rank: int, placement: Placement, count: int) -> lis
     return cells
 
 
-def interleaved(rank: int, placement: Placement, count: int) -> list[Cell]:
+def interleaved(rank: int, placement: StagePlacement, count: int) -> list[Cell]:
     """Return 1F1B over chunks: groups of p micro-batches pass chunk after chunk, backwards from the last chunk.
 
     Where p does not divide the micro-batches, the groups are the smallest equal ones of at least p.
@@ -64,19 +64,19 @@ def _zero_bubble(rank: int, count: int, *, ahead: int, most: int) -> list[Cell]:
     return cells + [(Action(rank, "W", each),) for each in range(weights, count)]
 
 
-def zb_h1(rank: int, placement: Placement, count: int) -> list[Cell]:
+def zb_h1(rank: int, placement: StagePlacement, count: int) -> list[Cell]:
     """Return 1F1B with weight passes in the bubble, in 1F1B's memory."""
     return _zero_bubble(rank, count, ahead=placement.ranks - rank, most=placement.ranks)
 
 
-def zb_h2(rank: int, placement: Placement, count: int) -> list[Cell]:
+def zb_h2(rank: int, placement: StagePlacement, count: int) -> list[Cell]:
     """Return the order without a bubble, in twice 1F1B's memory."""
     ranks = placement.ranks
     return _zero_bubble(rank, count, ahead=2 * (ranks - rank) - 1, most=2 * ranks - 1)
 
 
 class _Rank:
-    """The cells of a rank with two stages, written in order; each pass takes the next micro-batch of its stage."""
+    """The cells of a rank with two stages, in order; each pass takes the next micro-batch of its stage."""
 
     def __init__(self, first: int, second: int) -> None:
         self.stages = (first, second)
@@ -84,34 +84,34 @@ class _Rank:
         self._next: dict[tuple[int, str], int] = {}
         self._waiting: deque[Action] = deque()
 
-    def _take(self, kind: Kind, half: int) -> Action:
+    def _take(self, kind: PassKind, half: int) -> Action:
         counted = "I" if kind == "B" else kind
         number = self._next.get((half, counted), 0)
         self._next[half, counted] = number + 1
         return Action(self.stages[half], kind, number)
 
-    def run(self, kind: Kind, half: int) -> None:
-        """One pass; the weights of an I wait for `weights`."""
+    def run(self, kind: PassKind, half: int) -> None:
+        """Append one pass; the weight pass of an I waits for `weights`."""
         action = self._take(kind, half)
         self.cells.append((action,))
         if kind == "I":
             self._waiting.append(Action(action.stage, "W", action.micro_batch))
 
     def overlap(self, forward: int, backward: int) -> None:
-        """A forward of one half with a backward of the other."""
+        """Append a forward of one half overlapped with a backward of the other."""
         self.cells.append((self._take("F", forward), self._take("B", backward)))
 
     def weights(self) -> None:
-        """The weights that have waited longest."""
+        """Append the weight pass that has waited longest."""
         if self._waiting:
             self.cells.append((self._waiting.popleft(),))
 
-    def counted(self, kind: Kind, half: int) -> int:
-        """Passes so far."""
+    def counted(self, kind: PassKind, half: int) -> int:
+        """Return the number of passes so far."""
         return self._next.get((half, kind), 0)
 
 
-def zb_v(rank: int, placement: Placement, count: int) -> list[Cell]:
+def zb_v(rank: int, placement: StagePlacement, count: int) -> list[Cell]:
     """Return the order for equal passes; one of few micro-batches is a longer one from which the rest is left out."""
     ranks = placement.ranks
     least = max(count, 2 * ranks - 1)
@@ -148,14 +148,14 @@ def zb_v(rank: int, placement: Placement, count: int) -> list[Cell]:
     return [cell for cell in cells if cell[0].micro_batch < count]
 
 
-def dualpipe(rank: int, placement: Placement, count: int) -> list[Cell]:
+def dualpipe(rank: int, placement: StagePlacement, count: int) -> list[Cell]:
     """Return DualPipe's eight phases, for two models run from both ends or for one folded into a V."""
-    ranks, two_way = placement.ranks, placement.shape == "two-way"
-    near, far = placement.held_by(rank)
-    if two_way and rank >= ranks // 2:
+    ranks, bidirectional = placement.ranks, placement.shape == "bidirectional"
+    near, far = placement.stages_of(rank)
+    if bidirectional and rank >= ranks // 2:
         near, far = far, near
-    depth = min(rank, ranks - 1 - rank) if two_way else rank
-    return _phases(_Rank(near, far), ranks // 2 if two_way else ranks, depth, count)
+    depth = min(rank, ranks - 1 - rank) if bidirectional else rank
+    return _phases(_Rank(near, far), ranks // 2 if bidirectional else ranks, depth, count)
 
 
 def _phases(row: _Rank, half: int, depth: int, count: int) -> list[Cell]:
@@ -172,7 +172,7 @@ def _phases(row: _Rank, half: int, depth: int, count: int) -> list[Cell]:
         row.run("F", 1)
     for index in range(count - 2 * half + depth + 1):
         if index == 0 and outer == 0:
-            # The rank in the middle has nothing to overlap with yet: its first backward is awaited by all others.
+            # The rank in the middle has nothing to overlap yet, and all others wait for its first backward.
             row.run("F", 0)
             row.run("B", 1)
         else:
@@ -181,7 +181,7 @@ def _phases(row: _Rank, half: int, depth: int, count: int) -> list[Cell]:
     for _ in range(outer):
         row.run("B", 1)
         row.overlap(1, 0)
-    # From the middle of this step on the weights wait.
+    # From the middle of this phase on, weight passes are separate and wait.
     split = False
     for index in range(depth + 1):
         split = split or (index == (depth + 1) // 2 and depth % 2 == 1)

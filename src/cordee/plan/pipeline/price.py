@@ -1,8 +1,8 @@
-"""The price of a schedule: the bubble and the micro-batches in flight of its table, for one step or for many at once.
+"""The price of a schedule: the bubble and the micro-batches in flight of its table, for one layout or for many at once.
 
-How long a table takes is the longest of its paths, so a maximum of sums of passes. The sums that count are found once
-for each table: then the bubble of a million candidates with different pass times is a few products. Schedules whose
-sums are known (`schedules.py`) need no table once their pipeline is full.
+The time of a table is its longest path, so a maximum of sums of passes. The sums that matter are found once for each
+table; then the bubbles of a million candidates with different pass times cost a few products. Where a record in
+`schedules.py` states the sums, no table is built.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cordee.plan.pipeline.schedules import Form, find_schedule
-from cordee.plan.pipeline.table import Action, Costs, Kind, Placement, Table
+from cordee.plan.pipeline.table import Action, PassKind, PassTimes, ScheduleTable, StagePlacement
 from cordee.plan.pipeline.timeline import one_step
 
 Floats = npt.NDArray[np.float64]
@@ -87,7 +87,7 @@ def bubble_forms(schedule: str, ranks: int, micro_batches: int, chunks: int) -> 
     return known or table_forms(record.table(ranks, micro_batches, chunks), barrier=record.barrier)
 
 
-def table_forms(table: Table, *, barrier: bool = True) -> tuple[Form, ...]:
+def table_forms(table: ScheduleTable, *, barrier: bool = True) -> tuple[Form, ...]:
     """Return the sums of passes whose largest is the bubble of a table with equal stages, for any times of the passes.
 
     At some ratio of F, I and W the longest path is one sum. Where the sums found so far meet, either the table takes no
@@ -140,11 +140,11 @@ def _clipped(polygon: list[Floats], normal: Floats) -> list[Floats]:
     return kept
 
 
-def _need(one: Action, place: Placement) -> tuple[Kind, int] | None:
+def _need(one: Action, place: StagePlacement) -> tuple[PassKind, int] | None:
     """Return the kind and the stage of the pass that this one waits for; B counts as I."""
     if one.kind == "W":
         return "I", one.stage
-    source = place.before(one.stage) if one.kind == "F" else place.after(one.stage)
+    source = place.previous(one.stage) if one.kind == "F" else place.next(one.stage)
     if source is None:
         return None if one.kind == "F" else ("F", one.stage)
     return "F" if one.kind == "F" else "I", source
@@ -153,16 +153,16 @@ def _need(one: Action, place: Placement) -> tuple[Kind, int] | None:
 class _Paths:
     """A table as a graph: of each cell its passes and what it waits for; many ratios of pass times run at once."""
 
-    def __init__(self, table: Table, barrier: bool) -> None:
+    def __init__(self, table: ScheduleTable, barrier: bool) -> None:
         place = table.placement
         self._barrier = barrier
         self._cells = [cell for row in table.cells for cell in row]
         rank_of = [rank for rank, row in enumerate(table.cells) for _ in row]
-        count, size = len(self._cells), place.ranks / place.chain_stages
+        count, size = len(self._cells), place.ranks / place.model_stages
         whole = {"F": (1, 0, 0), "I": (0, 1, 0), "W": (0, 0, 1), "B": (0, 1, 1)}
         self._passes = size * np.array([np.sum([whole[one.kind] for one in cell], axis=0) for cell in self._cells])
         self._busy = np.array([self._passes[np.array(rank_of) == rank].sum(axis=0) for rank in range(place.ranks)])
-        ends: dict[tuple[Kind, int, int], int] = {
+        ends: dict[tuple[PassKind, int, int], int] = {
             ("I" if one.kind == "B" else one.kind, one.stage, one.micro_batch): at
             for at, cell in enumerate(self._cells) for one in cell
         }  # fmt: skip
@@ -175,7 +175,7 @@ class _Paths:
                 need = _need(one, place)
                 if need is not None:
                     self._waits[at, column] = ends[need[0], need[1], one.micro_batch]
-        starts = [span.start_s for row in one_step(table, Costs(1, 1, 1)) for span in row]
+        starts = [span.start_s for row in one_step(table, PassTimes(1, 1, 1)) for span in row]
         # Cells that start together for equal passes do not wait for each other, whatever the passes take.
         self._together = [np.flatnonzero(np.array(starts) == start) for start in sorted(set(starts))]
         self._last = np.cumsum([len(row) for row in table.cells]) - 1

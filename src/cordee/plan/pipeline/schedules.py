@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from cordee.errors import LayoutError
 from cordee.plan.pipeline import orders
-from cordee.plan.pipeline.table import Cell, Placement, Shape, Table
+from cordee.plan.pipeline.table import Cell, PlacementShape, ScheduleTable, StagePlacement
 
 Form = tuple[float, float, float]
 """A time as a sum: so many forward, input-gradient and weight-gradient passes over 1/p of the depth."""
@@ -31,7 +31,7 @@ class PipelineSchedule:
         in_flight: the least of these lines is what a rank holds at once, in micro-batches of all its layers; from
             ranks, rank and chunks.
         shape: how the stages lie on the ranks.
-        chunks: stages on a rank; None: as many as are asked for, at least 2.
+        chunks: stages on a rank; None: as many as are answer for, at least 2.
         splits_backward: the gradient of the weights is a pass of its own.
         barrier: all ranks meet after each step; without, a rank begins the next step when its own is done.
         even: ranks and micro-batches must be even.
@@ -46,9 +46,9 @@ class PipelineSchedule:
 
     name: str
     source: str
-    order: Callable[[int, Placement, int], list[Cell]]
+    order: Callable[[int, StagePlacement, int], list[Cell]]
     in_flight: Callable[[int, int, int], tuple[Line, ...]]
-    shape: Shape = "line"
+    shape: PlacementShape = "line"
     chunks: int | None = 1
     splits_backward: bool = False
     barrier: bool = True
@@ -60,9 +60,9 @@ class PipelineSchedule:
     torch: str | None = None
     megatron: bool = False
 
-    def placement(self, ranks: int, chunks: int = 1) -> Placement:
+    def placement(self, ranks: int, chunks: int = 1) -> StagePlacement:
         """Return where its stages lie; `chunks` counts where the schedule leaves them open."""
-        return Placement(self.shape, ranks, self.chunks or chunks)
+        return StagePlacement(self.shape, ranks, self.chunks or chunks)
 
     def misfit(self, ranks: int, micro_batches: int, chunks: int = 1) -> Misfit | None:
         """Return why its table does not exist for these numbers and what to do, or None."""
@@ -77,7 +77,7 @@ class PipelineSchedule:
             return f"needs an even number of micro-batches, not {micro_batches}", "use dualpipev"
         return None
 
-    def table(self, ranks: int, micro_batches: int, chunks: int = 2) -> Table:
+    def table(self, ranks: int, micro_batches: int, chunks: int = 2) -> ScheduleTable:
         """Return its table; `chunks` counts where the schedule leaves them open.
 
         Raises:
@@ -89,9 +89,9 @@ class PipelineSchedule:
         if misfit is not None:
             raise LayoutError(f"{self.name} {misfit[0]}", hint=misfit[1])
         placement = self.placement(ranks, chunks)
-        count = micro_batches // placement.chains
+        count = micro_batches // placement.copies
         rows = tuple(tuple(self.order(rank, placement, count)) for rank in range(ranks))
-        return Table(self.name, placement, micro_batches, rows)
+        return ScheduleTable(self.name, placement, micro_batches, rows)
 
 
 def _zb_h1(p: int, _chunks: int, m: int) -> tuple[Form, ...]:
@@ -155,16 +155,16 @@ RECORDS: tuple[PipelineSchedule, ...] = (
         "zb-v", "arXiv:2401.10241, section 6", orders.zb_v,
         # The last rank has the turn of the V, and is first to be full.
         lambda p, rank, v: (ALL, (0.0, p), (0.5, (rank + 1) / 2)),
-        shape="vee", chunks=2, splits_backward=True, barrier=False,
+        shape="v", chunks=2, splits_backward=True, barrier=False,
         steady_from=lambda p: 2 * p - 1, bubble=_zb_v, torch="ZBVZeroBubble",
     ),
     PipelineSchedule(
         "dualpipe", _DUALPIPE, orders.dualpipe, lambda p, rank, v: (ALL, (0.0, (p + 1) / 2)),
-        shape="two-way", chunks=2, splits_backward=True, even=True, fills=True, bubble=_dualpipe,
+        shape="bidirectional", chunks=2, splits_backward=True, even=True, fills=True, bubble=_dualpipe,
     ),
     PipelineSchedule(
         "dualpipev", f"{_DUALPIPE}, cut in half", orders.dualpipe, lambda p, rank, v: (ALL, (0.0, p + 0.5)),
-        shape="vee", chunks=2, splits_backward=True, fills=True, bubble=_dualpipev, torch="DualPipeV",
+        shape="v", chunks=2, splits_backward=True, fills=True, bubble=_dualpipev, torch="DualPipeV",
     ),
 )  # fmt: skip
 SCHEDULES: dict[str, PipelineSchedule] = {record.name: record for record in RECORDS}
@@ -182,7 +182,7 @@ def find_schedule(name: str) -> PipelineSchedule:
 
 
 @lru_cache(maxsize=256)
-def build(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> Table:
+def build(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> ScheduleTable:
     """Return the table of a schedule.
 
     Raises:

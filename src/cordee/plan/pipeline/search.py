@@ -1,8 +1,8 @@
-"""The best order that can be found for a placement, its costs and a memory limit; `bound.py` says how good it can be.
+"""Search for a fast order, for one placement, pass times and a memory limit; `bound.py` has the lower bound.
 
-A list scheduler runs the pipeline in time: a free rank takes what a rule prefers among what is ready. Each rule gives
-a table, and the fastest that keeps within the limit is kept. No randomness and no clock: the rules are tried in one
-order, and the search ends at once when a table meets the bound.
+A list scheduler simulates the pipeline: a free rank takes the pass that a rule prefers among those that are ready. Each
+rule gives a table, and the fastest within the limit is kept. There is no randomness and no clock: rules are tried in a
+fixed order, and the search ends when a table meets the bound.
 """
 
 import heapq
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from cordee.plan.pipeline.bound import makespan_bound_s, room_for
-from cordee.plan.pipeline.table import Action, Cell, Costs, Placement, Table
-from cordee.plan.pipeline.timeline import Timeline, cell_s, makespan_s, sizes_of, timeline
+from cordee.plan.pipeline.table import Action, Cell, PassTimes, ScheduleTable, StagePlacement
+from cordee.plan.pipeline.timeline import ScheduleTimeline, cell_s, makespan_s, sizes_of, timeline
 
 _EPSILON = 1e-9
 NAME = "best found"
@@ -23,17 +23,16 @@ NEAR = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a free rank prefers.
+    """The preferences of a free rank.
 
     Args:
-        forward_first: a forward before a backward, when both are ready.
-        deepest: of several forwards the one nearest to the end of its chain; else the oldest micro-batch.
-        ahead: forwards without their backwards that a rank may have, for each stage still to come; None: what it holds.
-        patience: it waits for a known arrival rather than begin weights of which less than this share would be done.
-        interval: micro-batches enter the pipeline no sooner after one another than this many times a rank's work on
-            one; 0: as soon as they can.
-        pairs: a forward and a backward overlap when both are ready; one waits for the other at most so long, in
-            lengths of a forward. None: they never overlap.
+        forward_first: a forward before a backward if both are ready.
+        deepest: of several forwards the one nearest to the last stage; else the oldest micro-batch.
+        ahead: most forwards without their backwards, for each later stage; None: limited by memory alone.
+        patience: wait for a known arrival rather than start a weight pass of which less than this fraction would end.
+        interval: least time between micro-batches that enter the pipeline, in multiples of a rank's work on one.
+        pairs: overlap a forward and a backward; one waits for the other at most this many forward passes. None:
+            never overlap.
     """
 
     forward_first: bool
@@ -45,26 +44,26 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The best order found, and what no order can beat."""
+class SearchedOrder:
+    """The best order found, and the lower bound."""
 
-    timeline: Timeline
+    timeline: ScheduleTimeline
     bound_s: float
     tried: int
 
     @property
     def gap(self) -> float:
-        """How far it is from the bound, as a share of it; from the optimum it is no further."""
+        """The relative gap to the lower bound; the gap to the optimum is no larger."""
         return self.timeline.makespan_s / self.bound_s - 1
 
     @property
     def optimal(self) -> bool:
-        """Whether it meets the bound."""
+        """Return whether it meets the bound."""
         return self.gap <= _EPSILON
 
 
-def rules(placement: Placement, costs: Costs) -> Iterator[Rule]:
-    """All rules, in the order in which they are tried."""
+def rules(placement: StagePlacement, costs: PassTimes) -> Iterator[Rule]:
+    """Yield all rules in the order in which they are tried."""
     pairs = (2.0, 0.0, None) if costs.both_s < costs.whole_s - _EPSILON else (None,)
     deepest = (True, False) if placement.chunks > 1 else (True,)
     for both, ahead, deep, first, patience in product(
@@ -76,32 +75,32 @@ def rules(placement: Placement, costs: Costs) -> Iterator[Rule]:
 
 
 def best_order(
-    placement: Placement,
+    placement: StagePlacement,
     micro_batches: int,
-    costs: Costs,
+    costs: PassTimes,
     memory: float | None = None,
     *,
-    known: Sequence[Table] = (),
-) -> Found | None:
-    """The fastest order found within the memory limit; None if the limit holds not one micro-batch.
+    known: Sequence[ScheduleTable] = (),
+) -> SearchedOrder | None:
+    """Return the fastest order found within the memory limit; None if the limit does not hold one micro-batch.
 
     Args:
-        placement: where the stages lie.
-        micro_batches: of the step, those of both models.
-        costs: of the passes.
+        placement: of the stages.
+        micro_batches: of the step, of both models together.
+        costs: times of the passes.
         memory: the most activations a rank may hold, in micro-batches over 1/p of the depth.
         known: tables of this placement to start from; those over the limit are left out.
     """
     bound_s = makespan_bound_s(placement, micro_batches, costs, memory)
     if math.isinf(bound_s):
         return None
-    best: Table | None = None
+    best: ScheduleTable | None = None
     best_s, tried = math.inf, 0
     for table in known:
         run = timeline(table, costs)
         if run.makespan_s < best_s - _EPSILON and (memory is None or run.peak <= memory + _EPSILON):
             best, best_s = table, run.makespan_s
-    # With a little less than it may hold a rank is sometimes less in the way of the others.
+    # With a little less memory than allowed a rank sometimes blocks the others less.
     limits = (None,) if memory is None else (memory, memory - min(sizes_of(placement, costs)))
     for limit, rule in product(limits, rules(placement, costs)):
         if best_s <= bound_s * (1 + _EPSILON):
@@ -111,61 +110,60 @@ def best_order(
         order = went.table()
         if order is None or went.end_s > best_s * NEAR:
             continue
-        # In the same order, but without the rule's own waiting, it is a little faster.
+        # The same order without the waits of the rule is a little faster.
         end_s = makespan_s(order, costs)
         if end_s < best_s - _EPSILON:
             best, best_s = order, end_s
-    return None if best is None else Found(timeline(best, costs), bound_s, tried)
+    return None if best is None else SearchedOrder(timeline(best, costs), bound_s, tried)
 
 
 class _Run:
-    """One run of the pipeline under a rule: what is done, what has arrived where, what each rank holds."""
+    """One simulation of the pipeline under a rule: passes done, arrivals, and activations held on each rank."""
 
     def __init__(
-        self, placement: Placement, micro_batches: int, costs: Costs, memory: float | None, rule: Rule
+        self, placement: StagePlacement, micro_batches: int, costs: PassTimes, memory: float | None, rule: Rule
     ) -> None:
         self.place, self.costs, self.rule, self.micro_batches = placement, costs, rule, micro_batches
-        self.count = micro_batches // placement.chains
+        self.count = micro_batches // placement.copies
         self.sizes = sizes_of(placement, costs)
         stages = range(placement.stages)
-        self.lies = [placement.rank_of(stage) for stage in stages]
-        self.held_by = [placement.held_by(rank) for rank in range(placement.ranks)]
+        self.ranks_of = [placement.rank_of(stage) for stage in stages]
+        self.stages_of = [placement.stages_of(rank) for rank in range(placement.ranks)]
         self.memory = math.inf if memory is None else memory + _EPSILON
         self.forwards, self.inners, self.weights = ([0] * placement.stages for _ in range(3))
-        # When the input of each next pass is there; times in the future are known to come.
+        # Arrivals of the inputs of the next passes, future ones included.
         every_s = rule.interval * max(
-            costs.both_s * sum(self.sizes[stage] for stage in held) / placement.chains for held in self.held_by
+            costs.both_s * sum(self.sizes[stage] for stage in held) / placement.copies for held in self.stages_of
         )
         enter = [every_s * each for each in range(self.count)]
-        self.inputs = [list(enter) if placement.before(stage) is None else [] for stage in stages]
+        self.inputs = [list(enter) if placement.previous(stage) is None else [] for stage in stages]
         self.gradients: list[list[float]] = [[] for _ in stages]
         self.waiting: list[deque[int]] = [deque() for _ in stages]
         self.held = [0.0] * placement.ranks
         self.cells: list[list[Cell]] = [[] for _ in range(placement.ranks)]
         self.free_s = [0.0] * placement.ranks
         self.wakes = sorted((at_s, rank) for rank in range(placement.ranks) for at_s in (enter if every_s else [0.0]))
-        # Later stages of the same chain, and another chain that has nothing here yet, must find room.
-        chain = [stage // placement.chain_stages for stage in stages]
-        self.later = [[each for each in self.held_by[self.lies[stage]] if each > stage and chain[each] == chain[stage]]
-                      for stage in stages]  # fmt: skip
-        self.other = [[each for each in self.held_by[self.lies[stage]] if chain[each] != chain[stage]]
-                      for stage in stages]  # fmt: skip
+        # Later stages of the same model, and another model without activations here, need memory too.
+        copy = [stage // placement.model_stages for stage in stages]
+        beside = [self.stages_of[self.ranks_of[stage]] for stage in stages]
+        self.later = [[each for each in beside[at] if each > at and copy[each] == copy[at]] for at in stages]
+        self.other = [[each for each in beside[stage] if copy[each] != copy[stage]] for stage in stages]
         self.most = [self._most(stage, memory) for stage in stages]
 
     def _most(self, stage: int, memory: float | None) -> int:
         room = room_for(self.place, stage, self.sizes, memory, self.count)
         if self.rule.ahead is None:
             return room
-        left = self.place.chain_stages - stage % self.place.chain_stages
+        left = self.place.model_stages - stage % self.place.model_stages
         return min(room, max(1, round(self.rule.ahead * left)))
 
     @property
     def end_s(self) -> float:
-        """When the last rank is done."""
+        """The end of the last rank."""
         return max(self.free_s)
 
-    def table(self) -> Table | None:
-        """The order that comes out, or None if it gets stuck for want of memory."""
+    def table(self) -> ScheduleTable | None:
+        """Return the order, or None if it runs out of memory."""
         left = 3 * self.count * self.place.stages
         while self.wakes:
             at_s = self.wakes[0][0]
@@ -180,7 +178,7 @@ class _Run:
                         self._begin(rank, cell, at_s)
         if left:
             return None
-        return Table(NAME, self.place, self.micro_batches, tuple(tuple(row) for row in self.cells))
+        return ScheduleTable(NAME, self.place, self.micro_batches, tuple(tuple(row) for row in self.cells))
 
     def _begin(self, rank: int, cell: Cell, at_s: float) -> None:
         end_s = at_s + cell_s(cell, self.sizes, self.costs)
@@ -192,7 +190,7 @@ class _Run:
             if kind == "F":
                 self.forwards[stage] += 1
                 self.held[rank] += self.sizes[stage]
-                after = self.place.after(stage)
+                after = self.place.next(stage)
                 if after is None:
                     self.gradients[stage].append(end_s)
                 else:
@@ -200,7 +198,7 @@ class _Run:
                 continue
             if kind in "IB":
                 self.inners[stage] += 1
-                before = self.place.before(stage)
+                before = self.place.previous(stage)
                 if before is not None:
                     self._send(self.gradients, stage, before, end_s)
             if kind == "I":
@@ -212,19 +210,19 @@ class _Run:
                 self.held[rank] -= self.sizes[stage]
 
     def _send(self, what: list[list[float]], stage: int, to: int, end_s: float) -> None:
-        there_s = end_s + (self.costs.latency_s if self.lies[to] != self.lies[stage] else 0.0)
+        there_s = end_s + (self.costs.latency_s if self.ranks_of[to] != self.ranks_of[stage] else 0.0)
         what[to].append(there_s)
-        heapq.heappush(self.wakes, (there_s, self.lies[to]))
+        heapq.heappush(self.wakes, (there_s, self.ranks_of[to]))
 
     def _choose(self, rank: int, at_s: float) -> Cell | None:
-        """What the rank begins now; None if it waits."""
+        """Return the cell that the rank starts now; None if it waits."""
         forwards, next_f_s = self._ready_forwards(rank, at_s)
         inners, next_i_s = self._ready_inners(rank, at_s)
         pairs = self.rule.pairs
         inner = min(inners)[1] if inners else None
         if forwards and inner and pairs is not None:
             return (min(forwards)[1], Action(inner.stage, "B", inner.micro_batch))
-        # What may run beside a backward may be one too many to run alone.
+        # A forward that may overlap a backward may exceed the rule's limit alone.
         forward = min((each for each in forwards if self._alone(each[1].stage)), default=(None, None))[1]
         if forward and inner:
             return (forward if self.rule.forward_first else inner,)
@@ -236,9 +234,9 @@ class _Run:
         return self._weights(rank, min(next_f_s, next_i_s) - at_s)
 
     def _ready_forwards(self, rank: int, at_s: float) -> tuple[list[tuple[tuple[int, int], Action]], float]:
-        """Forwards that can begin, the preferred one lowest, and when the next input is known to come."""
+        """Return the forwards that can start, the preferred one lowest, and the arrival of the next input."""
         ready, next_s = [], math.inf
-        for stage in self.held_by[rank]:
+        for stage in self.stages_of[rank]:
             each = self.forwards[stage]
             if each < len(self.inputs[stage]) and self._fits(rank, stage):
                 if self.inputs[stage][each] <= at_s + _EPSILON:
@@ -249,9 +247,9 @@ class _Run:
         return ready, next_s
 
     def _ready_inners(self, rank: int, at_s: float) -> tuple[list[tuple[tuple[int, int], Action]], float]:
-        """The same for backwards: the oldest micro-batch first."""
+        """Return the backwards that can start, the oldest micro-batch lowest, and the arrival of the next gradient."""
         ready, next_s = [], math.inf
-        for stage in self.held_by[rank]:
+        for stage in self.stages_of[rank]:
             each = self.inners[stage]
             if each < len(self.gradients[stage]):
                 if self.gradients[stage][each] <= at_s + _EPSILON:
@@ -261,8 +259,8 @@ class _Run:
         return ready, next_s
 
     def _weights(self, rank: int, next_in_s: float) -> Cell | None:
-        """The weights that have waited longest, unless something better comes too soon."""
-        waiting = [stage for stage in self.held_by[rank] if self.waiting[stage]]
+        """Return the weight pass that has waited longest, unless another input arrives too soon."""
+        waiting = [stage for stage in self.stages_of[rank] if self.waiting[stage]]
         if not waiting:
             return None
         stage = min(waiting, key=lambda each: (self.waiting[each][0], -each))
@@ -271,11 +269,11 @@ class _Run:
         return (Action(stage, "W", self.waiting[stage][0]),)
 
     def _alone(self, stage: int) -> bool:
-        """Whether the rule lets one more forward be in flight."""
+        """Return whether the rule allows one more forward in flight."""
         return self.forwards[stage] - self.inners[stage] < self.most[stage]
 
     def _fits(self, rank: int, stage: int) -> bool:
-        """Whether one more forward leaves room for those that must run before anything is released."""
+        """Return whether one more forward leaves memory for those that must run before any release."""
         if self.rule.pairs is None and not self._alone(stage):
             return False
         need = self.sizes[stage] + sum(self.sizes[each] for each in self.later[stage])

@@ -1,8 +1,8 @@
-"""A pipeline schedule as a table: the cells that each rank runs, in their order, and where the stages lie.
+"""A pipeline schedule as a table: the cells of each rank in their order, and the placement of the stages.
 
-A cell is one action, or a forward and a backward that overlap. A table says nothing of time: `timeline.py` does.
-Actions are written as torch writes them: `3F0` is the forward of micro-batch 0 on stage 3, I the gradient of its input,
-W that of its weights, B both at once.
+A cell is one action, or a forward and a backward that overlap. Times are in `timeline.py`. Actions have torch's
+notation: `3F0` is the forward pass of micro-batch 0 on stage 3, I the gradient of its input, W that of its weights, B
+both in one pass.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import Literal
 
 from cordee.errors import LayoutError, SpecError
 
-Kind = Literal["F", "I", "W", "B"]
-Shape = Literal["line", "loop", "vee", "two-way"]
+PassKind = Literal["F", "I", "W", "B"]
+PlacementShape = Literal["line", "loop", "v", "bidirectional"]
 
 OVERLAPPED = "OVERLAP_F_B"
 
@@ -24,7 +24,7 @@ class Action:
     """One pass of one micro-batch through one stage."""
 
     stage: int
-    kind: Kind
+    kind: PassKind
     micro_batch: int
 
     def __str__(self) -> str:
@@ -35,78 +35,79 @@ Cell = tuple[Action, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Which rank holds which stage.
+class StagePlacement:
+    """The ranks that hold the stages.
 
-    line: stage r on rank r. loop: stage s on rank s mod p. vee: down the ranks and back up. two-way: two whole models,
-    one down the ranks and one up, each with half of the micro-batches; their stages are numbered one after the other.
+    line: stage r on rank r. loop: stage s on rank s mod p. v: down the ranks and back up. bidirectional: two copies of
+    the model, one down the ranks and one up, each with half of the micro-batches; the stages of the second follow
+    those of the first in number.
     """
 
-    shape: Shape
+    shape: PlacementShape
     ranks: int
     chunks: int = 1
 
     @property
     def stages(self) -> int:
-        """Stages over all ranks; of both models where there are two."""
+        """Stages on all ranks, of both copies where there are two."""
         return self.ranks * self.chunks
 
     @property
-    def chains(self) -> int:
-        """Models that a micro-batch may pass: it passes one of them."""
-        return 2 if self.shape == "two-way" else 1
+    def copies(self) -> int:
+        """Copies of the model; a micro-batch passes one of them."""
+        return 2 if self.shape == "bidirectional" else 1
 
     @property
-    def chain_stages(self) -> int:
-        """Stages of one model."""
-        return self.stages // self.chains
+    def model_stages(self) -> int:
+        """Stages of one copy of the model."""
+        return self.stages // self.copies
 
     def rank_of(self, stage: int) -> int:
-        """The rank that holds a stage."""
-        if self.shape in ("vee", "two-way"):
+        """Return the rank that holds a stage."""
+        if self.shape in ("v", "bidirectional"):
             return min(stage, self.stages - 1 - stage)
         return stage % self.ranks
 
-    def held_by(self, rank: int) -> tuple[int, ...]:
-        """The stages of a rank."""
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages of a rank."""
         return tuple(stage for stage in range(self.stages) if self.rank_of(stage) == rank)
 
-    def before(self, stage: int) -> int | None:
-        """The stage whose output is this one's input."""
-        return stage - 1 if stage % self.chain_stages else None
+    def previous(self, stage: int) -> int | None:
+        """Return the stage whose output is the input of this one; None for the first."""
+        return stage - 1 if stage % self.model_stages else None
 
-    def after(self, stage: int) -> int | None:
-        """The stage that takes this one's output."""
-        return stage + 1 if (stage + 1) % self.chain_stages else None
+    def next(self, stage: int) -> int | None:
+        """Return the stage that takes the output of this one; None for the last."""
+        return stage + 1 if (stage + 1) % self.model_stages else None
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """A named schedule for so many ranks and micro-batches; `micro_batches` counts those of both models."""
+class ScheduleTable:
+    """A schedule for so many ranks and micro-batches; `micro_batches` counts those of both copies of the model."""
 
     name: str
-    placement: Placement
+    placement: StagePlacement
     micro_batches: int
     cells: tuple[tuple[Cell, ...], ...]
 
     @property
-    def chain_micro_batches(self) -> int:
+    def model_micro_batches(self) -> int:
         """Micro-batches that pass each stage."""
-        return self.micro_batches // self.placement.chains
+        return self.micro_batches // self.placement.copies
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class PassTimes:
     """Seconds (or any one unit) of each pass of one micro-batch over 1/p of the model's depth.
 
     Args:
-        forward_s: F.
+        forward_s: F, the forward pass.
         inner_s: I, the gradient of its input.
-        weight_s: W, that of its weights.
-        overlapped_s: a forward and a whole backward in one cell; None if nothing is gained by it.
-        latency_s: from the end of a pass to the moment at which the next rank has its output.
-        depth: sizes of equal slices of the model, first to last, where they are not equal: `(1, 1, 1, 1.4)`. A stage is
-            as large as the slices that it covers, in time and in activations.
+        weight_s: W, the gradient of its weights.
+        overlapped_s: a forward and a whole backward in one cell; None if overlap saves nothing.
+        latency_s: from the end of a pass to the arrival of its output on another rank.
+        depth: relative sizes of slices of the model, first to last: `(1, 1, 1, 1.4)`. A stage has the size of its
+            slices, in time and in activations.
     """
 
     forward_s: float
@@ -135,7 +136,7 @@ class Costs:
 
     @property
     def whole_s(self) -> float:
-        """F, I and W one after the other."""
+        """F, I and W in sequence."""
         return self.forward_s + self.inner_s + self.weight_s
 
     @property
@@ -143,21 +144,21 @@ class Costs:
         """A forward and a backward in one cell."""
         return self.whole_s if self.overlapped_s is None else self.overlapped_s
 
-    def of(self, kind: Kind) -> float:
-        """Seconds of one pass over 1/p of the depth."""
+    def of(self, kind: PassKind) -> float:
+        """Return the seconds of one pass over 1/p of the depth."""
         if kind == "F":
             return self.forward_s
         if kind == "I":
             return self.inner_s
         return self.weight_s if kind == "W" else self.inner_s + self.weight_s
 
-    def size(self, placement: Placement, stage: int) -> float:
-        """A stage in units of 1/p of the depth.
+    def size(self, placement: StagePlacement, stage: int) -> float:
+        """Return the size of a stage in units of 1/p of the depth.
 
-        >>> Costs(1, 1, 1, depth=(1, 3)).size(Placement("vee", 2, 2), 3)
+        >>> PassTimes(1, 1, 1, depth=(1, 3)).size(StagePlacement("v", 2, 2), 3)
         1.5
         """
-        count = placement.chain_stages
+        count = placement.model_stages
         share = placement.ranks / count
         slices = len(self.depth)
         if not slices:
@@ -169,7 +170,7 @@ class Costs:
 
 
 def cell_text(cell: Cell) -> str:
-    """A cell as torch writes it.
+    """Return a cell in torch's notation.
 
     >>> cell_text((Action(0, "F", 3),)), cell_text((Action(0, "F", 3), Action(1, "B", 0)))
     ('0F3', '(0F3;1B0)OVERLAP_F_B')
@@ -180,49 +181,49 @@ def cell_text(cell: Cell) -> str:
 
 
 def cell_of(text: str) -> Cell:
-    """The reverse of `cell_text`.
+    """Parse a cell in torch's notation.
 
     Raises:
-        SpecError: it is no cell.
+        SpecError: not a cell.
     """
     inner = re.fullmatch(rf"\((.*)\){OVERLAPPED}", text.strip())
     found = [re.fullmatch(r"(\d+)([FIWB])(\d+)", part.strip()) for part in (inner[1] if inner else text).split(";")]
     cell = tuple(Action(int(match[1]), match[2], int(match[3])) for match in found if match)  # type: ignore[arg-type]
     if len(cell) != len(found) or (len(cell) != 1 if inner is None else [each.kind for each in cell] != ["F", "B"]):
         hint = "write 3F0, 3I0, 3W0 or 3B0 (stage, pass, micro-batch), or (3F1;3B0)OVERLAP_F_B"
-        raise SpecError(f"{text!r} is no cell of a pipeline's table", hint=hint)
+        raise SpecError(f"{text!r} is not a cell of a pipeline's table", hint=hint)
     return cell
 
 
-def table_csv(table: Table) -> str:
-    """One line for each rank: what torch's `_PipelineScheduleRuntime._load_csv` reads."""
+def table_csv(table: ScheduleTable) -> str:
+    """Return one line for each rank, as torch's `_PipelineScheduleRuntime._load_csv` reads them."""
     return "".join(",".join(cell_text(cell) for cell in row) + "\n" for row in table.cells)
 
 
-def table_of(name: str, rows: Iterable[Sequence[str]]) -> Table:
-    """A table from the texts of its cells, a sequence for each rank; the placement is what the stages say.
+def table_of(name: str, rows: Iterable[Sequence[str]]) -> ScheduleTable:
+    """Build a table from the texts of its cells, a sequence for each rank; the placement follows from the stages.
 
     Raises:
-        SpecError: a cell cannot be read, or the stages lie neither in line, nor in a loop, nor in a V.
+        SpecError: a cell cannot be read, or the placement is neither a line, nor a loop, nor a V.
     """
     cells = tuple(tuple(cell_of(text) for text in row if text.strip()) for row in rows)
     if not cells or not all(cells):
         empty = next((rank for rank, row in enumerate(cells) if not row), 0)
         raise SpecError(f"{name}: rank {empty} has no cells", hint="give one line for each rank")
-    lies: dict[int, int] = {}
+    ranks_of: dict[int, int] = {}
     for rank, row in enumerate(cells):
         for action in (action for cell in row for action in cell):
-            if lies.setdefault(action.stage, rank) != rank:
-                raise SpecError(f"{name}: stage {action.stage} is on rank {lies[action.stage]} and on rank {rank}")
+            if ranks_of.setdefault(action.stage, rank) != rank:
+                raise SpecError(f"{name}: stage {action.stage} is on rank {ranks_of[action.stage]} and on rank {rank}")
     count = 1 + max(action.micro_batch for row in cells for cell in row for action in cell)
     ranks = len(cells)
-    if sorted(lies) != list(range(len(lies))) or len(lies) % ranks:
-        raise SpecError(f"{name}: {ranks} ranks hold the stages {', '.join(map(str, sorted(lies)))}")
-    chunks = len(lies) // ranks
-    shapes: tuple[Shape, ...] = ("line",) if chunks == 1 else ("vee", "loop")
+    if sorted(ranks_of) != list(range(len(ranks_of))) or len(ranks_of) % ranks:
+        raise SpecError(f"{name}: {ranks} ranks hold the stages {', '.join(map(str, sorted(ranks_of)))}")
+    chunks = len(ranks_of) // ranks
+    shapes: tuple[PlacementShape, ...] = ("line",) if chunks == 1 else ("v", "loop")
     for shape in shapes:
-        placement = Placement(shape, ranks, chunks)
-        if all(placement.rank_of(stage) == rank for stage, rank in lies.items()):
-            return Table(name, placement, count, cells)
-    held = ", ".join(f"{stage} on {lies[stage]}" for stage in sorted(lies))
-    raise SpecError(f"{name}: the stages lie neither in line, nor in a loop, nor in a V: {held}")
+        placement = StagePlacement(shape, ranks, chunks)
+        if all(placement.rank_of(stage) == rank for stage, rank in ranks_of.items()):
+            return ScheduleTable(name, placement, count, cells)
+    held = ", ".join(f"{stage} on {ranks_of[stage]}" for stage in sorted(ranks_of))
+    raise SpecError(f"{name}: the placement is neither a line, nor a loop, nor a V: {held}")

@@ -1,21 +1,21 @@
-"""When each cell of a table runs, given the times of the passes: the timeline, what idles, and what is held.
+"""The timeline of a table for given pass times: starts and ends of cells, idle time, activations held.
 
-A cell starts when its rank is free and its inputs are there; what it makes is on another rank `latency_s` later.
-Sending takes no time of a rank. Torch's runtime gives a rank its cells in this order and no other.
+A cell starts when its rank is free and its inputs have arrived; its output arrives on another rank `latency_s` later.
+Sending takes no time of a rank. Like torch's runtime, a rank runs its cells in the order of the table.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
-from cordee.plan.pipeline.table import Action, Cell, Costs, Placement, Table, cell_text
+from cordee.plan.pipeline.table import Action, Cell, PassTimes, ScheduleTable, StagePlacement, cell_text
 
 STEPS_APART = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A cell on its rank."""
+    """A cell in time."""
 
     cell: Cell
     start_s: float
@@ -23,70 +23,71 @@ class Span:
 
     @property
     def length_s(self) -> float:
-        """Seconds."""
+        """The length in seconds."""
         return self.end_s - self.start_s
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class ScheduleTimeline:
     """All cells of all ranks in time.
 
-    `period_s` is what a step takes where steps follow one another without a barrier: a rank begins the next one when
-    its own is done. `peaks` are activations, in micro-batches over 1/p of the depth.
+    `period_s` is the time of a step without a barrier between steps: a rank starts the next step when its own is done.
+    `peaks` are activations held on each rank, in micro-batches over 1/p of the depth.
     """
 
-    table: Table
+    table: ScheduleTable
     spans: tuple[tuple[Span, ...], ...]
     peaks: tuple[float, ...]
     period_s: float
 
     @property
     def makespan_s(self) -> float:
-        """From the first action to the end of the last: a step after which all ranks meet."""
+        """The time of a step with a barrier at its end."""
         return max(row[-1].end_s for row in self.spans)
 
     @property
     def busy_s(self) -> tuple[float, ...]:
-        """What each rank computes."""
+        """The busy time of each rank."""
         return tuple(sum(span.length_s for span in row) for row in self.spans)
 
     @property
     def idle_s(self) -> tuple[float, ...]:
-        """What each rank waits in a step after which all ranks meet."""
+        """The idle time of each rank in a step with a barrier at its end."""
         return tuple(round(self.makespan_s - busy, 9) for busy in self.busy_s)
 
     @property
     def bubble_s(self) -> float:
-        """What the rank that waits longest idles in a step after which all ranks meet."""
+        """The idle time of the rank that waits longest, in a step with a barrier at its end."""
         return max(self.idle_s)
 
     @property
-    def bubble_apart_s(self) -> float:
-        """The same where no barrier stands between steps."""
+    def bubble_without_barrier_s(self) -> float:
+        """The idle time of the rank that waits longest, without a barrier between steps."""
         return round(self.period_s - min(self.busy_s), 9) + 0.0
 
     @property
     def idle_fraction(self) -> float:
-        """Idle share of all ranks' time."""
+        """The idle fraction of the time of all ranks."""
         return sum(self.idle_s) / (self.makespan_s * len(self.spans))
 
     @property
     def peak(self) -> float:
-        """Activations of the fullest rank."""
+        """The activations of the fullest rank."""
         return max(self.peaks)
 
 
-def timeline(table: Table, costs: Costs, passes: Callable[[Action], float] | None = None) -> Timeline:
-    """Every cell as early as its rank, its order and its inputs allow.
+def timeline(
+    table: ScheduleTable, costs: PassTimes, passes: Callable[[Action], float] | None = None
+) -> ScheduleTimeline:
+    """Run every cell as early as its rank, its order and its inputs allow.
 
     Args:
         table: the cells.
-        costs: of the passes.
-        passes: seconds of each pass where they were measured; they stand in place of the costs, and nothing is gained
-            by overlapping.
+        costs: times of the passes.
+        passes: measured seconds of each pass, in place of the costs; overlap saves nothing then.
 
     Raises:
-        LayoutError: the order cannot run: each rank that has cells left waits for another.
+        LayoutError: deadlock: each rank that has cells left waits for another.
     """
     lengths = _lengths(table, costs, passes)
     spans = _run(table, costs, lengths, [0.0] * table.placement.ranks)
@@ -95,21 +96,21 @@ def timeline(table: Table, costs: Costs, passes: Callable[[Action], float] | Non
     for _ in range(STEPS_APART):
         earlier, free = free, [row[-1].end_s if row else 0.0 for row in _run(table, costs, lengths, free)]
     period_s = max(late - early for early, late in zip(earlier, free, strict=True))
-    return Timeline(table, tuple(tuple(row) for row in spans), peaks(table, costs), period_s)
+    return ScheduleTimeline(table, tuple(tuple(row) for row in spans), peaks(table, costs), period_s)
 
 
-def makespan_s(table: Table, costs: Costs) -> float:
-    """When the last rank is done; what `timeline` gives, sooner."""
+def makespan_s(table: ScheduleTable, costs: PassTimes) -> float:
+    """Return the time of a step with a barrier; quicker than `timeline`."""
     return max(row[-1].end_s for row in one_step(table, costs))
 
 
-def one_step(table: Table, costs: Costs) -> list[list[Span]]:
+def one_step(table: ScheduleTable, costs: PassTimes) -> list[list[Span]]:
     """Return the spans of one step alone."""
     return _run(table, costs, _lengths(table, costs, None), [0.0] * len(table.cells))
 
 
-def cell_s(cell: Cell, sizes: Sequence[float], costs: Costs) -> float:
-    """Seconds of a cell; an overlapped one gains what its smaller half lets it gain."""
+def cell_s(cell: Cell, sizes: Sequence[float], costs: PassTimes) -> float:
+    """Return the seconds of a cell; overlap saves in proportion to its smaller half."""
     if len(cell) == 1:
         return costs.of(cell[0].kind) * sizes[cell[0].stage]
     small = min(sizes[action.stage] for action in cell)
@@ -117,21 +118,25 @@ def cell_s(cell: Cell, sizes: Sequence[float], costs: Costs) -> float:
     return alone - (costs.whole_s - costs.both_s) * small
 
 
-def sizes_of(placement: Placement, costs: Costs) -> list[float]:
-    """Every stage in units of 1/p of the depth."""
+def sizes_of(placement: StagePlacement, costs: PassTimes) -> list[float]:
+    """Return the size of every stage in units of 1/p of the depth."""
     return [costs.size(placement, stage) for stage in range(placement.stages)]
 
 
-def _lengths(table: Table, costs: Costs, passes: Callable[[Action], float] | None) -> Callable[[Cell], float]:
+def _lengths(
+    table: ScheduleTable, costs: PassTimes, passes: Callable[[Action], float] | None
+) -> Callable[[Cell], float]:
     if passes is not None:
         return lambda cell: sum(passes(action) for action in cell)
     sizes = sizes_of(table.placement, costs)
     return lambda cell: cell_s(cell, sizes, costs)
 
 
-def _run(table: Table, costs: Costs, length_of: Callable[[Cell], float], free_s: Sequence[float]) -> list[list[Span]]:
+def _run(
+    table: ScheduleTable, costs: PassTimes, length_of: Callable[[Cell], float], free_s: Sequence[float]
+) -> list[list[Span]]:
     place = table.placement
-    lies = [place.rank_of(stage) for stage in range(place.stages)]
+    ranks_of = [place.rank_of(stage) for stage in range(place.stages)]
     free = list(free_s)
     spans: list[list[Span]] = [[] for _ in table.cells]
     ends: dict[tuple[str, int, int], float] = {}
@@ -144,7 +149,7 @@ def _run(table: Table, costs: Costs, length_of: Callable[[Cell], float], free_s:
                 cell = row[len(done)]
                 start: float | None = free[rank]
                 for action in cell:
-                    ready = _ready_s(action, place, lies, ends, costs.latency_s)
+                    ready = _ready_s(action, place, ranks_of, ends, costs.latency_s)
                     if ready is None:
                         start = None
                         break
@@ -163,28 +168,32 @@ def _run(table: Table, costs: Costs, length_of: Callable[[Cell], float], free_s:
 
 
 def _ready_s(
-    action: Action, place: Placement, lies: Sequence[int], ends: dict[tuple[str, int, int], float], latency_s: float
+    action: Action,
+    place: StagePlacement,
+    ranks_of: Sequence[int],
+    ends: dict[tuple[str, int, int], float],
+    latency_s: float,
 ) -> float | None:
-    """When what an action needs is on its rank; None while that has not run."""
+    """Return the arrival of the input of an action on its rank; None while it has not run."""
     stage, each = action.stage, action.micro_batch
     if action.kind == "W":
         return ends.get(("I", stage, each))
     if action.kind == "F":
-        kind, source = "F", place.before(stage)
+        kind, source = "F", place.previous(stage)
         if source is None:
             return 0.0
     else:
-        kind, source = "I", place.after(stage)
+        kind, source = "I", place.next(stage)
         own = ends.get(("F", stage, each))
         if source is None or own is None:
             return own
     end = ends.get((kind, source, each))
     if end is None:
         return None
-    return end if lies[source] == lies[stage] else end + latency_s
+    return end if ranks_of[source] == ranks_of[stage] else end + latency_s
 
 
-def _stuck(table: Table, spans: Sequence[Sequence[Span]]) -> list[str]:
+def _stuck(table: ScheduleTable, spans: Sequence[Sequence[Span]]) -> list[str]:
     return [
         f"rank {rank} waits before {cell_text(row[len(done)])}, its cell {len(done) + 1} of {len(row)}"
         for rank, (row, done) in enumerate(zip(table.cells, spans, strict=True))
@@ -192,8 +201,8 @@ def _stuck(table: Table, spans: Sequence[Sequence[Span]]) -> list[str]:
     ]
 
 
-def peaks(table: Table, costs: Costs) -> tuple[float, ...]:
-    """The most that each rank holds: from a forward to the gradient of its weights."""
+def peaks(table: ScheduleTable, costs: PassTimes) -> tuple[float, ...]:
+    """Return the peak of each rank: activations live from a forward pass to its weight pass."""
     sizes = sizes_of(table.placement, costs)
     found = []
     for row in table.cells:

@@ -1,1 +1,1 @@
-"""Runs the tables of `plan/pipeline/` on real ranks."""
+"""The runtime of pipeline tables on real ranks, and rehearsals of them."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cordee.plan.pipeline import Placement, Table
+from cordee.plan.pipeline import ScheduleTable, StagePlacement
 from cordee.train.pipeline.runtime import TablePipeline, run_step, take_passes, torch_pipeline
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ SEED = 1865
 
 
 class _Sleep(torch.autograd.Function):  # type: ignore[misc]
-    """The tensor as it is; the way back takes so many seconds."""
+    """The identity, whose backward pass takes so many seconds."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, seconds: float) -> Tensor:
@@ -31,7 +31,7 @@ class _Sleep(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Waits(nn.Module):  # type: ignore[misc]
-    """A small product whose passes take the time that they are told to."""
+    """A small product whose passes take given times."""
 
     def __init__(self, width: int, seconds: tuple[float, float, float]) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Waits(nn.Module):  # type: ignore[misc]
         self.forward_s, self.inner_s, self.weight_s = seconds
 
     def forward(self, x: Tensor) -> Tensor:
-        """F; I waits behind the product, W behind the weight."""
+        """Run F; I waits after the product, W after the weight."""
         time.sleep(self.forward_s)
         product: Tensor = _Sleep.apply(x @ _Sleep.apply(self.weight, self.weight_s), self.inner_s)
         return product
@@ -53,16 +53,16 @@ class _Products(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList(nn.Linear(width, width, dtype=dtype) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Layer after layer."""
+        """Run the layers in order."""
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return x
 
 
-def _model(block: Mapping[str, Any], placement: Placement) -> list[nn.Module]:
-    """All stages of one model, the same on every rank."""
+def _model(block: Mapping[str, Any], placement: StagePlacement) -> list[nn.Module]:
+    """Return all stages of one model, the same on every rank."""
     torch.manual_seed(SEED)
-    count = placement.chain_stages
+    count = placement.model_stages
     share = placement.ranks / count
     if block["kind"] == "waits":
         seconds = tuple(block[name] * share for name in ("forward_s", "inner_s", "weight_s"))
@@ -71,15 +71,17 @@ def _model(block: Mapping[str, Any], placement: Placement) -> list[nn.Module]:
     return [_Products(block["width"], max(1, round(block["layers"] * share)), dtype) for _ in range(count)]
 
 
-def run_rank(spec: Mapping[str, Any], table_from: Callable[[Mapping[str, Any], int], Table]) -> list[dict[str, Any]]:
-    """Every schedule of the spec on this rank of a new group; what it did, as JSON takes it."""
+def run_rank(
+    spec: Mapping[str, Any], table_from: Callable[[Mapping[str, Any], int], ScheduleTable]
+) -> list[dict[str, Any]]:
+    """Run every schedule of the spec on this rank of a new group; return the records as JSON values."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     try:
         ranks = dist.get_world_size()
         said = []
         for one in (*spec["tables"], *spec["torch"]):
-            placement = Placement(one["shape"], ranks, one["chunks"])
+            placement = StagePlacement(one["shape"], ranks, one["chunks"])
             table = table_from(one, ranks) if "csv" in one else None
             said.append(_run(one, placement, table, spec))
         return said
@@ -87,22 +89,24 @@ def run_rank(spec: Mapping[str, Any], table_from: Callable[[Mapping[str, Any], i
         dist.destroy_process_group()
 
 
-def _run(one: Mapping[str, Any], placement: Placement, table: Table | None, spec: Mapping[str, Any]) -> dict[str, Any]:
+def _run(
+    one: Mapping[str, Any], placement: StagePlacement, table: ScheduleTable | None, spec: Mapping[str, Any]
+) -> dict[str, Any]:
     rank, block = dist.get_rank(), spec["block"]
-    count = one["micro_batches"] // placement.chains
-    held = placement.held_by(rank)
-    chain = placement.chain_stages
+    count = one["micro_batches"] // placement.copies
+    held = placement.stages_of(rank)
+    chain = placement.model_stages
     # Both models start from the same weights, and each has its own copy.
-    models = [_model(block, placement) for _ in range(placement.chains)]
+    models = [_model(block, placement) for _ in range(placement.copies)]
     modules = {stage: models[stage // chain][stage % chain] for stage in held}
     if table is not None:
         pipeline = TablePipeline(table, modules, functional.mse_loss, CPU)
         schedule, stages = pipeline._runtime, pipeline.stages
     else:
         schedule, stages = torch_pipeline(one["name"], placement, count, modules, loss=functional.mse_loss, device=CPU)
-    data = [_data(block, count, number) for number in range(placement.chains)]
-    inputs = [data[stage // chain][0] for stage in held if placement.before(stage) is None]
-    targets = [data[stage // chain][1] for stage in held if placement.after(stage) is None]
+    data = [_data(block, count, number) for number in range(placement.copies)]
+    inputs = [data[stage // chain][0] for stage in held if placement.previous(stage) is None]
+    targets = [data[stage // chain][1] for stage in held if placement.next(stage) is None]
     steps, losses = [], ()
     for _ in range(spec["steps"]):
         for module in modules.values():
@@ -116,7 +120,7 @@ def _run(one: Mapping[str, Any], placement: Placement, table: Table | None, spec
 
 
 def _data(block: Mapping[str, Any], count: int, number: int) -> tuple[Tensor, Tensor]:
-    """A step's inputs and targets of one model, the same on every rank."""
+    """Return the inputs and targets of a step of one model, the same on every rank."""
     made = torch.Generator().manual_seed(SEED + 1 + number)
     dtype = torch.float32 if block["kind"] == "products" else torch.float64
     size = (count * block["rows"], block["width"])
@@ -125,11 +129,11 @@ def _data(block: Mapping[str, Any], count: int, number: int) -> tuple[Tensor, Te
 
 
 def _errors(
-    placement: Placement, modules: Mapping[int, nn.Module], losses: Sequence[Tensor], *,
+    placement: StagePlacement, modules: Mapping[int, nn.Module], losses: Sequence[Tensor], *,
     data: Sequence[tuple[Tensor, Tensor]], block: Mapping[str, Any],
 ) -> tuple[float, float]:  # fmt: skip
-    """How far gradients and losses are from those of the whole model without a pipeline, at most."""
-    chain = placement.chain_stages
+    """Return the largest relative errors of gradients and losses against the model without a pipeline."""
+    chain = placement.model_stages
     worst = loss_worst = 0.0
     for number in sorted({stage // chain for stage in modules}):
         whole = _model({**block, "forward_s": 0.0, "inner_s": 0.0, "weight_s": 0.0}, placement)
@@ -145,7 +149,7 @@ def _errors(
             if stage // chain == number:
                 pairs = zip(module.parameters(), whole[stage % chain].parameters(), strict=True)
                 worst = max(worst, *(_apart(mine.grad, other.grad) for mine, other in pairs))
-        if losses and any(placement.after(stage) is None and stage // chain == number for stage in modules):
+        if losses and any(placement.next(stage) is None and stage // chain == number for stage in modules):
             pairs_of = zip(losses, mean, strict=True)
             loss_worst = max(loss_worst, *(abs(float(mine) - float(other)) for mine, other in pairs_of))
     return worst, loss_worst

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cordee.errors import ScriptError
-from cordee.plan.pipeline import Placement, Table, table_csv, table_of
+from cordee.plan.pipeline import ScheduleTable, StagePlacement, table_csv, table_of
 
 TIMEOUT_S = 300.0
 
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsed:
+class RehearsalResult:
     """What one schedule did: gradients against the whole model's, and each step's passes, rank by rank.
 
     A pass is (stage, kind, micro-batch, start, end) in seconds of one clock.
@@ -55,14 +55,14 @@ class Rehearsed:
 
 
 def rehearse(
-    tables: Sequence[Table],
+    tables: Sequence[ScheduleTable],
     *,
     ranks: int,
-    torch_names: Sequence[tuple[str, Placement, int]] = (),
+    torch_names: Sequence[tuple[str, StagePlacement, int]] = (),
     block: Block = Block(),
     steps: int = 1,
     pin: bool = False,
-) -> tuple[Rehearsed, ...]:
+) -> tuple[RehearsalResult, ...]:
     """Run tables, then schedules of torch's own by (name, placement, micro-batches), on so many new ranks.
 
     Raises:
@@ -79,8 +79,8 @@ def rehearse(
         path = Path(folder)
         (path / "spec.json").write_text(json.dumps(spec))
         _start_and_wait(path, ranks)
-        said = [json.loads((path / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-    return tuple(_joined([rank[index] for rank in said]) for index in range(len(said[0])))
+        reports = [json.loads((path / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return tuple(_joined([rank[index] for rank in reports]) for index in range(len(reports[0])))
 
 
 def _start_and_wait(folder: Path, ranks: int) -> None:
@@ -122,8 +122,8 @@ def _free_port() -> int:
         return port
 
 
-def _joined(ranks: Sequence[Mapping[str, Any]]) -> Rehearsed:
-    """One schedule from what its ranks said."""
+def _joined(ranks: Sequence[Mapping[str, Any]]) -> RehearsalResult:
+    """Join the records of all ranks of one schedule."""
     steps = tuple(
         tuple(
             tuple((int(one[0]), str(one[1]), int(one[2]), float(one[3]), float(one[4])) for one in row) for row in rows
@@ -131,7 +131,7 @@ def _joined(ranks: Sequence[Mapping[str, Any]]) -> Rehearsed:
         for rows in zip(*(rank["steps"] for rank in ranks), strict=True)
     )
     errors = [max(float(rank[name]) for rank in ranks) for name in ("gradient_error", "loss_error")]
-    return Rehearsed(str(ranks[0]["name"]), errors[0], errors[1], steps)
+    return RehearsalResult(str(ranks[0]["name"]), errors[0], errors[1], steps)
 
 
 # --- The ranks ---
@@ -180,12 +180,12 @@ def _be_rank(folder: Path, rank: int, spec: Mapping[str, Any], run_rank: Callabl
         os._exit(code)
 
 
-def _table_from(one: Mapping[str, Any], ranks: int) -> Table:
-    placement = Placement(one["shape"], ranks, one["chunks"])
-    if placement.shape == "two-way":
-        # Its stages lie as in a V; that they are two models is what the placement says.
+def _table_from(one: Mapping[str, Any], ranks: int) -> ScheduleTable:
+    placement = StagePlacement(one["shape"], ranks, one["chunks"])
+    if placement.shape == "bidirectional":
+        # Its stages are placed as in a V; the placement says that they are two models.
         read = table_of(one["name"], [line.split(",") for line in one["csv"].splitlines()])
-        return Table(one["name"], placement, one["micro_batches"], read.cells)
+        return ScheduleTable(one["name"], placement, one["micro_batches"], read.cells)
     return table_of(one["name"], [line.split(",") for line in one["csv"].splitlines()])
 
 
