@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cordee.errors import InputError
-from cordee.plan.experts import Costs, Fleet, Placement, balance_bound, checked_loads, plan_experts, rebalance
+from cordee.plan.experts import ExpertPlacement, Fleet, MoveCosts, balance_bound, checked_loads, plan_experts, rebalance
 from cordee.plan.experts.moves import aligned
 from cordee.plan.experts.prove import least_max_of_pairs
 
@@ -35,7 +35,7 @@ SYNTHETIC = (
 )  # fmt: skip
 
 
-def eplb(loads: Floats, fleet: Fleet) -> Placement:
+def eplb(loads: Floats, fleet: Fleet) -> ExpertPlacement:
     """DeepSeek's algorithm from its README's description (github.com/deepseek-ai/EPLB), layer by layer.
 
     Global: each redundant replica to the expert with the largest load per replica; then the replicas, heaviest
@@ -55,7 +55,7 @@ def eplb(loads: Floats, fleet: Fleet) -> Placement:
         for part in parts:
             slots += _replicate_and_pack(load, part, fleet.replicas // len(parts), fleet.gpus // len(parts))
         rows.append(slots)
-    return Placement(fleet, np.array(rows), experts)
+    return ExpertPlacement(fleet, np.array(rows), experts)
 
 
 def _replicate_and_pack(load: Floats, part: Ints, replicas: int, gpus: int) -> list[list[int]]:
@@ -125,9 +125,9 @@ def one_task(task: str, first: Floats, second: Floats, fleet: Fleet, *, effort: 
     in_base, in_plan = base.balance(first), plan.balance(first)
     out_base, out_plan = base.balance(second), plan.balance(second)
     # Whether to move at all, by the noise test; then what few moves reach if the counts are taken as they are.
-    asked = rebalance(second, plan, moved_share_max=MOVED)
+    asked = rebalance(second, plan, moved_fraction_max=MOVED)
     forced, moves_ms = cpu_ms(
-        lambda: rebalance(second, plan, Costs(horizon_s=1e9), moved_share_max=MOVED, trust=True)
+        lambda: rebalance(second, plan, MoveCosts(horizon_s=1e9), moved_fraction_max=MOVED, trust=True)
     )  # fmt: skip
     fresh_base, fresh = eplb(second, fleet), plan_experts(second, fleet, effort=effort)
     return {
@@ -144,7 +144,7 @@ def one_task(task: str, first: Floats, second: Floats, fleet: Fleet, *, effort: 
         "out_gain_95": significance(out_plan - out_base),
         "cpu_ms_eplb": base_ms,
         "cpu_ms_cordee": plan_ms,
-        "answer": asked.says,
+        "answer": asked.sentence,
         "layers_beyond_noise": asked.layers_beyond_noise,
         "few_moves": float(forced.balance_found.mean()),
         "few_moves_fraction": forced.moved_slots / plan.slots.size,
@@ -167,7 +167,7 @@ def synthetic(effort: float) -> list[dict[str, Any]]:
             base = eplb(first, fleet)
             base_ms = (time.process_time() - started) * 1e3
             plan, plan_ms = cpu_ms(lambda: plan_experts(first, fleet, effort=effort))  # noqa: B023
-            moved, moved_ms = cpu_ms(lambda: rebalance(second, plan, moved_share_max=MOVED))  # noqa: B023
+            moved, moved_ms = cpu_ms(lambda: rebalance(second, plan, moved_fraction_max=MOVED))  # noqa: B023
             in_base, in_plan = base.balance(first), plan.balance(first)
             rows.append(
                 {

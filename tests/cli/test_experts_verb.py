@@ -9,33 +9,16 @@ import numpy as np
 import pytest
 
 from cordee.cli.main import main
+from cordee.plan.experts.document import ExpertsDocument, StreamDocument
 
-NUMBER, TEXT, BOOL = {"type": "number"}, {"type": "string"}, {"type": "boolean"}
-COUNT = {"type": "integer", "minimum": 0}
-
-
-def _object(**properties: object) -> dict[str, object]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _rows(items: dict[str, object], depth: int) -> dict[str, object]:
-    return {"type": "array", "items": _rows(items, depth - 1) if depth > 1 else items}
-
-
-BALANCE = _object(mean=NUMBER, worst=NUMBER, layers=_rows(NUMBER, 1))
-SLOT = {"type": "integer", "minimum": -1}
-SCHEMA = _object(
-    version={"const": 1}, layers=COUNT, experts=COUNT, tokens=NUMBER, gpus=COUNT, nodes=COUNT, replicas=COUNT,
-    groups=COUNT, slots_per_gpu=COUNT, policy={"enum": ["global", "hierarchical"]}, bound=BALANCE, before=BALANCE,
-    after=BALANCE, fresh=BALANCE,
-    rebalance={"anyOf": [{"type": "null"}, _object(
-        pays=BOOL, says=TEXT, balance_found=NUMBER, layers_beyond_noise=COUNT, moved_slots=COUNT, moved_fraction=NUMBER,
-        moved_bytes=COUNT, transfer_s=NUMBER, saved_s=NUMBER,
-    )]},
-    gpu_loads_before=_rows(NUMBER, 2), gpu_loads_after=_rows(NUMBER, 2),
-    placement=_object(phy2log=_rows(COUNT, 2), log2phy=_rows(SLOT, 3), logcnt=_rows(COUNT, 2)),
-)  # fmt: skip
 FLEET = ["--gpus", "8", "--nodes", "2", "--replicas", "40", "--groups", "4"]
+SCHEMAS = json.loads((Path(__file__).parent / "experts_schemas.json").read_text())
+
+
+def test_the_schemas_are_those_of_the_documents() -> None:
+    """After a change that is meant: write these two to experts_schemas.json."""
+    found = {document.__name__: document.model_json_schema() for document in (ExpertsDocument, StreamDocument)}
+    assert found == SCHEMAS
 
 
 @pytest.fixture
@@ -62,14 +45,14 @@ def test_json_keeps_its_schema_and_is_what_from_takes(
 ) -> None:
     code, out, err = _run(capsys, loads, *FLEET, "--json")
     told = json.loads(out)
-    jsonschema.validate(told, SCHEMA)
+    jsonschema.validate(told, SCHEMAS["ExpertsDocument"])
     assert code == 0 and not err and told["rebalance"] is None
     assert told["before"]["mean"] < told["after"]["mean"] <= told["bound"]["mean"]
     plan = tmp_path / "plan.json"
     plan.write_text(out)
     code, out, _ = _run(capsys, loads, *FLEET, "--from", plan, "--json")
     again = json.loads(out)
-    jsonschema.validate(again, SCHEMA)
+    jsonschema.validate(again, SCHEMAS["ExpertsDocument"])
     assert code == 0 and not again["rebalance"]["pays"]
     assert again["placement"] == told["placement"]
 
@@ -90,16 +73,6 @@ def test_other_loads_move_few_slots(capsys: pytest.CaptureFixture[str], loads: P
     assert code == 0 and "Do not rebalance" in out
 
 
-STREAM = _object(
-    version={"const": 1},
-    windows=_rows(_object(
-        name=TEXT, balance=NUMBER, lost=NUMBER, drift=NUMBER, action={"enum": ["hold", "watch", "rest", "move"]},
-        says={"type": ["string", "null"]}, moved_slots=COUNT, moved_bytes=COUNT,
-    ), 1),
-    placement=SCHEMA["properties"]["placement"],  # type: ignore[index]
-)  # fmt: skip
-
-
 def test_several_windows_show_the_controller(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, loads: Path, tmp_path: Path
 ) -> None:
@@ -108,7 +81,7 @@ def test_several_windows_show_the_controller(
     windows = [loads, loads, *[other] * 7]
     _, out, _ = _run(capsys, *windows, *FLEET, "--json", "--out", maps)
     told = json.loads(out)
-    jsonschema.validate(told, STREAM)
+    jsonschema.validate(told, SCHEMAS["StreamDocument"])
     actions = [one["action"] for one in told["windows"]]
     assert actions[:5] == ["hold", "hold", "watch", "move", "move"]  # so far a jump that one window cannot follow
     assert actions[-1] in ("rest", "hold")
@@ -116,14 +89,14 @@ def test_several_windows_show_the_controller(
     assert json.loads(maps.read_text()) == told["placement"]
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = _run(capsys, *windows, *FLEET)
-    assert code == 0 and "9 windows" in out and "waits: will it last?" in out and "rests" in out
+    assert code == 0 and "9 windows" in out and "watches: does it last?" in out and "rests" in out
     assert max(map(len, out.splitlines())) <= 80
     small = tmp_path / "small.csv"
     small.write_text("1,2,3,4\n")
     code, out, err = _run(capsys, loads, small, *FLEET)
     assert code == 10 and not out and "small.csv has 1 layers x 4 experts" in err and "hint: " in err
     code, _, err = _run(capsys, loads, other, *FLEET, "--html", tmp_path / "page.html")
-    assert code == 10 and "of one window" in err
+    assert code == 10 and "need a single window" in err
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -135,7 +108,7 @@ def test_people_see_balance_bound_and_a_drawing(
     code, out, _ = _run(capsys, loads, *FLEET)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
     assert code == 0 and "32 experts in 6 layers on 8 GPUs of 2 nodes" in plain
-    assert "no placement exceeds" in plain and "fullest" in plain and "█" in plain
+    assert "upper bound" in plain and "fullest" in plain and "█" in plain
     assert max(len(line) for line in plain.splitlines()) <= columns and "…" not in plain
 
 
@@ -153,38 +126,38 @@ def test_the_page_and_the_engines_files(capsys: pytest.CaptureFixture[str], load
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "code", "says"),
+    ("text", "words", "code", "sentence"),
     [
         ("1,2\n1\n", (), 10, "layer 1 has 1 loads, layer 0 has 2"),
         ("1,2\n1,-4\n", (), 10, "layer 1, expert 1 has a load of -4: negative"),
         ("a,b\n1,2\n", (), 10, "line 1: 'a' is not a number"),
         ("", (), 10, "there are no loads"),
-        ('{"x": 1}', (), 10, "is JSON, but no list of rows"),
+        ('{"x": 1}', (), 10, "is JSON, but not a list of rows"),
         ("[[1, 2", (), 10, "is not valid JSON"),
         ("1,2,3\n", (), 15, "2 replicas cannot hold 3 experts"),
         ("1,2\n", ("--gpus", "3", "--replicas", "4"), 15, "4 replicas do not divide over 3 GPUs"),
         ("1,2\n", ("--nodes", "2", "--groups", "3"), 15, "2 experts do not divide over 3 groups"),
-        ("1,2\n", ("--moves", "13"), 10, "--moves '13' is not a share"),
+        ("1,2\n", ("--moves", "13"), 10, "--moves '13' is not a fraction"),
         ("1,2\n", ("--layout", "tgi"), 10, "unknown layout 'tgi'"),
-        ("1,2\n", ("--layout", "vllm"), 10, "of the file that --out writes"),
+        ("1,2\n", ("--layout", "vllm"), 10, "is the format of --out"),
         ("1,2\n", ("--link", "400"), 11, "'400' is not a bandwidth"),
     ],
 )
 def test_what_cannot_be_used_is_said_with_its_numbers(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: tuple[str, ...], code: int, says: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: tuple[str, ...], code: int, sentence: str
 ) -> None:
     path = tmp_path / "loads.csv"
     path.write_text(text)
     left, out, err = _run(capsys, path, "--gpus", "2", "--replicas", "2", *words)
     assert left == code and not out
-    assert says in err and "hint: " in err
+    assert sentence in err and "hint: " in err
 
 
 def test_a_present_placement_that_is_none(capsys: pytest.CaptureFixture[str], loads: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    for text, says in (("{}", "holds no placement"), ('{"phy2log": [[0]]}', "is 1 x 1, not 6 layers x 40 slots")):
+    for text, sentence in (("{}", "holds no placement"), ('{"phy2log": [[0]]}', "is 1 x 1, not 6 layers x 40 slots")):
         path.write_text(text)
         code, _, err = _run(capsys, loads, *FLEET, "--from", path)
-        assert code == 10 and says in err and "hint: " in err
+        assert code == 10 and sentence in err and "hint: " in err
     code, _, err = _run(capsys, tmp_path / "none.csv", *FLEET)
     assert code == 10 and "cannot be read: No such file" in err

@@ -12,10 +12,10 @@ from cordee.errors import InputError, LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan.ask import Request, ask
 from cordee.plan.experts import (
-    Costs,
+    ControllerState,
     Fleet,
-    Policy,
-    Watch,
+    MoveCosts,
+    RebalancePolicy,
     balance_bound,
     beyond_noise,
     checked_loads,
@@ -33,14 +33,14 @@ from cordee.plan.experts import (
 from cordee.plan.experts.imbalance import imbalance_by_ep
 from cordee.plan.experts.moves import aligned
 from cordee.plan.experts.pack import lightest_worst_node, node_orders, packings, replica_counts
-from cordee.plan.experts.pairs import pair_counts, pair_max
 from cordee.plan.experts.prove import least_max_of_pairs
-from cordee.plan.experts.shape import Floats, Placement
+from cordee.plan.experts.replica_counts import pair_counts, pair_max
+from cordee.plan.experts.shape import ExpertPlacement, Floats
 from cordee.plan.settings import Settings
 from cordee.plan.wanted import LayoutWanted, layout_wanted
 from cordee.workload.load import load_shape
 
-PATIENT = Costs(horizon_s=1e9)
+PATIENT = MoveCosts(horizon_s=1e9)
 LITTLE = 0.005
 
 
@@ -61,7 +61,7 @@ def worlds(draw: st.DrawFn) -> tuple[Floats, Fleet]:
     return loads, Fleet(gpus, gpus * slots, nodes, groups)
 
 
-def _is_whole(placement: Placement) -> None:
+def _is_whole(placement: ExpertPlacement) -> None:
     fleet = placement.fleet
     assert placement.slots.shape[1:] == (fleet.gpus, fleet.slots)
     assert (placement.counts >= 1).all() and (placement.counts.sum(axis=1) == fleet.replicas).all()
@@ -92,14 +92,14 @@ def test_a_plan_is_whole_within_its_bound_and_always_the_same(world: tuple[Float
 def test_few_moves_are_few_whole_and_never_worse(world: tuple[Floats, Fleet], share: float) -> None:
     loads, fleet = world
     present = trivial_placement(fleet, *loads.shape)
-    found = rebalance(loads, present, PATIENT, moved_share_max=share, trust=True)
+    found = rebalance(loads, present, PATIENT, moved_fraction_max=share, trust=True)
     _is_whole(found.found)
     moved = int((found.found.slots != present.slots).sum())
     assert moved == found.moved_slots <= share * present.slots.size
     assert (found.balance_found >= found.balance_before - 1e-9).all()
     assert (found.balance_found <= balance_bound(loads, fleet) + 1e-9).all()
     assert found.pays == (moved > 0 and found.saved_s > found.transfer_s)
-    again = rebalance(loads, present, PATIENT, moved_share_max=share, trust=True)
+    again = rebalance(loads, present, PATIENT, moved_fraction_max=share, trust=True)
     assert (again.found.slots == found.found.slots).all()
 
 
@@ -222,11 +222,11 @@ def test_slots_are_kept_where_an_expert_stays_on_its_gpu() -> None:
 
 def test_moves_that_cost_more_than_they_save_are_not_made() -> None:
     loads = np.array([[1000.0, 10.0, 20.0, 900.0]])
-    present = Placement(Fleet(2, 4), np.array([[[0, 3], [1, 2]]]), 4)
-    cheap = rebalance(loads, present, Costs(horizon_s=60.0), moved_share_max=1.0)
+    present = ExpertPlacement(Fleet(2, 4), np.array([[[0, 3], [1, 2]]]), 4)
+    cheap = rebalance(loads, present, MoveCosts(horizon_s=60.0), moved_fraction_max=1.0)
     assert cheap.pays and cheap.moved_slots == 2 and cheap.after is cheap.found
-    dear = rebalance(loads, present, Costs(horizon_s=60.0, gpu_bytes_per_s=1e3), moved_share_max=1.0)
-    assert not dear.pays and dear.after is present and dear.says.startswith("do not rebalance")
+    dear = rebalance(loads, present, MoveCosts(horizon_s=60.0, gpu_bytes_per_s=1e3), moved_fraction_max=1.0)
+    assert not dear.pays and dear.after is present and dear.sentence.startswith("do not rebalance")
 
 
 def test_noise_of_counts_moves_nothing_and_drift_does() -> None:
@@ -259,8 +259,8 @@ def test_without_drift_windows_are_averaged_and_with_it_the_new_one_counts() -> 
 def test_the_controller_waits_moves_once_and_rests() -> None:
     random = np.random.default_rng(11)
     rates = 2000 * random.lognormal(0, 0.7, (4, 32))
-    fleet, policy = Fleet(8, 40), Policy(patience=2, rest=2, moved_share_max=0.5)
-    watch, actions, placements = Watch(plan_experts(rates, fleet)), [], []
+    fleet, policy = Fleet(8, 40), RebalancePolicy(patience=2, rest=2, moved_fraction_max=0.5)
+    watch, actions, placements = ControllerState(plan_experts(rates, fleet)), [], []
     for window in range(12):
         now = rates if window < 4 else rates[:, ::-1]
         watch, seen = observe(watch, random.poisson(now).astype(float), policy)
@@ -278,10 +278,10 @@ def test_what_flickers_between_two_loads_is_not_followed() -> None:
     random = np.random.default_rng(13)
     rates = 2000 * random.lognormal(0, 0.7, (4, 32))
     fleet = Fleet(8, 40)
-    watch, moves = Watch(plan_experts(rates, fleet)), 0
+    watch, moves = ControllerState(plan_experts(rates, fleet)), 0
     for window in range(12):
         now = rates if window % 3 else rates[:, ::-1]
-        watch, seen = observe(watch, random.poisson(now).astype(float), Policy(patience=3))
+        watch, seen = observe(watch, random.poisson(now).astype(float), RebalancePolicy(patience=3))
         moves += seen.action == "move"
     assert moves <= 1
 
@@ -305,7 +305,7 @@ def test_the_engines_mappings_say_the_same(world: tuple[Floats, Fleet]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "sentence"),
     [
         ([], "there are no loads"),
         ([[1, 2], [1]], "layer 1 has 1 loads, layer 0 has 2"),
@@ -315,14 +315,14 @@ def test_the_engines_mappings_say_the_same(world: tuple[Floats, Fleet]) -> None:
         ([["a", 2]], "a load is not a number"),
     ],
 )
-def test_loads_that_cannot_be_used(rows: list[list[float]], says: str) -> None:
-    with pytest.raises(InputError, match=says) as caught:
+def test_loads_that_cannot_be_used(rows: list[list[float]], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as caught:
         checked_loads(rows)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("fleet", "says"),
+    ("fleet", "sentence"),
     [
         (Fleet(8, 60), "60 replicas cannot hold 64 experts"),
         (Fleet(7, 64), "64 replicas do not divide over 7 GPUs"),
@@ -332,14 +332,14 @@ def test_loads_that_cannot_be_used(rows: list[list[float]], says: str) -> None:
         (Fleet(0, 64), "gpus is 0"),
     ],
 )
-def test_fleets_that_cannot_be_used(fleet: Fleet, says: str) -> None:
-    with pytest.raises(LayoutError, match=says) as caught:
+def test_fleets_that_cannot_be_used(fleet: Fleet, sentence: str) -> None:
+    with pytest.raises(LayoutError, match=sentence) as caught:
         plan_experts(np.ones((1, 64)), fleet)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("rows", "fleet", "says"),
+    ("rows", "fleet", "sentence"),
     [
         ([[0, 1, 2]], Fleet(2, 4), "is 1 x 3, not 1 layers x 4 slots"),
         ([[0, 1, 2, 9]], Fleet(2, 4), "names expert 9 of 4"),
@@ -349,8 +349,8 @@ def test_fleets_that_cannot_be_used(fleet: Fleet, says: str) -> None:
         ([[0], [1, 2]], Fleet(2, 4), "ragged"),
     ],
 )
-def test_present_placements_that_cannot_be_used(rows: list[list[int]], fleet: Fleet, says: str) -> None:
-    with pytest.raises(InputError, match=says) as caught:
+def test_present_placements_that_cannot_be_used(rows: list[list[int]], fleet: Fleet, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as caught:
         checked_placement(rows, fleet, 1, 4)
     assert caught.value.hint
 

@@ -1,7 +1,6 @@
-"""What `cordee experts` prints for people: balance against its bound, the answer, and the load of each GPU drawn."""
+"""The text and the page of `cordee experts`: balance and its bound, the answer, and the load of each GPU."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
@@ -9,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cordee.cli.plan_text import console, indented, title
-from cordee.plan.experts import Fleet, Placement, Rebalance
-from cordee.plan.experts.moves import aligned
+from cordee.plan.experts import Rebalance
+from cordee.plan.experts.answer import ExpertsAnswer
 from cordee.plan.experts.shape import Floats
 from cordee.units import format_bytes
 from cordee.view.chart import Axis, Line, chart_html
@@ -18,80 +17,42 @@ from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
 
 HEIGHT = 6
-"""Lines of a drawing."""
+"""Lines of a chart."""
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 HIGH = 1.1
-"""Loads above the mean by this are drawn in another colour."""
+"""Loads above this multiple of the mean have another colour."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcome:
-    """What was asked and found. `fresh` is a plan from scratch, `found` the answer to `--from`."""
-
-    name: str
-    loads: Floats
-    fleet: Fleet
-    before: Placement
-    placement: Placement
-    fresh: Placement
-    bound: Floats
-    found: Rebalance | None
-
-    @property
-    def rows(self) -> list[tuple[str, Floats, int | None]]:
-        """(what, balance of each layer, slots that differ from the present ones)."""
-        loads, rows = self.loads, list[tuple[str, Floats, int | None]]()
-        if self.found is None:
-            rows.append(("one after the other", self.before.balance(loads), None))
-            rows.append(("this plan", self.placement.balance(loads), None))
-        else:
-            rows.append(("at present", self.before.balance(loads), 0))
-            rows.append(("few moves", self.found.balance_found, self.found.moved_slots))
-            fresh = int((aligned(self.before.slots, self.fresh.slots) != self.before.slots).sum())
-            rows.append(("all anew", self.fresh.balance(loads), fresh))
-        return [*rows, ("no placement exceeds", self.bound, None)]
-
-    @property
-    def drawn(self) -> Placement:
-        """The placement that is drawn beside the present one."""
-        return self.placement if self.found is None else self.found.found
-
-    @property
-    def worst_layer(self) -> int:
-        """The layer that is least balanced before."""
-        return int(self.before.balance(self.loads).argmin())
-
-
-def print_outcome(outcome: Outcome) -> None:
-    """The whole, as wide as the terminal."""
+def print_answer(answer: ExpertsAnswer) -> None:
+    """Print the answer as wide as the terminal."""
     out = console()
-    fleet, (layers, experts) = outcome.fleet, outcome.loads.shape
+    fleet, (layers, experts) = answer.fleet, answer.loads.shape
     heading = f" on {fleet.gpus} GPUs" + (f" of {fleet.nodes} nodes" if fleet.nodes > 1 else "")
     out.print(Text.assemble((f"{experts} experts in {layers} layers", "bold"), (heading, "bold")))
-    kept = f"{fleet.groups} groups, each on one node" if fleet.domains > 1 else "an expert may go to any GPU"
-    say = f"{outcome.name}; {fleet.slots} slots a GPU, {fleet.replicas - experts} replicas beyond one of each; {kept}"
+    kept = f"{fleet.groups} groups, each on one node" if fleet.domains > 1 else "an expert may be on any GPU"
+    say = f"{answer.name}; {fleet.slots} slots a GPU, {fleet.replicas - experts} redundant replicas; {kept}"
     out.print(say, style="dim")
-    _balance(out, outcome)
-    if outcome.found is not None:
-        style = "bold green" if outcome.found.pays else "bold"
+    _balance(out, answer)
+    if answer.found is not None:
+        style = "bold green" if answer.found.pays else "bold"
         out.print()
-        indented(out, outcome.found.says[0].upper() + outcome.found.says[1:] + ".", style=style)
-        _noise(out, outcome.found, layers)
-    _drawings(out, outcome)
+        indented(out, answer.found.sentence[0].upper() + answer.found.sentence[1:] + ".", style=style)
+        _noise(out, answer.found, layers)
+    _drawings(out, answer)
 
 
-def _balance(out: Console, outcome: Outcome) -> None:
+def _balance(out: Console, answer: ExpertsAnswer) -> None:
     title(out, "Balance", "mean over max of the GPUs' loads; 1 is perfect")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
-    columns = ["mean", "worst layer", *(["slots moved"] if outcome.found else [])]
+    columns = ["mean", "worst layer", *(["slots moved"] if answer.found else [])]
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for what, balance, moved in outcome.rows:
+    for what, balance, moved in answer.rows:
         cells = [f"{balance.mean():.4f}", f"{balance.min():.4f}"]
-        if outcome.found:
-            cells.append("" if moved is None else f"{moved:,} ({moved / outcome.before.slots.size:.0%})")
-        table.add_row("  " + what, *cells, style="dim" if what == outcome.rows[-1][0] else "")
+        if answer.found:
+            cells.append("" if moved is None else f"{moved:,} ({moved / answer.before.slots.size:.0%})")
+        table.add_row("  " + what, *cells, style="dim" if what == answer.rows[-1][0] else "")
     out.print(table)
 
 
@@ -99,18 +60,18 @@ def _noise(out: Console, found: Rebalance, layers: int) -> None:
     noisy = layers - found.layers_beyond_noise
     if noisy:
         indented(
-            out, f"{noisy} of {layers} layers are no fuller than the noise of so few tokens makes them: left alone."
+            out, f"{noisy} of {layers} layers are left alone: their imbalance is within the noise of so few tokens."
         )
     if found.moved_slots:
-        indented(out, f"{format_bytes(found.moved_bytes)} in all; an expert moves to a GPU that has not got it.")
+        indented(out, f"{format_bytes(found.moved_bytes)} of weights in all; experts move only to GPUs without them.")
 
 
-def _drawings(out: Console, outcome: Outcome) -> None:
-    layer = outcome.worst_layer
-    before = outcome.before.gpu_loads(outcome.loads)[layer]
-    after = outcome.drawn.gpu_loads(outcome.loads)[layer]
+def _drawings(out: Console, answer: ExpertsAnswer) -> None:
+    layer = answer.worst_layer
+    before = answer.before.gpu_loads(answer.loads)[layer]
+    after = answer.drawn.gpu_loads(answer.loads)[layer]
     top = float(max(before.max(), after.max()))
-    title(out, f"Load of each GPU, layer {layer}", "the least balanced one; the line is the mean")
+    title(out, f"Load of each GPU, layer {layer}", "the layer with the least balance; the line is the mean")
     ascii_only = not out.encoding.lower().startswith("utf")
     for name, loads in (("before", before), ("after", after)):
         mean = float(loads.mean())
@@ -121,7 +82,7 @@ def _drawings(out: Console, outcome: Outcome) -> None:
 
 
 def columns(loads: Floats, top: float, width: int, *, ascii_only: bool = False) -> list[Text]:
-    """A column for each GPU from the top line down; where there is no room for all, the fullest of neighbours."""
+    """Return a column for each GPU, from the top line down; neighbours share one, the fullest, if there are many."""
     shown = [float(part.max()) for part in np.array_split(loads, min(len(loads), width))]
     each = max(1, min(4, width // len(shown)))
     mean = float(loads.mean())
@@ -142,47 +103,47 @@ def columns(loads: Floats, top: float, width: int, *, ascii_only: bool = False) 
     return found
 
 
-def experts_page(outcome: Outcome) -> str:
-    """The same as one HTML page."""
-    loads, layer = outcome.loads, outcome.worst_layer
+def experts_page(answer: ExpertsAnswer) -> str:
+    """Return the answer as one HTML page."""
+    loads, layer = answer.loads, answer.worst_layer
     layers = range(len(loads))
-    names = ["", "mean", "worst layer", *(["slots moved"] if outcome.found else [])]
+    names = ["", "mean", "worst layer", *(["slots moved"] if answer.found else [])]
     rows = []
-    for what, balance, moved in outcome.rows:
+    for what, balance, moved in answer.rows:
         cells = [what, f"{balance.mean():.4f}", f"{balance.min():.4f}"]
-        rows.append([*cells, *(["" if moved is None else f"{moved:,}"] if outcome.found else [])])
+        rows.append([*cells, *(["" if moved is None else f"{moved:,}"] if answer.found else [])])
     figures = [table_html(names, rows)]
     if len(loads) > 1:
         lines = [
-            Line(what, [(float(at), float(balance[at])) for at in layers], dashed=what == outcome.rows[-1][0])
-            for what, balance, _ in outcome.rows
+            Line(what, [(float(at), float(balance[at])) for at in layers], dashed=what == answer.rows[-1][0])
+            for what, balance, _ in answer.rows
         ]
         axes = Axis("layer", lambda value: f"{value:.0f}"), Axis("balance", lambda value: f"{value:.2f}")
         figures.append(chart_html(lines, *axes, label="balance of each layer"))
     sorted_loads = [
         Line(name, [(float(at), float(load)) for at, load in enumerate(np.sort(found.gpu_loads(loads)[layer])[::-1])])
-        for name, found in (("before", outcome.before), ("after", outcome.drawn))
+        for name, found in (("before", answer.before), ("after", answer.drawn))
     ]
     drawn = []
-    if outcome.fleet.gpus > 1:
+    if answer.fleet.gpus > 1:
         axes = Axis("GPUs, fullest first", lambda value: f"{value:.0f}"), Axis("tokens", lambda value: f"{value:,.0f}")
         drawn = [chart_html(sorted_loads, *axes, label="load of each GPU")]
-    answer = "Mean over max of the GPUs' loads: 1 is perfect."
-    if outcome.found is not None:
-        answer = f"{outcome.found.says[0].upper()}{outcome.found.says[1:]}. {answer}"
-    fleet = outcome.fleet
+    words = "Mean over max of the GPUs' loads: 1 is perfect."
+    if answer.found is not None:
+        words = f"{answer.found.sentence[0].upper()}{answer.found.sentence[1:]}. {words}"
+    fleet = answer.fleet
     return report_html(
         Report(
             title=f"{loads.shape[1]} experts on {fleet.gpus} GPUs",
-            lead=f"{outcome.name}: {len(loads)} layers, {fleet.slots} slots a GPU, {fleet.replicas} replicas.",
+            lead=f"{answer.name}: {len(loads)} layers, {fleet.slots} slots a GPU, {fleet.replicas} replicas.",
             sections=[
-                Section("Balance", answer, figures),
-                Section(f"Load of each GPU, layer {layer}", "The layer that is least balanced before.", drawn),
+                Section("Balance", words, figures),
+                Section(f"Load of each GPU, layer {layer}", "The layer with the least balance before.", drawn),
             ],
             facts=[
-                (f"{outcome.before.balance(loads).mean():.3f}", "balance before"),
-                (f"{outcome.drawn.balance(loads).mean():.3f}", "balance after"),
-                (f"{outcome.bound.mean():.3f}", "no placement exceeds"),
+                (f"{answer.before.balance(loads).mean():.3f}", "balance before"),
+                (f"{answer.drawn.balance(loads).mean():.3f}", "balance after"),
+                (f"{answer.bound.mean():.3f}", "upper bound"),
             ],
         )
     )

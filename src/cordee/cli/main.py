@@ -72,7 +72,10 @@ EXAMPLES = {
 
 # Earlier names, which scripts may still use: of verbs, and of the flags of some verbs.
 RENAMED_VERBS = {"trace": "profile"}
-RENAMED_FLAGS = {verb: {"--trace": "--chrome-trace"} for verb in ("pipeline", "simulate", "cost")}
+RENAMED_FLAGS = {
+    **{verb: {"--trace": "--chrome-trace"} for verb in ("pipeline", "simulate", "cost")},
+    "experts": {"--share": "--expert-fraction"},
+}
 
 
 def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

@@ -1,23 +1,23 @@
-"""Replicate and place the experts of a model on GPUs from their loads, anew or by few moves. Pure: loads come in."""
+"""Expert replicas and their placement on GPUs from measured loads: from scratch, or by few moves. Pure."""
 
 from cordee.plan.experts.bound import balance_bound, least_max
-from cordee.plan.experts.control import Policy, Seen, Watch, observe
-from cordee.plan.experts.drift import beyond_noise, updated
-from cordee.plan.experts.layouts import LAYOUTS, Layout, log2phy, mapping, phy2log
-from cordee.plan.experts.moves import Costs, Rebalance, rebalance
-from cordee.plan.experts.shape import Fleet, Placement, checked_loads, checked_placement, trivial_placement
+from cordee.plan.experts.control import ControllerState, Observation, RebalancePolicy, observe
+from cordee.plan.experts.mappings import MAPPING_FORMATS, MappingFormat, log2phy, mapping, phy2log
+from cordee.plan.experts.moves import MoveCosts, Rebalance, rebalance
+from cordee.plan.experts.noise import beyond_noise, updated
+from cordee.plan.experts.shape import ExpertPlacement, Fleet, checked_loads, checked_placement, trivial_placement
 from cordee.plan.experts.solve import plan_experts
 
 __all__ = [
-    "LAYOUTS",
-    "Costs",
+    "MAPPING_FORMATS",
+    "ControllerState",
+    "ExpertPlacement",
     "Fleet",
-    "Layout",
-    "Placement",
-    "Policy",
+    "MappingFormat",
+    "MoveCosts",
+    "Observation",
     "Rebalance",
-    "Seen",
-    "Watch",
+    "RebalancePolicy",
     "balance_bound",
     "beyond_noise",
     "checked_loads",

@@ -1,7 +1,7 @@
-"""How well anything could do: an upper bound on balance that no placement of the fleet exceeds.
+"""An upper bound on the balance of any placement on a fleet.
 
 It holds for any placement whose replicas share their expert's load evenly. A GPU carries at least the mean; the
-fullest one at least the hottest replica, however replicas are dealt out; and, with groups on nodes, at least its share
+fullest one at least the hottest replica, whatever the replica counts; and, with groups on nodes, at least its share
 of the heaviest node under the best packing. `prove.py` has a tighter one for two slots a GPU.
 """
 
@@ -12,7 +12,7 @@ from cordee.plan.experts.shape import Fleet, Floats
 
 
 def least_max(loads: Floats, fleet: Fleet) -> Floats:
-    """A proven lower bound on the load of each layer's fullest GPU."""
+    """Return a proven lower bound on the load of each layer's fullest GPU."""
     mean = loads.sum(axis=1) / fleet.gpus
     hottest = (loads / replica_counts(loads, fleet.replicas)).max(axis=1)
     least: Floats = np.maximum(mean, hottest)
@@ -22,6 +22,6 @@ def least_max(loads: Floats, fleet: Fleet) -> Floats:
 
 
 def balance_bound(loads: Floats, fleet: Fleet) -> Floats:
-    """The balance (mean over max) that no placement exceeds, for each layer."""
+    """Return the upper bound on balance (mean over max) of each layer."""
     bound: Floats = loads.sum(axis=1) / fleet.gpus / least_max(loads, fleet)
     return bound

@@ -1,9 +1,8 @@
-"""When to rebalance, window by window: hysteresis over a stream of loads.
+"""A controller that decides when to rebalance: hysteresis over a stream of windows of loads.
 
-What is lost is counted against the bound and only on layers whose imbalance is more than noise. It has to stay above
-`start` for `patience` windows before anything is moved, falls back to rest only below `stop`, and after moves that
-brought it below `start` the next `rest` windows only watch. Between, what is believed of the loads follows
-`drift.updated`.
+The excess is the fraction of expert time above the bound, on layers whose imbalance is more than noise. It must exceed
+`start` for `patience` windows before replicas move; below `stop` the count starts again; after a move the controller
+rests for `rest` windows. The estimate of the loads is updated by `noise.updated`.
 """
 
 from dataclasses import dataclass, field
@@ -12,28 +11,28 @@ from typing import Literal
 import numpy as np
 
 from cordee.plan.experts.bound import least_max
-from cordee.plan.experts.drift import beyond_noise, updated
-from cordee.plan.experts.moves import Costs, Rebalance, rebalance
-from cordee.plan.experts.shape import Floats, Placement
+from cordee.plan.experts.moves import MoveCosts, Rebalance, rebalance
+from cordee.plan.experts.noise import beyond_noise, updated
+from cordee.plan.experts.shape import ExpertPlacement, Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """Shares of expert time lost at which it starts and stops to count windows; how many; how long it rests then."""
+class RebalancePolicy:
+    """Excess fractions at which counting starts and stops, windows to count, and windows to rest after a move."""
 
     start: float = 0.05
     stop: float = 0.02
     patience: int = 2
     rest: int = 2
-    moved_share_max: float = 0.13
-    costs: Costs = field(default_factory=Costs)
+    moved_fraction_max: float = 0.13
+    costs: MoveCosts = field(default_factory=MoveCosts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Watch:
-    """What the controller knows: the placement, what it believes of the loads, and its two counters."""
+class ControllerState:
+    """The state of the controller: the placement, the estimate of the loads, and two counters of windows."""
 
-    placement: Placement
+    placement: ExpertPlacement
     mean: Floats | None = None
     variance: Floats | None = None
     streak: int = 0
@@ -41,44 +40,47 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
-    """What one window led to. `lost` is the share of expert time above the bound; `drift` is 1 where all is noise."""
+class Observation:
+    """The result of one window: `excess` fraction of time above the bound; `drift` is 1 for unchanged loads."""
 
     action: Literal["hold", "watch", "rest", "move"]
-    lost: float
+    excess: float
     drift: float
     rebalance: Rebalance | None
 
 
-def observe(watch: Watch, loads: Floats, policy: Policy | None = None) -> tuple[Watch, Seen]:
-    """Take in one window of counts, and say whether to move; the new state has the new placement then."""
-    policy = policy or Policy()
-    if watch.mean is None or watch.variance is None:
+def observe(
+    state: ControllerState, loads: Floats, policy: RebalancePolicy | None = None
+) -> tuple[ControllerState, Observation]:
+    """Process one window of counts; after a move the new state has the new placement."""
+    policy = policy or RebalancePolicy()
+    if state.mean is None or state.variance is None:
         mean, variance, drift = loads, np.maximum(loads, 1.0), 1.0
     else:
-        mean, variance, spread = updated(watch.mean, watch.variance, loads)
+        mean, variance, spread = updated(state.mean, state.variance, loads)
         drift = float(spread.mean())
-    lost = _lost(mean, variance, watch.placement)
-    streak = watch.streak + 1 if lost > policy.start else 0 if lost < policy.stop else watch.streak
-    resting = max(0, watch.resting - 1)
-    if watch.resting:
-        return Watch(watch.placement, mean, variance, streak, resting), Seen("rest", lost, drift, None)
+    excess = _excess(mean, variance, state.placement)
+    streak = state.streak + 1 if excess > policy.start else 0 if excess < policy.stop else state.streak
+    resting = max(0, state.resting - 1)
+    if state.resting:
+        next_state = ControllerState(state.placement, mean, variance, streak, resting)
+        return next_state, Observation("rest", excess, drift, None)
     if streak < policy.patience:
         action: Literal["hold", "watch"] = "watch" if streak else "hold"
-        return Watch(watch.placement, mean, variance, streak, 0), Seen(action, lost, drift, None)
+        return ControllerState(state.placement, mean, variance, streak, 0), Observation(action, excess, drift, None)
     found = rebalance(
-        mean, watch.placement, policy.costs, moved_share_max=policy.moved_share_max, variance=variance
+        mean, state.placement, policy.costs, moved_fraction_max=policy.moved_fraction_max, variance=variance
     )  # fmt: skip
     if not found.pays:
-        return Watch(watch.placement, mean, variance, streak, 0), Seen("watch", lost, drift, found)
-    # A jump of the loads takes more than one window may move: it goes on at the next one.
-    unfinished = _lost(mean, variance, found.after) > policy.start
+        return ControllerState(state.placement, mean, variance, streak, 0), Observation("watch", excess, drift, found)
+    # A jump of the loads may need more moves than one window allows: continue at the next one.
+    unfinished = _excess(mean, variance, found.after) > policy.start
     streak, resting = (policy.patience, 0) if unfinished else (0, policy.rest)
-    return Watch(found.after, mean, variance, streak, resting), Seen("move", lost, drift, found)
+    return ControllerState(found.after, mean, variance, streak, resting), Observation("move", excess, drift, found)
 
 
-def _lost(mean: Floats, variance: Floats, placement: Placement) -> float:
-    """The share of the experts' time that the bound would not need, on layers where it is not noise."""
+def _excess(mean: Floats, variance: Floats, placement: ExpertPlacement) -> float:
+    """Return the fraction of expert time above the bound, on layers whose imbalance is more than noise."""
     now = placement.gpu_loads(mean).max(axis=1)
     real = beyond_noise(mean, variance, placement) > 1
     above: Floats = np.where(real, now - least_max(mean, placement.fleet), 0)

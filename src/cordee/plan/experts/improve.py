@@ -1,4 +1,4 @@
-"""Better placements by small moves on the fullest GPU, all layers at once.
+"""Local search: small moves on the fullest GPU, all layers at once.
 
 Two moves: two slots of two GPUs swap their experts, or one slot gives up a replica of one expert for another expert.
 A move counts if each GPU it makes fuller stays below the fullest one, so the sorted loads fall in every step and the
@@ -13,27 +13,27 @@ import numpy as np
 from cordee.plan.experts.shape import Floats, Ints, counted, gpu_loads
 
 GIVERS = 6
-"""Replicas that are looked at as the ones to give up, and experts that are looked at to come in their place."""
+"""Candidates: replicas to give up, and experts to place instead."""
 OWN = 3
-"""Slots of the fullest GPU whose experts are looked at to be replicated, or replaced: the heaviest."""
+"""Candidates: the heaviest slots of the fullest GPU, to replicate or replace."""
 
 EMPTIEST = 12
-"""GPUs that are looked at for a swap where moves are counted."""
+"""Candidates: the emptiest GPUs for a swap where moves are limited."""
 
 BETTER = 1 - 1e-9
-"""What a move has to bring; below it is rounding."""
+"""A move must lessen the load by more than rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steps:
-    """What was done: the fullest GPU and the slots that differ from the start, after each step; step 0 is the start."""
+class SearchSteps:
+    """The load of the fullest GPU and the slots that differ from the start, after each step; step 0 is the start."""
 
     max_load: Floats
     moved: Ints
     changes: tuple[tuple[Ints, Ints, Ints, Ints], ...]
 
     def placed(self, start: Ints, stop: Ints) -> Ints:
-        """The placement after `stop` steps of each layer."""
+        """Return the placement after `stop` steps of each layer."""
         slots = start.copy()
         for at, (layer, gpu, slot, expert) in enumerate(self.changes):
             kept = stop[layer] > at
@@ -41,8 +41,8 @@ class Steps:
         return slots
 
 
-class Search:
-    """The state of the search: slots, and what follows from them."""
+class PlacementSearch:
+    """The state of the search: slots, replica counts and loads."""
 
     def __init__(self, loads: Floats, start: Ints, domains: int) -> None:
         layers, gpus, slots = start.shape
@@ -50,7 +50,7 @@ class Search:
         self.loads, self.start, self.slots, self.domains = loads, start, start.copy(), domains
         self.width = gpus // domains
         self.counts = counted(start, experts)
-        self.share = loads / self.counts
+        self.per_replica = loads / self.counts
         self.load = gpu_loads(loads, start)
         # Copies of each expert on each GPU, and the domain's experts.
         where = start.reshape(layers, -1)
@@ -59,8 +59,8 @@ class Search:
         np.add.at(self.copies, (np.arange(layers)[:, None], where, gpu), 1)
         self.moved = np.zeros(layers, dtype=np.int64)
 
-    def run(self, least: Floats, steps: int, moved_max: Ints | None = None) -> Steps:
-        """Improve every layer until nothing helps, it is within 1e-4 of `least`, or its slots are used up.
+    def run(self, least: Floats, steps: int, moved_max: Ints | None = None) -> SearchSteps:
+        """Improve every layer until no move helps, it is within 1e-4 of `least`, or its moves are used up.
 
         Args:
             least: what the fullest GPU cannot go below.
@@ -83,10 +83,10 @@ class Search:
             changes.append(change)
             maxima.append(self.load.max(axis=1))
             moves.append(self.moved.copy())
-        return Steps(np.array(maxima), np.array(moves), tuple(changes))
+        return SearchSteps(np.array(maxima), np.array(moves), tuple(changes))
 
     def _step(self, layers: Ints, *, trades: bool, near: bool) -> tuple[tuple[Ints, Ints, Ints, Ints], Ints]:
-        """One move in each layer that has one: the slots changed, and the layers that have one."""
+        """Make the best move of each layer; return the changed slots and the layers that had a move."""
         hot = self.load[layers].argmax(axis=1)
         top = self.load[layers, hot]
         swap, gain = self._best_swap(layers, hot, top, near)
@@ -104,39 +104,39 @@ class Search:
         return (gathered[0], gathered[1], gathered[2], gathered[3]), layers[takes | swaps]
 
     def _domain(self, layers: Ints, hot: Ints) -> tuple[Ints, Ints]:
-        """The GPUs of the fullest one's domain, and their slots' experts."""
+        """Return the GPUs in the domain of the fullest one, and the experts in their slots."""
         first = hot // self.width * self.width
         gpus = first[:, None] + np.arange(self.width)
         return gpus, self.slots[layers[:, None], gpus].reshape(len(layers), -1)
 
     def _best_swap(self, layers: Ints, hot: Ints, top: Floats, near: bool) -> tuple[Ints, Floats]:
-        """(own slot, GPU, its slot, fullest GPU) of each layer's best swap, and how far the fuller of both falls."""
+        """Return (own slot, GPU, its slot, fullest GPU) of each layer's best swap, and how far the maximum falls."""
         each = self.slots.shape[2]
         gpus = (hot // self.width * self.width)[:, None] + np.arange(self.width)
         at = layers[:, None]
         if near and self.width > EMPTIEST:
             gpus = np.take_along_axis(gpus, _smallest(self.load[at, gpus], EMPTIEST), axis=1)
-        own = self.share[at, self.slots[layers, hot]]
-        theirs = self.share[at, self.slots[at, gpus].reshape(len(layers), -1)]
-        less = own[:, :, None] - theirs[:, None, :]
+        own = self.per_replica[at, self.slots[layers, hot]]
+        others = self.per_replica[at, self.slots[at, gpus].reshape(len(layers), -1)]
+        less = own[:, :, None] - others[:, None, :]
         fuller = less + np.repeat(self.load[at, gpus], each, axis=1)[:, None, :]
         np.maximum(fuller, np.subtract(top[:, None, None], less, out=less), out=fuller)
         fuller = fuller.reshape(len(layers), -1)
         best = fuller.argmin(axis=1)
         rows = np.arange(len(layers))
         value = fuller[rows, best]
-        slot, other = np.divmod(best, theirs.shape[1])
-        gpu, their_slot = np.divmod(other, each)
+        slot, other = np.divmod(best, others.shape[1])
+        gpu, other_slot = np.divmod(other, each)
         gain = np.where(value < top * BETTER, top - value, -np.inf)
-        return np.stack([slot, gpus[rows, gpu], their_slot, hot], axis=1), gain
+        return np.stack([slot, gpus[rows, gpu], other_slot, hot], axis=1), gain
 
     def _best_trade(self, layers: Ints, hot: Ints, top: Floats) -> tuple[Ints, Floats]:
-        """(GPU, slot, new expert) of the best trade of each layer, and by how much the fullest GPU in it falls."""
+        """Return (GPU, slot, new expert) of each layer's best trade, and how far the maximum falls."""
         rows = np.arange(len(layers))[:, None]
         gpus, held = self._domain(layers, hot)
         each = self.slots.shape[2]
         at = layers[:, None]
-        heavy = _smallest(-self.share[at, self.slots[layers, hot]], OWN)
+        heavy = _smallest(-self.per_replica[at, self.slots[layers, hot]], OWN)
         mine = self.slots[at, hot[:, None], heavy]
         giver, taker = self._cheapest_to_lose(layers, held), self._cheapest_to_gain(layers, gpus)
         n_give, n_take = giver.shape[1], taker.shape[1]
@@ -153,8 +153,8 @@ class Search:
         first = gpus[:, :1]
         # Both experts are in this domain only, so other GPUs are not touched.
         copies_go, copies_come = self.copies[at, goes], self.copies[at, comes]
-        delta = copies_go * (after_go - self.share[at, goes])[:, :, None]
-        delta += copies_come * (after_come - self.share[at, comes])[:, :, None]
+        delta = copies_go * (after_go - self.per_replica[at, goes])[:, :, None]
+        delta += copies_come * (after_come - self.per_replica[at, comes])[:, :, None]
         delta[rows, np.arange(place.shape[1]), first + place // each] += after_come - after_go
         delta += self.load[layers][:, None, :]
         worst = delta.max(axis=2, where=(copies_go > 0) | (copies_come > 0), initial=-np.inf)
@@ -166,43 +166,43 @@ class Search:
         return np.stack([first[:, 0] + chosen // each, chosen % each, comes[rows[:, 0], best]], axis=1), gain
 
     def _cheapest_to_lose(self, layers: Ints, held: Ints) -> Ints:
-        """Slots of the domain whose replica the others can carry with the least added load."""
+        """Return the slots of the domain whose replicas the others can take over with the least added load."""
         at = layers[:, None]
         counts = self.counts[at, held]
-        added = np.where(counts > 1, self.share[at, held] / np.maximum(counts - 1, 1), np.inf)
+        added = np.where(counts > 1, self.per_replica[at, held] / np.maximum(counts - 1, 1), np.inf)
         return _smallest(added, GIVERS)
 
     def _cheapest_to_gain(self, layers: Ints, gpus: Ints) -> Ints:
-        """Experts of the domain whose further replica would be lightest."""
-        share = self.loads[layers] / (self.counts[layers] + 1)
+        """Return the experts of the domain whose next replica would be lightest."""
+        replica_load = self.loads[layers] / (self.counts[layers] + 1)
         if self.domains > 1:
             here = self.copies[layers[:, None], :, gpus].sum(axis=1) > 0
-            share = np.where(here, share, np.inf)
-        return _smallest(share, min(GIVERS, len(share[0]) // self.domains))
+            replica_load = np.where(here, replica_load, np.inf)
+        return _smallest(replica_load, min(GIVERS, len(replica_load[0]) // self.domains))
 
     def _swap(self, layers: Ints, swap: Ints) -> list[tuple[Ints, Ints, Ints, Ints]]:
-        slot, gpu, their_slot, hot = swap.T
-        mine, theirs = self.slots[layers, hot, slot], self.slots[layers, gpu, their_slot]
-        self._put(layers, hot, slot, theirs)
-        self._put(layers, gpu, their_slot, mine)
-        less = self.share[layers, mine] - self.share[layers, theirs]
+        slot, gpu, other_slot, hot = swap.T
+        mine, others = self.slots[layers, hot, slot], self.slots[layers, gpu, other_slot]
+        self._put(layers, hot, slot, others)
+        self._put(layers, gpu, other_slot, mine)
+        less = self.per_replica[layers, mine] - self.per_replica[layers, others]
         self.load[layers, hot] -= less
         self.load[layers, gpu] += less
-        return [(layers, hot, slot, theirs), (layers, gpu, their_slot, mine)]
+        return [(layers, hot, slot, others), (layers, gpu, other_slot, mine)]
 
     def _trade(self, layers: Ints, trade: Ints) -> None:
         gpu, slot, comes = trade.T
         goes = self.slots[layers, gpu, slot]
         for expert, by in ((goes, -1), (comes, 1)):
-            before = self.share[layers, expert]
+            before = self.per_replica[layers, expert]
             self.counts[layers, expert] += by
-            self.share[layers, expert] = self.loads[layers, expert] / self.counts[layers, expert]
-            self.load[layers] += self.copies[layers, expert] * (self.share[layers, expert] - before)[:, None]
+            self.per_replica[layers, expert] = self.loads[layers, expert] / self.counts[layers, expert]
+            self.load[layers] += self.copies[layers, expert] * (self.per_replica[layers, expert] - before)[:, None]
         self._put(layers, gpu, slot, comes)
-        self.load[layers, gpu] += self.share[layers, comes] - self.share[layers, goes]
+        self.load[layers, gpu] += self.per_replica[layers, comes] - self.per_replica[layers, goes]
 
     def _put(self, layers: Ints, gpu: Ints, slot: Ints, expert: Ints) -> None:
-        """Write one slot of each layer; what follows for loads is the caller's."""
+        """Write one slot of each layer; the caller updates the loads."""
         before, home = self.slots[layers, gpu, slot], self.start[layers, gpu, slot]
         self.copies[layers, before, gpu] -= 1
         self.copies[layers, expert, gpu] += 1
@@ -211,7 +211,7 @@ class Search:
 
 
 def _smallest(values: Floats, number: int) -> Ints:
-    """Columns of the smallest values of each row, in their order."""
+    """Return the columns of the smallest values of each row, in order."""
     number = min(number, values.shape[1])
     if number == values.shape[1]:
         return np.argsort(values, axis=1, kind="stable")

@@ -1,8 +1,7 @@
-"""From the present placement to a better one: bounded moves, what they cost, and whether they pay.
+"""Rebalance a placement by a limited number of moves, if they pay for their transfers.
 
-Each moved slot is an expert's weights that some GPU has to receive. The search improves each layer step by step
-(`improve.py`); here is decided where each layer stops, by one price for a moved slot: the time to send it, or more if
-the bound on moves asks for it.
+A GPU receives the weights of an expert for each moved slot. The search improves each layer step by step (`improve.py`);
+one price for a moved slot decides where each layer stops: the time to send it, or more where moves are limited.
 """
 
 from dataclasses import dataclass, replace
@@ -10,22 +9,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cordee.plan.experts.bound import least_max
-from cordee.plan.experts.drift import beyond_noise
-from cordee.plan.experts.improve import Search, Steps
-from cordee.plan.experts.shape import Floats, Ints, Placement
+from cordee.plan.experts.improve import PlacementSearch, SearchSteps
+from cordee.plan.experts.noise import beyond_noise
+from cordee.plan.experts.shape import ExpertPlacement, Floats, Ints
 from cordee.units import format_bytes, format_duration
 
 STEPS = 40
-"""Steps of a layer at most."""
+"""Most steps of a layer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """What a moved expert costs, and what balance brings.
+class MoveCosts:
+    """The cost of a moved expert, and the value of balance.
 
-    `expert_fraction` of the time is in the experts of these layers, so it shrinks with their fullest GPU; the loads are
-    expected to stay like this for `horizon_s`. The defaults: an expert of DeepSeek-V3 in FP8 (3 x 7168 x 2048), one
-    400 Gbps port for each GPU, and assumed: a third of the time, ten minutes.
+    `expert_fraction` of the time is spent in the experts of these layers, so it shrinks with the load of the fullest
+    GPU; the loads are expected to hold for `horizon_s`. The defaults: an expert of DeepSeek-V3 in FP8
+    (3 x 7168 x 2048), a 400 Gbps port for each GPU; assumed are a third of the time and ten minutes.
     """
 
     expert_bytes: int = 3 * 7168 * 2048
@@ -36,14 +35,14 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rebalance:
-    """What was found, and the answer. `after` is the present placement where the answer is no.
+    """The better placement that was found, and whether it pays.
 
-    `found` is the better placement in either case; its numbers are here: balance of each layer under the loads, slots
-    that differ, seconds that the busiest GPU receives, seconds that the horizon is shorter by.
+    `after` is the present placement if it does not. Of `found`: balance of each layer, slots that differ, seconds
+    during which the busiest GPU receives, seconds saved within the horizon.
     """
 
-    before: Placement
-    found: Placement
+    before: ExpertPlacement
+    found: ExpertPlacement
     balance_before: Floats
     balance_found: Floats
     layers_beyond_noise: int
@@ -52,20 +51,20 @@ class Rebalance:
     transfer_s: float
     saved_s: float
     pays: bool
-    says: str
+    sentence: str
 
     @property
-    def after(self) -> Placement:
+    def after(self) -> ExpertPlacement:
         """The placement to serve with."""
         return self.found if self.pays else self.before
 
 
 def rebalance(
     loads: Floats,
-    present: Placement,
-    costs: Costs | None = None,
+    present: ExpertPlacement,
+    costs: MoveCosts | None = None,
     *,
-    moved_share_max: float = 0.13,
+    moved_fraction_max: float = 0.13,
     variance: Floats | None = None,
     trust: bool = False,
 ) -> Rebalance:
@@ -73,20 +72,20 @@ def rebalance(
 
     Args:
         loads: layers x experts, tokens.
-        present: what serves now.
-        costs: of a move; None: the defaults.
-        moved_share_max: slots that may change, as a share of all slots of all layers.
+        present: the placement in use.
+        costs: of moves; None: the defaults.
+        moved_fraction_max: slots that may change, as a fraction of all slots of all layers.
         variance: of the loads; None: they are counts of tokens.
-        trust: take the loads as they are; otherwise layers whose imbalance may be noise stay as they are.
+        trust: take the loads as exact; else layers whose imbalance may be noise are left alone.
     """
-    costs = costs or Costs()
+    costs = costs or MoveCosts()
     real = np.ones(len(loads), dtype=bool)
     if not trust:
         real = beyond_noise(loads, loads if variance is None else variance, present) > 1
-    budget = int(moved_share_max * present.slots.size)
+    budget = int(moved_fraction_max * present.slots.size)
     # One layer may use more than its part of the budget, and another less.
     most = np.where(real, min(present.fleet.replicas, 2 * -(-budget // len(loads))), 0)
-    search = Search(loads, present.slots, present.fleet.domains)
+    search = PlacementSearch(loads, present.slots, present.fleet.domains)
     steps = search.run(least_max(loads, present.fleet), STEPS, most)
     second = costs.horizon_s * costs.expert_fraction / steps.max_load[0].sum()
     stop = _stops(steps, second, costs.expert_bytes / costs.gpu_bytes_per_s / present.fleet.gpus, budget)
@@ -94,8 +93,8 @@ def rebalance(
     return _answer(loads, present, found, costs, int(real.sum()))
 
 
-def _stops(steps: Steps, second: float, price_s: float, budget: int) -> Ints:
-    """The step at which each layer stops: the most seconds saved less the price of its moves, within the budget."""
+def _stops(steps: SearchSteps, second: float, price_s: float, budget: int) -> Ints:
+    """Return the step at which each layer stops: the most seconds saved net of its moves, within the budget."""
     saved_s = (steps.max_load[0] - steps.max_load) * second
 
     def at(price_s: float) -> tuple[Ints, int]:
@@ -113,7 +112,7 @@ def _stops(steps: Steps, second: float, price_s: float, budget: int) -> Ints:
     return at(high)[0]
 
 
-def _answer(loads: Floats, before: Placement, found: Placement, costs: Costs, real: int) -> Rebalance:
+def _answer(loads: Floats, before: ExpertPlacement, found: ExpertPlacement, costs: MoveCosts, real: int) -> Rebalance:
     old, new = (placement.gpu_loads(loads).max(axis=1) for placement in (before, found))
     changed = before.slots != found.slots
     moved = int(changed.sum())
@@ -122,13 +121,13 @@ def _answer(loads: Floats, before: Placement, found: Placement, costs: Costs, re
     saved_s = costs.horizon_s * costs.expert_fraction * float(1 - new.sum() / old.sum())
     pays = moved > 0 and saved_s > transfer_s
     if not real:
-        says = "do not rebalance: no layer's imbalance is more than the noise of its counts"
+        sentence = "do not rebalance: no layer's imbalance is more than the noise of its counts"
     elif not moved:
-        says = "do not rebalance: no move pays for its bytes"
+        sentence = "do not rebalance: no move pays for its bytes"
     else:
         gain = f"{moved:,} slots ({format_bytes(moved * costs.expert_bytes)}) take {format_duration(transfer_s)} "
         gain += f"and save {format_duration(saved_s)} in {format_duration(costs.horizon_s)}"
-        says = f"rebalance: {gain}" if pays else f"do not rebalance: {gain}"
+        sentence = f"rebalance: {gain}" if pays else f"do not rebalance: {gain}"
     return Rebalance(
         before=before,
         found=found,
@@ -140,16 +139,16 @@ def _answer(loads: Floats, before: Placement, found: Placement, costs: Costs, re
         transfer_s=transfer_s,
         saved_s=saved_s,
         pays=pays,
-        says=says,
+        sentence=sentence,
     )
 
 
 def aligned(before: Ints, after: Ints) -> Ints:
-    """The same experts on the same GPUs, each in the slot it has now if its GPU has it now."""
+    """Return the same experts on the same GPUs, each in its present slot if its GPU has it already."""
     slots = after.copy()
     changed = before != after
     layers, gpus = np.nonzero(changed.any(axis=2))
-    # An expert that left one slot of a GPU and came to another one.
+    # An expert that changed its slot within a GPU.
     left = np.where(changed[layers, gpus], before[layers, gpus], -1)
     came = np.where(changed[layers, gpus], after[layers, gpus], -2)
     stays = (left[:, :, None] == came[:, None, :]).any(axis=(1, 2))

@@ -1,4 +1,4 @@
-"""First placements: how many replicas each expert gets, which groups share a node, who goes to which GPU.
+"""First placements: how many replicas each expert gets, which groups replica_load a node, who goes to which GPU.
 
 All layers at once. The two rules of thumb are those of every expert balancer: the next replica goes to the expert
 whose replicas are hottest (which minimises the hottest replica), the next heaviest replica to the emptiest GPU.
@@ -12,34 +12,34 @@ import numpy as np
 from cordee.plan.experts.shape import Fleet, Floats, Ints
 
 PACKINGS_MAX = 3000
-"""Ways to put groups on nodes that are tried one by one; beyond it, a rule of thumb and a weaker bound."""
+"""Most packings of groups on nodes that are enumerated; beyond, a heuristic and a weaker bound are used."""
 
 
 def replica_counts(loads: Floats, replicas: int, *, lean: float = 0.0) -> Ints:
-    """Replicas of each expert that minimise the load of the hottest one: each next one to the hottest.
+    """Return the replica counts that minimise the hottest replica: each next one goes to the hottest.
 
     With a `lean` other than 0 the next one goes to the largest load / (count + lean) instead: above 0 hot experts get
     more of them, below 0 fewer. Where slots are few, one of these often packs better.
     """
     problems, experts = loads.shape
     counts = np.ones((problems, experts), dtype=np.int64)
-    share = loads / (1 + lean)
+    replica_load = loads / (1 + lean)
     rows = np.arange(problems)
     for _ in range(replicas - experts):
-        hottest = share.argmax(axis=1)
+        hottest = replica_load.argmax(axis=1)
         counts[rows, hottest] += 1
-        share[rows, hottest] = loads[rows, hottest] / (counts[rows, hottest] + lean)
+        replica_load[rows, hottest] = loads[rows, hottest] / (counts[rows, hottest] + lean)
     return counts
 
 
 def pack(loads: Floats, counts: Ints, gpus: int, slots: int) -> Ints:
-    """Heaviest replica first, each to the emptiest GPU that has a free slot."""
+    """Place the heaviest replica first, each on the emptiest GPU with a free slot."""
     problems, experts = loads.shape
     rows = np.arange(problems)
     expert = np.repeat(np.tile(np.arange(experts), problems), counts.ravel()).reshape(problems, gpus * slots)
-    share = np.take_along_axis(loads / counts, expert, axis=1)
-    order = np.argsort(-share, axis=1, kind="stable")
-    expert, share = np.take_along_axis(expert, order, axis=1), np.take_along_axis(share, order, axis=1)
+    replica_load = np.take_along_axis(loads / counts, expert, axis=1)
+    order = np.argsort(-replica_load, axis=1, kind="stable")
+    expert, replica_load = np.take_along_axis(expert, order, axis=1), np.take_along_axis(replica_load, order, axis=1)
     filled = np.zeros((problems, gpus), dtype=np.int64)
     load = np.zeros((problems, gpus))
     placed = np.zeros((problems, gpus, slots), dtype=np.int64)
@@ -49,12 +49,12 @@ def pack(loads: Floats, counts: Ints, gpus: int, slots: int) -> Ints:
         placed[rows, gpu, slot] = expert[:, at]
         filled[rows, gpu] = slot + 1
         # A full GPU takes no more.
-        load[rows, gpu] = np.where(slot + 1 == slots, np.inf, load[rows, gpu] + share[:, at])
+        load[rows, gpu] = np.where(slot + 1 == slots, np.inf, load[rows, gpu] + replica_load[:, at])
     return placed
 
 
 def packings(groups: int, nodes: int) -> Ints | None:
-    """Every way to put groups on like nodes, equally many on each: rows of groups in the order of nodes.
+    """Return every packing of groups on equal nodes, equally many on each: rows of groups in the order of nodes.
 
     >>> packings(4, 2).tolist()
     [[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]]
@@ -78,13 +78,13 @@ def packings(groups: int, nodes: int) -> Ints | None:
 
 
 def group_loads(loads: Floats, fleet: Fleet) -> Floats:
-    """Load of each group in each layer."""
+    """Return the load of each group in each layer."""
     found: Floats = loads.reshape(len(loads), fleet.groups, -1).sum(axis=2)
     return found
 
 
 def node_orders(loads: Floats, fleet: Fleet) -> list[Ints]:
-    """Ways to put groups on nodes to plan for: the rule of thumb, and the one whose worst node is lightest."""
+    """Return the packings to try: the heuristic one, and the one with the lightest worst node."""
     heavy = group_loads(loads, fleet)
     each = fleet.groups // fleet.nodes
     thumb = pack(heavy, np.ones_like(heavy, dtype=np.int64), fleet.nodes, each).reshape(len(loads), -1)
@@ -96,7 +96,7 @@ def node_orders(loads: Floats, fleet: Fleet) -> list[Ints]:
 
 
 def lightest_worst_node(loads: Floats, fleet: Fleet) -> Floats:
-    """A lower bound on the load of the heaviest node; exact where every packing can be tried."""
+    """Return a lower bound on the load of the heaviest node; exact where packings are enumerated."""
     heavy = group_loads(loads, fleet)
     ways = packings(fleet.groups, fleet.nodes)
     if ways is not None:

@@ -12,13 +12,13 @@ from cordee.plan.experts.bound import least_max
 from cordee.plan.experts.shape import Fleet, Floats
 
 CHOICES = 24
-"""Replica counts in the program at most, from the fewest that T allows; the check looks at all."""
+"""Most replica counts of an expert in the program, from the fewest; the check uses all."""
 HALVINGS = 8
 SURE = 1e-7
 
 
 def least_max_of_pairs(loads: Floats, fleet: Fleet, reached: Floats) -> Floats:
-    """A proven lower bound on the fullest GPU of each layer, between the plain bound and what a placement reached.
+    """Return a proven lower bound on the fullest GPU of each layer, between the plain bound and a placement's.
 
     Raises:
         MissingExtraError: scipy is not installed.
@@ -37,34 +37,34 @@ def least_max_of_pairs(loads: Floats, fleet: Fleet, reached: Floats) -> Floats:
 
 
 def _refuted(load: Floats, fleet: Fleet, top: float) -> bool:
-    """Whether no replica counts meet the conditions of this maximum, by prices that are checked here."""
+    """Return whether no replica counts meet the conditions of this maximum, by dual prices that are checked here."""
     fewest = np.maximum(np.ceil(load / top * (1 - 1e-12)), 1.0)
-    # What the fewest replicas of all leave is the most that one expert can have on top.
+    # One expert can have at most the slots that the fewest replicas of all leave.
     spare = fleet.replicas - int(fewest.sum())
     if spare < 0:
         return True
     counts: Floats = fewest[:, None] + np.arange(spare + 1)
     each = load[:, None] / counts
-    # Between two sizes that a replica can have, the condition of the larger one says more.
+    # Between two sizes that a replica can have, the condition of the larger one sentence more.
     x = np.append(np.unique(each[each > top / 2]), top)
     prices = _prices(counts[:, :CHOICES], each[:, :CHOICES], fleet, top, x)
     if prices is None:
         return False
     condition, slot = prices
-    # Every number of replicas that an expert can have: its cheapest one, at these prices.
+    # The cheapest number of replicas of every expert at these prices.
     cheapest = (counts * (_value(each, top, x) @ condition + slot)).min(axis=1)
     return bool(cheapest.sum() - slot * fleet.replicas > SURE)
 
 
-def _value(share: Floats, top: float, x: Floats) -> Floats:
-    """What a replica of this load adds to each condition: 1 if it is x or more, -1 if it fits beside x."""
-    found: Floats = (share[..., None] >= x).astype(np.float64)
-    found -= share[..., None] <= top * (1 + 1e-12) - x
+def _value(load: Floats, top: float, x: Floats) -> Floats:
+    """Return what a replica of this load adds to each condition: 1 if at least x, -1 if it fits beside x."""
+    found: Floats = (load[..., None] >= x).astype(np.float64)
+    found -= load[..., None] <= top * (1 + 1e-12) - x
     return found
 
 
 def _prices(counts: Floats, each: Floats, fleet: Fleet, top: float, x: Floats) -> tuple[Floats, float] | None:
-    """Prices of the conditions and of a slot that may refute this maximum: the duals of its relaxation."""
+    """Return prices of the conditions and of a slot that may refute this maximum: duals of the relaxation."""
     try:
         from scipy.optimize import linprog
     except ImportError:

@@ -1,11 +1,10 @@
-"""What there is to place and where: loads, the fleet, a placement, and what makes each of them unusable.
+"""Loads, the fleet, a placement, and their checks.
 
-Not here: how a placement is found (`solve.py`), what it costs to change one (`moves.py`).
+Placements are found in `solve.py` and changed in `moves.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +29,16 @@ class Fleet:
 
     @property
     def slots(self) -> int:
-        """Experts that one GPU holds in each layer."""
+        """Slots of one GPU in each layer."""
         return self.replicas // self.gpus
 
     @property
     def domains(self) -> int:
-        """Parts of the fleet that an expert does not leave: the nodes, or the whole."""
+        """Parts of the fleet within which an expert stays: the nodes, or the whole fleet."""
         return self.nodes if self.groups > 1 else 1
 
     def check(self, experts: int) -> None:
-        """Whether so many experts can be placed on it.
+        """Check that so many experts can be placed.
 
         Raises:
             LayoutError: something does not divide, or there are fewer slots than experts.
@@ -65,7 +64,7 @@ def _divides(name: str, value: int, over: str, parts: int) -> None:
 
 
 def checked_loads(rows: Sequence[Sequence[float]] | Floats) -> Floats:
-    """Loads as an array of layers times experts.
+    """Return loads as an array of layers x experts.
 
     Raises:
         InputError: ragged, empty, negative, not a number, or a layer without any load.
@@ -95,8 +94,8 @@ def checked_loads(rows: Sequence[Sequence[float]] | Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placement:
-    """Which expert is in each slot: `slots[layer, gpu, slot]`, the GPUs of a node side by side."""
+class ExpertPlacement:
+    """The expert in each slot: `slots[layer, gpu, slot]`, with the GPUs of a node side by side."""
 
     fleet: Fleet
     slots: Ints
@@ -108,18 +107,18 @@ class Placement:
         return counted(self.slots, self.experts)
 
     def gpu_loads(self, loads: Floats) -> Floats:
-        """Load of each GPU in each layer; the replicas of an expert share its load evenly."""
+        """Return the load of each GPU in each layer; the replicas of an expert have equal loads."""
         return gpu_loads(loads, self.slots)
 
     def balance(self, loads: Floats) -> Floats:
-        """Mean over max of the GPUs' loads, for each layer: 1 is perfect."""
+        """Return the mean over the max of the GPUs' loads, for each layer: 1 is perfect."""
         found = self.gpu_loads(loads)
-        share: Floats = found.mean(axis=1) / found.max(axis=1)
-        return share
+        balance: Floats = found.mean(axis=1) / found.max(axis=1)
+        return balance
 
 
-def checked_placement(rows: Any, fleet: Fleet, layers: int, experts: int) -> Placement:
-    """A placement from physical-to-logical rows, one for each layer.
+def checked_placement(rows: object, fleet: Fleet, layers: int, experts: int) -> ExpertPlacement:
+    """Return a placement from physical-to-logical rows, one for each layer.
 
     Raises:
         InputError: another shape, an unknown expert, an expert without a slot, or a group on two nodes.
@@ -134,7 +133,7 @@ def checked_placement(rows: Any, fleet: Fleet, layers: int, experts: int) -> Pla
     if flat.min() < 0 or flat.max() >= experts:
         bad = int(flat.min()) if flat.min() < 0 else int(flat.max())
         raise InputError(f"the present placement names expert {bad} of {experts}", hint=_HINT)
-    placement = Placement(fleet, flat.reshape(layers, fleet.gpus, fleet.slots), experts)
+    placement = ExpertPlacement(fleet, flat.reshape(layers, fleet.gpus, fleet.slots), experts)
     missing = np.argwhere(placement.counts == 0)
     if len(missing):
         layer, expert = (int(i) for i in missing[0])
@@ -147,7 +146,7 @@ def checked_placement(rows: Any, fleet: Fleet, layers: int, experts: int) -> Pla
 _HINT = "--from takes what `cordee experts --json` or `--out` wrote for the same fleet"
 
 
-def _check_groups(placement: Placement) -> None:
+def _check_groups(placement: ExpertPlacement) -> None:
     fleet = placement.fleet
     group = placement.slots.reshape(len(placement.slots), fleet.domains, -1) // (placement.experts // fleet.groups)
     for layer, nodes in enumerate(group):
@@ -160,16 +159,16 @@ def _check_groups(placement: Placement) -> None:
                     raise InputError(f"group {each} of layer {layer} is on {both} at present", hint=hint)
 
 
-def trivial_placement(fleet: Fleet, layers: int, experts: int) -> Placement:
-    """One expert after the other, then the first ones again: how engines start. Groups stay on their nodes."""
+def trivial_placement(fleet: Fleet, layers: int, experts: int) -> ExpertPlacement:
+    """Return the experts in order, then the first ones again, as engines start. Groups stay on their nodes."""
     each = experts // fleet.domains
     local = np.arange(fleet.replicas // fleet.domains) % each
     row = (local[None, :] + each * np.arange(fleet.domains)[:, None]).reshape(fleet.gpus, fleet.slots)
-    return Placement(fleet, np.repeat(row[None], layers, axis=0), experts)
+    return ExpertPlacement(fleet, np.repeat(row[None], layers, axis=0), experts)
 
 
 def counted(slots: Ints, experts: int) -> Ints:
-    """How often each expert stands in each layer's slots."""
+    """Return the replicas of each expert in each layer."""
     layers = len(slots)
     where = slots.reshape(layers, -1) + experts * np.arange(layers)[:, None]
     found: Ints = np.bincount(where.ravel(), minlength=layers * experts).reshape(layers, experts).astype(np.int64)
@@ -177,8 +176,8 @@ def counted(slots: Ints, experts: int) -> Ints:
 
 
 def gpu_loads(loads: Floats, slots: Ints) -> Floats:
-    """Load of each GPU: the sum of its slots, each with its share of its expert's load."""
-    share = loads / np.maximum(counted(slots, loads.shape[1]), 1)
-    flat = np.take_along_axis(share, slots.reshape(len(slots), -1), axis=1)
+    """Return the load of each GPU: the sum of its replicas' loads."""
+    replica_load = loads / np.maximum(counted(slots, loads.shape[1]), 1)
+    flat = np.take_along_axis(replica_load, slots.reshape(len(slots), -1), axis=1)
     found: Floats = flat.reshape(slots.shape).sum(axis=2)
     return found

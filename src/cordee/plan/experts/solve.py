@@ -1,29 +1,29 @@
-"""A placement from scratch: first placements of several kinds, each improved by small moves; the best of each layer."""
+"""A placement from scratch: several first placements, each improved by local search; the best of each layer."""
 
 import numpy as np
 
 from cordee.plan.experts.bound import least_max
-from cordee.plan.experts.improve import Search
+from cordee.plan.experts.improve import PlacementSearch
 from cordee.plan.experts.pack import node_orders, pack, replica_counts
-from cordee.plan.experts.pairs import pair_counts
-from cordee.plan.experts.shape import Fleet, Floats, Ints, Placement, gpu_loads
+from cordee.plan.experts.replica_counts import pair_counts
+from cordee.plan.experts.shape import ExpertPlacement, Fleet, Floats, Ints, gpu_loads
 
 STEPS = 400
-"""Moves of a layer from scratch; 55 were the most that real loads took."""
+"""Most moves of a layer; real loads took up to 55."""
 
 
 LEANS = (0.0, -0.2, 0.2, 0.4)
-"""Ways to deal out replicas that are tried, in this order; the first is the usual one."""
+"""Biases of the replica counts to try, in this order; the first is the usual rule."""
 GOOD = 1.0005
-"""A layer whose fullest GPU is within this of the bound is not tried again."""
+"""A layer whose fullest GPU is within this factor of the bound is done."""
 
 
-def plan_experts(loads: Floats, fleet: Fleet, *, effort: float = 1.0) -> Placement:
+def plan_experts(loads: Floats, fleet: Fleet, *, effort: float = 1.0) -> ExpertPlacement:
     """Replicate and place the experts of each layer from their loads.
 
     Args:
         loads: layers x experts, tokens.
-        fleet: where they go; it is checked.
+        fleet: the GPUs; it is checked.
         effort: how much of the search for replica counts to do on GPUs of two slots; 1 is a fraction of a second.
 
     Raises:
@@ -33,22 +33,22 @@ def plan_experts(loads: Floats, fleet: Fleet, *, effort: float = 1.0) -> Placeme
     least = least_max(loads, fleet)
     best = np.zeros((len(loads), fleet.gpus, fleet.slots), dtype=np.int64)
     reached = np.full(len(loads), np.inf)
-    # Where counts are searched for, several ways to start share the effort if it is large enough to share.
+    # With a search for replica counts, several starts divide a large effort.
     leans = LEANS if fleet.slots > 2 or effort >= len(LEANS) else LEANS[:1]
     effort /= len(leans)
     for lean in leans:
         rows = np.flatnonzero(reached > least * GOOD)
         for start in _starts(loads[rows], fleet, lean, effort) if len(rows) else ():
-            search = Search(loads[rows], start, fleet.domains)
+            search = PlacementSearch(loads[rows], start, fleet.domains)
             search.run(least[rows], STEPS)
             found = gpu_loads(loads[rows], search.slots).max(axis=1)
             better = found < reached[rows]
             best[rows[better]], reached[rows[better]] = search.slots[better], found[better]
-    return Placement(fleet, best, loads.shape[1])
+    return ExpertPlacement(fleet, best, loads.shape[1])
 
 
 def _starts(loads: Floats, fleet: Fleet, lean: float, effort: float) -> list[Ints]:
-    """First placements: one for each way to put groups on nodes that is worth it."""
+    """Return the first placements: one for each packing of groups on nodes to try."""
     layers, experts = loads.shape
     if fleet.domains == 1:
         return [_pack(loads, fleet.gpus, fleet.slots, lean, effort)]

@@ -1,4 +1,4 @@
-"""Replica counts for GPUs of two slots, where they decide everything.
+"""Search for replica counts on GPUs of two slots, where the best placement follows from them.
 
 For given counts the best pairing is known: the heaviest replica with the lightest, and so on. A maximum of T can be
 reached if and only if, for every size x above T/2 that a replica can have, no more replicas are of x or above than are
@@ -13,38 +13,38 @@ from numpy.typing import NDArray
 from cordee.plan.experts.shape import Floats, Ints
 
 CONDITIONS = (128, 64)
-"""Conditions at most: where problems are small, and where they are large. The first is nearly always all there are."""
+"""Most conditions, for small and for large problems; the first is nearly always all of them."""
 CHOICES = 6
-"""Replica counts of an expert that are looked at, around the first one."""
+"""Replica counts of an expert to try, around the first one."""
 SHORT = (16, 6)
-"""Experts that are looked at to get one more, and one fewer, likewise: those that alone lessen violations most."""
+"""Candidates for one replica more, and one fewer, likewise: those that alone lessen violations most."""
 STEPS = 1000
-"""Steps at most."""
+"""Most steps."""
 SMALL = 5_000
-"""Experts of all layers together up to which problems are small."""
+"""A problem of up to so many experts, over all layers, is small."""
 REST = 2
-"""Steps for which an expert that changed is left alone; up to `UNEVEN` more, by step and layer: no walk in circles."""
+"""Tabu tenure: steps for which a changed expert stays; up to `UNEVEN` more, by step and layer, against cycles."""
 UNEVEN = 7
 AIM = (0.998, 0.99)
-"""What is aimed at, as a share of the best maximum so far, likewise: fewer steps are longer ones."""
+"""The next target, as a fraction of the best maximum, likewise: fewer steps are larger ones."""
 FADES, GROWS = np.float32(0.98), np.float32(2.0)
-"""What a step keeps of a condition's weight, and what a violation of one replica adds to it."""
+"""The fraction of a condition's weight that a step keeps, and what a violation of one replica adds."""
 WORK = 50e6
-"""Numbers that effort 1 looks at: about 0.2 s of CPU."""
+"""Numbers evaluated at effort 1: about 0.2 s of CPU."""
 
 
 def pair_max(loads: Floats, counts: Ints) -> Floats:
-    """The fullest GPU of two slots under the best pairing of so many replicas."""
+    """Return the load of the fullest GPU under the best pairing of so many replicas."""
     problems, experts = loads.shape
     expert = np.repeat(np.tile(np.arange(experts), problems), counts.ravel()).reshape(problems, -1)
-    share = np.sort(np.take_along_axis(loads / counts, expert, axis=1), axis=1)
-    half = share.shape[1] // 2
-    found: Floats = (share[:, :half] + share[:, ::-1][:, :half]).max(axis=1)
+    replica_load = np.sort(np.take_along_axis(loads / counts, expert, axis=1), axis=1)
+    half = replica_load.shape[1] // 2
+    found: Floats = (replica_load[:, :half] + replica_load[:, ::-1][:, :half]).max(axis=1)
     return found
 
 
 def pair_counts(loads: Floats, counts: Ints, gpus: int, effort: float) -> Ints:
-    """Better replica counts than those given, or the same."""
+    """Return replica counts at least as good as the given ones."""
     problems, experts = loads.shape
     large = int(problems * experts > SMALL)
     conditions, short = min(CONDITIONS[large], experts * CHOICES), min(SHORT[large], experts)
@@ -55,7 +55,7 @@ def pair_counts(loads: Floats, counts: Ints, gpus: int, effort: float) -> Ints:
 
 
 class _Tabu:
-    """Counts, the conditions' values under them, and weights."""
+    """Replica counts, the values of the conditions, and their weights."""
 
     def __init__(self, loads: Floats, counts: Ints, conditions: int, short: int, aim: float) -> None:
         self.short, self.aim = short, aim
@@ -74,7 +74,7 @@ class _Tabu:
         self._aim(self.rows)
 
     def _aim(self, rows: Ints) -> None:
-        """Aim at a little less than the best maximum: what follows from it."""
+        """Set the target a little below the best maximum, with its conditions."""
         aim = self.aims[rows] = self.best_max[rows] * self.aim
         options = self.base[rows][:, :, None] + np.arange(CHOICES)
         each = self.loads[rows][:, :, None] / np.maximum(options, 1)
@@ -91,7 +91,7 @@ class _Tabu:
         self.fewer[rows] = _taken(above, np.maximum(at - 1, 0)) - now
 
     def run(self, steps: int) -> Ints:
-        """So many steps; the best counts seen."""
+        """Run so many steps; return the best counts."""
         for step in range(steps):
             self._step(step)
             found = pair_max(self.loads, self.counts)
@@ -121,7 +121,7 @@ class _Tabu:
         self.weights += (1 - FADES) + GROWS * np.maximum(self.value, 0)
 
     def _shortlist(self, change: NDArray[np.float32], cannot: NDArray[np.bool_]) -> tuple[Ints, NDArray[np.bool_]]:
-        """The experts whose change alone leaves the least violated, and which of them cannot change."""
+        """Return the experts whose change alone leaves the least violation, and which of them cannot change."""
         left = _violated(self.value[:, None] + change, self.weights)
         left[cannot] = np.inf
         short: Ints = np.argpartition(left, self.short - 1, axis=1)[:, : self.short]
@@ -136,7 +136,7 @@ class _Tabu:
 
 
 def _sizes(each: Floats, aim: Floats, conditions: int) -> Floats:
-    """The sizes above half of the aim that replicas can have, evenly thinned to so many; what is above the aim is one.
+    """Return the loads above half of the target that replicas can have, thinned to so many; those above it count once.
 
     Where there are fewer, the last one is repeated: no replica above the aim.
     """

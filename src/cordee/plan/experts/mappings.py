@@ -1,4 +1,4 @@
-"""A placement as the engines take it.
+"""A placement in the formats of inference engines.
 
 DeepSeek's EPLB: `phy2log` (layers x replicas), `log2phy` (layers x experts x most replicas, -1 where there is none),
 `logcnt` (layers x experts). vLLM's state has the same three under longer names, its second one as wide as redundant
@@ -6,23 +6,23 @@ experts + 1. SGLang's `--init-expert-location FILE.json` takes `physical_to_logi
 row for every layer of the model: the dense ones first.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from cordee.plan.experts.shape import Ints, Placement
+from cordee.plan.experts.shape import ExpertPlacement, Ints
 
-LAYOUTS = ("deepseek", "vllm", "sglang")
-Layout = Literal["deepseek", "vllm", "sglang"]
+MAPPING_FORMATS = ("deepseek", "vllm", "sglang")
+MappingFormat = Literal["deepseek", "vllm", "sglang"]
 
 
-def phy2log(placement: Placement) -> Ints:
-    """The expert in each slot: layers x replicas."""
+def phy2log(placement: ExpertPlacement) -> Ints:
+    """Return the expert in each slot: layers x replicas."""
     return placement.slots.reshape(len(placement.slots), -1)
 
 
-def log2phy(placement: Placement, width: int | None = None) -> Ints:
-    """The slots of each expert in rising order, -1 after the last: layers x experts x `width` (the most replicas)."""
+def log2phy(placement: ExpertPlacement, width: int | None = None) -> Ints:
+    """Return the slots of each expert in rising order, -1 after the last: layers x experts x `width`."""
     counts = placement.counts
     width = int(counts.max()) if width is None else width
     flat = phy2log(placement)
@@ -35,8 +35,8 @@ def log2phy(placement: Placement, width: int | None = None) -> Ints:
     return found
 
 
-def mapping(placement: Placement, layout: Layout, *, dense_layers: int = 0) -> dict[str, Any]:
-    """The mappings of one engine, ready for JSON."""
+def mapping(placement: ExpertPlacement, layout: MappingFormat, *, dense_layers: int = 0) -> dict[str, list[object]]:
+    """Return the mappings of one engine as JSON values."""
     slots = phy2log(placement)
     if layout == "sglang":
         trivial = (np.arange(slots.shape[1]) % placement.experts)[None].repeat(dense_layers, axis=0)

@@ -1,0 +1,137 @@
+"""The answers as JSON documents, version 2; `placement` has DeepSeek's names, and `--from` reads it."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from cordee.plan.experts.answer import ControllerWindow, ExpertsAnswer
+from cordee.plan.experts.mappings import mapping
+from cordee.plan.experts.moves import Rebalance
+from cordee.plan.experts.shape import ExpertPlacement, Floats
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BalanceDocument(_Row):
+    """Balance of the layers: mean over max of the GPUs' loads."""
+
+    mean: float
+    worst: float
+    layers: tuple[float, ...]
+
+
+class RebalanceDocument(_Row):
+    """The placement that few moves reach, and whether it pays."""
+
+    pays: bool
+    sentence: str
+    balance_found: float
+    layers_beyond_noise: int
+    moved_slots: int
+    moved_fraction: float
+    moved_bytes: int
+    transfer_s: float
+    saved_s: float
+
+
+class MappingDocument(_Row):
+    """A placement as DeepSeek's balancer returns it."""
+
+    phy2log: tuple[tuple[int, ...], ...]
+    log2phy: tuple[tuple[tuple[int, ...], ...], ...]
+    logcnt: tuple[tuple[int, ...], ...]
+
+
+class ExpertsDocument(_Row):
+    """The answer for one window of loads."""
+
+    version: int = 2
+    layers: int
+    experts: int
+    tokens: float
+    gpus: int
+    nodes: int
+    replicas: int
+    groups: int
+    slots_per_gpu: int
+    policy: Literal["hierarchical", "global"]
+    bound: BalanceDocument
+    before: BalanceDocument
+    after: BalanceDocument
+    fresh: BalanceDocument
+    rebalance: RebalanceDocument | None
+    gpu_loads_before: tuple[tuple[float, ...], ...]
+    gpu_loads_after: tuple[tuple[float, ...], ...]
+    placement: MappingDocument
+
+
+class WindowDocument(_Row):
+    """One window and the action of the controller after it."""
+
+    name: str
+    balance: float
+    excess_fraction: float
+    drift: float
+    action: Literal["hold", "watch", "rest", "move"]
+    sentence: str | None
+    moved_slots: int
+    moved_bytes: int
+
+
+class StreamDocument(_Row):
+    """Every window, and the placement after the last."""
+
+    version: int = 2
+    windows: tuple[WindowDocument, ...]
+    placement: MappingDocument
+
+
+def experts_document(answer: ExpertsAnswer) -> ExpertsDocument:
+    """Return the document of the answer for one window."""
+    loads, fleet = answer.loads, answer.fleet
+    return ExpertsDocument(
+        layers=len(loads), experts=loads.shape[1], tokens=float(loads.sum()), gpus=fleet.gpus, nodes=fleet.nodes,
+        replicas=fleet.replicas, groups=fleet.groups, slots_per_gpu=fleet.slots,
+        policy="hierarchical" if fleet.domains > 1 else "global",
+        bound=_balance(answer.bound),
+        before=_balance(answer.before.balance(loads)),
+        after=_balance(answer.placement.balance(loads)),
+        fresh=_balance(answer.fresh.balance(loads)),
+        rebalance=None if answer.found is None else _rebalance(answer.found),
+        gpu_loads_before=answer.before.gpu_loads(loads).tolist(),
+        gpu_loads_after=answer.placement.gpu_loads(loads).tolist(),
+        placement=_mapping(answer.placement),
+    )  # fmt: skip
+
+
+def stream_document(windows: Sequence[ControllerWindow], placement: ExpertPlacement) -> StreamDocument:
+    """Return the document of several windows."""
+    rows = []
+    for window in windows:
+        observation, found = window.observation, window.observation.rebalance
+        rows.append(WindowDocument(
+            name=window.name, balance=window.balance, excess_fraction=observation.excess, drift=observation.drift,
+            action=observation.action, sentence=None if found is None else found.sentence,
+            moved_slots=window.moved_slots, moved_bytes=found.moved_bytes if window.moved_slots and found else 0,
+        ))  # fmt: skip
+    return StreamDocument(windows=tuple(rows), placement=_mapping(placement))
+
+
+def _mapping(placement: ExpertPlacement) -> MappingDocument:
+    return MappingDocument.model_validate(mapping(placement, "deepseek"))
+
+
+def _balance(found: Floats) -> BalanceDocument:
+    return BalanceDocument(mean=float(found.mean()), worst=float(found.min()), layers=found.tolist())
+
+
+def _rebalance(found: Rebalance) -> RebalanceDocument:
+    return RebalanceDocument(
+        pays=found.pays, sentence=found.sentence, balance_found=float(found.balance_found.mean()),
+        layers_beyond_noise=found.layers_beyond_noise, moved_slots=found.moved_slots,
+        moved_fraction=found.moved_slots / found.before.slots.size, moved_bytes=found.moved_bytes,
+        transfer_s=found.transfer_s, saved_s=found.saved_s,
+    )  # fmt: skip
