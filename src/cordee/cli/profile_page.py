@@ -163,7 +163,7 @@ def _idle(report: RankReport) -> Section:
         for gap in idle.longest
     ]
     return Section(
-        "Idle", f"{idle.gaps:,} gaps, {format_us(report.time.idle_us)} together.",
+        "Idle", f"{idle.gaps:,} gap{'s' if idle.gaps != 1 else ''}, {format_us(report.time.idle_us)} together.",
         (table_html(names, rows),), notes=idle_sentences(report),
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ def _ranks(answer: ProfileAnswer) -> list[Section]:
         figures.insert(0, drawn)
     tracks = answer.reports[0].side == "tracks"
     lead = "On one axis." if tracks and not answer.skew.matched else " ".join(skew_sentences(answer.skew))
-    sections = [Section(f"{len(answer.reports)} {'groups of lines' if tracks else 'ranks'}", lead, figures)]
+    sections = [Section(f"{len(answer.reports)} {'processes' if tracks else 'ranks'}", lead, figures)]
     if answer.skew.worst:
         heads = ("collective", "n-th", "step", "last", "waited longest", "together")
         rows = [

@@ -251,7 +251,7 @@ def _print_idle(out: Console, report: RankReport, top: int) -> None:
     idle = report.idle
     if not idle.gaps:
         return
-    title(out, "Idle", f"{idle.gaps:,} gaps, {format_us(report.time.idle_us)} together")
+    title(out, "Idle", f"{idle.gaps:,} gap{'s' if idle.gaps != 1 else ''}, {format_us(report.time.idle_us)} together")
     for sentence in idle_sentences(report):
         indented(out, sentence, style="")
     why = ["because of"] if report.side == "device" else []
@@ -294,12 +294,12 @@ def _print_steps(out: Console, report: RankReport) -> None:
     title(out, "Steps", "on the device, from the first kernel of each step")
     table = grid("step", "time", "compute", "hidden", "exposed", "idle")
     for step in report.steps[:STEPS_SHOWN]:
-        table.add_row(f"  {step.number}", format_us(step.time.span_us), *_shares(step.time))
+        table.add_row(f"  {step.number}", format_us(step.time.span_us), *_fractions(step.time))
     out.print(table)
     _more(out, len(report.steps) - STEPS_SHOWN, "steps")
 
 
-def _shares(time: Breakdown) -> list[str]:
+def _fractions(time: Breakdown) -> list[str]:
     hidden = "" if time.hidden_fraction is None else f"{time.hidden_fraction:.1%}"
     return [f"{time.compute_fraction:.1%}", hidden, format_us(time.exposed_us), f"{time.idle_fraction:.1%}"]
 
@@ -311,13 +311,14 @@ def _more(out: Console, left: int, noun: str) -> None:
 
 def _print_ranks(out: Console, answer: ProfileAnswer) -> None:
     assert answer.skew is not None, "there are several"
-    noun = "groups of lines" if answer.reports[answer.shown].side == "tracks" else "ranks"
+    noun = "processes" if answer.reports[answer.shown].side == "tracks" else "ranks"
     out.print(Text(f"{len(answer.reports)} {noun}", "bold"))
-    table = grid("", "span", "compute", "hidden", "exposed", "idle", "waited", "caused", "last in")
+    waits_columns = ("waited", "caused", "last in") if answer.skew.matched else ()
+    table = grid("", "span", "compute", "hidden", "exposed", "idle", *waits_columns)
     for report, waits in list(zip(answer.reports, answer.skew.ranks, strict=True))[:RANKS_SHOWN]:
         waited = [format_us(waits.waited_us), format_us(waits.caused_us), f"{waits.last:,}"]
-        cells = waited if answer.skew.matched else ["", "", ""]
-        table.add_row(f"  {report.label}", format_us(report.time.span_us), *_shares(report.time), *cells)
+        cells = waited if answer.skew.matched else []
+        table.add_row(f"  {report.label}", format_us(report.time.span_us), *_fractions(report.time), *cells)
     out.print(table)
     _more(out, len(answer.reports) - RANKS_SHOWN, "ranks")
 
