@@ -74,15 +74,15 @@ def pipeline_page(answer: PipelineAnswer) -> str:
         note = "optimal: it meets the lower bound" if found.optimal else ""
         name = f"best found {PLACED[found.timeline.table.placement.shape]}"
         rows.append([name, *_figures(found.timeline, answer.in_seconds), f"{max(0.0, found.gap):.1%}", note])
-    lead = "The bound is a time that no order of the passes can beat where the stages lie so, within the memory."
+    lead = "The gap is to a lower bound that holds for any order with the same placement and memory."
     table = table_html(names, rows)
-    sections = [Section("Side by side", lead, (table,), notes=verdict(answer))]
+    sections = [Section("Schedules", lead, (table,), notes=verdict(answer))]
     drawings = [picture(run, answer.in_seconds, end=end) for run in runs]
     best = compared.best
     if best is not None and best.timeline.makespan_s < min(run.makespan_s for run in runs) - 1e-9:
         drawings.append(picture(best.timeline, answer.in_seconds, end=end))
     what = "All on one time axis. A block is a pass with its micro-batch; two that overlap share the height."
-    sections.append(Section("Drawn", what, drawings))
+    sections.append(Section("Timelines", what, drawings))
     if answer.ran is not None:
         sections.append(_rehearsed(answer.ran))
     choice = compared.choice
