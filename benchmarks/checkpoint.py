@@ -1,7 +1,7 @@
 """What a checkpoint costs, beside torch.save, safetensors and DCP, and beside what this machine can do at best.
 
 One state (GPT-like weights in fp32 with AdamW's moments) on 1 process and on 4 gloo ranks with FSDP2. All ways take
-turns in one run: how long the caller is held, when the bytes are durable, CPU seconds of trainer and drain, and loads
+turns in one run: the stall of the caller, when the bytes are durable, CPU seconds of trainer and uploader, and loads
 from the disk and from the page cache. Medians; the first two saves of each way, which take new memory, are apart.
 
     python benchmarks/checkpoint.py [--gb 1.143] [--repeat 5] [--ranks 1,4] [--only cordee,memcpy] [--json]

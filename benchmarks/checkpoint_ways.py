@@ -313,7 +313,7 @@ class Cordee(Way):
         return held_s
 
     def settle(self) -> None:
-        """Until all ranks have read back what they wrote and this rank's drain is idle."""
+        """Until all ranks have read back what they wrote and this rank's uploader is idle."""
         blobs = open_blobs(str(self.folder))
         newest = live_commits(read_entries(blobs))[-1]
         while not is_verified(blobs, newest):
@@ -326,12 +326,12 @@ class Cordee(Way):
     def other_cpu_s(self) -> float:
         import psutil
 
-        drains = [
+        uploaders = [
             each
             for each in psutil.Process().children()
             if "cordee.train.checkpoint.uploader" in " ".join(each.cmdline())
         ]
-        return sum(sum(each.cpu_times()[:2]) for each in drains)
+        return sum(sum(each.cpu_times()[:2]) for each in uploaders)
 
     def before_load(self) -> None:
         self.close()

@@ -11,7 +11,7 @@ import psutil
 from cordee.storage.destination import open_blobs
 from cordee.storage.generations import check_generation, commit_of
 from cordee.storage.log import live_commits, read_entries
-from faults_scenes import EVERY, OURS, again, bound, data_files, die_at, last_drains_end, scene
+from faults_scenes import EVERY, OURS, again, bound, data_files, die_at, last_uploaders_end, scene
 from faults_shapes import grown, mutated, reshaped
 from faults_store import bad_network
 from faults_world import Context, Gang, NotRun, Outcome, Run
@@ -137,7 +137,7 @@ def streams(run: Run) -> Outcome:
     shutil.rmtree(run.to)
     (run.folder / "diary").unlink()
     run.start(steps, in_step=die_at(2 * EVERY + run.rng.randrange(2, EVERY))).wait()
-    last_drains_end(run)
+    last_uploaders_end(run)
     outcome = again(run, steps, lost_max=bound(run))
     same = bool(run.diary(run.attempts)) and run.diary(run.attempts)[-1]["digest"] == straight
     note = outcome.note or ("" if same else "the resumed run ends with other weights")
@@ -189,34 +189,39 @@ def mutation(run: Run) -> Outcome:
 # From the longer list.
 
 
-@scene(22, "the drain is killed at a named point", OURS)
+@scene(22, "the uploader is killed at a named point", OURS)
 def killed_at_a_point(run: Run) -> Outcome:
     points = ["chunks.before", "chunks.one", "part.before", "manifest.before", "commit.before", "commit.after"]
     at = run.rng.choice([*points, "gc.before", "gc.begun", "gc.deleting"])
     turn = 1 if at.startswith("gc") else run.rng.randrange(2, 4)
     codes = run.start(6 * EVERY, keep=2, env={"CORDEE_TEST_KILL_AT": f"{at}:{turn}"}).wait()
     outcome = again(run, 40, lost_max=bound(run))
-    fine = outcome.survived and codes in ([0], [1])  # 1: the final save was the one whose drain died, and it said so.
+    fine = outcome.survived and codes in (
+        [0],
+        [1],
+    )  # 1: the final save was the one whose uploader died, and it said so.
     return Outcome(fine, outcome.lost, outcome.wrong, outcome.note or ("" if fine else f"{at}: {codes}"))
 
 
-@scene(27, "a drain hangs (SIGSTOP) while the run goes on and ends", OURS)
-def hung_drain(run: Run) -> Outcome:
+@scene(27, "an uploader hangs (SIGSTOP) while the run goes on and ends", OURS)
+def hung_uploader(run: Run) -> Outcome:
     gang = run.start(1000, grace="3s")
     run.until_step(EVERY + 1)
     time.sleep(run.rng.random() * 0.2)
-    drains = gang.drains()
-    for each in drains:
+    uploaders = gang.uploaders()
+    for each in uploaders:
         each.suspend()
     run.until_step(3 * EVERY)
     term(gang, [0])
     code = gang.wait(20)[0]
-    for each in drains:
+    for each in uploaders:
         with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
     outcome = again(run, 60)
     fine = outcome.survived and code is not None
-    return Outcome(fine, outcome.lost, outcome.wrong, outcome.note or ("" if fine else "the rank hung with its drain"))
+    return Outcome(
+        fine, outcome.lost, outcome.wrong, outcome.note or ("" if fine else "the rank hung with its uploader")
+    )
 
 
 @scene(28, "readers verify and export while retention removes", OURS)

@@ -1,4 +1,4 @@
-"""The faults, each injected for real: what a scene does to ranks, drains, disks and clocks, and what it then sees.
+"""The faults, each injected for real: what a scene does to ranks, uploaders, disks and clocks, and what it then sees.
 
 Numbers up to 21 are those of the list that `faults.py` prints; those above come from the longer one. A scene gets a
 `Run` (folder, seeded generator, attempts) and returns an `Outcome`; NotRun says why a product has no such thing.
@@ -24,9 +24,9 @@ from faults_world import Context, NotRun, Outcome, Run
 EVERY = 5
 ALL = ("cordee", "DCP", "Trainer", "Lightning")
 OURS = ("cordee",)
-# Steps that may be done twice without a notice: an interval, a step, and what a drain needs on a loaded machine.
-DRAIN_STEPS_MAX = 100
-UNNOTICED_MAX = EVERY + 1 + DRAIN_STEPS_MAX
+# Steps that may be done twice without a notice: an interval, a step, and what an uploader needs on a loaded machine.
+UPLOAD_STEPS_MAX = 100
+UNNOTICED_MAX = EVERY + 1 + UPLOAD_STEPS_MAX
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,13 @@ def disk(run: Run, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", at], check=True)
 
 
-def kill_in_a_save(run: Run, *, with_drain: bool, ranks: set[int] | None = None, **told: object) -> list[int | None]:
+def kill_in_a_save(run: Run, *, with_uploader: bool, ranks: set[int] | None = None, **told: object) -> list[int | None]:
     """An attempt whose ranks (all, or these) die in its second save, at a time that is drawn."""
     delay_s = run.rng.random() * (0.15 if run.name == "cordee" else 0.02)
 
     def dies(ctx: Context, step: int) -> None:
         if step == 2 * EVERY and (ranks is None or ctx.rank in ranks):
-            ctx.die_in(delay_s, with_drain=with_drain)
+            ctx.die_in(delay_s, with_uploader=with_uploader)
 
     return run.start(40, in_save=dies, **told).wait(30)
 
@@ -138,8 +138,8 @@ def until_dead(pids: list[int]) -> None:
     psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
 
 
-def last_drains_end(run: Run) -> None:
-    """Drains go on after their ranks; a scene that asks what is durable waits for them."""
+def last_uploaders_end(run: Run) -> None:
+    """Uploaders go on after their ranks; a scene that asks what is durable waits for them."""
 
     def gone() -> bool:
         for each in psutil.process_iter(["cmdline", "environ"]):
@@ -148,7 +148,7 @@ def last_drains_end(run: Run) -> None:
                 return False
         return True
 
-    run.until(gone, "drains to end")
+    run.until(gone, "uploaders to end")
 
 
 @scene(0, "none: the run is only ended and started again")
@@ -186,14 +186,14 @@ def truncate(run: Run) -> Outcome:
 
 @scene(3, "a rank is killed in a save over the same id", ("cordee", "DCP"), ranks=2)
 def killed_over_the_same_id(run: Run) -> Outcome:
-    kill_in_a_save(run, with_drain=run.rng.random() < 0.5, ranks={1}, options={"same_id": True})
-    last_drains_end(run)
+    kill_in_a_save(run, with_uploader=run.rng.random() < 0.5, ranks={1}, options={"same_id": True})
+    last_uploaders_end(run)
     return again(run, 20, lost_max=bound(run), options={"same_id": True})
 
 
 @scene(4, "all ranks are killed in a save with a new id")
 def killed_with_a_new_id(run: Run) -> Outcome:
-    kill_in_a_save(run, with_drain=True)
+    kill_in_a_save(run, with_uploader=True)
     return again(run, 20, lost_max=bound(run))
 
 
@@ -251,7 +251,7 @@ def zombie(run: Run) -> Outcome:
 
 @scene(12, "a stale partial checkpoint lies in the way", ALL)
 def stale_partial(run: Run) -> Outcome:
-    kill_in_a_save(run, with_drain=True)
+    kill_in_a_save(run, with_uploader=True)
     run.finish(3 * EVERY)  # Passes the step whose save was cut off, and saves it again.
     return again(run, 20)
 
@@ -260,7 +260,7 @@ def stale_partial(run: Run) -> Outcome:
 def retention(run: Run) -> Outcome:
     if run.name == "DCP":
         raise NotRun("keeps what it has saved; has no retention")
-    kill_in_a_save(run, with_drain=True, keep=2, options={"keep_one": True})
+    kill_in_a_save(run, with_uploader=True, keep=2, options={"keep_one": True})
     return again(run, 20, lost_max=bound(run), keep=2, options={"keep_one": True})
 
 
@@ -347,7 +347,7 @@ def power_cut(run: Run) -> Outcome:
         gang = run.start(400, to=str(at / "to"))
         run.until_step(2 * EVERY)
         time.sleep(run.rng.random() * 0.5)
-        writers = [psutil.Process(pid) for pid in gang.pids] + gang.drains()
+        writers = [psutil.Process(pid) for pid in gang.pids] + gang.uploaders()
         for each in writers:
             each.suspend()
         told = _committed(at / "to")  # What anybody was told is durable at the cut.

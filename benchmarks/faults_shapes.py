@@ -114,7 +114,7 @@ def mutated(run: Run) -> Outcome:
 
 
 def grown(run: Run) -> Outcome:
-    """Resident memory of trainer and drain over 30 saves of 16 MB, from the fifth on."""
+    """Resident memory of trainer and uploader over 30 saves of 16 MB, from the fifth on."""
 
     def script(saver: Saver) -> dict[str, Any]:
         state = {f"w{number}": torch.randn(1_000_000) for number in range(4)}

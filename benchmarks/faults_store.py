@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from faults_scenes import EVERY, UNNOTICED_MAX, die_at, last_drains_end
+from faults_scenes import EVERY, UNNOTICED_MAX, die_at, last_uploaders_end
 from faults_world import NotRun, Outcome, Run
 
 SHARE = 0.08
@@ -28,7 +28,7 @@ def bad_network(run: Run) -> Outcome:
     try:
         to = "s3://bucket/run"
         run.start(40, to=to, env=env, in_step=die_at(3 * EVERY + 2)).wait()
-        last_drains_end(run)
+        last_uploaders_end(run)
         return run.verdict(run.finish(20, to=to, env=env), lost_max=UNNOTICED_MAX)
     finally:
         for each in processes:

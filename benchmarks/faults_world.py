@@ -62,17 +62,17 @@ class Context:
         if self.in_save is not None:
             self.in_save(self, step)
 
-    def die(self, *, with_drain: bool = True) -> None:
-        """SIGKILL, as the host's loss would be (with its drain), or as the kernel does it when memory is short."""
-        if with_drain:
+    def die(self, *, with_uploader: bool = True) -> None:
+        """SIGKILL, as the host's loss would be (with its uploader), or as the kernel does it when memory is short."""
+        if with_uploader:
             for child in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def die_in(self, seconds: float, *, with_drain: bool = True) -> None:
+    def die_in(self, seconds: float, *, with_uploader: bool = True) -> None:
         """The same, while this thread goes on."""
-        timer = threading.Timer(seconds, lambda: self.die(with_drain=with_drain))
+        timer = threading.Timer(seconds, lambda: self.die(with_uploader=with_uploader))
         timer.daemon = True
         timer.start()
 
@@ -136,15 +136,15 @@ class Gang:
         return self.codes[rank]
 
     def kill(self) -> None:
-        """All ranks with their drains, at once: the hosts are lost."""
+        """All ranks with their uploaders, at once: the hosts are lost."""
         for pid in self.here:
             for child in psutil.Process(pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.kill()
             os.kill(pid, signal.SIGKILL)
 
-    def drains(self) -> list[psutil.Process]:
-        """The drains of these ranks."""
+    def uploaders(self) -> list[psutil.Process]:
+        """The uploaders of these ranks."""
         found = []
         for pid in self.here:
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -58,7 +58,7 @@ class Scene:
         lines = [line for rank in range(RANKS) for line in self.diary(GANG, rank)]
         return [line["pid"] for line in lines if line.get("start") == epoch]
 
-    def drain(self, epoch: int, rank: int) -> psutil.Process:
+    def uploader(self, epoch: int, rank: int) -> psutil.Process:
         children = psutil.Process(self.pids(epoch)[rank]).children()
         return next(each for each in children if "cordee.train.checkpoint.uploader" in each.cmdline())
 
@@ -81,7 +81,7 @@ class Scene:
         self.until(lambda: any(event.step == step for event in self.events(CheckpointCommitted)))
 
     def parts(self, rank: int) -> set[Path]:
-        """What this rank's drains have written for the committer; retention clears old ones away."""
+        """What this rank's uploaders have written for the committer; retention clears old ones away."""
         return set((self.folder / "checkpoints" / GANG).glob(f"parts/*/*.rank-{rank:06d}"))
 
     def ended(self, job_id: JobId) -> bool:

@@ -2,7 +2,7 @@
 
 Each rank writes to `<out>/diary<rank>.jsonl` who it is and what of the attempt before it still runs, then each step
 that it begins; at the end its shard of the weights to `<out>/weights<rank>`. A step waits until `<out>/allowed` holds a
-number above it. `<out>/kill_drain<rank>` holds a point at which this rank's drains die in the attempt that starts next.
+number above it. `<out>/kill_uploader<rank>` holds a point at which its uploaders die in the next attempt.
 """
 
 import json
@@ -22,10 +22,10 @@ def begin(diary: TextIO) -> None:
     job, epoch = os.environ["CORDEE_JOB"], int(os.environ["CORDEE_EPOCH"])
     left = [each.pid for each in find(f"{job}.{epoch - 1}")]
     diary.write(json.dumps({"start": epoch, "pid": os.getpid(), "left_of_the_one_before": left}) + "\n")
-    kill_drain = OUT / f"kill_drain{os.environ['RANK']}"
-    if kill_drain.exists():
-        os.environ["CORDEE_TEST_KILL_AT"] = kill_drain.read_text()
-        kill_drain.unlink()
+    kill_uploader = OUT / f"kill_uploader{os.environ['RANK']}"
+    if kill_uploader.exists():
+        os.environ["CORDEE_TEST_KILL_AT"] = kill_uploader.read_text()
+        kill_uploader.unlink()
 
 
 def wait_until_allowed(step: int) -> None:

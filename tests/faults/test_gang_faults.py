@@ -1,6 +1,6 @@
 """kill -9 of the server, a rank, a rank that saves, and the agent, all in the life of one real gang.
 
-A drain that is stopped (SIGSTOP) holds its save open, so that each kill falls where the test wants it.
+An uploader that is stopped (SIGSTOP) holds its save open, so that each kill falls where the test wants it.
 """
 
 import os
@@ -27,17 +27,17 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def _kill_the_server_while_it_commits(scene: Scene) -> None:
-    """Rank 0's drain, which commits, has its own part to write still when the server dies."""
+    """Rank 0's uploader, which commits, has its own part to write still when the server dies."""
     scene.until_committed(4)
     scene.until_step(1, 5)
-    drain, before = scene.drain(1, 0), scene.parts(1)
-    drain.suspend()
+    uploader, before = scene.uploader(1, 0), scene.parts(1)
+    uploader.suspend()
     scene.allow(GANG, 9)
     scene.until_step(1, 9)
     scene.until(lambda: bool(scene.parts(1) - before))
     os.kill(scene.server, signal.SIGKILL)
     os.waitpid(scene.server, 0)
-    drain.resume()
+    uploader.resume()
     scene.server = start_server(scene.home).pid
     scene.until_committed(8)  # told by ranks that nobody restarted
     assert len(scene.events(AttemptPlaced)) == 1 and len(scene.events(NodeUp)) == 1
@@ -51,9 +51,9 @@ def _kill_a_rank(scene: Scene) -> None:
 
 
 def _kill_a_rank_that_saves(scene: Scene) -> None:
-    """Its drain has begun and never comes to its part; rank 0 waits for that part."""
-    drain, before = scene.drain(2, 1), scene.parts(0)
-    drain.suspend()
+    """Its uploader has begun and never comes to its part; rank 0 waits for that part."""
+    uploader, before = scene.uploader(2, 1), scene.parts(0)
+    uploader.suspend()
     scene.allow(GANG, 17)
     scene.until_step(2, 17)
     scene.until(lambda: bool(scene.parts(0) - before))

@@ -49,7 +49,7 @@ EARLY = 0.2  # the part of the attempts that something may befall before their f
 BARREN = 1  # so many attempts without a new step are let pass before one is left alone until it runs
 LEFTOVERS_S = 15.0  # ranks of a gang that one has failed end by themselves, or are ended
 STILL_S = 120.0  # nothing that befalls the job may hold it up for longer
-DRAINS_S = 150.0
+UPLOADERS_S = 150.0
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Attempt:
     codes: dict[int, int] = field(default_factory=dict)
     rows: list[list[list[Any]]] = field(default_factory=list)  # of each rank
     noticed: bool = False
-    drains_killed: int = 0
+    uploaders_killed: int = 0
     full_s: float = 0.0  # with a disk that had no room
 
     @property
@@ -97,7 +97,7 @@ class World:
     def __init__(self, folder: Path, disk: Path, steps: int, soak: Soak, seed: int, *, small: bool) -> None:
         self.folder, self.to, self.steps, self.soak = folder, disk / "to", steps, soak
         self.draw = random.Random(seed)
-        self.faults = dict.fromkeys(("rank", "ranks", "drain", "notice", "usr1", "resize", "freeze", "flip"), 0)
+        self.faults = dict.fromkeys(("rank", "ranks", "uploader", "notice", "usr1", "resize", "freeze", "flip"), 0)
         self.faults |= {"full": 0} if small else {}
         self.attempts: list[Attempt] = []
         self.pids: list[int] = []
@@ -154,12 +154,12 @@ class World:
             else:
                 (self.folder / "fast").touch()
         attempt.rows = [self._rows(str(attempt.epoch), rank) for rank in range(attempt.world)]
-        # Else the next one begins while the drains still bring what they hold: it has to wait for them, or fence them.
+        # Else the next one begins while uploaders still work on captures: it has to wait for them, or fence them.
         if self.draw.random() < 0.75:
-            deadline_s = self.soak.elapsed_s + DRAINS_S
-            while self.drains():
+            deadline_s = self.soak.elapsed_s + UPLOADERS_S
+            while self.uploaders():
                 self._look_at_disk(attempt)
-                assert self.soak.elapsed_s < deadline_s, f"drains do not end\n{self.told()}"
+                assert self.soak.elapsed_s < deadline_s, f"uploaders do not end\n{self.told()}"
                 if not self.over():
                     self._befall(attempt)
                 time.sleep(0.1)
@@ -199,12 +199,12 @@ class World:
         whole = (commit.step for commit in reversed(commits) if check_generation(blobs, commit.manifest) is None)
         return (commits[-1].step if commits else 0), next(whole, 0)
 
-    def drained_s_max(self) -> float:
+    def uploaded_s_max(self) -> float:
         """Of all commits, from the capture until it was durable."""
         records = [entry.record for entry in read_entries(open_blobs(str(self.to)))]
         return max(each.fields["uploaded_us"] for each in records if each and each.kind == "commit") / 1e6
 
-    def drains(self) -> list[psutil.Process]:
+    def uploaders(self) -> list[psutil.Process]:
         found = []
         for each in processes_of(self.folder):
             with suppress(psutil.NoSuchProcess):
@@ -254,14 +254,14 @@ class World:
     def _ranks(self, attempt: Attempt) -> bool:
         return self._kill(range(attempt.world))
 
-    def _drain(self, attempt: Attempt) -> bool:
-        drains = self.drains()
-        if drains:
-            drain = self.draw.choice(drains)
+    def _uploader(self, attempt: Attempt) -> bool:
+        uploaders = self.uploaders()
+        if uploaders:
+            uploader = self.draw.choice(uploaders)
             with suppress(psutil.NoSuchProcess):  # it may be one that still brings what an earlier attempt held
-                self.attempts[int(drain.environ()["CORDEE_EPOCH"]) - 1].drains_killed += 1
-                drain.kill()
-        return bool(drains)
+                self.attempts[int(uploader.environ()["CORDEE_EPOCH"]) - 1].uploaders_killed += 1
+                uploader.kill()
+        return bool(uploaders)
 
     def _notice(self, attempt: Attempt, how: int = signal.SIGTERM) -> bool:
         attempt.noticed = True
@@ -328,12 +328,14 @@ class World:
 
     def lost_max(self, attempt: Attempt) -> float:
         """Steps that may be done twice after an attempt that left without a checkpoint, by what else befell it."""
-        interval = EVERY if attempt.drains_killed or attempt.full_s else HOLD  # what is held needs its drain, and room
-        late = interval + 1 + STEPS_PER_S * self.drained_s_max()  # a step more, and what one drain takes
-        return late * (1 + attempt.drains_killed + (attempt.full_s > 0)) + STEPS_PER_S * attempt.full_s
+        interval = (
+            EVERY if attempt.uploaders_killed or attempt.full_s else HOLD
+        )  # what is held needs its uploader, and room
+        late = interval + 1 + STEPS_PER_S * self.uploaded_s_max()  # a step more, and what one upload takes
+        return late * (1 + attempt.uploaders_killed + (attempt.full_s > 0)) + STEPS_PER_S * attempt.full_s
 
     def ledger(self) -> Ledger:
-        """Of the whole job: what the supervisor saw, and what the ranks and drains told in their spools."""
+        """Of the whole job: what the supervisor saw, and what the ranks and uploaders told in their spools."""
         ledger, first_us = Ledger(), self.attempts[0].placed_us
         ledger.apply(NodeUp(at_us=first_us, node=Node(name="here", epoch=1, gpu_name="slot", gpus=SLOTS)))
         job = Job(job_id=JOB, name="survive", owner="soak", gpus=SLOTS, sizes=(3, 2))

@@ -28,8 +28,8 @@ from cordee.events import AttemptEnded, AttemptPlaced, JobEnded
 T = TypeVar("T")
 STEPS_PER_S = 5.0
 PAUSE_S = (0.0, 8.0)  # between two faults
-DRAIN_POINTS = ("chunks.before", "chunks.one", "part.before", "manifest.before", "commit.before", "commit.after")
-DRAIN_POINTS += ("gc.before", "gc.begun", "gc.deleting")
+UPLOADER_POINTS = ("chunks.before", "chunks.one", "part.before", "manifest.before", "commit.before", "commit.after")
+UPLOADER_POINTS += ("gc.before", "gc.begun", "gc.deleting")
 BARREN = 1  # so many attempts without a commit are let pass before one is waited for: three would end the job
 
 
@@ -38,7 +38,7 @@ class Fate:
 
     def __init__(self, scene: Scene, soak: Soak, seed: int) -> None:
         self.scene, self.soak, self.draw = scene, soak, random.Random(seed)
-        self.faults = dict.fromkeys(("process", "drain", "agent", "server", "freeze", "power", "push", "down"), 0)
+        self.faults = dict.fromkeys(("process", "uploader", "agent", "server", "freeze", "power", "push", "down"), 0)
         self._committed = (0, -1)  # the epoch in which a commit was last seen, and its step
         self._next_s = 0.0
         self._began_s = soak.elapsed_s
@@ -89,14 +89,14 @@ class Fate:
             )
 
     def _process(self, gang: JobDetailView) -> bool:
-        """A rank, starting or running, or a rank's drain."""
+        """A rank, starting or running, or a rank's uploader."""
         able = sorted(find(f"{GANG}.{gang.epoch}"), key=lambda each: each.pid)
         return bool(able) and send(self.draw.choice(able), signal.SIGKILL)
 
-    def _drain(self, gang: JobDetailView) -> bool:
-        """A drain at a point, again and again, in the attempt that starts next: its saves fail, the trainer goes on."""
-        rank, point = self.draw.randrange(RANKS), self.draw.choice(DRAIN_POINTS)
-        (self.scene.out(GANG) / f"kill_drain{rank}").write_text(f"{point}:{self.draw.randint(2, 12)}")
+    def _uploader(self, gang: JobDetailView) -> bool:
+        """Kill an uploader at a point, again and again, in the next attempt: its saves fail, the trainer goes on."""
+        rank, point = self.draw.randrange(RANKS), self.draw.choice(UPLOADER_POINTS)
+        (self.scene.out(GANG) / f"kill_uploader{rank}").write_text(f"{point}:{self.draw.randint(2, 12)}")
         return True
 
     def _agent(self, gang: JobDetailView) -> bool:

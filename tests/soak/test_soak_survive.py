@@ -1,6 +1,6 @@
 """One job of 4, 2 or 3 real ranks for as long as the time allows, and what its life comes to.
 
-Kills of ranks and drains, notices, frozen ranks, full disks, flipped bits and changes of the world are drawn from the
+Kills of ranks and uploaders, notices, frozen ranks, full disks, flipped bits, changes of the world are drawn from the
 seed; when exactly each comes is also the machine's to say, so a replay is a close relative. An hour of it:
 
     make soak CORDEE_SOAK_S=3600 SOAK=tests/soak/test_soak_survive.py

@@ -72,7 +72,7 @@ def main(to: str, act: str) -> dict:
     ck.open()
     if act == "uninterrupted":
         at_start = full(state)
-        hold_while_it_drains(ck, state)
+        capture_while_it_uploads(ck, state)
         torch.manual_seed(100 + RANK)
         train(state, 0, 3)
         saved = ck.save(state, step=3, extras={"rng": torch.get_rng_state(), "rank": RANK})
@@ -117,8 +117,8 @@ def flip(path: Path, offset: int) -> None:
     dist.barrier()
 
 
-def hold_while_it_drains(ck: Checkpointer, state: dict) -> None:
-    """Only rank 0 knows, by its clock, that this capture is for memory; no rank waits for its drain."""
+def capture_while_it_uploads(ck: Checkpointer, state: dict) -> None:
+    """Only rank 0 knows, by its clock, that this capture is for memory; no rank waits for its uploader."""
     os.kill(ck._link.pid, signal.SIGSTOP)
     ck.save(state, step=0, extras={}, reach=1)
     held = ck.save(state, step=0, extras={}, reach=0 if RANK == 0 else None)
@@ -128,7 +128,7 @@ def hold_while_it_drains(ck: Checkpointer, state: dict) -> None:
 
 
 def faults(ck: Checkpointer, state: dict) -> dict:
-    """Rank 2's drain dies in the second save; rank 3 dies after its share of the fourth capture is under way."""
+    """Rank 2's uploader dies in the second save; rank 3 dies after its share of the fourth capture is under way."""
     digests, failures = {}, []
     for step in (1, 2, 3):
         train(state, step - 1, step)

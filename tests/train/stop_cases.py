@@ -37,7 +37,7 @@ from cordee.train.job import Job, job
 from metadata_service import MetadataService
 
 STEP = 15  # where the phase begins
-SLOW_DRAIN_S = 12.0
+SLOW_UPLOAD_S = 12.0
 LIMIT_S = 120.0
 DEAD = 9
 
@@ -66,7 +66,7 @@ CASES = {
     "step": Case("step", grace_s=60.0, notices=((1, "TERM"), (0, "USR1"))),
     # One rank never comes to a collective; SIGTERM comes twice. What was captured before is what is left.
     "collective": Case("collective", notices=((0, "TERM"), (0, "TERM"))),
-    # As before, and what was captured last is only held in memory: the drains bring it.
+    # As before, and what was captured last is only held in memory: the uploaders bring it.
     "held": Case("held", grace_s=5.0),
     # An evaluation that asks between its batches, and one that does not.
     "points": Case("points", grace_s=60.0),
@@ -155,16 +155,16 @@ class Rank:
             self.ready()
         if phase == "finish" and step == STEP:
             until(lambda: saving.durable_step == 10 and not saving.uploading)
-            saving.checkpointer._record._upload_s = [SLOW_DRAIN_S]  # as if it had taken so long
+            saving.checkpointer._record._upload_s = [SLOW_UPLOAD_S]  # as if it had taken so long
         if phase == "near" and step == STEP:
             until(lambda: saving.durable_step == 10 and not saving.uploading)
-            saving.checkpointer._record._upload_s = [0.5, 10 * SLOW_DRAIN_S]
+            saving.checkpointer._record._upload_s = [0.5, 10 * SLOW_UPLOAD_S]
             self.ready()
             until(lambda: noticed(made))
-        if phase == "finish" and step == 19:  # 20 will be captured, and not drained before the ranks have decided
-            drain = saving.checkpointer._link.pid
-            os.kill(drain, signal.SIGSTOP)
-            (self.folder / f"drain{self.rank}").write_text(str(drain))
+        if phase == "finish" and step == 19:  # 20 will be captured, and not uploaded before the ranks have decided
+            uploader = saving.checkpointer._link.pid
+            os.kill(uploader, signal.SIGSTOP)
+            (self.folder / f"uploader{self.rank}").write_text(str(uploader))
         if phase == "finish" and step == 20:
             self.ready()
             until(lambda: noticed(made))
@@ -254,10 +254,10 @@ class Gang:
             os.kill(self.pids[rank], getattr(signal, f"SIG{kind}"))
 
     def let_go(self) -> None:
-        """The drains that were stopped go on once the ranks have decided."""
+        """The uploaders that were stopped go on once the ranks have decided."""
         if self.case.phase == "finish":
             until(lambda: "all ranks: " in self.log(0), "the decision")
-            for path in self.folder.glob("drain*"):
+            for path in self.folder.glob("uploader*"):
                 os.kill(int(path.read_text()), signal.SIGCONT)
 
     def reap(self) -> list[int]:
@@ -292,7 +292,7 @@ class Gang:
                     found.append(int(path.name))
         return found
 
-    def drains(self) -> list[int]:
+    def uploaders(self) -> list[int]:
         """Those that go on alone."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
@@ -304,7 +304,7 @@ class Gang:
     def close(self) -> None:
         """End them before their folder goes."""
         self.service.close()
-        for pid in self.drains():
+        for pid in self.uploaders():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -347,7 +347,7 @@ def run_case(case: Case, *, again: bool = False, pauses: random.Random | None = 
         finally:
             codes = gang.reap()
         until(lambda: not gang.orphans(), "the end of what the ranks had started")
-        until(lambda: not gang.drains(), "the end of the drains")
+        until(lambda: not gang.uploaders(), "the end of the uploaders")
         result = {
             "codes": codes,
             "left": gang.left(),
@@ -399,7 +399,7 @@ def check(case: Case, result: dict[str, Any]) -> None:
     elif case.phase != "warmup":
         assert durable >= STEP - STEP % case.every - case.every, "what was captured was not brought"
     assert result["again"] == [0] * case.world, f"the next attempt ended with {result['again']}"
-    newest = max(result["later"], default=0)  # the drains of the dead may have gone on
+    newest = max(result["later"], default=0)  # the uploaders of the dead may have gone on
     assert result["start"] == [newest] * case.world and newest >= durable, f"it began at {result['start']}: {result}"
 
 

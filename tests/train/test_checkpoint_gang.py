@@ -56,7 +56,7 @@ def test_a_death_while_saving_leaves_the_old_generation_for_all_ranks(tmp_path: 
     fault = gang(4, tmp_path, "faults", {2: {"CORDEE_TEST_KILL_AT": "part.before:2"}})
     assert [code for code, _ in fault] == [0, 0, 0, -9]
     told = fault[0][1][0]
-    assert [step for step, _ in told["failures"]] == [2], "only the save whose drain died may fail"
+    assert [step for step, _ in told["failures"]] == [2], "only the save whose uploader died may fail"
     assert [step for step, _ in fault[0][1][-1]["failures"]] == [2, 4]
     assert "signal 9" in fault[2][1][0]["failures"][0][1]
 

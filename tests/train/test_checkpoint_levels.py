@@ -60,7 +60,7 @@ def flip(path: Path) -> None:
 
 def test_a_run_goes_on_from_s3_over_a_network_that_fails_a_tenth_of_all_requests(s3, monkeypatch) -> None:
     monkeypatch.setattr("cordee.storage.remote.WAIT_S", 0.0)
-    with s3.failing(s3.by_chance(7, 0.1)):  # The drain's own waits are real.
+    with s3.failing(s3.by_chance(7, 0.1)):  # The uploader's own waits are real.
         weights = saved("s3://bucket/run", 2)
     with s3.failing(s3.by_chance(8, 0.1)):
         found, checkpointer = loaded("s3://bucket/run")

@@ -266,7 +266,7 @@ def test_a_failed_save_is_told_and_is_not_fatal(make) -> None:
     assert checkpointer.wait(WAIT_S).step == 3
 
 
-def test_the_other_ranks_hear_of_a_dead_drain_also_when_the_next_one_runs_already(make) -> None:
+def test_the_other_ranks_hear_of_a_dead_uploader_also_when_the_next_one_runs_already(make) -> None:
     told = threading.Event()
     checkpointer = make(on_failure=lambda error: told.wait(WAIT_S))
     state = build()
@@ -284,7 +284,7 @@ def test_the_other_ranks_hear_of_a_dead_drain_also_when_the_next_one_runs_alread
     checkpointer.wait(WAIT_S)
 
 
-def test_what_a_stopped_drains_pipe_cannot_take_goes_on_beside_the_training(make, monkeypatch) -> None:
+def test_what_a_stopped_uploaders_pipe_cannot_take_goes_on_beside_the_training(make, monkeypatch) -> None:
     monkeypatch.setattr(link, "HAND_OVER_S_MAX", 0.01)
     checkpointer = make()
     state = build()
@@ -294,7 +294,7 @@ def test_what_a_stopped_drains_pipe_cannot_take_goes_on_beside_the_training(make
     os.kill(talker.pid, signal.SIGSTOP)
     state["more"] = {f"name{i}": torch.zeros(1) for i in range(2000)}  # A pipe takes 64 KiB.
     checkpointer.save(state, step=2, extras={})
-    assert talker._pipe._unsent, "the drain reads nothing"
+    assert talker._pipe._unsent, "the uploader reads nothing"
     checkpointer.leave(lambda: 0.0)
     assert not talker._pipe._stdin.closed, "there is still something to say"
     os.kill(talker.pid, signal.SIGCONT)
@@ -398,7 +398,7 @@ def test_what_lay_in_the_memory_before_is_in_no_chunk(tmp_path) -> None:
 
 
 def test_a_damaged_base_is_no_base(make, tmp_path) -> None:
-    """The manifest that was loaded decays, and then the drain has to start again: saves still succeed."""
+    """The manifest that was loaded decays, and then the uploader has to start again: saves still succeed."""
     first = make()
     saved(first, build(), 1)
     first.close()

@@ -82,7 +82,7 @@ def test_what_is_held_goes_before_it_is_too_late() -> None:
     held = replace(AT, memory_step=38)
     assert plan(held).turn_s == RESCUE_S + MARGIN * 8.0
     assert plan(replace(held, busy_s=3.0)).turn_s == 3.0 + RESCUE_S + MARGIN * 8.0
-    assert plan(replace(AT, uploading_step=38, busy_s=3.0)).turn_s == 0.0, "the drain has it already"
+    assert plan(replace(AT, uploading_step=38, busy_s=3.0)).turn_s == 0.0, "the uploader has it already"
     assert plan(replace(held, near_step=38)).turn_s == 0.0, "it is no newer than what is durable"
     assert plan(replace(held, near_step=38, machine_stays=False)).turn_s == RESCUE_S + MARGIN * 8.0, "but that goes"
 
@@ -92,7 +92,7 @@ seconds = st.floats(0, 300)
 
 @st.composite
 def situations(draw: st.DrawFn) -> Situation:
-    drains = sorted(draw(st.lists(seconds, min_size=1, max_size=3)))
+    uploaders = sorted(draw(st.lists(seconds, min_size=1, max_size=3)))
     durable = draw(st.integers(0, 40))
     return Situation(
         left_s=draw(seconds),
@@ -103,7 +103,7 @@ def situations(draw: st.DrawFn) -> Situation:
         size_bytes=draw(st.integers(0, 10**13)),
         levels=tuple(
             LevelTiming(name=f"store {i}", upload_s=None if draw(st.booleans()) else upload_s)
-            for i, upload_s in enumerate(drains)
+            for i, upload_s in enumerate(uploaders)
         ),
         busy_s=draw(seconds),
         uploading_step=draw(st.none() | st.integers(0, 50)),
@@ -140,7 +140,7 @@ def test_what_is_chosen_fits(now: Situation) -> None:
 
 
 @given(situations(), seconds)
-def test_a_slower_drain_never_promises_more(now: Situation, slower_s: float) -> None:
+def test_a_slower_uploader_never_promises_more(now: Situation, slower_s: float) -> None:
     slow = tuple(
         replace(level, upload_s=None if level.upload_s is None else level.upload_s + slower_s) for level in now.levels
     )

@@ -31,7 +31,7 @@ WAIT_S = 60
 
 
 class Rank(Process):
-    """A drain whose trainer holds captures."""
+    """An uploader whose trainer holds captures."""
 
     def __init__(self, log: Log, folder, rank: int = 0, world: int = 1, env: dict[str, str] | None = None) -> None:
         super().__init__(log, folder, env, rank=rank, world=world, grace_s=5.0)
@@ -50,14 +50,14 @@ class Rank(Process):
             self.tell({**command, "do": "keep", "slot": slot})
 
     def bring(self, save: int, step: int) -> None:
-        """As `save` of a drain, with the seal that the trainer sets."""
+        """As `save` of an uploader, with the seal that the trainer sets."""
         self.marks.clear(0)
         self.save(save, step, self.rank, self.world)
         self.marks.set(0, save)
 
 
 def dies(*ranks: Rank) -> None:
-    """All trainers at once; wait for their drains."""
+    """All trainers at once; wait for their uploaders."""
     for rank in ranks:
         rank.process.stdin.close()
     for rank in ranks:
@@ -81,7 +81,7 @@ def test_the_newest_capture_that_all_hold_is_brought(tmp_path) -> None:
     assert rescue.EarlierUploaders(FileBlobs(tmp_path), 1, "n1").working() is None
 
 
-def test_the_agent_hears_of_it_from_the_drain(tmp_path) -> None:
+def test_the_agent_hears_of_it_from_the_uploader(tmp_path) -> None:
     told = {"CORDEE_SPOOL": str(tmp_path / "spool"), "CORDEE_JOB": "job-a", "CORDEE_EPOCH": "1"}
     rank = Rank(open_log(tmp_path), tmp_path, env=told)
     rank.hold(1, 10)
@@ -107,7 +107,7 @@ def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_pat
 
 
 def test_a_capture_that_was_written_over_in_part_is_none(tmp_path) -> None:
-    """The drain still knows of the capture, but its seal is broken."""
+    """The uploader still knows of the capture, but its seal is broken."""
     rank = Rank(open_log(tmp_path), tmp_path)
     rank.hold(2, 20)
     rank.hold(4, 40, torn=True)
@@ -116,7 +116,7 @@ def test_a_capture_that_was_written_over_in_part_is_none(tmp_path) -> None:
 
 
 def test_no_rank_decides_alone(tmp_path) -> None:
-    """A rank that is gone with its drain, as with its host, leaves the others with what is durable."""
+    """A rank that is gone with its uploader, as with its host, leaves the others with what is durable."""
     log = open_log(tmp_path)
     ranks = [Rank(log, tmp_path, rank, 2) for rank in range(2)]
     for rank in ranks:
@@ -157,7 +157,7 @@ def test_a_rescue_that_dies_commits_nothing_or_all(tmp_path, at) -> None:
     assert rescue.EarlierUploaders(blobs, *attempt).working() is None, "but it is seen to be dead at once"
 
 
-def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
+def test_the_next_attempt_waits_for_an_uploader_that_lives(tmp_path) -> None:
     """It has not even said what it holds: it still does what it was handed, and waits for another rank's part."""
     rank = Rank(open_log(tmp_path), tmp_path, world=2)
     rank.bring(1, 10)
@@ -173,7 +173,7 @@ def test_the_next_attempt_waits_for_a_drain_that_lives(tmp_path) -> None:
     assert uploaders.working() is None and not uploaders.silent
 
 
-def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
+def test_an_uploader_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_path) -> None:
     blobs, now_s = FileBlobs(tmp_path), 0.0
     uploaders = rescue.EarlierUploaders(blobs, 1, "n", lambda: now_s)
     far = {"host": "far", "where": "another machine", "pid": 1, "started": 1}
@@ -187,7 +187,7 @@ def test_a_drain_elsewhere_is_believed_as_long_as_it_gives_signs_of_life(tmp_pat
     assert uploaders.working() == "rank 3 on far", "it was only slow"
 
 
-def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_what_it_knows(tmp_path) -> None:
+def test_a_look_at_many_uploaders_asks_for_several_marks_at_once_and_says_in_time_what_it_knows(tmp_path) -> None:
     blobs, far = FileBlobs(tmp_path), {"host": "far", "where": "another machine", "pid": 1, "started": 1}
     for rank in range(64):
         rescue.give_sign(blobs, f"parts/1-n/living-{rank:06d}", 0, far)
@@ -212,7 +212,7 @@ def test_a_look_at_many_drains_asks_for_several_marks_at_once_and_says_in_time_w
     assert uploaders.working(WAIT_S) == "rank 0 on far"
 
 
-def test_nobody_waits_for_a_drain_that_only_looks_after_what_is_committed(tmp_path) -> None:
+def test_nobody_waits_for_an_uploader_that_only_looks_after_what_is_committed(tmp_path) -> None:
     """The trainers leave within the third save; retention then hangs in a manifest that nobody writes."""
     log = open_log(tmp_path)
     blobs = FileBlobs(tmp_path)
@@ -238,7 +238,7 @@ def test_nobody_waits_for_a_drain_that_only_looks_after_what_is_committed(tmp_pa
         heard.wait(0.02)
     assert uploaders.working() is None, "all that it had is committed"
     assert ranks[0].process.poll() is None
-    with manifest.open("wb") as pipe:  # Opens once the drain reads it.
+    with manifest.open("wb") as pipe:  # Opens once the uploader reads it.
         pipe.write(whole)
     dies(*ranks)
 
@@ -268,8 +268,8 @@ def test_a_rescue_waits_for_room_on_a_full_disk(small_disk) -> None:
     assert [step for step, problem in generations(small_disk) if problem is None] == [10, 20]
 
 
-def test_no_attempt_waits_for_a_drain_that_has_died(tmp_path, caplog, monkeypatch) -> None:
-    """The drain died in the middle, and so nobody says that it is over; a sleep would be a wait for it."""
+def test_no_attempt_waits_for_an_uploader_that_has_died(tmp_path, caplog, monkeypatch) -> None:
+    """The uploader died in the middle, and so nobody says that it is over; a sleep would be a wait for it."""
     rank = Rank(open_log(tmp_path), tmp_path, env={"CORDEE_TEST_KILL_AT": "rescue.held:1"})
     rank.hold(1, 10)
     rank.process.stdin.close()
@@ -317,7 +317,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("how", ["killed", "torn", "closed"])
 def test_a_trainer_that_is_killed_goes_on_from_its_newest_capture(tmp_path: Path, how) -> None:
-    """SIGKILL at step 47, durable is 40, in memory is 46. The next attempt waits for the drain without being told."""
+    """SIGKILL at step 47, durable is 40, in memory is 46. The next attempt waits for the uploader by itself."""
     script, to = tmp_path / "trainer.py", tmp_path / "to"
     script.write_text(TRAINER)
     ((code, said, errors),) = run([[sys.executable, str(script), str(to), how]], [environment()], WAIT_S)
@@ -336,7 +336,7 @@ def test_a_trainer_that_is_killed_goes_on_from_its_newest_capture(tmp_path: Path
     assert bool((state["w"] == 46).all())
 
 
-def test_captures_are_held_while_the_drain_reads_and_the_one_it_reads_stays(tmp_path) -> None:
+def test_captures_are_held_while_the_uploader_reads_and_the_one_it_reads_stays(tmp_path) -> None:
     checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
     checkpointer.open()
     state = {"w": torch.full((300_000,), 1.0)}
@@ -358,7 +358,7 @@ def test_captures_are_held_while_the_drain_reads_and_the_one_it_reads_stays(tmp_
     assert generations(tmp_path)[-1] == (6, None), "closed before its time: what was held is brought"
 
 
-def test_what_is_held_is_worth_nothing_once_its_drain_has_died(tmp_path) -> None:
+def test_what_is_held_is_worth_nothing_once_its_uploader_has_died(tmp_path) -> None:
     checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
     checkpointer.open()
     state = {"w": torch.full((300_000,), 1.0)}
@@ -437,7 +437,7 @@ def test_a_job_that_is_killed_repeats_one_step_and_no_bit(tmp_path: Path) -> Non
 
 @pytest.mark.gang
 def test_ranks_go_on_from_what_all_held_when_one_is_killed(tmp_path: Path) -> None:
-    """The others find out by their collectives; no agent, so the next attempt waits for the drains by itself."""
+    """The others find out by their collectives; no agent, so the next attempt waits for the uploaders by itself."""
     out, to = folders(tmp_path, "out", "to")
     told = ["--to", str(to), "--every", "40", "--ram", "2"]
     ranks = gang(out, 2, *told, "--die", "1:47")
@@ -461,8 +461,8 @@ CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")
     subprocess.run([*CONTAINER, "true"], check=False, capture_output=True).returncode != 0,
     reason="this user may not make process namespaces",
 )
-def test_ranks_that_take_their_drains_along_wait_until_these_have_brought_what_is_held(tmp_path: Path) -> None:
-    """Notice in step 47, which never ends; durable is 40, in memory is 46, and nobody spares the drains."""
+def test_ranks_that_take_their_uploaders_along_wait_until_these_have_brought_what_is_held(tmp_path: Path) -> None:
+    """Notice in step 47, which never ends; durable is 40, in memory is 46, and nobody spares the uploaders."""
     out, to = folders(tmp_path, "out", "to")
     told = ["--to", str(to), "--every", "40", "--ram", "2", "--grace", "5s"]
     ranks = gang(out, 2, *told, "--notice", "1:47", "--hang", "1:47", within=CONTAINER)
@@ -470,22 +470,22 @@ def test_ranks_that_take_their_drains_along_wait_until_these_have_brought_what_i
     assert [step for step, problem in generations(to) if problem is None][-1] == 46
 
 
-def test_no_capture_begins_over_one_that_the_drain_may_bring(tmp_path) -> None:
-    """The thread that ends a process waits for the drain, while the script goes on to its next save."""
+def test_no_capture_begins_over_one_that_the_uploader_may_bring(tmp_path) -> None:
+    """The thread that ends a process waits for the uploader, while the script goes on to its next save."""
     checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
     checkpointer.open()
     state = {"w": torch.full((300_000,), 1.0)}
     for step in (1, 2):
         state["w"].fill_(step)
         checkpointer.save(state, step=step, extras={}, reach=0)
-    drain = checkpointer._link.pid
-    os.kill(drain, signal.SIGSTOP)
+    uploader = checkpointer._link.pid
+    os.kill(uploader, signal.SIGSTOP)
     checkpointer.leave(lambda: 0.0)
     for step in (3, 4):
         state["w"].fill_(step)
         with pytest.raises(CheckpointError, match="this process is ending"):
             checkpointer.save(state, step=step, extras={}, reach=0)
-    os.kill(drain, signal.SIGCONT)
+    os.kill(uploader, signal.SIGCONT)
     checkpointer.leave(lambda: WAIT_S)
     assert generations(tmp_path) == [(2, None)]
     again = Checkpointer(str(tmp_path), rank=0, world_size=1)
@@ -500,18 +500,18 @@ from cordee.train.stop import rank_exit
 rank_exit.RESCUE_S_MAX = 0.2
 with cordee.job({"w": torch.zeros(8)}, to=sys.argv[1], every=1000) as job:
     for step in job.steps(10):
-        drain = job._saving.checkpointer._link.pid
-        os.kill(drain, signal.SIGSTOP)
-        print(drain, flush=True)
+        uploader = job._saving.checkpointer._link.pid
+        os.kill(uploader, signal.SIGSTOP)
+        print(uploader, flush=True)
         job._on_hung(1.0)
 """
 
 
-def test_a_drain_that_hangs_does_not_hold_a_rank_that_ends_itself(tmp_path: Path) -> None:
+def test_an_uploader_that_hangs_does_not_hold_a_rank_that_ends_itself(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HUNG, str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
-        drain = int(run.stdout.readline())
+        uploader = int(run.stdout.readline())
         try:
             assert run.wait(WAIT_S / 2) == 60
         finally:
-            os.kill(drain, signal.SIGKILL)
+            os.kill(uploader, signal.SIGKILL)
             run.kill()

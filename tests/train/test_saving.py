@@ -132,7 +132,7 @@ def test_an_attempt_that_ends_with_its_last_save_is_no_failure(tmp_path) -> None
     again.checkpointer.close()
 
 
-def test_a_capture_whose_drain_failed_does_not_count(tmp_path) -> None:
+def test_a_capture_whose_uploader_failed_does_not_count(tmp_path) -> None:
     saving = begin(str(tmp_path), every=100)
     os.kill(saving.checkpointer._link.pid, signal.SIGSTOP)
     assert saving.save(7) and saving.is_coming(7, 1)

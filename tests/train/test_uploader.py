@@ -1,4 +1,4 @@
-"""The drain and retention: commits, deaths at every named point, full disks, zombies, gc beside a running save."""
+"""The uploader and retention: commits, deaths at every named point, full disks, zombies, gc beside a running save."""
 
 import errno
 import json
@@ -82,19 +82,19 @@ def setup(log: Log, folder, rank: int = 0, world: int = 1, **changes) -> Uploade
 
 
 class Bench:
-    """A drain in this process, with its events."""
+    """An uploader in this process, with its events."""
 
     def __init__(self, log: Log, folder, blobs: FileBlobs | None = None, **changes) -> None:
         self.events: list[dict] = []
         self.memory = b""
         self.setup = setup(log, folder, **changes)
         self.blobs = blobs or FileBlobs(folder)
-        self.drain = Uploader(self.setup, self.blobs, self.events.append, lambda slot, size: memoryview(self.memory))
+        self.uploader = Uploader(self.setup, self.blobs, self.events.append, lambda slot, size: memoryview(self.memory))
 
     def save(self, save: int, step: int, **more) -> list[str]:
         before = len(self.events)
         self.memory, command = capture(save, step, self.setup.rank, self.setup.world_size)
-        self.drain.save(command | more)
+        self.uploader.save(command | more)
         return [event["event"] for event in self.events[before:]]
 
 
@@ -207,11 +207,11 @@ def test_nobody_waits_for_what_is_read_again(tmp_path) -> None:
     read = reads_of(bench.blobs, lambda key: key == frozen and told.append(bench.events[-1]))
     for save in range(2, 2 + REREAD_SAVES):
         bench.save(save, save, ending="left")
-    bench.drain.is_busy = lambda: True
+    bench.uploader.is_busy = lambda: True
     for save in range(2 + REREAD_SAVES, 2 + 2 * REREAD_SAVES):
         bench.save(save, save)
     assert frozen not in read
-    bench.drain.is_busy = lambda: False
+    bench.uploader.is_busy = lambda: False
     for save in range(2 + 2 * REREAD_SAVES, 2 + 3 * REREAD_SAVES):
         bench.save(save, save)
     assert [event["event"] for event in told] == ["collected"]
@@ -246,10 +246,12 @@ def test_chunks_of_an_unfinished_gc_count_as_absent(tmp_path) -> None:
     frozen = next(key for key in blobs.list(CHUNKS) if blobs.get(key) == FROZEN)
     newest = live_commits(read_entries(blobs))[-1]
     blobs.put_if_absent("gc/list", seal({"format": 1, "keys": [frozen]}))
-    bench.drain.log.refresh()
-    bench.drain.log.append("gc", retired=[], doomed="list")
+    bench.uploader.log.refresh()
+    bench.uploader.log.append("gc", retired=[], doomed="list")
     again = Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index)
-    assert again.drain.reusable.known and frozen not in {chunk.key for chunk in again.drain.reusable.known.values()}
+    assert again.uploader.reusable.known and frozen not in {
+        chunk.key for chunk in again.uploader.reusable.known.values()
+    }
     again.save(1, 20)
     blobs.delete(frozen)  # The late delete of the old attempt.
     assert generations(tmp_path)[-1] == (20, None)
@@ -260,8 +262,8 @@ def test_what_a_gc_dooms_and_cannot_be_read_makes_every_chunk_unsafe(tmp_path) -
     bench.save(1, 10)
     blobs = FileBlobs(tmp_path)
     newest = live_commits(read_entries(blobs))[-1]
-    bench.drain.log.append("gc", retired=[], doomed="lost")
-    assert Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index).drain.reusable.known == {}
+    bench.uploader.log.append("gc", retired=[], doomed="lost")
+    assert Bench(open_log(tmp_path, "n2"), tmp_path, verified=newest.index).uploader.reusable.known == {}
 
 
 def test_generations_that_were_stepped_over_do_not_count_as_verified(tmp_path) -> None:
@@ -279,7 +281,7 @@ def test_generations_that_were_stepped_over_do_not_count_as_verified(tmp_path) -
 def test_fewer_than_two_verified_generations_retire_nothing(tmp_path) -> None:
     log = open_log(tmp_path)
     bench = Bench(log, tmp_path, grace_s=0.01)
-    bench.drain._read_back = lambda *args: None  # Nobody ever says "verified".
+    bench.uploader._read_back = lambda *args: None  # Nobody ever says "verified".
     for step in (1, 2, 3, 4):
         bench.save(step, step)
     assert [step for step, _ in generations(tmp_path)] == [1, 2, 3, 4]
@@ -335,7 +337,7 @@ def test_two_ranks_commit_together_and_a_missing_one_fails_the_save(tmp_path) ->
     assert "no part of ranks [1]" in ranks[0].events[-1]["message"]
     assert ranks[1].save(2, 20) == ["written", "failed"]
     assert "rank 0: no part of ranks [1]" in ranks[1].events[-1]["message"], "the others hear the reason"
-    ranks[1].drain.abandon(3)
+    ranks[1].uploader.abandon(3)
     assert ranks[0].save(3, 30) == ["written", "failed"]
     assert "rank 1: its process ended" in ranks[0].events[-1]["message"]
     assert generations(tmp_path) == [(10, None)]
@@ -352,13 +354,13 @@ def test_gc_beside_a_running_save_takes_nothing_from_it(tmp_path) -> None:
     beside = Bench(log, tmp_path)  # Another view of the same attempt: rank 0's retention.
 
     def collecting(key, data, **how):
-        beside.drain.log.refresh()
-        collect(beside.drain.log, FileBlobs(tmp_path), keep=Keep(), save=2)
+        beside.uploader.log.refresh()
+        collect(beside.uploader.log, FileBlobs(tmp_path), keep=Keep(), save=2)
         done = put(key, data, **how)
-        collect(beside.drain.log, FileBlobs(tmp_path), keep=Keep(), save=2)
+        collect(beside.uploader.log, FileBlobs(tmp_path), keep=Keep(), save=2)
         return done
 
-    bench.drain.blobs = blobs
+    bench.uploader.blobs = blobs
     blobs.put_if_absent = collecting
     assert bench.save(3, 3)[:2] == ["written", "committed"]
     assert generations(tmp_path)[-2:] == [(2, None), (3, None)]
@@ -367,10 +369,10 @@ def test_gc_beside_a_running_save_takes_nothing_from_it(tmp_path) -> None:
 def test_a_part_that_uses_a_retired_generation_is_not_committed(tmp_path) -> None:
     bench = Bench(open_log(tmp_path), tmp_path)
     bench.save(1, 1)
-    stale, since = dict(bench.drain.reusable.known), bench.drain.reusable.since
+    stale, since = dict(bench.uploader.reusable.known), bench.uploader.reusable.since
     for step in (2, 3, 4):
         bench.save(step, step)
-    bench.drain.reusable.known, bench.drain.reusable.since = stale, since
+    bench.uploader.reusable.known, bench.uploader.reusable.since = stale, since
     assert bench.save(5, 5) == ["written", "failed"]
     assert "is retired" in bench.events[-1]["message"]
 
@@ -379,7 +381,7 @@ def test_a_part_that_uses_a_retired_generation_is_not_committed(tmp_path) -> Non
 
 
 class Process:
-    """A drain as the trainer starts it."""
+    """An uploader as the trainer starts it."""
 
     def __init__(self, log: Log, folder, env: dict[str, str] | None = None, **changes) -> None:
         self.fd, self.second, self.marks_fd = (os.memfd_create("test") for _ in range(3))
@@ -485,24 +487,24 @@ def fill(disk) -> None:
 
 def test_on_a_full_disk_a_failed_save_is_heard_of_and_the_next_one_is_clean(small_disk) -> None:
     log = open_log(small_disk)
-    drains = [Process(log, small_disk, rank=rank, world=2, grace_s=5.0) for rank in range(2)]
-    for rank, drain in enumerate(drains):
-        drain.save(1, 10, rank, 2)
-    assert all(drain.events_until("committed") for drain in drains) and drains[0].events_until("collected")
+    uploaders = [Process(log, small_disk, rank=rank, world=2, grace_s=5.0) for rank in range(2)]
+    for rank, uploader in enumerate(uploaders):
+        uploader.save(1, 10, rank, 2)
+    assert all(uploader.events_until("committed") for uploader in uploaders) and uploaders[0].events_until("collected")
     # Rank 1 has written its part and waits for rank 0, which finds no room for its chunks, nor for a word.
-    drains[1].save(2, 20, 1, 2)
-    assert drains[1].events_until("written")
+    uploaders[1].save(2, 20, 1, 2)
+    assert uploaders[1].events_until("written")
     fill(small_disk)
-    drains[0].save(2, 20, 0, 2)
-    assert "No space left" in drains[0].event()["message"]
-    heard = drains[1].event()
+    uploaders[0].save(2, 20, 0, 2)
+    assert "No space left" in uploaders[0].event()["message"]
+    heard = uploaders[1].event()
     assert heard["event"] == "failed" and "had no room for its reason" in heard["message"]
     assert generations(small_disk) == [(10, None)]
     (small_disk / "filler").unlink()
-    for rank, drain in enumerate(drains):
-        drain.save(3, 30, rank, 2)
-    assert all(drain.events_until("committed") for drain in drains)
-    assert [drain.end() for drain in drains] == [0, 0]
+    for rank, uploader in enumerate(uploaders):
+        uploader.save(3, 30, rank, 2)
+    assert all(uploader.events_until("committed") for uploader in uploaders)
+    assert [uploader.end() for uploader in uploaders] == [0, 0]
     assert generations(small_disk) == [(10, None), (30, None)]
 
 
@@ -525,7 +527,7 @@ def test_a_failure_that_the_store_takes_no_word_of_is_told_as_soon_as_it_does(tm
     assert "rank 0: cannot create" in ranks[1].events[1]["message"]
 
 
-def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) -> None:
+def test_the_uploader_outlives_its_trainer_and_commits_what_was_captured(tmp_path) -> None:
     process = Process(open_log(tmp_path), tmp_path)
     process.save(1, 10)
     assert process.events_until("collected")  # It is up and ignores signals from here on.
@@ -541,6 +543,6 @@ def test_the_drain_outlives_its_trainer_and_commits_what_was_captured(tmp_path) 
     assert "its process ended" in (tmp_path / "parts/1-n1/000003.failed").read_text()
 
 
-def test_the_drain_imports_neither_torch_nor_numpy() -> None:
+def test_the_uploader_imports_neither_torch_nor_numpy() -> None:
     code = "import sys, cordee.train.checkpoint.uploader; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0

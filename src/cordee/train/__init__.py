@@ -1,4 +1,4 @@
-"""The SDK inside the user's training process, and its drain.
+"""The SDK inside the user's training process, and its uploader.
 
-This module imports nothing: the drain starts through it and has to be light.
+This module imports nothing: the uploader starts through it and has to be light.
 """

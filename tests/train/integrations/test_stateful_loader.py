@@ -53,7 +53,7 @@ def train(to: Path, *, until: int, workers: int) -> dict[int, list[int]]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_place_in_an_epoch_comes_back(tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     whole = train(tmp_path / "whole", until=99, workers=workers)
-    assert "goes on alone" not in caplog.text, "the workers hold the drain's pipe open"
+    assert "goes on alone" not in caplog.text, "the workers hold the uploader's pipe open"
     assert len(whole) == 16 and len({tuple(batch) for batch in whole.values()}) == 16
     first = train(tmp_path / "to", until=10, workers=workers)  # 6 batches are an epoch
     rest = train(tmp_path / "to", until=99, workers=workers)

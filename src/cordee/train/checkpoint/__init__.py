@@ -1,1 +1,1 @@
-"""What a checkpoint is made of inside a rank: capture, drain, resume; and when one is due."""
+"""Checkpoints inside a rank: capture, upload and resume, and when a save is due."""

@@ -1,5 +1,5 @@
-"""The SDK inside loops that are not the user's own: Hugging Face's Trainer, Lightning, torchdata's loader.
+"""The SDK inside loops that are not the user's own: Hugging Face's Trainer and Lightning.
 
-Each module imports its library and is imported by its name; this one imports nothing. They are thin: what a checkpoint
-is and how ranks stop is in the rooms around, here is only where each loop keeps what it needs to go on.
+Each module imports its library and is imported by its name; this one imports nothing. They only know where each loop
+keeps its state; how to save and how to stop is in the rooms around.
 """

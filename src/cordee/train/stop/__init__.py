@@ -1,1 +1,1 @@
-"""How a gang leaves: who hears of it, the step that all agree on, what can still be made durable."""
+"""How a gang leaves: notices, the step that all ranks agree on, and what can still be made durable."""

@@ -1,1 +1,1 @@
-"""Which rank hangs or keeps the others waiting, found from beside the loop."""
+"""Find the rank that hangs or keeps the others waiting, from beside the loop."""
