@@ -34,8 +34,8 @@ def _run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 
 @pytest.fixture(autouse=True)
-def nobodys_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whoever runs the tests may have prices of their own."""
+def empty_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Hide prices in the home of the person who runs the tests."""
     monkeypatch.setenv("CORDEE_HOME", str(tmp_path_factory.getbasetemp() / "no-home"))
 
 
@@ -68,12 +68,12 @@ def _schema(document: type[BaseModel]) -> object:
 )
 def test_json_keeps_its_schema(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     code, out, err = _run(capsys, *words, "--json")
-    told = json.loads(out)
-    jsonschema.validate(told, SCHEMAS["plan"])
-    assert code == (0 if told["fits"] else 21) and not err
-    assert PlanDocument.model_validate_json(out).model_dump(mode="json") == told
-    assert told["model"]["parameters"] == sum(told["model"]["parts"].values())
-    for layout in told["layouts"]:
+    answer = json.loads(out)
+    jsonschema.validate(answer, SCHEMAS["plan"])
+    assert code == (0 if answer["fits"] else 21) and not err
+    assert PlanDocument.model_validate_json(out).model_dump(mode="json") == answer
+    assert answer["model"]["parameters"] == sum(answer["model"]["parts"].values())
+    for layout in answer["layouts"]:
         assert layout["peak_bytes"] == sum(layout["parts_bytes"].values())
         assert layout["fits"] == (layout["shortfall_bytes"] == 0)
 
@@ -116,7 +116,7 @@ def test_405b_in_8_bit_adam(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("wide")
-def test_where_nothing_fits_it_says_what_would_and_leaves_with_21(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_fits_it_prints_what_would_and_exits_with_21(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8xH100")
     assert code == 21
     assert "Layouts that fit" not in out
@@ -160,8 +160,8 @@ def test_a_width_that_is_none_does_not_stop_the_plan(
 @pytest.mark.usefixtures("wide")
 def test_the_notice_that_is_needed_counts_the_step_that_is_under_way(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--json")
-    told = json.loads(out)
-    needed_s = told["layouts"][0]["step_s"] + told["survival"][0]["checkpoint_s"]
+    answer = json.loads(out)
+    needed_s = answer["layouts"][0]["step_s"] + answer["survival"][0]["checkpoint_s"]
     _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
     assert f"with {format_duration(needed_s)} of notice (a step and a checkpoint)" in " ".join(out.split())
 
@@ -170,9 +170,9 @@ def test_own_prices_are_used_and_named(capsys: pytest.CaptureFixture[str], tmp_p
     path = tmp_path / "prices.toml"
     path.write_text('[H100.on-demand]\nusd_per_gpu_hour = 1.00\nsource = "our contract"\nas_of = "2026-11"\n')
     _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--prices", str(path), "--json")
-    told = json.loads(out)
-    assert told["price"] == {"capacity": "on-demand", "usd_per_gpu_hour": 1.0, "source": "our contract (2026-11)"}
-    best = told["layouts"][0]
+    answer = json.loads(out)
+    assert answer["price"] == {"capacity": "on-demand", "usd_per_gpu_hour": 1.0, "source": "our contract (2026-11)"}
+    best = answer["layouts"][0]
     assert best["usd_per_billion_tokens"] == pytest.approx(8 * 1e9 / best["tokens_per_s"] / 3600)
 
 
@@ -254,9 +254,9 @@ def test_bad_input_is_one_error_with_a_hint_and_its_own_exit_code(
     assert first.startswith("error: ") and says in first
     assert second.startswith("hint: ") and hint in second
     left, out, err = _run(capsys, *words, "--json")
-    told = json.loads(err)
-    assert (left, out, told["exit_code"]) == (code, "", code)
-    assert says in told["error"] and hint in told["hint"]
+    answer = json.loads(err)
+    assert (left, out, answer["exit_code"]) == (code, "", code)
+    assert says in answer["error"] and hint in answer["hint"]
 
 
 def test_a_config_json_without_a_field_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -337,9 +337,9 @@ def test_a_range_of_gpus_draws_the_curve(
 
 def test_the_curve_has_a_schema_and_ends_with_21_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "gpt2", "--gpus", "1..64xH100", "--batch", "64", "--json")
-    told = json.loads(out)
-    jsonschema.validate(told, SCHEMAS["curve"])
-    assert code == 0 and told["knee_gpus"] in [point["gpus"] for point in told["points"]]
+    answer = json.loads(out)
+    jsonschema.validate(answer, SCHEMAS["curve"])
+    assert code == 0 and answer["knee_gpus"] in [point["gpus"] for point in answer["points"]]
     code, out, _ = _run(capsys, "llama-3-405b", "--gpus", "H100:1..4", "--json")
     assert code == 21 and all(point["layout"] is None for point in json.loads(out)["points"])
 
@@ -369,7 +369,7 @@ def test_the_page_holds_everything_itself(capsys: pytest.CaptureFixture[str], tm
 
 
 @pytest.mark.parametrize("launcher", ["megatron", "torchtitan", "deepspeed", "cordee"])
-def test_settings_go_to_standard_output_and_what_is_said_of_them_beside(
+def test_settings_go_to_standard_output_and_notes_to_standard_error(
     capsys: pytest.CaptureFixture[str], launcher: str
 ) -> None:
     code, out, err = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--launch", launcher)
@@ -383,9 +383,9 @@ def test_rent_comes_from_the_price_and_without_one_from_the_file(
     own = tmp_path / "own.toml"
     own.write_text(ASSUMED)
     _, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100", "--buy", str(own), "--json")
-    told = json.loads(out)
-    jsonschema.validate(told, SCHEMAS["plan"])
-    assert told["rent_or_buy"]["assumed"]["rent_usd_per_gpu_hour"] == 2.99
+    answer = json.loads(out)
+    jsonschema.validate(answer, SCHEMAS["plan"])
+    assert answer["rent_or_buy"]["assumed"]["rent_usd_per_gpu_hour"] == 2.99
     code, _, err = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot", "--buy", str(own))
     assert code == 12 and "rent_usd_per_gpu_hour is missing" in err
     own.write_text("busy_fraction = ")
@@ -393,7 +393,7 @@ def test_rent_comes_from_the_price_and_without_one_from_the_file(
     assert code == 12 and "cannot be read" in err
 
 
-def test_figures_that_contradict_themselves_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_that_contradict_themselves_are_marked(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["figures"])
     text = capsys.readouterr().out

@@ -55,13 +55,13 @@ def test_a_name_as_people_and_drivers_write_it_finds_its_gpu(written: str, name:
     assert CATALOGUE.find_gpu(written).name == name
 
 
-def test_an_unknown_gpu_is_told_what_was_probably_meant() -> None:
+def test_an_unknown_gpu_has_a_hint_with_the_likely_name() -> None:
     with pytest.raises(CatalogueError, match="unknown GPU 'H10'") as caught:
         CATALOGUE.find_gpu("H10")
     assert caught.value.hint is not None and caught.value.hint.startswith("did you mean H100? ")
 
 
-def test_an_unknown_chip_is_told_what_was_probably_meant() -> None:
+def test_an_unknown_chip_has_a_hint_with_the_likely_name() -> None:
     with pytest.raises(CatalogueError, match="unknown chip 'GH10'\nhint: did you mean GH100"):
         find_chip("GH10", {"GA100": {}, "GH100": {}})
 

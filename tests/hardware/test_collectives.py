@@ -52,7 +52,7 @@ def test_a_switch_that_adds_up_halves_what_large_groups_send() -> None:
     assert float(all_reduce_s(1e9, 1, Link(1.0, 1e9, reduces=True))) == 0.0
 
 
-def test_a_group_knows_which_of_its_members_share_an_island() -> None:
+def test_a_group_knows_which_of_its_members_are_in_one_island() -> None:
     assert (group_of(H100, 8, 1).inside, group_of(H100, 8, 1).outside) == (8, 1)
     assert (group_of(H100, 64, 4).inside, group_of(H100, 64, 4).outside) == (2, 32)
     assert group_of(GB200, 64, 1).outside == 1
@@ -85,7 +85,7 @@ def test_many_groups_at_once_cost_what_each_costs() -> None:
     assert together.tolist() == pytest.approx(alone)
 
 
-def test_links_are_shares_of_the_nameplate() -> None:
+def test_links_are_fractions_of_the_nameplate() -> None:
     assert island_link(A100).bytes_per_s < A100.link_bytes_per_s
     assert network_link(A100).bytes_per_s < A100.network_bytes_per_s
     assert not island_link(A100).reduces

@@ -19,7 +19,7 @@ from cordee.hardware.topology import parse_cluster
         ("1x1x1x8+1x1x1x8", 16, {("block0", "rack0"): 1, ("block1", "rack0"): 1}),
     ],
 )
-def test_a_word_says_where_nodes_stand(word, gpus, domains) -> None:
+def test_a_word_describes_nodes_and_domains(word, gpus, domains) -> None:
     nodes = parse_cluster(word)
     assert sum(node.gpus for node in nodes) == gpus
     assert Counter(node.domain for node in nodes) == domains

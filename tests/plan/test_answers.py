@@ -49,7 +49,7 @@ def test_what_is_slower_says_where_the_time_goes() -> None:
     assert spans == sorted(spans, reverse=True)
 
 
-def test_the_best_is_told_as_such_and_any_layout_of_the_plan_can_be_asked_for() -> None:
+def test_why_not_knows_the_best_layout_and_every_layout_of_the_plan() -> None:
     assert PLAN.best is not None
     exact = str(PLAN.best.layout)
     assert PLAN.why_not(exact).ground == "the best"
@@ -120,7 +120,7 @@ def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:
             assert lean[replace(layout, recompute="full")] > tokens
 
 
-def test_learned_positions_and_the_wall_bound_the_context() -> None:
+def test_learned_positions_and_the_gpus_memory_bound_the_context() -> None:
     plan = planned(GPT2, H100, 1, seq_tokens=512)
     assert longest_context(plan.layouts.case, Layout()).seq_tokens == 1024
     none = planned(L70, H100, 8)

@@ -28,7 +28,7 @@ def test_bytes_for_one_parameter() -> None:
     assert find_optimizer("adamw", "fp32").checkpoint_bytes_per_parameter == 12
 
 
-def test_an_unknown_optimizer_is_told_what_was_meant() -> None:
+def test_an_unknown_optimizer_has_a_hint_with_the_likely_name() -> None:
     with pytest.raises(LayoutError, match="unknown optimizer 'adam8bit'") as caught:
         find_optimizer("adam8bit")
     assert "did you mean adamw-8bit?" in (caught.value.hint or "")
@@ -96,7 +96,7 @@ def test_a_layout_that_cannot_be_read_is_refused(text: str, says: str, hint: str
 
 
 @given(st.integers(1, 200), st.integers(1, 64))
-def test_layers_are_shared_out_and_the_ends_get_no_more(layers: int, pp: int) -> None:
+def test_layers_are_divided_and_the_ends_get_no_more(layers: int, pp: int) -> None:
     if pp > layers:
         return
     stages = stage_layers(layers, pp)

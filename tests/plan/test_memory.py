@@ -33,12 +33,12 @@ LAYOUTS = st.builds(
 )
 
 
-def test_the_bill_of_llama_3_70b() -> None:
+def test_the_state_of_llama_3_70b() -> None:
     assert state_bytes(L70, Training(8192, 512)) == 70_553_706_496 * 16
     assert round(state_bytes(L70, Training(8192, 512)) / 1e12, 3) == 1.129
 
 
-def test_the_bill_of_llama_3_405b_with_8_bit_adam() -> None:
+def test_the_state_of_llama_3_405b_with_8_bit_adam() -> None:
     n_bytes = state_bytes(L405, Training(8192, 512, OPTIMIZERS["adamw-8bit"]))
     assert round(n_bytes / 1e12, 3) == 2.435
     assert fewest_gpus_to_hold(n_bytes, H100) == 31

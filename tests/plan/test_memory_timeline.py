@@ -69,7 +69,7 @@ def test_a_pipeline_of_any_schedule_holds_every_parameter_once() -> None:
         assert sum(rank_parameters(V3, layout, TRAINING, rank).total for rank in ranks) == V3.parameters
 
 
-def test_only_ranks_that_may_be_fullest_are_asked() -> None:
+def test_only_ranks_that_may_be_fullest_are_judged() -> None:
     assert peak_ranks(L70, Layout(pp=8)) == (0, 1, 7)
     assert set(peak_ranks(V3, Layout(pp=4))) == {0, 1, 2, 3}
     for layout in (Layout(pp=8, dp=2), Layout(pp=7, schedule="zb-h2"), Layout(pp=4, schedule="interleaved", vpp=4)):
@@ -111,7 +111,7 @@ def test_the_dummy_gradients_of_one_llama_layer() -> None:
     assert standing_bytes(L70, Layout(dp=2), TRAINING, holding(L70, Layout(), 0)) == 2 * 25 * MiB
 
 
-def test_experts_are_divided_over_ep_and_sharded_over_those_who_share_them() -> None:
+def test_experts_are_divided_over_ep_and_sharded_over_the_ranks_that_hold_them() -> None:
     layout = Layout(dp=8, tp=2, ep=4, etp=1, zero=1, sp=True)
     held = rank_parameters(MIXTRAL, layout, TRAINING, 0)
     routed = MIXTRAL.parameter_count.experts

@@ -119,7 +119,7 @@ def test_no_heavier_burden_is_faster(layout: Layout, name: str, gpu_name: str, f
 
 @settings(max_examples=60, deadline=None)
 @given(LAYOUTS, st.sampled_from(NAMES))
-def test_one_layout_and_an_array_of_it_are_judged_alike(layout: Layout, name: str) -> None:
+def test_one_layout_and_an_array_of_it_have_one_verdict(layout: Layout, name: str) -> None:
     shape, gpu, training = SHAPES[name], CATALOGUE.find_gpu("H100"), Training(1024, 512)
     if first_misfit(layout, shape, layout.gpus, training) is not None:
         return

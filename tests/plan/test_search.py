@@ -165,7 +165,7 @@ def test_a_pipeline_that_only_megatron_lms_buffers_hold_is_admitted() -> None:
     assert verdict.fits and not planned(L70, H100, 16, layout="tp=8,pp=2").fitting
 
 
-def test_a_split_says_its_pipeline() -> None:
+def test_a_split_fixes_its_pipeline() -> None:
     with pytest.raises(LayoutError, match=r"tp\*pp\*dp = 8\*7\*1 = 56 GPUs, but the job has 64"):
         planned(L70, H100, 64, layout="tp=8,split=10-12x5-10")
     assert planned(L70, H100, 56, layout="tp=8,split=10-12x5-10").best is not None
@@ -177,7 +177,7 @@ def test_less_than_a_node_may_be_enough() -> None:
     assert "on the same 1 GPU" in plan.remedies[1].change
 
 
-def test_admission_says_what_would_help_where_no_layout_does() -> None:
+def test_admission_names_what_would_help_where_no_layout_does() -> None:
     refused = _admitted(L70, H100, 8)
     assert refused.suggestion is None
     assert (refused.error().hint or "").startswith("--gpus 24xH100: ")

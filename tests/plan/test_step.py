@@ -105,7 +105,7 @@ def test_the_bubble_of_a_step_is_what_the_schedule_says() -> None:
     assert 0.9 * 7 / 32 < float(plain.bubble_s / work) < 7 / 32
 
 
-def test_hidden_traffic_shows_what_is_left_and_never_less_than_its_share() -> None:
+def test_hidden_traffic_costs_what_exceeds_the_work_and_at_least_a_fraction() -> None:
     assert float(hidden_s(3.0, 1.0, 0.1)) == 2.0
     assert float(hidden_s(1.0, 9.0, 0.1)) == pytest.approx(0.1)
 

@@ -38,7 +38,7 @@ def test_no_other_period_has_more_goodput(mtbi_s: float, restart_s: float, check
         assert goodput(best * factor, mtbi_s, restart_s, checkpoint_s) <= reached + 1e-12
 
 
-def test_young_and_daly_agree_with_it_when_checkpoints_are_cheap() -> None:
+def test_earlier_estimates_agree_with_it_when_checkpoints_are_cheap() -> None:
     best = best_period_s(1e6, 0, 1)
     assert first_order_s(1e6, 1) == pytest.approx(best, rel=0.01)
     assert higher_order_s(1e6, 1) == pytest.approx(best, rel=0.01)
@@ -91,7 +91,7 @@ ASYNC = {"stall_s": 2.0, "upload_s": 60.0, "restart_s": 300.0, "leave_s": 70.0}
     st.floats(600, 1e6), st.floats(600, 1e6), st.floats(0, 300), st.floats(0.01, 100), st.floats(0, 500),
     st.floats(0, 2000),
 )  # fmt: skip
-def test_no_other_period_keeps_more_with_failures_reclaims_and_a_drain(
+def test_no_other_period_keeps_more_with_failures_reclaims_and_an_upload(
     failures_s: float, reclaims_s: float, grace_s: float, stall_s: float, upload_s: float, restart_s: float
 ) -> None:
     stops = Interruptions(failures_s, reclaims_s, grace_s)
@@ -118,7 +118,7 @@ def test_with_failures_alone_it_is_the_closed_form(
     assert (1 - stall_s / found) / (1 + share) == pytest.approx(goodput(found, mtbi_s, restart_s, stall_s, upload_s))
 
 
-def test_the_interval_is_never_shorter_than_the_drain() -> None:
+def test_the_interval_is_never_shorter_than_the_upload() -> None:
     assert best_period_s(600, 60, 0.01, upload_s=400) == 400
     assert best_period_s(1e6, 60, 10, upload_s=400) > 400
 

@@ -12,8 +12,8 @@ from cordee.workload.model import ModelShape
 # communicator: together 1.3-1.6 GB on A100 for three of them (BigScience's notes).
 CUDA_BYTES = round(0.7 * GB)
 NCCL_BYTES = round(0.3 * GB)
-# Reserved over allocated bytes: 1.028-1.093, mean 1.048, in 43 Megatron-LM runs (SimuMax's published measurements);
-# what BigScience's Megatron-DeepSpeed runs held beyond what is accounted for is nearer to 8 %.
+# Ratio of reserved to allocated bytes: 1.028-1.093, mean 1.048, in 43 Megatron-LM runs (SimuMax's measurements);
+# BigScience's Megatron-DeepSpeed runs held about 8 % more than is accounted for.
 FRAGMENTATION = {"megatron": 0.048, "torch": 0.048, "deepspeed": 0.08, "internevo": 0.048}
 # torch DDP and FSDP1 send buckets of this size; DeepSpeed's are in elements (its configuration's default).
 BUCKET_BYTES = 25 * MiB

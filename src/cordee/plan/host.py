@@ -1,4 +1,4 @@
-"""Seconds that the host needs to issue the kernels of a layer: however small they are, a step is not faster than that.
+"""Seconds that the host needs to issue the kernels of a layer: a step is never faster, however small they are.
 
 Kernels are counted as torch's dispatcher counts them in a layer that is written like the frameworks'.
 """
@@ -12,9 +12,9 @@ from cordee.workload.model import ModelShape
 # Kernels of a layer with fused norms, rotations and activations, and where torch runs rotations and activations one by
 # one (benchmarks/host_issue.py counts 16 and 23).
 FORWARD_KERNELS, EAGER_KERNELS = 16, 23
-# Backwards there are so many for each, and one more adds up the gradient of each of about 12 weights (27 and 12).
+# The backward pass has so many for each, and one more adds up the gradient of each of about 12 weights (27 and 12).
 BACKWARD_RATIO, GRADIENT_KERNELS = 1.7, 12
-# The engine of the backward pass is no Python: a kernel takes it less than half of the time (0.4, by the same script;
+# The engine of the backward pass is not Python: a kernel takes less than half of the time (0.4, by the same script;
 # with the driver's own part of a launch, which stays, about a half).
 BACKWARD_FRACTION = 0.5
 # Going back into a layer to recompute it saves and restores the state of random numbers and builds the graph again: as

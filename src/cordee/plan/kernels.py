@@ -11,7 +11,7 @@ from cordee.plan.training import Attention
 
 # Output tiles that one multiprocessor computes, and the part of its rate that each reaches: a smaller tile loads more
 # bytes for each product, 4/3, 2 and 8/3 times those of the largest (NVIDIA, Matrix Multiplication Background User's
-# Guide, section 4.1). How much of that shows is assumed.
+# Guide, section 4.1). The part of it that costs time is assumed.
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.8), (128, 64, 0.55), (64, 64, 0.4))
 # Rows that are no multiple of 128 bytes lose part of the rate on chips since A100, rows that are no multiple of 16 take
 # the slow path (same guide, section 2). It does not say how much: the fractions are assumed, the first so that a hidden
@@ -23,7 +23,7 @@ ODD_FRACTION = 0.5
 FILL_ELEMENTS = 64
 # Fused attention recomputes its scores in the backward pass: five products for two (arXiv:2205.14135, appendix B).
 FLASH_BACKWARD = 2.5
-# What the first FlashAttention reaches of the second's rate: 25 to 40 % of the peak for 50 to 73 % (arXiv:2307.08691,
+# The first FlashAttention's part of the second's rate: 25 to 40 % of the peak for 50 to 73 % (arXiv:2307.08691,
 # abstract), the middles of both.
 FIRST_GENERATION = 0.53
 # Sequences as long as this reach half of the rate in fused attention.

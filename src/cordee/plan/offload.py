@@ -1,4 +1,4 @@
-"""States or activations on the host: how many bytes lie there, and how long their traffic takes. Sizes may be arrays.
+"""States or activations on the host: their bytes there, and the time of their traffic. Sizes may be arrays.
 
 The times are of the link alone; how much of them a step hides is for the step's model to say.
 """

@@ -1,4 +1,4 @@
-"""Which layers a rank of the pipeline holds, and how many parameters one GPU of it works with.
+"""The layers that a rank of the pipeline holds, and the parameters that one GPU of it works with.
 
 Sizes (tp, ep, etp) may be NumPy arrays; the pipeline's are plain numbers. What ZeRO divides is in `memory.py`.
 """
@@ -129,7 +129,7 @@ def layer_parameters(shape: ModelShape, layout: Layout, expert: bool) -> RankPar
     tp = layout.tp
     attention = _part(count.attention - compressed, tp) + compressed
     if shape.latent is None:
-        # Key and value heads are copied once there are fewer of them than ranks.
+        # Key and value heads are copied where there are fewer of them than ranks.
         copied = 2 * shape.hidden * shape.head_dim * (tp - shape.kv_heads) * (tp > shape.kv_heads)
         attention = _part(count.attention + copied, tp)
     dense = attention + _part(count.mlp, tp) + count.router + count.norms

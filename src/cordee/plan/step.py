@@ -30,7 +30,7 @@ from cordee.workload.model import ModelShape
 
 # Half of a normal distribution's 90 % interval, in standard deviations.
 INTERVAL_SIGMAS = 1.645
-# What a host link carries in each direction: PCIe 4 x16, as measured by most; used by offloaded states and activations.
+# A host link in each direction, PCIe 4 x16 as most measure it: for offloaded states and activations.
 HOST_BYTES_PER_S = 25 * GB
 
 
@@ -66,7 +66,7 @@ class StepTime:
 def step_interval_s(total_s: Real, gpu: Gpu, host_fraction: Real = 0.0) -> tuple[Real, Real]:
     """Return the interval in which nine of ten measured steps are expected, by the spread of the GPU's table.
 
-    `host_fraction` of the step grows with what the host needs for a kernel, of which less is known than of the rest.
+    `host_fraction` of the step grows with the host's time for a kernel, which is known less well than the rest.
 
     >>> from cordee.hardware.load import load_catalogue
     >>> low, high = step_interval_s(1.0, load_catalogue().find_gpu("A100"))
