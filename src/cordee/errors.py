@@ -8,7 +8,7 @@
     │   ├── CatalogueError         14     a GPU, model or price that is not known
     │   ├── LayoutError            15     a layout that does not divide
     │   ├── ScriptError            16     the program to run is not there
-    │   ├── QueuesError            17     a tree of queues that cannot be
+    │   ├── QueuesError            17     a tree of queues that breaks a rule
     │   ├── TraceError             18     a trace of jobs, or a row of one under --strict
     │   └── ProfileError           19     a profiler's file
     ├── AdmissionError             20   a job that was refused; nothing was queued
@@ -37,7 +37,7 @@ EXIT_CHECKPOINTED = 75
 
 
 class CordeeError(Exception):
-    """What is wrong, with the numbers; `hint` says what to do."""
+    """An error with the numbers in its message; `hint` says what to do."""
 
     exit_code = 1
 
@@ -93,7 +93,7 @@ class ScriptError(InputError):
 
 
 class QueuesError(InputError):
-    """A tree of queues that cannot be."""
+    """A tree of queues breaks a rule."""
 
     exit_code = 17
 
@@ -123,7 +123,7 @@ class DoesNotFitError(AdmissionError):
 
 
 class UnprotectedError(AdmissionError):
-    """A preemptible job has no checkpoint destination and nobody accepted the risk."""
+    """A preemptible job has no checkpoint destination, and the risk was not accepted."""
 
     exit_code = 22
 

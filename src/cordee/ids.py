@@ -12,7 +12,7 @@ ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # no l, o, 0, 1: read aloud witho
 
 
 def job_id(name: str, drawn: bytes) -> JobId:
-    """The id of a new job from its name and at least 6 random bytes.
+    """Return the id of a new job from its name and at least 6 random bytes.
 
     >>> job_id("gpt", bytes(range(6)))
     'gpt-abcdef'
@@ -22,7 +22,7 @@ def job_id(name: str, drawn: bytes) -> JobId:
 
 
 def attempt_name(job: JobId, epoch: int) -> str:
-    """What people read: the job and which of its attempts.
+    """Return the name that people read: the job and the number of its attempt.
 
     >>> attempt_name(JobId("gpt-abcdef"), 2)
     'gpt-abcdef.2'

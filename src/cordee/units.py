@@ -23,7 +23,7 @@ _NUMBER = r"(\d+(?:\.\d+)?)"
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `80GB` (10^9) or `80GiB` (2^30).
+    """Return the bytes of `80GB` (10^9) or `80GiB` (2^30).
 
     >>> parse_bytes("80GB"), parse_bytes("1.5 GiB")
     (80000000000, 1610612736)
@@ -58,7 +58,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_bytes_per_s(text: str) -> float:
-    """Bytes per second of `400Gbps` (bits) or `3.35TB/s` (bytes).
+    """Return the bytes per second of `400Gbps` (bits) or `3.35TB/s` (bytes).
 
     >>> parse_bytes_per_s("400Gbps"), parse_bytes_per_s("2GB/s")
     (50000000000.0, 2000000000.0)
@@ -104,7 +104,7 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """The two largest units that matter.
+    """Return a duration in the two largest units that matter.
 
     >>> format_duration(169_200), format_duration(131), format_duration(0.0057), format_duration(12.34)
     ('47h', '2m11s', '5.7 ms', '12.3 s')
@@ -168,7 +168,7 @@ def format_whole_usd(usd: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """A number to three digits.
+    """Return a number to three digits.
 
     >>> format_count(4_194_304), format_count(1.4e12), format_count(12)
     ('4.19M', '1.4T', '12')

@@ -62,12 +62,12 @@ class EstimateComparison:
 
     @property
     def unit(self) -> Unit:
-        """Bytes, microseconds, or a fraction."""
+        """Return the unit: bytes, microseconds, or a fraction."""
         return UNITS[self.quantity]
 
     @property
     def off_by(self) -> float | None:
-        """The fraction by which the measured value is above the planned one; negative: below.
+        """Return the fraction by which the measured value is above the planned one; negative: below.
 
         >>> EstimateComparison(Quantity.SAVE, 4_000_000, 5_000_000).off_by
         0.25
@@ -76,7 +76,7 @@ class EstimateComparison:
 
     @property
     def missed(self) -> bool:
-        """Whether the measured value lies outside the planned interval."""
+        """Return whether the measured value lies outside the planned interval."""
         value = self.measured
         if value is None:
             return False
@@ -113,7 +113,7 @@ class Measurement:
 
     @property
     def left_us(self) -> int | None:
-        """Time until its last step at its own pace; None where the number of steps or the pace is not known."""
+        """Return the time until its last step at its own pace; None if the number of steps or the pace is not known."""
         if self.steps_total is None or self.step_us is None:
             return None
         return max(0, self.steps_total - self.step) * self.step_us

@@ -32,7 +32,7 @@ class MemoryBar:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of all parts."""
+        """Return the sum of all parts."""
         return sum(self.parts.values())
 
     def grouped(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ def offered_by(node: Node) -> Held:
 
 
 class Borrowed:
-    """What a queue borrowed so far of GPUs, CPU and memory, decayed: base + rate x clock.
+    """GPUs, CPU and memory that a queue has borrowed, decayed: base + rate x clock.
 
     Attributes:
         cpu_milli, memory_bytes: that the queue holds now.

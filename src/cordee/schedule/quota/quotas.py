@@ -72,7 +72,7 @@ class Standing:
 
 @dataclass(slots=True)
 class _Promises:
-    """What waiting jobs will hold by their claims, by queue; empty between cycles.
+    """GPUs that waiting jobs will hold by their claims, by queue; empty between cycles.
 
     Attributes:
         held: counted as held already.
