@@ -15,7 +15,7 @@ import torch.distributed as dist
 import cordee
 from cordee.errors import CheckpointError
 from cordee.train.checkpoint import rank_state
-from cordee.train.checkpoint.saving import Saving
+from cordee.train.checkpoint.saver import Saver
 from cordee.train.job import Job
 
 RANK = int(os.environ["RANK"])
@@ -34,7 +34,7 @@ def fail_once(owner: Any, name: str, error: Exception, rank: int) -> None:
         setattr(owner, name, fails)
 
 
-def no_memory(saving: Saving, rank: int) -> None:
+def no_memory(saving: Saver, rank: int) -> None:
     fail_once(saving.checkpointer._captures, "_fill", OSError(12, "Cannot allocate memory"), rank)
 
 

@@ -20,7 +20,7 @@ from cordee.errors import CheckpointError, CorruptError
 from cordee.storage.files import FileBlobs
 from cordee.storage.history import PastAttempt
 from cordee.storage.log import live_commits, read_entries
-from cordee.train.checkpoint.saving import AUTO_FIRST_S, Saving
+from cordee.train.checkpoint.saver import AUTO_FIRST_S, Saver
 from cordee.train.report import Reporter
 from cordee.train.settings import settings
 
@@ -28,10 +28,10 @@ WAIT_S = 60
 SCRIPT = Path(__file__).with_name("saving_rank.py")
 
 
-def begin(to: str, on_estimate=lambda: None, **options) -> Saving:
+def begin(to: str, on_estimate=lambda: None, **options) -> Saver:
     told = settings({}, to=to, **options)
     state = {"w": torch.ones(10_000), "n": 0}
-    saving = Saving(state, told, to, rank=0, world_size=1, reporter=Reporter(told, 0), on_estimate=on_estimate)
+    saving = Saver(state, told, to, rank=0, world_size=1, reporter=Reporter(told, 0), on_estimate=on_estimate)
     saving.load()
     return saving
 

@@ -1,7 +1,7 @@
 """The commit log of one job: dense records `log/<n>`, each created only if absent. It alone says what is committed.
 
 Kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some go), `pin`.
-A writer tries only the index after the last record it has read, so whoever appends has seen everything before it.
+A writer tries only the index after the last record it has read, so it has seen everything before what it appends.
 """
 
 from collections.abc import Callable, Iterator

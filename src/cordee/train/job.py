@@ -22,7 +22,7 @@ from cordee.events import Estimate, SpanClass
 from cordee.plan.layout import Layout
 from cordee.train import torch_version  # noqa: F401 - raises where torch is too old for the rest
 from cordee.train.checkpoint import rank_state
-from cordee.train.checkpoint.saving import Saving
+from cordee.train.checkpoint.saver import Saver
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh
 from cordee.train.report import Reporter, set_up_logging
@@ -93,7 +93,7 @@ class Job:
         self._points = 0  # safe points since the boundary before
         self._final: bool | None = None  # whether the final checkpoint is durable; None: the loop is not over
         self._closed = False
-        self._saving: Saving | None = None
+        self._saving: Saver | None = None
         self._exit: RankExit | None = None
         self._agreement: Agreement | None = None
         self._watch: RankWatch | None = None
@@ -134,7 +134,7 @@ class Job:
             return
         self._exit = rank_exit = RankExit(self._settings, self.rank, self._reporter, self._timer, self._on_hint)
         try:
-            self._saving = rank_exit.saving = Saving(
+            self._saving = rank_exit.saving = Saver(
                 self.state,
                 self._settings,
                 self._settings.to,
@@ -313,7 +313,7 @@ class Job:
 
     # -- at a boundary, on the main thread -----------------------------------------------------------------
 
-    def _meet(self, saving: Saving, number: int) -> None:
+    def _meet(self, saving: Saver, number: int) -> None:
         """Save or leave at this boundary, if the ranks agreed to; all pass the same boundaries in the same order."""
         agreement = self._agreement
         assert agreement is not None, "enter the job first"
@@ -328,7 +328,7 @@ class Job:
                 self.stepped()
             self._leave(saving, agreement)
 
-    def _leave(self, saving: Saving, agreement: Agreement) -> None:
+    def _leave(self, saving: Saver, agreement: Agreement) -> None:
         rank_exit, step = self._exit, self._timer.step
         assert rank_exit is not None, "an unprotected job is never asked to leave"
         choice, reach = rank_exit.decide(saving, agreement)

@@ -3,7 +3,7 @@
 A save costs the trainer one copy into memory that is kept; the uploader does everything after that. A resume reads the
 newest generation once, verifies every byte, reshards to any world size, and goes back past those that are damaged.
 
-    Checkpointer ── Attempt        the log: the fence, what was found
+    Checkpointer ── AttemptLog     the log: the fence, what was found
                  ├─ Captures       staging buffers, shared with the uploader
                  ├─ UploaderLink   the uploader process
                  ├─ SaveRecord     outcomes of saves, from the uploader's events
@@ -25,7 +25,7 @@ from cordee.storage.generations import Commit, check_chunks
 from cordee.storage.history import LEFT, PastAttempt
 from cordee.storage.manifest import read_manifest
 from cordee.storage.sealed import Damaged, canonical
-from cordee.train.checkpoint.attempt import Attempt, Skipped
+from cordee.train.checkpoint.attempt_log import AttemptLog, Skipped
 from cordee.train.checkpoint.cadence import LOOK_S, MEMORY, LevelSchedule, SaveStatus
 from cordee.train.checkpoint.captures import Captures
 from cordee.train.checkpoint.consensus import Consensus
@@ -84,7 +84,7 @@ class Checkpointer:
         self.keep = parse_keep(keep)
         self.grace_s = grace_s
         self._consensus = Consensus(rank, world_size, grace_s)
-        self._attempt = Attempt(to, self._consensus, epoch=epoch, base=base)
+        self._attempt = AttemptLog(to, self._consensus, epoch=epoch, base=base)
         self._captures = Captures(rank, world_size)
         self._schedule = LevelSchedule(parse_levels(to))
         self._record = SaveRecord(self._schedule, len(self._attempt.blobs.levels), on_commit, on_failure)
@@ -233,7 +233,7 @@ class Checkpointer:
 
     def status(self) -> SaveStatus:
         """Return what a save costs, and which captures there are."""
-        has_uploader = self._link is not None and self._link.alive  # Else nobody brings what is in memory.
+        has_uploader = self._link is not None and self._link.alive  # Else nothing would upload it.
         return self._record.status(self._captures.buffers.memory_step if has_uploader else None)
 
     def leave(self, left_s: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
 """Load a generation into the state, on any number of ranks and in any layout.
 
-The ranks agree before each step that could leave them half loaded. `dcp.py` reads the bytes; `attempt.py` chooses the
-generation, and goes on to an earlier one if it is damaged.
+The ranks agree before each step that could leave them half loaded. `dcp.py` reads the bytes; `attempt_log.py` chooses
+the generation, and goes on to an earlier one if it is damaged.
 """
 
 import gc

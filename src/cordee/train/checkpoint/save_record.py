@@ -60,24 +60,24 @@ class SaveRecord:
             return self._newest
 
     def read(self, commit: Commit | None) -> None:
-        """A generation is read, or was found damaged (None)."""
+        """Note which generation is read; None: it was found to be damaged."""
         with self._changed:
             self._newest = commit
 
     def opened(self, commit: Commit) -> None:
-        """A generation was found: its upload time is a first measure for the levels that it reached."""
+        """Take the upload time of the generation that was found, as a first measure for the levels that it reached."""
         farthest = len(self._upload_s) - 1
         self._upload_s[farthest - min(commit.missing_levels, farthest)] = commit.uploaded_us / 1e6
 
     def handed_over(self, number: int, step: int, reach: int, captured_s: float) -> None:
-        """A capture goes to the uploader, for so many levels."""
+        """Note that a capture goes to the uploader, for so many levels."""
         self._awaited = number
         with self._changed:
             self._schedule.captured()
             self._uploads[number] = _Upload(step, reach, captured_s)
 
     def committed(self, number: int, commit: Commit) -> None:
-        """A save is durable in the levels that it was for."""
+        """Note that a save is durable in its levels."""
         _call(self._on_commit, commit)  # First, so that a commit is reported before anyone who waits for it may exit.
         with self._changed:
             self._newest = commit
@@ -87,7 +87,7 @@ class SaveRecord:
             self._settle(number, commit)
 
     def failed(self, number: int | None, error: CheckpointError) -> None:
-        """A save has failed, or the uploader as such (None)."""
+        """Note that a save has failed, or the uploader as such (None)."""
         with self._changed:
             self._unreported = error
             if isinstance(error, FencedError):

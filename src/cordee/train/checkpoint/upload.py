@@ -158,7 +158,7 @@ class Uploader:
                 self._collect(prefix, number, done.commit.generation)
             elif os.environ.get("LOCAL_RANK", "0") == "0":
                 sweep_near(self.log, self.blobs, number)
-            if not command.get("ending"):  # Behind the last save of an attempt nobody would profit from it.
+            if not command.get("ending"):  # After the last save of an attempt there is no next one to repair chunks.
                 self.reusable.reread(levels, done.chunks, done.written, self._pool, self.is_busy)
         except (CordeeError, Damaged) as error:
             self.emit({**error_event(error), "save": number})

@@ -135,7 +135,7 @@ class Agreement:
         try:
             return self._gang.has("leave")
         except RuntimeError:
-            return False  # the store is gone with its host, and nobody knows
+            return False  # the store is gone with its host
 
     @property
     def begun(self) -> int:

@@ -22,7 +22,7 @@ from cordee.errors import EXIT_CHECKPOINTED, StopError
 from cordee.storage.rescue import RESCUE_S_MAX
 from cordee.telemetry.cloud import CloudWatch, Hint, Reclaim
 from cordee.telemetry.notices import read_hint, read_notice
-from cordee.train.checkpoint.saving import Saving
+from cordee.train.checkpoint.saver import Saver
 from cordee.train.report import Reporter
 from cordee.train.settings import Settings
 from cordee.train.step_timer import StepTimer
@@ -44,7 +44,7 @@ class RankExit:
     """One rank's end.
 
     Args:
-        on_hint: called when the machine may go soon; nobody has to leave.
+        on_hint: called when the machine may go soon; no rank has to leave.
 
     Attributes:
         by_s: when this rank has to have ended, on time.monotonic(); None without a notice.
@@ -68,7 +68,7 @@ class RankExit:
         self._ending = threading.Event()
         self.by_s: float | None = None
         self.exit_code: int | None = None
-        self.saving: Saving | None = None
+        self.saving: Saver | None = None
         self.agreement: Agreement | None = None
         self.notices = Notices(settings.signals, self._on_signal)
         self._hints = _Hints(self, on_hint, settings.spool if os.environ.get("LOCAL_RANK", "0") == "0" else None)
@@ -171,11 +171,11 @@ class RankExit:
 
     # -- what is still made durable ------------------------------------------------------------------------
 
-    def _situation(self, saving: Saving, *, at_boundary: bool = False) -> Situation:
+    def _situation(self, saving: Saver, *, at_boundary: bool = False) -> Situation:
         left_s = self.left_s(self._settings.grace_s)
         return saving.situation(self._timer, left_s=left_s, at_boundary=at_boundary, machine_stays=self._machine_stays)
 
-    def decide(self, saving: Saving, agreement: Agreement) -> tuple[Choice, int]:
+    def decide(self, saving: Saver, agreement: Agreement) -> tuple[Choice, int]:
         """Agree, at the boundary to leave at, on what all ranks do now, and for how many levels."""
         now = self._situation(saving, at_boundary=True)
         plan = deadline.plan(now)
@@ -293,7 +293,7 @@ class _Hints:
         self._exit.notices.at("hint", time.monotonic() + HINT_LOOK_S, self._look)
 
 
-def durable_name(saving: Saving | None) -> str:
+def durable_name(saving: Saver | None) -> str:
     """Return what is durable, for a message."""
     newest = saving.checkpointer.newest() if saving else None
     return f"step {newest.step}" if newest else "nothing"

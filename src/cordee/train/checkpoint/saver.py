@@ -30,8 +30,8 @@ log = logging.getLogger("cordee")
 AUTO_FIRST_S = 5.0  # the first save shows what a save costs, and that the destination works
 
 
-class Saving:
-    """One rank's saves.
+class Saver:
+    """Makes one rank's saves.
 
     Args:
         on_estimate: called on another thread when `wait_s` may have changed.
@@ -159,7 +159,7 @@ class Saving:
             )
 
     def _log_learning_rates(self, script: dict[str, list[float]]) -> None:
-        """A resumed optimizer has the checkpoint's settings: an edit of the script would go unnoticed."""
+        """Warn where the checkpoint's rate differs: else an edit of the script would go unnoticed."""
         for name, rates in rank_state.learning_rates(self._state).items():
             if rates != script.get(name, rates):
                 saved, mine = (", ".join(f"{rate:g}" for rate in dict.fromkeys(each)) for each in (rates, script[name]))

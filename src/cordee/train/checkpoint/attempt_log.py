@@ -29,7 +29,7 @@ class Skipped:
     reason: str
 
 
-class Attempt:
+class AttemptLog:
     """One rank's view of its attempt in the log.
 
     Args:
