@@ -96,6 +96,8 @@ def test_the_planner_prices_a_schedule_as_its_table_does(schedule: str) -> None:
     record = find_schedule(schedule)
     for ranks, count, chunks in _sizes(schedule):
         table = build(schedule, ranks, count, chunks)
+        kinds = {action.kind for row in table.cells for cell in row for action in cell}
+        assert ("W" in kinds) == record.splits_backward
         held = [peak / table.placement.copies for peak in timeline(table, EQUAL).peaks]
         found = [micro_batches_in_flight(schedule, ranks, rank, chunks, count) for rank in range(ranks)]
         assert found == pytest.approx(held), (ranks, count, chunks)

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from cordee.plan.pipeline.answer import PipelineAnswer, verdict
+from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.pipeline.table import PassTimes, PlacementShape, ScheduleTable
 from cordee.plan.pipeline.timeline import ScheduleTimeline
 
@@ -35,6 +36,8 @@ class ScheduleDocument(_Row):
     """One named schedule, or why it does not exist for these numbers."""
 
     schedule: str
+    source: str
+    splits_backward: bool
     misfit: str | None
     fits: bool
     bound_s: float | None
@@ -106,7 +109,9 @@ def pipeline_document(answer: PipelineAnswer) -> PipelineDocument:
         memory_limit_activations=None if compared.room is None else compared.room.activations,
         schedules=tuple(
             ScheduleDocument(
-                schedule=row.schedule, misfit=row.misfit, fits=row.fits, bound_s=row.bound_s, over_bound=row.gap,
+                schedule=row.schedule, source=find_schedule(row.schedule).source,
+                splits_backward=find_schedule(row.schedule).splits_backward,
+                misfit=row.misfit, fits=row.fits, bound_s=row.bound_s, over_bound=row.gap,
                 run=None if row.timeline is None else _run(row.timeline),
             ) for row in compared.rows
         ),

@@ -106,7 +106,7 @@ def best_order(
         if best_s <= bound_s * (1 + _EPSILON):
             break
         tried += 1
-        went = _Run(placement, micro_batches, costs, limit, rule)
+        went = _Run(_Case(placement, micro_batches, costs, limit, rule))
         order = went.table()
         if order is None or went.end_s > best_s * NEAR:
             continue
@@ -117,8 +117,8 @@ def best_order(
     return None if best is None else SearchedOrder(timeline(best, costs), bound_s, tried)
 
 
-class _Run:
-    """One simulation of the pipeline under a rule: passes done, arrivals, and activations held on each rank."""
+class _Case:
+    """One search problem under one rule: the placement, the times, and the limits of each stage."""
 
     def __init__(
         self, placement: StagePlacement, micro_batches: int, costs: PassTimes, memory: float | None, rule: Rule
@@ -130,24 +130,11 @@ class _Run:
         self.ranks_of = [placement.rank_of(stage) for stage in stages]
         self.stages_of = [placement.stages_of(rank) for rank in range(placement.ranks)]
         self.memory = math.inf if memory is None else memory + _EPSILON
-        self.forwards, self.inners, self.weights = ([0] * placement.stages for _ in range(3))
-        # Arrivals of the inputs of the next passes, future ones included.
-        every_s = rule.interval * max(
-            costs.both_s * sum(self.sizes[stage] for stage in held) / placement.copies for held in self.stages_of
-        )
-        enter = [every_s * each for each in range(self.count)]
-        self.inputs = [list(enter) if placement.previous(stage) is None else [] for stage in stages]
-        self.gradients: list[list[float]] = [[] for _ in stages]
-        self.waiting: list[deque[int]] = [deque() for _ in stages]
-        self.held = [0.0] * placement.ranks
-        self.cells: list[list[Cell]] = [[] for _ in range(placement.ranks)]
-        self.free_s = [0.0] * placement.ranks
-        self.wakes = sorted((at_s, rank) for rank in range(placement.ranks) for at_s in (enter if every_s else [0.0]))
         # Later stages of the same model, and another model without activations here, need memory too.
         copy = [stage // placement.model_stages for stage in stages]
         beside = [self.stages_of[self.ranks_of[stage]] for stage in stages]
         self.later = [[each for each in beside[at] if each > at and copy[each] == copy[at]] for at in stages]
-        self.other = [[each for each in beside[stage] if copy[each] != copy[stage]] for stage in stages]
+        self.other = [[each for each in beside[at] if copy[each] != copy[at]] for at in stages]
         self.most = [self._most(stage, memory) for stage in stages]
 
     def _most(self, stage: int, memory: float | None) -> int:
@@ -157,6 +144,27 @@ class _Run:
         left = self.place.model_stages - stage % self.place.model_stages
         return min(room, max(1, round(self.rule.ahead * left)))
 
+
+class _Run:
+    """One simulation of the pipeline under a rule: passes done, arrivals, and activations held on each rank."""
+
+    def __init__(self, case: _Case) -> None:
+        self.case, place = case, case.place
+        self.forwards, self.inners, self.weights = ([0] * place.stages for _ in range(3))
+        # Arrivals of the inputs of the next passes, future ones included.
+        every_s = case.rule.interval * max(
+            case.costs.both_s * sum(case.sizes[stage] for stage in held) / place.copies for held in case.stages_of
+        )
+        enter = [every_s * each for each in range(case.count)]
+        stages = range(place.stages)
+        self.inputs = [list(enter) if place.previous(stage) is None else [] for stage in stages]
+        self.gradients: list[list[float]] = [[] for _ in stages]
+        self.waiting: list[deque[int]] = [deque() for _ in stages]
+        self.held = [0.0] * place.ranks
+        self.cells: list[list[Cell]] = [[] for _ in range(place.ranks)]
+        self.free_s = [0.0] * place.ranks
+        self.wakes = sorted((at_s, rank) for rank in range(place.ranks) for at_s in (enter if every_s else [0.0]))
+
     @property
     def end_s(self) -> float:
         """The end of the last rank."""
@@ -164,7 +172,7 @@ class _Run:
 
     def table(self) -> ScheduleTable | None:
         """Return the order, or None if it runs out of memory."""
-        left = 3 * self.count * self.place.stages
+        left = 3 * self.case.count * self.case.place.stages
         while self.wakes:
             at_s = self.wakes[0][0]
             ranks = set()
@@ -178,10 +186,10 @@ class _Run:
                         self._begin(rank, cell, at_s)
         if left:
             return None
-        return ScheduleTable(NAME, self.place, self.micro_batches, tuple(tuple(row) for row in self.cells))
+        return ScheduleTable(NAME, self.case.place, self.case.micro_batches, tuple(tuple(row) for row in self.cells))
 
     def _begin(self, rank: int, cell: Cell, at_s: float) -> None:
-        end_s = at_s + cell_s(cell, self.sizes, self.costs)
+        end_s = at_s + cell_s(cell, self.case.sizes, self.case.costs)
         self.cells[rank].append(cell)
         self.free_s[rank] = end_s
         heapq.heappush(self.wakes, (end_s, rank))
@@ -189,8 +197,8 @@ class _Run:
             stage, kind = action.stage, action.kind
             if kind == "F":
                 self.forwards[stage] += 1
-                self.held[rank] += self.sizes[stage]
-                after = self.place.next(stage)
+                self.held[rank] += self.case.sizes[stage]
+                after = self.case.place.next(stage)
                 if after is None:
                     self.gradients[stage].append(end_s)
                 else:
@@ -198,7 +206,7 @@ class _Run:
                 continue
             if kind in "IB":
                 self.inners[stage] += 1
-                before = self.place.previous(stage)
+                before = self.case.place.previous(stage)
                 if before is not None:
                     self._send(self.gradients, stage, before, end_s)
             if kind == "I":
@@ -207,40 +215,40 @@ class _Run:
                 self.waiting[stage].popleft()
             if kind in "WB":
                 self.weights[stage] += 1
-                self.held[rank] -= self.sizes[stage]
+                self.held[rank] -= self.case.sizes[stage]
 
     def _send(self, what: list[list[float]], stage: int, to: int, end_s: float) -> None:
-        there_s = end_s + (self.costs.latency_s if self.ranks_of[to] != self.ranks_of[stage] else 0.0)
+        there_s = end_s + (self.case.costs.latency_s if self.case.ranks_of[to] != self.case.ranks_of[stage] else 0.0)
         what[to].append(there_s)
-        heapq.heappush(self.wakes, (there_s, self.ranks_of[to]))
+        heapq.heappush(self.wakes, (there_s, self.case.ranks_of[to]))
 
     def _choose(self, rank: int, at_s: float) -> Cell | None:
         """Return the cell that the rank starts now; None if it waits."""
         forwards, next_f_s = self._ready_forwards(rank, at_s)
         inners, next_i_s = self._ready_inners(rank, at_s)
-        pairs = self.rule.pairs
+        pairs = self.case.rule.pairs
         inner = min(inners)[1] if inners else None
         if forwards and inner and pairs is not None:
             return (min(forwards)[1], Action(inner.stage, "B", inner.micro_batch))
         # A forward that may overlap a backward may exceed the rule's limit alone.
         forward = min((each for each in forwards if self._alone(each[1].stage)), default=(None, None))[1]
         if forward and inner:
-            return (forward if self.rule.forward_first else inner,)
+            return (forward if self.case.rule.forward_first else inner,)
         one = forward or inner
         if one:
             wait_s = (next_i_s if forward else next_f_s) - at_s
-            if pairs is None or wait_s > pairs * self.costs.forward_s * self.sizes[one.stage]:
+            if pairs is None or wait_s > pairs * self.case.costs.forward_s * self.case.sizes[one.stage]:
                 return (one,)
         return self._weights(rank, min(next_f_s, next_i_s) - at_s)
 
     def _ready_forwards(self, rank: int, at_s: float) -> tuple[list[tuple[tuple[int, int], Action]], float]:
         """Return the forwards that can start, the preferred one lowest, and the arrival of the next input."""
         ready, next_s = [], math.inf
-        for stage in self.stages_of[rank]:
+        for stage in self.case.stages_of[rank]:
             each = self.forwards[stage]
             if each < len(self.inputs[stage]) and self._fits(rank, stage):
                 if self.inputs[stage][each] <= at_s + _EPSILON:
-                    order = (-stage, each) if self.rule.deepest else (each, -stage)
+                    order = (-stage, each) if self.case.rule.deepest else (each, -stage)
                     ready.append((order, Action(stage, "F", each)))
                 else:
                     next_s = min(next_s, self.inputs[stage][each])
@@ -249,7 +257,7 @@ class _Run:
     def _ready_inners(self, rank: int, at_s: float) -> tuple[list[tuple[tuple[int, int], Action]], float]:
         """Return the backwards that can start, the oldest micro-batch lowest, and the arrival of the next gradient."""
         ready, next_s = [], math.inf
-        for stage in self.stages_of[rank]:
+        for stage in self.case.stages_of[rank]:
             each = self.inners[stage]
             if each < len(self.gradients[stage]):
                 if self.gradients[stage][each] <= at_s + _EPSILON:
@@ -260,24 +268,26 @@ class _Run:
 
     def _weights(self, rank: int, next_in_s: float) -> Cell | None:
         """Return the weight pass that has waited longest, unless another input arrives too soon."""
-        waiting = [stage for stage in self.stages_of[rank] if self.waiting[stage]]
+        waiting = [stage for stage in self.case.stages_of[rank] if self.waiting[stage]]
         if not waiting:
             return None
         stage = min(waiting, key=lambda each: (self.waiting[each][0], -each))
-        if next_in_s < self.rule.patience * self.costs.weight_s * self.sizes[stage]:
+        if next_in_s < self.case.rule.patience * self.case.costs.weight_s * self.case.sizes[stage]:
             return None
         return (Action(stage, "W", self.waiting[stage][0]),)
 
     def _alone(self, stage: int) -> bool:
         """Return whether the rule allows one more forward in flight."""
-        return self.forwards[stage] - self.inners[stage] < self.most[stage]
+        return self.forwards[stage] - self.inners[stage] < self.case.most[stage]
 
     def _fits(self, rank: int, stage: int) -> bool:
         """Return whether one more forward leaves memory for those that must run before any release."""
-        if self.rule.pairs is None and not self._alone(stage):
+        if self.case.rule.pairs is None and not self._alone(stage):
             return False
-        need = self.sizes[stage] + sum(self.sizes[each] for each in self.later[stage])
+        need = self.case.sizes[stage] + sum(self.case.sizes[each] for each in self.case.later[stage])
         need += sum(
-            self.sizes[each] for each in self.other[stage] if self.forwards[each] == self.weights[each] < self.count
+            self.case.sizes[each]
+            for each in self.case.other[stage]
+            if self.forwards[each] == self.weights[each] < self.case.count
         )
-        return self.held[rank] + need <= self.memory
+        return self.held[rank] + need <= self.case.memory

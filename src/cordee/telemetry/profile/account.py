@@ -85,9 +85,6 @@ class RankReport:
     side: Side
     gpu: str | None
     time: Breakdown
-    kernels_us: float
-    communication_kernels_us: float
-    waiting_kernels_us: float
     classes: tuple[ClassRow, ...]
     kernels: tuple[KernelRow, ...]
     streams: tuple[StreamRow, ...]
@@ -96,6 +93,21 @@ class RankReport:
     collectives: Collectives
     swept: Sweep
     defects: tuple[Defect, ...]
+
+    @property
+    def kernels_us(self) -> float:
+        """The sum over all kernels."""
+        return sum(row.total_us for row in self.classes)
+
+    @property
+    def communication_kernels_us(self) -> float:
+        """The sum over kernels that communicate."""
+        return sum(row.total_us for row in self.classes if row.kernel_class.communicates)
+
+    @property
+    def waiting_kernels_us(self) -> float:
+        """The sum over kernels that only wait."""
+        return sum(row.total_us for row in self.classes if row.kernel_class.kind == "waiting")
 
 
 def account(profile: Profile, table: KernelTable, order: int = 0) -> list[RankReport]:
@@ -149,9 +161,6 @@ def _report(
     kernels = _kernel_rows(profile, ops, classes, exposed)
     return RankReport(
         label=label, rank=rank, source=profile.path.name, side=side, gpu=gpu, time=swept.time(),
-        kernels_us=float(ops.length_ns.sum()) / US,
-        communication_kernels_us=float(ops.length_ns[talks].sum()) / US,
-        waiting_kernels_us=float(ops.length_ns[bit == BIT["waiting"]].sum()) / US,
         classes=_class_rows(kernels), kernels=kernels, streams=_stream_rows(profile, ops, bit, whole),
         idle=idle(profile, ops, swept, LONGEST),
         steps=tuple(
