@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def default_home() -> Path:
-    """Where the state lives unless somebody says otherwise: CORDEE_HOME, else `~/.cordee`."""
+    """Return the home by default: CORDEE_HOME, else `~/.cordee`."""
     return Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser()
 
 
@@ -89,11 +89,11 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._http.close()
 
     def health(self) -> HealthView:
-        """The server itself."""
+        """Describe the server itself."""
         return self._ask(HealthView, "GET", "/v1/health")
 
     def submit(
@@ -111,7 +111,7 @@ class Client:
 
         Args:
             spec: a JobSpec as JSON-ready data.
-            unprotected: accept that a preemptible job without checkpoints loses everything when it is pushed.
+            unprotected: accept that a preemptible job without checkpoints loses everything when it is preempted.
             job_id: an id drawn earlier, to send the same job again after a doubt.
             environ: where secrets are read.
 
@@ -126,7 +126,7 @@ class Client:
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
 
     def rehearse(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> RehearsalView:
-        """What submitting a job would do now; nothing is queued. With draws, also when it would start and end.
+        """Return what submitting a job would do now; with draws, also when it would start and end. Nothing is queued.
 
         Raises:
             AdmissionError: it would be refused.
@@ -147,11 +147,11 @@ class Client:
                 )
 
     def jobs(self) -> list[JobView]:
-        """Every job, newest first."""
+        """Return every job, newest first."""
         return self._ask(list[JobView], "GET", "/v1/jobs")
 
     def job(self, job_id: str) -> JobDetailView:
-        """One job, by its id or by a name that only one job has."""
+        """Return one job, by its id or by a name that only one job has."""
         return self._ask(JobDetailView, "GET", f"/v1/jobs/{job_id}")
 
     def stop(self, job_id: str, *, now: bool = False) -> JobView:
@@ -159,7 +159,7 @@ class Client:
         return self._ask(JobView, "POST", f"/v1/jobs/{job_id}/stop", params={"now": now})
 
     def why(self, job_id: str, *, draws: int = 0) -> WhyView:
-        """Why a job is where it is; with draws, also when it starts and ends."""
+        """Explain the state of a job; with draws, also forecast when it starts and ends."""
         return self._ask(WhyView, "GET", f"/v1/jobs/{job_id}/why", params={"draws": draws})
 
     def logs(
@@ -171,14 +171,14 @@ class Client:
         tail: int | None = None,
         follow: bool = False,
     ) -> Iterator[str]:
-        """Lines that the ranks wrote in one attempt, the newest by default; with `follow`, from it to the job's end."""
+        """Yield the output of one attempt, by default the newest; with `follow`, from it to the job's end."""
         asked = {"epoch": epoch, "rank": rank, "tail": tail, "follow": follow}
         params = {name: value for name, value in asked.items() if value is not None}
         with self._stream(f"/v1/jobs/{job_id}/logs", params) as lines:
             yield from lines
 
     def nodes(self) -> list[NodeView]:
-        """Every node that was ever up."""
+        """Return every node that was ever up."""
         return self._ask(list[NodeView], "GET", "/v1/nodes")
 
     def cordon(self, node: str, *, why: str = "") -> NodeView:
@@ -197,11 +197,11 @@ class Client:
         return self._ask(NodeView, "POST", f"/v1/nodes/{quote(node, safe='')}/{order}", json={"why": why})
 
     def queues(self) -> QueuesView:
-        """The tree of queues: who holds, borrows, lends and waits."""
+        """Return the tree of queues: held, borrowed, lent, waiting."""
         return self._ask(QueuesView, "GET", "/v1/queues")
 
     def set_queues(self, queues: Iterable[Queue]) -> QueuesView:
-        """From now on these queues, and no others.
+        """Replace the tree of queues.
 
         Raises:
             QueuesError: they cannot be; nothing has changed.
@@ -210,11 +210,11 @@ class Client:
         return self._ask(QueuesView, "PUT", "/v1/queues", json=sent.model_dump(mode="json"))
 
     def cost(self, by: str = "job") -> CostView:
-        """What was held and paid, by `job`, `user`, `queue` or `epoch`."""
+        """Return GPU time and cost by `job`, `user`, `queue` or `epoch`."""
         return self._ask(CostView, "GET", "/v1/cost", params={"by": by})
 
     def events(self, after: int = 0, *, follow: bool = False) -> Iterator[tuple[int, Event]]:
-        """The log after a number; with `follow`, as it grows."""
+        """Yield the log after a number; with `follow`, as it grows."""
         with self._stream("/v1/events", {"after": after, "follow": follow}) as lines:
             number = 0
             for line in lines:

@@ -58,7 +58,7 @@ class NodeAgent:
         home: of the server.
         node: its name.
         epoch: above that of every earlier agent of this node; the server refuses a lower one.
-        devices: what the node has to give.
+        devices: the GPUs or slots of the node.
     """
 
     def __init__(self, home: Path, node: str, epoch: int, devices: Devices) -> None:
@@ -219,7 +219,7 @@ class NodeAgent:
     # -- the cloud -----------------------------------------------------------------------------------------
 
     def _reclaimed(self, reclaim: Reclaim) -> None:
-        """The scheduler learns of it; the ranks at once, since the server may be away or on the same machine."""
+        """Report it, and give the ranks notice at once: the server may be away, or on the same machine."""
         _log.warning("the cloud takes this machine in %.0f s: %s", reclaim.left_s(), reclaim.why)
         self._reclaim = reclaim
         self._report(
@@ -232,12 +232,12 @@ class NodeAgent:
         group.notice(time.monotonic() + min(reclaim.left_s(), group.order.grace_s), machine_stays=False)
 
     def _withdrawn(self, reclaim: Reclaim) -> None:
-        """The machine stays. Who got notice leaves all the same; the next agent's claim makes the node whole again."""
+        """Leave, since the machine stays: the claim of the next agent puts the node back into use."""
         _log.warning("the cloud takes its notice back (%s); another agent takes this node over", reclaim.why)
         self._leaving = True
 
     def _hinted(self, hint: Hint) -> None:
-        """The machine may go soon: the ranks save, and go on."""
+        """Pass on a hint that the machine may go soon: the ranks save, and go on."""
         _log.warning("the cloud says: %s", hint.why)
         for group in self._groups.values():
             write_hint(group.folder / "spool", _now_us(), hint.why)
@@ -258,7 +258,7 @@ class NodeAgent:
             elif isinstance(message, wire.Welcome | wire.Refused):
                 self._answered(message)
             elif not self._link.welcomed:
-                _log.error("whoever answers at the server's address is not the server")
+                _log.error("the process at the server's address is not the server")
                 self._link.hang_up()
             elif isinstance(message, wire.Seen):
                 self._seen(message.source, message.seq)
@@ -270,7 +270,7 @@ class NodeAgent:
                     self._end_all("the server ended its agents")
 
     def _answered(self, message: wire.Welcome | wire.Refused) -> None:
-        """What became of our claim, if it is the server that says so."""
+        """Handle the answer to our claim, if the server gave it."""
         if not self._link.is_server(message.proof):
             why = (
                 message.why if isinstance(message, wire.Refused) else "its answer does not prove that it is our server"
@@ -300,14 +300,14 @@ class NodeAgent:
     # -- orders --------------------------------------------------------------------------------------------
 
     def _carry_out(self, order: wire.Order) -> None:
-        """Do what the server says, or see that it was done before; then confirm."""
+        """Carry out an order, unless it was carried out before; then confirm it."""
         event = decode(order.event)
         if self._leaving and isinstance(event, AttemptPlaced):
             return  # the next agent's to start
         try:
             self._obey(event, order)
         except OSError as error:
-            # Not on disk is not confirmed; over the next connection the server says it again.
+            # An order that is not on disk is not confirmed; over the next connection the server sends it again.
             _log.error("command %d cannot be kept: %s", order.number, error)
             self._link.hang_up()
             return

@@ -1,4 +1,4 @@
-"""The GPUs of this node as its driver tells, or CPU slots in their place; which of them are somebody else's.
+"""The GPUs of this node as its driver reports them, or CPU slots in their place, and those in use by others.
 
 A GPU with a process that is not Cordee's is unavailable, and so is one that another server's agent has locked, or that
 this agent's own CUDA_VISIBLE_DEVICES leaves out.
@@ -20,7 +20,7 @@ LOOK_S = 2.0  # between two looks at the processes on the GPUs
 
 
 class Devices:
-    """What this node has to give.
+    """The GPUs or slots of this node.
 
     Attributes:
         gpu_name: as the driver calls the GPUs, or `slot`.
@@ -36,11 +36,11 @@ class Devices:
         self.real = False
 
     def unavailable(self, is_ours: Callable[[int], bool]) -> tuple[int, ...]:
-        """Indices of the GPUs that cannot be given; `is_ours` tells of a pid whether this agent started it."""
+        """Return the indices of GPUs in use by others; `is_ours` says whether this agent started a pid."""
         return ()
 
     def release(self) -> None:
-        """Let go of the locks that `unavailable` took."""
+        """Release the locks that `unavailable` took."""
 
 
 class DeviceWatch:
@@ -106,7 +106,7 @@ class _NvmlDevices(Devices):
 
 
 def _visible(wanted: str | None, uuids: list[str]) -> frozenset[int]:
-    """The indices that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; unset is all."""
+    """Return the indices that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; unset is all."""
     if wanted is None:
         return frozenset(range(len(uuids)))
     words = [word.strip() for word in wanted.split(",") if word.strip()]
@@ -115,7 +115,7 @@ def _visible(wanted: str | None, uuids: list[str]) -> frozenset[int]:
 
 
 def lock_file(path: Path) -> int | None:
-    """Take an exclusive lock that lasts as long as this process; None if somebody else has it.
+    """Take an exclusive lock that lasts as long as this process; return None if another process has it.
 
     Returns:
         A file descriptor to keep.
@@ -134,7 +134,7 @@ def lock_file(path: Path) -> int | None:
 
 
 def discover(slots: int | None) -> Devices:
-    """This node's GPUs, or `slots` CPU slots; without either, one slot per core.
+    """Return this node's GPUs, or `slots` CPU slots; without either, one slot per core.
 
     Raises:
         MissingExtraError: there is a driver, and no library to ask it.

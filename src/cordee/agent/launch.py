@@ -63,7 +63,7 @@ class Assignment:
 
     @property
     def tag(self) -> str:
-        """What every process of the attempt carries in its environment."""
+        """The mark that every process of the attempt carries in its environment."""
         return f"{self.job_id}.{self.epoch}"
 
     @property

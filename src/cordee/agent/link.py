@@ -92,7 +92,7 @@ class Link:
         self.send(wire.Hello(node=self._node, epoch=self._epoch, sources=sources, nonce=self._nonce, proof=proof))
 
     def is_server(self, proof: str) -> bool:
-        """Whether who answers our hello knows the token."""
+        """Return whether the other side of the hello knows the token."""
         return wire.is_proof(proof, self._token, "server", self._challenge, self._nonce)
 
     def hang_up(self) -> None:

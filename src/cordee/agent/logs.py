@@ -22,7 +22,7 @@ class Masker:
         self._held = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """What may be written now; an end that may be the beginning of a secret is held back."""
+        """Return the bytes that may be written now; an end that may be the beginning of a secret is held back."""
         if self._values is None:
             return chunk
         rest, written = self._held + chunk, bytearray()
@@ -37,13 +37,13 @@ class Masker:
         return bytes(written) + rest[:sure]
 
     def finish(self) -> bytes:
-        """What was held back."""
+        """Return the bytes that were held back."""
         held, self._held = self._held, b""
         return held if self._values is None else self._values.sub(lambda match: self._names[match[0]], held)
 
 
 def _overlap(data: bytes, value: bytes) -> int:
-    """How many bytes at the end of `data` are a beginning of `value`, short of the whole."""
+    """Return the number of bytes at the end of `data` that are a beginning of `value`, short of the whole."""
     longest = min(len(data), len(value) - 1)
     return next((n for n in range(longest, 0, -1) if data.endswith(value[:n])), 0)
 
@@ -69,7 +69,7 @@ class LogPump:
         self.write_fd = -1
 
     def pump(self) -> bool:
-        """Move what has come; False when every writer is gone."""
+        """Move the output that has come; return False when every writer is gone."""
         for _ in range(_READS_MAX):  # a loud process must not keep the agent from its other work
             try:
                 chunk = os.read(self.read_fd, _TAIL_BYTES)
@@ -81,7 +81,7 @@ class LogPump:
         return True
 
     def close(self) -> None:
-        """Take what is still in the pipe and close."""
+        """Move the rest of the pipe and close."""
         self.pump()
         self._write(self._masker.finish())
         for fd in (self.read_fd, self._file, self.write_fd):
@@ -98,7 +98,7 @@ class LogPump:
 
 
 def tail(path: Path) -> tuple[str, ...]:
-    """The last lines of a log; very long ones are cut."""
+    """Return the last lines of a log; very long ones are cut."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -110,7 +110,7 @@ def tail(path: Path) -> tuple[str, ...]:
 
 
 def torchrun_root_cause(lines: tuple[str, ...]) -> tuple[int, int] | None:
-    """Rank and exit code (negative: a signal) of the worker that torchrun says failed first.
+    """Return rank and exit code (negative: a signal) of the worker that failed first, by torchrun's summary.
 
     >>> torchrun_root_cause(("Root Cause (first observed failure):", "  rank      : 1 (local_rank: 1)",
     ...                      "  exitcode  : -9 (pid: 42)"))

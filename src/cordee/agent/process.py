@@ -37,7 +37,7 @@ class _Entry(NamedTuple):
 
 
 def become_subreaper() -> bool:
-    """Orphans among our descendants become our children; False where the system has no such thing."""
+    """Make orphans among our descendants our children; return False where the system has no such thing."""
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -56,7 +56,7 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int)
 
 
 def find(tag: str, known: Iterable[Process] = (), *, node: str | None = None) -> set[Process]:
-    """Every running process with the tag, the `known` ones that still run, and all their descendants.
+    """Return every running process with the tag, the `known` ones that still run, and all their descendants.
 
     A program may overwrite its environment (setproctitle does): `known` and descent find it all the same.
 
@@ -82,7 +82,7 @@ def find(tag: str, known: Iterable[Process] = (), *, node: str | None = None) ->
 
 
 def identify(pid: int) -> Process | None:
-    """The process that has this pid now."""
+    """Return the process that has this pid now."""
     if PROC is None:
         return next((entry.process for entry in _table() if entry.process.pid == pid), None)
     entry = _stat(pid)
@@ -90,18 +90,18 @@ def identify(pid: int) -> Process | None:
 
 
 def has(process: Process, name: str) -> bool:
-    """Whether a variable of this name is in its environment."""
+    """Return whether a variable of this name is in the environment of a process."""
     return any(each.startswith(f"{name}=".encode()) for each in _environ(process.pid))
 
 
 def worked(process: Process) -> float:
-    """The processor time that it has used, in the system's own unit: one that does not grow stands still."""
+    """Return the processor time that a process has used, in the system's own unit."""
     entry = _stat(process.pid) if PROC else next((each for each in _table() if each.process == process), None)
     return entry.worked if entry else 0.0
 
 
 def send(process: Process, number: signal.Signals) -> bool:
-    """Signal exactly this process; False if it is gone."""
+    """Signal exactly this process; return False if it is gone."""
     try:
         if PROC is None or not hasattr(os, "pidfd_open"):
             if identify(process.pid) != process:
@@ -122,7 +122,7 @@ def send(process: Process, number: signal.Signals) -> bool:
 
 
 def notice_targets(pid: int) -> set[Process]:
-    """Who gets the SIGTERM meant for a direct child: itself, or what a shell runs for it.
+    """Return the processes that get the SIGTERM meant for a direct child: itself, or the program that a shell runs.
 
     A shell without a trap for SIGTERM would die of it and leave its program without notice, so its children
     get it in its place; the shell then ends with its program's exit code. In a pipeline only those that handle

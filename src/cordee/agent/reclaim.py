@@ -1,4 +1,4 @@
-"""What the cloud announces about the agent's machine, handed from the thread that asks to the agent's loop."""
+"""Notices of the cloud about the agent's machine, handed from the thread that asks for them to the agent's loop."""
 
 import logging
 import queue
@@ -12,14 +12,14 @@ _log = logging.getLogger("cordee.agent")
 
 
 class Reclaims:
-    """Nothing is asked, and nothing ever announced, on a machine that is not in a cloud.
+    """The cloud's notices; on a machine that is not in a cloud there are none.
 
     Args:
-        wake: makes the loop look; called on another thread.
+        wake: makes the loop call `take_in`; called on another thread.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        self._news: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake = wake
         self._watch: CloudWatch | None = None
 
@@ -31,12 +31,12 @@ class Reclaims:
     ) -> None:
         """Ask from now on; all three are called by `take_in`.
 
-        A variable that cannot be read is said: it must not cost the node its agent.
+        A variable that cannot be read is logged: it must not cost the node its agent.
         """
         try:
             cloud = cloud_here()
         except InputError as error:
-            _log.error("what the cloud announces is not heard: %s", error)
+            _log.error("notices of the cloud are not read: %s", error)
             return
         if cloud is not None:
             self._watch = CloudWatch(
@@ -47,15 +47,15 @@ class Reclaims:
             )
 
     def take_in(self) -> None:
-        """Do what is to be done about the news, on the loop's own thread."""
-        while not self._news.empty():
-            self._news.get()()
+        """Handle the notices that have come, on the loop's own thread."""
+        while not self._notices.empty():
+            self._notices.get()()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._watch is not None:
             self._watch.close()
 
-    def _put(self, news: Callable[[], None]) -> None:
-        self._news.put(news)
+    def _put(self, notice: Callable[[], None]) -> None:
+        self._notices.put(notice)
         self._wake()

@@ -1,4 +1,4 @@
-"""What a new agent does about an earlier one of its node that died: read what it knew, end what it left running."""
+"""Take over from an agent of the node that died: read its last reports, end the processes that it left."""
 
 import signal
 import time

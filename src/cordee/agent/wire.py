@@ -1,4 +1,4 @@
-"""What an agent and its server say to each other: small messages, one JSON line each.
+"""The messages between an agent and its server, one JSON line each.
 
 A line is an object of one key, the message's name, over its fields: `{"confirm": {"number": 7}}`.
 """
@@ -23,7 +23,7 @@ class WireError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """The server's first word. Neither side says the token: a stranger may have taken a dead server's port."""
+    """The server's first message. Neither side sends the token: a stranger may have taken a dead server's port."""
 
     nonce: str
 
@@ -42,7 +42,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The claim holds; `marks` tells per stream what is committed already."""
+    """The claim holds; `marks` are the committed seqs by stream."""
 
     marks: dict[str, int]
     proof: str
@@ -121,17 +121,17 @@ _HINTS = {cls: get_type_hints(cls) for cls in _BY_NAME.values()}
 
 
 def prove(token: str, side: str, challenge: str, nonce: str) -> str:
-    """That `side`, agent or server, knows the token, in this conversation and no other."""
+    """Return the proof that `side`, agent or server, knows the token, in this conversation and no other."""
     return hmac.digest(token.encode(), f"{side} {challenge} {nonce}".encode(), "sha256").hex()
 
 
 def is_proof(proof: str, token: str, side: str, challenge: str, nonce: str) -> bool:
-    """Whether `prove` made it."""
+    """Return whether `prove` made the proof."""
     return hmac.compare_digest(proof.encode(), prove(token, side, challenge, nonce).encode())
 
 
 def encode(message: Message) -> bytes:
-    """The message as one line.
+    """Return the message as one line.
 
     >>> encode(Confirm(number=7))
     b'{"confirm":{"number":7}}\\n'
@@ -142,7 +142,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """The message of one line.
+    """Return the message of one line.
 
     >>> decode(b'{"confirm": {"number": 7}}')
     Confirm(number=7)
@@ -215,7 +215,7 @@ class Channel:
             del self.pending[:sent]
 
     def receive(self) -> list[Message]:
-        """The messages that have come.
+        """Return the messages that have come.
 
         Raises:
             ConnectionError: the other side is gone; every message before that was returned earlier.

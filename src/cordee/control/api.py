@@ -58,7 +58,7 @@ _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
 
 
 def local_owner() -> str:
-    """Who the home's token belongs to: the user that runs the server."""
+    """Return the owner of the home's token: the user that runs the server."""
     return getpass.getuser()
 
 
@@ -76,8 +76,8 @@ async def _owner(request: Request, service: Asked) -> str:
     for token, who in service.owners.items():
         if scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), token.encode()):
             return who
-    said = "the token is wrong" if shown else "no token was sent"
-    raise TokenError(said, hint=f"it is in {service.home / 'token'}")
+    why = "the token is wrong" if shown else "no token was sent"
+    raise TokenError(why, hint=f"it is in {service.home / 'token'}")
 
 
 Owner = Annotated[str, Depends(_owner)]
@@ -117,7 +117,7 @@ router = APIRouter(
 
 @router.get("/health")
 def health(service: Asked) -> HealthView:
-    """The server itself."""
+    """Describe the server itself."""
     return service.health()
 
 
@@ -135,13 +135,13 @@ def rehearse(submission: Submission, service: Asked, owner: Owner, draws: Draws 
 
 @router.get("/jobs")
 def jobs(service: Asked) -> list[JobView]:
-    """Every job, newest first."""
+    """Return every job, newest first."""
     return service.jobs()
 
 
 @router.get("/jobs/{ref}")
 def job(ref: str, service: Asked) -> JobDetailView:
-    """One job with its attempts."""
+    """Return one job with its attempts."""
     return service.job(ref)
 
 
@@ -153,7 +153,7 @@ def stop(ref: str, service: Asked, owner: Owner, now: bool = False) -> JobView:
 
 @router.get("/jobs/{ref}/why")
 def why(ref: str, service: Asked, draws: Draws = 0) -> WhyView:
-    """Why a job is where it is; with draws, also when it starts and ends."""
+    """Explain the state of a job; with draws, also forecast when it starts and ends."""
     return service.why(ref, draws)
 
 
@@ -167,7 +167,7 @@ def read_logs(
     tail: Annotated[int | None, Query(ge=0, le=COUNT_MAX)] = None,
     follow: bool = False,
 ) -> StreamingResponse:
-    """What the ranks wrote in one attempt, the newest by default; followed, from that one to the job's end."""
+    """Return the output of one attempt, by default the newest; with follow, from it to the job's end."""
     job = service.job(ref)
     _check_rank(job, None if follow else epoch, rank)
 
@@ -176,15 +176,15 @@ def read_logs(
 
     if follow:
         several = rank is None and job.gpus > 1
-        told = logs.follow(files, lambda: service.progress(job.job_id), epoch, several)
-        return StreamingResponse(told, media_type="text/plain; charset=utf-8")
+        followed = logs.follow(files, lambda: service.progress(job.job_id), epoch, several)
+        return StreamingResponse(followed, media_type="text/plain; charset=utf-8")
     lines = logs.lines(files(epoch or job.epoch), tail)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
 @router.get("/nodes")
 def nodes(service: Asked) -> list[NodeView]:
-    """Every node that was ever up."""
+    """Return every node that was ever up."""
     return service.nodes()
 
 
@@ -208,25 +208,25 @@ def uncordon(name: str, order: NodeOrder, service: Asked, owner: Owner) -> NodeV
 
 @router.get("/queues")
 def queues(service: Asked) -> QueuesView:
-    """The tree of queues: who holds, borrows, lends and waits."""
+    """Return the tree of queues: held, borrowed, lent, waiting."""
     return service.queues()
 
 
 @router.put("/queues")
 def set_queues(submission: QueuesSubmission, service: Asked) -> QueuesView:
-    """From now on these queues and no others, or a refusal that changes nothing."""
+    """Replace the tree of queues, or refuse and change nothing."""
     return service.set_queues(submission)
 
 
 @router.get("/cost")
 def cost(service: Asked, by: By = "job") -> CostView:
-    """What was held and paid until now."""
+    """Return GPU time and cost until now."""
     return service.cost(by)
 
 
 @router.get("/events", response_class=StreamingResponse)
 def events(service: Asked, after: Count = 0, follow: bool = False) -> StreamingResponse:
-    """The log after a number, as server-sent events."""
+    """Return the log after a number, as server-sent events."""
     return StreamingResponse(_events(service, after, follow), media_type="text/event-stream")
 
 
@@ -271,7 +271,7 @@ def _answer(error: CordeeError) -> JSONResponse:
     return JSONResponse(as_body(error), status_code=status, headers=headers)
 
 
-async def _told(_: Request, error: Exception) -> JSONResponse:
+async def _cordee_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CordeeError), "registered for this class"
     return _answer(error)
 
@@ -309,7 +309,7 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(router)
-    app.add_exception_handler(CordeeError, _told)
+    app.add_exception_handler(CordeeError, _cordee_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _unknown)
     return app

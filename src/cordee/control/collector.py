@@ -1,4 +1,4 @@
-"""When Python looks for garbage in circles, in a process that lives with much state: young objects often, all seldom.
+"""The garbage collector of a process with much state: new objects are looked at often, all of them seldom.
 
 A cycle leaves no circles behind (a test), so a pass over everything finds nothing of it; at 12,500 nodes one takes a
 third of a second. Here such passes wait until nobody does. Who calls `decide` by himself keeps Python's own settings.

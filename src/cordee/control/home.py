@@ -90,7 +90,7 @@ class Home:
             return drawn
 
     def owners(self, own: str) -> dict[str, str]:
-        """Who each token belongs to: the home's own to `own`, others as `tokens` says, one `NAME TOKEN` a line.
+        """Return the owner of each token: `own` for the home's, others by the file `tokens`, one `NAME TOKEN` a line.
 
         Raises:
             HomeUnsuitableError: that file cannot be used. Its content is not repeated.
@@ -119,7 +119,7 @@ class Home:
         return found
 
     def settings(self) -> dict[str, str]:
-        """What `up` was last told; empty the first time."""
+        """Return the options that `up` last got; empty the first time."""
         try:
             told = json.loads((self.path / "settings.json").read_text())
         except FileNotFoundError:
@@ -131,15 +131,15 @@ class Home:
         return {str(name): str(value) for name, value in told.items()}
 
     def keep_settings(self, told: dict[str, str]) -> None:
-        """Remember what `up` was told."""
+        """Keep the options that `up` got."""
         self._replace(self.path / "settings.json", json.dumps(told) + "\n")
 
     def announce(self, facts: dict[str, Any]) -> None:
-        """Say where the server answers: `server.json` is complete whenever it is there."""
+        """Publish where the server answers: `server.json` is complete whenever it exists."""
         self._replace(self.path / "server.json", json.dumps(facts) + "\n")
 
     def withdraw(self) -> None:
-        """The server is going: nobody is to look for it."""
+        """Remove `server.json`: the server is leaving."""
         (self.path / "server.json").unlink(missing_ok=True)
 
     def _replace(self, path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks wrote, read from their agents' folders: merged and labelled.
+"""The output of ranks, read from their agents' folders, merged and labelled.
 
 The agents mask the values of secrets before a line reaches the disk.
 """
@@ -23,7 +23,7 @@ def log_files(home: Path, job_id: str, epoch: int, rank: int | None = None) -> l
 
 
 def lines(files: Sequence[Path], tail: int | None = None) -> Iterator[str]:
-    """What the files hold now, one after the other; of each the last `tail` lines."""
+    """Yield the lines of the files, one file after the other; of each the last `tail` lines."""
     for path in files:
         label = _label(path, several=len(files) > 1)
         with path.open(errors="replace") as file:
@@ -32,14 +32,14 @@ def lines(files: Sequence[Path], tail: int | None = None) -> Iterator[str]:
 
 
 class Follower:
-    """Reads files as they grow. A line is told when it is complete, or when `drain` says that no more will come."""
+    """Reads files as they grow. A line counts when it is complete, or when `finish` says that no more will come."""
 
     def __init__(self) -> None:
         self._read: dict[Path, int] = {}
         self._rest: dict[Path, bytes] = {}
 
-    def news(self, files: Sequence[Path], *, several: bool) -> Iterator[str]:
-        """Lines that were completed since the last call."""
+    def fresh(self, files: Sequence[Path], *, several: bool) -> Iterator[str]:
+        """Yield the lines that were completed since the last call."""
         for path in files:
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -51,8 +51,8 @@ class Follower:
             for line in complete:
                 yield _label(path, several=several) + line.decode(errors="replace") + "\n"
 
-    def drain(self, *, several: bool) -> Iterator[str]:
-        """The last lines that nobody ended."""
+    def finish(self, *, several: bool) -> Iterator[str]:
+        """Yield the last lines, which have no newline."""
         for path, rest in self._rest.items():
             if rest:
                 yield _label(path, several=several) + rest.decode(errors="replace") + "\n"
@@ -80,10 +80,10 @@ async def follow(
     while True:
         newest, ended, over = await asyncio.to_thread(progress)
         current = current or newest
-        for line in follower.news(files(current), several=several):
+        for line in follower.fresh(files(current), several=several):
             yield line
         if over or current < newest or (current == newest and ended):
-            for line in follower.drain(several=several):
+            for line in follower.finish(several=several):
                 yield line
         if current < newest:
             current += 1

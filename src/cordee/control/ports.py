@@ -11,7 +11,7 @@ from typing import Protocol
 from cordee.events import AttemptPlaced, Estimate, Event, KillOrdered, NoticeGiven
 
 Command = AttemptPlaced | NoticeGiven | KillOrdered
-"""A decision that someone must carry out: start, notify, kill. Idempotent by (job_id, epoch) and kind."""
+"""A decision that agents carry out: start, notify, kill. Idempotent by (job_id, epoch) and kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +62,29 @@ class Store(Protocol):
         ...
 
     def mark(self, source: str) -> int:
-        """The highest `seq` committed of a stream; 0 if none."""
+        """Return the highest committed `seq` of a stream; 0 if none."""
         ...
 
     def pending(self) -> Sequence[Pending]:
-        """Commands not confirmed, oldest first."""
+        """Return the commands that are not confirmed, oldest first."""
         ...
 
     def confirm(self, number: int) -> None:
-        """The command was delivered."""
+        """Take note that the command was delivered."""
         ...
 
 
 class Executor(Protocol):
-    """Who runs the ranks."""
+    """The machines that run the ranks."""
 
     def reports(self) -> Sequence[Report]:
-        """What has happened and was not acknowledged; may repeat, never skips within a stream."""
+        """Return the reports that were not acknowledged; they may repeat, and never skip within a stream."""
         ...
 
     def acknowledge(self, source: str, seq: int) -> None:
-        """The stream was committed up to `seq`."""
+        """Take note that a stream was committed up to `seq`."""
         ...
 
     def carry_out(self, pending: Pending) -> bool:
-        """Hand the command to the agents concerned; True when all of them confirmed that they have it on disk."""
+        """Hand the command to the agents concerned; return True when all of them have it on disk."""
         ...

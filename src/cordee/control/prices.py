@@ -1,4 +1,4 @@
-"""What a node's GPUs cost: the catalogue's price for their kind, written on the node when its agent reports it.
+"""Prices of a node's GPUs: the catalogue's for their kind, written on the node when its agent reports it.
 
 A price travels in the log with the node, so that the ledger of last month does not change with this month's prices.
 """

@@ -82,14 +82,14 @@ class _Http(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What this machine offers: CPU slots in place of GPUs, and the GPU whose price a slot is accounted at."""
+    """The offer of this machine: CPU slots in place of GPUs, and the GPU at whose price a slot is charged."""
 
     slots: int | None
     price_as: str | None
 
     @classmethod
     def of(cls, home: Home, slots: str | None, price_as: str | None) -> "Offer":
-        """What was asked for now; else what was the last time, so that a bare `up` brings everything back.
+        """Return the offer of these options, or of the last `up` where one is not given.
 
         Raises:
             InputError: not a number of slots.
@@ -114,7 +114,7 @@ class Server:
         self._log = structlog.get_logger()
         self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may be called by a signal handler
         self._signal: int | None = None
-        self._told: set[tuple[str, str]] = set()  # errors of the last turn, so that each is logged once
+        self._logged: set[tuple[str, str]] = set()  # errors of the last turn, so that each is logged once
         catalogue = _catalogue(home.path)
         owners = home.owners(local_owner())
         self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
@@ -188,11 +188,11 @@ class Server:
             self.service.problem = str(error)
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
         self.service.problem = None
-        told = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
-        for (name, said), failure in told.items():
-            if (name, said) not in self._told:
+        failures = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
+        for (name, said), failure in failures.items():
+            if (name, said) not in self._logged:
                 self._log.error("a decision about one job failed", job_id=name, exc_info=failure)
-        self._told = set(told)
+        self._logged = set(failures)
         return wake_at_us
 
     def _wait(self, until_us: int | None) -> None:
@@ -206,7 +206,7 @@ class Server:
             return
 
     def _wait_for_node(self) -> None:
-        """Who submits next finds the node there."""
+        """Wait for the node, so that the next submission finds it."""
         deadline = time.monotonic() + NODE_WAIT_S
         while self._signal is None and not any(record.up for record in self.control.state.nodes.records.values()):
             if time.monotonic() > deadline:

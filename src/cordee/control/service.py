@@ -1,4 +1,4 @@
-"""What the API does, without HTTP: one method for each thing that a client can ask of a server."""
+"""The API without HTTP: one method for each request that a client can make."""
 
 import difflib
 import json
@@ -56,7 +56,7 @@ from cordee.workload.spec import JobSpec
 
 @dataclass(slots=True)
 class Service:
-    """The server's parts, and what may be asked of them.
+    """The server's parts, and the requests to them.
 
     Attributes:
         control: the scheduler core.
@@ -65,9 +65,9 @@ class Service:
         home: the folder that it owns.
         catalogue: GPUs and prices.
         wake: makes the control loop turn.
-        owners: who each token belongs to.
+        owners: the owner of each token.
         problem: what keeps the control loop from working now.
-        closing: the server is about to exit; whoever follows something is let go.
+        closing: the server is about to exit; streams that follow something end.
         forecasting: forecasts are made one after the other, so that they never take more than one processor.
     """
 
@@ -83,7 +83,7 @@ class Service:
     forecasting: threading.Lock = field(default_factory=threading.Lock)
 
     def health(self) -> HealthView:
-        """The server itself."""
+        """Describe the server itself."""
         with self.control.changed:
             return HealthView(
                 version=cordee.__version__,
@@ -116,7 +116,7 @@ class Service:
         )
 
     def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
-        """What `submit` would do now; it refuses what `submit` refuses, and queues nothing."""
+        """Return what `submit` would do now; refuse what it would refuse, and queue nothing."""
         state, now_us = self._copy()
         admitted = self._admitted(_spec(submission), submission, owner, state)
         with self.forecasting:
@@ -160,7 +160,7 @@ class Service:
         return self.health()
 
     def jobs(self) -> list[JobView]:
-        """Every job, newest first."""
+        """Return every job, newest first."""
         return [_job_view(row) for row in self.store.jobs()]
 
     def job(self, ref: str) -> JobDetailView:
@@ -220,7 +220,7 @@ class Service:
         )
 
     def nodes(self) -> list[NodeView]:
-        """Every node that was ever up, by name."""
+        """Return every node that was ever up, by name."""
         with self.control.changed:
             state = self.control.state
             used: dict[str, dict[int, str]] = {}
@@ -264,7 +264,7 @@ class Service:
         return next(node for node in self.nodes() if node.name == name)
 
     def queues(self) -> QueuesView:
-        """The tree of queues as it stands."""
+        """Return the tree of queues as it stands."""
         now_us = self.clock.now_us()
         with self.control.changed:
             quotas = self.control.state.quotas
@@ -286,13 +286,13 @@ class Service:
         return QueuesView(at_us=now_us, gpu_milli=quotas.offered.gpu_milli, queues=views)
 
     def set_queues(self, submission: QueuesSubmission) -> QueuesView:
-        """From now on these queues and no others."""
+        """Replace the tree of queues."""
         self.control.set_queues([Queue(**rules.model_dump()) for rules in submission.queues])
         self.wake()
         return self.queues()
 
     def cost(self, by: By) -> CostView:
-        """What was held and paid until now."""
+        """Return GPU time and cost until now."""
         now_us = self.clock.now_us()
         with self.control.changed:
             rows = self.control.ledger.cost(by, now_us)
@@ -309,7 +309,7 @@ class Service:
         )
 
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
-        """For who follows a job's logs: its newest epoch, whether that has ended, and whether the job has."""
+        """Return a job's newest epoch, whether that attempt has ended, and whether the job has."""
         attempts = self.store.attempts(job_id)
         over = self.closing or self.store.jobs(job_id)[0]["ended_us"] is not None
         newest = attempts[-1] if attempts else None
@@ -328,7 +328,7 @@ def _spec(submission: Submission) -> JobSpec:
 
 
 def _find(rows: list[Mapping[str, Any]], ref: str) -> Mapping[str, Any]:
-    """The one job of this name."""
+    """Return the one job of this name."""
     named = [row for row in rows if row["name"] == ref]
     live = [row for row in named if row["ended_us"] is None]
     for candidates in (named, live):

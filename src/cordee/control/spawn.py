@@ -18,7 +18,7 @@ _RIVAL_WAIT_S = 20.0
 
 
 def running(home: Path) -> HealthView | None:
-    """The health of the home's server; None if none answers."""
+    """Return the health of the home's server; None if none answers."""
     try:
         with Client(home) as client:
             return client.health()
@@ -78,7 +78,7 @@ def start_server(home: Path, *, slots: str | None = None, price_as: str | None =
 
 
 def ensure_server(home: Path, *, slots: str | None = None) -> HealthView:
-    """The home's server, started if none answers."""
+    """Return the health of the home's server; start one if none answers."""
     found = running(home)
     if found is not None:
         return found
@@ -89,7 +89,7 @@ def ensure_server(home: Path, *, slots: str | None = None) -> HealthView:
 
 
 def _wait_for_rival(home: Path) -> HealthView:
-    """Somebody else is starting a server right now: theirs will do."""
+    """Wait for the server that another process is starting."""
     deadline = time.monotonic() + _RIVAL_WAIT_S
     while True:
         found = running(home)
@@ -103,7 +103,7 @@ def _wait_for_rival(home: Path) -> HealthView:
 
 
 def is_owned(home: Path) -> bool:
-    """Whether a server process holds the home's lock."""
+    """Return whether a server process holds the home's lock."""
     import fcntl
 
     try:

@@ -73,11 +73,11 @@ class Control:
             self._apply(number, event)
 
     def up(self) -> None:
-        """The server takes jobs, also after a drain."""
+        """Take jobs, also after a shutdown."""
         self._append(ServerUp(at_us=self._clock.now_us()))
 
     def shut_down(self) -> None:
-        """Every attempt gets notice, and nothing new starts until `up`."""
+        """Give every attempt notice, and start nothing until `up`."""
         self._append(ServerShuttingDown(at_us=self._clock.now_us()))
 
     def submit(self, job: Job, spec: str) -> None:
@@ -87,7 +87,7 @@ class Control:
         point("submit.after_commit")
 
     def set_queues(self, queues: Sequence[Queue]) -> None:
-        """From now on these queues and no others.
+        """Replace the tree of queues.
 
         Raises:
             QueuesError: they cannot be, by themselves or in this cluster; nothing has changed.
@@ -98,7 +98,7 @@ class Control:
             self._append(QueuesSet(at_us=self._clock.now_us(), queues=tuple(queues)))
 
     def stop(self, job_id: JobId, *, by: str, now: bool = False) -> None:
-        """Somebody wants the job to end; with `now` it does not wait for a checkpoint."""
+        """Request the end of a job; with `now` it does not wait for a checkpoint."""
         self._append(StopRequested(at_us=self._clock.now_us(), job_id=job_id, by=by, now=now))
 
     def cordon(self, node: str, *, by: str, why: str, drain: bool) -> None:
@@ -118,7 +118,7 @@ class Control:
         """Take reports in, decide, commit, and hand the commands out.
 
         Returns:
-            When time alone will change the decision; None if only news can.
+            The time at which the decision changes by itself; None if only an event can change it.
 
         Raises:
             StoreError: nothing of the step that failed has happened; the next tick tries again.
@@ -160,7 +160,7 @@ class Control:
         return replace(pending, estimate=self.state.jobs[command.job_id].job.estimate_on(gpus))
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
-        """Reports above their stream's mark. Those about jobs that this log never saw only move the mark."""
+        """Return the reports above their stream's mark. A job that this log never saw only moves the mark."""
         fresh, now_us = _Fresh(), self._clock.now_us()
         seen = fresh.seen
         for report in reports:
@@ -246,7 +246,7 @@ class Control:
         return self._write(events, {})
 
     def _follow(self, events: Sequence[Event]) -> None:
-        """What was decided is written down, and the state holds it already."""
+        """Take note of decisions that are written down, and that the state holds already."""
         for event in events:
             self.ledger.apply(event)
             self.measurements.apply(event)
@@ -258,8 +258,8 @@ class Control:
     def _stamped(self, events: Sequence[Event]) -> list[Event]:
         """The log's time never goes back, nor ahead of the clock.
 
-        What ranks tell keeps its own time, if that is not ahead: it describes a past that the log may learn of late,
-        for instance what they did while no server ran.
+        Reports of ranks keep their own time, if that is not ahead: the log may learn of them late, for instance after
+        a time without a server.
         """
         now_us, last_us = self._clock.now_us(), self._last_us
         stamped = []

@@ -1,4 +1,4 @@
-"""What the cloud announces about this machine, asked of its metadata service: AWS, Google Cloud and Azure.
+"""Notices of the cloud about this machine, from its metadata service: AWS, Google Cloud and Azure.
 
 One process a machine asks, from a thread of its own: the agent, or the first rank of a node that has none. What is to
 be done about an announcement is theirs.
@@ -61,7 +61,7 @@ Announcement = Reclaim | Hint
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of the metadata service."""
+    """An answer of the metadata service."""
 
     status: int
     text: str

@@ -1,7 +1,7 @@
 """The executor of this machine: one NodeAgent a node, each a process of its own that outlives the server.
 
 A thread holds the connections and starts agents that are not there; control's own thread takes reports and gives
-commands. What an agent reported stays here until control has committed it, and at the agent until it was told so.
+commands. Reports stay here until control has committed them, and at the agent until it hears of that.
 """
 
 import logging
@@ -95,12 +95,12 @@ class LocalExecutor:
     # -- the port: control's thread ------------------------------------------------------------------------
 
     def reports(self) -> Sequence[Report]:
-        """What has happened and was not acknowledged, in an order in which it may be committed."""
+        """Return the reports that were not acknowledged, in an order in which they may be committed."""
         with self._changed:
             return self._inbox.reports()
 
     def acknowledge(self, source: str, seq: int) -> None:
-        """The stream was committed up to `seq`."""
+        """Take note that a stream was committed up to `seq`, and pass it on to the agent."""
         with self._changed:
             owner = self._inbox.acknowledge(source, seq)
             if owner is not None:
@@ -115,12 +115,12 @@ class LocalExecutor:
             return False
         with self._changed:
             nodes = [self._nodes[name] for name in names if name in self._nodes]
-            fresh = [node for node in nodes if node.must_be_told(order.number)]
+            fresh = [node for node in nodes if node.must_send(order.number)]
             for node in fresh:
-                node.told.add(order.number)
+                node.sent.add(order.number)
                 self._send(node, order)
             if fresh:  # an agent that did not answer in time is not waited for a second time
-                self._changed.wait_for(lambda: not any(order.number in node.told for node in nodes), self._confirm_s)
+                self._changed.wait_for(lambda: not any(order.number in node.sent for node in nodes), self._confirm_s)
             done = len(nodes) == len(names) and all(order.number in node.confirmed for node in nodes)
             for node in nodes if done else ():
                 node.confirmed.discard(order.number)
@@ -163,7 +163,7 @@ class LocalExecutor:
                 each.close()
 
     def _order(self, pending: Pending) -> tuple[wire.Order, Sequence[str]]:
-        """The command as agents get it, and the names of the nodes concerned."""
+        """Return the command as agents get it, and the names of the nodes concerned."""
         command = pending.command
         meeting = rendezvous.known(self._home, command.job_id, command.epoch)
         if meeting is None and isinstance(command, AttemptPlaced):
@@ -177,7 +177,7 @@ class LocalExecutor:
             master_addr=meeting.master_addr if meeting else "",
             master_port=meeting.master_port if meeting else 0,
         )
-        # Of an attempt that was never handed out nobody knows the nodes: a kill of it is for all of them.
+        # The nodes of an attempt that was never handed out are not known: a kill of it goes to all of them.
         return order, meeting.nodes if meeting else list(self._nodes)
 
     # -- the executor's thread -----------------------------------------------------------------------------
@@ -195,14 +195,14 @@ class LocalExecutor:
                     self._supervise(node)
 
     def _supervise(self, node: Supervised) -> None:
-        """See that a node has an agent, and tell when it lost one."""
+        """Start an agent for a node without one, and report the loss of one."""
         if node.channel is not None or node.gone or time.monotonic() < node.next_look_s:
             return
         node.next_look_s = time.monotonic() + LOOK_S
         if node.is_alive():
             return
         try:
-            self._tell_down(node)
+            self._report_down(node)
         except StoreError as error:
             _log.warning("the log cannot be read now, %s waits for its agent: %s", node.config.name, error.message)
             return
@@ -215,7 +215,7 @@ class LocalExecutor:
             except OSError as error:
                 _log.error("no agent can be started for %s, it is tried again: %s", node.config.name, error)
 
-    def _tell_down(self, node: Supervised) -> None:
+    def _report_down(self, node: Supervised) -> None:
         """Report once that the agent with the node's epoch is gone, also if it died while no server ran."""
         source = f"server/{node.config.name}/{node.epoch}"
         if node.epoch == 0 or self._inbox.knows(source) or self._log.mark(source) > 0:
@@ -238,7 +238,7 @@ class LocalExecutor:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._greet, channel, challenge))
 
     def _greet(self, channel: wire.Channel, challenge: str) -> None:
-        """The first message of a connection: an agent's claim."""
+        """Handle the first message of a connection: an agent's claim."""
         try:
             messages = channel.receive()
             if not messages:
@@ -259,7 +259,7 @@ class LocalExecutor:
         self._adopt(channel, hello, answer.marks)
 
     def _judge(self, message: wire.Message, challenge: str) -> wire.Welcome | wire.Refused:
-        """Whether a claim holds."""
+        """Return the answer to a claim."""
         if not isinstance(message, wire.Hello) or message.version != wire.VERSION:
             return wire.Refused(why=f"this server speaks version {wire.VERSION} of the protocol", final=False)
         if not wire.is_proof(message.proof, self._token, "agent", challenge, message.nonce):
@@ -287,24 +287,24 @@ class LocalExecutor:
         self._selector.register(channel.sock, selectors.EVENT_READ, partial(self._ready, node))
         if self._farewell is not None:
             self._send(node, self._farewell)
-        self._tell()  # commands may wait for this node
+        self._notify()  # commands may wait for this node
 
     def _ready(self, node: Supervised) -> None:
         assert node.channel is not None
         try:
             node.channel.flush()
             for message in node.channel.receive():
-                self._hear(node, message)
+                self._handle(node, message)
         except (ConnectionError, wire.WireError, ValueError) as error:
             _log.info("the connection to the agent of %s ended: %s", node.config.name, error)
             self._hang_up(node)
-            self._tell()
+            self._notify()
             return
         self._watch(node)
 
-    def _hear(self, node: Supervised, message: wire.Message) -> None:
+    def _handle(self, node: Supervised, message: wire.Message) -> None:
         if isinstance(message, wire.Confirm):
-            node.told.discard(message.number)
+            node.sent.discard(message.number)
             node.confirmed.add(message.number)
             self._changed.notify_all()
         elif isinstance(message, wire.Record):
@@ -334,9 +334,9 @@ class LocalExecutor:
 
     def _take_in(self, report: Report) -> None:
         self._inbox.add(report)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.notify_all()
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Where the ranks of an attempt meet: picked once, kept on disk, the same for every node however often it is asked."""
+"""The address at which the ranks of an attempt meet: picked once, kept on disk, the same for every node."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Below the range from which systems take ports for outgoing connections, so that nobody gets it by accident.
+# Below the range from which systems take ports for outgoing connections, so that no other program gets it by accident.
 _PORTS = range(20_000, 30_000)
 _TRIES = 100
 
@@ -23,7 +23,7 @@ class Meeting:
 
 
 def known(home: Path, job_id: str, epoch: int) -> Meeting | None:
-    """What was picked for an attempt, by this server or an earlier one; None if nothing was."""
+    """Return the address that was picked for an attempt, by this server or an earlier one; None if none was."""
     try:
         data = json.loads(_path(home, job_id, epoch).read_text())
     except OSError:
@@ -32,7 +32,7 @@ def known(home: Path, job_id: str, epoch: int) -> Meeting | None:
 
 
 def agree(home: Path, job_id: str, epoch: int, nodes: Sequence[str]) -> Meeting:
-    """What was picked for an attempt, or a free port of this machine, kept before anyone is told."""
+    """Return the address that was picked for an attempt, or pick a free port and keep it before it is sent."""
     found = known(home, job_id, epoch)
     if found is not None:
         return found

@@ -1,4 +1,4 @@
-"""One node's agent as its server sees it: whether it lives, which epoch it has, which commands it was told."""
+"""One node's agent as its server sees it: alive or not, its epoch, the commands that were sent to it."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ class Supervised:
     Attributes:
         epoch: the highest that is known of this node; an agent with a lower one is refused.
         channel: None while it is not connected.
-        told: numbers of commands that it was told over this connection and has not confirmed.
+        sent: numbers of commands that were sent over this connection and are not confirmed.
         confirmed: numbers of commands that it has on its disk.
         gone: there is no agent, and none is to be started.
     """
@@ -42,19 +42,19 @@ class Supervised:
         on_disk = [int(path.stem) for path in self._folder.glob("*.jsonl") if path.stem.isdigit()]
         self.epoch = max([epoch, *on_disk])
         self.channel: wire.Channel | None = None
-        self.told: set[int] = set()
+        self.sent: set[int] = set()
         self.confirmed: set[int] = set()
         self.gone = False
         self.next_look_s = 0.0
         self._child: subprocess.Popen[bytes] | None = None
         self._respawn_s = LOOK_S
 
-    def must_be_told(self, number: int) -> bool:
-        """A command that it has not heard, over a connection that is there."""
-        return self.channel is not None and number not in self.told and number not in self.confirmed
+    def must_send(self, number: int) -> bool:
+        """Return whether a command is to be sent: it was not, and there is a connection."""
+        return self.channel is not None and number not in self.sent and number not in self.confirmed
 
     def is_alive(self) -> bool:
-        """Whether a process holds the node's lock, or is about to."""
+        """Return whether a process holds the node's lock, or is about to."""
         if self._child is not None:
             if self._child.poll() is None:
                 return True
@@ -81,20 +81,20 @@ class Supervised:
             )
 
     def adopt(self, channel: wire.Channel, epoch: int) -> None:
-        """It is connected."""
+        """Take note of its connection."""
         self.channel, self.epoch = channel, epoch
         self._respawn_s = LOOK_S
 
     def hang_up(self) -> None:
-        """It is not connected any more; what it was told and did not confirm must be told again."""
+        """Close its connection; commands that it did not confirm are sent again over the next one."""
         if self.channel is not None:
             self.channel.close()
         self.channel = None
-        self.told.clear()
+        self.sent.clear()
         self.next_look_s = 0.0
 
     def release(self) -> None:
-        """The server goes, the agent stays: its end is nobody's to wait for here."""
+        """Let the agent outlive this server: nothing here waits for its end."""
         self.hang_up()
         if self._child is not None and self._child.poll() is None:
             self._child.returncode = 0
