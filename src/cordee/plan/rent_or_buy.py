@@ -4,6 +4,7 @@ Renting costs what is used. Owning costs the purchase at once and power, housing
 until the hardware is worn out; then it is worth its resale. No interest, no tax: a page to start the talk with.
 """
 
+import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -164,7 +165,10 @@ def ownership_from(table: Mapping[str, object], *, gpus: int, rent_usd_per_gpu_h
     names = {field.name for field in fields(Ownership)}
     unknown = sorted(set(given) - names)
     if unknown:
-        raise SpecError(f"assumptions: unknown name {unknown[0]!r}", hint="known are " + ", ".join(sorted(names)))
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        did_you_mean = f"did you mean {near[0]}? " if near else ""
+        hint = f"{did_you_mean}known are {', '.join(sorted(names))}"
+        raise SpecError(f"assumptions: unknown name {unknown[0]!r}", hint=hint)
     for name in ("busy_fraction", "rent_usd_per_gpu_hour", "purchase_usd_per_gpu", "life_years"):
         if given.get(name) is None:
             raise SpecError(f"assumptions: {name} is missing", hint=f"add a line: {name} = {_EXAMPLES[name]}")
