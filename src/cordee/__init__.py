@@ -18,6 +18,11 @@ __all__ = ["ElasticBatchSampler", "Job", "__version__", "job", "plan"]
 _SDK = {"job": "cordee.train.job", "Job": "cordee.train.job", "ElasticBatchSampler": "cordee.train.data.sampler"}
 
 
+def __dir__() -> list[str]:
+    """List what is imported on first use too, so that a notebook completes it."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import the SDK on first use, so that `import cordee` needs no torch."""
     if name in _SDK:
