@@ -96,11 +96,11 @@ class World:
     def started(self, job=JOB, epoch=1):
         return self.until(lambda: self.of(RanksStarted, job, epoch), "RanksStarted")[0]
 
-    def ended(self, job=JOB, epoch=1, shares=1):
+    def ended(self, job=JOB, epoch=1, groups=1):
         found = self.until(
-            lambda: len(self.of(RanksEnded, job, epoch)) >= shares and self.of(RanksEnded, job, epoch), "RanksEnded"
+            lambda: len(self.of(RanksEnded, job, epoch)) >= groups and self.of(RanksEnded, job, epoch), "RanksEnded"
         )
-        return found[0] if shares == 1 else found
+        return found[0] if groups == 1 else found
 
     def folder(self, job=JOB, epoch=1, node=None):
         return self.home / "attempts" / job / str(epoch) / (node or self.nodes[0].name)

@@ -68,7 +68,7 @@ def test_server_gone_and_back_nothing_is_lost_nothing_twice(world):
     assert world.ended().outcome is Outcome.FINISHED
     assert [event.step for event in world.of(RankLeft)] == [0, 1, 2, 3, 4, 5]
     assert len(world.of(RanksStarted)) == len(world.of(RanksEnded)) == 1
-    assert isinstance(world.log[-1], RanksEnded), "the ranks' records come before the end of their share"
+    assert isinstance(world.log[-1], RanksEnded), "the ranks' records come before the end of their rank group"
     assert (world.agent_pid(), epochs_up(world)) == (pid, [1]), "the agent was adopted, not replaced"
     assert not [event for event in world.log if isinstance(event, NodeDown)]
 
@@ -234,10 +234,10 @@ def test_agent_told_to_terminate_gives_notice_first(world):
     world.until(lambda: epochs_up(world) == [1, 2])
 
 
-def test_shutdown_waits_for_the_last_share(world):
+def test_shutdown_waits_for_the_last_rank_group(world):
     world.start(python(SLEEPS))
     world.logged("pid=")
-    assert not world.executor.shutdown(timeout_s=0.2), "a share runs"
+    assert not world.executor.shutdown(timeout_s=0.2), "a rank group runs"
     assert process.find(TAG)
     world.kill()
     world.ended()
@@ -279,7 +279,7 @@ LEASES = (Lease(node="a", gpus=(0, 1)), Lease(node="b", gpus=(1,)))
 def test_a_gang_over_two_nodes_meets_at_one_address(pair):
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "NNODES", "MASTER_PORT"]
     pair.start(python(f"import os; print(*(os.environ[name] for name in {names}))"), leases=LEASES)
-    assert {event.outcome for event in pair.ended(shares=2)} == {Outcome.FINISHED}
+    assert {event.outcome for event in pair.ended(groups=2)} == {Outcome.FINISHED}
     port = json.loads((pair.home / f"attempts/{JOB}/1/meeting.json").read_text())["master_port"]
     logs = [pair.folder(node=node) / "logs" / f"rank{rank}.log" for node, rank in (("a", 0), ("a", 1), ("b", 2))]
     lines = [log.read_text().splitlines()[-1] for log in logs]
@@ -296,7 +296,7 @@ def test_a_command_is_done_when_every_node_confirmed(pair):
     os.kill(pair.agent_pid("b"), signal.SIGCONT)
     pair.until(lambda: not pair.pending and len(pair.of(RanksStarted)) == 2)
     pair.notice(30)
-    assert {event.outcome for event in pair.ended(shares=2)} == {Outcome.KILLED}
+    assert {event.outcome for event in pair.ended(groups=2)} == {Outcome.KILLED}
 
 
 def test_a_stranger_at_the_servers_address_is_not_obeyed(world):

@@ -1,4 +1,4 @@
-"""What becomes of a share, with real processes."""
+"""The outcome of rank groups, with real processes."""
 
 import json
 import os
@@ -127,21 +127,21 @@ def test_a_drain_that_stands_still_is_not_waited_for(tmp_path):
     env = os.environ | {"CORDEE_ATTEMPT": order.tag, "CORDEE_NODE": "local", "CORDEE_DRAIN": "1"}
     stopped, busy = [subprocess.Popen(python("while True: pass"), env=env) for _ in range(2)]
     try:
-        share = RankGroup(order, tmp_path)
+        group = RankGroup(order, tmp_path)
         deadline_s = time.monotonic() + DEADLINE_S
-        while len(share.processes()) < 2:
+        while len(group.processes()) < 2:
             assert time.monotonic() < deadline_s
         stopped.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED)
-        share.kill("the test said so", 0.0)
-        assert not share.tick(0.0) and not share.tick(STILL_S_MAX - 1)
+        group.kill("the test said so", 0.0)
+        assert not group.tick(0.0) and not group.tick(STILL_S_MAX - 1)
         worked = process.worked(process.identify(busy.pid))
         while process.worked(process.identify(busy.pid)) == worked:
             assert time.monotonic() < deadline_s
-        share.tick(STILL_S_MAX)
+        group.tick(STILL_S_MAX)
         assert stopped.wait(DEADLINE_S) == -signal.SIGKILL and busy.poll() is None
-        share.tick(RESCUE_S_MAX)
-        assert busy.wait(DEADLINE_S) == -signal.SIGKILL and share.tick(RESCUE_S_MAX + 1)
+        group.tick(RESCUE_S_MAX)
+        assert busy.wait(DEADLINE_S) == -signal.SIGKILL and group.tick(RESCUE_S_MAX + 1)
     finally:
         for each in (stopped, busy):
             each.kill()
@@ -320,7 +320,7 @@ os.wait()
 
 
 @pytest.mark.parametrize(("last", "outcome"), [("", Outcome.FINISHED), ("time.sleep(600)", Outcome.KILLED)])
-def test_a_daemon_of_a_rank_ends_with_the_share(world, last, outcome):
+def test_a_daemon_of_a_rank_ends_with_its_rank_group(world, last, outcome):
     world.start(python(DAEMON + last))
     world.logged("daemon=")
     daemon = int(world.log_text("rank0.log").partition("daemon=")[2].split()[0])

@@ -205,8 +205,8 @@ def test_the_logs_time_goes_neither_back_nor_ahead_of_the_clock(scene: Scene) ->
     scene.agents.tell(RanksEnded(at_us=10**18, job_id=GPT, epoch=1, node="local", outcome=Outcome.FINISHED))
     scene.control.tick()
     assert scene.of(RanksStarted) == [replace(start, at_us=last_us)]
-    [share] = scene.of(RanksEnded)
-    assert last_us <= share.at_us <= scene.time.us
+    [ended] = scene.of(RanksEnded)
+    assert last_us <= ended.at_us <= scene.time.us
 
 
 def test_what_ranks_tell_keeps_its_own_time(scene: Scene) -> None:

@@ -1,7 +1,7 @@
 """Notices of the cloud about this machine, from its metadata service: AWS, Google Cloud and Azure.
 
-One process a machine asks, from a thread of its own: the agent, or the first rank of a node that has none. What is to
-be done about an announcement is theirs.
+One process a machine asks, from a thread of its own: the agent, or the first rank of a node that has none. It decides
+what to do about a notice.
 
 Sources, read in November 2026:
 - AWS: docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html (404 until an interruption is
@@ -45,7 +45,7 @@ class Reclaim:
     deadline_us: int
 
     def left_s(self) -> float:
-        """Seconds until then."""
+        """Return the seconds until the deadline."""
         return max(0.0, self.deadline_us / US_PER_S - time.time())
 
 
@@ -68,7 +68,7 @@ class Answer:
     etag: str
 
     def good(self) -> "Answer":
-        """This answer.
+        """Return this answer.
 
         Raises:
             ValueError: it is an error.

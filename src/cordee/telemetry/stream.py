@@ -41,7 +41,7 @@ class StreamWriter:
         self._durable = durable
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        # A predecessor may have died within a line; nobody has read that line, so it goes.
+        # A predecessor may have died within a line; no reader has taken that line, so it is cut off.
         data = _tail(self._fd)
         size = os.fstat(self._fd).st_size
         if not data.endswith(b"\n") and data:
@@ -131,7 +131,7 @@ class StreamReader:
 
 
 def last_records(path: Path) -> list[StreamRecord]:
-    """The complete records within the stream's last 64 KiB, oldest first."""
+    """Return the complete records within the stream's last 64 KiB, oldest first."""
     fd = _open_regular(path)
     if fd is None:
         return []
