@@ -91,11 +91,11 @@ class PlacementSearch:
         top = self.load[layers, hot]
         swap, gain = self._best_swap(layers, hot, top, near)
         # A replica given up changes one slot, a swap two.
-        asked = np.arange(len(layers)) if trades else np.flatnonzero(gain <= 0)
-        trade, traded = np.zeros((len(layers), 3), dtype=np.int64), np.full(len(layers), -np.inf)
-        if len(asked):
-            trade[asked], traded[asked] = self._best_trade(layers[asked], hot[asked], top[asked])
-        takes = (traded > 0) & (traded > gain / 2)
+        searched = np.arange(len(layers)) if trades else np.flatnonzero(gain <= 0)
+        trade, trade_gain = np.zeros((len(layers), 3), dtype=np.int64), np.full(len(layers), -np.inf)
+        if len(searched):
+            trade[searched], trade_gain[searched] = self._best_trade(layers[searched], hot[searched], top[searched])
+        takes = (trade_gain > 0) & (trade_gain > gain / 2)
         swaps = ~takes & (gain > 0)
         self._trade(layers[takes], trade[takes])
         changed = [(layers[takes], *trade[takes].T)]
@@ -137,13 +137,13 @@ class PlacementSearch:
         each = self.slots.shape[2]
         at = layers[:, None]
         heavy = _smallest(-self.per_replica[at, self.slots[layers, hot]], OWN)
-        mine = self.slots[at, hot[:, None], heavy]
+        own = self.slots[at, hot[:, None], heavy]
         giver, taker = self._cheapest_to_lose(layers, held), self._cheapest_to_gain(layers, gpus)
         n_give, n_take = giver.shape[1], taker.shape[1]
         # Another replica of one of its experts elsewhere; or another expert in one of its slots.
         own_flat = (hot % self.width)[:, None] * each + heavy
         place = np.concatenate([np.tile(giver, heavy.shape[1]), np.repeat(own_flat, n_take, axis=1)], axis=1)
-        comes = np.concatenate([np.repeat(mine, n_give, axis=1), np.tile(taker, heavy.shape[1])], axis=1)
+        comes = np.concatenate([np.repeat(own, n_give, axis=1), np.tile(taker, heavy.shape[1])], axis=1)
         goes = held[rows, place]
         counts_go, counts_come = self.counts[at, goes], self.counts[at, comes]
         load_go, load_come = self.loads[at, goes], self.loads[at, comes]
@@ -182,13 +182,13 @@ class PlacementSearch:
 
     def _swap(self, layers: Ints, swap: Ints) -> list[tuple[Ints, Ints, Ints, Ints]]:
         slot, gpu, other_slot, hot = swap.T
-        mine, others = self.slots[layers, hot, slot], self.slots[layers, gpu, other_slot]
+        own, others = self.slots[layers, hot, slot], self.slots[layers, gpu, other_slot]
         self._put(layers, hot, slot, others)
-        self._put(layers, gpu, other_slot, mine)
-        less = self.per_replica[layers, mine] - self.per_replica[layers, others]
+        self._put(layers, gpu, other_slot, own)
+        less = self.per_replica[layers, own] - self.per_replica[layers, others]
         self.load[layers, hot] -= less
         self.load[layers, gpu] += less
-        return [(layers, hot, slot, others), (layers, gpu, other_slot, mine)]
+        return [(layers, hot, slot, others), (layers, gpu, other_slot, own)]
 
     def _trade(self, layers: Ints, trade: Ints) -> None:
         gpu, slot, comes = trade.T

@@ -79,12 +79,12 @@ def run_rank(
     dist.init_process_group("gloo")
     try:
         ranks = dist.get_world_size()
-        said = []
+        records = []
         for one in (*spec["tables"], *spec["torch"]):
             placement = StagePlacement(one["shape"], ranks, one["chunks"])
             table = table_from(one, ranks) if "csv" in one else None
-            said.append(_run(one, placement, table, spec))
-        return said
+            records.append(_run(one, placement, table, spec))
+        return records
     finally:
         dist.destroy_process_group()
 
@@ -148,10 +148,10 @@ def _errors(
         for stage, module in modules.items():
             if stage // chain == number:
                 pairs = zip(module.parameters(), whole[stage % chain].parameters(), strict=True)
-                worst = max(worst, *(_apart(mine.grad, other.grad) for mine, other in pairs))
+                worst = max(worst, *(_apart(one.grad, other.grad) for one, other in pairs))
         if losses and any(placement.next(stage) is None and stage // chain == number for stage in modules):
             pairs_of = zip(losses, mean, strict=True)
-            loss_worst = max(loss_worst, *(abs(float(mine) - float(other)) for mine, other in pairs_of))
+            loss_worst = max(loss_worst, *(abs(float(one) - float(other)) for one, other in pairs_of))
     return worst, loss_worst
 
 
