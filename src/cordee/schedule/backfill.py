@@ -41,7 +41,7 @@ def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
 
 def backfill(state: State, draft: Draft, line: Line) -> None:
     """Start jobs of a line on reserved GPUs if they are out of the way in time."""
-    if state.policy.backfill != "easy":
+    if not draft.reservations or state.policy.backfill != "easy":
         return
     for reservation in {id(each): each for each in draft.reservations.values()}.values():
         # Around the reservation before, all jobs of the line may have started.

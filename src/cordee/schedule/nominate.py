@@ -83,8 +83,10 @@ def start(state: State, draft: Draft, record: JobRecord, candidates: tuple[Pool,
 def start_smaller(state: State, draft: Draft, nominee: Nominee) -> bool:
     """Start an elastic job on fewer GPUs than it asks for; it grows later."""
     record = nominee.record
-    sizes = record.job.sizes if state.policy.resize else ()
-    return any(start(state, draft, record, nominee.pools, size) for size in sizes if size < record.job.gpus)
+    if not record.job.sizes or not state.policy.resize:
+        return False
+    sizes = (size for size in record.job.sizes if size < record.job.gpus)
+    return any(start(state, draft, record, nominee.pools, size) for size in sizes)
 
 
 def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:

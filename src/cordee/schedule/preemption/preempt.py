@@ -74,15 +74,16 @@ class Preemption:
     def move(self, record: JobRecord, candidates: tuple[Pool, ...]) -> Room | None:
         """Return the room that results from moving smaller jobs elsewhere, if all of them fit there now."""
         state, job = self._state, record.job
-        most = int(state.policy.move_fraction * job.gpus)
-        if self._now_us < record.waits_since_us + state.policy.preempt_after_us:
+        free, most = state.nodes.free, int(state.policy.move_fraction * job.gpus)
+        if not most or self._now_us < record.waits_since_us + state.policy.preempt_after_us:
             return None
-        scope = Scope(level(job.tier), job.priority, None, moves=most)
         for pool in candidates:
-            need = need_of(state.nodes.free, job, pool)
-            if need is None or not most or sum(state.nodes.free.free(kind) for kind in pool) < job.gpus:
+            if sum(free.free(kind) for kind in pool) < job.gpus:
                 continue
-            chosen = self._search.find(need, pool, scope)
+            need = need_of(free, job, pool)
+            if need is None:
+                continue
+            chosen = self._search.find(need, pool, Scope(level(job.tier), job.priority, None, moves=most))
             if chosen is None or sum(state.attempts[each].gpus for each in chosen) > most:
                 continue
             room = self._room_by_moving(record, pool, chosen)
