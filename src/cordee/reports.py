@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from types import NoneType, UnionType
 from typing import get_args, get_type_hints
 
@@ -73,6 +74,7 @@ def stream_name(job_id: str, epoch: int, rank: int) -> str:
     return f"{job_id}.{epoch}/rank{rank}"
 
 
+@lru_cache(maxsize=4096)
 def parse_stream(name: str) -> tuple[str, int, int] | None:
     """Return job, epoch and rank of a rank's stream; None for any other stream.
 
