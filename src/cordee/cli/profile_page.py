@@ -94,7 +94,7 @@ def _stream_rows(report: RankReport) -> Section:
         for row in report.streams[:ROWS]
     ]  # fmt: skip
     table = table_html(names, rows)
-    heading = {"device": "Streams", "host": "Threads", "tracks": "Lines"}[report.side]
+    heading = {"device": "Streams", "host": "Threads", "tracks": "Tracks"}[report.side]
     return Section(heading, what or "Activity over time.", (drawn, table))
 
 

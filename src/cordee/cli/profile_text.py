@@ -96,7 +96,7 @@ def _print_head(out: Console, report: RankReport) -> None:
     out.print(
         Text.assemble((report.label, "bold"), f" on {report.gpu}" if report.gpu else "", (f"  {report.source}", "dim"))
     )
-    tracks = {"device": "stream", "host": "thread", "tracks": "line"}[report.side]
+    tracks = {"device": "stream", "host": "thread", "tracks": "track"}[report.side]
     many = f"{len(report.streams)} {tracks}{'s' if len(report.streams) != 1 else ''}"
     steps = f", {len(report.steps)} step{'s' if len(report.steps) != 1 else ''}" if report.steps else ""
     out.print(f"{count:,} {what} on {many}{steps}, {format_us(report.time.span_us)}{SIDES[report.side]}", style="dim")
@@ -229,7 +229,7 @@ def fitted(name: str, width: int) -> str:
 def _print_streams(out: Console, report: RankReport) -> None:
     if len(report.streams) < 2:
         return
-    title(out, {"device": "Streams", "host": "Threads", "tracks": "Lines"}[report.side])
+    title(out, {"device": "Streams", "host": "Threads", "tracks": "Tracks"}[report.side])
     table = grid("", "count", "busy", "of the span", "compute", "transfer", "waiting", "memory")
     for row in report.streams[:RANKS_SHOWN]:
         kinds = [format_us(row.kinds_us[kind]) if row.kinds_us[kind] else "" for kind in KINDS_ORDER]
