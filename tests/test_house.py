@@ -1,9 +1,11 @@
-"""The rules of the house that no linter knows: sizes of files and functions, exit codes, a light import."""
+"""Rules that no linter knows: sizes of files, functions and classes, unused names, exit codes, a light import."""
 
 import ast
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,17 @@ PACKAGE = Path(cordee.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
+ATTRIBUTES_MAX = 15
+RECORDS = {
+    "Efficiency": "one entry of efficiency.toml",
+    "Gpu": "one entry of gpus.toml",
+    "Job": "the scheduler's part of a JobSpec",
+    "JobSpec": "the keys of a job file",
+    "Layout": "the axes of a layout, as its text names them",
+    "ModelShape": "the keys of a config.json",
+    "Policy": "one value for each question that schedulers answer differently",
+}
+"""Frozen records that mirror a file or a text key by key; nesting them would only hide a name."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -35,6 +48,76 @@ def test_no_file_and_no_function_wants_to_be_two(path: Path) -> None:
 def test_every_module_says_what_it_is_for(path: Path) -> None:
     text = path.read_text()
     assert not text or ast.get_docstring(ast.parse(text)), f"{path} has no module docstring"
+
+
+def _attributes(node: ast.ClassDef) -> set[str]:
+    """Return the fields of a dataclass or model, and what methods assign on `self`."""
+    fields = {
+        each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    assigned = {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+    return fields | assigned
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_class_wants_to_be_two(path: Path) -> None:
+    too_many = [
+        f"{node.name} ({len(_attributes(node))})"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and len(_attributes(node)) > ATTRIBUTES_MAX and node.name not in RECORDS
+    ]
+    assert not too_many, f"{path}: classes with over {ATTRIBUTES_MAX} attributes: {', '.join(too_many)}"
+
+
+_CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
+"""Names that alembic or the user's own code looks up."""
+_FRAMEWORKS = ("Callback", "TrainerCallback", "StorageWriter", "StorageReader", "Sampler", "BaseModel", "NodeVisitor")
+_PLAIN_DECORATORS = {"property", "cached_property", "staticmethod", "classmethod", "cache", "contextmanager"}
+
+
+def _public(body: list[ast.stmt], owner: ast.ClassDef | None = None) -> Iterator[tuple[str, int]]:
+    """Yield public functions, classes, constants and methods; not those that a framework calls."""
+    foreign = owner is not None and any(ast.unparse(base).split("[")[0].endswith(_FRAMEWORKS) for base in owner.bases)
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            registered = any(ast.unparse(each) not in _PLAIN_DECORATORS for each in node.decorator_list)
+            is_class = isinstance(node, ast.ClassDef)
+            if not node.name.startswith("_") and not foreign and (is_class or not registered):
+                yield node.name, node.lineno
+            if isinstance(node, ast.ClassDef):
+                yield from _public(node.body, node)
+        elif owner is None and isinstance(node, ast.Assign | ast.AnnAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                if isinstance(target, ast.Name) and not target.id.startswith("_"):
+                    yield target.id, node.lineno
+
+
+def test_every_public_name_has_a_user_outside_its_tests() -> None:
+    used: set[str] = set()
+    folder = PACKAGE.parent.parent
+    for path in (*SOURCES, *(folder / "benchmarks").rglob("*.py"), *(folder / "examples").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                used.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                used.add(node.value)  # `getattr`, `__all__`, `__getattr__`
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (folder / "docs").rglob("*.md"))
+    unused = [
+        f"{path}:{line}: {name}"
+        for path in SOURCES
+        for name, line in _public(ast.parse(path.read_text(encoding="utf-8")).body)
+        if name not in used | _CALLED_BY_OTHERS and not re.search(rf"\.{name}\b", pages)
+    ]
+    assert not unused, "\n".join(unused)
 
 
 def _tree(cls: type[errors.CordeeError]) -> list[type[errors.CordeeError]]:
