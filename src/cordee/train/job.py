@@ -25,12 +25,12 @@ from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.saver import Saver
 from cordee.train.measure import Meter
 from cordee.train.mesh import layout_mesh
+from cordee.train.rank_exit import RankExit, beside, durable_name
 from cordee.train.report import Reporter, set_up_logging
 from cordee.train.settings import Settings, settings
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.agreement import Agreement, BoundaryAction
 from cordee.train.stop.deadline import Choice
-from cordee.train.stop.rank_exit import RankExit, beside, durable_name
 from cordee.train.watch.watch import RankWatch
 from cordee.units import format_duration
 

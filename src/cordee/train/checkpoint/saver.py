@@ -1,7 +1,7 @@
 """The saves of one attempt: decide when one is due, make it, and know what became of it.
 
 Captures are made on the main thread, between two steps; `checkpointer.py` uploads them. `stop/agreement.py` makes all
-ranks save at the same boundary, and `stop/rank_exit.py` is how a rank leaves.
+ranks save at the same boundary, and `train/rank_exit.py` is how a rank leaves.
 """
 
 import logging

@@ -1,7 +1,6 @@
-"""Rehearses pipeline schedules on ranks of this machine (gloo), with timed waits or real products for passes.
+"""Rehearse pipeline schedules on ranks of this machine (gloo), with timed waits or real products for passes.
 
-`rehearse` starts the ranks and reads what they noted; it imports no torch. Started as a program, this module imports it
-once and forks the ranks: each builds its stages, runs each schedule, and compares its gradients with the whole model's.
+This module starts the ranks and reads their results; it imports no torch. The ranks are `rehearsal.py`.
 """
 
 import json
@@ -11,15 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from cordee.errors import ScriptError
-from cordee.plan.pipeline import ScheduleTable, StagePlacement, table_csv, table_of
+from cordee.plan.pipeline import ScheduleTable, StagePlacement, table_csv
 
 TIMEOUT_S = 300.0
 
@@ -89,7 +87,7 @@ def _start_and_wait(folder: Path, ranks: int) -> None:
         "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "RES_OPTIONS": "timeout:1 attempts:1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    words = [sys.executable, "-m", "cordee.train.pipeline.rehearse", str(folder), str(ranks)]
+    words = [sys.executable, "-m", "cordee.train.pipeline.rehearsal", str(folder), str(ranks)]
     with (folder / "start.log").open("wb") as log:
         process = subprocess.Popen(words, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -132,62 +130,3 @@ def _joined(ranks: Sequence[Mapping[str, Any]]) -> RehearsalResult:
     )
     errors = [max(float(rank[name]) for rank in ranks) for name in ("gradient_error", "loss_error")]
     return RehearsalResult(str(ranks[0]["name"]), errors[0], errors[1], steps)
-
-
-# --- The ranks ---
-
-
-def main() -> int:
-    """Import torch once, fork the ranks, and wait for them or for the first that fails."""
-    from cordee.train.pipeline.rehearsal_rank import run_rank
-
-    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
-    spec = json.loads((folder / "spec.json").read_text())
-    running = {}
-    for rank in range(ranks):
-        pid = os.fork()
-        if pid == 0:
-            _be_rank(folder, rank, spec, run_rank)
-        running[pid] = rank
-    while running:
-        pid, status = os.wait()
-        rank = running.pop(pid)
-        if status:
-            # The others would fail too, because it is gone.
-            (folder / "failed").write_text(str(rank))
-            return 1
-    return 0
-
-
-def _be_rank(folder: Path, rank: int, spec: Mapping[str, Any], run_rank: Callable[..., Any]) -> NoReturn:
-    """Run every schedule of the spec, in its order; never return into the code of the parent."""
-    code = 1
-    try:
-        log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.environ["RANK"] = str(rank)
-        if spec["pin"]:
-            cores = sorted(os.sched_getaffinity(0))
-            os.sched_setaffinity(0, {cores[rank % len(cores)]})
-        (folder / f"rank{rank}.json").write_text(json.dumps(run_rank(spec, _table_from)))
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _table_from(one: Mapping[str, Any], ranks: int) -> ScheduleTable:
-    placement = StagePlacement(one["shape"], ranks, one["chunks"])
-    if placement.shape == "bidirectional":
-        # Its stages are placed as in a V; the placement says that they are two models.
-        read = table_of(one["name"], [line.split(",") for line in one["csv"].splitlines()])
-        return ScheduleTable(one["name"], placement, one["micro_batches"], read.cells)
-    return table_of(one["name"], [line.split(",") for line in one["csv"].splitlines()])
-
-
-if __name__ == "__main__":
-    sys.exit(main())
