@@ -17,7 +17,7 @@ from cordee.schedule.state import Idle, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What follows from a state at a time.
+    """The events that follow from a state at a time.
 
     Attributes:
         events: to commit and to apply, in this order.

@@ -22,7 +22,7 @@ Promise = tuple[Job, Held, Vacated]
 
 @dataclass(slots=True)
 class Turns:
-    """What decides whose turn it is within one cycle.
+    """The turns of jobs within one cycle.
 
     Attributes:
         overdue: jobs that have waited too long: they go first in their tier.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Scope(NamedTuple):
-    """Which running attempts a waiting job may preempt, or move."""
+    """The running attempts that a waiting job may preempt, or move."""
 
     tier: int
     priority: int

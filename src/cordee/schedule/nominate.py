@@ -1,4 +1,4 @@
-"""What a waiting job gets when it is its turn: a place, a claim, room that others make, or a smaller size."""
+"""Nominating a waiting job: it gets a place, a claim, room that others make, or a smaller size."""
 
 from typing import NamedTuple
 

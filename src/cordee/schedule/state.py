@@ -51,7 +51,7 @@ class Idle:
 
 
 class State:
-    """What the scheduler knows: single owner, changed by `apply` only.
+    """All that the scheduler knows: single owner, changed by `apply` only.
 
     Attributes:
         journal: takes back what was changed inside a what-if.

@@ -1,1 +1,1 @@
-"""When jobs will start and end: the same `decide`, run forward over run times."""
+"""Forecasts of starts and ends: the same `decide`, run forward over run times."""

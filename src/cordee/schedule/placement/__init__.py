@@ -1,1 +1,1 @@
-"""Which GPUs a gang gets: shapes, free GPUs by domain, packing. Not whose turn it is, nor who must leave."""
+"""Placement of gangs: shapes, free GPUs by domain, packing. Not the order of jobs, nor the choice of victims."""

@@ -1,4 +1,4 @@
-"""A node as placement sees it: what is leased of it, and what is free.
+"""Nodes as placement sees them: what is leased of each, and what is free.
 
 GPUs are bits of a mask; a GPU that is shared has so many thousandths left. CPU and host memory go along with GPUs.
 """
@@ -15,7 +15,7 @@ Kind = tuple[str, Capacity]
 
 @lru_cache(maxsize=1 << 16)
 def mask_of(gpus: tuple[int, ...]) -> int:
-    """The bit mask of GPU indices.
+    """Return the bit mask of GPU indices.
 
     >>> mask_of((0, 2))
     5
@@ -28,7 +28,7 @@ def mask_of(gpus: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=1 << 16)
 def gpus_of(mask: int) -> tuple[int, ...]:
-    """The GPU indices of a bit mask, ascending.
+    """Return the GPU indices of a bit mask, ascending.
 
     >>> gpus_of(5)
     (0, 2)
@@ -37,7 +37,7 @@ def gpus_of(mask: int) -> tuple[int, ...]:
 
 
 def host_request(job: Job, gpus: int) -> tuple[int, int]:
-    """CPU milli-cores and bytes of host memory that so many GPUs of a job take along, rounded up for each GPU.
+    """Return the CPU milli-cores and bytes of host memory that so many GPUs of a job take along, rounded up.
 
     A job without GPUs takes all of it in one place.
 
@@ -48,12 +48,12 @@ def host_request(job: Job, gpus: int) -> tuple[int, int]:
     """
     if not job.cpu_milli and not job.memory_bytes:
         return 0, 0
-    parts, share = max(1, job.gpus), max(1, gpus)
-    return share * -(-job.cpu_milli // parts), share * -(-job.memory_bytes // parts)
+    parts, taken = max(1, job.gpus), max(1, gpus)
+    return taken * -(-job.cpu_milli // parts), taken * -(-job.memory_bytes // parts)
 
 
 class Used(NamedTuple):
-    """What is leased of a node: GPUs as a whole, parts of GPUs as (index, milli), CPU and memory."""
+    """The leased part of a node: whole GPUs, parts of GPUs as (index, milli), CPU and memory."""
 
     whole: int = 0  # mask
     parts: tuple[tuple[int, int], ...] = ()
@@ -66,7 +66,7 @@ class Used(NamedTuple):
         return self.whole | mask_of(tuple(gpu for gpu, _ in self.parts)) if self.parts else self.whole
 
     def plus(self, lease: Lease, job: Job) -> "Used":
-        """With this lease as well; what is leased already is a programmer's error.
+        """Return it with this lease as well; a GPU that is leased already is a programming error.
 
         >>> from cordee.ids import JobId
         >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1, gpu_milli=300)
@@ -87,7 +87,7 @@ class Used(NamedTuple):
         return Used(whole, tuple(sorted(parts.items())), self.cpu_milli + cpu_milli, self.memory_bytes + memory_bytes)
 
     def minus(self, lease: Lease, job: Job) -> "Used":
-        """Without this lease, which is in it."""
+        """Return it without this lease, which is in it."""
         cpu_milli, memory_bytes = host_request(job, len(lease.gpus))
         whole, left = self.whole, self.parts
         if lease.milli >= 1000:
@@ -116,7 +116,7 @@ class Entry(NamedTuple):
         return (self.node.gpu_name, self.node.capacity)
 
     def plus(self, leases: Iterable[tuple[Lease, Job]]) -> "Entry":
-        """As it would be if these leases on it ended."""
+        """Return it as it would be if these leases on it ended."""
         free, shared, cpu_milli, memory_bytes = self.free, dict(self.shared), self.cpu_milli, self.memory_bytes
         for lease, job in leases:
             if lease.milli >= 1000:
@@ -136,14 +136,14 @@ class Entry(NamedTuple):
         return Entry(self.node, free, self.usable, tuple(sorted(shared.items())), cpu_milli, memory_bytes)
 
     def without(self, mask: int) -> "Entry":
-        """With these GPUs kept from it."""
+        """Return it without these GPUs."""
         if not self.free & mask:
             return self
         return Entry(self.node, self.free & ~mask, self.usable, self.shared, self.cpu_milli, self.memory_bytes)
 
 
 def entry_of(node: Node, used: Used) -> Entry:
-    """What is free of a node of which so much is leased.
+    """Return what is free of a node of which so much is leased.
 
     >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=4, unavailable=(3,))
     >>> entry = entry_of(node, Used(whole=1, parts=((1, 400),)))

@@ -1,4 +1,4 @@
-"""How a gang's units lie in a view: one node, else the lowest domain that holds them, filled with the fewest parts.
+"""Laying a gang's units into a view: one node, else the lowest domain that holds them, with the fewest parts.
 
 The same step serves at every level of the tree: take the fullest part whole until one part holds what is left, and of
 those that do the tightest. No other choice needs fewer parts, and what is broken up is the smallest that is enough.
@@ -19,7 +19,7 @@ from cordee.schedule.placement.view import Class, View, holds
 
 
 def missing(view: View, need: Need) -> int:
-    """How many units (the rest counts as one) lack a place; 0: the gang fits."""
+    """Return how many units (the rest counts as one) lack a place; 0: the gang fits."""
     if need.within is not None:
         return _missing_within(view, need)
     units, rests = 0, False
@@ -33,12 +33,12 @@ def missing(view: View, need: Need) -> int:
 
 
 def lacking(need: Need, units: int, rests: bool) -> int:
-    """How many units a gang lacks where so many are, and a rest beside them or not."""
+    """Return how many units a gang lacks where there is room for so many, and a rest beside them or not."""
     return max(0, need.units - units) + (need.rest > 0 and units <= need.units and not rests)
 
 
 def search(view: View, need: Need) -> Arrangement | None:
-    """The best shape; None if there is none."""
+    """Return the best arrangement; None if there is none."""
     if need not in view.found:
         view.found[need] = _search(view, need)
     return view.found[need]
@@ -89,7 +89,7 @@ def _in_one_island(cls: Class, need: Need) -> bool:
 
 
 def _by_row(view: View, need: Need) -> tuple[Floats, Floats]:
-    """Units of each row's domain, and how many of its nodes have room for a rest beside them."""
+    """Return the units of each row's domain, and how many of its nodes have room for a rest beside them."""
     units, rests = view.weights(need.unit, need.rest, need.in_island)
     rows = len(view.tree)
     return (view.counts @ units)[:rows], (view.counts @ rests)[:rows] if need.rest else np.zeros(rows)
@@ -104,7 +104,7 @@ def _enough(units: Floats, rests: Floats, need: Need) -> Bools:
 
 
 def _in_one_node(view: View, need: Need) -> Arrangement | None:
-    """One island before several, then the fewest free GPUs left over, then the fullest domain, then names."""
+    """Choose one island before several, then the fewest GPUs left over, then the fullest domain, then names."""
     best = min((found for cls in view.total if (found := _on_node(cls, need)) is not None), default=None)
     if best is None:
         return None
@@ -114,7 +114,7 @@ def _in_one_node(view: View, need: Need) -> Arrangement | None:
 
 @lru_cache(maxsize=1 << 16)
 def _on_node(cls: Class, need: Need) -> tuple[bool, int, Class] | None:
-    """How well the gang lies on a node of a class: over several islands, what is left over; None if it does not."""
+    """Rate a gang on a node of a class: over several islands or not, what is left over; None if it does not fit."""
     return None if _lacks_in_node(cls, need) else (not _in_one_island(cls, need), sum(cls[2]) - need.gpus, cls)
 
 
@@ -122,7 +122,7 @@ def _on_node(cls: Class, need: Need) -> tuple[bool, int, Class] | None:
 
 
 def _best_domain(view: View, rows: Ints, need: Need) -> int:
-    """Of domains that hold the gang the one that needs the fewest nodes, then the one with the least left over."""
+    """Return the domain that needs the fewest nodes, then leaves the least over."""
     if len(rows) == 1:
         return int(rows[0])
     weights, _ = view.weights(need.unit, need.rest, need.in_island)
@@ -186,7 +186,7 @@ class _Filling:
 
 
 def _parts(runs: list[Run[Tag]], units: int, rest: int) -> Iterator[tuple[Tag, int, int, int]]:
-    """Which parts take how much: (tag, units, rest, number within its run)."""
+    """Yield the parts that take something: (tag, units, rest, number within its run)."""
     runs = sorted(runs, key=lambda run: (-run[0], not run[1], run[2]))
     at = used = 0
 
@@ -214,7 +214,7 @@ def _parts(runs: list[Run[Tag]], units: int, rest: int) -> Iterator[tuple[Tag, i
 
 
 def choose(entry: Entry, need: Need, units: int, rest: int) -> tuple[int, ...]:
-    """Free GPUs of a node, unit by unit and the rest last, in the order of the gang's ranks.
+    """Return free GPUs of a node, unit by unit and the rest last, in the order of the gang's ranks.
 
     >>> from cordee.events import Node
     >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=8, island_gpus=4)
@@ -238,7 +238,7 @@ def choose(entry: Entry, need: Need, units: int, rest: int) -> tuple[int, ...]:
 
 
 def _take(islands: list[int], count: int) -> tuple[int, ...]:
-    """GPUs of the island with the fewest that are enough, else of the fullest ones; they are taken out of `islands`."""
+    """Take GPUs out of the island with the fewest that are enough, else out of the fullest ones."""
     by_size = sorted(range(len(islands)), key=lambda each: (islands[each].bit_count(), each))
     enough = next((each for each in by_size if islands[each].bit_count() >= count), None)
     chosen: list[int] = []

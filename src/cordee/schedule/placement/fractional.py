@@ -1,4 +1,4 @@
-"""Whether there is room for a job that is less than a GPU: a part of one GPU, or CPU and memory alone."""
+"""Room for a job that needs less than a GPU: a part of one GPU, or CPU and memory alone."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from cordee.schedule.placement.view import Pool
 
 
 def lacks_part(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry]) -> int | None:
-    """0: there is room; 1: there is none now; None: there never is, with the nodes that are up."""
+    """Return 0 if there is room, 1 if there is none now, None if there never is with the nodes that are up."""
     if not index.view(pool, *host_request(job, 1), empty=True, hosts=not job.gpus).total:
         return None
     if index.view(pool, *host_request(job, 1), hosts=not job.gpus).total_if(freed):
@@ -19,7 +19,7 @@ def lacks_part(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry
 
 
 def _tightest(index: FreeIndex, job: Job, pool: Pool) -> tuple[int, str, int] | None:
-    """The shared GPU with the least left that is enough, on a node with CPU and memory for it."""
+    """Return the shared GPU with the least left that is enough, on a node with CPU and memory for it."""
     cpu_milli, memory_bytes = host_request(job, 1)
     found = []
     for kind in pool:

@@ -1,7 +1,7 @@
 """The index of what is free: entries by node, tallies by kind, and views that count units of a shape.
 
 Only `State` changes it, through `put`, whose answer undoes it. Views follow the entries by a log of changed names when
-somebody asks them, so that a change costs the same however many views and nodes there are.
+they are asked, so that a change costs the same however many views and nodes there are.
 """
 
 from bisect import bisect_left, insort
@@ -30,7 +30,7 @@ class Tally:
 
 
 class FreeIndex:
-    """What can be placed on now."""
+    """The nodes that can be placed on now."""
 
     def __init__(self, mix: Mix | None = None) -> None:
         """Nothing is there yet; `mix` is what was submitted, where another index learns it."""
@@ -67,19 +67,19 @@ class FreeIndex:
         return old
 
     def free(self, kind: Kind) -> int:
-        """GPUs of a kind of which nothing is leased."""
+        """Return the GPUs of a kind of which nothing is leased."""
         tally = self.kinds.get(kind)
         return tally.free if tally else 0
 
     def usable(self, kind: Kind) -> int:
-        """GPUs of a kind on nodes that are up, free or leased."""
+        """Return the GPUs of a kind on nodes that are up, free or leased."""
         tally = self.kinds.get(kind)
         return tally.usable if tally else 0
 
     def view(
         self, pool: Pool, cpu_milli: int = 0, memory_bytes: int = 0, *, empty: bool = False, hosts: bool = False
     ) -> View:
-        """The nodes of a pool, counted by how many GPUs each gives to a job that takes so much along for each GPU.
+        """Return the nodes of a pool, counted by how many GPUs each gives to a job with so much CPU and memory a GPU.
 
         `empty` counts them as if nothing were leased, `hosts` also those without a free GPU, for jobs that need none.
         """
@@ -94,13 +94,13 @@ class FreeIndex:
         return view
 
     def packer(self, packing: Packing) -> Packer:
-        """Chooses among nodes that hold a job."""
+        """Return the packer that chooses among nodes that hold a job."""
         if packing not in self._packers:
             self._packers[packing] = Packer(self._now, self.mix, packing)
         return self._packers[packing]
 
     def shared(self, kind: Kind, milli: int) -> Iterator[tuple[int, str, int]]:
-        """GPUs of a kind that are shared and have so much left: (free milli, node, GPU), the tightest first."""
+        """Yield shared GPUs of a kind that have so much left: (free milli, node, GPU), the tightest first."""
         tally = self.kinds.get(kind)
         if tally is not None:
             for at in range(bisect_left(tally.shared, (milli, "", -1)), len(tally.shared)):
@@ -108,7 +108,7 @@ class FreeIndex:
 
     @contextmanager
     def as_if(self, entries: Mapping[str, Entry | None]) -> Iterator[None]:
-        """Inside, these nodes are as given, or not there."""
+        """Open a context in which these nodes are as given, or not there."""
         before = [(name, self.put(name, entry)) for name, entry in entries.items()]
         try:
             yield
@@ -117,7 +117,7 @@ class FreeIndex:
                 self.put(name, entry)
 
     def value(self) -> object:
-        """A deep copy, to compare."""
+        """Return a deep copy, to compare."""
         kinds = {kind: (each.free, each.usable, each.nodes, tuple(each.shared)) for kind, each in self.kinds.items()}
         return dict(self.entries), kinds, self.mix.value()
 

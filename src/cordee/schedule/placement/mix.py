@@ -1,4 +1,4 @@
-"""What is asked for: the shapes of the jobs seen so far, and how much of a node's free GPUs each of them could use.
+"""The mix of jobs seen so far: their shapes, and how much of a node's free GPUs each of them could use.
 
 Fragmentation Gradient Descent (Weng et al., USENIX ATC'23, section 4.2): the fragmentation of a node is what of its
 free GPUs a job drawn from the workload could not use, because the node lacks CPU, memory or GPUs for it, or because
@@ -25,7 +25,7 @@ Learnt = tuple[tuple[Ask, int], ...]
 
 
 def ask_of(job: Job) -> Ask:
-    """The shape of a job."""
+    """Return the shape of a job."""
     return (*host_request(job, 1), job.gpus, job.gpu_milli)
 
 
@@ -39,7 +39,7 @@ class _Before:
 
 
 class Mix:
-    """How often each shape was submitted.
+    """The counts of submitted jobs by shape.
 
     `learnt` is renewed when half as many more are known, and then holds what was submitted before the present moment,
     so that the order of reports within a moment does not matter.
@@ -53,7 +53,7 @@ class Mix:
         self._again = _FIRST  # the total at which it is renewed
 
     def seen(self, job: Job, at_us: int) -> _Before:
-        """A job was submitted; the answer undoes it.
+        """Count a job that was submitted; the answer undoes it.
 
         >>> from cordee.ids import JobId
         >>> mix = Mix()
@@ -81,17 +81,17 @@ class Mix:
         self.learnt, self._again = before.learnt, before.again
 
     def value(self) -> object:
-        """A copy, to compare."""
+        """Return a copy, to compare."""
         return dict(self.counts), self.total, self._at_us, self.learnt, self._again
 
 
 def ranked(counts: Iterable[tuple[Ask, int]]) -> Learnt:
-    """The most frequent shapes that want a GPU."""
+    """Return the most frequent shapes that need a GPU."""
     return tuple(sorted((item for item in counts if item[0][2]), key=lambda item: (-item[1], item[0]))[:_SHAPES_MAX])
 
 
 class Table:
-    """For nodes by their free CPU and memory: the share of the mix that finds them enough, by what it asks of GPUs."""
+    """For nodes by their free CPU and memory: the fraction of the mix for which they are enough, by GPUs asked for."""
 
     def __init__(self, learnt: Learnt, node_gpus: int) -> None:
         """`node_gpus`: a gang that is larger asks whole nodes."""
@@ -102,18 +102,18 @@ class Table:
         self.milli = np.array([float(milli) for _, milli in groups])
         self._cpu = np.array(sorted({cpu * gpus for cpu, _, gpus, _, _ in asks}))
         self._memory = np.array(sorted({memory * gpus for _, memory, gpus, _, _ in asks}))
-        share = np.zeros((len(self._cpu) + 1, len(self._memory) + 1, len(groups)))
+        fraction = np.zeros((len(self._cpu) + 1, len(self._memory) + 1, len(groups)))
         for cpu, memory, gpus, milli, part in asks:
             row, column = np.searchsorted(self._cpu, cpu * gpus), np.searchsorted(self._memory, memory * gpus)
-            share[row + 1, column + 1, groups.index((gpus, milli))] += part
-        self._share = share.cumsum(axis=0).cumsum(axis=1)
+            fraction[row + 1, column + 1, groups.index((gpus, milli))] += part
+        self._fraction = fraction.cumsum(axis=0).cumsum(axis=1)
 
     def enough(self, cpu: Floats, memory: Floats) -> Floats:
-        """The share of the mix, by group, that so much CPU and memory is enough for: (nodes, groups)."""
+        """Return the fraction of the mix, by group, for which so much CPU and memory is enough: (nodes, groups)."""
         rows, columns = np.searchsorted(self._cpu, cpu, "right"), np.searchsorted(self._memory, memory, "right")
-        return self._share[rows, columns]
+        return self._fraction[rows, columns]
 
     def usable(self, left: Floats) -> tuple[Ints, Floats]:
-        """By group, of GPUs with so many thousandths left (nodes, GPUs): how many it could use, and their sum."""
+        """Return by group how many GPUs with so much left (nodes, GPUs) it could use, and their thousandths."""
         large = left[:, None, :] >= self.milli[:, None]
         return large.sum(axis=2), (large * left[:, None, :]).sum(axis=2)

@@ -31,7 +31,7 @@ class Need(NamedTuple):
 
 
 class Arrangement(NamedTuple):
-    """How a gang lies."""
+    """The arrangement of a gang in its place."""
 
     spread: int  # 0 one island, 1 one node, 2 an island of several nodes, 3 a rack, then each level above
     picks: tuple[Pick, ...]

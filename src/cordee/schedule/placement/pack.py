@@ -1,4 +1,4 @@
-"""Which node of those that hold a job: the one whose free GPUs stay most useful for what is asked for.
+"""Packing: of the nodes that hold a job, the one whose free GPUs stay most useful for other jobs.
 
     tight   least free GPU left on the GPU that is shared, then on the node (best fit)
     fgd     least growth of fragmentation (mix.py)
@@ -25,7 +25,7 @@ _SAME = 1e-6
 
 @dataclass(slots=True)
 class _Row:
-    """What a shape would do to each node."""
+    """The effect of a shape on each node."""
 
     seen: int  # changes
     score: Floats  # infinite: it does not fit
@@ -71,7 +71,7 @@ class Packer:
         self._worth = _Worth()
 
     def pick(self, ask: Ask, kinds: Iterable[Kind]) -> tuple[str, int] | None:
-        """The node for a job of a shape and, if it takes a part of a GPU, which GPU; None if no node has room.
+        """Return the node for a job of a shape and, if it takes a part of a GPU, the GPU; None if no node has room.
 
         One island goes before several, then a lower price, then the score, then fewer free GPUs, then names.
         """
@@ -95,7 +95,7 @@ class Packer:
         return found[by <= by.min() + same] if len(found) > 1 else found
 
     def _spread(self, slots: Ints, gpus: int) -> Ints:
-        """0 where one island has so many whole GPUs, else 1."""
+        """Return 0 where one island has so many whole GPUs, else 1."""
         nodes = self._nodes
         split = (nodes.island[slots] > 0) & (nodes.island[slots] < nodes.left.shape[1])
         spread = np.zeros(len(slots), np.int64)
@@ -119,7 +119,7 @@ class Packer:
         for slot in slots:
             self._set(slot, self._feed.entries.get(self._names[slot]))
         if self._learnt is not self._mix.learnt or new:
-            # A new mix, or nodes that may be larger than those before: all scores are of yesterday.
+            # A new mix, or nodes that may be larger than those before: all scores are stale.
             self._learnt = self._mix.learnt
             asked = self._packing != "tight" and self._learnt
             self._table = Table(self._learnt, self._nodes.left.shape[1]) if asked else None
@@ -162,7 +162,7 @@ class Packer:
             nodes.left[slot, gpu] = milli
 
     def _measure(self, slots: Ints) -> None:
-        """What these nodes are worth as they are."""
+        """Compute what these nodes are worth as they are."""
         left, table, count = self._nodes.left[slots], self._table, len(self._names)
         groups = 0 if table is None else len(table.milli)
         if self._worth.usable_milli.shape != (count, groups):
@@ -175,11 +175,11 @@ class Packer:
         worth.potential[slots] = self._potential(*host, total, worth.usable_gpus[slots], worth.usable_milli[slots])
 
     def _potential(self, cpu: Floats, memory: Floats, total: Floats, count: Floats, usable: Floats) -> Floats:
-        """Thousandths of a GPU that the mix cannot use, and less of it for roomy nodes."""
+        """Return the thousandths of GPUs that the mix cannot use, and less for roomy nodes."""
         value = total
         if self._table is not None:
-            share = self._table.enough(cpu, memory)
-            value = total - (share * (count >= self._table.gpus) * usable).sum(axis=1)
+            fraction = self._table.enough(cpu, memory)
+            value = total - (fraction * (count >= self._table.gpus) * usable).sum(axis=1)
         if self._packing == "mix":
             value = value - _BENT * total**2 / (1000 * self._nodes.left.shape[1])
         return value
@@ -235,7 +235,7 @@ class Packer:
             row.score[here[better]], row.gpu[here[better]] = score[better], gpu
 
     def _of(self, left: Floats) -> Floats:
-        """By group, what it could use of a GPU with so much left."""
+        """Return by group what it could use of a GPU with so much left."""
         if self._table is None:
             return np.zeros((len(left), 0))
         return np.where(left[:, None] >= self._table.milli, left[:, None], 0.0)

@@ -1,4 +1,4 @@
-"""Where a whole gang goes: the tightest part of the domain tree that holds it, then the one that it breaks up least.
+"""Placing a whole gang: in the tightest part of the domain tree that holds it, then the one that it breaks up least.
 
 A gang is made of units that are never divided: `unit_gpus` GPUs in one island (one node, where islands are smaller), or
 without it the whole gang in one node, or as many whole nodes as it fills and one rest. It waits for that shape. What
@@ -31,7 +31,7 @@ _SOLD = (Capacity.ON_DEMAND, Capacity.SPOT)
 
 
 def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
-    """What the job may use of the kinds there are, in the order in which it is tried.
+    """Return the pools that a job may use of the kinds there are, in the order in which they are tried.
 
     >>> from cordee.ids import JobId
     >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1)
@@ -59,7 +59,7 @@ def _pools(gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind]) -> 
 
 
 def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> Need | None:
-    """The units of a gang in a pool; None if the nodes that are up could not hold it even with nothing leased."""
+    """Return the units of a gang in a pool; None if the nodes that are up could not hold it with nothing leased."""
     gpus = job.gpus if gpus is None else gpus
     host = host_request(job, 1)
     key = (pool, host, gpus, job.unit_gpus, job.within)
@@ -88,14 +88,14 @@ def _need(empty: View, gpus: int, unit_gpus: int | None, within: str | None) -> 
 
 
 def fits(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> bool:
-    """Whether `place` would find a place in this pool now; it looks at counts, not at nodes."""
+    """Return whether `place` would find a place in this pool now; it looks at counts, not at nodes."""
     return lacks(index, job, pool, gpus=gpus) == 0
 
 
 def lacks(
     index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry] | None = None, gpus: int | None = None
 ) -> int | None:
-    """How many units of the gang lack a place; 0: it fits; None: the nodes that are up can never hold it.
+    """Return how many units of a gang lack a place; 0: it fits; None: the nodes that are up can never hold it.
 
     Args:
         index: what is free.
@@ -135,7 +135,7 @@ def place(
     spares: int = 0,
     packing: Packing = "mix",
 ) -> tuple[Lease, ...] | None:
-    """The leases of a whole gang in the order of its ranks, or None if no candidate pool has room.
+    """Return the leases of a whole gang in the order of its ranks, or None if no candidate pool has room.
 
     Args:
         index: what is free.
@@ -161,7 +161,7 @@ def place(
 
 
 def spare_nodes(index: FreeIndex, pool: Pool, count: int) -> tuple[str, ...]:
-    """So many nodes of which every GPU is free, in the roomiest domains; those that are kept for others' failures."""
+    """Return so many nodes of which every GPU is free, in the roomiest domains, to be kept for failures of others."""
     if count <= 0:
         return ()
     view = index.view(pool)
@@ -199,7 +199,7 @@ def _place(
 
 
 def _is_scored(job: Job, packing: Packing) -> bool:
-    """Where nothing but whole GPUs is counted, the fewest left over is all there is to know, and counts tell it."""
+    """Return whether nodes are scored: where only whole GPUs count, the fewest left over decides."""
     if job.unit_gpus is not None or job.within == "island":
         return False
     return packing == "fgd" or (packing == "mix" and bool(job.cpu_milli or job.memory_bytes))
@@ -225,7 +225,7 @@ def _price(index: FreeIndex, need: Need, shape: Arrangement) -> int:
 
 
 def _leases(index: FreeIndex, need: Need, shape: Arrangement) -> tuple[Lease, ...]:
-    """Nodes of one domain stand together, and a rest comes last, so that units are consecutive ranks."""
+    """Return leases with nodes of one domain together and a rest last, so that units are consecutive ranks."""
     if len(shape.picks) == 1:
         name, units, rest = shape.picks[0]
         return (Lease(node=name, gpus=choose(index.entries[name], need, units, rest)),)

@@ -26,7 +26,7 @@ Class = tuple[int, int, tuple[int, ...]]
 
 @lru_cache(maxsize=1 << 16)
 def holds(cls: Class, unit: int, rest: int, in_island: bool) -> tuple[int, bool]:
-    """How many units a node of a class holds, and whether a rest of a unit goes beside them.
+    """Return how many units a node of a class holds, and whether a rest of a unit goes beside them.
 
     >>> holds((8, 8, (8,)), 3, 2, False), holds((7, 4, (4, 3)), 2, 1, True)
     ((2, True), (3, True))
@@ -62,7 +62,7 @@ class Feed:
             del self.log[: len(self.log) // 2]
 
     def since(self, seen: int) -> tuple[list[str] | None, int]:
-        """Names changed since the caller has seen so many changes (None: start anew), and how many there are now."""
+        """Return the names changed since so many changes (None: start anew), and how many changes there are now."""
         end = self.start + len(self.log)
         return (None if seen < self.start else self.log[seen - self.start :]), end
 
@@ -125,7 +125,7 @@ class View:
             self._set(name, entries.get(name))
 
     def class_of(self, entry: Entry | None) -> Class | None:
-        """The class of a node; None if it is of no use here."""
+        """Return the class of a node; None if it is of no use here."""
         kinds, cpu_milli, memory_bytes, without_gpus = self._host
         if entry is None or entry.kind not in kinds or not (entry.free or without_gpus):
             return None
@@ -206,7 +206,7 @@ class View:
     # -- what placement asks -----------------------------------------------------------------------------------
 
     def total_if(self, entries: Mapping[str, Entry]) -> Mapping[Class, int]:
-        """`total` if these nodes were as given."""
+        """Return `total` as if these nodes were as given."""
         if not entries:
             return self.total
         total = dict(self.total)
@@ -219,7 +219,7 @@ class View:
         return {cls: nodes for cls, nodes in total.items() if nodes}
 
     def first(self, cls: Class) -> str:
-        """A node of a class: the first by name in the domain with the fewest free GPUs, so that others stay whole."""
+        """Return a node of a class: the first by name in the domain with the fewest free GPUs."""
         column = self._column[cls]
         rows = self.leaves()
         if len(rows) == 1:
@@ -231,22 +231,22 @@ class View:
         raise AssertionError(f"a node of class {cls} is counted and is in no domain")
 
     def fullest_first(self, rows: Ints | None = None) -> Ints:
-        """Rows (those with nodes right in their domain) by the GPUs that are free, ties in domain order."""
+        """Return rows (those with nodes right in their domain) by their free GPUs, ties in domain order."""
         rows = self.leaves() if rows is None else rows
         return rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows
 
     def column(self, cls: Class) -> int:
-        """The column of a class that is there."""
+        """Return the column of a class that is there."""
         return self._column[cls]
 
     def leaves(self) -> Ints:
-        """Rows with nodes right in their domain, in domain order."""
+        """Return the rows with nodes right in their domain, in domain order."""
         if self._leaves is None:
             self._leaves = self.tree.in_order(self._own)
         return self._leaves
 
     def weights(self, unit: int, rest: int, in_island: bool) -> tuple[Floats, Floats]:
-        """For each class the units that a node holds, and whether a rest goes beside them."""
+        """Return for each class the units that a node holds, and whether a rest goes beside them."""
         key = (unit, rest, in_island)
         found = self._weights.get(key)
         if found is None:

@@ -1,1 +1,1 @@
-"""Which attempts leave so that a waiting job fits, and what they lose. Not where the job is placed."""
+"""Preemptions: the attempts that leave so that a waiting job fits. Not where the job is placed."""

@@ -22,7 +22,7 @@ Weight = tuple[int, int, int, list[JobId]]
 
 
 class Costs:
-    """What preemptions cost at one moment, by row of the running attempts."""
+    """The costs of preemptions at one moment, by row of the running attempts."""
 
     def __init__(self, state: State, now_us: int) -> None:
         self._state, self._now_us = state, now_us
@@ -78,7 +78,7 @@ class Reach:
 
 @dataclass(slots=True)
 class Field:
-    """Where one search looks.
+    """The nodes and leases that one search looks at.
 
     Attributes:
         nodes: a mask of the nodes of the pool.

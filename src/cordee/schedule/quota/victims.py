@@ -1,4 +1,4 @@
-"""Which running jobs the quotas let a waiting job preempt."""
+"""The running jobs that quotas let a waiting job preempt."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
