@@ -132,7 +132,7 @@ def test_a_thread_that_fetches_ahead_is_told(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, "cordee"):
         train(tmp_path, by_a_thread, until=99, workers=0)
     (warning,) = [each.message for each in caplog.records if "batches" in each.message]
-    assert "global batches in" in warning and "give sampler.batches() what fetches ahead" in warning
+    assert "global batches in" in warning and "Wrap sampler.batches() around it" in warning
 
 
 def test_what_was_taken_before_the_job_is_told(caplog: pytest.LogCaptureFixture) -> None:
