@@ -85,7 +85,7 @@ def test_free_gpus_are_kept_for_the_first_gang_that_waits():
     assert end(world, "a", "finished")[-1] == "place gang n1:8+n2:8"
 
 
-def test_a_job_that_can_be_pushed_at_once_is_backfilled():
+def test_a_job_that_can_be_preempted_at_once_is_backfilled():
     world = big_gang_waits(job("b", 8, "preemptible"), job("c", 8, "preemptible", min_run_us=S))
     assert brief(world.cycle()) == ["place b n2:8"]
     assert end(world, "a", "finished")[-1] == "notice b preempt for gang"
@@ -111,14 +111,14 @@ def test_a_job_is_backfilled_on_gpus_that_the_gang_will_not_need():
     assert brief(world.cycle()) == ["place b n2:4"]
 
 
-def test_nobody_is_pushed_for_a_job_behind_the_reservation():
+def test_no_attempt_is_preempted_for_a_job_behind_the_reservation():
     world = World(node("n1"), node("n2"), job("a", 8, "production"), job("v", 4, "preemptible"), policy=FIRST_COME)
     world.play(until_s=2)
     world.tell(job("gang", 16, at_us=5 * S), job("s", 8, at_us=6 * S))
     assert brief(world.cycle()) == []
 
 
-def test_two_gangs_push_in_one_cycle_each_its_own_victims():
+def test_two_gangs_preempt_in_one_cycle_each_its_own_victims():
     world = World(*(node(f"n{each}") for each in range(3)), *(job(name, 8, "preemptible") for name in ("a", "b", "c")))
     world.play(until_s=2)
     world.tell(job("p", 8, "production", at_us=5 * S), job("q", 6, "production", at_us=6 * S))
@@ -244,7 +244,7 @@ def test_the_earliest_deadline_wakes():
     assert decide(World(ServerUp(at_us=0)).state, 0).wake_at_us is None
 
 
-def test_a_job_waits_for_gpus_that_are_being_vacated_rather_than_pushing_others():
+def test_a_job_waits_for_gpus_that_are_being_vacated_rather_than_preempting_others():
     world = World(node("n1"), node("n2"), job("a", 8, "preemptible"), job("b", 8, "preemptible"))
     world.play(until_s=2)
     world.tell(job("p", 8, "production", at_us=5 * S)).cycle()

@@ -66,7 +66,7 @@ def test_a_job_through_its_life():
     assert explain(world.state, JobId("a"), 0).text == "stopped: stopped by ann"
 
 
-def test_who_holds_a_running_job_up():
+def test_the_rank_that_holds_a_running_job_up():
     world = World(N1, job("a", 8))
     world.cycle()
     world.tell(RanksStarted(at_us=S, job_id=JobId("a"), epoch=1, node="n1"))

@@ -158,7 +158,7 @@ def test_a_copy_goes_its_own_way():
     assert world.state.snapshot() == before
 
 
-def test_who_is_pushed_starts_again_and_ends_later():
+def test_a_job_that_is_preempted_starts_again_and_ends_later():
     world = World(node("n", 8), job("low", 8, "preemptible", save_us=20 * S, restart_us=60 * S))
     world.cycle()
     world.tell(job("high", 8, "production", at_us=0)).at(10).tell()
@@ -171,7 +171,7 @@ def test_who_is_pushed_starts_again_and_ends_later():
 
 
 @pytest.mark.parametrize(("protected", "grace_s", "left_s"), [(True, 30, 1100), (False, 30, 2000), (True, 0, 1100)])
-def test_who_cannot_save_in_time_does_its_work_again(protected: bool, grace_s: int, left_s: int):
+def test_a_job_that_cannot_save_in_time_does_its_work_again(protected: bool, grace_s: int, left_s: int):
     fields = {"save_us": 60 * S, "protected": protected, "checkpoint_every_us": 900 * S, "restart_us": 60 * S}
     fields["grace_us"] = grace_s * S
     world = World(node("n", 8), job("low", 8, "preemptible", **fields))
@@ -187,7 +187,7 @@ def test_who_cannot_save_in_time_does_its_work_again(protected: bool, grace_s: i
 
 
 @pytest.mark.parametrize(("told", "kept_s"), [(True, 1900), (False, 1800)], ids=["told", "silent"])
-def test_checkpoints_go_on_from_the_newest_that_was_told_of(told: bool, kept_s: int):
+def test_checkpoints_go_on_from_the_newest_that_was_reported(told: bool, kept_s: int):
     """What it had at 1000 s is durable, the next at 1960 s; of who told of none the declared schedule is taken."""
     fields = {"save_us": 60 * S, "protected": True, "checkpoint_every_us": 900 * S, "restart_us": 60 * S}
     world = World(node("n", 8), job("low", 8, "preemptible", grace_us=30 * S, **fields)).play(until_s=2)

@@ -56,20 +56,20 @@ def test_an_attempt_that_ends_by_itself(outcome, expected):
         ("finished", "killed", "killed"),
     ],
 )
-def test_an_attempt_ends_with_the_worst_of_its_shares(first, second, expected):
+def test_an_attempt_ends_with_the_worst_of_its_rank_groups(first, second, expected):
     world = running(*TWO, job("a", 16))
     end(world, "a", first, "n1")
     assert f"attempt a.1 {expected}" in end(world, "a", second, "n2")
 
 
-def test_a_share_that_ends_badly_takes_the_rest_of_the_gang_with_it_once():
+def test_a_rank_group_that_ends_badly_takes_the_rest_of_the_gang_with_it_once():
     world = running(*TWO, job("a", 16))
     assert end(world, "a", "lost", "n1") == ["kill a"]
     assert brief(world.cycle()) == []
     assert end(world, "a", "killed", "n2") == ["attempt a.1 lost", "place a n1:8+n2:8"]
 
 
-def test_a_share_that_finishes_early_waits_for_the_others():
+def test_a_rank_group_that_finishes_early_waits_for_the_others():
     world = running(*TWO, job("a", 16))
     assert end(world, "a", "finished", "n1") == []
     assert end(world, "a", "finished", "n2") == ["attempt a.1 finished", "job a done"]
@@ -182,7 +182,7 @@ def test_the_grace_takes_at_most_half_of_a_limit():
     assert brief(world.at(20).cycle()) == ["notice a limit"]
 
 
-def test_shares_of_a_node_that_is_down_stay_leased_until_reported():
+def test_rank_groups_of_a_node_that_is_down_stay_leased_until_reported():
     world = running(*TWO, job("a", 16), job("b", 8)).tell(NodeDown(at_us=0, node="n1", epoch=1, why="silent"))
     assert brief(world.cycle()) == []
     assert end(world, "a", "lost", "n1") == ["kill a"]

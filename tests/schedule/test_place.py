@@ -165,7 +165,7 @@ def test_a_node_that_failed_lately_is_used_last():
     assert brief(World(*up, *back, job("a", 16, at_us=2 * S)).cycle()) == ["place a n1:8+n2:8"]
 
 
-def test_spare_nodes_wait_for_who_loses_its_place():
+def test_spare_nodes_wait_for_a_job_that_loses_its_place():
     world = World(*[node(f"n{number}") for number in range(3)], job("a", 8), job("b", 8), job("c", 8))
     world.state.use(Policy(spares=1))
     first = decide(world.state, 0, Policy(spares=1))

@@ -127,18 +127,18 @@ def test_the_victim_is_the_one_that_loses_least():
     assert push(world, 4) == ["notice kept preempt for p"]
 
 
-def test_only_lower_tiers_are_pushed():
+def test_only_lower_tiers_are_preempted():
     world = world_of(job("a", 4, "standard"), job("b", 4, "production"))
     assert push(world, 4, "standard") == []
     world = world_of(job("a", 4, "standard"), job("b", 4, "preemptible", protected=False))
     assert push(world, 4, "standard") == ["notice b preempt for p"]
 
 
-def test_nobody_is_pushed_when_it_would_not_help():
+def test_no_attempt_is_preempted_when_it_would_not_help():
     assert push(world_of(job("a", 4), job("b", 4, "production")), 8) == []
 
 
-def test_nobody_is_pushed_off_a_node_that_is_down():
+def test_no_attempt_is_preempted_off_a_node_that_is_down():
     world = world_of(job("a", 4))
     world.tell(NodeDown(at_us=world.now_us, node="n0", epoch=1, why="silent"), node("n1", 2))
     assert push(world, 4) == []
@@ -160,7 +160,7 @@ def test_two_small_victims_when_they_are_cheaper_than_a_large_one():
     assert push(world.at(1000), 8) == ["notice s1 preempt for p", "notice s2 preempt for p"]
 
 
-def test_a_job_is_not_pushed_again_before_it_has_run_as_long_as_it_may_insist_on():
+def test_a_job_is_not_preempted_again_before_it_has_run_as_long_as_its_minimum():
     world = World(node("n1"), job("a", 8, min_run_us=100 * S))
     world.play(until_s=2)
     # A first attempt goes at once.
@@ -187,7 +187,7 @@ def test_without_prices_gpu_time_decides():
     assert push(world, 4) == ["notice kept preempt for p"]
 
 
-def test_the_notice_says_what_it_is_expected_to_lose_and_for_whom():
+def test_the_notice_says_what_it_is_expected_to_lose_and_for_which_job():
     world = world_of(job("a", 4, "preemptible", protected=False))
     world.tell(job("p", 4, "production", at_us=world.now_us))
     (given,) = world.cycle()
@@ -202,7 +202,7 @@ def test_where_gpus_are_free_somebody_leaves_cpu():
     assert brief(world.cycle()) == ["notice a preempt for p"]
 
 
-def test_nobody_is_pushed_where_no_push_leaves_enough_cpu():
+def test_no_attempt_is_preempted_where_none_leaves_enough_cpu():
     world = World(node("n1", cpu_milli=8000), node("n2"), job("a", 8, "preemptible", gpu_name="H100"))
     world.play(until_s=2)
     world.tell(job("p", 8, "production", at_us=5 * S, cpu_milli=9000), job("q", 8, "production", cpu_milli=9000))

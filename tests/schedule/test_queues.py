@@ -348,7 +348,7 @@ def test_what_is_forgotten_changes_no_answer():
 # -- whose turn it is ----------------------------------------------------------------------------------------
 
 
-def test_who_is_inside_its_quota_goes_first_then_who_borrowed_least_by_weight():
+def test_a_queue_that_is_inside_its_quota_goes_first_then_the_one_that_borrowed_least_by_weight():
     tree = quotas(Queue(name="a", quota_gpus=8), Queue(name="b", weight=2), Queue(name="c"))
     for queue, count in (("a", 6), ("b", 8), ("c", 5)):
         hold(tree, queue, count)
@@ -514,7 +514,7 @@ def test_counts_are_those_of_a_recount_and_undo_leaves_no_trace(queues, seed):
 
 @settings(max_examples=60)
 @given(trees(), st.integers(0, 2**32), st.integers(0, 20), st.sampled_from([1, 2, 4]))
-def test_who_is_inside_its_quota_can_always_take_back_enough(queues, seed, which, size):
+def test_a_queue_that_is_inside_its_quota_can_always_take_back_enough(queues, seed, which, size):
     """In any world that came about by the rules: an entitled job starts at once, or preemption makes room for it."""
     unlimited = [Queue(name=q.name, parent=q.parent, quota_gpus=q.quota_gpus, lend=q.lend) for q in queues]
     crowd = Crowd(unlimited, seed)
@@ -576,7 +576,7 @@ def test_queues_that_always_want_more_get_gpu_time_by_their_weights(half_life_us
         assert got["a"] / sum(got.values()) == pytest.approx(2 / 3, rel=0.005), f"seed {seed}"
 
 
-def test_before_there_is_a_node_nobody_has_borrowed():
+def test_before_there_is_a_node_no_queue_has_borrowed():
     tree = Quotas([Queue(name="a", quota_gpus=8), Queue(name="b")])
     assert tree.share("a", HOUR) == (0, 0) and tree.share("b", HOUR) == (1, 0)
     assert [each.queue.name for each in tree.standings(HOUR)] == ["a", "b", "default"]

@@ -47,7 +47,7 @@ def test_a_tier_does_not_reach_into_the_quota_of_others():
     assert reasons(world) == ["y preempt"]
 
 
-def test_a_limit_holds_and_the_reason_is_told():
+def test_a_limit_holds_and_the_reason_is_given():
     world = World(node("n1"), node("n2"), queues(Queue(name="a", limit_gpus=8)))
     world.tell(job("x", 6, queue="a"), job("y", 4, queue="a"), job("z", 2, queue="a")).play(until_s=20)
     assert world.phase("x") == world.phase("z") == "running"
@@ -74,7 +74,7 @@ def test_the_limit_of_one_user_does_not_hold_another():
     assert world.phase("z") == "running" and world.phase("y") == "queued"
 
 
-def test_who_is_refused_spoils_nothing_for_others():
+def test_a_job_that_is_refused_spoils_nothing_for_others():
     tree = queues(Queue(name="a", user_gpus=4), Queue(name="b"))
     world = World(node("n1"), tree, job("x", 4, queue="a"), job("w", 4, "preemptible")).play(until_s=10)
     # Alike in size and tier, but the first is at its user's limit and has nobody of its own to push.
@@ -91,7 +91,7 @@ def test_a_queue_that_does_not_lend_starts_at_once():
     assert world.phase("mine") == "running"
 
 
-def test_what_is_kept_is_used_neither_by_a_claim_nor_by_who_leaves():
+def test_what_is_kept_is_used_neither_by_a_claim_nor_by_jobs_that_leave():
     """Of 16 GPUs `a` keeps 8; `in` leaves them and `mine` claims them: no reason to let another in."""
     tree = queues(Queue(name="a", quota_gpus=8, lend=False), Queue(name="b"))
     world = World(node("n1"), node("n2"), tree, job("in", 8, "preemptible", queue="a")).play(until_s=50)
@@ -136,7 +136,7 @@ def test_a_cycle_decides_all_where_a_job_is_resized():
     assert {world.phase(name) for name in "abcdefghi"} == {"done"}
 
 
-def test_who_is_resized_comes_right_behind_who_gains_in_the_next_cycle_too():
+def test_a_job_that_is_resized_comes_right_behind_the_job_that_gains_in_the_next_cycle_too():
     """`c` shrinks for `b` and goes on on n1, before `f` is looked at; that `c` is of a lower tier changes nothing."""
     tree = queues(Queue(name="q", quota_gpus=2, lend=False), Queue(name="r", lend=False))
     world = World(node("n0", 12), node("n1", 1), node("n2", 1), tree, job("c", 12, queue="r", sizes=(1,)))
@@ -169,7 +169,7 @@ def test_what_leaves_for_another_queue_stays_kept():
     assert world.phase("f") == "queued"
 
 
-def test_what_is_kept_is_not_used_by_who_waits_for_other_gpus():
+def test_what_is_kept_is_not_used_by_a_job_that_waits_for_other_gpus():
     """`q` keeps 4; that `c` waits for 4 that are leased lets `f` in no more than before."""
     tree = (Queue(name="q", quota_gpus=4, lend=False), Queue(name="s"))
     world = World(node("n0", 4, "A100"), node("n1", 4), queues(*tree))
@@ -199,7 +199,7 @@ def test_a_day_ends_by_notice_and_goes_on_when_it_may():
     assert max(used) <= 16 * US_PER_HOUR
 
 
-def test_who_saves_nothing_in_all_of_a_day_does_not_start_again_for_ever():
+def test_a_job_that_saves_nothing_in_all_of_a_day_does_not_start_again_for_ever():
     """`x` needs 4 h and saves nothing; its queue lets it run for 2 h a day."""
     tree = queues(Queue(name="a", gpu_us_per_day=16 * US_PER_HOUR))
     world = World(node("n1"), tree, work={"x": 4 * 3600}, deaf={"x"}).tell(job("x", 8, queue="a"))

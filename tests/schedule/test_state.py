@@ -70,7 +70,7 @@ def test_stale_events_change_nothing(world, what):
     assert world.state.snapshot() == before
 
 
-def test_a_share_ends_once(world):
+def test_a_rank_group_ends_once(world):
     (first, _) = ranks_ended(world, "a", "finished")
     world.tell(first)
     before = world.state.snapshot()

@@ -25,7 +25,7 @@ def end(world: World, name: str, outcome: str = "checkpointed") -> list[str]:
     return brief(world.cycle())
 
 
-def test_who_has_had_more_gives_way_to_who_has_waited_a_while():
+def test_a_job_that_has_had_more_gives_way_to_one_that_has_waited_a_while():
     world = World(node("n1"), job("old", 8), work={"old": 10**6})
     world.play(until_s=100)
     world.at(HOUR_S)  # eight GPU-hours: one level down
@@ -37,13 +37,13 @@ def test_who_has_had_more_gives_way_to_who_has_waited_a_while():
     assert end(world, "old") == ["attempt old.1 checkpointed", "place new n1:4"]
 
 
-def test_an_equal_is_not_pushed_and_a_job_of_a_worse_level_pushes_nobody():
+def test_an_equal_is_not_preempted_and_a_job_of_a_worse_level_preempts_none():
     world = World(node("n1"), job("a", 8), job("b", 8), work={"a": 10**6, "b": 10**6})
     world.play(until_s=300)
     assert brief(world.cycle()) == [] and set(world.state.attempts) == {"a"}
 
 
-def test_a_second_attempt_runs_half_an_hour_before_it_is_pushed_by_its_own_tier():
+def test_a_second_attempt_runs_half_an_hour_before_it_is_preempted_by_its_own_tier():
     world = World(node("n1"), job("old", 8), work={"old": 10**6, "new": 60})
     world.play(until_s=100)
     world.at(HOUR_S).later(job("new", 8, at_us=HOUR_S * S)).play(until_s=HOUR_S + 400)
@@ -75,7 +75,7 @@ def crossing(
     return world
 
 
-def test_who_loses_its_turn_just_before_its_checkpoint_keeps_its_place_until_that_is_durable():
+def test_a_job_that_loses_its_turn_just_before_its_checkpoint_keeps_its_place_until_that_is_durable():
     world = crossing(committed(5580, 1))
     decision = decide(world.at(7260).state, world.now_us)
     assert decision.events == () and decision.wake_at_us == 7440 * S  # 5,460 + 1,800, and 180 until it is durable
@@ -124,13 +124,13 @@ def test_a_level_further_down_does_not_make_anybody_wait_longer():
     assert world.state.attempts[JobId("old")].captured_us == 5460 * S  # and that although it told of no other
 
 
-def test_who_waited_too_long_does_not_wait_for_a_checkpoint():
+def test_a_job_that_waited_too_long_does_not_wait_for_a_checkpoint():
     world = crossing(committed(5580, 1), policy=Policy(patience_us=100 * S, patience_fraction=1.0))
     assert brief(world.at(7240).cycle()) == []
     assert brief(world.at(7260).cycle()) == ["notice old time-slice for new"]
 
 
-def test_who_waits_for_a_checkpoint_is_told_whose_and_for_how_long():
+def test_a_job_that_waits_for_a_checkpoint_sees_whose_and_for_how_long():
     world = crossing(committed(5580, 1)).at(7300)
     before = world.state.snapshot(), world.state.policy
     why = explain(world.state, JobId("new"), world.now_us)
@@ -148,7 +148,7 @@ def test_a_higher_tier_and_a_quota_do_not_wait_for_checkpoints():
     assert brief(world.cycle()) == ["notice old quota for owner"]
 
 
-def test_who_did_not_run_for_too_long_goes_first_pushes_any_level_and_is_pushed_no_more():
+def test_a_job_that_did_not_run_for_too_long_goes_first_preempts_any_level_and_is_preempted_no_more():
     policy = Policy(patience_us=1000 * S)
     names = [f"j{each}" for each in range(40)]
     world = World(node("n1"), job("big", 8, at_us=0), policy=policy, work=dict.fromkeys(names, 200) | {"big": 10**5})
@@ -158,7 +158,7 @@ def test_who_did_not_run_for_too_long_goes_first_pushes_any_level_and_is_pushed_
     assert max(waited) < 3000 * S
 
 
-def test_in_an_overloaded_cluster_those_who_waited_too_long_get_their_part_of_it():
+def test_in_an_overloaded_cluster_those_that_waited_too_long_get_their_part_of_it():
     names = [f"j{each:02}" for each in range(40)]
     policy = Policy(patience_us=5000 * S, patience_fraction=0.5, levels_gpu_us=(500 * S,))
     world = World(node("n1"), *(job(name, 1) for name in names), policy=policy, work=dict.fromkeys(names, 10**6))
@@ -174,7 +174,7 @@ def test_in_an_overloaded_cluster_those_who_waited_too_long_get_their_part_of_it
     assert world.state.jobs[JobId("short")].ended  # though thirty others have waited longer than they should
 
 
-def test_a_job_is_pushed_no_more_often_than_it_allows():
+def test_a_job_is_preempted_no_more_often_than_it_allows():
     world = World(node("n1"), job("v", 8, "preemptible", preemptions_max=1), work={"v": 10**5, "p": 10, "q": 10})
     world.play(until_s=100)
     world.later(job("p", 8, "production", at_us=100 * S)).play(until_s=300)
@@ -206,7 +206,7 @@ def test_an_elastic_victim_shrinks_and_starts_again_at_once_on_what_is_left():
     assert end(world, "e") == ["attempt e.1 checkpointed", "place p n1:4", "place e n1:4"]
 
 
-def test_who_shrank_starts_again_on_what_is_left_also_when_it_has_waited_so_long_that_it_goes_first():
+def test_a_job_that_shrank_starts_again_on_what_is_left_also_when_it_has_waited_so_long_that_it_goes_first():
     red = QueuesSet(at_us=0, queues=(Queue(name="red", quota_gpus=4),))
     elastic = job("e", 8, sizes=(4, 2), grace_us=0)
     world = World(
