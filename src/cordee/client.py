@@ -52,13 +52,13 @@ def as_body(error: CordeeError) -> dict[str, Any]:
 
 def from_body(body: Any) -> CordeeError | None:
     """The error that `as_body` was given; None if this is none."""
-    told = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(told, dict) or "message" not in told:
+    found = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(found, dict) or "message" not in found:
         return None
-    cls = getattr(errors, str(told.get("kind")), None)
+    cls = getattr(errors, str(found.get("kind")), None)
     if not (isinstance(cls, type) and issubclass(cls, CordeeError)):
         cls = ServerError
-    return cls(str(told["message"]), hint=told.get("hint"))
+    return cls(str(found["message"]), hint=found.get("hint"))
 
 
 class Client:
@@ -256,10 +256,10 @@ def _transport(url: str) -> Iterator[None]:
 
 def _error(answer: httpx.Response) -> CordeeError:
     try:
-        told = from_body(answer.json())
+        found = from_body(answer.json())
     except ValueError:
-        told = None
-    return told or ServerError(f"the server answered {answer.status_code} to {answer.request.url.path}")
+        found = None
+    return found or ServerError(f"the server answered {answer.status_code} to {answer.request.url.path}")
 
 
 def _announced(home: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a rank may report, and the checks that every report passes: at the rank's agent, and again at the server.
+"""The reports that a rank may make, and their checks: at the agent of the rank, and again at the server.
 
 A spool is a file of the job, so it may hold anything. Each value is held to the range that the log, the database and
 the ledger can take; a report that breaks one is refused by itself, with the reason. Pure: the caller brings the time.

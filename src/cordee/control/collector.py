@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_YOUNG, _MIDDLE, _ALL = 10_000, 20, 100
+_NEW, _MIDDLE, _ALL = 10_000, 20, 100
 """A pass over young objects after so many new ones; so many of these make one of middle age; so many of those one over
 all of them, wherever it falls: only a process that was never idle comes to that."""
 
@@ -32,7 +32,7 @@ def collected_when_idle() -> Iterator[Callable[[], None]]:
         gc.freeze()  # what lives on is not looked at again
         passes += 1
 
-    gc.set_threshold(_YOUNG, _MIDDLE, _ALL)
+    gc.set_threshold(_NEW, _MIDDLE, _ALL)
     try:
         yield idle
     finally:

@@ -121,18 +121,18 @@ class Home:
     def settings(self) -> dict[str, str]:
         """Return the options that `up` last got; empty the first time."""
         try:
-            told = json.loads((self.path / "settings.json").read_text())
+            options = json.loads((self.path / "settings.json").read_text())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             raise HomeUnsuitableError(
                 f"{self.path / 'settings.json'} cannot be read: {error}", hint="remove it, and say --slots again"
             ) from error
-        return {str(name): str(value) for name, value in told.items()}
+        return {str(name): str(value) for name, value in options.items()}
 
-    def keep_settings(self, told: dict[str, str]) -> None:
+    def keep_settings(self, options: dict[str, str]) -> None:
         """Keep the options that `up` got."""
-        self._replace(self.path / "settings.json", json.dumps(told) + "\n")
+        self._replace(self.path / "settings.json", json.dumps(options) + "\n")
 
     def announce(self, facts: dict[str, Any]) -> None:
         """Publish where the server answers: `server.json` is complete whenever it exists."""

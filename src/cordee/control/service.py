@@ -198,7 +198,7 @@ class Service:
         job_id = JobId(job.job_id)
         state, now_us = (self.control.state, self.clock.now_us()) if not draws else self._copy()
         with self.control.changed if not draws else self.forecasting:
-            told = explain(state, job_id, now_us)
+            explained = explain(state, job_id, now_us)
             ahead = forecast_of(state, now_us, job_id, draws)
         with self.control.changed:
             found = self.control.measurements.of(job_id)
@@ -206,12 +206,12 @@ class Service:
         return WhyView(
             job_id=job.job_id,
             state=job.state,
-            reason=told.reason.value,
-            text=told.text,
-            gpus_needed=told.gpus_needed,
-            gpus_free=told.gpus_free,
-            blocking=list(told.blocking),
-            until_us=told.until_us,
+            reason=explained.reason.value,
+            text=explained.text,
+            gpus_needed=explained.gpus_needed,
+            gpus_free=explained.gpus_free,
+            blocking=list(explained.blocking),
+            until_us=explained.until_us,
             left_us=left_us,
             measured=job.measured,
             estimate_missed=job.estimate_missed,

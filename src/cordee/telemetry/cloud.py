@@ -263,21 +263,21 @@ def cloud_here(env: Mapping[str, str] | None = None, dmi: Path = DMI) -> Cloud |
         InputError: there is no such cloud, or one of its variables cannot be read.
     """
     env = os.environ if env is None else env
-    told = env.get("CORDEE_CLOUD") or detect(dmi)
-    if told is None or told == "none":
+    cloud = env.get("CORDEE_CLOUD") or detect(dmi)
+    if cloud is None or cloud == "none":
         return None
-    if told not in CLOUDS:
-        raise InputError(f"CORDEE_CLOUD={told} is not known", hint=f"it may be {', '.join(CLOUDS)} or none")
+    if cloud not in CLOUDS:
+        raise InputError(f"CORDEE_CLOUD={cloud} is not known", hint=f"it may be {', '.join(CLOUDS)} or none")
     Http(env.get("CORDEE_CLOUD_URL") or METADATA_URL)  # refused now, and not on another thread
     notice = env.get("CORDEE_CLOUD_NOTICE_S")
-    if told == Gcp.name and notice:
+    if cloud == Gcp.name and notice:
         try:
             return Gcp(float(notice))
         except ValueError:
             raise InputError(
                 f"CORDEE_CLOUD_NOTICE_S={notice} is no number", hint="it is in seconds, without a unit"
             ) from None
-    return CLOUDS[told]()
+    return CLOUDS[cloud]()
 
 
 class CloudWatch:
