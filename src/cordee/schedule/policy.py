@@ -25,6 +25,19 @@ Packing = Literal["mix", "fgd", "tight"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The weights of victims beside what they lose.
+
+    Attributes:
+        cascade: how much more a victim of a higher tier counts for each tier below it: it preempts those in its turn.
+        favour: how much less a victim of the same tier counts with each doubling of the GPU-hours it has received.
+    """
+
+    cascade: float = 1.0
+    favour: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The rules of one scheduler.
 
@@ -40,9 +53,7 @@ class Policy:
             that tier, and is not preempted by it any more; the order `service` only.
         patience_fraction: the fraction of all GPUs that such jobs may hold. With all of them, an overloaded cluster
             becomes a queue in the order of arrival, and short jobs wait behind long ones.
-        cascade: how much more a victim of a higher tier counts for each tier below it: it preempts those in its turn.
-        favour: how much less a victim of the same tier counts with each doubling of the GPU-hours it has received.
-        preemptions_max: how often a job is preempted by its own tier; None: no limit.
+        weights: of victims, beside what they lose.
         move_fraction: running jobs of up to this fraction of a waiting job's size move elsewhere to make room for it.
         awaits_checkpoint: a job that cannot save within its grace and whose time slice is over keeps its place until
             its next checkpoint is durable, if that is due within an interval and `time_slice_us`; the orders
@@ -63,9 +74,7 @@ class Policy:
     time_slice_us: int = 1800 * US_PER_S
     patience_us: int | None = 150_000 * US_PER_S
     patience_fraction: float = 0.6
-    cascade: float = 1.0
-    favour: float = 0.05
-    preemptions_max: int | None = None
+    weights: Weights = Weights()
     move_fraction: float = 0.75
     awaits_checkpoint: bool = True
     resize: bool = True
@@ -82,7 +91,7 @@ class Policy:
 
 
 _PEER = Policy(
-    order="fifo", preempt_after_us=0, time_slice_us=0, patience_us=None, favour=0.0, move_fraction=0.0,
+    order="fifo", preempt_after_us=0, time_slice_us=0, patience_us=None, weights=Weights(favour=0.0), move_fraction=0.0,
     awaits_checkpoint=False, resize=False,
 )  # fmt: skip
 """Other schedulers: without what is ours alone."""

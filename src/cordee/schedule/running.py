@@ -191,7 +191,6 @@ def row_values(
     job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
     value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
     exempt = is_exempt(record)
-    often = policy.preemptions_max is not None and record.preemptions >= policy.preemptions_max
     slice_ends_us = placed_us + (policy.time_slice_us if attempt.epoch > 1 else 0)
     return {
         "gpus": gpus,
@@ -201,7 +200,7 @@ def row_values(
         "pace": rate,
         "placed_us": placed_us,
         "min_run_ends_us": NEVER if exempt else min_run_ends_us(attempt),
-        "slice_ends_us": NEVER if exempt or often or overdue else slice_ends_us,
+        "slice_ends_us": NEVER if exempt or overdue else slice_ends_us,
         "overdue": overdue,
         "ends_us": _ends_us(attempt, left_us),
         "rate": attempt.micro_usd_per_hour,

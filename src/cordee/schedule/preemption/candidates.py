@@ -36,11 +36,12 @@ class Costs:
         of its own tier a job takes the one that received more.
         """
         policy, tier = self._state.policy, self._state.running.rows.ints["tier"]
-        cost = self._charges() * (1 + policy.cascade * (len(TIERS) - 1 - tier))
-        if scope.standing is None or not policy.favour or policy.order != "service":
+        weights = policy.weights
+        cost = self._charges() * (1 + weights.cascade * (len(TIERS) - 1 - tier))
+        if scope.standing is None or not weights.favour or policy.order != "service":
             return cost
         hours = self._state.running.served(self._now_us) / US_PER_HOUR
-        favoured = cost * np.maximum(0.1, 1 - policy.favour * np.log2(1 + hours))
+        favoured = cost * np.maximum(0.1, 1 - weights.favour * np.log2(1 + hours))
         return np.where(tier == scope.tier, favoured, cost)
 
     def _charges(self) -> Floats:
