@@ -214,7 +214,6 @@ def test_capacity_is_held_and_idle():
     totals = ledger.totals(300 * S)  # what is held stays held, what was idle is no capacity while the node is down
     assert totals.idle_gpu_us == (8 * 100 + 4 * 50) * S
     assert totals.gpu_us.held == 4 * 200 * S
-    assert totals.capacity_gpu_us == totals.idle_gpu_us + totals.gpu_us.held
     assert totals.idle_micro_usd == 1000 * PRICE * S // HOUR
     ledger.apply(node("n0", epoch=2, at_us=300 * S, unavailable=(0, 6, 7)))
     assert ledger.totals(310 * S).idle_gpu_us == totals.idle_gpu_us + 2 * 10 * S
@@ -368,7 +367,7 @@ def test_what_an_ideal_world_costs():
         rows = {row.key: row for row in world.ledger.cost("job", world.now_us)}
         totals = world.ledger.totals(world.now_us)
         assert sum(row.gpu_us.held for row in rows.values()) == totals.gpu_us.held
-        assert totals.capacity_gpu_us == 8 * world.now_us
+        assert totals.gpu_us.held + totals.idle_gpu_us == 8 * world.now_us
         assert rows["p"].charged_gpu_us == rows["a"].gpu_us.lost
         # Placed at 0 s, restarted at 60 s, given notice at 100 s, killed at 130.1 s.
         assert rows["a"].gpu_us.lost == (0 if protected else 8 * 130.1 * S - 8 * 60 * S)

@@ -1,5 +1,7 @@
 """The costs of a reclaim come from the ledgers of simulated runs."""
 
+from statistics import fmean
+
 import pytest
 
 from cordee.demo.reclaim import GPUS, Reclaims, play_reclaims
@@ -38,7 +40,8 @@ def test_with_the_interval_at_worst_a_whole_period_and_a_step_are_done_again(sto
 def test_with_a_notice_that_is_handled_only_the_restart_is_paid(story: Reclaims) -> None:
     assert [loss.lost_micro_usd for loss in story.noticed] == [0] * len(story.noticed)
     assert story.noticed_worst.restart_micro_usd > 0
-    assert story.noticed_micro_usd < story.interval_micro_usd < story.plain.lost_micro_usd / 50
+    noticed_micro_usd = fmean(loss.micro_usd for loss in story.noticed)
+    assert noticed_micro_usd < story.interval_micro_usd < story.plain.lost_micro_usd / 50
 
 
 def test_the_cost_of_a_reclaim_beside_the_job_is_reported_too(story: Reclaims) -> None:

@@ -9,7 +9,7 @@ from cordee.plan.activations import context_moment_bytes, in_flight, kept_bytes,
 from cordee.plan.buffers import context_bytes, standing_bytes
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes, rank_memory, state_bytes, timeline
-from cordee.plan.offload import host_optimizer_bytes, host_traffic_s
+from cordee.plan.offload import host_optimizer_bytes
 from cordee.plan.states import holding, padded_vocab, peak_ranks, rank_parameters
 from cordee.plan.training import OPTIMIZERS, Training
 from cordee.units import MiB
@@ -168,16 +168,12 @@ def test_muon_keeps_adam_s_moments_where_there_is_no_matrix() -> None:
     assert states.optimizer_bytes == 8 * L70.parameters + 4 * outer
 
 
-def test_what_is_offloaded_lies_on_the_host_and_takes_its_time() -> None:
+def test_what_is_offloaded_lies_on_the_host() -> None:
     plain, layout = Layout(dp=8, zero=1), Layout(dp=8, zero=1, offload="both")
     assert timeline(L70, layout, TRAINING, 0)[0].optimizer_bytes == 0
     on_host = host_optimizer_bytes(L70, layout, TRAINING, 0)
     assert on_host == timeline(L70, plain, TRAINING, 0)[0].optimizer_bytes == L70.parameters * 12 / 8
-    states_s, activations_s = host_traffic_s(L70, layout, TRAINING, 0, 50e9)
-    assert states_s == pytest.approx(2 * L70.parameters / 8 / 50e9)
     kept = kept_bytes(L70, plain, TRAINING, holding(L70, plain, 0))
-    assert activations_s == pytest.approx(8 * kept / 50e9)
-    assert host_traffic_s(L70, plain, TRAINING, 0, 50e9) == (0, 0)
     fewer = timeline(L70, layout, TRAINING, 0)[1].activations_bytes
     assert fewer == pytest.approx(kept * 2 / 80)
 

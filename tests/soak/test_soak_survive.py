@@ -110,7 +110,8 @@ def _print(world: World) -> None:
     twice = sum(max(map(len, each.rows)) for each in world.attempts) - world.steps
     say(f"{len(outcomes)} attempts ({counts}); {world.steps} steps, {twice} done twice")
     say(f"goodput {row.gpu_us.useful / held_us:.1%} of {held_us / 1e6:.1f} slot-s held on {SLOTS} slots")
+    capacity_gpu_us = total.gpu_us.held + total.idle_gpu_us
     for name, gpu_us in {**asdict(row.gpu_us), "idle": total.idle_gpu_us}.items():
-        say(f"  {name:<12}{gpu_us / 1e6:10.3f} slot-s{gpu_us / total.capacity_gpu_us:8.1%}")
+        say(f"  {name:<12}{gpu_us / 1e6:10.3f} slot-s{gpu_us / capacity_gpu_us:8.1%}")
     for cause, gpu_us, _ in row.lost_by_cause:
         say(f"  lost by {cause:<16}{gpu_us / 1e6:10.3f} slot-s")

@@ -70,11 +70,6 @@ class Totals:
     idle_gpu_us: int
     idle_micro_usd: int
 
-    @property
-    def capacity_gpu_us(self) -> int:
-        """Return all GPU time that was there to be held."""
-        return self.gpu_us.held + self.idle_gpu_us
-
 
 class Ledger:
     """A fold over the log. With `detailed` it keeps each attempt's segments, which a picture needs."""

@@ -69,11 +69,6 @@ class Reclaims:
         return round(fmean(loss.micro_usd for loss in self.interval))
 
     @property
-    def noticed_micro_usd(self) -> int:
-        """Return the expected cost with notice."""
-        return round(fmean(loss.micro_usd for loss in self.noticed))
-
-    @property
     def noticed_worst(self) -> Loss:
         """Return the most expensive of those with notice."""
         return max(self.noticed, key=lambda loss: loss.micro_usd)

@@ -1,7 +1,4 @@
-"""States or activations on the host: their bytes there, and the time of their traffic. Sizes may be arrays.
-
-The times are of the link alone; how much of them a step hides is for the step's model to say.
-"""
+"""Bytes of states or activations that are offloaded to the host. Sizes may be arrays."""
 
 from cordee.hardware.arrays import Real, only_where
 from cordee.plan.activations import in_flight, kept_bytes
@@ -39,32 +36,6 @@ def host_bytes(shape: ModelShape, layout: Layout, training: Training) -> float:
             host_optimizer_bytes(shape, layout, training, rank) + host_activation_bytes(shape, layout, training, rank)
         )
         for rank in ranks
-    )
-
-
-def host_traffic_s(
-    shape: ModelShape, layout: Layout, training: Training, rank: int, host_bytes_per_s: float
-) -> tuple[Real, Real]:
-    """Return the seconds of a step in which the host link is busy: for the optimizer, and for activations.
-
-    The optimizer's gradients go down and its new weights come up; each activation goes down once and comes up once.
-
-    Args:
-        shape: the model.
-        layout: its `offload` decides.
-        training: its optimizer has the bytes of a gradient and a weight.
-        rank: of the pipeline.
-        host_bytes_per_s: of one GPU's link, per direction, which both use at the same time.
-    """
-    optimizer, parameters = training.optimizer, rank_parameters(shape, layout, training, rank)
-    own = parameters.dense / _shards(layout, layout.shard_ranks)
-    own = own + parameters.experts / _shards(layout, layout.expert_shard_ranks)
-    states = own * max(optimizer.gradient_bytes, optimizer.weight_bytes)
-    kept = kept_bytes(shape, layout, training, holding(shape, layout, rank))
-    steps = layout.micro_batches(training.global_batch)
-    return (
-        (layout.offload in ("optimizer", "both")) * states / host_bytes_per_s,
-        (layout.offload in ("activations", "both")) * steps * kept / host_bytes_per_s,
     )
 
 

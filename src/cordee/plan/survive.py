@@ -109,7 +109,7 @@ def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s
     """Return the period (work and its save) that keeps the most time useful: the maximum of `goodput`.
 
     For a synchronous save `checkpoint_s` is its whole time; for an asynchronous one it is the stall, and the next save
-    never starts before the last one has drained.
+    never starts before the last one is durable.
 
     >>> round(best_period_s(6000, 600, 10), 1)
     373.5
@@ -127,18 +127,6 @@ def first_order_s(mtbi_s: float, checkpoint_s: float) -> float:
     316.22776601683796
     """
     return math.sqrt(2 * checkpoint_s * mtbi_s)
-
-
-def higher_order_s(mtbi_s: float, checkpoint_s: float) -> float:
-    """Return Daly's 2006 higher-order estimate (equation 37) of the work between checkpoints.
-
-    >>> round(higher_order_s(6000, 10), 1)
-    339.8
-    """
-    if checkpoint_s >= 2 * mtbi_s:
-        return mtbi_s
-    ratio = checkpoint_s / (2 * mtbi_s)
-    return first_order_s(mtbi_s, checkpoint_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
 
 
 def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s: float = 0.0) -> float:
