@@ -102,11 +102,11 @@ def _strip(report: RankReport, name: str, strip: Sweep) -> Strip:
     """Return the fraction of each kind in equal slots of the rank's span."""
     edges = np.linspace(float(report.swept.edge_ns[0]), float(report.swept.edge_ns[-1]), SLOTS + 1)
     width = max(1.0, (edges[-1] - edges[0]) / SLOTS)
-    shares: dict[str, list[float]] = {
+    fractions: dict[str, list[float]] = {
         kind: (strip.within(strip.state & bit != 0, edges[:-1], edges[1:]) / width).tolist()
         for kind, bit in BIT.items()
     }
-    return Strip(name, f"{name}: busy {format_us(strip.time().busy_us)}", shares)
+    return Strip(name, f"{name}: busy {format_us(strip.time().busy_us)}", fractions)
 
 
 # From a minute on, marks are at round times of a clock.
@@ -234,6 +234,6 @@ def _deltas(heading: str, names: tuple[str, str, str], deltas: Sequence[Delta]) 
     rows = []
     for delta in deltas:
         change = f"{'+' if delta.change_us > 0 else ''}{format_us(delta.change_us)}"
-        share = f"{delta.change_us / delta.before_us:+.1%}" if delta.before_us else "new" if delta.change_us else ""
-        rows.append([fitted(delta.name, 64), format_us(delta.before_us), format_us(delta.after_us), change, share])
+        fraction = f"{delta.change_us / delta.before_us:+.1%}" if delta.before_us else "new" if delta.change_us else ""
+        rows.append([fitted(delta.name, 64), format_us(delta.before_us), format_us(delta.after_us), change, fraction])
     return table_html((heading, *names, ""), rows)

@@ -374,12 +374,12 @@ def skew_sentences(waits: Skew) -> list[str]:
 
 def _delta_row(delta: Delta, name: str) -> list[str | Text]:
     change = delta.change_us
-    share = f"{change / delta.before_us:+.1%}" if delta.before_us else "new" if change else ""
+    fraction = f"{change / delta.before_us:+.1%}" if delta.before_us else "new" if change else ""
     sign = "+" if change > 0 else ""
     style = "red" if change > 0 else "green" if change < 0 else ""
     return [
         f"  {name}", format_us(delta.before_us), format_us(delta.after_us),
-        Text(f"{sign}{format_us(change)}", style), share,
+        Text(f"{sign}{format_us(change)}", style), fraction,
     ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class Strip:
 
     name: str
     about: str
-    shares: Mapping[str, Sequence[float]]
+    fractions: Mapping[str, Sequence[float]]
 
 
 def strips_svg(strips: Sequence[Strip], span: float, ticks: Sequence[tuple[float, str]], label: str) -> str:
@@ -65,15 +65,15 @@ def strips_svg(strips: Sequence[Strip], span: float, ticks: Sequence[tuple[float
 
 def _runs(strip: Strip, top: float, wide: float) -> list[str]:
     """Return one box for neighbouring slots that look the same; a slot has the colour of its longest kind."""
-    kinds = list(strip.shares)
-    slots = len(strip.shares[kinds[0]]) if kinds else 0
+    kinds = list(strip.fractions)
+    slots = len(strip.fractions[kinds[0]]) if kinds else 0
     step = wide / slots if slots else 0.0
     boxes, begun, looked = [], 0, ("", 0)
     for slot in range(slots + 1):
         look = ("", 0)
         if slot < slots:
-            most = max(kinds, key=lambda kind: strip.shares[kind][slot])
-            total = min(1.0, sum(strip.shares[kind][slot] for kind in kinds))
+            most = max(kinds, key=lambda kind: strip.fractions[kind][slot])
+            total = min(1.0, sum(strip.fractions[kind][slot] for kind in kinds))
             if total >= LEAST:
                 look = (most, max(1, round(total * SHADES)))
         if look != looked:
@@ -87,7 +87,7 @@ def _runs(strip: Strip, top: float, wide: float) -> list[str]:
 
 
 def _legend(strips: Sequence[Strip], y: float) -> str:
-    seen = {kind for strip in strips for kind, shares in strip.shares.items() if any(shares)}
+    seen = {kind for strip in strips for kind, fractions in strip.fractions.items() if any(fractions)}
     parts, x = [], float(GUTTER)
     for kind, (words, _) in KINDS.items():
         if kind in seen:

@@ -1,4 +1,4 @@
-"""First placements: how many replicas each expert gets, which groups replica_load a node, who goes to which GPU.
+"""First placements: replicas of each expert, groups of each node, and the GPU of each replica.
 
 All layers at once. The two rules of thumb are those of every expert balancer: the next replica goes to the expert
 whose replicas are hottest (which minimises the hottest replica), the next heaviest replica to the emptiest GPU.

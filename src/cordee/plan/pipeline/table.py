@@ -159,14 +159,14 @@ class PassTimes:
         1.5
         """
         count = placement.model_stages
-        share = placement.ranks / count
+        fraction = placement.ranks / count
         slices = len(self.depth)
         if not slices:
-            return share
+            return fraction
         at = stage % count
         low, high = at * slices / count, (at + 1) * slices / count
         covered = sum(size * max(0.0, min(high, index + 1) - max(low, index)) for index, size in enumerate(self.depth))
-        return share * covered / (high - low)
+        return fraction * covered / (high - low)
 
 
 def cell_text(cell: Cell) -> str:
