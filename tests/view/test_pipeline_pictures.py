@@ -7,13 +7,15 @@ from xml.etree import ElementTree
 import pytest
 
 from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
-from cordee.view.pipeline import GUTTER, RIGHT, WIDTH, Block, Line, pipeline_svg
+from cordee.view.pipeline import GUTTER, RIGHT, WIDTH, Block, RankRow, pipeline_svg
 
 
 def test_blocks_stand_where_their_times_say() -> None:
     lines = [
-        Line("rank 0", [Block("F", "0", "first", 0, 1), Block("W", "0", "last", 3, 4)]),
-        Line("rank 1", [Block("F", "1", "above", 1, 3, half=0), Block("B", "0", "below", 1, 3, half=1, second=True)]),
+        RankRow("rank 0", [Block("F", "0", "first", 0, 1), Block("W", "0", "last", 3, 4)]),
+        RankRow(
+            "rank 1", [Block("F", "1", "above", 1, 3, half=0), Block("B", "0", "below", 1, 3, half=1, second=True)]
+        ),
     ]
     svg = pipeline_svg("a <name>", lines, aside="4 steps", end=8)
     ElementTree.fromstring(svg)

@@ -17,7 +17,7 @@ from cordee.plan.pipeline.measured import RecordedStep
 from cordee.plan.pipeline.table import Action
 from cordee.plan.pipeline.timeline import Span
 from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
-from cordee.view.pipeline import Block, Line, pipeline_svg
+from cordee.view.pipeline import Block, RankRow, pipeline_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
 
@@ -32,7 +32,7 @@ def picture(run: ScheduleTimeline, in_seconds: bool, *, end: float | None = None
     step, bubble = (format_time(value, in_seconds) for value in (run.makespan_s, run.bubble_s))
     aside = f"step {step}, bubble {bubble}, {run.peak:g} activations"
     lines = [
-        Line(f"rank {rank}", [block for span in row for block in _blocks(span, run.table.placement, in_seconds)])
+        RankRow(f"rank {rank}", [block for span in row for block in _blocks(span, run.table.placement, in_seconds)])
         for rank, row in enumerate(run.spans)
     ]
     return pipeline_svg(run.table.name, lines, aside=aside, end=end)
@@ -113,7 +113,7 @@ def _rehearsed(ran: Rehearsal) -> Section:
     start_s = min(row[0][3] for row in ran.step)
     place = ran.predicted.table.placement
     lines = [
-        Line(f"rank {rank}", [
+        RankRow(f"rank {rank}", [
             Block(kind, str(each), f"{KINDS[kind]} of micro-batch {each} on stage {stage}", at_s - start_s,
                   to_s - start_s, second=place.chunks > 1 and stage >= place.ranks)
             for stage, kind, each, at_s, to_s in row

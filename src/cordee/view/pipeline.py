@@ -35,14 +35,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class RankRow:
     """One rank."""
 
     name: str
     blocks: Sequence[Block]
 
 
-def pipeline_svg(title: str, lines: Sequence[Line], *, aside: str = "", end: float | None = None) -> str:
+def pipeline_svg(title: str, lines: Sequence[RankRow], *, aside: str = "", end: float | None = None) -> str:
     """Return the rows as a self-contained SVG; `end` is the end of the time axis, the same for compared pictures."""
     last = max(block.end for line in lines for block in line.blocks)
     scale = (WIDTH - GUTTER - RIGHT) / (end if end is not None else last)
@@ -78,7 +78,7 @@ def _block(block: Block, top: float, scale: float) -> str:
     return drawn
 
 
-def _legend(lines: Sequence[Line], y: float) -> str:
+def _legend(lines: Sequence[RankRow], y: float) -> str:
     seen = {block.kind for line in lines for block in line.blocks}
     second = any(block.second for line in lines for block in line.blocks)
     parts, x = [], float(GUTTER)

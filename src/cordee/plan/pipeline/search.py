@@ -22,7 +22,7 @@ NEAR = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DispatchRule:
     """The preferences of a free rank.
 
     Args:
@@ -62,16 +62,16 @@ class SearchedOrder:
         return self.gap <= _EPSILON
 
 
-def rules(placement: StagePlacement, costs: PassTimes) -> Iterator[Rule]:
+def rules(placement: StagePlacement, costs: PassTimes) -> Iterator[DispatchRule]:
     """Yield all rules in the order in which they are tried."""
     pairs = (2.0, 0.0, None) if costs.both_s < costs.whole_s - _EPSILON else (None,)
     deepest = (True, False) if placement.chunks > 1 else (True,)
     for both, ahead, deep, first, patience in product(
         pairs, (None, 2.0, 1.5, 1.25, 1.0), deepest, (False, True), (0.0, 0.4, 1.0)
     ):
-        yield Rule(first, deep, ahead, patience, pairs=both)
+        yield DispatchRule(first, deep, ahead, patience, pairs=both)
     for interval, deep, patience in product((1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7), deepest, (0.0, 0.4, 1.0)):
-        yield Rule(False, deep, None, patience, interval, pairs[0])
+        yield DispatchRule(False, deep, None, patience, interval, pairs[0])
 
 
 def best_order(
@@ -121,7 +121,7 @@ class _Case:
     """One search problem under one rule: the placement, the times, and the limits of each stage."""
 
     def __init__(
-        self, placement: StagePlacement, micro_batches: int, costs: PassTimes, memory: float | None, rule: Rule
+        self, placement: StagePlacement, micro_batches: int, costs: PassTimes, memory: float | None, rule: DispatchRule
     ) -> None:
         self.place, self.costs, self.rule, self.micro_batches = placement, costs, rule, micro_batches
         self.count = micro_batches // placement.copies
