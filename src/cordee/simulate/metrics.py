@@ -26,7 +26,6 @@ from cordee.events import (
     JobEnded,
     JobSubmitted,
     KillOrdered,
-    Node,
     NodeDown,
     NodeUp,
     NoticeGiven,
@@ -36,6 +35,7 @@ from cordee.events import (
     SpanClass,
 )
 from cordee.ids import JobId
+from cordee.simulate.occupancy import Occupancy
 from cordee.units import US_PER_HOUR, US_PER_S
 
 _WORK_MIN_US = 10 * US_PER_S
@@ -43,7 +43,6 @@ CHOSEN = frozenset(
     (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA, NoticeReason.RESIZE, NoticeReason.MOVE)
 )
 """The reasons of notices that count as preemptions: the scheduler chose another job."""
-POINTS = 1000
 
 
 @dataclass(slots=True)
@@ -151,32 +150,26 @@ class Metrics:
     Attributes:
         jobs: the number submitted.
         jct_us, wait_us: a number for each job that ended, and for each that started.
-        points: time, thousandths of GPUs held, waiting jobs, thousandths of GPUs up; thinned as they grow.
+        occupancy: GPUs up and held, and waiting jobs, over time.
     """
 
     def __init__(self) -> None:
         self.jobs = 0
         self.jct_us, self.wait_us = array("q"), array("q")
-        self.points: list[tuple[int, int, int, int]] = []
-        self._every_us = US_PER_S
+        self.occupancy = Occupancy()
         self._open: dict[JobId, _Job] = {}
         self._away_us, self._slow = array("q"), array("d")
         self._saves: dict[str, list[int]] = {}  # cause: thousandths of GPU time, money
         self._notices: Counter[str] = Counter()
         self._kills = 0
         self._queues: dict[str, list[float]] = {}
-        self._up: dict[str, Node] = {}
-        self._prices: dict[str, int] = {}
-        self._milli = self._held = self._n_waiting = self._smallest = 0
-        self._waiting: dict[int, int] = {}  # by thousandths of GPUs
-        self._since_us = self._last_end_us = 0
-        self._first_us = -1
-        self._sums = self._at_end = (0, 0, 0)  # thousandths of GPU time: there, held, fragmented
+        self._first_us, self._last_end_us = -1, 0
+        self._at_end = (0, 0, 0)  # thousandths of GPU time: up, held, fragmented
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             JobEnded: self._job_ended,
-            NodeUp: self._node_up,
-            NodeDown: self._node_down,
+            NodeUp: self.occupancy.node_up,
+            NodeDown: self.occupancy.node_down,
             AttemptPlaced: self._placed,
             NoticeGiven: self._noticed,
             KillOrdered: self._kill_ordered,
@@ -189,14 +182,14 @@ class Metrics:
         kind = type(event)
         handler = self._handlers.get(kind)
         if handler is not None:
-            if event.at_us > self._since_us:
-                self._pass(event.at_us)
+            if event.at_us > self.occupancy.since_us:
+                self.occupancy.advance(event.at_us)
             handler(event)
         elif kind is Reported:
             self._reported(event)  # type: ignore[arg-type]
 
     def add(self, other: "Metrics") -> None:
-        """Add the metrics of another cluster, whose run is over; `points` stay those of the first."""
+        """Add the metrics of another cluster, whose run is over; the occupancy stays that of the first."""
         self.jobs += other.jobs
         self.jct_us.extend(other.jct_us)
         self.wait_us.extend(other.wait_us)
@@ -231,7 +224,7 @@ class Metrics:
                 sums[0] += row.gpu_us.lost
                 sums[2] += row.micro_usd.lost
         capacity, was_held, fragmented = (
-            self._at_end if self.jct_us else self._until(max(now_us for _, now_us in ledgers))
+            self._at_end if self.jct_us else self.occupancy.until(max(now_us for _, now_us in ledgers))
         )
         squares = math.fsum(each * each for each in self._slow)
         return Summary(
@@ -263,65 +256,21 @@ class Metrics:
             ),
         )
 
-    # -- time ------------------------------------------------------------------------------------------------
-
-    def _pass(self, at_us: int) -> None:
-        self._sums = self._until(at_us)
-        self._since_us = at_us
-        points = self.points
-        if not points or at_us - points[-1][0] >= self._every_us:
-            points.append((at_us, self._held, self._n_waiting, self._milli))
-            if len(points) >= 2 * POINTS:
-                del points[1::2]
-                self._every_us = max(2 * self._every_us, (at_us - points[0][0]) // (2 * POINTS))
-
-    def _until(self, at_us: int) -> tuple[int, int, int]:
-        past_us, free = at_us - self._since_us, self._milli - self._held
-        there, held, fragmented = self._sums
-        if self._smallest and free >= self._smallest:
-            fragmented += free * past_us
-        return there + self._milli * past_us, held + self._held * past_us, fragmented
-
-    # -- nodes -----------------------------------------------------------------------------------------------
-
-    def _node_up(self, event: NodeUp) -> None:
-        node, known = event.node, self._up.get(event.node.name)
-        if known is None or node.epoch >= known.epoch:
-            self._milli += 1000 * (_gpus(node) - (_gpus(known) if known else 0))
-            self._up[node.name] = node
-            self._prices[node.name] = node.micro_usd_per_gpu_hour
-
-    def _node_down(self, event: NodeDown) -> None:
-        node = self._up.get(event.node)
-        if node is not None and event.epoch >= node.epoch:
-            self._milli -= 1000 * _gpus(self._up.pop(event.node))
-
     # -- jobs ------------------------------------------------------------------------------------------------
 
     def _submitted(self, event: JobSubmitted) -> None:
         job = event.job
         if self._first_us < 0:  # time before the first submission is not idle
-            self._first_us, self._sums = event.at_us, (0, 0, 0)
+            self._first_us, self.occupancy.sums = event.at_us, (0, 0, 0)
         self.jobs += 1
         known = self._open[job.job_id] = _Job(event.at_us, job.gpus * job.gpu_milli, job.queue)
-        self._wait(known.milli, +1)
-
-    def _wait(self, milli: int, sign: int) -> None:
-        waiting = self._waiting
-        self._n_waiting += sign
-        left = waiting[milli] = waiting.get(milli, 0) + sign
-        if not left:
-            del waiting[milli]
-            if milli == self._smallest:
-                self._smallest = min(waiting, default=0)
-        elif not self._smallest or milli < self._smallest:
-            self._smallest = milli
+        self.occupancy.wait(known.milli, +1)
 
     def _placed(self, event: AttemptPlaced) -> None:
         job = self._open.get(event.job_id)
         if job is None or not job.waits:
             return
-        self._wait(job.milli, -1)
+        self.occupancy.wait(job.milli, -1)
         job.waits, job.placed_us, job.notice = False, event.at_us, None
         if job.first_us < 0:
             job.first_us = event.at_us
@@ -331,8 +280,8 @@ class Metrics:
             milli = len(lease.gpus) * lease.milli
             job.leases[lease.node] = milli
             job.milli_held += milli
-            job.rate += milli * self._prices.get(lease.node, 0)
-        self._held += job.milli_held
+            job.rate += milli * self.occupancy.prices.get(lease.node, 0)
+        self.occupancy.held_milli += job.milli_held
 
     def _reported(self, event: Reported) -> None:
         job = self._open.get(event.job_id)
@@ -361,21 +310,21 @@ class Metrics:
     def _ranks_ended(self, event: RanksEnded) -> None:
         job = self._open.get(event.job_id)
         if job is not None and not job.waits:
-            self._held -= job.leases.pop(event.node, 0)
+            self.occupancy.held_milli -= job.leases.pop(event.node, 0)
 
     def _attempt_ended(self, event: AttemptEnded) -> None:
         job = self._open.get(event.job_id)
         if job is not None and not job.waits:
             job.ran_us += event.at_us - job.placed_us
             job.waits = True
-            self._wait(job.milli, +1)
+            self.occupancy.wait(job.milli, +1)
 
     def _job_ended(self, event: JobEnded) -> None:
         job = self._open.pop(event.job_id, None)
         if job is None:
             return
         if job.waits:
-            self._wait(job.milli, -1)
+            self.occupancy.wait(job.milli, -1)
         if event.state == "stopped":
             return
         jct_us = event.at_us - job.submitted_us
@@ -386,11 +335,7 @@ class Metrics:
         sums[0] += 1
         sums[1] += max(0, job.first_us - job.submitted_us)
         sums[2] += jct_us
-        self._last_end_us, self._at_end = event.at_us, self._sums
-
-
-def _gpus(node: Node) -> int:
-    return node.gpus - len(node.unavailable)
+        self._last_end_us, self._at_end = event.at_us, self.occupancy.sums
 
 
 def spread(values_us: Sequence[int]) -> Spread:

@@ -111,7 +111,7 @@ def _cdf(values_us: Sequence[int]) -> list[tuple[float, float]]:
 def _cluster(results: Sequence[Result]) -> Section:
     held, waiting = [], []
     for each in results:
-        points = _thinned(each.metrics.points)
+        points = _thinned(each.metrics.occupancy.points)
         if len(points) > 1:
             days = [(at_us - points[0][0]) / (24 * US_PER_HOUR) for at_us, *_ in points]
             held_gpus = [(day, point[1] / 1000) for day, point in zip(days, points, strict=True)]
@@ -157,7 +157,7 @@ def _hours(gpu_us: int) -> str:
 
 def _gantts(scenario: Scenario, results: Sequence[Result]) -> list[Section]:
     """Draw the same window under each policy: the one in which most jobs waited under the first."""
-    busiest = max(results[0].metrics.points, key=lambda point: (point[2], point[1]), default=None)
+    busiest = max(results[0].metrics.occupancy.points, key=lambda point: (point[2], point[1]), default=None)
     if busiest is None:
         return []
     names = results[0].gantt.nodes
