@@ -1,6 +1,6 @@
 """The shapes of what the HTTP API takes and answers, as pydantic models: the API's schema, and every verb's JSON."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -114,14 +114,15 @@ class SpreadView(View):
 class ForecastView(View):
     """A forecast of a job's next start and of its end, from `draws` runs of the scheduler forward from `at_us`.
 
-    Every run went to `seen_us` or to the job's end; run times come from `learnt_from` jobs that have ended;
-    `preemptions` is how often the job gets notice, on average.
+    Every run went to `seen_us` or to the job's end; run times come from `learnt_from` jobs that have ended, and
+    `source` names where that of this job comes from; `preemptions` is how often the job gets notice, on average.
     """
 
     at_us: int
     draws: int
     seen_us: int
     learnt_from: int
+    source: Literal["its own steps", "its plan", "other jobs"] = "other jobs"
     start: SpreadView
     end: SpreadView
     preemptions: float

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cordee.account.measured import Measurements, Quantity
+from cordee.account.measured import Measurements, Quantity, StepsLeft
 from cordee.events import (
     AttemptPlaced,
     CheckpointCommitted,
@@ -127,6 +127,35 @@ def test_the_time_left_follows_from_the_jobs_own_pace() -> None:
     attempt = fold(*placed(), measured(step=54, steps_total=60, step_us=500_000)).of(A)
     assert attempt is not None
     assert attempt.left_us == 3_000_000
+
+
+def saved(step: int, epoch: int = 1) -> CheckpointCommitted:
+    return CheckpointCommitted(
+        at_us=80, job_id=A, epoch=epoch, step=step, generation=1, size_bytes=1, stall_us=1, upload_us=1
+    )
+
+
+def test_the_steps_left_spread_as_the_measured_ones_once_the_first_are_over() -> None:
+    found = fold(*placed(), measured(step=3, steps_total=100, step_us=4_400_000))
+    assert found.steps_left(A, running=True) == StepsLeft(97, 4, 4_400_000, 3_300_000, 5_500_000, measured=True)
+    for step, step_us in ((20, 4_000_000), (30, 4_600_000), (40, 4_200_000)):
+        found.apply(measured(step=step, steps_total=100, step_us=step_us))
+    assert found.steps_left(A, running=True) == StepsLeft(60, 4, 4_200_000, 4_000_000, 4_600_000, measured=True)
+
+
+def test_a_job_that_waits_goes_on_from_its_checkpoint_at_the_pace_that_it_had() -> None:
+    found = fold(*placed(gpus=2), measured(step=40, steps_total=100, step_us=8_000_000), saved(30))
+    assert found.steps_left(A, running=False) == StepsLeft(70, 2, 8_000_000, 8_000_000, 8_000_000, measured=True)
+    for event in placed(epoch=2)[:1]:
+        found.apply(event)
+    assert found.steps_left(A, running=True) == StepsLeft(70, 2, 8_000_000, 8_000_000, 8_000_000, measured=True)
+
+
+def test_before_any_step_was_measured_the_plan_says_how_long_one_takes() -> None:
+    found = fold(*placed(), measured(step=1, steps_total=11))
+    assert found.steps_left(A, running=True) == StepsLeft(10, 4, 4_000_000, 3_000_000, 5_000_000, measured=False)
+    assert fold(*placed()).steps_left(A, running=True) is None, "it never said how many steps there are"
+    assert fold(*placed(gpus=2), measured(step=1, steps_total=11)).steps_left(A, running=True) is None, "no plan"
 
 
 def test_replaying_the_log_says_nothing_again() -> None:

@@ -535,6 +535,9 @@ def test_a_job_is_answered_with_its_plan_what_it_measures_and_the_end_by_its_own
     ]
     assert why.measured == job.measured == cost.measured
     assert why.left_us == 6 * 1_500_000
+    ahead = api.client.why(GPT, draws=5).forecast
+    assert ahead is not None and ahead.source == "its own steps"
+    assert ahead.end.p90_us is not None and ahead.end.p90_us - ahead.at_us < 12_000_000
     assert job.estimate_missed == ["its step time is 1.5 s, outside the planned 900 ms to 1.2 s"]
     assert api.client.jobs()[0].why == job.estimate_missed[0]
     assert api.client.cost("user").rows[0].measured == []

@@ -95,18 +95,23 @@ class EstimateComparison:
 
 @dataclass(slots=True)
 class Measurement:
-    """One attempt's estimate, and the newest values that its ranks measured; a peak is the largest of all ranks."""
+    """One attempt's estimate, and the newest values that its ranks measured; a peak is the largest of all ranks.
+
+    `step_us_range` is from the shortest to the longest step time that was measured once the first steps were over.
+    """
 
     job_id: JobId
     epoch: int
     placed_us: int
+    gpus: int
     estimate: Estimate | None
     first_step: int = 0
     step: int = 0
+    saved_step: int = 0
     steps_total: int | None = None
     peak_bytes: int | None = None
     step_us: int | None = None
-    tokens_per_s: float | None = None
+    step_us_range: tuple[int, int] | None = None
     mfu: float | None = None
     save_us: int | None = None
     restart_us: int | None = None
@@ -118,11 +123,15 @@ class Measurement:
             return None
         return max(0, self.steps_total - self.step) * self.step_us
 
+    @property
+    def is_steady(self) -> bool:
+        """Return whether the first steps, which compile and warm up, are over."""
+        return self.step - self.first_step >= STEPS_MIN
+
     def comparisons(self) -> tuple[EstimateComparison, ...]:
         """Compare every quantity that was planned or measured."""
         plan = self.estimate or _NO_ESTIMATE
-        steady = self.step - self.first_step >= STEPS_MIN
-        low, high = (plan.step_us_low, plan.step_us_high) if steady else (None, None)
+        low, high = (plan.step_us_low, plan.step_us_high) if self.is_steady else (None, None)
         rows = (
             self._peak(plan),
             EstimateComparison(Quantity.STEP, plan.step_us, self.step_us, low, high),
@@ -136,6 +145,23 @@ class Measurement:
         planned = plan.allocated_bytes or plan.peak_bytes or None
         most = min(PEAK_SLACK * planned, plan.gpu_memory_bytes) if planned else None
         return EstimateComparison(Quantity.PEAK, planned, self.peak_bytes, high=most)
+
+
+@dataclass(frozen=True, slots=True)
+class StepsLeft:
+    """The steps that a job still has to do, and the time of one; nine of ten times are expected from low to high.
+
+    Attributes:
+        gpus: on which a step takes that time.
+        measured: whether the job measured its steps itself; else they are planned.
+    """
+
+    steps: int
+    gpus: int
+    step_us: int
+    low_us: int
+    high_us: int
+    measured: bool
 
 
 _NO_ESTIMATE = Estimate(layout="", peak_bytes=0, gpu_memory_bytes=0)
@@ -170,6 +196,30 @@ class Measurements:
         attempts = self._attempts.get(job_id, ())
         return next((each for each in reversed(attempts) if epoch in (None, each.epoch)), None)
 
+    def steps_left(self, job_id: JobId, *, running: bool) -> StepsLeft | None:
+        """Return the steps that a job has left; None if it never reported how many there are, or no time is known.
+
+        A job that waits goes on from its newest checkpoint.
+        """
+        attempt = self.of(job_id)
+        if attempt is None or attempt.steps_total is None:
+            return None
+        steps = max(0, attempt.steps_total - (attempt.step if running else attempt.saved_step))
+        paced = next((each for each in reversed(self._attempts[job_id]) if each.step_us), None)
+        plan = (attempt if paced is None else paced).estimate or _NO_ESTIMATE
+        planned_us = plan.step_us or 0
+        low_us, high_us = plan.step_us_low or planned_us, plan.step_us_high or planned_us
+        if paced is None or paced.step_us is None:
+            return StepsLeft(steps, plan.gpus, planned_us, low_us, high_us, measured=False) if planned_us else None
+        step_us = paced.step_us
+        if paced.step_us_range is not None:
+            low_us, high_us = paced.step_us_range
+        elif planned_us:  # as uncertain as the plan until the first steps are over
+            low_us, high_us = step_us * low_us // planned_us, step_us * high_us // planned_us
+        else:
+            low_us = high_us = step_us
+        return StepsLeft(steps, paced.gpus, step_us, low_us, high_us, measured=True)
+
     def missed(self, job_id: JobId) -> tuple[str, ...]:
         """Return the sentences in which this job left its estimate."""
         return tuple(self._missed.get(job_id, {}).values())
@@ -185,7 +235,10 @@ class Measurements:
     def _placed(self, event: AttemptPlaced) -> None:
         gpus = sum(len(lease.gpus) for lease in event.leases)
         estimate = next((each for each in self._estimates.get(event.job_id, ()) if each.gpus == gpus), None)
-        attempt = Measurement(event.job_id, event.epoch, event.at_us, estimate)
+        attempt = Measurement(event.job_id, event.epoch, event.at_us, gpus, estimate)
+        if (before := self.of(event.job_id)) is not None:
+            attempt.steps_total = before.steps_total
+            attempt.first_step = attempt.step = attempt.saved_step = before.saved_step
         self._attempts.setdefault(event.job_id, []).append(attempt)
 
     def _live(self, job_id: JobId, epoch: int) -> Measurement | None:
@@ -202,11 +255,11 @@ class Measurements:
 
     def _restored(self, event: Restored) -> None:
         if (attempt := self._live(event.job_id, event.epoch)) is not None:
-            attempt.first_step = attempt.step = event.step
+            attempt.first_step = attempt.step = attempt.saved_step = event.step
 
     def _committed(self, event: CheckpointCommitted) -> None:
         if (attempt := self._live(event.job_id, event.epoch)) is not None:
-            attempt.save_us = event.stall_us + event.upload_us
+            attempt.saved_step, attempt.save_us = event.step, event.stall_us + event.upload_us
 
     def _estimate_missed(self, event: EstimateMissed) -> None:
         quantity = Quantity(event.quantity)
@@ -220,7 +273,10 @@ class Measurements:
         attempt.peak_bytes = max(event.peak_bytes, attempt.peak_bytes or 0)
         if event.rank == 0:
             attempt.step, attempt.step_us = max(event.step, attempt.step), event.step_us
-            attempt.steps_total, attempt.tokens_per_s, attempt.mfu = event.steps_total, event.tokens_per_s, event.mfu
+            attempt.steps_total, attempt.mfu = event.steps_total, event.mfu
+            if attempt.is_steady and event.step_us:
+                low_us, high_us = attempt.step_us_range or (event.step_us, event.step_us)
+                attempt.step_us_range = min(low_us, event.step_us), max(high_us, event.step_us)
         known = self._missed.get(event.job_id, {})
         for row in attempt.comparisons() if attempt.estimate else ():
             if row.missed and row.quantity not in known:

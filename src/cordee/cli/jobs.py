@@ -203,10 +203,10 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
         _print_failure(console, answer.failure)
     if answer.blocking:
         print(f"blocked by: {', '.join(answer.blocking)}")
-    if answer.left_us is not None:
-        print(f"ends in {terminal.since(0, answer.left_us)} at the pace of its own steps")
-    elif answer.forecast is not None:
+    if answer.forecast is not None:
         print(rehearse.forecast_line(answer.forecast))
+    elif answer.left_us is not None:
+        print(f"ends in {terminal.since(0, answer.left_us)} at the pace of its own steps")
     if answer.until_us is not None:
         left = terminal.since(0, max(0, answer.until_us - time.time_ns() // 1000))
         print(f"at the latest in: {left}")

@@ -138,7 +138,12 @@ def forecast_line(ahead: ForecastView) -> str:
 
 
 def _basis(ahead: ForecastView) -> str:
-    known = f"run times of {_count(ahead.learnt_from, 'job')}" if ahead.learnt_from else "no run times known yet"
+    if ahead.source != "other jobs":
+        known = f"by {ahead.source}"
+    elif ahead.learnt_from:
+        known = f"run times of {_count(ahead.learnt_from, 'job')}"
+    else:
+        known = "no run times known yet"
     return f"{_count(ahead.draws, 'run')} ahead, {known}"
 
 

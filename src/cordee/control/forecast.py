@@ -1,16 +1,20 @@
 """Forecast when jobs start and end, with a spread: several runs forward, each with its own run times and arrivals.
 
-Run times come from jobs of the same kind, given how long each has run (schedule/forecast/run_times.py); arrivals are
-those of the last days, shifted by a random offset. The same seed gives the same answer, unless the time budget cuts it
-short: then it rests on fewer draws, or on draws that went less far, and the answer says so.
+A job that reported its number of steps runs for those that are left, at its own pace or at the planned one. The run
+times of all others come from jobs of the same kind, given how long each has run (schedule/forecast/run_times.py).
+Arrivals are those of the last days, shifted by a random offset. The same seed gives the same answer, unless the time
+budget cuts it short: then it rests on fewer draws, or on draws that went less far, and the answer says so.
 """
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from statistics import NormalDist
+from typing import Literal
 
+from cordee.account.measured import StepsLeft
 from cordee.events import Job, Lease
 from cordee.ids import JobId
 from cordee.schedule.forecast.forward import Ahead, Arrival, Draw, Fate, forward
@@ -24,7 +28,13 @@ BUDGET_S = 2.0
 _GRAIN = 0.02
 _GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are spread evenly however many there are
 _DAY_US = 24 * US_PER_HOUR
+_LONGEST_US = 10 * 365 * _DAY_US  # no run time is drawn longer
+_NORMAL = NormalDist()
+_NINE_OF_TEN = _NORMAL.inv_cdf(0.95)  # standard deviations on either side that hold nine of ten values
 _PAST_US = (_DAY_US, 7 * _DAY_US)  # at least and at most this much of the past comes again
+
+
+RunTimeSource = Literal["its own steps", "its plan", "other jobs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class Forecast:
         draws: the number of runs.
         seen_us: how far every draw went that did not reach the end of the job.
         learnt_from: the number of jobs that have ended, whose run times are known.
+        source: of the job's own run time.
         start: when it is placed next.
         end: when it ends for good.
         leases: where it is placed in the draw whose start is the median one.
@@ -55,6 +66,7 @@ class Forecast:
     draws: int
     seen_us: int
     learnt_from: int
+    source: RunTimeSource
     start: Spread
     end: Spread
     leases: tuple[Lease, ...]
@@ -65,10 +77,10 @@ def forecast(
     snapshot: Snapshot,
     now_us: int,
     watch: Sequence[JobId],
+    steps_left: Mapping[JobId, StepsLeft] | None = None,
     *,
     seed: int = 0,
     draws: int = DRAWS,
-    horizon_us: int = HORIZON_US,
     grain: float = _GRAIN,
     arrivals: bool = True,
     budget_s: float | None = BUDGET_S,
@@ -80,9 +92,9 @@ def forecast(
         snapshot: the state.
         now_us: the time of that state.
         watch: the jobs.
+        steps_left: of the jobs that reported their number of steps.
         seed: of the draws.
         draws: the most.
-        horizon_us: how far ahead.
         grain: see `forward`.
         arrivals: whether as many jobs arrive as in the last days; else none.
         budget_s: processor time of this thread, in seconds; None: unlimited.
@@ -93,6 +105,7 @@ def forecast(
     def go_on(decisions: int) -> bool:
         return not decisions or deadline_s is None or clock() < deadline_s
 
+    steps_left = steps_left or {}
     live = sorted(job_id for job_id, record in snapshot.jobs.items() if not record.phase.ended)
     rng = random.Random(str(seed))
     offsets = {job_id: rng.random() for job_id in watch}
@@ -102,16 +115,36 @@ def forecast(
         # Run times of watched jobs are spread evenly over the draws, however few these are.
         us = {job_id: rng.random() for job_id in live}
         us |= {job_id: (offsets[job_id] + len(runs) * _GOLDEN) % 1 for job_id in watch if job_id in us}
-        lengths_us = {job_id: left_us(snapshot, job_id, now_us, u) for job_id, u in us.items()}
+        lengths_us = {
+            job_id: _steps_us(steps_left[job_id], snapshot.jobs[job_id].job.gpus, u)
+            if job_id in steps_left
+            else left_us(snapshot, job_id, now_us, u)
+            for job_id, u in us.items()
+        }
         draw = Draw(left_us=lengths_us, arrivals=_arrivals(snapshot, now_us, rng) if arrivals else ())
-        ahead = forward(snapshot, now_us, draw, watch, until_us=now_us + horizon_us, grain=grain, go_on=go_on)
+        ahead = forward(snapshot, now_us, draw, watch, until_us=now_us + HORIZON_US, grain=grain, go_on=go_on)
         if runs and ahead.cut:
             break  # it went less far than the others, and would only make the jobs look late
         runs.append(ahead)
-    return {job_id: _summary(job_id, runs, now_us, len(snapshot.jobs) - len(live)) for job_id in watch}
+    ended = len(snapshot.jobs) - len(live)
+    return {job_id: _summary(job_id, runs, now_us, ended, _source(steps_left.get(job_id))) for job_id in watch}
 
 
-def _summary(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int) -> Forecast:
+def _steps_us(left: StepsLeft, gpus: int, u: float) -> int:
+    """Return how long the steps take on so many GPUs, for a uniform u in [0, 1): log-normal on each side."""
+    deviations = _NORMAL.inv_cdf(max(u, 1e-9)) / _NINE_OF_TEN
+    bound_us = left.high_us if deviations > 0 else left.low_us
+    step_us: float = left.step_us * (bound_us / left.step_us) ** abs(deviations)
+    return max(1, min(_LONGEST_US, round(left.steps * step_us * left.gpus / gpus)))
+
+
+def _source(left: StepsLeft | None) -> RunTimeSource:
+    if left is None:
+        return "other jobs"
+    return "its own steps" if left.measured else "its plan"
+
+
+def _summary(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int, source: RunTimeSource) -> Forecast:
     fates = [run.fates[job_id] for run in runs]
     blind = [run.until_us for run, fate in zip(runs, fates, strict=True) if fate.end_us is None]
     started = sorted((fate for fate in fates if fate.start_us is not None), key=_start_us)
@@ -121,6 +154,7 @@ def _summary(job_id: JobId, runs: list[Ahead], now_us: int, learnt_from: int) ->
         draws=len(runs),
         seen_us=min(blind, default=max(run.until_us for run in runs)),
         learnt_from=learnt_from,
+        source=source,
         start=_spread([fate.start_us for fate in fates]),
         end=_spread([fate.end_us for fate in fates]),
         leases=middle.leases,

@@ -3,8 +3,9 @@
 Nothing here touches the live state: the caller has made the copy and is its only owner.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from cordee.account.measured import StepsLeft
 from cordee.answers import ForecastView, RehearsalView, SpreadView, VictimView
 from cordee.control.admission import Admitted
 from cordee.control.forecast import Forecast, Spread, forecast
@@ -18,13 +19,15 @@ from cordee.schedule.state import State
 from cordee.units import US_PER_HOUR
 
 
-def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> RehearsalView:
+def rehearse(
+    state: State, now_us: int, admitted: Admitted, draws: int, steps_left: Mapping[JobId, StepsLeft]
+) -> RehearsalView:
     """Submit the job to this copy of the state, and return what follows; with draws, also a forecast."""
     job = admitted.job
     state.apply(JobSubmitted(at_us=now_us, job=job, spec=""))
     events = decide(state, now_us).events
     explanation = explain(state, job.job_id, now_us)
-    ahead = forecast_of(state, now_us, job.job_id, draws)
+    ahead = forecast_of(state, now_us, job.job_id, draws, steps_left)
     placed = next((each for each in events if isinstance(each, AttemptPlaced) and each.job_id == job.job_id), None)
     leases = placed.leases if placed is not None else ahead.leases if ahead is not None else ()
     rate = _rate(state, leases) if leases else admitted.micro_usd_per_hour
@@ -59,12 +62,14 @@ def rehearse(state: State, now_us: int, admitted: Admitted, draws: int) -> Rehea
     )
 
 
-def forecast_of(state: State, now_us: int, job_id: JobId, draws: int) -> Forecast | None:
+def forecast_of(
+    state: State, now_us: int, job_id: JobId, draws: int, steps_left: Mapping[JobId, StepsLeft]
+) -> Forecast | None:
     """Forecast a job; None without draws, for a job that has ended, and while the server shuts down."""
     record = state.jobs.get(job_id)
     if not draws or record is None or record.phase.ended or state.shutting_down:
         return None
-    return forecast(Snapshot(state), now_us, [job_id], draws=draws)[job_id]
+    return forecast(Snapshot(state), now_us, [job_id], steps_left, draws=draws)[job_id]
 
 
 def forecast_view(ahead: Forecast) -> ForecastView:
@@ -74,6 +79,7 @@ def forecast_view(ahead: Forecast) -> ForecastView:
         draws=ahead.draws,
         seen_us=ahead.seen_us,
         learnt_from=ahead.learnt_from,
+        source=ahead.source,
         start=_spread(ahead.start),
         end=_spread(ahead.end),
         preemptions=ahead.preemptions,

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import cordee
 from cordee.account.ledger import By, CostRow
-from cordee.account.measured import EstimateComparison
+from cordee.account.measured import EstimateComparison, StepsLeft
 from cordee.account.split import Split
 from cordee.answers import (
     AttemptView,
@@ -119,14 +119,25 @@ class Service:
         """Return what `submit` would do now; refuse what it would refuse, and queue nothing."""
         state, now_us = self._copy()
         admitted = self._admitted(_spec(submission), submission, owner, state)
+        steps_left = self._steps_left(state) if draws else {}
         with self.forecasting:
-            return rehearse(state, now_us, admitted, draws)
+            return rehearse(state, now_us, admitted, draws, steps_left)
 
     def _copy(self) -> tuple[State, int]:
         """The state as it is, for questions that take longer than the lock may be held; and when it was so."""
         with self.control.changed:
             snapshot, now_us = Snapshot(self.control.state), self.clock.now_us()
         return snapshot.restore(), now_us
+
+    def _steps_left(self, state: State) -> dict[JobId, StepsLeft]:
+        """Return the steps that are left of the jobs of this copy, as far as they are known."""
+        live = [job_id for job_id, record in state.jobs.items() if not record.phase.ended]
+        with self.control.changed:
+            found = {
+                job_id: self.control.measurements.steps_left(job_id, running=job_id in state.attempts)
+                for job_id in live
+            }
+        return {job_id: left for job_id, left in found.items() if left is not None}
 
     def _admitted(self, spec: JobSpec, submission: Submission, owner: str, state: State) -> Admitted:
         return admit(
@@ -197,9 +208,10 @@ class Service:
         job = self.job(ref)
         job_id = JobId(job.job_id)
         state, now_us = (self.control.state, self.clock.now_us()) if not draws else self._copy()
+        steps_left = self._steps_left(state) if draws else {}
         with self.control.changed if not draws else self.forecasting:
             explained = explain(state, job_id, now_us)
-            ahead = forecast_of(state, now_us, job_id, draws)
+            ahead = forecast_of(state, now_us, job_id, draws, steps_left)
         with self.control.changed:
             found = self.control.measurements.of(job_id)
             left_us = found.left_us if found is not None and job_id in self.control.state.attempts else None
