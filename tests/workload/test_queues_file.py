@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,13 @@ def test_a_tree_is_read_into_base_units() -> None:
         Queue(name="default"),
     )
     assert parse_queues("queues: {}") == ()
+
+
+def test_the_tree_of_the_guide_is_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "queues.md").read_text(encoding="utf-8")
+    tree = page[page.index("    queues:\n") : page.index("\nSet it")]
+    research = parse_queues(dedent(tree))[0]
+    assert (research.name, research.quota_gpus, research.micro_usd_per_day) == ("research", 40, 5_000_000_000)
 
 
 @pytest.mark.parametrize(

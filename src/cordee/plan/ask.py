@@ -1,7 +1,7 @@
-"""One question, one answer: `ask(Request) -> Answer`.
+"""The door of the planner: `ask(Request) -> Answer`, and `ask_curve` for a range of GPU counts.
 
-The command line, a notebook, admission, the profile's comparison and the demo ask here and nowhere else, so that they
-all assume the same.
+Training only; times and bytes are modelled, from tables that were fitted to published measurements. The command line, a
+notebook, admission, the comparison with a profile and the demo all ask here, so they make the same assumptions.
 """
 
 from cordee.plan.answer import Answer
@@ -16,19 +16,21 @@ from cordee.plan.training import Framework
 
 __all__ = ["Answer", "Request", "ask", "ask_curve"]
 
-# Frameworks whose buffers may hold a job that does not name its own.
+# Tried in this order for a job that does not name its framework: they hold different buffers beside the model.
 ANY_FRAMEWORK: tuple[Framework, ...] = ("torch", "megatron")
 
 
 def ask(request: Request) -> Answer:
-    """Answer a request: the same request always has the same answer.
+    """Judge the layouts of a model on these GPUs, and add what interruptions, a run and owning the GPUs would cost.
+
+    If no layout fits, `Answer.best` is None, and `nearest` is the layout that exceeds the GPU's memory least.
 
     Raises:
         LayoutError: the layout or the settings do not divide the model, the GPUs or the batch.
         CatalogueError: the GPU does not compute in this precision.
     """
     layouts = _layouts(request)
-    # A last save has to wait for the end of the step in progress; without a layout that fits there is none.
+    # After a notice, the last save waits for the end of the step in progress. A layout that does not fit has no step.
     step_s = layouts.nearest.step_s or 0.0
     expected = expectations(layouts.case, assumed=request.assumed, prices=request.prices, step_s=step_s)
     rent_or_buy = None if request.ownership is None else compare(request.ownership)
@@ -36,17 +38,18 @@ def ask(request: Request) -> Answer:
 
 
 def ask_curve(request: Request, first: int) -> Curve:
-    """Answer how speed grows from `first` GPUs to the request's, with one and the same step.
+    """Compute how fast the same optimizer step runs on `first` GPUs up to the request's number.
 
     Raises:
-        LayoutError: an empty range, or settings that cannot be.
+        LayoutError: an empty range, or contradictory settings.
+        CatalogueError: the GPU does not compute in this precision.
     """
     counts = sizes(first, request.gpus)
     return scaling_curve(request.case(), counts, price=request.price, wanted=request.layout)
 
 
 def _layouts(request: Request) -> Layouts:
-    """Judge the layouts in the buffers of the request's framework; of any framework, in the first that hold one."""
+    """Judge the layouts for the request's framework; without one, for the first framework in which any layout fits."""
     frameworks = ANY_FRAMEWORK if request.settings.framework is None else (request.settings.framework,)
     judged = (_judge(request, framework) for framework in frameworks)
     first = next(judged)

@@ -19,11 +19,18 @@ Breadth = Literal["best", "meshes", "everything"]
 class Request:
     """All that an answer depends on.
 
-    `search` is what is judged: the one best layout ("best", the quickest), the best of each mesh ("meshes"), or
-    that over every schedule, context kind, sharding group, micro-batch and offload as well ("everything"). `prices`
-    are those of any GPU; the ones of `capacity` price the run. `tokens` asks for the training run, `ownership` for
-    rent or buy, `why` for what speaks against a layout (`tp=8,pp=3`), `contexts` for the longest sequences, `launcher`
-    for settings of torchtitan, megatron, deepspeed or cordee.
+    Attributes:
+        shape: the model.
+        search: how widely to search: "best" finds the one best layout and is the quickest; "meshes" also ranks the
+            best layout of each mesh; "everything" varies schedules, kinds of context parallelism, sharding groups,
+            micro-batches and offload as well.
+        assumed: interruptions, storage and start-up, where nothing is measured.
+        prices: the price list; `capacity` (on-demand or spot) selects the row that prices the run.
+        tokens: length of the training run, for its time and cost.
+        ownership: assumptions for rent or buy.
+        why: a layout (`tp=8,pp=3`): explain why it was not chosen.
+        contexts: also find the longest sequence of each layout.
+        launcher: torchtitan, megatron, deepspeed or cordee: write the settings that start the best layout.
     """
 
     shape: ModelShape
@@ -51,9 +58,9 @@ class Request:
         """Return what all candidates have in common; `framework` stands in where the settings name none.
 
         Raises:
-            LayoutError: training settings that cannot be.
+            LayoutError: contradictory training settings.
             CatalogueError: the GPU does not compute in this precision.
         """
         settings = replace(self.settings, framework=self.settings.framework or framework)
-        self.gpu.peak_flop_per_s(settings.precision)
+        self.gpu.peak_flop_per_s(settings.precision)  # raises if it has no such precision
         return Case(self.shape, self.gpu, self.gpus, settings.training(self.shape, self.gpus))
