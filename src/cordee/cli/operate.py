@@ -42,7 +42,9 @@ def up(
         check_installed()
         from cordee.control.server import serve
 
-        serve(folder, slots=slots, price_as=price_as, tell=lambda url: print(f"the server runs at {url}", flush=True))
+        serve(
+            folder, slots=slots, price_as=price_as, on_ready=lambda url: print(f"the server runs at {url}", flush=True)
+        )
         return
     with terminal.waiting(f"starting a server on {folder}"):
         health = start_server(folder, slots=slots, price_as=price_as)

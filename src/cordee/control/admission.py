@@ -1,4 +1,4 @@
-"""From a JobSpec to a Job, or a refusal with its numbers. It looks at files and catalogues, and changes nothing."""
+"""Admission: makes a Job from a JobSpec or refuses it with the numbers. Reads files and catalogues, changes nothing."""
 
 import os
 import re
@@ -46,7 +46,7 @@ _SHELL_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """The job for the scheduler, its price on the dearest GPUs that it may get, and what was assumed about it."""
+    """The job for the scheduler, its price on the most expensive GPUs that it may get, and the assumptions made."""
 
     job: Job
     micro_usd_per_hour: int
@@ -66,22 +66,22 @@ def admit(
     """Decide whether a job may queue in this cluster.
 
     Args:
-        spec: what the user wrote.
+        spec: the job as its user wrote it.
         job_id: its id.
-        owner: whose token it came with.
-        nodes: every node that is known, up or not.
+        owner: the user that submits it.
+        nodes: all known nodes, up or down.
         catalogue: GPUs and prices.
-        quotas: the queues and who holds what; None: none was set.
+        quotas: the queues and what each holds.
         unprotected: the owner accepts a preemptible job without checkpoints.
 
     Raises:
-        ScriptError: the program is not there.
-        DestinationError: no store for where its checkpoints are to go.
-        SpecError: no such queue.
+        ScriptError: the program does not exist.
+        DestinationError: no store handles its checkpoint destination.
+        SpecError: the queue does not exist.
         TooLargeError: the gang is larger than the cluster, or than its queue ever allows.
         DoesNotFitError: its model does not fit its GPUs.
-        UnprotectedError: preemptible, without a checkpoint destination, and not accepted.
-        CatalogueError, LayoutError, ShapeError: its model or its kind of GPU is unknown, or does not divide.
+        UnprotectedError: it is preemptible without a checkpoint destination, and the risk was not accepted.
+        CatalogueError, LayoutError, ShapeError: its model or GPU is unknown, or its layout does not divide.
     """
     quotas = quotas or Quotas()
     check_program(spec)
@@ -118,7 +118,7 @@ def admit(
 
 
 def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
-    """What a preemptible job without checkpoints can lose; None for any other job."""
+    """Describe what a preemptible job without checkpoints can lose; return None for other jobs."""
     if Tier(spec.tier) is not Tier.PREEMPTIBLE or spec.checkpoint.to is not None:
         return None
     dearest = _dearest(eligible)
@@ -140,7 +140,7 @@ def _dearest(eligible: Sequence[Node]) -> Node:
 
 
 def check_program(spec: JobSpec) -> None:
-    """Whether what `run` names can be found from the job's folder.
+    """Check that the program in `run` can be found from the job's folder.
 
     Raises:
         ScriptError: an executable or a script is missing.
@@ -151,7 +151,7 @@ def check_program(spec: JobSpec) -> None:
     if isinstance(spec.run, str):
         words = _first_command(spec.run)
         if not words or words[0] in _SHELL_WORDS:
-            return  # the shell's business
+            return  # only the shell can resolve it
     else:
         words = list(spec.run)
     path = spec.env.get("PATH", os.environ.get("PATH", os.defpath))
@@ -164,7 +164,7 @@ def check_program(spec: JobSpec) -> None:
 
 
 def _first_command(line: str) -> list[str]:
-    """The words of a shell line's first command; empty where only a shell can tell."""
+    """Return the words of a shell line's first command; empty if only a shell can parse it."""
     if re.search(r"[`$\\\n]", line):
         return []
     try:
@@ -183,7 +183,7 @@ def _first_command(line: str) -> list[str]:
 
 
 def _script(words: Sequence[str]) -> str | None:
-    """The file that an interpreter or a launcher is to run; None where that cannot be told."""
+    """Return the file that an interpreter or a launcher runs; None if it cannot be determined."""
     program = Path(words[0]).name
     rest = iter(words[1:])
     if re.fullmatch(r"python[\d.]*|bash|sh", program):
@@ -201,7 +201,7 @@ def _script(words: Sequence[str]) -> str | None:
 
 
 def _kind(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> str | None:
-    """The kind of GPU that was asked for, under the name that the nodes use."""
+    """Return the requested kind of GPU, under the name that the nodes use."""
     if spec.gpu is None or spec.gpu == SLOT:
         return spec.gpu
     wanted = catalogue.find_gpu(spec.gpu)
@@ -209,7 +209,7 @@ def _kind(spec: JobSpec, nodes: Sequence[Node], catalogue: Catalogue) -> str | N
         try:
             if catalogue.find_gpu(name) == wanted:
                 return name
-        except CatalogueError:  # a GPU that the catalogue does not know is not the one that was asked for
+        except CatalogueError:  # an unknown GPU is not the requested one
             continue
     return wanted.name
 
@@ -219,7 +219,7 @@ def _matches(node: Node, kind: str | None, spec: JobSpec) -> bool:
 
 
 def _check_queue(spec: JobSpec, quotas: Quotas) -> None:
-    """Before any queues were set, a queue is a name to account by."""
+    """Refuse an unknown queue. Until queues are set, any name is accepted: it only labels the costs."""
     known = {queue.name for queue in quotas.queues} | {DEFAULT}
     if quotas.queues and spec.queue not in known:
         raise SpecError(f"there is no queue {spec.queue!r}", hint=near(spec.queue, known))
@@ -244,7 +244,7 @@ def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes
 
 
 def _check_host(spec: JobSpec, gpus: int, eligible: Sequence[Node]) -> None:
-    """Whether the CPU and memory of so many GPUs is there at all, where nodes say what they have."""
+    """Check that the nodes have the CPU cores and host memory for `gpus` of the job's GPUs, if they report them."""
     for asked, has, what, show in (
         (_cpu_milli(spec), [node.cpu_milli for node in eligible], "CPU cores", lambda amount: f"{amount / 1000:g}"),
         (spec.memory_bytes or 0, [node.memory_bytes for node in eligible], "of host memory", format_bytes),
@@ -287,8 +287,8 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         checkpoint_every_us=every_us,
         save_us=save_us,
         restart_us=restart_us,
-        # Preempted before it has run as long as its restart takes, a job would only ever restart. A job cannot ask
-        # for more: one that cannot be preempted is not preemptible.
+        # A job that is preempted before it has run as long as its restart takes would only ever restart. The value
+        # cannot be raised in the spec: a job that must not be preempted belongs in a higher tier.
         min_run_us=restart_us,
         gpu_milli=spec.gpu_milli,
         cpu_milli=_cpu_milli(spec),
@@ -301,10 +301,10 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
 
 
 def _unit_gpus(spec: JobSpec, eligible: Sequence[Node]) -> int | None:
-    """What must lie in one island: as asked for; else by the layout as many undivided groups as an island holds.
+    """Return how many GPUs must lie in one island: the requested number, else whole groups of the layout.
 
-    Of unequal islands what divides them all, so that it packs into each; those of a kind that could never hold the job
-    do not count. None: as much of the gang as a node holds.
+    If islands differ in size, return a common divisor, so that units pack into each; nodes of a kind that could never
+    hold the job do not count. None: as much of the gang as a node holds.
     """
     if spec.place.unit is not None or spec.model is None or spec.model.layout is None:
         return spec.place.unit

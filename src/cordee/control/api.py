@@ -47,7 +47,7 @@ from cordee.reports import COUNT_MAX
 EVENTS_AT_ONCE = 500
 DRAWS_MAX = 1_000
 
-# The most special branch of the tree decides; what is not listed is the server's own failure.
+# The most specific class decides; an error that is not listed is the server's own failure.
 _STATUS: tuple[tuple[type[CordeeError], int], ...] = (
     (errors.TokenError, 401),
     (errors.NotFoundError, 404),
@@ -73,9 +73,9 @@ Asked = Annotated[Service, Depends(_service)]
 
 async def _owner(request: Request, service: Asked) -> str:
     scheme, _, shown = request.headers.get("authorization", "").partition(" ")
-    for token, who in service.owners.items():
+    for token, owner in service.owners.items():
         if scheme.lower() == "bearer" and hmac.compare_digest(shown.encode(), token.encode()):
-            return who
+            return owner
     why = "the token is wrong" if shown else "no token was sent"
     raise TokenError(why, hint=f"it is in {service.home / 'token'}")
 
@@ -246,9 +246,9 @@ def _check_rank(job: JobDetailView, epoch: int | None, rank: int | None) -> None
 
 
 async def _events(service: Service, after: int, follow: bool) -> AsyncIterator[str]:
-    """Server-sent events, `id` being the log's number.
+    """Yield the log as server-sent events; `id` is the event's number in the log.
 
-    A follower looks at the log's number ten times a second: a thread for each that waits would use up the pool.
+    A follower polls the log's number ten times a second: one waiting thread per follower would exhaust the pool.
     """
     while True:
         page = await asyncio.to_thread(_page, service, after)
@@ -305,7 +305,7 @@ def _methods(request: Request) -> str:
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application around one service."""
+    """Create the application around one service."""
     app = FastAPI(title="Cordee", version=cordee.__version__, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(router)

@@ -1,38 +1,37 @@
-"""The garbage collector of a process with much state: new objects are looked at often, all of them seldom.
+"""Garbage collection for a process with much state: new objects are collected often, all objects only when idle.
 
-A cycle leaves no circles behind (a test), so a pass over everything finds nothing of it; at 12,500 nodes one takes a
-third of a second. Here such passes wait until nobody does. Who calls `decide` by himself keeps Python's own settings.
-They are the process's: two such stretches must not overlap in two threads, and what a host has frozen itself is thawed.
+The scheduler's cycle leaves no reference cycles (a test checks it), so a full collection finds nothing there; at 12,500
+nodes it takes a third of a second. Full collections therefore wait until no request waits for the process. The settings
+are process-wide: two threads must not use this at once, and objects that the host program froze are unfrozen.
 """
 
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_NEW, _MIDDLE, _ALL = 10_000, 20, 100
-"""A pass over young objects after so many new ones; so many of these make one of middle age; so many of those one over
-all of them, wherever it falls: only a process that was never idle comes to that."""
+_THRESHOLDS = (10_000, 20, 100)
+"""Thresholds of the garbage collector: generations 0, 1, 2. Only a process that is never idle reaches the last one."""
 
-_DUE = 5  # passes of middle age, thus a million new objects, after which an idle moment is used
-_WHOLE = 50  # so many passes in idle moments are one over what outlived those before, too
+_DUE = 5  # collections of generation 1, thus a million new objects, before an idle moment is used
+_UNFREEZE_EVERY = 50  # every 50th collection in an idle moment also covers the objects that were frozen
 
 
 @contextmanager
 def collected_when_idle() -> Iterator[Callable[[], None]]:
-    """Inside, everything is looked through only when the caller says, by what this gives, that nothing waits for it."""
+    """Collect all generations only when the caller calls the yielded function, which it does when it is idle."""
     before, passes = gc.get_threshold(), 0
 
     def idle() -> None:
         nonlocal passes
         if passes and gc.get_count()[2] < _DUE:
             return
-        if passes % _WHOLE == 0:
+        if passes % _UNFREEZE_EVERY == 0:
             gc.unfreeze()
         gc.collect()
-        gc.freeze()  # what lives on is not looked at again
+        gc.freeze()  # later collections skip the objects that survived
         passes += 1
 
-    gc.set_threshold(_NEW, _MIDDLE, _ALL)
+    gc.set_threshold(*_THRESHOLDS)
     try:
         yield idle
     finally:

@@ -1,6 +1,6 @@
-"""The folder that a server owns: whether it is fit for that, the lock, the token, and how clients find the server.
+"""The folder that a server owns: checks that it is suitable, and keeps the lock, the tokens and the server's address.
 
-The only module of the control plane that knows POSIX file locks.
+No other module of the control plane uses POSIX file locks.
 """
 
 import fcntl
@@ -13,7 +13,7 @@ from typing import Any
 
 from cordee.errors import HomeInUseError, HomeUnsuitableError
 
-# On these, SQLite's locks or the memory it shares between processes cannot be trusted.
+# On these file systems SQLite's locks, or its memory shared between processes, are not reliable.
 _NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs"),
     *("pvfs2", "orangefs", "wekafs", "panfs", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"),
@@ -25,20 +25,20 @@ _LOCK_TRIES, _LOCK_RETRY_S = 3, 0.02
 
 
 class Home:
-    """A prepared home; `lock` is taken before anything in it is written."""
+    """A prepared home. Call `lock` before writing anything in it."""
 
     def __init__(self, path: Path, *, mounts: str | None = None) -> None:
-        """Make the folder if it is missing.
+        """Create the folder if it is missing.
 
         Args:
             path: the folder.
-            mounts: what `/proc/mounts` says; read from there by default.
+            mounts: the text of `/proc/mounts`; read from there by default.
 
         Raises:
             HomeUnsuitableError: it is on a network file system, is not a folder, or cannot be written.
         """
         self.path = path.absolute()
-        # Asked first: a home that is refused is not even created.
+        # Checked first, so that a refused home is not created.
         kind = file_system(self.path, _mounts() if mounts is None else mounts)
         if kind in _NETWORK or kind.removeprefix("fuse.") in _NETWORK_FUSE:
             raise HomeUnsuitableError(
@@ -55,12 +55,12 @@ class Home:
             ) from error
 
     def lock(self) -> None:
-        """Own the home until this process ends, however it ends.
+        """Lock the home until this process ends; the system releases the lock also after a crash.
 
         Raises:
             HomeInUseError: another server owns it.
         """
-        for _ in range(_LOCK_TRIES - 1):  # who only looks whether the home is owned holds it for a moment
+        for _ in range(_LOCK_TRIES - 1):  # `is_owned` in another process holds the lock for a moment
             if self._try_lock():
                 break
             time.sleep(_LOCK_RETRY_S)
@@ -80,7 +80,7 @@ class Home:
         return True
 
     def token(self) -> str:
-        """The secret that clients and agents show; made once, readable by its owner only."""
+        """Return the secret that clients and agents present; create it the first time, readable by its owner only."""
         path = self.path / "token"
         try:
             return path.read_text().strip()
@@ -90,10 +90,10 @@ class Home:
             return drawn
 
     def owners(self, own: str) -> dict[str, str]:
-        """Return the owner of each token: `own` for the home's, others by the file `tokens`, one `NAME TOKEN` a line.
+        """Return the owner of each token: `own` for the home's, the others from the file `tokens` (lines `NAME TOKEN`).
 
         Raises:
-            HomeUnsuitableError: that file cannot be used. Its content is not repeated.
+            HomeUnsuitableError: that file cannot be used; the message does not repeat its content.
         """
         found, path = {self.token(): own}, self.path / "tokens"
         try:
@@ -119,7 +119,7 @@ class Home:
         return found
 
     def settings(self) -> dict[str, str]:
-        """Return the options that `up` last got; empty the first time."""
+        """Return the options of the last `up`; empty the first time."""
         try:
             options = json.loads((self.path / "settings.json").read_text())
         except FileNotFoundError:
@@ -131,19 +131,19 @@ class Home:
         return {str(name): str(value) for name, value in options.items()}
 
     def keep_settings(self, options: dict[str, str]) -> None:
-        """Keep the options that `up` got."""
+        """Keep the options of this `up`."""
         self._replace(self.path / "settings.json", json.dumps(options) + "\n")
 
     def announce(self, facts: dict[str, Any]) -> None:
-        """Publish where the server answers: `server.json` is complete whenever it exists."""
+        """Publish the server's address in `server.json`, which is complete whenever it exists."""
         self._replace(self.path / "server.json", json.dumps(facts) + "\n")
 
     def withdraw(self) -> None:
-        """Remove `server.json`: the server is leaving."""
+        """Remove `server.json`, since the server ends."""
         (self.path / "server.json").unlink(missing_ok=True)
 
     def _replace(self, path: Path, text: str) -> None:
-        """Write a file that is there whole or not at all, for its owner only."""
+        """Write a file atomically, readable by its owner only."""
         new = path.with_suffix(".new")
         new.unlink(missing_ok=True)
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -155,7 +155,7 @@ class Home:
 
 
 def file_system(path: Path, mounts: str) -> str:
-    """The type of the file system that holds `path`, by the longest mount point above it; "" if not known.
+    """Return the type of the file system that holds `path`, by the longest mount point above it; "" if not known.
 
     >>> file_system(Path("/home/ada/.cordee"), "/dev/sda / ext4 rw 0 0\\nnas:/h /home nfs4 rw 0 0")
     'nfs4'
@@ -176,5 +176,5 @@ def file_system(path: Path, mounts: str) -> str:
 def _mounts() -> str:
     try:
         return Path("/proc/mounts").read_text(errors="replace")
-    except OSError:  # not Linux: nothing to ask
+    except OSError:  # not Linux: mounts are not known
         return ""

@@ -13,9 +13,9 @@ POLL_S = 0.1
 
 
 def log_files(home: Path, job_id: str, epoch: int, rank: int | None = None) -> list[Path]:
-    """The log files of an attempt, by node and then by rank.
+    """Return the log files of an attempt, by node and then by rank.
 
-    With `launch: node` a node's ranks share one file, and `rank` finds none.
+    With `launch: node` a node's ranks write to one file, and no file is found for a single `rank`.
     """
     pattern = "*/logs/*.log" if rank is None else f"*/logs/rank{rank}.log"
     found = (home / "attempts" / job_id / str(epoch)).glob(pattern)
@@ -23,7 +23,7 @@ def log_files(home: Path, job_id: str, epoch: int, rank: int | None = None) -> l
 
 
 def lines(files: Sequence[Path], tail: int | None = None) -> Iterator[str]:
-    """Yield the lines of the files, one file after the other; of each the last `tail` lines."""
+    """Yield the lines of the files, one file after the other; with `tail`, only the last `tail` lines of each."""
     for path in files:
         label = _label(path, several=len(files) > 1)
         with path.open(errors="replace") as file:
@@ -32,14 +32,14 @@ def lines(files: Sequence[Path], tail: int | None = None) -> Iterator[str]:
 
 
 class Follower:
-    """Reads files as they grow. A line counts when it is complete, or when `finish` says that no more will come."""
+    """Reader of growing files. It yields a line once it is complete, or when `finish` is called."""
 
     def __init__(self) -> None:
         self._read: dict[Path, int] = {}
         self._rest: dict[Path, bytes] = {}
 
     def fresh(self, files: Sequence[Path], *, several: bool) -> Iterator[str]:
-        """Yield the lines that were completed since the last call."""
+        """Yield the lines completed since the last call."""
         for path in files:
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -65,13 +65,13 @@ async def follow(
     epoch: int | None,
     several: bool,
 ) -> AsyncIterator[str]:
-    """Lines as they are written, over all attempts that follow, until the job ends.
+    """Yield lines as they are written, through all later attempts, until the job ends.
 
-    Files cannot be waited for portably, so they are looked at ten times a second.
+    Files are polled ten times a second: there is no portable way to wait for one.
 
     Args:
-        files: an attempt's log files by its epoch.
-        progress: the newest epoch, whether that attempt has ended, and whether the job has.
+        files: returns the log files of the attempt with this epoch.
+        progress: returns the newest epoch, whether that attempt has ended, and whether the job has.
         epoch: begin with this attempt; None: with the newest.
         several: whether lines are labelled with their rank.
     """

@@ -1,7 +1,7 @@
 """The three ports between the scheduler core and a world: Clock, Store, Executor.
 
-The service and the simulator implement them differently and share everything else.
-Nothing asks which of the two it serves.
+The service and the simulator implement them differently and use the same code for everything else;
+that code does not know which of the two it runs in.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from typing import Protocol
 from cordee.events import AttemptPlaced, Estimate, Event, KillOrdered, NoticeGiven
 
 Command = AttemptPlaced | NoticeGiven | KillOrdered
-"""A decision that agents carry out: start, notify, kill. Idempotent by (job_id, epoch) and kind."""
+"""A decision that agents carry out: start, notify or kill. Idempotent by (job_id, epoch) and kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,27 +30,27 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """A command that was committed and whose delivery is not confirmed."""
+    """A committed command that the agents have not confirmed."""
 
     number: int
     command: Command
     spec: str  # the job's JobSpec as JSON
-    estimate: Estimate | None = None  # the plan's answer for the GPUs of an attempt that starts
+    estimate: Estimate | None = None  # the plan's answer for the GPUs of the attempt, if it starts one
 
 
 class Clock(Protocol):
-    """Time as the world tells it."""
+    """The current time, real or simulated."""
 
     def now_us(self) -> int:
-        """Microseconds since the Unix epoch."""
+        """Return microseconds since the Unix epoch."""
         ...
 
 
 class Store(Protocol):
-    """The log and what is derived from it, in one transaction."""
+    """The log, and the tables derived from it in the same transaction."""
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
-        """Append events, update the tables, enqueue the commands that follow and move the streams' marks, or nothing.
+        """Append events, update the tables, enqueue the resulting commands and move the streams' marks: all or nothing.
 
         Raises:
             StoreError: nothing was changed.
@@ -58,7 +58,7 @@ class Store(Protocol):
         ...
 
     def events(self, after: int = 0) -> Iterable[tuple[int, Event]]:
-        """The log from the record after number `after`, numbered from 1."""
+        """Return the log after number `after`, numbered from 1."""
         ...
 
     def mark(self, source: str) -> int:
@@ -70,7 +70,7 @@ class Store(Protocol):
         ...
 
     def confirm(self, number: int) -> None:
-        """Take note that the command was delivered."""
+        """Record that the command was delivered."""
         ...
 
 
@@ -78,11 +78,11 @@ class Executor(Protocol):
     """The machines that run the ranks."""
 
     def reports(self) -> Sequence[Report]:
-        """Return the reports that were not acknowledged; they may repeat, and never skip within a stream."""
+        """Return the reports that were not acknowledged; they may repeat, and no stream skips a record."""
         ...
 
     def acknowledge(self, source: str, seq: int) -> None:
-        """Take note that a stream was committed up to `seq`."""
+        """Record that a stream was committed up to `seq`."""
         ...
 
     def carry_out(self, pending: Pending) -> bool:

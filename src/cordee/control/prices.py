@@ -16,12 +16,12 @@ SLOT = "slot"
 
 
 def priced(node: Node, catalogue: Catalogue, slots_as: str | None = None) -> Node:
-    """The node with its price and where that comes from.
+    """Return the node with its price and the source of that price.
 
     Args:
         node: as its agent reports it.
-        catalogue: prices, the user's laid over ours.
-        slots_as: account CPU slots at this GPU's price; None: they cost nothing.
+        catalogue: prices; the user's own override the built-in ones.
+        slots_as: charge CPU slots at this GPU's price; None: they cost nothing.
     """
     kind = slots_as if node.gpu_name == SLOT else node.gpu_name
     if kind is None:
@@ -41,21 +41,21 @@ def priced(node: Node, catalogue: Catalogue, slots_as: str | None = None) -> Nod
 
 
 class Priced:
-    """An executor whose nodes carry prices; everything else passes through."""
+    """An executor that adds prices to the nodes of another executor and passes everything else through."""
 
     def __init__(self, inner: Executor, catalogue: Catalogue, slots_as: str | None) -> None:
         self._inner, self._catalogue, self._slots_as = inner, catalogue, slots_as
 
     def reports(self) -> Sequence[Report]:
-        """The inner executor's, nodes with prices."""
+        """Return the reports of the inner executor, with prices on the nodes."""
         return [self._with_price(report) for report in self._inner.reports()]
 
     def acknowledge(self, source: str, seq: int) -> None:
-        """Pass it on."""
+        """Pass the call on."""
         self._inner.acknowledge(source, seq)
 
     def carry_out(self, pending: Pending) -> bool:
-        """Pass it on."""
+        """Pass the call on."""
         return self._inner.carry_out(pending)
 
     def _with_price(self, report: Report) -> Report:

@@ -1,6 +1,6 @@
-"""Rehearse a submission on a copy of the state: whether the job would start, where, when, and which jobs would pay.
+"""Rehearse a submission on a copy of the state: whether, where and when the job starts, and what it preempts.
 
-Nothing here touches the live state: the caller has made the copy and is its only owner.
+The live state is not touched: the caller has made the copy and owns it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from cordee.units import US_PER_HOUR
 def rehearse(
     state: State, now_us: int, admitted: Admitted, draws: int, steps_left: Mapping[JobId, StepsLeft]
 ) -> RehearsalView:
-    """Submit the job to this copy of the state, and return what follows; with draws, also a forecast."""
+    """Submit the job to this copy of the state and return the consequences; with draws, also a forecast."""
     job = admitted.job
     state.apply(JobSubmitted(at_us=now_us, job=job, spec=""))
     events = decide(state, now_us).events

@@ -1,7 +1,7 @@
-"""The server process: it owns a home, turns the control loop in its main thread, and serves HTTP in another.
+"""The server process: it owns a home, runs the control loop in its main thread, and serves HTTP in another.
 
-It tells its parent one JSON line on stdout, that it is ready or why it cannot be, and then only its log.
-Killed or terminated it leaves the ranks alone: the next server adopts them. Only `down` ends them first.
+It writes one JSON line to stdout for its parent, that it is ready or why it failed, and from then on only its log.
+A server that is killed or terminated leaves the ranks running, and the next one adopts them; only `down` ends them.
 """
 
 import argparse
@@ -38,25 +38,25 @@ from cordee.hardware.load import load_catalogue
 NODE_WAIT_S = 20.0
 _RETRY_S = 1.0
 _LET_GO_S = 1
-_IDLE_US = 1_000_000  # with nothing to do for so long, there is time to look for garbage
+_IDLE_US = 1_000_000  # garbage is collected when nothing is due for this long
 
 
 class SystemClock:
-    """The real time."""
+    """The system's clock."""
 
     def now_us(self) -> int:
-        """Microseconds since the Unix epoch."""
+        """Return microseconds since the Unix epoch."""
         return time.time_ns() // 1000
 
 
 class _Http(uvicorn.Server):
-    """uvicorn in a thread of its own, which says when it answers. Signals are the main thread's."""
+    """uvicorn in its own thread; the main thread handles signals."""
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         config = uvicorn.Config(
             create_app(service),
             log_config=None,
-            access_log=False,  # who watches asks many times a second
+            access_log=False,  # clients that watch send many requests a second
             lifespan="off",
             timeout_graceful_shutdown=_LET_GO_S,
         )
@@ -69,12 +69,12 @@ class _Http(uvicorn.Server):
         self.answers.set()
 
     def begin(self) -> None:
-        """Serve."""
+        """Serve until `end` is called."""
         self._thread.start()
         self.answers.wait()
 
     def end(self) -> None:
-        """Let followers go and stop answering."""
+        """Disconnect the followers and stop answering."""
         self.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
@@ -82,18 +82,18 @@ class _Http(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The offer of this machine: CPU slots in place of GPUs, and the GPU at whose price a slot is charged."""
+    """The GPUs or CPU slots that this machine offers; `price_as` names the GPU that sets the price of a slot."""
 
     slots: int | None
     price_as: str | None
 
     @classmethod
     def of(cls, home: Home, slots: str | None, price_as: str | None) -> "Offer":
-        """Return the offer of these options, or of the last `up` where one is not given.
+        """Return the offer of these options; an option that is not given is that of the last `up`.
 
         Raises:
-            InputError: not a number of slots.
-            CatalogueError: an unknown GPU.
+            InputError: `slots` is not a number.
+            CatalogueError: the GPU is unknown.
         """
         last = home.settings()
         slots = last.get("slots", "auto") if slots is None else slots
@@ -107,14 +107,14 @@ class Offer:
 
 
 class Server:
-    """Everything that one server process holds, put together and taken apart."""
+    """The parts of one server process, from start to end."""
 
     def __init__(self, home: Home, offer: Offer) -> None:
         self._home = home
         self._log = structlog.get_logger()
-        self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # its put may be called by a signal handler
+        self._turn: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may call its put
         self._signal: int | None = None
-        self._logged: set[tuple[str, str]] = set()  # errors of the last turn, so that each is logged once
+        self._logged: set[tuple[str, str]] = set()  # errors of the last tick, so that each is logged once
         catalogue = _catalogue(home.path)
         owners = home.owners(local_owner())
         self._store = SqlStore(f"sqlite:///{home.path / 'cordee.db'}")
@@ -134,8 +134,8 @@ class Server:
             owners=owners,
         )
 
-    def run(self, tell: Callable[[str], None]) -> None:
-        """Serve until a signal, or until a drain has ended every attempt; `tell` hears the URL once jobs are taken."""
+    def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve until a signal or until a shutdown has ended every attempt; call `on_ready` with the URL."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         listener = socket.create_server(("127.0.0.1", 0))
@@ -144,30 +144,30 @@ class Server:
         host, port = self._executor.listen()
         facts = {"pid": os.getpid(), "agents": {"host": host, "port": port}}
         self._home.announce(facts)
-        drained = False
+        shut_down = False
         try:
             self.control.up()
             self._executor.start()
             self._wait_for_node()
-            # Clients come last: one that found us without a node would be told that its job is too large.
+            # Clients come last: without a node, every job would be refused as too large.
             http.begin()
             self._home.announce(facts | {"url": url})
             self._log.info("ready", url=url, log_number=self.control.number)
-            tell(url)
-            drained = self._loop()
+            on_ready(url)
+            shut_down = self._loop()
         finally:
             self.service.closing = True
             http.end()
-            if drained:  # an agent that is only now dialling in must still find us, to hear that it is to leave
+            if shut_down:  # an agent that dials only now must still find the server and receive its Shutdown
                 self._executor.shutdown()
-                self._tick()  # the nodes are down now, and nobody is to think that they idle
+                self._tick()  # records that the nodes are down, so that they do not count as idle
             self._home.withdraw()
             self._executor.close()
             self._store.close()
-            self._log.info("ended", drained=drained, signal=self._signal)
+            self._log.info("ended", shut_down=shut_down, signal=self._signal)
 
     def _loop(self) -> bool:
-        """Turn until a signal (False) or until a drain is through (True)."""
+        """Run the control loop; return True when a shutdown is complete, False after a signal."""
         with collected_when_idle() as idle:
             while self._signal is None:
                 wake_at_us = self._tick()
@@ -184,19 +184,19 @@ class Server:
             wake_at_us = self.control.tick()
         except (StoreError, OSError) as error:
             if self.service.problem != str(error):
-                self._log.error("a turn failed; nothing is lost, and it is tried again", error=str(error))
+                self._log.error("a tick failed; nothing is lost, and it is tried again", error=str(error))
             self.service.problem = str(error)
             return SystemClock().now_us() + round(_RETRY_S * 1e6)
         self.service.problem = None
         failures = {(str(job_id), repr(failure)): failure for job_id, failure in self.control.errors}
-        for (name, said), failure in failures.items():
-            if (name, said) not in self._logged:
-                self._log.error("a decision about one job failed", job_id=name, exc_info=failure)
+        for key, failure in failures.items():
+            if key not in self._logged:
+                self._log.error("a decision about one job failed", job_id=key[0], exc_info=failure)
         self._logged = set(failures)
         return wake_at_us
 
     def _wait(self, until_us: int | None) -> None:
-        """Until news, a signal or the time; news that came together are one turn."""
+        """Wait for a change, a signal or the given time; several changes cause one tick."""
         timeout = None if until_us is None else max(0.0, (until_us - SystemClock().now_us()) / 1e6)
         try:
             self._turn.get(timeout=timeout)
@@ -230,8 +230,8 @@ def _catalogue(home: Path) -> Catalogue:
     return load_catalogue(own if own.exists() else None)
 
 
-def _tell_parent(message: dict[str, object]) -> None:
-    """One line on stdout; after it, stdout is closed to everyone, so that the parent may go."""
+def _report_to_parent(message: dict[str, object]) -> None:
+    """Write one line to stdout and then redirect stdout to /dev/null, so that the parent may exit."""
     print(json.dumps(message), flush=True)
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
@@ -239,14 +239,14 @@ def _tell_parent(message: dict[str, object]) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Everything that this process logs, through structlog or not, as JSON lines in one file."""
-    shared: list[structlog.typing.Processor] = [
+    """Write everything that this process logs, through structlog or not, as JSON lines to one file."""
+    common: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*common, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
     render: list[structlog.typing.Processor] = [
@@ -254,39 +254,44 @@ def _log_to(path: Path) -> None:
         structlog.processors.JSONRenderer(),
     ]
     handler = logging.FileHandler(path)
-    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processors=render))
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=common, processors=render))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def serve(path: Path, *, slots: str | None, price_as: str | None, tell: Callable[[str], None]) -> None:
-    """Own a home and serve in this process until told to end.
+def serve(path: Path, *, slots: str | None, price_as: str | None, on_ready: Callable[[str], None]) -> None:
+    """Own a home and serve in this process until a signal or a shutdown.
 
     Raises:
-        CordeeError: it cannot be done; nothing was changed.
+        CordeeError: the server cannot start; nothing was changed.
     """
     home = Home(path)
     home.lock()
     _log_to(home.path / "server.log")
     try:
-        Server(home, Offer.of(home, slots, price_as)).run(tell)
+        Server(home, Offer.of(home, slots, price_as)).run(on_ready)
     except CordeeError:
         raise
     except Exception:
-        structlog.get_logger().exception("the server ends by an error of its own; ranks go on")
+        structlog.get_logger().exception("the server ends after an internal error; ranks go on")
         raise
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a server under a parent that waits for one line; the exit code is the error's."""
+    """Run a server under a parent that waits for one line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cordee.control.server", description=__doc__)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--slots")
     parser.add_argument("--price-as")
     args = parser.parse_args(argv)
     try:
-        serve(args.home, slots=args.slots, price_as=args.price_as, tell=lambda url: _tell_parent({"ready": url}))
+        serve(
+            args.home,
+            slots=args.slots,
+            price_as=args.price_as,
+            on_ready=lambda url: _report_to_parent({"ready": url}),
+        )
     except CordeeError as error:
-        _tell_parent(as_body(error))
+        _report_to_parent(as_body(error))
         return error.exit_code
     return 0
 

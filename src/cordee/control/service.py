@@ -56,19 +56,19 @@ from cordee.workload.spec import JobSpec
 
 @dataclass(slots=True)
 class Service:
-    """The server's parts, and the requests to them.
+    """The requests that clients make, over the server's parts.
 
     Attributes:
-        control: the scheduler core.
-        store: its log and tables.
-        clock: its time.
-        home: the folder that it owns.
+        control: the control plane around the scheduler.
+        store: the log and the tables.
+        clock: the time.
+        home: the folder that the server owns.
         catalogue: GPUs and prices.
-        wake: makes the control loop turn.
+        wake: wakes the control loop.
         owners: the owner of each token.
-        problem: what keeps the control loop from working now.
-        closing: the server is about to exit; streams that follow something end.
-        forecasting: forecasts are made one after the other, so that they never take more than one processor.
+        problem: the error that keeps the control loop from working now; None: it works.
+        closing: the server is about to exit, so streams that follow something end.
+        forecasting: a lock; forecasts run one after the other, so that they use at most one processor.
     """
 
     control: Control
@@ -96,7 +96,7 @@ class Service:
             )
 
     def submit(self, submission: Submission, owner: str) -> Submitted:
-        """Admit and queue a job. The same submission again changes nothing."""
+        """Admit and queue a job. Submitting it again changes nothing."""
         spec = _spec(submission)
         for name in spec.secrets:
             if not (self.home / "secrets" / name).is_file():
@@ -116,7 +116,7 @@ class Service:
         )
 
     def rehearse(self, submission: Submission, owner: str, draws: int) -> RehearsalView:
-        """Return what `submit` would do now; refuse what it would refuse, and queue nothing."""
+        """Return the consequences of `submit`, or raise its error, and queue nothing."""
         state, now_us = self._copy()
         admitted = self._admitted(_spec(submission), submission, owner, state)
         steps_left = self._steps_left(state) if draws else {}
@@ -124,7 +124,7 @@ class Service:
             return rehearse(state, now_us, admitted, draws, steps_left)
 
     def _copy(self) -> tuple[State, int]:
-        """The state as it is, for questions that take longer than the lock may be held; and when it was so."""
+        """Return a copy of the state and its time, for requests that take longer than the lock may be held."""
         with self.control.changed:
             snapshot, now_us = Snapshot(self.control.state), self.clock.now_us()
         return snapshot.restore(), now_us
@@ -156,8 +156,8 @@ class Service:
         job_id = JobId(job.job_id)
         with self.control.changed:
             record = self.control.state.jobs[job_id]
-            asked = record.stop is not None and (record.stop.now or not now)
-            if not record.phase.ended and not asked:
+            requested = record.stop is not None and (record.stop.now or not now)
+            if not record.phase.ended and not requested:
                 self.control.stop(job_id, by=by, now=now)
         self.wake()
         return self.job(job_id)
@@ -175,10 +175,10 @@ class Service:
         return [_job_view(row) for row in self.store.jobs()]
 
     def job(self, ref: str) -> JobDetailView:
-        """A job by its id, or by a name that only one job has, or only one that has not ended.
+        """Return a job by its id, or by its name if only one job, or only one that has not ended, has that name.
 
         Raises:
-            NotFoundError: none, or several.
+            NotFoundError: there is none, or there are several.
         """
         found = self.store.jobs(ref)
         row = found[0] if found else _find(self.store.jobs(), ref)
@@ -204,7 +204,7 @@ class Service:
         return [] if found is None else [_comparison_view(row) for row in found.comparisons()]
 
     def why(self, ref: str, draws: int = 0) -> WhyView:
-        """Why a job is where it is; with draws, also when it starts and ends."""
+        """Explain the state of a job; with draws, also forecast when it starts and ends."""
         job = self.job(ref)
         job_id = JobId(job.job_id)
         state, now_us = (self.control.state, self.clock.now_us()) if not draws else self._copy()
@@ -246,7 +246,7 @@ class Service:
         """Take a node out of use; with `drain` its attempts get notice.
 
         Raises:
-            NotFoundError: no such node.
+            NotFoundError: the node does not exist.
         """
         with self.control.changed:
             self._check_node(name)
@@ -258,7 +258,7 @@ class Service:
         """Put a node back into use.
 
         Raises:
-            NotFoundError: no such node.
+            NotFoundError: the node does not exist.
         """
         with self.control.changed:
             self._check_node(name)
@@ -276,7 +276,7 @@ class Service:
         return next(node for node in self.nodes() if node.name == name)
 
     def queues(self) -> QueuesView:
-        """Return the tree of queues as it stands."""
+        """Return the tree of queues: held, borrowed, lent, waiting."""
         now_us = self.clock.now_us()
         with self.control.changed:
             quotas = self.control.state.quotas
@@ -321,7 +321,10 @@ class Service:
         )
 
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
-        """Return a job's newest epoch, whether that attempt has ended, and whether the job has."""
+        """Return a job's newest epoch, whether that attempt has ended, and whether the job has.
+
+        A client that follows the job's logs polls this.
+        """
         attempts = self.store.attempts(job_id)
         over = self.closing or self.store.jobs(job_id)[0]["ended_us"] is not None
         newest = attempts[-1] if attempts else None
@@ -340,7 +343,7 @@ def _spec(submission: Submission) -> JobSpec:
 
 
 def _find(rows: list[Mapping[str, Any]], ref: str) -> Mapping[str, Any]:
-    """Return the one job of this name."""
+    """Return the one job with this name; of several, the one that has not ended."""
     named = [row for row in rows if row["name"] == ref]
     live = [row for row in named if row["ended_us"] is None]
     for candidates in (named, live):
@@ -408,7 +411,7 @@ def _split(split: Split) -> SplitView:
 
 
 def _attempt_of(by: By, key: str) -> tuple[str, int | None]:
-    """Return the job of a row, and its epoch where the row is of one attempt."""
+    """Return the job of a row, and the epoch if the row covers one attempt."""
     if by == "job":
         return key, None
     job_id, _, epoch = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""Start a server beside this process, and find out whether one is there. Needs none of the server's libraries."""
+"""Start a server in another process, and find out whether one runs. The server's libraries are not imported."""
 
 import json
 import os
@@ -40,12 +40,12 @@ def start_server(home: Path, *, slots: str | None = None, price_as: str | None =
 
     Args:
         home: the folder that it will own.
-        slots: offer so many CPU slots in place of GPUs; `auto` looks for GPUs; None is as it was the last time.
-        price_as: account each slot at this GPU's price; `none` does not; None is as it was the last time.
+        slots: number of CPU slots to offer in place of GPUs; `auto`: look for GPUs; None: as the last time.
+        price_as: charge each slot at this GPU's price; `none`: slots cost nothing; None: as the last time.
 
     Raises:
-        HomeInUseError: one runs there already.
-        HomeUnsuitableError, StoreError, ServerError: it could not start.
+        HomeInUseError: a server runs there already.
+        HomeUnsuitableError, StoreError, ServerError: the server could not start.
         MissingExtraError: the server's libraries are not installed.
     """
     check_installed()
@@ -72,7 +72,7 @@ def start_server(home: Path, *, slots: str | None = None, price_as: str | None =
     if error is not None:
         process.wait()
         raise error
-    process.returncode = 0  # it outlives us on purpose, and nobody is to complain that it was not waited for
+    process.returncode = 0  # it outlives this process on purpose; avoids the ResourceWarning
     with Client(home) as client:
         return client.health()
 

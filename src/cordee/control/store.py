@@ -1,7 +1,7 @@
 """The log in a database: events, tables, commands and marks move in one transaction or not at all.
 
 SQLAlchemy Core, so that PostgreSQL needs a URL and no other code. SQLite runs in WAL mode with synchronous=FULL:
-what `commit` has returned from survives a power cut.
+a commit that has returned survives a power cut.
 """
 
 import json
@@ -23,7 +23,7 @@ from cordee.errors import StoreError
 from cordee.event_json import decode
 from cordee.events import AttemptPlaced, Event, KillOrdered, NodeUp, NoticeGiven
 
-_PAGE = 1000  # events fetched at once: a reader never holds a transaction open over its own work
+_PAGE = 1000  # events fetched at once: no transaction stays open while the reader works
 _BUSY_MS = 10_000
 
 
@@ -34,7 +34,7 @@ class SqlStore:
         """Open the database and bring its schema to this version.
 
         Raises:
-            StoreError: it cannot be opened, or a newer Cordee wrote it.
+            StoreError: it cannot be opened, or a newer version of Cordee wrote it.
         """
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
@@ -46,11 +46,11 @@ class SqlStore:
             raise StoreError(f"the database cannot be opened: {_reason(error)}", hint=f"it is {url}") from error
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._engine.dispose()
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
-        """As the port says: all of it, or StoreError and nothing."""
+        """Commit all of it, or raise StoreError and change nothing."""
         try:
             with self._engine.begin() as connection:
                 number = connection.execute(sa.select(sa.func.max(tables.log.c.number))).scalar() or 0
@@ -62,7 +62,7 @@ class SqlStore:
             raise StoreError(f"{len(events)} events were not written: {_reason(error)}") from error
 
     def events(self, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """The log after a number, in order."""
+        """Yield the log after a number, in order."""
         columns = (tables.log.c.number, tables.log.c.body)
         while True:
             page = self._read(
@@ -75,12 +75,12 @@ class SqlStore:
             after = page[-1]["number"]
 
     def mark(self, source: str) -> int:
-        """The highest `seq` committed of a stream; 0 if none."""
+        """Return the highest committed `seq` of a stream; 0 if none."""
         rows = self._read(sa.select(tables.marks.c.seq).where(tables.marks.c.source == source))
         return int(rows[0]["seq"]) if rows else 0
 
     def pending(self) -> list[Pending]:
-        """Commands not confirmed, oldest first."""
+        """Return the commands that are not confirmed, oldest first."""
         waiting = (
             sa.select(tables.commands.c.number, tables.log.c.body, tables.jobs.c.spec)
             .join(tables.log, tables.log.c.number == tables.commands.c.number)
@@ -90,7 +90,7 @@ class SqlStore:
         return [_pending(row) for row in self._read(waiting)]
 
     def confirm(self, number: int) -> None:
-        """The command was delivered: it leaves the outbox."""
+        """Remove a delivered command from the outbox."""
         try:
             with self._engine.begin() as connection:
                 connection.execute(tables.commands.delete().where(tables.commands.c.number == number))
@@ -98,10 +98,10 @@ class SqlStore:
             raise StoreError(f"command {number} could not be marked as delivered: {_reason(error)}") from error
 
     def jobs(self, job_id: str | None = None) -> list[Mapping[str, Any]]:
-        """Every job's row, or that of one, with its newest attempt's steps; newest first."""
+        """Return the rows of all jobs, newest first, or of one job, with the steps of its newest attempt."""
         attempts, jobs = tables.attempts, tables.jobs
         newest = (attempts.c.job_id == jobs.c.job_id) & (attempts.c.epoch == jobs.c.epoch)
-        # Numbers of steps outlive the attempt that reached them, and the next one starts without any.
+        # The newest checkpoint may be of an earlier attempt; a new one has none.
         every = attempts.alias()
         saved = sa.select(sa.func.max(every.c.checkpoint_step)).where(every.c.job_id == jobs.c.job_id)
         query = sa.select(jobs, attempts.c.step, saved.scalar_subquery().label("checkpoint_step"))
@@ -111,12 +111,12 @@ class SqlStore:
         return self._read(query.order_by(jobs.c.submitted_us.desc(), jobs.c.job_id))
 
     def attempts(self, job_id: str) -> list[Mapping[str, Any]]:
-        """Rows of the job's attempts, oldest first."""
+        """Return the rows of the job's attempts, oldest first."""
         attempts = tables.attempts
         return self._read(sa.select(attempts).where(attempts.c.job_id == job_id).order_by(attempts.c.epoch))
 
     def node_epoch(self, name: str) -> int:
-        """The highest epoch that an agent of this node was known with; 0 if none was."""
+        """Return the highest known epoch of the node's agents; 0 if none."""
         query = sa.select(tables.log.c.body).where(tables.log.c.kind == NodeUp.__name__)
         claims = (json.loads(row["body"])["node"] for row in self._read(query))
         return max((node["epoch"] for node in claims if node["name"] == name), default=0)
@@ -142,7 +142,7 @@ def _move_mark(connection: sa.Connection, source: str, seq: int) -> None:
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # we say BEGIN ourselves: Python's sqlite3 would begin late and not immediate
+    connection.isolation_level = None  # BEGIN is explicit below: Python's sqlite3 would begin late, and not immediate
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MS}"):
         connection.execute(f"PRAGMA {pragma}")
 

@@ -1,6 +1,6 @@
-"""The tables of the database, and how one event changes those that are kept for queries.
+"""The tables of the database, and the changes that each event makes to them.
 
-`log` is the truth; `jobs` and `attempts` follow from it and are there for people and their SQL.
+`log` is the truth; `jobs` and `attempts` are derived from it, for queries by people and by the API.
 `commands` is the outbox: a row stays until its delivery is confirmed or its attempt has ended.
 """
 
@@ -94,7 +94,7 @@ attempts = sa.Table(
 commands = sa.Table(
     "commands",
     metadata,
-    # The number of the event in the log that the command is.
+    # The command's number is that of its event in the log.
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("job_id", sa.String, nullable=False),
     sa.Column("epoch", sa.Integer, nullable=False),
@@ -108,7 +108,7 @@ marks = sa.Table(
 
 
 def record(connection: sa.Connection, number: int, event: Event) -> None:
-    """Append one event to the log under its number and carry the other tables along."""
+    """Append one event to the log under its number, and update the other tables."""
     job_id = event.job.job_id if isinstance(event, JobSubmitted) else getattr(event, "job_id", None)
     body = encode(event)
     row = {"number": number, "at_us": event.at_us, "kind": body["kind"], "job_id": job_id, "body": json.dumps(body)}
@@ -179,7 +179,7 @@ def _follow_attempt(connection: sa.Connection, event: Event) -> None:
             failure = None if event.failure is None else json.dumps(dataclasses.asdict(event.failure))
             ended = {"state": "ended", "ended_us": event.at_us, "outcome": event.outcome.value}
             _set_attempt(connection, event, **ended, why=event.why, failure=failure)
-            # No rank group is left: an order that was not delivered has no receiver, and must never start ranks late.
+            # No rank group is left: an undelivered order has no receiver, and must not start ranks late.
             of_attempt = (commands.c.job_id == event.job_id) & (commands.c.epoch == event.epoch)
             connection.execute(commands.delete().where(of_attempt))
 

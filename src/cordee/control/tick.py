@@ -1,7 +1,7 @@
-"""One turn of the control plane: take in what happened, decide, write it down, hand the orders out.
+"""One tick of the control plane: take reports in, decide, commit, and hand the commands out.
 
-The service and the simulator run this very class; it reaches the world through its three ports only.
-The order is always the same: the store first, then the state. What the store refused has not happened.
+The service and the simulator run the same class, which reaches the world through its three ports only.
+An event goes to the store first and then to the state: an event that the store refused has not happened.
 """
 
 import threading
@@ -38,7 +38,7 @@ from cordee.schedule.state import State
 
 @dataclass(slots=True)
 class _Fresh:
-    """Reports that the store has not seen; how far they bring their streams, and how far every reported stream is."""
+    """Reports that the store has not seen, and the highest seq of each stream: of these reports, and of all reports."""
 
     reports: list[Report] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
@@ -50,15 +50,15 @@ class Control:
 
     Attributes:
         state: what the scheduler knows; hold `changed` while reading it.
-        ledger: what was held, for what, at what price; hold `changed` while reading it.
-        measurements: what attempts measured beside their estimates; hold `changed` while reading it.
+        ledger: GPU time held, by class, and its cost; hold `changed` while reading it.
+        measurements: measured values of attempts beside their estimates; hold `changed` while reading it.
         changed: the lock, and the condition that is notified after each commit.
         number: the log's last number.
-        errors: jobs on which the last decision, or a report, failed, and how; everything else stands.
+        errors: jobs on which the last decision or a report failed, with the exception; other jobs are not affected.
     """
 
     def __init__(self, *, clock: Clock, store: Store, executor: Executor, policy: Policy | None = None) -> None:
-        """Rebuild everything from the store's log; decide by the default policy or by another."""
+        """Rebuild everything from the store's log; decide by `policy`, or by the default one."""
         self.changed = threading.Condition(threading.RLock())
         self._policy = policy or Policy()
         self.state = State(self._policy)
@@ -66,14 +66,14 @@ class Control:
         self.measurements = Measurements()
         self.number = 0
         self.errors: tuple[tuple[str, Exception], ...] = ()
-        self._failed: list[tuple[str, Exception]] = []  # reports, since the last tick
+        self._failed: list[tuple[str, Exception]] = []  # of reports, since the last tick
         self._clock, self._store, self._executor = clock, store, executor
         self._last_us = 0
         for number, event in store.events():
             self._apply(number, event)
 
     def up(self) -> None:
-        """Take jobs, also after a shutdown."""
+        """Accept jobs, also after a shutdown."""
         self._append(ServerUp(at_us=self._clock.now_us()))
 
     def shut_down(self) -> None:
@@ -90,7 +90,7 @@ class Control:
         """Replace the tree of queues.
 
         Raises:
-            QueuesError: they cannot be, by themselves or in this cluster; nothing has changed.
+            QueuesError: they break a rule, or do not fit this cluster; nothing has changed.
         """
         with self.changed:
             nodes = [record.node for record in self.state.nodes.records.values()]
@@ -102,7 +102,7 @@ class Control:
         self._append(StopRequested(at_us=self._clock.now_us(), job_id=job_id, by=by, now=now))
 
     def cordon(self, node: str, *, by: str, why: str, drain: bool) -> None:
-        """Take a node out of use; with `drain` its attempts get notice. An order that holds already changes nothing."""
+        """Take a node out of use; with `drain` its attempts get notice. Repeating it changes nothing."""
         with self.changed:
             record = self.state.nodes.records[node]
             if (record.cordoned_by, record.cordon_why, record.drains) != (by, why, drain):
@@ -121,7 +121,7 @@ class Control:
             The time at which the decision changes by itself; None if only an event can change it.
 
         Raises:
-            StoreError: nothing of the step that failed has happened; the next tick tries again.
+            StoreError: the commit that failed changed nothing; the next tick tries again.
         """
         with self.changed:
             fresh = self._fresh(self._executor.reports())
@@ -131,18 +131,18 @@ class Control:
                 point("reports.after_commit")
             if missed := self.measurements.due():
                 self._commit(missed, {})
-            # Also what was committed before: that it comes again says that nobody heard of it.
+            # Also records committed earlier: an agent repeats them because it has not received the acknowledgement.
             for source, seq in fresh.seen.items():
                 self._executor.acknowledge(source, seq)
                 point("reports.acknowledged")
-            # A decision rests on what is committed. Dying between the two commits costs nothing: it is made again.
+            # A decision is based on committed reports only. After a crash between the two commits it is made again.
             now_us = max(self._clock.now_us(), self._last_us)
             decision = enact(self.state, now_us, self._policy, self._write_decision)
             self.errors, self._failed = (*self._failed, *decision.errors), []
             if decision.events:
                 self._follow(decision.events)
                 point("decision.after_commit")
-        # Without the lock: an agent that hangs keeps nobody from being answered. Only ticks write and end commands.
+        # Without the lock, so that an agent that hangs blocks no client. Only ticks write and end commands.
         for pending in self._store.pending():
             point("command.before_carry_out")
             if self._executor.carry_out(self._with_estimate(pending)):
@@ -160,7 +160,7 @@ class Control:
         return replace(pending, estimate=self.state.jobs[command.job_id].job.estimate_on(gpus))
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
-        """Return the reports above their stream's mark. A job that this log never saw only moves the mark."""
+        """Return the reports above their stream's mark. A report of a job unknown to the log only moves the mark."""
         fresh, now_us = _Fresh(), self._clock.now_us()
         seen = fresh.seen
         for report in reports:
@@ -175,7 +175,7 @@ class Control:
         return fresh
 
     def _checked(self, report: Report, now_us: int) -> Report:
-        """Return the report, or in its place the report that it was refused.
+        """Return the report, or a ReportsRefused in its place.
 
         The rank's agent has checked it too; an agent may be of another version, or its clock may be wrong.
         """
@@ -200,7 +200,7 @@ class Control:
         )
 
     def _take_in(self, fresh: _Fresh) -> None:
-        """Commit what was reported; a report that the store cannot hold is refused by itself."""
+        """Commit the reports; a report that the store cannot hold is refused alone."""
         try:
             written = self._write([report.event for report in fresh.reports], fresh.marks)
         except StoreError:
@@ -246,7 +246,7 @@ class Control:
         return self._write(events, {})
 
     def _follow(self, events: Sequence[Event]) -> None:
-        """Take note of decisions that are written down, and that the state holds already."""
+        """Count committed decisions, which the state holds already, in the ledger and the measurements."""
         for event in events:
             self.ledger.apply(event)
             self.measurements.apply(event)
@@ -256,10 +256,10 @@ class Control:
         self.changed.notify_all()
 
     def _stamped(self, events: Sequence[Event]) -> list[Event]:
-        """The log's time never goes back, nor ahead of the clock.
+        """Return the events with times that never go back and are never ahead of the clock.
 
-        Reports of ranks keep their own time, if that is not ahead: the log may learn of them late, for instance after
-        a time without a server.
+        Reports of ranks keep their own time unless it is ahead: they may come late, for instance after a time
+        without a server.
         """
         now_us, last_us = self._clock.now_us(), self._last_us
         stamped = []
@@ -276,7 +276,7 @@ class Control:
             self.ledger.apply(event)
             self.measurements.apply(event)
         except Exception as error:
-            # What a rank reported, now or in an old log, must not keep the server from running.
+            # A rank's report, now or in an old log, must not keep the server from running.
             if not isinstance(event, RankEvent):
                 raise
             self._failed.append((event.job_id, error))
