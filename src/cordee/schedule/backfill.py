@@ -55,9 +55,8 @@ def _backfill_around(state: State, draft: Draft, reservation: Reservation, line:
 
     place = line.places[0]
     while True:
-        record = state.jobs[place[-1]]
-        behind = line.behind(place)
-        job_id = record.job.job_id
+        job_id, behind = place.job_id, line.behind(place)
+        record = state.jobs[job_id]
         may_start = job_id not in draft.claims and _is_in_time(state, draft, reservation, record)
         if may_start and not guarded(state, draft, job_id, start_on_kept):
             return

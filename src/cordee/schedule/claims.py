@@ -93,7 +93,7 @@ def release_claims(state: State, draft: Draft) -> None:
 
 def holdings_changed(state: State, draft: Draft) -> None:
     """Forget what rests on the holdings of queues: fair shares, refusals and which job may preempt which."""
-    draft.turns.shares.clear()
+    draft.turns.fair_shares.clear()
     draft.turns.version += 1
     if state.quotas.rules:
         draft.failed.lines.clear()

@@ -1,4 +1,4 @@
-"""The scheduling cycle: settle, order, try, reserve, grow, wake. Read `run` and `_try` aloud.
+"""The scheduling cycle: settle, order, try, reserve, grow, wake.
 
 Each step is a function over the state and the draft of the decision. The steps work on the state itself, inside the
 caller's what-if, so that each of them sees what those before it decided.
@@ -11,11 +11,12 @@ from cordee.schedule.backfill import backfill, reserve
 from cordee.schedule.claims import earmark
 from cordee.schedule.draft import Draft, Step, guarded, new_draft
 from cordee.schedule.grow import grow
-from cordee.schedule.heads import head_of, order
+from cordee.schedule.heads import Head, Turn, head_of, order
 from cordee.schedule.lifecycle import settle, wake
 from cordee.schedule.nominate import make_room, nominate, refusal_of, restart, resume, start_or_claim, start_smaller
 from cordee.schedule.state import State
 from cordee.schedule.turns import next_turn_us
+from cordee.schedule.waiting import LineKey
 
 
 def run(state: State, now_us: int) -> Draft:
@@ -36,26 +37,47 @@ def run(state: State, now_us: int) -> Draft:
 
 def _try_in_order(state: State, draft: Draft) -> None:
     """Try the heads of the lines, the best turn first; backfill from a line whose head found nothing."""
-    lines, turns, heads = state.waiting.lines, draft.turns, order(state, draft)
+    heads = order(state, draft)
     while heads:
-        turn, key, version = heads[0]
-        if key is None:
-            _in_turn(state, draft, turn[-1], _try if turn[0] < 0 else restart)
-            turns.version += 1
+        head = heads[0]
+        if head.line is None:
+            _try_outside_lines(state, draft, head.turn)
             heapq.heappop(heads)
             continue
-        line = lines.get(key)
-        current = turn if version == turns.version else None if line is None else head_of(state, draft, line)
-        if line is not None and current == turn:
-            goes_on = _in_turn(state, draft, turn[-1], _try)
-            line = lines.get(key)
-            current = head_of(state, draft, line) if line is not None and goes_on else None
-        if current is not None:
-            heapq.heapreplace(heads, (current, key, turns.version))
+        turn = _current_turn(state, draft, head)
+        if turn == head.turn:
+            turn = _try_head(state, draft, head)
+        if turn is not None:
+            heapq.heapreplace(heads, Head(turn, head.line, draft.turns.version))
             continue
         heapq.heappop(heads)
+        line = state.waiting.lines.get(head.line)
         if line is not None:
             backfill(state, draft, line)
+
+
+def _try_outside_lines(state: State, draft: Draft, turn: Turn) -> None:
+    """Find something for a job that takes back its queue's quota, or restart one that was resized or moved."""
+    _in_turn(state, draft, turn.job_id, _try if turn.takes_back else restart)
+    draft.turns.version += 1
+
+
+def _current_turn(state: State, draft: Draft, head: Head) -> Turn | None:
+    """Return the turn that the line of a head has now; None if no job of the line is left to try."""
+    if head.version == draft.turns.version:
+        return head.turn
+    return _turn_of_line(state, draft, head.line)
+
+
+def _try_head(state: State, draft: Draft, head: Head) -> Turn | None:
+    """Find something for the head of a line; return the next turn of the line, None if the line has no more turns."""
+    goes_on = _in_turn(state, draft, head.turn.job_id, _try)
+    return _turn_of_line(state, draft, head.line) if goes_on else None
+
+
+def _turn_of_line(state: State, draft: Draft, key: LineKey | None) -> Turn | None:
+    line = None if key is None else state.waiting.lines.get(key)
+    return None if line is None else head_of(state, draft, line)
 
 
 def _try(state: State, draft: Draft, job_id: JobId) -> bool:
@@ -82,7 +104,7 @@ def _try(state: State, draft: Draft, job_id: JobId) -> bool:
 
 
 def _in_turn(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
-    """Run a step for a job, then restart those that were shrunk for it: in the order in which they got their places."""
+    """Run a step for a job, then restart the jobs that were shrunk for it, in the order in which they were placed."""
     goes_on = guarded(state, draft, job_id, step)
     for shrunk in draft.turns.followers.pop(job_id, ()):
         guarded(state, draft, shrunk, restart)
@@ -91,14 +113,14 @@ def _in_turn(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
 
 
 def _recall(state: State, draft: Draft) -> None:
-    """Take over from the last cycle the failed searches that nothing has changed since."""
+    """Take over the failed searches of the last cycle that still hold."""
     draft.kinds = frozenset(state.nodes.free.kinds)
     draft.failed.preemptions = state.failed_searches.at(state.changes.gains, draft.now_us)
     draft.failed.placements.update(draft.failed.preemptions.placements)
 
 
 def _remember(state: State, draft: Draft) -> None:
-    """Keep the failed searches for the next cycle; a shape may have found no place only because GPUs are kept."""
+    """Keep the failed searches for the next cycle, but no shape that found no place only because GPUs are kept."""
     searches = draft.failed.preemptions
     is_kept = draft.claims or draft.reservations or draft.closed or state.policy.spares
     searches.placements = frozenset() if is_kept else frozenset(draft.failed.placements)

@@ -1,4 +1,4 @@
-"""The draft of a decision: what a cycle has decided so far, and what it has found out on the way."""
+"""The draft of a decision: what a cycle has decided so far, and the searches that failed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from cordee.schedule.state import State
 from cordee.schedule.waiting import LineKey, Shape
 
 Promise = tuple[Job, Held, Vacated]
-"""A job, what it will hold by its claim, and how much of that the jobs of which queues still hold."""
+"""A job, the amounts that it will hold by its claim, and the part of them that leaving jobs still hold, by queue."""
 
 
 @dataclass(slots=True)
@@ -25,16 +25,16 @@ class Turns:
     """The turns of jobs within one cycle.
 
     Attributes:
-        overdue: jobs that have waited too long: they go first in their tier.
+        overdue: jobs that have waited too long; they go first in their tier.
         considered: jobs that had their turn.
-        shares: fair shares of queues, as far as they were asked for.
-        followers: for a job, those that were shrunk for it: they have their turn right after it.
+        fair_shares: of queues, computed when they are first needed.
+        followers: for a job, the jobs that were shrunk for it; they have their turn right after it.
         version: grows with each change after which another job may be the head of a line, or have another turn.
     """
 
     overdue: frozenset[JobId]
     considered: set[JobId] = field(default_factory=set)
-    shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    fair_shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
     followers: dict[JobId, list[JobId]] = field(default_factory=dict)
     version: int = 0
 
@@ -46,8 +46,8 @@ class Failed:
     Attributes:
         placements: shapes without a place among free GPUs.
         vacated: shapes without a place among GPUs that are being vacated.
-        lines: lines of which a new job found nothing, so that other new jobs of them find nothing either.
-        preemptions: shapes for which no preemption makes room; it holds from cycle to cycle.
+        lines: lines in which a new job found nothing, so that their other new jobs find nothing either.
+        preemptions: shapes for which no preemption makes room, kept from cycle to cycle.
     """
 
     placements: set[Shape] = field(default_factory=set)
@@ -62,17 +62,17 @@ class Draft:
 
     Attributes:
         now_us: the time of the cycle.
-        turns: whose turn it is.
+        turns: the turns of jobs.
         preemption: the search for victims at this time.
-        kinds: kinds of GPUs that are there.
+        kinds: kinds of GPUs in the cluster.
         events: applied to the state already, in this order.
         errors: jobs on which a step failed.
-        wake_at_us: when time alone will change the answer.
+        wake_at_us: the time at which the decision changes without an event.
         claims: GPUs that are kept for jobs while victims leave them.
-        promises: the same as their queues count it.
+        promises: the same claims as the queues count them.
         earmarked: leases of leaving attempts, by the job for which they leave.
-        reservations: for each kind of GPU, that of the first gang that waits for it.
-        closed: kinds of GPUs on which nothing more starts, where no job may pass another.
+        reservations: for each kind of GPU, the reservation of the first gang that waits for it.
+        closed: kinds of GPUs on which nothing more starts, under policies in which no job may pass another.
         failed: searches that need not be repeated.
     """
 

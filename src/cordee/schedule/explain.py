@@ -283,7 +283,7 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
     if free >= job.gpus:
         text = f"{numbers}, but not together{_shape(job)}; {_jobs(len(holders), 'holds', 'hold')} the others"
         return _why(record, Reason.FRAGMENTED, text, gpus_free=free, blocking=blocking)
-    ahead = sum(turn < turn_of(state, draft, record) for turn in turns(state, draft) if turn[-1] != job.job_id)
+    ahead = sum(turn < turn_of(state, draft, record) for turn in turns(state, draft) if turn.job_id != job.job_id)
     text = numbers + (f"; {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
     text += f"; {_jobs(len(holders), 'holds', 'hold')} the others{_out_of_use(state, now_us)}"
     return _why(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)

@@ -1,12 +1,13 @@
 """The order of a cycle: the turn of each waiting job, and the head of each line.
 
-A turn compares by: tier; overdue jobs, then jobs that start again at once, then the others; priority; the fair share of
-the queue; standing; time of submission; job id. A job that takes back its queue's quota comes before all of that, so
-that no higher tier borrows the quota again, for which others would have to leave once more.
+Turns compare by: tier; overdue jobs, then jobs that start again at once, then the others; priority; the fair share of
+the queue; standing; time of submission; job id. A job that takes back its queue's quota comes before all others: if a
+higher tier borrowed the quota again, other attempts would have to leave once more.
 """
 
 import heapq
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from cordee.events import NoticeReason
 from cordee.ids import JobId
@@ -16,12 +17,46 @@ from cordee.schedule.records import JobRecord, Phase
 from cordee.schedule.state import State
 from cordee.schedule.waiting import Line, LineKey
 
-Turn = tuple[int, int, int, tuple[int, ...], int, int, JobId]
-"""Tier (-1: takes back its queue's quota); 0 overdue, 1 starts again at once, 2 all others; priority; fair share of its
-queue; standing; time of submission; job id."""
+_TAKES_BACK = -1
+_OVERDUE, _STARTS_AGAIN, _OTHER = range(3)
 
-Head = tuple[Turn, LineKey | None, int]
-"""A turn; the line whose head has it, None for a job outside the lines; the version of the turns that it is from."""
+
+class Turn(NamedTuple):
+    """The turn of a waiting job; turns compare field by field, and the smallest goes first.
+
+    Attributes:
+        level: of its tier; -1 if the job takes back its queue's quota.
+        urgency: 0 if the job is overdue, 1 if it starts again at once, 2 for all others.
+        precedence: minus its priority; the time since which it is overdue; of jobs that take back, their submission.
+        fair_share: the key of its queue.
+        standing: in its line.
+    """
+
+    level: int
+    urgency: int
+    precedence: int
+    fair_share: tuple[int, ...]
+    standing: int
+    submitted_us: int
+    job_id: JobId
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether the job takes back its queue's quota."""
+        return self.level == _TAKES_BACK
+
+
+class Head(NamedTuple):
+    """The best turn of a line.
+
+    Attributes:
+        line: its key; None for a job outside the lines.
+        version: of the turns when this one was computed.
+    """
+
+    turn: Turn
+    line: LineKey | None
+    version: int
 
 
 def order(state: State, draft: Draft) -> list[Head]:
@@ -30,13 +65,14 @@ def order(state: State, draft: Draft) -> list[Head]:
     for key, line in state.waiting.lines.items():
         turn = head_of(state, draft, line)
         if turn is not None:
-            heads.append((turn, key, draft.turns.version))
+            heads.append(Head(turn, key, draft.turns.version))
     for job_id in state.agenda.returning:
-        heads.append(((level(state.jobs[job_id].job.tier), 1, 0, (), 0, 0, job_id), None, 0))
+        turn = Turn(level(state.jobs[job_id].job.tier), _STARTS_AGAIN, 0, (), 0, 0, job_id)
+        heads.append(Head(turn, None, 0))
         preemptor = shrinks_for(state, job_id)
         if preemptor is not None:
             draft.turns.followers.setdefault(preemptor, []).append(job_id)
-    heads += [(turn, None, 0) for job_id in state.agenda.entitled if (turn := _entitled(state, job_id)) is not None]
+    heads += [Head(turn, None, 0) for job_id in state.agenda.entitled if (turn := _entitled(state, job_id)) is not None]
     heapq.heapify(heads)
     return heads
 
@@ -51,8 +87,8 @@ def head_of(state: State, draft: Draft, line: Line) -> Turn | None:
         if job_id in turns.overdue and job_id not in considered:
             return _turn_in_line(state, draft, job_id, line)
     for place in line.places:
-        if place[-1] not in considered:
-            return _turn_in_line(state, draft, place[-1], line)
+        if place.job_id not in considered:
+            return _turn_in_line(state, draft, place.job_id, line)
     return None
 
 
@@ -76,7 +112,7 @@ def leaves_for(state: State, victim: JobId) -> JobId | None:
 
 
 def shrinks_for(state: State, job_id: JobId) -> JobId | None:
-    """Return the waiting job for which an attempt leaves a part of its GPUs, to go on with the rest or elsewhere."""
+    """Return the waiting job for which an attempt leaves a part of its GPUs; it continues on the rest or elsewhere."""
     attempt = state.attempts.get(job_id)
     given = None if attempt is None else attempt.notice
     return leaves_for(state, job_id) if given is not None and given.reason is NoticeReason.RESIZE else None
@@ -86,22 +122,22 @@ def _entitled(state: State, job_id: JobId) -> Turn | None:
     record = state.jobs.get(job_id)
     if record is None or record.phase is not Phase.QUEUED or not state.quotas.entitled(record.job):
         return None
-    return (-1, 0, record.submitted_us, (), 0, 0, job_id)
+    return Turn(_TAKES_BACK, 0, record.submitted_us, (), 0, 0, job_id)
 
 
 def _turn_in_line(state: State, draft: Draft, job_id: JobId, line: Line) -> Turn:
     waiting = state.waiting
     if job_id in draft.turns.overdue:
-        return (line.tier, 0, waiting.due_us(job_id), (), 0, 0, job_id)
-    share = _share(state, draft, line.queue)
-    return (line.tier, 2, -line.priority, share, waiting.standing(job_id), state.jobs[job_id].submitted_us, job_id)
+        return Turn(line.tier, _OVERDUE, waiting.due_us(job_id), (), 0, 0, job_id)
+    fair_share, standing = _fair_share(state, draft, line.queue), waiting.standing(job_id)
+    return Turn(line.tier, _OTHER, -line.priority, fair_share, standing, state.jobs[job_id].submitted_us, job_id)
 
 
-def _share(state: State, draft: Draft, queue: str) -> tuple[int, ...]:
-    """Return the fair share of a queue, as a key: the smaller, the sooner."""
+def _fair_share(state: State, draft: Draft, queue: str) -> tuple[int, ...]:
+    """Return the key of a queue's fair share: the queue with the smallest goes first."""
     if not state.quotas.queues:
         return ()
-    shares = draft.turns.shares
-    if queue not in shares:
-        shares[queue] = state.quotas.share(queue, draft.now_us)
-    return shares[queue]
+    fair_shares = draft.turns.fair_shares
+    if queue not in fair_shares:
+        fair_shares[queue] = state.quotas.share(queue, draft.now_us)
+    return fair_shares[queue]

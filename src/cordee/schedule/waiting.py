@@ -14,8 +14,14 @@ from cordee.schedule.journal import Journal
 from cordee.schedule.order import level
 from cordee.schedule.records import NEVER, JobRecord
 
-Place = tuple[int, int, JobId]
-"""Standing, time of submission, job id."""
+
+class Place(NamedTuple):
+    """The place of a waiting job in its line; places compare field by field, and the smallest goes first."""
+
+    standing: int
+    submitted_us: int
+    job_id: JobId
+
 
 Shape = tuple[object, ...]
 """Everything about a job that decides where it can lie."""
@@ -136,7 +142,7 @@ class Waiting:
             line = Line(level(job.tier), job.priority, queue, owner, key[-1])
             journal.put(self.lines, key, line)
         due_us = NEVER if patience_us is None else record.waits_since_us + patience_us - record.waited_us
-        journal.insert(line.places, (standing, record.submitted_us, job.job_id))
+        journal.insert(line.places, Place(standing, record.submitted_us, job.job_id))
         journal.insert(line.ages, (due_us, job.job_id))
         journal.insert(line.lengths, (length_us, job.job_id))
         journal.insert(self.since, (record.waits_since_us, job.job_id))
@@ -148,7 +154,7 @@ class Waiting:
         job_id, journal = record.job.job_id, self._journal
         entry = self._entries[job_id]
         line = self.lines[entry.key]
-        journal.remove(line.places, (entry.standing, record.submitted_us, job_id))
+        journal.remove(line.places, Place(entry.standing, record.submitted_us, job_id))
         journal.remove(line.ages, (entry.due_us, job_id))
         journal.remove(line.lengths, (entry.length_us, job_id))
         journal.remove(self.since, (record.waits_since_us, job_id))
