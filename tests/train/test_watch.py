@@ -16,7 +16,7 @@ from test_job import LIMIT_S, UNDER_AGENT, Rank, environment, events_of, folders
 from cordee.events import Behind, RankBehind, RankLeft, Reported, SpanClass
 from cordee.ids import JobId
 from cordee.train.report import Reporter
-from cordee.train.settings import settings
+from cordee.train.settings import HangLimits, settings
 from cordee.train.step_timer import StepTimer
 from cordee.train.watch.watch import RankWatch
 
@@ -40,7 +40,7 @@ def told(spool: Path, rank: int, how: Behind) -> list[RankBehind]:
 
 def test_a_rank_alone_tells_of_itself_and_its_pause_is_a_stall(tmp_path: Path) -> None:
     mine = settings({}, to=None)
-    mine = replace(mine, job_id=JobId("a-bcdefg"), epoch=1, spool=tmp_path, hang_report_s=0.2)
+    mine = replace(mine, job_id=JobId("a-bcdefg"), epoch=1, spool=tmp_path, hang=HangLimits(report_s=0.2))
     pace, reporter, hung = StepTimer(), Reporter(mine, 0), []
     watch = RankWatch(
         mine, rank=0, world_size=1, store=None, prefix="", timer=pace, reporter=reporter, on_hung=hung.append
@@ -71,7 +71,7 @@ def test_a_rank_alone_tells_of_itself_and_its_pause_is_a_stall(tmp_path: Path) -
 
 def test_the_first_step_may_compile_and_long_steps_are_waited_for() -> None:
     pace = StepTimer()
-    mine = replace(settings({}), hang_report_s=60.0)
+    mine = replace(settings({}), hang=HangLimits(report_s=60.0))
     watch = RankWatch(
         mine,
         rank=0,
@@ -160,10 +160,10 @@ def test_who_keeps_the_interpreter_to_itself_is_seen_too(tmp_path: Path) -> None
 
 def test_what_the_agent_says_of_hangs_wins() -> None:
     alone = settings({}, hang="30m")
-    assert (alone.hang_report_s, alone.hang_restart_s) == (60.0, 1800.0)
-    assert settings({}).hang_restart_s is None
+    assert (alone.hang.report_s, alone.hang.restart_s) == (60.0, 1800.0)
+    assert settings({}).hang.restart_s is None
     under = settings({"CORDEE_HANG_REPORT_S": "0", "CORDEE_HANG_RESTART_S": "90"}, hang="30m")
-    assert (under.hang_report_s, under.hang_restart_s) == (0.0, 90.0)
+    assert (under.hang.report_s, under.hang.restart_s) == (0.0, 90.0)
 
 
 def test_a_record_that_ranks_write_is_small(tmp_path: Path) -> None:

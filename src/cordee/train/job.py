@@ -98,19 +98,19 @@ class Job:
         self._agreement: Agreement | None = None
         self._watch: RankWatch | None = None
         self._reporter = Reporter(settings, self.rank)
-        self._meter = Meter(self._reporter, self._timer, self.rank, settings.estimate)
+        self._meter = Meter(self._reporter, self._timer, self.rank, settings.planned.estimate)
 
     # -- the user's side -----------------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout | None:
-        """The planned layout of this attempt (CORDEE_LAYOUT); None where nothing was planned."""
-        return self._settings.layout
+        """The planned layout of this attempt (CORDEE_LAYOUT); None without a plan."""
+        return self._settings.planned.layout
 
     @property
     def estimate(self) -> Estimate | None:
-        """The plan's answer for this attempt; None where nothing was planned."""
-        return self._settings.estimate
+        """The plan's estimate for this attempt; None without a plan."""
+        return self._settings.planned.estimate
 
     def mesh(self, device_type: str | None = None) -> DeviceMesh:
         """Return the device mesh of the planned layout, with axes pp, dp, cp and tp; without a plan all ranks are dp.
@@ -208,7 +208,7 @@ class Job:
         rank_state.begin(self.state, self._timer.step)
         self._final = None
         self._reporter.switch(SpanClass.USEFUL, self._timer.step)
-        if self._watch is None and self._settings.hang_report_s:
+        if self._watch is None and self._settings.hang.report_s:
             self._watch = RankWatch(
                 self._settings,
                 rank=self.rank,
@@ -275,7 +275,7 @@ class Job:
         self._meter.log(tokens)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._block_if_ending()
         if kind is None:
@@ -319,7 +319,7 @@ class Job:
         assert agreement is not None, "enter the job first"
         step = self._timer.step + self._timer.inside  # within a step, its training is done at a boundary
         while (action := agreement.at(number)) is BoundaryAction.SAVE:
-            if step != saving.tried_step:  # not saved_step: all ranks save here, or none
+            if step != saving.tried_step:  # the same on all ranks, so that all save here or none
                 saving.save(step, saving.asked())
             agreement.conclude()
             self._plan_save()

@@ -30,6 +30,22 @@ class Every:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangLimits:
+    """Seconds without progress: a rank is then reported (0: never), and all ranks start again (None: never)."""
+
+    report_s: float = HANG_REPORT_S
+    restart_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """The plan's answer for this attempt; None where nothing was planned."""
+
+    estimate: Estimate | None = None
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Settings of one rank of one attempt. Without an agent `epoch`, `job_id` and `spool` are None."""
 
@@ -44,12 +60,10 @@ class Settings:
     spool: Path | None
     signals: tuple[int, ...]  # that are a notice
     cloud: Cloud | None = field(compare=False)  # for this rank to ask
-    hang_report_s: float  # a rank that stands still for so long is reported; 0: there is no watch
-    hang_restart_s: float | None  # after so long all ranks start again; None: never
+    hang: HangLimits
     torchelastic: bool
     quiet: bool
-    estimate: Estimate | None  # the plan's answer for this attempt
-    layout: Layout | None  # that was planned
+    planned: Planned
 
 
 def settings(
@@ -94,12 +108,16 @@ def settings(
         spool=Path(env["CORDEE_SPOOL"]) if env.get("CORDEE_SPOOL") and env.get("CORDEE_JOB") and epoch else None,
         signals=_signals(env),
         cloud=cloud_here(env) if env.get("LOCAL_RANK", env.get("SLURM_LOCALID", "0")) == "0" else None,
-        hang_report_s=HANG_REPORT_S if report_s is None else report_s,
-        hang_restart_s=(parse_duration_s(hang) if hang else None) if restart_s is None else restart_s,
+        hang=HangLimits(
+            report_s=HANG_REPORT_S if report_s is None else report_s,
+            restart_s=(parse_duration_s(hang) if hang else None) if restart_s is None else restart_s,
+        ),
         torchelastic="TORCHELASTIC_RUN_ID" in env,
         quiet=env.get("CORDEE_QUIET", "0") not in ("", "0"),
-        estimate=_estimate(env.get("CORDEE_ESTIMATE")),
-        layout=_layout(env.get("CORDEE_LAYOUT"), int(env.get("WORLD_SIZE") or 1)),
+        planned=Planned(
+            estimate=_estimate(env.get("CORDEE_ESTIMATE")),
+            layout=_layout(env.get("CORDEE_LAYOUT"), int(env.get("WORLD_SIZE") or 1)),
+        ),
     )
 
 

@@ -54,9 +54,9 @@ class RankWatch:
         on_hung: Callable[[float], None],
     ) -> None:
         self._rank, self._on_hung, self._flight_folder = rank, on_hung, settings.spool
-        self._restart_s = settings.hang_restart_s
-        hang_report_s = settings.hang_report_s
-        self._report_s = hang_report_s if self._restart_s is None else min(hang_report_s, self._restart_s / 2)
+        hang = settings.hang
+        self._restart_s = hang.restart_s
+        self._report_s = hang.report_s if hang.restart_s is None else min(hang.report_s, hang.restart_s / 2)
         self._beat_s = max(min(BEAT_S_MAX, self._report_s / 10), world_size / BEATS_PER_S_MAX)
         self._loop = LoopProgress(timer, self._report_s, time.monotonic())
         self._findings = Findings(rank, reporter)
