@@ -30,7 +30,7 @@ from cordee.plan.pipeline import (
 )
 from cordee.plan.pipeline.compare import compare, overlap_break_even
 from cordee.plan.pipeline.measured import measure, overheads, replayed
-from cordee.train.pipeline.rehearse import Block, RehearsalResult, rehearse
+from cordee.train.pipeline.rehearse import RehearsalResult, StageModel, rehearse
 
 EQUAL = PassTimes(1.0, 1.0, 1.0)
 SIZES = ((8, 20), (16, 32))
@@ -102,10 +102,10 @@ def waits(unit_s: float, steps: int) -> list[dict[str, Any]]:
     """Four ranks whose passes wait."""
     names: tuple[str, ...] = ("1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe", "dualpipev")
     tables = [build(name, 4, 8) for name in names]
-    block = Block("waits", unit_s, unit_s, unit_s)
+    model = StageModel("waits", unit_s, unit_s, unit_s)
     return [
         _against(table, one)
-        for table, one in zip(tables, rehearse(tables, ranks=4, block=block, steps=steps), strict=True)
+        for table, one in zip(tables, rehearse(tables, ranks=4, stage_model=model, steps=steps), strict=True)
     ]
 
 
@@ -113,8 +113,8 @@ def products(steps: int) -> list[dict[str, Any]]:
     """Two ranks, each on its own core, with real products."""
     names: tuple[str, ...] = ("gpipe", "1f1b", "interleaved", "zb-h1", "dualpipev")
     tables = [build(name, 2, 6) for name in names]
-    block = Block("products", width=512, rows=1024, layers=8)
-    ran = rehearse(tables, ranks=2, block=block, steps=steps, pin=True)
+    model = StageModel("products", width=512, rows=1024, layers=8)
+    ran = rehearse(tables, ranks=2, stage_model=model, steps=steps, pin=True)
     return [_against(table, one) for table, one in zip(tables, ran, strict=True)]
 
 

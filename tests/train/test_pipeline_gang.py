@@ -5,7 +5,7 @@ import pytest
 from cordee.errors import LayoutError, ScriptError
 from cordee.plan.pipeline import SCHEDULES, PassTimes, ScheduleTable, StagePlacement, best_order, build
 from cordee.plan.pipeline.measured import measure, median_passes, overheads, predicted
-from cordee.train.pipeline.rehearse import Block, RehearsalResult, rehearse
+from cordee.train.pipeline.rehearse import RehearsalResult, StageModel, rehearse
 
 pytestmark = pytest.mark.gang
 # Sums of micro-batches in another order differ in the last bit of double precision.
@@ -52,7 +52,7 @@ def test_all_schedules_give_the_gradients_of_the_unpipelined_model(ranks: int) -
 
 def test_a_step_is_laid_over_its_prediction_and_a_failing_rank_is_heard() -> None:
     table = build("zb-h1", 2, 4)
-    one = rehearse([table], ranks=2, block=Block("waits", 0.002, 0.002, 0.002), steps=2)[0]
+    one = rehearse([table], ranks=2, stage_model=StageModel("waits", 0.002, 0.002, 0.002), steps=2)[0]
     over = overheads(table.placement, one.steps)
     said, ran = predicted(table, median_passes(one.steps), over), measure(one.steps[1], over)
     assert one.gradient_error <= SAME

@@ -240,7 +240,7 @@ def _own(
 
 def _rehearse(chosen: ScheduleTimeline, costs: PassTimes, in_seconds: bool) -> Rehearsal:
     """Run the schedule on real ranks with timed waits; the first half of the steps predicts the second."""
-    from cordee.train.pipeline.rehearse import Block, rehearse
+    from cordee.train.pipeline.rehearse import StageModel, rehearse
 
     table = chosen.table
     if table.placement.ranks > RUN_RANKS_MAX or table.placement.ranks < 2:
@@ -248,8 +248,8 @@ def _rehearse(chosen: ScheduleTimeline, costs: PassTimes, in_seconds: bool) -> R
     if costs.depth:
         raise LayoutError("a rehearsal has equal stages", hint="leave --stages out")
     unit = 1.0 if in_seconds else RUN_UNIT_S
-    block = Block("waits", costs.forward_s * unit, costs.inner_s * unit, costs.weight_s * unit)
-    one = rehearse([table], ranks=table.placement.ranks, block=block, steps=RUN_STEPS)[0]
+    model = StageModel("waits", costs.forward_s * unit, costs.inner_s * unit, costs.weight_s * unit)
+    one = rehearse([table], ranks=table.placement.ranks, stage_model=model, steps=RUN_STEPS)[0]
     half = RUN_STEPS // 2
     over = overheads(table.placement, one.steps[:half])
     prediction = predicted(replace(table, name=f"{table.name}, predicted"), median_passes(one.steps[:half]), over)

@@ -59,16 +59,16 @@ class _Products(nn.Module):  # type: ignore[misc]
         return x
 
 
-def _model(block: Mapping[str, Any], placement: StagePlacement) -> list[nn.Module]:
+def _model(stage_model: Mapping[str, Any], placement: StagePlacement) -> list[nn.Module]:
     """Return all stages of one model, the same on every rank."""
     torch.manual_seed(SEED)
     count = placement.model_stages
-    share = placement.ranks / count
-    if block["kind"] == "waits":
-        seconds = tuple(block[name] * share for name in ("forward_s", "inner_s", "weight_s"))
-        return [_Waits(block["width"], (seconds[0], seconds[1], seconds[2])) for _ in range(count)]
-    dtype = torch.float64 if block["kind"] == "exact" else torch.float32
-    return [_Products(block["width"], max(1, round(block["layers"] * share)), dtype) for _ in range(count)]
+    size = placement.ranks / count  # of a stage, in parts of the depth that a rank holds
+    if stage_model["kind"] == "waits":
+        seconds = tuple(stage_model[name] * size for name in ("forward_s", "inner_s", "weight_s"))
+        return [_Waits(stage_model["width"], (seconds[0], seconds[1], seconds[2])) for _ in range(count)]
+    dtype = torch.float64 if stage_model["kind"] == "exact" else torch.float32
+    return [_Products(stage_model["width"], max(1, round(stage_model["layers"] * size)), dtype) for _ in range(count)]
 
 
 def run_rank(
@@ -92,19 +92,19 @@ def run_rank(
 def _run(
     one: Mapping[str, Any], placement: StagePlacement, table: ScheduleTable | None, spec: Mapping[str, Any]
 ) -> dict[str, Any]:
-    rank, block = dist.get_rank(), spec["block"]
+    rank, stage_model = dist.get_rank(), spec["stage_model"]
     count = one["micro_batches"] // placement.copies
     held = placement.stages_of(rank)
     chain = placement.model_stages
     # Both models start from the same weights, and each has its own copy.
-    models = [_model(block, placement) for _ in range(placement.copies)]
+    models = [_model(stage_model, placement) for _ in range(placement.copies)]
     modules = {stage: models[stage // chain][stage % chain] for stage in held}
     if table is not None:
         pipeline = TablePipeline(table, modules, functional.mse_loss, CPU)
         schedule, stages = pipeline._runtime, pipeline.stages
     else:
         schedule, stages = torch_pipeline(one["name"], placement, count, modules, loss=functional.mse_loss, device=CPU)
-    data = [_data(block, count, number) for number in range(placement.copies)]
+    data = [_data(stage_model, count, number) for number in range(placement.copies)]
     inputs = [data[stage // chain][0] for stage in held if placement.previous(stage) is None]
     targets = [data[stage // chain][1] for stage in held if placement.next(stage) is None]
     steps, losses = [], ()
@@ -115,30 +115,30 @@ def _run(
         losses = run_step(schedule, stages, inputs, targets[0] if targets else None)
         steps.append([(each.stage, each.kind, each.micro_batch, each.start_s, each.end_s)
                       for each in take_passes(stages)])  # fmt: skip
-    gradient, loss = _errors(placement, modules, losses, data=data, block=block)
+    gradient, loss = _errors(placement, modules, losses, data=data, stage_model=stage_model)
     return {"name": one["name"], "gradient_error": gradient, "loss_error": loss, "steps": steps}
 
 
-def _data(block: Mapping[str, Any], count: int, number: int) -> tuple[Tensor, Tensor]:
+def _data(stage_model: Mapping[str, Any], count: int, number: int) -> tuple[Tensor, Tensor]:
     """Return the inputs and targets of a step of one model, the same on every rank."""
     made = torch.Generator().manual_seed(SEED + 1 + number)
-    dtype = torch.float32 if block["kind"] == "products" else torch.float64
-    size = (count * block["rows"], block["width"])
+    dtype = torch.float32 if stage_model["kind"] == "products" else torch.float64
+    size = (count * stage_model["rows"], stage_model["width"])
     inputs, targets = (torch.randn(size, generator=made, dtype=dtype) for _ in range(2))
     return inputs, targets
 
 
 def _errors(
     placement: StagePlacement, modules: Mapping[int, nn.Module], losses: Sequence[Tensor], *,
-    data: Sequence[tuple[Tensor, Tensor]], block: Mapping[str, Any],
+    data: Sequence[tuple[Tensor, Tensor]], stage_model: Mapping[str, Any],
 ) -> tuple[float, float]:  # fmt: skip
     """Return the largest relative errors of gradients and losses against the model without a pipeline."""
     chain = placement.model_stages
     worst = loss_worst = 0.0
     for number in sorted({stage // chain for stage in modules}):
-        whole = _model({**block, "forward_s": 0.0, "inner_s": 0.0, "weight_s": 0.0}, placement)
+        whole = _model({**stage_model, "forward_s": 0.0, "inner_s": 0.0, "weight_s": 0.0}, placement)
         mean = []
-        count = len(data[number][0]) // block["rows"]
+        count = len(data[number][0]) // stage_model["rows"]
         for inputs, target in zip(*(part.chunk(count) for part in data[number]), strict=True):
             x = inputs
             for module in whole:

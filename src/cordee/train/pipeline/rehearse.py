@@ -23,8 +23,8 @@ TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """What a stage of the rehearsal's model is made of.
+class StageModel:
+    """A stage of the model that is rehearsed.
 
     kind: `exact` are small products in double precision; `waits` sleep for the seconds of each pass, times the stage's
     size; `products` are `layers` products of `width` on `rows` rows in each 1/p of the depth.
@@ -41,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RehearsalResult:
-    """What one schedule did: gradients against the whole model's, and each step's passes, rank by rank.
+    """The outcome of one schedule: its error against the whole model, and the passes by step and rank.
 
     A pass is (stage, kind, micro-batch, start, end) in seconds of one clock.
     """
@@ -57,7 +57,7 @@ def rehearse(
     *,
     ranks: int,
     torch_names: Sequence[tuple[str, StagePlacement, int]] = (),
-    block: Block = Block(),
+    stage_model: StageModel = StageModel(),
     steps: int = 1,
     pin: bool = False,
 ) -> tuple[RehearsalResult, ...]:
@@ -71,7 +71,7 @@ def rehearse(
                     "micro_batches": table.micro_batches, "csv": table_csv(table)} for table in tables],
         "torch": [{"name": name, "shape": place.shape, "chunks": place.chunks, "micro_batches": count}
                   for name, place, count in torch_names],
-        "block": asdict(block), "steps": steps, "pin": pin,
+        "stage_model": asdict(stage_model), "steps": steps, "pin": pin,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="cordee-pipeline-") as folder:
         path = Path(folder)
