@@ -49,7 +49,7 @@ def test_blocks_of_any_size_give_what_the_whole_file_holds(
         for name, start, length in zip(read.device.name, read.device.start_ns, read.device.length_ns, strict=True)
     )
     assert told == kernels
-    assert (read.rank, read.world_size, read.gpus) == (0, 8, ("NVIDIA H100 80GB HBM3",))
+    assert (read.about.rank, read.about.world_size, read.about.gpus) == (0, 8, ("NVIDIA H100 80GB HBM3",))
     assert {read.names[name].text for name in read.host.name} == {'odd }, { "name"', "x}]}"}
 
 
@@ -66,7 +66,7 @@ def test_what_stands_behind_the_events_is_read_too(tmp_path: Path) -> None:
     text = '{"traceEvents": [%s], "deviceProperties": [{"name": "A"}, {"name": "B"}], "distributedInfo": {"rank": 5}}'
     event = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}'
     read = _read(_written(tmp_path / "t.json", text % f"{event}, {event}"))
-    assert (read.rank, read.gpus, len(read.device), _defects(read)) == (5, ("A", "B"), 2, {})
+    assert (read.about.rank, read.about.gpus, len(read.device), _defects(read)) == (5, ("A", "B"), 2, {})
 
 
 @pytest.mark.parametrize("end", ["]", "", ",", ", {}]", ",]"])

@@ -137,7 +137,7 @@ def account(profile: Profile, table: KernelTable, order: int = 0) -> list[RankRe
 
 def _rank(profile: Profile, order: int, number: int, owner: int | str, *, alone: bool) -> int:
     if alone:
-        return order if profile.rank is None else profile.rank
+        return order if profile.about.rank is None else profile.about.rank
     return owner if isinstance(owner, int) and profile.plain else number
 
 
@@ -156,8 +156,8 @@ def _report(
     windows = _windows(profile, ops, swept) if side == "device" else []
     label = profile.process_names.get(owner, f"rank {rank}") if side == "tracks" else f"rank {rank}"
     gpu = None
-    if side == "device" and profile.gpus:
-        gpu = profile.gpus[owner] if isinstance(owner, int) and 0 <= owner < len(profile.gpus) else profile.gpus[0]
+    if side == "device" and (gpus := profile.about.gpus):
+        gpu = gpus[owner] if isinstance(owner, int) and 0 <= owner < len(gpus) else gpus[0]
     kernels = _kernel_rows(profile, ops, classes, exposed)
     return RankReport(
         label=label, rank=rank, source=profile.path.name, side=side, gpu=gpu, time=swept.time(),

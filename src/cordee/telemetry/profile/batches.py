@@ -66,7 +66,7 @@ class _Device(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the file states outside its events."""
+    """The file's metadata, which stands outside its events."""
 
     rank: int | None = None
     world_size: int | None = None

@@ -18,7 +18,7 @@ class _Row(BaseModel):
 
 
 class BreakdownRow(_Row):
-    """What a stretch of time was spent on."""
+    """The time of a step or of a file, by what it was spent on."""
 
     span_us: float
     busy_us: float

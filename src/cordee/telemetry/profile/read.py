@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cordee.errors import ProfileError
-from cordee.telemetry.profile.batches import Arg, Batches, Event
+from cordee.telemetry.profile.batches import About, Arg, Batches, Event
 from cordee.telemetry.profile.defects import Defect, Defects
 from cordee.telemetry.profile.kernels import Categories
 
@@ -89,11 +89,9 @@ class Profile:
     defects: tuple[Defect, ...]
     events: int
     bytes_read: int
-    rank: int | None
-    world_size: int | None
-    gpus: tuple[str, ...]
+    about: About
     plain: bool
-    """No profiler wrote it: whatever ran on a track counts as an operation of that track's process."""
+    """No profiler wrote it: every event counts as an operation of its process."""
 
 
 def read_profile(path: Path, categories: Categories, progress: Callable[[int], None] | None = None) -> Profile:
@@ -266,14 +264,12 @@ class _Columns:
                 kind = f"category {category!r}, which is not in the table"
                 self._defects.note(kind, "its events are left out", count)
         device = self._other if plain else self._device
-        about = batches.about()
         return Profile(
             path=path, device=device.ops(), launches=self._launches.ops(), host=self._host.ops(),
             marks=self._marks.ops(), names=tuple(Name(text, category or "") for text, category in self._names),
             tracks=tuple(Track(*each) for each in self._tracks), track_names=self._track_names,
             process_names=self._process_names, groups=tuple(self._groups), defects=self._defects.found(),
-            events=self.events, bytes_read=batches.bytes_read, rank=about.rank, world_size=about.world_size,
-            gpus=about.gpus, plain=plain,
+            events=self.events, bytes_read=batches.bytes_read, about=batches.about(), plain=plain,
         )  # fmt: skip
 
     def _unknown_categories(self) -> list[tuple[str, int]]:
