@@ -64,7 +64,7 @@ def main(to: str) -> dict[str, Any]:
                 no_memory(saving, 1)
                 once_pledged(made, made._agreement.request)
             if step == 4:
-                found["tried"] = [saving.tried_step, saving.saved_step]
+                found["tried"] = [saving.tried_step, saving._last.step]
             if step == 7:  # it fails on one rank, and they leave
                 no_memory(saving, 1)
                 once_pledged(made, lambda: os.kill(os.getpid(), signal.SIGTERM))

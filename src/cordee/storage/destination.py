@@ -11,7 +11,7 @@ from cordee.errors import DestinationError, InputError
 from cordee.storage.files import Blobs, FileBlobs, folder_of
 from cordee.storage.levels import LeveledBlobs
 from cordee.storage.remote import SCHEMES, RemoteBlobs
-from cordee.units import format_duration, parse_duration_s
+from cordee.units import parse_duration_s
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,6 @@ class Level:
         """Return the text that `parse_levels` reads."""
         often = f"{self.every}" if self.every else f"{self.every_s:.17g}s" if self.every_s else ""
         return f"{self.at} every {often}" if often else self.at
-
-    def frequency(self) -> str:
-        """Return how often it gets a checkpoint, for people.
-
-        >>> Level("/a", every=10).frequency(), Level("/a", every_s=1800).frequency(), Level("/a").frequency()
-        ('each 10th', 'every 30m', 'each')
-        """
-        if self.every_s:
-            return f"every {format_duration(self.every_s)}"
-        return f"each {self.every}th" if self.every else "each"
 
 
 def parse_levels(to: str) -> tuple[Level, ...]:

@@ -78,13 +78,8 @@ class Saver:
 
     @property
     def uploading(self) -> bool:
-        """Whether a capture is on its way to storage."""
+        """Return whether a capture is on its way to storage."""
         return self.checkpointer.status().uploading_step is not None
-
-    @property
-    def saved_step(self) -> int | None:
-        """The step of the newest capture that this rank has made."""
-        return self._last.step if self._last else None
 
     def kept_step(self, *, machine_stays: bool) -> int:
         """Return the step that a new attempt would start with; 0 if there is no checkpoint."""
