@@ -1,1 +1,4 @@
-"""What processes tell of themselves: streams of events in files. No torch, light imports: every rank loads this."""
+"""Streams of events in files, notices, the cloud's metadata service and profiles.
+
+Every rank imports this room, so it imports no torch.
+"""

@@ -1,7 +1,7 @@
 """Notices of the cloud about this machine, from its metadata service: AWS, Google Cloud and Azure.
 
-One process a machine asks, from a thread of its own: the agent, or the first rank of a node that has none. It decides
-what to do about a notice.
+One process of a machine asks, on its own thread, and acts on the answer: the agent, or the first rank of a node
+without one.
 
 Sources, read in November 2026:
 - AWS: docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html (404 until an interruption is
@@ -39,7 +39,7 @@ _CONNECT_S, _READ_S = 1.0, 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reclaim:
-    """The cloud takes this machine at `deadline_us`, since the Unix epoch."""
+    """The cloud takes this machine back at `deadline_us`, in microseconds since the Unix epoch."""
 
     why: str
     deadline_us: int
@@ -51,7 +51,7 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """The machine may go soon, or will go later: a reason to save now, and none to leave."""
+    """A warning that the machine may go: a reason to save now, not to leave."""
 
     why: str
 
@@ -71,7 +71,7 @@ class Answer:
         """Return this answer.
 
         Raises:
-            ValueError: it is an error.
+            ValueError: its status is not 200.
         """
         if self.status != 200:
             raise ValueError(f"it answers {self.status}")
@@ -79,9 +79,10 @@ class Answer:
 
 
 class Http:
-    """Requests to one address, each on a connection of its own, by no proxy: that would tell of its own machine.
+    """A client for one address, with a new connection for each request.
 
-    The standard library's, since other clients write a line to the log for each request.
+    It uses no proxy, which would answer for its own machine, and the standard library, since other clients log each
+    request.
     """
 
     def __init__(self, url: str, patience_s: float = _READ_S) -> None:
@@ -100,11 +101,11 @@ class Http:
         method: str = "GET",
         more_s: float = 0.0,
     ) -> Answer:
-        """One request; `more_s`: that the service may take longer.
+        """Send one request; the service may take `more_s` seconds longer than usual.
 
         Raises:
-            OSError: nobody answers.
-            http.client.HTTPException: not in HTTP.
+            OSError: the service does not answer.
+            http.client.HTTPException: the answer is not HTTP.
         """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_S)
         try:
@@ -121,8 +122,8 @@ class Cloud:
     """One cloud's metadata service.
 
     Attributes:
-        every_s: between two looks.
-        patience_s: for the first answer.
+        every_s: time between two looks.
+        patience_s: longest wait for the first answer.
     """
 
     name = ""
@@ -130,19 +131,18 @@ class Cloud:
     patience_s = _READ_S
 
     def look(self, service: Http) -> list[Announcement]:
-        """All that is announced now.
+        """Return all current announcements.
 
         Raises:
-            OSError: no answer.
-            http.client.HTTPException: alike.
-            ValueError: an answer that cannot be read.
-            LookupError, TypeError: alike.
+            OSError: the service does not answer.
+            http.client.HTTPException: the answer is not HTTP.
+            ValueError, LookupError, TypeError: the answer cannot be read.
         """
         raise NotImplementedError
 
 
 class Aws(Cloud):
-    """Instance metadata service, version 2: each request carries a token that a PUT has given."""
+    """Instance metadata service, version 2: each request carries a token from a PUT."""
 
     name = "aws"
     _TOKEN_S = 21_600
@@ -151,7 +151,7 @@ class Aws(Cloud):
         self._token = ""
 
     def look(self, service: Http) -> list[Announcement]:
-        """A spot interruption, or the advice to rebalance."""
+        """Return a spot interruption, or the advice to rebalance."""
         found: list[Announcement] = []
         if answer := self._get(service, "/latest/meta-data/spot/instance-action"):
             at = datetime.fromisoformat(answer["time"])
@@ -175,7 +175,7 @@ class Aws(Cloud):
 
 
 class Gcp(Cloud):
-    """Each request waits at the server until the value changes, so the news comes at once."""
+    """Google's metadata server; a request waits there until the value changes, so that no change is seen late."""
 
     name = "gcp"
     every_s = 1.0  # and the time that the server waits
@@ -186,7 +186,7 @@ class Gcp(Cloud):
         self._deadline_us: int | None = None
 
     def look(self, service: Http) -> list[Announcement]:
-        """A preemption, or maintenance that ends the machine. When, Google does not say."""
+        """Return a preemption, or maintenance that ends the machine; Google gives no time for either."""
         wait = (
             {"wait_for_change": "true", "timeout_sec": str(self._wait_s), "last_etag": self._etag} if self._etag else {}
         )
@@ -195,7 +195,7 @@ class Gcp(Cloud):
                 self._deadline_us = time.time_ns() // 1000 + round(self._notice_s * US_PER_S)
             return [Reclaim(why="preempted", deadline_us=self._deadline_us)]
         self._deadline_us = None
-        # Asking is also what makes Google announce maintenance beforehand.
+        # Google announces maintenance beforehand only to machines that ask.
         event = self._get(service, "maintenance-event", {})
         return [Hint(why="maintenance will end this machine")] if event == "TERMINATE_ON_HOST_MAINTENANCE" else []
 
@@ -208,7 +208,7 @@ class Gcp(Cloud):
 
 
 class Azure(Cloud):
-    """Scheduled Events, of this machine and of others in its set: `Resources` tells which."""
+    """Scheduled Events, of this machine and of others in its set: `Resources` names them."""
 
     name = "azure"
     every_s = 1.0
@@ -218,7 +218,7 @@ class Azure(Cloud):
         self._me = ""
 
     def look(self, service: Http) -> list[Announcement]:
-        """Preemption and deletion end the work; a reboot or a redeployment is announced 10 minutes before."""
+        """Return preemptions and deletions, which end the work, and reboots, announced 10 minutes before."""
         mine = {"Metadata": "true"}
         if not self._me:
             name = {"api-version": "2021-02-01", "format": "text"}
@@ -241,23 +241,23 @@ CLOUDS: dict[str, type[Cloud]] = {cloud.name: cloud for cloud in (Aws, Gcp, Azur
 
 
 def detect(dmi: Path = DMI) -> str | None:
-    """The cloud that this machine's firmware names; nothing is asked over the network."""
+    """Return the cloud that this machine's firmware names, without using the network."""
 
-    def said(what: str) -> str:
+    def field(name: str) -> str:
         try:
-            return (dmi / what).read_text().strip()
+            return (dmi / name).read_text().strip()
         except (OSError, UnicodeDecodeError):
             return ""
 
-    if said("sys_vendor") == "Amazon EC2" or said("bios_version").endswith(".amazon"):
+    if field("sys_vendor") == "Amazon EC2" or field("bios_version").endswith(".amazon"):
         return Aws.name
-    if said("product_name") == "Google Compute Engine":
+    if field("product_name") == "Google Compute Engine":
         return Gcp.name
-    return Azure.name if said("chassis_asset_tag") == _AZURE_TAG else None
+    return Azure.name if field("chassis_asset_tag") == _AZURE_TAG else None
 
 
 def cloud_here(env: Mapping[str, str] | None = None, dmi: Path = DMI) -> Cloud | None:
-    """The cloud to ask: CORDEE_CLOUD says which, or `none`; else where this machine finds itself.
+    """Return the cloud to ask: CORDEE_CLOUD if it is set (`none`: no cloud), else the one that `detect` finds.
 
     Raises:
         InputError: there is no such cloud, or one of its variables cannot be read.
@@ -268,24 +268,24 @@ def cloud_here(env: Mapping[str, str] | None = None, dmi: Path = DMI) -> Cloud |
         return None
     if cloud not in CLOUDS:
         raise InputError(f"CORDEE_CLOUD={cloud} is not known", hint=f"it may be {', '.join(CLOUDS)} or none")
-    Http(env.get("CORDEE_CLOUD_URL") or METADATA_URL)  # refused now, and not on another thread
+    Http(env.get("CORDEE_CLOUD_URL") or METADATA_URL)  # raises here, not on another thread
     notice = env.get("CORDEE_CLOUD_NOTICE_S")
     if cloud == Gcp.name and notice:
         try:
             return Gcp(float(notice))
         except ValueError:
             raise InputError(
-                f"CORDEE_CLOUD_NOTICE_S={notice} is no number", hint="it is in seconds, without a unit"
+                f"CORDEE_CLOUD_NOTICE_S={notice} is not a number", hint="it is in seconds, without a unit"
             ) from None
     return CLOUDS[cloud]()
 
 
 class CloudWatch:
-    """Looks until closed, on a daemon thread, and tells each announcement once.
+    """A daemon thread that looks for announcements until it is closed, and passes each on once.
 
     Args:
-        on_reclaim: called on that thread; again if the deadline changes.
-        on_withdrawn: the service does not speak of it any more.
+        on_reclaim: called on that thread, and again if the deadline changes.
+        on_withdrawn: called when the service no longer announces the reclaim.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ class CloudWatch:
         self._thread.start()
 
     def close(self, timeout_s: float = 0.0) -> None:
-        """Look no more; a request that is under way is not waited for, unless so asked."""
+        """Stop looking; wait for a request under way for `timeout_s` at most."""
         self._ended.set()
         if timeout_s:
             self._thread.join(timeout_s)
@@ -321,7 +321,7 @@ class CloudWatch:
                 self._note(error)
             else:
                 self._note(None)
-                self._tell(found)
+                self._pass_on(found)
                 self._service.patience_s = _READ_S
             self._ended.wait(self._cloud.every_s)
 
@@ -331,13 +331,13 @@ class CloudWatch:
             return
         self._answered = answered
         if answered:
-            log.info("%s will tell at %s if it takes this machine", self._cloud.name, self._service.url)
+            log.info("%s announces reclaims of this machine at %s", self._cloud.name, self._service.url)
         else:
             boxed = self._cloud.name == Aws.name and isinstance(error, TimeoutError)
             hint = " (in a container? give it the host's network, or AWS a hop limit of 2)" if boxed else ""
-            log.warning("%s does not say whether it takes this machine: %s%s", self._cloud.name, error, hint)
+            log.warning("%s cannot be asked about reclaims of this machine: %s%s", self._cloud.name, error, hint)
 
-    def _tell(self, found: list[Announcement]) -> None:
+    def _pass_on(self, found: list[Announcement]) -> None:
         reclaims = [each for each in found if isinstance(each, Reclaim)]
         soonest = min(reclaims, key=lambda each: (each.deadline_us, each.why), default=None)
         before, self._reclaim = self._reclaim, soonest

@@ -1,7 +1,8 @@
-"""The notice that an agent writes for its ranks besides SIGTERM: the deadline, which no signal can carry.
+"""Notices and hints from an agent to its ranks, as small files in their spool.
 
-One small file in the group's spool, written before the signal and again when there is less time. Both sides run on one
-machine, so they have one clock. Another one holds a hint, for which there is no signal: that the machine may go soon.
+The agent writes a notice before it sends SIGTERM, since a signal cannot carry a deadline, and again when the deadline
+moves closer. Both sides run on one machine, so they share a clock. A hint says that the machine may go; it comes
+without a signal.
 """
 
 import json
@@ -20,7 +21,7 @@ _HINT = "hint.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """Processes that still run at `deadline_us`, since the Unix epoch, are killed.
+    """A notice: processes that still run at `deadline_us`, in microseconds since the Unix epoch, are killed.
 
     Attributes:
         machine_stays: the machine's own disks can be read afterwards.
@@ -35,12 +36,12 @@ class Notice:
 
 
 def write_notice(spool: Path, notice: Notice) -> None:
-    """Write the notice for the ranks; a disk that is full does not keep the signal back."""
+    """Write the notice for the ranks; a failure, as on a full disk, is ignored: the signal follows anyway."""
     _write(spool, _NAME, asdict(notice))
 
 
 def write_hint(spool: Path, at_us: int, why: str) -> None:
-    """Tell the ranks that the machine may go soon."""
+    """Write the hint that the machine may go."""
     _write(spool, _HINT, {"at_us": at_us, "why": why})
 
 
