@@ -1,4 +1,4 @@
-"""What a rank measures of itself under the names of the plan's estimate: peak memory, step time, tokens, MFU.
+"""Measure a rank under the names of the plan's estimate: peak memory, step time, tokens, MFU.
 
 Values go to the agent's spool like every other report: after the first steps, then at most once a minute, and at the
 end. Nothing here waits for a device or for another rank.

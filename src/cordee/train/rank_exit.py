@@ -1,4 +1,4 @@
-"""How a rank leaves: the notice, the deadline that follows from it, what is still saved, the record and the exit code.
+"""The end of a rank: the notice, its deadline, the last save, the report and the exit code.
 
 Notices come from signals, the agent, the cloud and other ranks, on other threads than the loop's. The ranks agree in
 `agreement.py` on the boundary that they leave at; the save there is the loop's. This file works even if the loop never

@@ -42,8 +42,8 @@ class Reporter:
         self._settings, self._rank = settings, rank
         self._writer = StreamWriter(settings.spool / f"rank{rank}.jsonl") if settings.spool else None
         self._lock = threading.RLock()
-        # One clock for all spans: it starts as the wall clock and never goes back.
-        self._wall_us_offset = time.time_ns() // 1000 - time.monotonic_ns() // 1000
+        # One clock for all spans: it starts at the time of day and never goes back.
+        self._epoch_offset_us = time.time_ns() // 1000 - time.monotonic_ns() // 1000
         self._class = SpanClass.RESTART
         self._from_us = process_start_us()
         self._first_step = self._steps = self._tokens = 0
@@ -53,7 +53,7 @@ class Reporter:
 
     def now_us(self) -> int:
         """Return microseconds since the Unix epoch, by a clock that never goes back."""
-        return time.monotonic_ns() // 1000 + self._wall_us_offset
+        return time.monotonic_ns() // 1000 + self._epoch_offset_us
 
     def restored(self, step: int, generation: int | None) -> None:
         """Report that the attempt starts at this step."""

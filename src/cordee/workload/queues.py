@@ -1,4 +1,4 @@
-"""`queues.yaml`: the tree of queues as people write it. Whether it can be is checked where the cluster is known."""
+"""`queues.yaml`: the tree of queues as people write it. The scheduler checks it against the cluster."""
 
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class QueueSpec(BaseModel):
-    """One queue. `quota` None: what the queues inside it come to."""
+    """One queue. `quota` None: the sum over the queues inside it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -35,7 +35,7 @@ _SHORTEST = "the shortest is: queues: {research: {quota: 8}}"
 
 
 def parse_queues(text: str, *, source: str = "<queues>") -> tuple[Queue, ...]:
-    """The queues that this YAML describes, in its order.
+    """Return the queues that this YAML describes, in its order.
 
     Raises:
         SpecError: what is wrong, with file, line and column, and what was probably meant.

@@ -47,7 +47,7 @@ class Elastic(_Section):
         return self
 
     def below(self, gpus: int) -> tuple[int, ...]:
-        """The smaller sizes, largest first.
+        """Return the smaller sizes, largest first.
 
         >>> Elastic(at_least=10).below(64), Elastic(sizes=(16, 48)).below(64)
         ((32, 16), (48, 16))
@@ -93,14 +93,14 @@ class OnPreempt(_Section):
 
 
 class OnHang(_Section):
-    """When to tell of a rank that stands still (0: nobody looks), and when all start again (None: never by itself)."""
+    """Seconds without progress until a rank is reported (0: never) and until all ranks start again (None: never)."""
 
     report_after_s: Annotated[float, Field(ge=0)] = 60.0
     restart_after_s: Annotated[float, Field(gt=0)] | None = None
 
 
 class ModelSpec(_Section):
-    """What is trained, where the job says so: then admission knows whether it fits. `global_batch` is in sequences."""
+    """The model that the job trains; admission checks that it fits. `global_batch` is in sequences."""
 
     name: str | None = None
     config: str | None = None
@@ -193,7 +193,7 @@ class JobSpec(_Section):
         secrets: Sequence[str] = (),
         **flags: str | int | None,
     ) -> "JobSpec":
-        """A job from the command line's flags: `tier="standard"`, `checkpoint_to="..."`, `limit_time="47h"`.
+        """Make a job from the command line's flags: `tier="standard"`, `checkpoint_to="..."`, `limit_time="47h"`.
 
         None means that the flag was not given.
 
@@ -267,7 +267,7 @@ _IN_GPUS = ("gpu", "gpu_milli")  # `gpus: 64xH100` and `gpus: 0.5` say these
 
 
 def _keys(section: str | None) -> list[str]:
-    """The keys that people may write in a section (None: at the top)."""
+    """Return the keys that people may write in a section (None: at the top)."""
     fields = JobSpec.model_fields if section is None else _SECTIONS[section].model_fields
     return [_WRITTEN_AS.get(field, field) for field in fields if section is not None or field not in _IN_GPUS]
 
@@ -324,7 +324,7 @@ def _in_base_units(written: dict[str, Any], section: str | None, where: Where) -
 
 
 def _text(value: Any, name: Any, where: Where) -> str:
-    """An environment variable's value: YAML would turn 1e3, yes or 1.10 into something else, so those need quotes."""
+    """Return an environment variable's value; YAML reads 1e3, yes and 1.10 as other types, so they need quotes."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise where.error(("env", name), f"env.{name} is not a text", f'put it in quotes: {name}: "..."')
     return str(value)

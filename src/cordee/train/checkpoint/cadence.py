@@ -72,13 +72,13 @@ class Cadence:
 
     @property
     def estimates(self) -> tuple[bool, bool]:
-        """Whether the interval of checkpoints, and that of captures in memory, is `auto`."""
+        """Return whether the interval of checkpoints, and that of captures in memory, is `auto`."""
         every, ram = self._every, self._ram
         return every.steps is None and every.seconds is None, ram is not None and ram.steps is ram.seconds is None
 
     @property
     def captures_in_memory(self) -> bool:
-        """Whether captures in memory are sure to be made."""
+        """Return whether captures in memory are made without an estimate."""
         return self._ram is not None and bool(self._ram.steps or self._ram.seconds)
 
     def at_step(self, step: int) -> int | None:

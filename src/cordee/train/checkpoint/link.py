@@ -59,18 +59,18 @@ class UploaderLink:
 
     @property
     def pid(self) -> int:
-        """The uploader's process id."""
+        """Return the uploader's process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether it can take another save."""
+        """Return whether the uploader can take another save."""
         with self._changed:
             return not self._ended
 
     @property
     def reading(self) -> set[int]:
-        """The buffers that the uploader still reads."""
+        """Return the buffers that the uploader still reads."""
         with self._changed:
             return set() if self._ended else set(self._reading)
 

@@ -24,7 +24,7 @@ class _Upload:
 
 
 class SaveRecord:
-    """What became of the saves.
+    """The outcome of every save of this rank.
 
     Args:
         schedule: of the storage levels; it learns which levels have a checkpoint.

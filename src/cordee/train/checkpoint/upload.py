@@ -53,7 +53,7 @@ REPORT_AGAIN_S = 1.0  # between two tries to report a failure to the other ranks
 
 @dataclass(frozen=True)
 class UploaderSetup:
-    """What an uploader has to know before its first save; the first line on its standard input.
+    """The setup of an uploader: the first line on its standard input.
 
     Attributes:
         fds: descriptors of the staging buffers.
@@ -124,7 +124,7 @@ class Uploader:
 
     @property
     def has_unreported(self) -> bool:
-        """Whether a failure is not known to the other ranks yet."""
+        """Return whether the other ranks do not know of a failure yet."""
         return bool(self._unreported)
 
     def save(self, command: dict[str, Any]) -> None:

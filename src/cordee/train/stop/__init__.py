@@ -1,1 +1,1 @@
-"""How a gang leaves: notices, the step that all ranks agree on, and what can still be made durable."""
+"""The end of a gang: notices, the step that all ranks agree on, and the last checkpoint."""

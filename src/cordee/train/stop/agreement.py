@@ -26,7 +26,7 @@ _FOREVER = timedelta(days=1)  # a wait is repeated when it runs out, so this onl
 
 
 class BoundaryAction(StrEnum):
-    """What a rank does at a step boundary."""
+    """The action of a rank at a step boundary."""
 
     BEGIN = "begin"  # the step
     SAVE = "save"  # all ranks are at this boundary: save, conclude() and ask again
@@ -139,7 +139,7 @@ class Agreement:
 
     @property
     def begun(self) -> int:
-        """The number of steps begun, those before this attempt included."""
+        """Return the number of steps begun, those before this attempt included."""
         return self._begun
 
     # -- any thread ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What can still be made durable before a deadline, and in how many levels: a pure function of measured figures.
+"""Choose the last save before a deadline, and its levels: a pure function of measured figures.
 
 No clock and no storage here: `rank_exit.py` measures, asks, and does what is decided. All ranks have to do the same,
 as `agreement.py` ensures: a rank may veto a save, and then no rank makes it.
@@ -18,7 +18,7 @@ RESCUE_S = 1.0
 
 
 class Choice(StrEnum):
-    """What to do with the time that is left."""
+    """The choice of the last save before the deadline."""
 
     DURABLE = "durable"  # nothing: this very step is durable already
     SAVE = "save"  # a new capture at the boundary where the ranks meet
@@ -41,7 +41,7 @@ class LevelTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What is known when a notice comes.
+    """The measured figures when a notice comes.
 
     Attributes:
         left_s: until this process has to have ended.
@@ -75,12 +75,12 @@ class Situation:
 
     @property
     def kept_step(self) -> int:
-        """The step that a new attempt would start with."""
+        """Return the step that a new attempt would start with."""
         return max(self.durable_step, self.near_step) if self.machine_stays else self.durable_step
 
     @property
     def has_newer_in_memory(self) -> bool:
-        """Whether a capture in memory is newer than all that is in storage or on its way."""
+        """Return whether a capture in memory is newer than storage and the uploads."""
         return self.memory_step is not None and self.memory_step > max(self.kept_step, self.uploading_step or 0)
 
 

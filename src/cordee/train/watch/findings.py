@@ -11,7 +11,7 @@ log = logging.getLogger("cordee")
 
 
 class Findings:
-    """Of any rank, as one rank reports them."""
+    """Findings of one rank about itself and others, in its log and its reports."""
 
     def __init__(self, rank: int, reporter: Reporter) -> None:
         self._rank, self._reporter = rank, reporter

@@ -1,4 +1,4 @@
-"""Whether this rank's loop makes progress: times are given by the caller, and only the step count is looked at."""
+"""Progress of this rank's loop, by its step count; the caller gives the times."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ FIRST_STEP = 10  # times the limit: the first step may compile
 
 
 class Progress(StrEnum):
-    """What a look has found."""
+    """The finding of one look."""
 
     GOES_ON = "goes on"
     STANDS_STILL = "stands still"
