@@ -126,7 +126,7 @@ def test_a_service_that_fails_is_asked_again(
     service.set(status=None)
     assert heard.next()[0] == "reclaim"
     lines = [
-        record.message for record in caplog.records if record.name == "cordee" and "does not say" in record.message
+        record.message for record in caplog.records if record.name == "cordee" and "cannot be asked" in record.message
     ]
     assert len(lines) == 1, "said once, not each second"
 
@@ -185,7 +185,7 @@ def test_a_cloud_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
-    [("URL", "metadata", "cannot be asked"), ("URL", "ftp://x", "cannot be asked"), ("NOTICE_S", "2m", "is no number")],
+    [("URL", "metadata", "cannot be asked"), ("URL", "ftp://x", "cannot be asked"), ("NOTICE_S", "2m", "is not a number")],
 )
 def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, name: str, value: str, why: str) -> None:
     with pytest.raises(InputError, match=f"CORDEE_CLOUD_{name}={value} {why}"):
