@@ -1,8 +1,8 @@
 """The job that `cordee demo` runs: a small GPT learns the sources of Python's standard library, byte by byte.
 
-An ordinary FSDP2 script, for GPUs or CPUs, with two lines of Cordee in its loop. Batches and dropout draw from torch's
-global generator, so a resume that lost its state would show in the weights. Each rank also writes the steps that it
-begins, and its shard of the final weights.
+An ordinary FSDP2 script for GPUs or CPUs, with two lines of Cordee in its loop. Batches and dropout draw from torch's
+global generator, so a resume that lost its state would change the weights. Each rank writes the steps that it begins,
+and its shard of the final weights.
 """
 
 import argparse
@@ -28,7 +28,7 @@ TEXT_BYTES = 2_000_000
 
 
 class DecoderBlock(nn.Module):  # type: ignore[misc]
-    """Attention and a perceptron, each on its residual."""
+    """Attention and a perceptron, each with a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,15 +36,15 @@ from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
 
-_NO_LIMIT_S = 86_400.0  # An uploader bounds itself; this only ends the wait for one that is lost.
+_NO_LIMIT_S = 86_400.0  # An uploader limits itself; this ends the wait for one that is lost.
 _numbers = itertools.count()
 
 
 class Preempted(SystemExit):
-    """The rank leaves at the agreed step: no line after the loop runs.
+    """The exit of a rank at the agreed step: no line after the loop runs.
 
-    The code is 75 when its checkpoint is durable, 60 when it is not, and 0 in place of 75 under torchrun, which would
-    take any other for a failure and exits with 1 itself.
+    The code is 75 if its checkpoint is durable and 60 if not. Under torchrun, which takes any code but 0 for a failure,
+    it is 0 in place of 75.
     """
 
 
@@ -62,19 +62,19 @@ def job(
     """Return a training job over this state, to be used as `with cordee.job(...) as job:`.
 
     Args:
-        state: all that the training is made of: modules, optimizers, objects with state_dict() and load_state_dict(),
-            and plain values, which are replaced in this dict when a checkpoint is loaded.
+        state: modules, optimizers, objects with state_dict() and load_state_dict(), and plain values; a load replaces
+            plain values in this dict.
         to: where checkpoints go: a folder, s3://, gs:// or az://, or several storage levels with commas between, the
             nearest first and the most durable last. Without one the job runs unprotected.
-        every: how often to save: a time ("10m"), a number of steps, or "auto" (the default): the interval that costs
-            the least time, from how long a save stops the training.
-        keep: number of generations to keep, at least 2; or `"3, every 10, 7d"`: each 10th and those of a week besides.
+        every: how often to save: a time ("10m"), a number of steps, or "auto" (the default): the interval that loses
+            the least time, computed from the cost of a save.
+        keep: number of generations to keep, at least 2; or `"3, every 10, 7d"`: also each 10th and those of a week.
         grace: from a notice (SIGTERM, or SIGUSR1 under Slurm) to the end; 30s by default.
-        base: another destination; chunks that its pinned checkpoint has too are not stored again.
+        base: another destination; chunks of its pinned checkpoint are not stored again.
         ram: how often to capture the state in memory between checkpoints, as `every`: such a capture survives its
-            process, but not its machine. "auto" (the default) does it where it pays, "off" never; it takes twice the
+            process, but not its machine. "auto" (the default) does it where it saves time, "off" never; it doubles the
             memory for captures.
-        hang: after so long without a step all ranks end and start again from the newest checkpoint; never by default.
+        hang: time without a step after which all ranks start again from the newest checkpoint; never by default.
 
     Under a Cordee agent the agent's settings win over these arguments.
     """
@@ -126,7 +126,7 @@ class Job:
         return self
 
     def open(self) -> None:
-        """Take notices from now on; nothing is read before `find` or `load`."""
+        """Start to listen for notices; `find` and `load` read the checkpoint."""
         set_up_logging(quiet=self._settings.quiet or self.rank != 0)
         if self._settings.to is None:
             if self.rank == 0:
@@ -148,7 +148,7 @@ class Job:
             raise
 
     def find(self) -> None:
-        """Find the checkpoint to start from, and its step, before there is a state; it is then read twice."""
+        """Find the checkpoint to start from, and its step, before there is a state; `load` reads it again."""
         if self._saving is None:
             return
         try:
@@ -158,7 +158,7 @@ class Job:
             raise
 
     def load(self) -> None:
-        """Put the newest checkpoint into the state; from now on `start_step` is known, and ranks can agree to leave."""
+        """Put the newest checkpoint into the state and set `start_step`; from now on the ranks can agree to leave."""
         if self._saving is None or self._exit is None:
             self._reporter.restored(0, None)
             return
@@ -185,11 +185,11 @@ class Job:
     def steps(self, n: int) -> Iterator[int]:
         """Yield the steps from the restored one to n - 1, then make a final checkpoint.
 
-        If that one fails, the rest of the `with` block still runs; then the block raises CheckpointError, since a job
-        is not finished while its last steps are not durable.
+        If that fails, the rest of the `with` block still runs, and the block then raises CheckpointError, since a job
+        is not finished before its last steps are durable.
 
         Raises:
-            Preempted: out of the loop, at the agreed step.
+            Preempted: the rank leaves at the agreed step.
         """
         self._meter.steps_total = n
         self.begin()
@@ -199,10 +199,10 @@ class Job:
             self.stepped()
         self.finish()
 
-    # The parts of `steps`, for a loop that is not ours: begin, then boundary and stepped around each step, finish.
+    # The parts of `steps`, for other libraries' loops: begin, then boundary and stepped around each step, finish.
 
     def begin(self) -> None:
-        """Begin the loop: restore the random number generators, from which the code before may have drawn."""
+        """Begin the loop: restore the random number generators, since earlier code may have drawn from them."""
         if self._saving is not None:
             self._saving.restore_rng()
         rank_state.begin(self.state, self._timer.step)
@@ -223,7 +223,7 @@ class Job:
             self._watch.begin()
 
     def boundary(self) -> None:
-        """Save before a step if it is time, and leave if that was agreed.
+        """Save before a step if a save is due, and leave if the ranks agreed to.
 
         Raises:
             Preempted: the rank leaves at this step.
@@ -245,8 +245,8 @@ class Job:
     def safe_point(self) -> None:
         """Leave if a notice asks for it, in the middle of a step or outside of the loop; the state must be consistent.
 
-        For code that takes long and does not train: a warm-up, an evaluation after the step's training. All ranks call
-        it equally often in a step. If they leave here, the step counts as done: its rest does not run again.
+        For long code that does not train: a warm-up, an evaluation after the step's training. All ranks call it equally
+        often in a step. If they leave here, the step counts as done, and its rest does not run again.
 
         Raises:
             Preempted: the rank leaves.
@@ -270,7 +270,7 @@ class Job:
         self._reporter.switch(SpanClass.RESTART, self._timer.step)
 
     def log(self, *, loss: Any = None, tokens: int = 0) -> None:
-        """Report on the step that runs: its loss, and the tokens of the whole gang in it."""
+        """Report the loss of the step that runs, and the tokens of the whole gang in it."""
         self._reporter.log(loss, tokens)
         self._meter.log(tokens)
 
@@ -300,7 +300,7 @@ class Job:
         return f"{'in' if self._timer.inside else 'before'} step {self._timer.step}"
 
     def _breaks_on_leaving(self, error: BaseException | None) -> bool:
-        """Return whether the loop failed because ranks leave: those that have left break the others' collectives."""
+        """Return whether the loop failed because ranks leave, which breaks the collectives of the others."""
         rank_exit = self._exit
         if rank_exit is None or rank_exit.exit_code is not None or not self._is_leaving(rank_exit):
             return False
@@ -350,7 +350,7 @@ class Job:
 
     def _count_out(self, limit_s: float) -> None:
         if self._watch is not None:
-            self._watch.close()  # while the ranks' store is surely there
+            self._watch.close()  # before the ranks' store may end
         if self._agreement is None or self._exit is None:
             return
         try:
@@ -363,7 +363,7 @@ class Job:
             self._exit.block_if_ending()
 
     def _is_leaving(self, rank_exit: RankExit) -> bool:
-        """Return whether there was a notice; this rank may fail because of it before it hears of it."""
+        """Return whether there was a notice; this rank may fail because of it before it knows of it."""
         if rank_exit.by_s is not None or self._agreement is None:
             return rank_exit.by_s is not None
         heard: list[bool] = []
@@ -393,7 +393,7 @@ class Job:
             beside(self._agreement.request)
 
     def _on_hint(self) -> None:
-        """Save soon, since the machine may go; the hint may come before there is anything to save."""
+        """Save soon, since the machine may go; do nothing before there is something to save."""
         if self._saving is not None and self._agreement is not None:
             self._saving.hasten()
             beside(self._agreement.request)
@@ -401,9 +401,9 @@ class Job:
     # -- the end -------------------------------------------------------------------------------------------
 
     def _on_hung(self, still_s: float) -> None:
-        """End the process after so long without a step, as all ranks do. Returns only if the rank leaves anyway."""
+        """End the process, as all ranks do, after `still_s` seconds without a step; return only if it leaves anyway."""
         if self._exit is not None and self._exit.by_s is not None:
-            return  # its deadline will do
+            return  # the deadline ends it
         after = format_duration(still_s)
         log.error("rank %d: no step for %s, so it ends; durable: %s", self.rank, after, durable_name(self._saving))
         self._report_left("hung", StopError.exit_code)
@@ -421,7 +421,7 @@ class Job:
             self._agreement.close()
         if self._saving is not None:
             self._saving.close(failed=failed)
-        # The parts of a job refer to each other: until the garbage collector finds them, they would hold the state.
+        # The parts of a job refer to each other and would keep the state until garbage collection.
         self.state = {}
         if self._exit is not None:
             self._exit.close()
@@ -429,7 +429,7 @@ class Job:
 
 
 def _boundary_number(step: int) -> int:
-    """Return the number of the boundary before a step; those within the step are counted on from it."""
+    """Return the number of the boundary before a step; boundaries within the step have the numbers after it."""
     return step << 20
 
 

@@ -1,7 +1,7 @@
 """Measure a rank under the names of the plan's estimate: peak memory, step time, tokens, MFU.
 
-Values go to the agent's spool like every other report: after the first steps, then at most once a minute, and at the
-end. Nothing here waits for a device or for another rank.
+Values go to the spool like every other report: after the first steps, then at most once a minute, and at the end.
+Nothing here waits for a device or another rank.
 """
 
 import resource
@@ -15,16 +15,16 @@ from cordee.events import Estimate
 from cordee.train.report import Reporter
 from cordee.train.step_timer import StepTimer
 
-FIRST_STEPS = 3  # gradients, optimizer state and the allocator's blocks are there after the first ones
+FIRST_STEPS = 3  # after them, gradients, optimizer state and the allocator's blocks exist
 PERIOD_S = 60.0
-GROWTH = 1.01  # a rank other than 0 reports again when its peak has grown by more
+GROWTH = 1.01  # a rank other than 0 reports again if its peak has grown by more
 
 
 class Meter:
     """The measured values of one rank, reported through its `Reporter`.
 
     Attributes:
-        steps_total: the job is done after so many; None: the loop did not say.
+        steps_total: steps of the whole job; None: not known.
     """
 
     def __init__(self, reporter: Reporter, pace: StepTimer, rank: int, estimate: Estimate | None) -> None:
@@ -40,14 +40,14 @@ class Meter:
         self._tokens += tokens
 
     def stepped(self) -> None:
-        """Count a step, and report if it is time."""
+        """Count a step, and report if a report is due."""
         self._steps += 1
         self._tokens_steps += 1
         if self._steps == FIRST_STEPS or (self._steps > FIRST_STEPS and time.monotonic() >= self._next_s):
             self.report()
 
     def report(self) -> None:
-        """Report what was measured since the attempt started, unless nothing is new."""
+        """Report the values measured since the attempt started, unless nothing is new."""
         if self._steps == self._reported_steps:
             return
         self._reported_steps, self._next_s = self._steps, time.monotonic() + PERIOD_S
@@ -70,7 +70,7 @@ class Meter:
 
 
 def peak_memory() -> tuple[int, int | None]:
-    """Return the most bytes that CUDA's allocator handed out and held on one GPU; without one, what was resident."""
+    """Return the peak bytes that CUDA's allocator handed out and reserved; without a GPU, the peak resident bytes."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         devices = range(torch.cuda.device_count())
         allocated_bytes = max(torch.cuda.max_memory_allocated(device) for device in devices)
@@ -79,8 +79,8 @@ def peak_memory() -> tuple[int, int | None]:
 
 
 def resident_peak_bytes() -> int:
-    """Return the most memory that this process had resident."""
-    # getrusage counts what the process had before exec, too: a small script would inherit its parent's peak.
+    """Return the peak resident memory of this process, in bytes."""
+    # getrusage includes the time before exec, so a small script would inherit its parent's peak.
     with suppress(OSError, StopIteration, ValueError, IndexError):
         with open("/proc/self/status", encoding="utf-8") as status:  # noqa: PTH123 - a kernel file
             peak = next(line for line in status if line.startswith("VmHWM:"))

@@ -1,8 +1,7 @@
 """The end of a rank: the notice, its deadline, the last save, the report and the exit code.
 
-Notices come from signals, the agent, the cloud and other ranks, on other threads than the loop's. The ranks agree in
-`agreement.py` on the boundary that they leave at; the save there is the loop's. This file works even if the loop never
-comes back.
+Notices come from signals, the agent, the cloud and other ranks, on threads other than the loop's. The ranks agree in
+`agreement.py` on the boundary to leave at, and the loop saves there. This file works even if the loop hangs.
 """
 
 import logging
@@ -34,9 +33,9 @@ from cordee.units import format_duration
 
 log = logging.getLogger("cordee")
 
-MARGIN_S_MAX = 2.0  # a rank ends so long before it would be killed, or a tenth of its time if that is less
-TURN_S = 0.05  # between two looks whether the step that runs has become overdue
-HINT_LOOK_S = 5.0  # as often as the clouds are asked themselves
+MARGIN_S_MAX = 2.0  # from a rank's end until it would be killed; a tenth of the notice if that is less
+TURN_S = 0.05  # between two checks whether the step that runs is overdue
+HINT_LOOK_S = 5.0  # as often as the clouds are asked
 LOOK_S = 0.5  # between two looks at the agent's notice, once there was one
 
 
@@ -44,10 +43,10 @@ class RankExit:
     """One rank's end.
 
     Args:
-        on_hint: called when the machine may go soon; no rank has to leave.
+        on_hint: called when the machine may go; no rank has to leave.
 
     Attributes:
-        by_s: when this rank has to have ended, on time.monotonic(); None without a notice.
+        by_s: time by which this rank has to end, on time.monotonic(); None without a notice.
         exit_code: None until this rank has reported how it leaves.
         saving, agreement: set once they exist; a notice may come before.
         notices: signals and timers.
@@ -80,11 +79,11 @@ class RankExit:
 
     @property
     def source(self) -> str:
-        """Name of the cloud that announces a reclaim."""
+        """Return the name of the cloud that announces reclaims, else of the agent."""
         return self._settings.cloud.name if self._settings.cloud else "the agent"
 
     def left_s(self, otherwise_s: float) -> float:
-        """Return the seconds until this rank has to have ended."""
+        """Return the seconds until this rank has to end."""
         return otherwise_s if self.by_s is None else max(0.0, self.by_s - time.monotonic())
 
     def report(self, how: str, exit_code: int) -> None:
@@ -95,7 +94,7 @@ class RankExit:
                 self._reporter.left(how, self._timer.step)
 
     def report_notice(self, *, durable: bool) -> None:
-        """Report that it leaves on a notice. torchrun takes any code but 0 for a failure, and exits with 1 itself."""
+        """Report that it leaves on a notice; with 0 under torchrun, which takes any other code for a failure."""
         done = 0 if self._settings.torchelastic else EXIT_CHECKPOINTED
         self.report(*(("checkpointed", done) if durable else ("aborted", StopError.exit_code)))
 
@@ -105,7 +104,7 @@ class RankExit:
             threading.Event().wait()
 
     def close(self) -> None:
-        """Take no notice any more."""
+        """Stop listening for notices."""
         if self._cloud_watch is not None:
             self._cloud_watch.close()
         self.notices.close()
@@ -113,7 +112,7 @@ class RankExit:
     # -- notices, on other threads -------------------------------------------------------------------------
 
     def notice(self, what: str, left_s: float, *, machine_stays: bool = True) -> None:
-        """Take a notice: this rank is killed in so many seconds. A later one counts only if it leaves less time."""
+        """Take a notice: this rank is killed in `left_s` seconds. A later one counts only if it leaves less time."""
         margin_s = min(MARGIN_S_MAX, left_s / 10)
         first = self.by_s is None
         with self._lock:
@@ -125,7 +124,7 @@ class RankExit:
             self._log_plan()
 
     def follow(self, left_s: float) -> None:
-        """Take the notice of another rank: all have so many seconds."""
+        """Take the notice of another rank: all ranks have `left_s` seconds."""
         if self.within(left_s):
             self._log_plan()
 
@@ -158,7 +157,7 @@ class RankExit:
         self.notice(signal.Signals(number).name, left_s, machine_stays=stays)
 
     def _look(self) -> None:
-        """Read the agent's notice again, which may leave less time by now."""
+        """Read the agent's notice again, since the deadline may have moved closer."""
         if (notice := read_notice(self._settings.spool)) is not None:
             self.notice("the agent", notice.left_s(), machine_stays=notice.machine_stays)
         self.notices.at("agent", time.monotonic() + LOOK_S, self._look)
@@ -176,7 +175,7 @@ class RankExit:
         return saving.situation(self._timer, left_s=left_s, at_boundary=at_boundary, machine_stays=self._machine_stays)
 
     def decide(self, saving: Saver, agreement: Agreement) -> tuple[Choice, int]:
-        """Agree, at the boundary to leave at, on what all ranks do now, and for how many levels."""
+        """Agree, at the boundary to leave at, on the choice of all ranks and its number of levels."""
         now = self._situation(saving, at_boundary=True)
         plan = deadline.plan(now)
         n_levels = len(now.levels)
@@ -185,7 +184,7 @@ class RankExit:
         useful = deadline.reaches(now)
         mine = {saves[reach] for reach in useful if deadline.fits(now, reach)}
         if saving.is_coming(now.step, n_levels):
-            mine.add(saves[n_levels])  # on its way, or there: a rank may know what another one does not yet
+            mine.add(saves[n_levels])  # durable or under way: ranks do not learn of it at the same time
         if now.kept_step == now.step:
             mine.add("kept")
         if deadline.finish_s(now) is not None:
@@ -204,7 +203,7 @@ class RankExit:
         return choice, int(reach or n_levels)
 
     def _turn(self) -> None:
-        """Stop waiting for the boundary when the captures in memory need the time that is left."""
+        """Stop waiting for the boundary when the captures in memory need the remaining time."""
         if self.saving is None or self.by_s is None or self._decided:
             return
         plan = deadline.plan(self._situation(self.saving))
@@ -220,15 +219,15 @@ class RankExit:
             self.abort()
 
     def abort(self) -> None:
-        """End the process with what there is. Does not return; the uploader goes on with its save and with memory.
+        """End the process now; the uploader goes on with its save and the captures in memory. Does not return.
 
-        Whatever raises on the way, a full disk or a device's error: the loop waits already, and this is its only end.
+        An error on the way, of a full disk or a device, is logged and ignored: nothing else would end the process.
         """
         self._ending.set()
         try:
             self._wind_up()
         except Exception:
-            log.exception("rank %d leaves all the same", self._rank)
+            log.exception("rank %d leaves in spite of an error", self._rank)
         finally:
             for stream in (sys.stdout, sys.stderr):
                 with suppress(Exception):  # Its reader may be gone, or its disk full.
@@ -236,9 +235,9 @@ class RankExit:
             os._exit(StopError.exit_code if self.exit_code is None else self.exit_code)
 
     def _wind_up(self) -> None:
-        """Report how the rank leaves, and wait for the uploader where it would not outlive this process.
+        """Report how the rank leaves, and without an agent wait for the uploader.
 
-        An agent lets the uploader live. Without one, the container or Slurm's step may end with this process.
+        An agent lets the uploader finish. Without one, the container or Slurm's step may end with this process.
         """
         with self._lock:
             reported = self.exit_code
@@ -247,7 +246,7 @@ class RankExit:
             if self.agreement is not None:
                 beside(self.agreement.abort).join(timeout=0.5)
         for child in multiprocessing.active_children():
-            if child.daemon:  # A data loader's worker: with what hangs in it, it would outlive this process.
+            if child.daemon:  # A data loader's worker that hangs would outlive this process.
                 child.kill()
         if self.saving is not None and self._settings.spool is None:
             most_s = time.monotonic() + RESCUE_S_MAX
@@ -261,7 +260,7 @@ class RankExit:
         nothing_done = self.agreement is None or (not timer.inside and kept == timer.step)
         durable = self.saving is not None and nothing_done
         if durable:
-            log.info("rank %d: leaves before step %d, with nothing to lose", self._rank, timer.step)
+            log.info("rank %d: leaves before step %d: no work is lost", self._rank, timer.step)
         else:
             where = f"in step {timer.step}" if timer.inside else f"before step {timer.step}"
             log.error("rank %d: leaves %s; durable: %s", self._rank, where, durable_name(self.saving))
@@ -269,9 +268,9 @@ class RankExit:
 
 
 class _Hints:
-    """Hints that the machine may go soon, from the cloud or from the agent, which asks the cloud for its ranks.
+    """Hints that the machine may go, from the cloud, or from the agent, which asks the cloud for its ranks.
 
-    A hint of the agent that comes before there is anything to save waits.
+    A hint from the agent waits until there is something to save.
     """
 
     def __init__(self, rank_exit: RankExit, on_hint: Callable[[], None], spool: Path | None) -> None:
@@ -294,13 +293,13 @@ class _Hints:
 
 
 def durable_name(saving: Saver | None) -> str:
-    """Return what is durable, for a message."""
+    """Return the name of the newest durable checkpoint, for a message."""
     newest = saving.checkpointer.newest() if saving else None
     return f"step {newest.step}" if newest else "nothing"
 
 
 def beside(call: Callable[[], Any]) -> threading.Thread:
-    """Run a call on a thread of its own: a store that hangs must not hold the deadline up."""
+    """Run a call on a new thread, since a store that hangs must not delay the deadline."""
 
     def run() -> None:
         try:

@@ -1,10 +1,10 @@
-"""Agreeing on one future step without a collective: the pledge protocol.
+"""Agree on one future step without a collective: the pledge protocol.
 
 Each rank counts the steps it has begun. When a round is opened, a watcher thread of every rank publishes that count
 as its pledge; the largest pledge is the step at which all ranks meet, to save or to leave. No rank has begun that step,
 and every rank runs every step below it, so each collective and each send in those steps finds its peer. The loop itself
-never uses the store. What happens at the agreed step is for `job.py`, which numbers the boundaries between steps in its
-own way: a "step" here is such a number.
+never uses the store. `job.py` saves or leaves at the agreed step. It numbers the boundaries between steps in its own
+way: a "step" here is such a number.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from cordee.train.torch_version import clone_of
 
 log = logging.getLogger("cordee")
 
-_FOREVER = timedelta(days=1)  # a wait is repeated when it runs out, so this only bounds how often
+_FOREVER = timedelta(days=1)  # repeated when it runs out
 
 
 class BoundaryAction(StrEnum):
@@ -40,16 +40,16 @@ class _Agreed:
 
 
 class Agreement:
-    """The step at which the ranks of a gang meet next, one round after the other.
+    """The step at which the ranks of a gang meet next, round by round.
 
-    A round is opened by `request` on any rank and any thread.
+    `request` opens a round, on any rank and any thread.
 
     Args:
-        first_step: the number of the first boundary, or less.
+        first_step: the number of the first boundary, or a lower one.
         store: a torch.distributed store; None with one rank.
-        on_leave: called by the watcher with the seconds that are left, when another rank was given notice.
+        on_leave: called by the watcher with the seconds left, when another rank has had a notice.
         on_abort: called by the watcher when the ranks did not agree in time; it does not return.
-        undecided_s: after this time a round that was opened to save is called off.
+        undecided_s: time after which a round to save is called off.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Agreement:
         self.held_s_max = 0.0
         self._gang: _GangStore | None = None
         if world_size > 1:
-            # Here and not in the watcher: a rank that began its steps before it could pledge would hold all others.
+            # Not in the watcher: a rank that begins its steps before it can pledge would hold up all others.
             self._gang = _GangStore(store, prefix, rank, world_size)
             self._watcher = threading.Thread(target=self._watch, args=(self._gang,), name="cordee-stop", daemon=True)
             self._watcher.start()
@@ -86,8 +86,8 @@ class Agreement:
     def at(self, number: int) -> BoundaryAction:
         """Return what to do at this boundary; wait only between this rank's pledge and the decision.
 
-        All ranks pass the same ones in the same order. Their numbers grow and may leave gaps: the ranks meet at the
-        first boundary that is not below what they agreed on.
+        All ranks pass the same boundaries in the same order. Their numbers grow, with gaps: the ranks meet at the first
+        boundary that is not below the agreed number.
         """
         with self._changed:
             if self._agreed is None and self._pledge is not None and number >= self._pledge:
@@ -116,7 +116,7 @@ class Agreement:
     def choose(self, options: Sequence[str], mine: Collection[str], timeout_s: float) -> str | None:
         """Return, at the boundary to leave at, the first option that every rank accepts.
 
-        None: there is no such option, or some rank has not come in time.
+        Return None if there is no such option, or a rank did not come in time.
         """
         gang = self._gang
         if gang is None:
@@ -129,7 +129,7 @@ class Agreement:
         return next((each for each in options if not gang.has(f"veto/{each}")), None)
 
     def is_leaving(self) -> bool:
-        """Return whether any rank was asked to leave, also if this one has not heard of it yet."""
+        """Return whether any rank was asked to leave, even if this one does not know it yet."""
         if self._gang is None or self._leaving:
             return self._leaving
         try:
@@ -145,7 +145,7 @@ class Agreement:
     # -- any thread ----------------------------------------------------------------------------------------
 
     def request(self, *, leave_in_s: float | None = None) -> None:
-        """Open a round: to leave within some seconds, or without them to save and go on."""
+        """Open a round: to leave within `leave_in_s` seconds, or, if that is None, to save and go on."""
         leave = leave_in_s is not None
         if self._gang is None:
             self._request_alone(leave)
@@ -157,8 +157,8 @@ class Agreement:
             number = self._round
         if leave:
             self._gang.set_once("leave", f"{leave_in_s:.3f}")
-        # A round that another rank has opened may have been decided, to save, just before `leave` was set. Then the
-        # one after it is opened too. If this one does end with leaving, the next is never looked at.
+        # Another rank's round may have been decided, to save, just before `leave` was set: open the next one too.
+        # If this round ends with leaving after all, nobody reads the next one.
         while not self._gang.open_round(number) and leave:
             number += 1
 
@@ -170,7 +170,7 @@ class Agreement:
             self._agreed = _Agreed(step, action)
 
     def abort(self) -> None:
-        """Let no step of this round be agreed on any more: the deadline has passed."""
+        """End this round without a step: the deadline has passed."""
         if self._gang is not None:
             self._gang.set_once(f"{self._round}/step", "abort")
 
@@ -178,7 +178,7 @@ class Agreement:
         """Leave with all ranks: no pledge is missing, and the store's host, rank 0, goes last.
 
         Raises:
-            StopError: others had not come when the time ran out.
+            StopError: the time ran out before all others came.
         """
         gang = self._gang
         if gang is None:
@@ -215,7 +215,9 @@ class Agreement:
                 pass
         except Exception as error:
             if not self._closed:
-                log.warning("rank %d lost the ranks' store, no notice can be agreed on: %s", gang.rank, error)
+                log.warning(
+                    "rank %d lost the ranks' store, so the ranks cannot agree on a notice: %s", gang.rank, error
+                )
             with self._changed:
                 if self._agreed is None:
                     self._call_off()
@@ -231,7 +233,7 @@ class Agreement:
         waiting.set(f"{number}/pledge/{gang.rank}", str(pledge))
         if waiting.add(f"{number}/pledged") == gang.world_size:
             self._decide(waiting, number, gang.world_size)
-        # A round to leave is ended by its deadline, which every rank keeps for itself.
+        # The deadline, which every rank keeps for itself, ends a round to leave.
         if not waiting.wait(f"{number}/step", None if self._leaving else self._undecided_s):
             waiting.set_once(f"{number}/step", "off")
         return self._take(waiting, waiting.get(f"{number}/step"))
@@ -297,7 +299,7 @@ class _Keys:
                 self.set(key, value)
 
     def set_once(self, key: str, value: str) -> bool:
-        """Set a key that is not set yet, atomically; return whether its value is this one."""
+        """Set a key atomically if it is not set; return whether it has this value."""
         found: bytes = self._store.compare_set(f"{self._prefix}/{key}", "", value)
         return found == value.encode()
 
@@ -305,7 +307,7 @@ class _Keys:
         return int(self._store.add(f"{self._prefix}/{key}", 1))
 
     def wait(self, key: str, timeout_s: float | None) -> bool:
-        """Wait for the key, without end if no time is given; return whether it is there."""
+        """Wait for the key, without limit if `timeout_s` is None; return whether it is there."""
         from torch.distributed import DistStoreError
 
         until = None if timeout_s is None else time.monotonic() + timeout_s
@@ -322,11 +324,11 @@ class _Keys:
 class _GangStore(_Keys):
     """The gang's keys, for one rank.
 
-    Of round k: `<k>/open` (the request that opened it), `<k>/wake/<rank>`, `<k>/pledge/<rank>`, `<k>/pledged` (a count)
-    and `<k>/step`, the decision, set once. `leave` says that the gang has to leave, and in how many seconds.
+    Keys of round k: `<k>/open` (the request that opened it), `<k>/wake/<rank>`, `<k>/pledge/<rank>`, `<k>/pledged`
+    (a count) and `<k>/step`, the decision, set once. `leave` holds the seconds within which the gang has to leave.
 
-    The store is cloned twice, for the watcher (`waiting`) and for all other threads, since a waiting client blocks
-    every other use of it; at the start, since connecting can be slow (a name server).
+    It clones the store twice, for the watcher (`waiting`) and for all other threads, since a waiting client blocks its
+    other users. It does so at the start, since connecting can be slow (name servers).
     """
 
     def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
@@ -336,7 +338,7 @@ class _GangStore(_Keys):
         self._requests = itertools.count()
 
     def open_round(self, number: int) -> bool:
-        """Open a round and wake all ranks; return False if another request has opened it."""
+        """Open a round and wake all ranks; return False if it is open already."""
         if not self.set_once(f"{number}/open", f"{self.rank}.{next(self._requests)}"):
             return False
         self.set_all([f"{number}/wake/{rank}" for rank in range(self.world_size)], "1")
@@ -347,7 +349,7 @@ class _GangStore(_Keys):
         self.set(f"{number}/wake/{self.rank}", "1")
 
     def meet(self, name: str, timeout_s: float | None, *, waits: bool = True) -> bool:
-        """Count this rank in and wait until all are; return False if some have not come in time."""
+        """Count this rank in and wait for all others; return False if the time runs out."""
         if self.add(name) == self.world_size:
             self.set(f"{name}/all", "1")
         until = None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,7 +1,7 @@
 """Choose the last save before a deadline, and its levels: a pure function of measured figures.
 
-No clock and no storage here: `rank_exit.py` measures, asks, and does what is decided. All ranks have to do the same,
-as `agreement.py` ensures: a rank may veto a save, and then no rank makes it.
+`rank_exit.py` measures, calls this, and carries the decision out. All ranks have to do the same, and `agreement.py`
+ensures it: if one rank vetoes a save, no rank makes it.
 """
 
 from dataclasses import dataclass
@@ -9,21 +9,20 @@ from enum import StrEnum
 
 from cordee.units import format_bytes
 
-# The time of a save varies: a shared disk, a network, a neighbour. A new capture is only made when this many times the
-# time of the last one is left, as long as there is another capture to fall back to.
+# The time of a save varies with disks, networks and neighbours. While an older capture can be uploaded instead, a new
+# one is made only if this many times the duration of the last save is left.
 MARGIN = 1.25
-# Before the uploaders bring what is in memory, all ranks learn that they leave, and each uploader reads what the others
-# have.
+# Time before the uploaders begin a rescue: all ranks learn that they leave, and each uploader reads the others' lists.
 RESCUE_S = 1.0
 
 
 class Choice(StrEnum):
     """The choice of the last save before the deadline."""
 
-    DURABLE = "durable"  # nothing: this very step is durable already
-    SAVE = "save"  # a new capture at the boundary where the ranks meet
-    FINISH = "finish"  # no new one: bring the newest capture that is in memory
-    TRY = "try"  # a new one, which will hardly be done in time; but nothing else could be
+    DURABLE = "durable"  # do nothing: this very step is durable
+    SAVE = "save"  # make a new capture at the boundary where the ranks meet
+    FINISH = "finish"  # make no new one, and upload the newest capture in memory
+    TRY = "try"  # make a new one, though it will hardly be in time: there is no other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

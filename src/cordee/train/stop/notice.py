@@ -1,7 +1,7 @@
 """Signals and timers of a rank, on a thread of their own.
 
-A Python signal handler waits for the main thread, which may sit in a collective; `signal.set_wakeup_fd` does not. What
-a notice leads to is for `rank_exit.py`.
+A Python signal handler waits for the main thread, which may sit in a collective; `signal.set_wakeup_fd` does not.
+`rank_exit.py` acts on a notice.
 """
 
 import logging
@@ -23,11 +23,11 @@ _masks = threading.local()
 
 
 class Notices:
-    """Calls `on_signal(number)` for the signals named, and functions at their time, from one thread.
+    """A thread that calls `on_signal(number)` for the given signals, and timers at their time.
 
     Earlier Python handlers of these signals still run, and bytes for an earlier wakeup file descriptor (asyncio's) are
-    passed on to it. A forked child, such as a data loader's worker, gets the earlier handlers back: its signals
-    are not the rank's.
+    passed on to it. A forked child, such as a data loader's worker, gets the earlier handlers back,
+    since its signals are not the rank's.
     """
 
     def __init__(self, signals: Iterable[int], on_signal: Callable[[int], None]) -> None:
@@ -49,7 +49,7 @@ class Notices:
 
     def _install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
-            log.warning("cordee.job was not entered in the main thread: this rank cannot be given notice by a signal")
+            log.warning("cordee.job was not entered in the main thread: a signal cannot give this rank notice")
             return
         for number in self._signals:
             self._earlier[number] = signal.signal(number, self._handle)
@@ -106,7 +106,7 @@ class Notices:
                 self._guarded(call)
 
     def _guarded(self, call: Callable[[], None]) -> None:
-        """Call, and log what it raises: the thread must go on, since the deadline may be the next."""
+        """Call it and log what it raises: the thread must go on, since the next timer may be the deadline."""
         try:
             call()
         except Exception:
@@ -124,7 +124,7 @@ class Notices:
             try:
                 os.write(self._earlier_fd, raised)
             except OSError as error:
-                log.debug("an earlier wakeup file descriptor took no signal: %s", error)
+                log.debug("an earlier wakeup file descriptor did not take a signal: %s", error)
         for number in raised:
             if number in self._signals:
                 self._guarded(partial(self._on_signal, number))

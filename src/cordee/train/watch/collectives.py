@@ -1,4 +1,4 @@
-"""Count the collectives of this process, begun and ended, and the time spent in them, without touching any."""
+"""Count the collectives that this process has begun and ended, and the time in them, by torch's flight recorder."""
 
 import json
 import logging
@@ -15,16 +15,16 @@ _BEGUN, _ENDED = "last_enqueued_collective", "last_completed_collective"
 
 
 class CollectiveCounter:
-    """The collectives of this process, by torch's flight recorder, which counts them as they begin and end.
+    """The collectives of this process.
 
-    It does not know the duration of gloo's, so they are sampled: the part of the looks at which one had begun and not
-    ended is the part of the time that this rank waited. It knows that of NCCL's if TORCH_NCCL_ENABLE_TIMING is set.
+    The flight recorder has durations of NCCL's collectives if TORCH_NCCL_ENABLE_TIMING is set, but none of gloo's.
+    Those are sampled: the fraction of looks that find one under way is the fraction of time that this rank waited.
 
     Attributes:
-        begun: collectives so far.
-        waits: one has begun and not ended; None: not known.
-        waited_s: in collectives, of `watched_s`.
-        sees: looks have to be frequent, since the time is sampled.
+        begun: number of collectives begun.
+        waits: a collective is under way; None: not known.
+        waited_s: time in collectives, out of `watched_s`.
+        sees: the time is sampled, so looks have to be frequent.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class CollectiveCounter:
         self.sees = self._dump is not None and not self._on_device
 
     def look(self, now_s: float) -> None:
-        """Count; a look stands for the time since the one before."""
+        """Count collectives; a look stands for the time since the previous one."""
         if self._dump is None:
             return
         try:

@@ -1,7 +1,7 @@
-"""Signs of life between the ranks: each writes its own to the store now and then; rank 0 reads them all.
+"""Signs of life: each rank writes its own to the store at intervals, and rank 0 reads them all.
 
-From the signs, `stragglers.py` concludes which rank holds the others up. If rank 0 is silent, rank 1 takes its place,
-once it stands still itself.
+From the signs, `stragglers.py` concludes which rank holds the others up. If rank 0 is silent, rank 1 takes over once it
+stands still itself.
 """
 
 import json
@@ -50,7 +50,7 @@ class SignExchange:
         self._rank, self._world_size, self._silent_s = rank, world_size, MISSED_BEATS * beat_s
         self._findings, self._sign, self._limit_s = findings, sign, limit_s
         self._beat = self._stuck_beats = 0
-        self._beats: dict[int, tuple[int, float]] = {}  # of each rank: its newest beat, and when it was new
+        self._beats: dict[int, tuple[int, float]] = {}  # by rank: its newest beat, and when it was first seen
         self._reported: set[int] = set()
         self._slow_ranks = SlowRankDetector(window_s)
 
@@ -59,7 +59,7 @@ class SignExchange:
         self._store = clone_of(self._store)
 
     def beat(self) -> None:
-        """Write a sign of life; rank 0 reads those of all."""
+        """Write a sign of life; rank 0 also reads those of all ranks."""
         self._beat += 1
         sign = self._sign(self._beat)
         if sign.stuck:
@@ -70,7 +70,7 @@ class SignExchange:
         self.answered_s = time.monotonic()
 
     def leave(self) -> None:
-        """Write that this rank has ended, so that it is not missed."""
+        """Write that this rank has ended, so that no rank reports it as silent."""
         self._store.set(self._key("sign", self._rank), json.dumps(asdict(self._sign(ENDED))))
 
     def _key(self, name: str, rank: int) -> str:

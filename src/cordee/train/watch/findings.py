@@ -1,4 +1,4 @@
-"""Log and report what the watch has found of a rank."""
+"""Log and report the findings of the watch."""
 
 import logging
 
@@ -17,7 +17,7 @@ class Findings:
         self._rank, self._reporter = rank, reporter
 
     def stalled(self, still_s: float) -> None:
-        """Report that the own loop has not gone on for so long."""
+        """Report that this rank's loop has made no progress for `still_s` seconds."""
         self._reporter.stalled(still_s)
 
     def stuck(
@@ -35,12 +35,12 @@ class Findings:
         self._reporter.behind(rank, how, step, still_s, where=where, stack=stack)
 
     def recovered(self, rank: int, step: int) -> None:
-        """Report that a rank goes on, or is slow no longer."""
+        """Report that a rank goes on, or is no longer slow."""
         log.warning("rank %d goes on, in step %d", rank, step)
         self._reporter.behind(rank, Behind.OVER, step, 0.0)
 
     def slow(self, rank: int, step: int, waited: float) -> None:
-        """Report a rank that the others wait for; `waited`: the part of the time."""
+        """Report a rank that the others wait for; `waited`: the fraction of the time."""
         log.warning("rank %d is slow: the others wait for it %.0f %% of the time", rank, 100 * waited)
         self._reporter.behind(rank, Behind.SLOW, step, 0.0, waited=waited)
 

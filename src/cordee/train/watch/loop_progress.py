@@ -4,7 +4,7 @@ from enum import StrEnum
 
 from cordee.train.step_timer import StepTimer
 
-USUAL_STEPS = 10  # so many usual steps without progress are no hang
+USUAL_STEPS = 10  # a hang lasts longer than this many usual steps
 FIRST_STEP = 10  # times the limit: the first step may compile
 
 
@@ -13,19 +13,19 @@ class Progress(StrEnum):
 
     GOES_ON = "goes on"
     STANDS_STILL = "stands still"
-    BECAME_STUCK = "became stuck"  # it stands still for longer than its limit since this look
-    RECOVERED = "recovered"  # it goes on since this look, after it was stuck
+    BECAME_STUCK = "became stuck"  # it stands still, and has just passed its limit
+    RECOVERED = "recovered"  # it was stuck and has just gone on
 
 
 class LoopProgress:
     """One rank's loop.
 
     Args:
-        limit_s: the least time without a step after which it is stuck.
+        limit_s: the shortest time without a step that counts as stuck.
 
     Attributes:
-        step: that it is in.
-        stuck: it stands still for longer than its limit.
+        step: the step that runs.
+        stuck: it has stood still for longer than its limit.
         running: the loop has begun and is not over.
     """
 
@@ -35,18 +35,18 @@ class LoopProgress:
         self._timer, self._limit_s = timer, limit_s
         self._alive = False
         self._went_on_s = now_s
-        self._longest_pause_s = 0.0  # that ended: an evaluation, a compilation
+        self._longest_pause_s = 0.0  # of those that ended, such as an evaluation or a compilation
 
     def begin(self, now_s: float) -> None:
         """Start looking: the loop begins."""
         self.step, self._went_on_s, self.running = self._timer.step, now_s, True
 
     def keep_alive(self) -> None:
-        """Count as progress within a step."""
+        """Count this moment as progress within a step."""
         self._alive = True
 
     def end(self) -> None:
-        """Stop looking: what follows the loop may take as long as it likes."""
+        """Stop looking: the loop is over, and the rest has no limit."""
         self.running = False
 
     def still_s(self, now_s: float) -> float:
@@ -54,7 +54,7 @@ class LoopProgress:
         return now_s - self._went_on_s
 
     def look(self, now_s: float) -> Progress:
-        """Take note of the step count."""
+        """Read the step count and return the finding."""
         step = self._timer.step
         if step != self.step or not self.running or self._alive:
             self._alive = False
@@ -73,7 +73,7 @@ class LoopProgress:
         return found
 
     def limit_s(self) -> float:
-        """Return how long the loop may stand still: several usual steps, and twice any pause that did end."""
+        """Return how long the loop may stand still: several usual steps, and twice the longest pause that ended."""
         usual_s = self._timer.step_s()
         if usual_s is None:
             return FIRST_STEP * self._limit_s

@@ -23,7 +23,7 @@ _NOT_THE_SCRIPTS = (f"{os.sep}torch{os.sep}", f"{os.sep}cordee{os.sep}train{os.s
 
 
 def main_stack() -> tuple[str, tuple[str, ...]]:
-    """Return the main thread's innermost line in the script itself, and all its calls, the outermost first."""
+    """Return the main thread's innermost line in the script, and all its calls, outermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "", ()

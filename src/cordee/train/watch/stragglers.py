@@ -1,8 +1,8 @@
-"""Which rank holds the others up, from the ranks' signs of life: pure conclusions, no threads and no clock.
+"""Find the rank that holds the others up, from the ranks' signs of life; pure functions, without a clock.
 
 A rank that stands still outside a collective is the one that the others, inside theirs, wait for. A slow rank is the
-one that waits least: in synchronous training all steps last equally long, and a rank that computes longer than the
-others spends that much less time in collectives. `exchange.py` passes the signs on.
+one that waits least: in synchronous training a step takes equally long on all ranks, so a rank that computes longer
+spends less time in collectives. `exchange.py` passes the signs on.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from statistics import median
 
 from cordee.events import Behind
 
-SLOW_FRACTION = 0.1  # of the time: a rank that makes the others wait for less is not called slow
+SLOW_FRACTION = 0.1  # of the time that the others wait for a slow rank, at least
 SLOW_WINDOWS = 3  # in a row
 WINDOW_STEPS = 5  # at least, so that a window holds whole steps
-ENDED = -1  # as a beat: the rank has left, and is not missed
+ENDED = -1  # the beat of a rank that has left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,13 @@ class Sign:
 
     Attributes:
         beat: counts up while the rank's watch lives.
-        step: that it is in.
-        still_s: since its loop went on.
-        stuck: for longer than its own limit.
-        waits: some collective that it has begun has not ended; None: not known.
-        begun: collectives.
-        waited_s: in collectives, since the watch began.
-        watched_s: time that collectives were looked at; 0 where they cannot be seen.
+        step: the step that it runs.
+        still_s: time since its loop made progress.
+        stuck: it has stood still for longer than its own limit.
+        waits: a collective is under way; None: not known.
+        begun: number of collectives begun.
+        waited_s: time in collectives since the watch began.
+        watched_s: time that collectives were watched; 0 where the flight recorder is off.
         host, pid: of its process.
     """
 
@@ -46,17 +46,17 @@ class Sign:
 
 
 def find_stuck(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[tuple[int, Behind]]:
-    """Return the ranks that keep the gang from going on; several if nothing tells them apart.
+    """Return the ranks that hold the gang up; several if the signs do not distinguish them.
 
     Args:
-        signs: the newest of each rank.
-        silent: ranks whose sign does not change any more.
+        signs: the newest sign of each rank.
+        silent: ranks whose sign has stopped changing.
     """
     stuck = {rank: sign for rank, sign in signs.items() if sign.stuck and rank not in silent}
     if silent:
         return [(rank, Behind.SILENT) for rank in sorted(silent)]
     outside = [rank for rank, sign in stuck.items() if sign.waits is False]
-    # Hosts run ahead of their GPUs, and of each other: being outside all collectives counts more than being behind.
+    # Hosts run ahead of their GPUs and of each other, so being outside all collectives counts more than being behind.
     among = {rank: stuck[rank] for rank in outside} or stuck
     first = min((sign.step, sign.begun) for sign in among.values()) if among else None
     return [(rank, Behind.STUCK) for rank, sign in sorted(among.items()) if (sign.step, sign.begun) == first]
@@ -64,14 +64,14 @@ def find_stuck(signs: Mapping[int, Sign], silent: Mapping[int, float]) -> list[t
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank, and the fraction of the time that the others wait for it; 0: it is slow no longer."""
+    """A rank, and the fraction of the time that the others wait for it; 0: it is no longer slow."""
 
     rank: int
     waited: float
 
 
 class SlowRankDetector:
-    """Finds the slow rank, window by window; one window alone says nothing, since any rank is late now and then."""
+    """A detector of a slow rank: several windows in a row have to agree, since any rank is late now and then."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -81,7 +81,7 @@ class SlowRankDetector:
         self._reported: int | None = None
 
     def look(self, signs: Mapping[int, Sign]) -> SlowRank | None:
-        """Return the slow rank when it is to be reported, and again when it is slow no longer."""
+        """Return the slow rank when it should be reported, and again when it is no longer slow."""
         if len(signs) < 2 or any(sign.beat == ENDED or sign.watched_s == 0 for sign in signs.values()):
             self._from = {}
             return None

@@ -1,9 +1,9 @@
-"""Watching a rank from beside its loop: does it make progress, and does it keep the others waiting?
+"""Watch a rank from outside its loop: whether it makes progress, and whether the others wait for it.
 
-The loop is asked for nothing: one thread looks at its step count (`loop_progress.py`), and at torch's own count of
-collectives begun and ended (`collectives.py`). Another thread exchanges signs of life with the other ranks through
-their store (`exchange.py`); rank 0 concludes which rank holds the others up (`stragglers.py`), and logs and reports it
-with that rank's stack (`findings.py`, `stacks.py`). No collective, and nothing in a step.
+One thread reads the loop's step count (`loop_progress.py`) and torch's count of collectives (`collectives.py`). Another
+thread exchanges signs of life with the other ranks through their store (`exchange.py`); rank 0 concludes which rank
+holds the others up (`stragglers.py`), and logs and reports it with that rank's stack (`findings.py`, `stacks.py`). The
+watch runs no collective and adds nothing to a step.
 """
 
 import faulthandler
@@ -28,9 +28,9 @@ from cordee.train.watch.stragglers import Sign
 
 log = logging.getLogger("cordee")
 
-LOOK_S = 0.05  # between two looks at the collectives, where they have to be looked at
+LOOK_S = 0.05  # between two looks at the collectives, where they are sampled
 BEAT_S_MAX = 6.0  # between two signs of life
-BEATS_PER_S_MAX = 2000  # that all ranks together send to the store
+BEATS_PER_S_MAX = 2000  # of all ranks together
 
 
 class RankWatch:
@@ -38,7 +38,7 @@ class RankWatch:
 
     Args:
         store: the ranks' store; None with one rank.
-        on_hung: ends the process, so that the gang starts again; called with the seconds that the loop stood still.
+        on_hung: called with the seconds without progress; it ends the process, so that the gang starts again.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RankWatch:
         self._findings = Findings(rank, reporter)
         self._collectives = CollectiveCounter() if world_size > 1 else None
         self._closed = threading.Event()
-        self._renew_at_s = 0.0  # of the dump of all stacks
+        self._renew_at_s = 0.0  # when the dump of all stacks is renewed
         self._store_is_lost = False
         self._exchange: SignExchange | None = None
         self._threads = [threading.Thread(target=self._watch, name="cordee-watch", daemon=True)]
@@ -90,15 +90,15 @@ class RankWatch:
         self._renew(now_s)
 
     def keep_alive(self) -> None:
-        """Count as progress within a step, for what takes long and does not hang."""
+        """Count this moment as progress within a step, for long work that does not hang."""
         self._loop.keep_alive()
 
     def end(self) -> None:
-        """Stop watching: the loop is over, and what follows may take as long as it likes."""
+        """Stop watching: the loop is over, and the rest has no limit."""
         self._loop.end()
 
     def close(self) -> None:
-        """End the threads. A store that does not answer is not waited for."""
+        """End the threads. Do not wait for a store that does not answer."""
         self._loop.end()
         self._closed.set()
         faulthandler.cancel_dump_traceback_later()
@@ -141,7 +141,7 @@ class RankWatch:
             self._on_hung(still_s)
 
     def _renew(self, now_s: float) -> None:
-        # Prints all stacks if the watching thread does not get the interpreter, since another one keeps it.
+        # Prints all stacks if another thread keeps the interpreter from the watching thread.
         stacks.dump_unless_renewed(self._report_s)
         self._renew_at_s = now_s + self._report_s / 4
 
