@@ -185,7 +185,11 @@ def test_a_cloud_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
-    [("URL", "metadata", "cannot be asked"), ("URL", "ftp://x", "cannot be asked"), ("NOTICE_S", "2m", "is not a number")],
+    [
+        ("URL", "metadata", "cannot be asked"),
+        ("URL", "ftp://x", "cannot be asked"),
+        ("NOTICE_S", "2m", "is not a number"),
+    ],
 )
 def test_what_cannot_be_read_is_refused_at_once(tmp_path: Path, name: str, value: str, why: str) -> None:
     with pytest.raises(InputError, match=f"CORDEE_CLOUD_{name}={value} {why}"):
