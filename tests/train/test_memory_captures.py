@@ -496,7 +496,7 @@ def test_no_capture_begins_over_one_that_the_uploader_may_bring(tmp_path) -> Non
 
 HUNG = """
 import os, signal, sys, torch, cordee
-from cordee.train.stop import rank_exit
+from cordee.train import rank_exit
 rank_exit.RESCUE_S_MAX = 0.2
 with cordee.job({"w": torch.zeros(8)}, to=sys.argv[1], every=1000) as job:
     for step in job.steps(10):

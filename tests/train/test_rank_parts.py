@@ -16,6 +16,7 @@ from cordee.errors import InputError, LayoutError, UnitError
 from cordee.plan.layout import Layout
 from cordee.telemetry.cloud import Aws
 from cordee.telemetry.notices import Notice, read_notice, write_hint, write_notice
+from cordee.train import rank_exit
 from cordee.train.checkpoint import rank_state
 from cordee.train.checkpoint.state import decode, encode, gather, names_in
 from cordee.train.job import job
@@ -24,7 +25,6 @@ from cordee.train.mesh import layout_mesh
 from cordee.train.report import Reporter
 from cordee.train.settings import Every, settings
 from cordee.train.step_timer import StepTimer
-from cordee.train.stop import rank_exit
 from cordee.train.stop.agreement import Agreement
 from cordee.train.stop.notice import Notices
 from cordee.workload.keep import Keep
