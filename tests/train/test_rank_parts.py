@@ -258,8 +258,8 @@ def test_a_model_in_flat_parts_is_refused_before_anything_is_trained(tmp_path: P
 
 
 def test_the_planned_layout_reaches_the_script() -> None:
-    told = settings({"CORDEE_LAYOUT": "tp2 pp2 fsdp4", "WORLD_SIZE": "16"})
-    assert told.layout == Layout(tp=2, pp=2, dp=4, zero=3)
+    found = settings({"CORDEE_LAYOUT": "tp2 pp2 fsdp4", "WORLD_SIZE": "16"})
+    assert found.planned.layout == Layout(tp=2, pp=2, dp=4, zero=3)
     assert settings({}).planned.layout is None
     assert settings({"CORDEE_ESTIMATE": '{"of": "another version"}'}).planned.estimate is None
     with pytest.raises(InputError, match="CORDEE_LAYOUT cannot be read"):
