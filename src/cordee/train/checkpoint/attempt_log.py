@@ -35,12 +35,12 @@ class AttemptLog:
     Args:
         to: the destination.
         consensus: of the ranks; rank 0 alone writes to the log.
-        epoch: given by a server, which runs one attempt at a time; None: the newest in the log plus one.
+        epoch: the server's number of this attempt; None: the newest in the log plus one.
         base: a destination whose pinned generation may be built upon.
 
     Attributes:
-        skipped: what could not be used, newest first.
-        past: the earlier attempts; on rank 0 only.
+        skipped: unusable generations and records, newest first.
+        past: the earlier attempts, on rank 0 only.
         opened: the generation that was found; None: there is none.
     """
 
@@ -62,12 +62,12 @@ class AttemptLog:
         return self._epoch
 
     def prefix(self, number: int) -> str:
-        """Return where the parts of a save of this attempt meet."""
+        """Return the prefix of the parts of this save of this attempt."""
         return parts_prefix(self.epoch, self.nonce, number)
 
     def report_failed(self, number: int, reason: object) -> None:
-        """Let the other ranks know that this save cannot succeed."""
-        with suppress(CheckpointError):  # Without this their deadline ends it.
+        """Report to the other ranks that this save cannot succeed."""
+        with suppress(CheckpointError):  # The deadline of the other ranks ends the save anyway.
             write_failed(self.blobs, self.prefix(number), f"rank {self._consensus.rank}: {reason}")
 
     def find(self, take: Callable[[Commit], None], on_read: Callable[[Commit | None], None]) -> Commit | None:
@@ -75,7 +75,7 @@ class AttemptLog:
 
         Args:
             take: raises Damaged, on all ranks equally, for a generation that cannot be used.
-            on_read: called with the generation that is read next, and with None when it turned out to be damaged.
+            on_read: called with the generation that is read next, and with None if it is damaged.
 
         Raises:
             FencedError: a newer attempt owns the log.
@@ -120,13 +120,13 @@ class AttemptLog:
         self.past = past_attempts(log.entries)
         self.blobs.sweep_tmp()
         if self.base is not None:
-            base_chunks(self.blobs, self.base)  # Its errors are raised now, and not when the first save is under way.
+            base_chunks(self.blobs, self.base)  # Raises its errors now, not during the first save.
         commits = [commit_of(entry) for entry in reversed(log.commits())]
         damaged = [(entry.index, entry.damage) for entry in log.entries if entry.record is None]
         return log.epoch, nonce, commits, damaged
 
     def _await_rescue(self) -> None:
-        """Without a server, wait for uploaders of the attempt before: beginning this one fences them."""
+        """Without a server, wait for the uploaders of the attempt before, which this attempt will fence."""
         if self.has_server:
             return
         from_rank0 = self._consensus.from_rank0
@@ -155,7 +155,7 @@ class AttemptLog:
             logger.warning("no sign of life from an uploader for %.0f s, going on: %s", rescue.SILENT_S_MAX, silent)
 
     def _still_working(self, uploaders: rescue.EarlierUploaders) -> str | None:
-        """Look for a second at most, and for half the time that the other ranks wait for an answer."""
+        """Look for a second, or for half the time that the other ranks wait, if that is less."""
         until_s = time.monotonic() + min(rescue.LOOK_S_MAX, self._consensus.grace_s / 2)
         while (found := uploaders.working(max(0.0, until_s - time.monotonic()))) and time.monotonic() < until_s:
             time.sleep(max(0.0, min(0.1, until_s - time.monotonic())))

@@ -1,4 +1,4 @@
-"""The intervals that the job leaves to Cordee (`auto`), from measured costs of saves and the job's failures so far."""
+"""The `auto` intervals of a job, from the measured costs of its saves and its failures."""
 
 import logging
 import statistics
@@ -21,16 +21,16 @@ LOGGED_CHANGE = 1 / 3  # an interval that has moved by more is logged
 
 
 class AutoInterval:
-    """Sets the intervals of a cadence after each save; on rank 0.
+    """The setter of a cadence's intervals after each save, on rank 0.
 
     Args:
-        cadence: whose intervals are set.
-        every: of checkpoints, as the job says it.
-        ranks: of the gang.
+        cadence: the cadence to set.
+        every: the job's interval of checkpoints.
+        ranks: number of ranks of the gang.
         past: returns the earlier attempts.
 
     Attributes:
-        restart_s: from the start of the process until the state was loaded.
+        restart_s: time from the start of the process until the state was loaded.
     """
 
     def __init__(self, cadence: Cadence, every: Every, ranks: int, past: Callable[[], Sequence[PastAttempt]]) -> None:
@@ -38,26 +38,26 @@ class AutoInterval:
         self._cadence, self._every, self._ranks, self._past = cadence, every, ranks, past
         self._began_s = time.monotonic()
         self._stall_s = 0.0  # of the newest capture
-        self._costs_s: deque[tuple[float, float]] = deque(maxlen=5)  # stall and upload of the last checkpoints
+        self._costs_s: deque[tuple[float, float]] = deque(maxlen=5)  # (stall, upload) of the last checkpoints
         self._captured_s: float | None = None  # when the newest checkpoint was captured
-        self._between_s: float | None = None  # the two newest
+        self._between_s: float | None = None  # between the two newest checkpoints
         self._logged_s: float | None = None  # the interval that was logged last
 
     def captured(self, stall_s: float, now_s: float, *, in_memory: bool) -> None:
-        """Take note of a capture."""
+        """Record a capture."""
         self._stall_s = stall_s
         if not in_memory:
             self._between_s = now_s - self._captured_s if self._captured_s is not None else None
             self._captured_s = now_s
 
     def committed(self, stall_s: float, upload_s: float) -> bool:
-        """Take note of a checkpoint; return whether the intervals may have changed."""
+        """Record a checkpoint; return whether the intervals may have changed."""
         self._costs_s.append((stall_s, upload_s))
         stalls_s, uploads_s = zip(*self._costs_s, strict=True)
         return self._update(statistics.median(stalls_s), statistics.median(uploads_s), logs=True)
 
     def failed(self) -> bool:
-        """Take note that a checkpoint failed: its stall is known, and storage that is away is not tried too often."""
+        """Record a failed checkpoint: its stall counts, and unreachable storage is not tried too often."""
         return self._update(self._stall_s, 0.0, logs=False)
 
     def _update(self, stall_s: float, upload_s: float, *, logs: bool) -> bool:

@@ -1,6 +1,6 @@
 """When the next checkpoint is due, and to how many storage levels it goes.
 
-Clocks are read by the caller, on rank 0; the ranks agree on the answer when they save.
+The caller reads the clock, on rank 0; the ranks agree on the answer when they save.
 """
 
 import math
@@ -11,15 +11,15 @@ from cordee.storage.destination import Level
 from cordee.train.settings import Every
 
 MEMORY = 0
-"""The reach of a capture that stays in memory: 1 is the nearest storage level, and so on to the farthest."""
+"""The reach of a capture that stays in memory; 1 is the nearest storage level."""
 
-LOOK_S = 0.1  # between two looks whether the uploader is done
+LOOK_S = 0.1  # between two checks whether the uploader is done
 
 
 class LevelSchedule:
-    """Which storage levels are due; a checkpoint that goes to one goes to all nearer ones too.
+    """The storage levels that are due; a checkpoint that goes to one goes to all nearer ones too.
 
-    The first checkpoint of an attempt goes everywhere: it shows that each level works, and how long it takes.
+    The first checkpoint of an attempt goes to all levels: it shows that each works, and its upload time.
     """
 
     def __init__(self, levels: Sequence[Level]) -> None:
@@ -33,11 +33,11 @@ class LevelSchedule:
         return max(due, default=1)
 
     def captured(self) -> None:
-        """Count a checkpoint that is on its way."""
+        """Count a checkpoint that is being uploaded."""
         self._count = [count + 1 for count in self._count]
 
     def arrived(self, reach: int, captured_s: float) -> None:
-        """Take note that a checkpoint is durable in so many levels: only then are these no longer due."""
+        """Record that a checkpoint is durable in `reach` levels, which are no longer due."""
         for at in range(reach):
             self._count[at], self._at_s[at] = 0, captured_s
 
@@ -48,18 +48,18 @@ class LevelSchedule:
 
 
 class Cadence:
-    """When a checkpoint is due, and when a capture in memory between two checkpoints.
+    """The times of checkpoints, and of captures in memory between them.
 
-    By steps, every rank knows. By time, rank 0's clock decides, and the ranks agree on the step.
+    By steps, every rank knows when one is due. By time, rank 0's clock decides, and the ranks agree on the step.
 
     Args:
-        every: of checkpoints; neither steps nor seconds: `save_s` is estimated.
-        ram: of captures in memory; None: none are made; neither steps nor seconds: `memory_s` is estimated.
-        first_s: until the first checkpoint, while nothing is estimated yet.
+        every: the interval of checkpoints; without steps and seconds `save_s` is estimated.
+        ram: the interval of captures in memory, likewise; None: none are made.
+        first_s: time until the first checkpoint, before there is an estimate.
 
     Attributes:
-        save_s: between two checkpoints; None: they are counted by steps.
-        memory_s: between two captures; None: none are made by time.
+        save_s: time between two checkpoints; None: they are counted by steps.
+        memory_s: time between two captures; None: none are made by time.
         is_urgent: a checkpoint is due at once, in all levels.
     """
 
@@ -82,7 +82,7 @@ class Cadence:
         return self._ram is not None and bool(self._ram.steps or self._ram.seconds)
 
     def at_step(self, step: int) -> int | None:
-        """Return the reach of what is due by steps: 1 for a checkpoint, MEMORY for a capture; None: nothing is."""
+        """Return the reach of a save that is due by steps: 1 for a checkpoint, MEMORY for a capture; else None."""
         if self._every.steps and step % self._every.steps == 0:
             return 1
         return MEMORY if self._ram and self._ram.steps and step % self._ram.steps == 0 else None
@@ -104,7 +104,7 @@ class Cadence:
         self._saved_s = self._captured_s = now_s
 
     def captured(self, reach: int, now_s: float) -> None:
-        """Take note of a capture that was made, or tried."""
+        """Record a capture that was made or tried."""
         self._captured_s = now_s
         if reach != MEMORY:
             self._saved_s, self.is_urgent = now_s, False
@@ -127,12 +127,12 @@ class SaveStatus:
     """Measured costs of a save, and the newest captures. None: not known yet, or there is none.
 
     Attributes:
-        bytes: of the newest checkpoint, all ranks together.
-        stall_s: how long it stopped the training, on the slowest rank.
-        upload_s: until it was durable, by reach: the first for the nearest level alone, the last for all of them.
-        memory_step: of the newest capture that is in memory only, complete on this rank.
-        uploading_step: of the checkpoint that is on its way.
-        durable_step: of the newest checkpoint that is committed.
+        bytes: size of the newest checkpoint, all ranks together.
+        stall_s: time for which it stopped the training, on the slowest rank.
+        upload_s: time until it was durable, by reach: the first for the nearest level alone, the last for all.
+        memory_step: step of the newest capture that is only in memory, complete on this rank.
+        uploading_step: step of the checkpoint that is being uploaded.
+        durable_step: step of the newest committed checkpoint.
     """
 
     bytes: int | None

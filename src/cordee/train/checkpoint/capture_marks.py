@@ -1,7 +1,7 @@
 """One word per staging buffer, in memory shared by trainer and uploader: the save whose capture it holds whole, or 0.
 
-The trainer clears the mark before it touches a buffer and sets it when the copy is done. So whenever the trainer dies,
-the uploader knows which buffers it may use. No torch here: the uploader imports it.
+The trainer clears the mark before it touches a buffer and sets it when the copy is done. If the trainer dies, the
+uploader thus knows which buffers it may use. The uploader imports this file, so it imports no torch.
 """
 
 import mmap

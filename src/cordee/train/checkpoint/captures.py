@@ -16,7 +16,7 @@ from cordee.train.checkpoint.staging import StagingBuffers, local_bytes
 from cordee.train.checkpoint.state import gather
 from cordee.units import MiB
 
-_ROOM_BYTES = 2 * MiB  # for the extras and what lies between tensors, where memory is allocated beforehand
+_ROOM_BYTES = 2 * MiB  # for extras and gaps between tensors
 
 
 class Captures:
@@ -31,15 +31,15 @@ class Captures:
         self._ended = False
 
     def prepare(self, state: dict[str, Any], *, in_memory: bool) -> None:
-        """Allocate the buffers beside the training; `in_memory`: also the one for captures that stay in memory."""
-        with contextlib.suppress(CheckpointError):  # The first save reports what is wrong with the state.
+        """Allocate the buffers while training runs; `in_memory`: also the one for captures that stay in memory."""
+        with contextlib.suppress(CheckpointError):  # The first save reports errors of the state.
             tensors, _ = gather(state)
             device = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
             size_bytes = local_bytes(tensors.values(), self.world_size) + _ROOM_BYTES
             self.buffers.warm(size_bytes, both=in_memory, device=device)
 
     def usable(self, *, in_memory: bool | None) -> range:
-        """Return the buffers that a capture may use; None: it is not known yet whether it stays in memory."""
+        """Return the buffers that a capture may use; `in_memory` None: it may or may not stay in memory."""
         return range(BUFFERS) if in_memory is None else self.buffers.slots(in_memory=in_memory)
 
     def pick(self, reading: Collection[int], *, in_memory: bool) -> int:
@@ -53,7 +53,7 @@ class Captures:
 
         Raises:
             CheckpointError: the process is ending.
-            OSError, RuntimeError: there is no memory to stage in, or a device failed.
+            OSError, RuntimeError: staging memory is exhausted, or a device failed.
         """
         try:
             self._fill(slot, plan, tensors, extras)
@@ -80,7 +80,7 @@ class Captures:
         return plan.shards(self._writers[slot].layout)
 
     def command(self, slot: int, step: int, extras_bytes: int, started_s: float) -> dict[str, Any]:
-        """Return what the uploader has to know of the capture in this buffer."""
+        """Return the uploader's command for the capture in this buffer."""
         layout = self._writers[slot].layout
         behind = lay_out([extras_bytes])
         return {
@@ -94,7 +94,7 @@ class Captures:
         }
 
     def end(self) -> None:
-        """Begin no capture any more: the uploader reads the buffers."""
+        """Allow no more captures, since the uploader reads the buffers."""
         with self._starting:
             self._ended = True  # A capture that began before has cleared its mark, so the uploader leaves it alone.
 

@@ -1,9 +1,9 @@
 """Checkpoints from inside the training process: capture in memory, upload beside it, one commit for all ranks.
 
-A save costs the trainer one copy into memory that is kept; the uploader does everything after that. A resume reads the
-newest generation once, verifies every byte, reshards to any world size, and goes back past those that are damaged.
+A save costs the trainer one copy into staging memory; the uploader does the rest. A resume reads the newest generation
+once, verifies every byte, reshards to any world size, and goes back past damaged generations.
 
-    Checkpointer ── AttemptLog     the log: the fence, what was found
+    Checkpointer ── AttemptLog     the log: fences, and finds the newest generation
                  ├─ Captures       staging buffers, shared with the uploader
                  ├─ UploaderLink   the uploader process
                  ├─ SaveRecord     outcomes of saves, from the uploader's events
@@ -46,7 +46,7 @@ class Save:
 
     Attributes:
         reach: number of storage levels that it goes to, nearest first; 0: it stays in memory.
-        previous_failure: of an earlier save, if no save has reported it yet.
+        previous_failure: the failure of an earlier save, if no save has reported it yet.
     """
 
     number: int
@@ -61,8 +61,8 @@ class Checkpointer:
     """One rank's access to its job's checkpoints.
 
     All ranks make one, and call `resume` (or `open` and `load`) and `save` in the same order; a world of one needs no
-    process group. What `save` has captured is committed even if the trainer dies, and so is a capture that stays in
-    memory; `wait` says when, `close` waits for the uploader to end.
+    process group. A capture is committed even if the trainer dies, also one that stays in memory. `wait` waits for the
+    commit, `close` for the end of the uploader.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Checkpointer:
     def resume(self, state: dict[str, Any]) -> Loaded | None:
         """Fence older attempts and put the newest generation that verifies into the state, in one pass over its bytes.
 
-        None if nothing was ever committed; then the state is as it was.
+        Return None, and leave the state as it is, if nothing was ever committed.
 
         Raises:
             FencedError: a newer attempt owns the log.
@@ -122,13 +122,13 @@ class Checkpointer:
         load = partial(restore, state, blobs=self._attempt.blobs, consensus=self._consensus)
         if self._find(lambda commit: found.append(load(commit))) is None:
             return None
-        self._start_uploader(saves_before=0)  # Not before: its start would take the processor from the load.
+        self._start_uploader(saves_before=0)  # Not earlier: its start would slow the load down.
         return found[-1]
 
     def open(self) -> Commit | None:
-        """Do as `resume`, but leave the state as it is: for a caller that needs the step before it has a state.
+        """Do as `resume`, but leave the state as it is, for a caller that needs the step before it has a state.
 
-        A state that is loaded afterwards is read a second time.
+        A later `load` reads the generation again.
         """
 
         def check(commit: Commit) -> None:
@@ -156,9 +156,9 @@ class Checkpointer:
         return loaded
 
     def prepare(self, state: dict[str, Any], *, in_memory: bool = False) -> None:
-        """Allocate memory for captures beside the training; `in_memory`: also for those that stay in memory.
+        """Allocate memory for captures while training runs; `in_memory`: also for those that stay in memory.
 
-        Best called once the optimizer has its state, a while before the first save. No rank waits for another one.
+        Call it once the optimizer has its state, well before the first save. No rank waits for another.
         """
         self._captures.prepare(state, in_memory=in_memory)
 
@@ -177,12 +177,12 @@ class Checkpointer:
         Args:
             state: as in `load`.
             step: the same on all ranks.
-            extras: what belongs to this rank alone.
-            problem: why this rank can save nothing; the others learn of it here.
-            reach: number of levels it goes to, nearest first; 0 keeps it in memory, where it is committed only if the
-                trainer dies before a newer one is. None: rank 0 decides by the frequencies in `to`. The largest that
-                any rank asks for counts.
-            last: the attempt ends with it, so it does not count as stopped by a failure.
+            extras: state of this rank alone.
+            problem: the reason why this rank can save nothing, for the other ranks.
+            reach: number of levels, nearest first; 0 keeps the capture in memory, where it is committed only if the
+                trainer dies before a newer one is. None: rank 0 decides by the frequencies in `to`. The largest reach
+                that any rank asks for counts.
+            last: the attempt ends with this save, not by a failure.
 
         Raises:
             FencedError: a newer attempt owns the log: stop writing.
@@ -190,7 +190,7 @@ class Checkpointer:
         """
         started_s = time.monotonic()
         assert self._attempt.nonce, "call resume() before save()"
-        link = self._link or self._start_uploader(saves_before=0)  # What was found may not have been loaded.
+        link = self._link or self._start_uploader(saves_before=0)  # The caller may not have loaded the generation.
         self._number += 1
         tensors: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
@@ -215,12 +215,12 @@ class Checkpointer:
         """Wait until the newest save that goes to storage is durable and committed.
 
         Raises:
-            CheckpointError: it failed, or there was not enough time.
+            CheckpointError: it failed, or the time ran out.
         """
         return self._record.wait(timeout_s)
 
     def has_failed(self) -> bool:
-        """Return whether the newest save failed, as far as this rank knows: another one may know more."""
+        """Return whether the newest save failed, as far as this rank knows."""
         return self._record.has_failed()
 
     def any_rank(self, flag: bool) -> bool:
@@ -228,18 +228,20 @@ class Checkpointer:
         return self._consensus.any_rank([flag])[0]
 
     def newest(self) -> Commit | None:
-        """Return the newest generation that this attempt has loaded or committed, or the one that it reads."""
+        """Return the newest generation that this attempt has loaded or committed, or is reading."""
         return self._record.newest
 
     def status(self) -> SaveStatus:
-        """Return what a save costs, and which captures there are."""
-        has_uploader = self._link is not None and self._link.alive  # Else nothing would upload it.
+        """Return the costs of a save, and the newest captures."""
+        has_uploader = (
+            self._link is not None and self._link.alive
+        )  # A capture in memory counts only while an uploader runs.
         return self._record.status(self._captures.buffers.memory_step if has_uploader else None)
 
     def leave(self, left_s: Callable[[], float]) -> None:
-        """Let the uploader bring all that is in memory, since this process is about to be killed.
+        """Let the uploader upload the captures in memory, since this process is about to be killed.
 
-        For a thread beside the loop's, which may go on; no capture begins any more.
+        Safe on a thread other than the loop's; no new capture begins.
         """
         self._captures.end()
         if (link := self._link) is not None:
@@ -247,10 +249,10 @@ class Checkpointer:
                 pass
 
     def close(self, *, failed: bool = False) -> None:
-        """Let the uploader finish, for at most the grace period; after that it goes on alone.
+        """Wait for the uploader for at most the grace period; after that it goes on alone.
 
         After a failure the uploaders may have to wait for those of ranks that still hang. Under an agent this rank does
-        not wait for that: the agent has to see its end before it can end the others, and it spares the uploaders.
+        not wait: the agent ends the other ranks only after this one, and lets the uploaders finish.
         """
         patience_s = 0.0 if failed and self._attempt.has_server and self.world_size > 1 else self.grace_s
         if self._link is not None and not self._link.close(patience_s) and patience_s:
@@ -284,7 +286,7 @@ class Checkpointer:
         asked = self._schedule.reach(started_s) if reach is None and self.rank == 0 else reach or MEMORY
         changed, agreed = self._consensus.agree(step, problem, changed=changed, reach=asked)
         if changed:
-            self._plan = None  # Until there is a new one: a save that fails on the way must plan again.
+            self._plan = None  # If this save fails, the next one plans again.
             self._plan = self._consensus.call(lambda: make_plan(state, tensors, mark, self._consensus))
         assert self._plan is not None, "the first save always plans"
         return self._plan, agreed
@@ -308,18 +310,18 @@ class Checkpointer:
         slot = captures.pick(link.reading, in_memory=in_memory)
         try:
             captures.fill(slot, plan, tensors, extras)
-        except (OSError, RuntimeError) as error:  # No memory to stage in, or a device error.
+        except (OSError, RuntimeError) as error:  # Staging memory is exhausted, or a device failed.
             raise self._give_up(step, error) from error
         captures.buffers.filled(slot, self._number, step, in_memory=in_memory)
         return slot
 
     def _give_up(self, step: int, error: Exception) -> CheckpointError:
-        """Report to the other ranks, which have captured this step, that this one has not; the error to raise."""
+        """Report to the other ranks that this one has not captured the step; return the error to raise."""
         self._attempt.report_failed(self._number, error)
         return CheckpointError(f"step {step} could not be captured: {error}", hint="the previous generation is intact")
 
     def _ready_link(self, slots: Collection[int]) -> UploaderLink:
-        """Return a living uploader that leaves one of these buffers to write to."""
+        """Return a running uploader that does not read one of these buffers."""
         assert self._link is not None, "save() has started one"
         self._captures.buffers.settle()
         self._await_read(self._link, slots)
@@ -366,9 +368,9 @@ class Checkpointer:
         link.send_save(self._number, {**command, "missing_levels": len(self._attempt.blobs.levels) - reach})
 
     def _failed(self, number: int | None, error: CheckpointError) -> None:
-        """Take note of a failure; called on the uploader's listener."""
+        """Record a failure; called on the uploader's listener."""
         self._record.report(error)
         if number is not None:
-            # An uploader that died could not report to the other ranks. That another one runs by now says nothing.
+            # An uploader that died could not report to the other ranks, even if a new one runs by now.
             self._attempt.report_failed(number, error.message)
         self._record.failed(number, error)

@@ -1,6 +1,6 @@
-"""Collectives by which the ranks of a gang open, plan and load in step, on a gloo group of their own, not the user's.
+"""Collectives by which the ranks of a gang open, plan and load together, on their own gloo group.
 
-Its time-out is the grace period: a rank that has died must not block the others for longer.
+The group's time-out is the grace period: a dead rank must not block the others for longer.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,11 @@ class Consensus:
         return result
 
     def on_all(self, work: Callable[[], T], doing: str) -> T:
-        """Do the work on each rank; if it fails on one it fails on all, in the same way.
+        """Do the work on each rank; if it fails on one, fail on all in the same way.
 
         Raises:
-            CheckpointError: on this rank, or on another one, which could not do what `doing` says.
-            Damaged: a rank found damaged bytes, and nothing worse happened.
+            CheckpointError: this rank or another one failed; `doing` names the work.
+            Damaged: a rank found damaged bytes, and no rank failed otherwise.
         """
         mine: CheckpointError | None = None
         damage: str | None = None
@@ -74,7 +74,7 @@ class Consensus:
         return result
 
     def any_rank(self, flags: list[bool]) -> list[bool]:
-        """Return for each flag whether it is set on any rank; all ranks pass as many."""
+        """Return for each flag whether it is set on any rank; all ranks pass equally many."""
         if self.group is None:
             return flags
         mask = torch.tensor(flags, dtype=torch.uint8)
@@ -84,7 +84,7 @@ class Consensus:
     def agree(self, step: int, problem: CheckpointError | None, *, changed: bool, reach: int) -> tuple[bool, int]:
         """Return whether a rank needs a new plan, and the largest reach that a rank asks for.
 
-        The one collective of a save whose plan is kept.
+        The only collective of a save that reuses its plan.
 
         Raises:
             CheckpointError: a rank has a problem, or the ranks are at different steps.

@@ -1,4 +1,4 @@
-"""Between torch's distributed checkpoint (DCP) and our store: DCP plans and reshards, the bytes go our way.
+"""The bridge between torch's distributed checkpoint (DCP) and storage: DCP plans and reshards, Cordee moves bytes.
 
 `CaptureWriter` and `GenerationReader` are DCP's storage interfaces; the plan of a save is kept as long as the state has
 the same shape on every rank.
@@ -41,7 +41,7 @@ _THREADS = 4
 
 
 def fingerprint(tensors: dict[str, torch.Tensor]) -> str:
-    """Return a digest that changes when a save must be planned again: names, types, shapes, placements; no contents."""
+    """Return a digest of names, types, shapes and placements: if it changes, a save must be planned again."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in tensors.items():
         place = (tensor.placements, tensor.device_mesh) if isinstance(tensor, DTensor) else ()
@@ -58,14 +58,14 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
         self._targets: list[torch.Tensor] = []
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: only memory is kept from one checkpoint to the next."""
+        """Do nothing: checkpoints have only memory in common."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False, so that DCP never chooses it by itself."""
+        """Return False, so that DCP never chooses this class by itself."""
         return False
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -79,11 +79,11 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
     def prepare(self, plan: SavePlan) -> None:
         """Lay out a new plan."""
         self.layout = lay_out(_shard_bytes(item) for item in plan.items)
-        self.staging.clear()  # Gaps are hashed too: old bytes in them would make equal chunks differ.
+        self.staging.clear()  # Gaps are hashed too, so old bytes would make equal chunks differ.
         self._targets = []
 
     def make_room(self, plan: SavePlan, room_bytes: int) -> None:
-        """Grow the staging memory if it cannot hold the plan and so many bytes behind it."""
+        """Grow the staging memory if it cannot hold the plan and `room_bytes` after it."""
         if self.staging.grow(self.layout.total_bytes + room_bytes) or not self._targets:
             self._targets = [
                 self.staging.bytes[offset : offset + _shard_bytes(item)]
@@ -144,7 +144,7 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
     """Plan a save with DCP's default planner; a collective of all ranks.
 
     Raises:
-        CheckpointError: the ranks' plans do not fit consensus.
+        CheckpointError: the ranks' plans contradict each other.
     """
     rank, group = consensus.rank, consensus.group
     planner = planner_for(tensors, rank)
@@ -170,7 +170,7 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
 
 
 def _value_writers(offers: list[_Offer]) -> list[bool]:
-    """Return for each rank whether it writes values: rank 0 does, and any that holds a name no rank before it holds."""
+    """Return whether each rank writes values: rank 0 does, and any with a name that no rank before it has."""
     seen: set[str] = set()
     writers: list[bool] = []
     for offer in offers:
@@ -181,10 +181,10 @@ def _value_writers(offers: list[_Offer]) -> list[bool]:
 
 
 def _conflict(offers: list[_Offer]) -> str:
-    """Describe two ranks with one name for different weights, of which the checkpoint could hold only one; else "".
+    """Describe two ranks that use one name for different weights; return "" if there are none.
 
-    Stages of a pipeline that each count from 0 would do that. Replicas may differ a little: not all are kept equal
-    to the last bit.
+    Stages of a pipeline that each count from 0 would do that. Small differences of replicas are allowed, since not all
+    are equal to the last bit.
     """
     seen: dict[Any, tuple[int, list[float]]] = {}
     for rank, offer in enumerate(offers):
@@ -219,9 +219,9 @@ def _join_plans(planner: Any, plans: list[Any]) -> tuple[list[Any] | None, str, 
 
 
 def _small_tensors_once(plans: list[SavePlan]) -> list[SavePlan]:
-    """Keep only the lowest rank's copy of a small tensor that several ranks hold: DCP would take any.
+    """Keep only the lowest rank's copy of a small tensor that several ranks hold; DCP would take any copy.
 
-    Buffers, such as BatchNorm's, may differ from rank to rank, and DistributedDataParallel goes by those of rank 0.
+    Buffers, such as BatchNorm's, may differ from rank to rank, and DistributedDataParallel uses rank 0's.
     """
     seen: set[Any] = set()
     thinned = []
@@ -250,7 +250,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False, so that DCP never chooses it by itself."""
+        """Return False, so that DCP never chooses this class by itself."""
         return False
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -304,7 +304,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
     def _straight(
         self, shard: Shard, dtype: str, item: ReadItem, target: torch.Tensor
     ) -> list[tuple[Chunk, memoryview]]:
-        """Return each chunk with its memory in the target, if whole chunks can be read there directly; else nothing."""
+        """Return each chunk with its memory in the target if whole chunks can be read into it, else nothing."""
         chunks = [self.manifest.chunks[piece.chunk] for piece in shard.pieces]
         fits = tuple(item.lengths) == shard.sizes and target.dtype == dtype_of(dtype)
         whole = all(piece.length_bytes == chunk.length_bytes for piece, chunk in zip(shard.pieces, chunks, strict=True))
@@ -331,7 +331,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
 
 
 def load_tensors(reader: GenerationReader, tensors: dict[str, torch.Tensor], rank: int) -> None:
-    """Fill the tensors in place, whatever the sharding they were saved with.
+    """Fill the tensors in place, from any sharding.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.

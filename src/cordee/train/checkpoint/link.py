@@ -1,4 +1,4 @@
-"""The trainer's end of its uploader: starts the process, hands captures over, and handles the events that come back."""
+"""The trainer's end of its uploader: start the process, hand captures over, and handle its events."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ _live: "weakref.WeakSet[UploaderLink]" = weakref.WeakSet()
 
 
 class UploaderLink:
-    """One uploader process. Its events are handled in a thread of this process, one after the other."""
+    """One uploader process, with a thread of this process that handles its events one by one."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class UploaderLink:
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._changed = threading.Condition()
-        self._reading: dict[int, int] = {}  # saves whose captures the uploader still reads, by buffer
+        self._reading: dict[int, int] = {}  # by buffer: the save whose capture the uploader still reads
         self._open: set[int] = set()  # saves without an outcome
         self._ended = False
         self._process = subprocess.Popen(
@@ -46,7 +46,7 @@ class UploaderLink:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=(*setup.fds, setup.marks_fd),
-            # An agent that ends what a trainer left behind recognises it, and gives it the time that it needs.
+            # An agent that ends a trainer's remaining processes recognises the uploader, and gives it time.
             env=os.environ | dict.fromkeys(UPLOADER_MARKS, "1"),
         )
         assert self._process.stdin is not None and self._process.stdout is not None, "they are pipes"
@@ -75,16 +75,16 @@ class UploaderLink:
             return set() if self._ended else set(self._reading)
 
     def wait_until_read(self, timeout_s: float, slots: Collection[int] = (0,)) -> bool:
-        """Wait until one of these buffers may be written again; return whether one may."""
+        """Wait until the uploader no longer reads one of these buffers; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._ended or any(s not in self._reading for s in slots), timeout_s)
 
     def send_layout(self, layout: dict[str, Any]) -> None:
-        """Send what stays the same from save to save."""
+        """Send the layout of the state, which is the same from save to save."""
         self._pipe.send({"do": "layout", **layout})
 
     def send_save(self, number: int, command: dict[str, Any]) -> None:
-        """Hand a capture over: from now on it is committed even if the trainer dies."""
+        """Hand a capture over; it is then committed even if the trainer dies."""
         with self._changed:
             ended = self._ended
             if not ended:
@@ -96,16 +96,16 @@ class UploaderLink:
         self._pipe.send({"do": "save", "save": number, **command}, HAND_OVER_S_MAX)
 
     def send_in_memory(self, number: int, command: dict[str, Any]) -> None:
-        """Announce a capture that stays in memory: committed only if the trainer dies, and all ranks have it."""
+        """Announce a capture that stays in memory; it is committed only if the trainer dies and all ranks have it."""
         self._pipe.send({"do": "keep", "save": number, **command}, HAND_OVER_S_MAX)
 
     def close(self, timeout_s: float, *, in_order: bool = True) -> bool:
-        """Let the uploader finish and end, and return whether it has; if not, it goes on alone.
+        """Let the uploader finish, and return whether it has ended; if not, it goes on alone.
 
-        Not `in_order`: as if the trainer had died, which the uploaders of the other ranks learn.
+        If not `in_order`, it acts as if the trainer had died, and the other ranks' uploaders learn of it.
         """
         if in_order:
-            self._pipe.send({"do": "close"})  # Without this, the end of the pipe means that the trainer has died.
+            self._pipe.send({"do": "close"})  # Without it, the end of the pipe means that the trainer died.
         self._pipe.close()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -148,10 +148,10 @@ class UploaderLink:
 
 
 class _CommandPipe:
-    """The uploader's standard input: JSON lines, written by the caller itself as far as the pipe takes them.
+    """The uploader's standard input: JSON lines that the caller writes itself while the pipe has room.
 
-    No thread that always runs writes them: the garbage collector may run foreign finalizers in any thread, and that of
-    a data loader of an earlier epoch waits for its workers for 5 s each.
+    No permanent thread writes them: the garbage collector may run finalizers in any thread, and that of an old data
+    loader waits 5 s for each of its workers.
     """
 
     def __init__(self, stdin: Any) -> None:
@@ -159,18 +159,18 @@ class _CommandPipe:
         os.set_blocking(stdin.fileno(), False)
         self._lock = threading.RLock()
         self._unsent = bytearray()
-        self._closing = False  # nothing is added any more
+        self._closing = False  # no message is added any more
         self._sender: threading.Thread | None = None
 
     def send(self, message: dict[str, Any], patience_s: float = 0.0) -> None:
-        """Send a message; what the pipe does not take in this time is sent beside."""
+        """Send a message; a thread sends the rest if the pipe does not take all of it in time."""
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         deadline_s = time.monotonic() + patience_s
         with self._lock:
             if self._closing:
                 return
             self._unsent += line
-        while not self._try_send():  # Also if another thread sends already: that one may be held up.
+        while not self._try_send():  # Also if another thread sends already, since it may be blocked.
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 self._send_beside()
@@ -184,7 +184,7 @@ class _CommandPipe:
             self._send_beside()
 
     def drop(self) -> None:
-        """Close the pipe now, whatever is left: the process has ended."""
+        """Close the pipe now and drop the rest: the process has ended."""
         with self._lock:
             self._closing = True
             self._unsent.clear()
@@ -198,7 +198,7 @@ class _CommandPipe:
             os.close(null)
 
     def _send_beside(self) -> None:
-        """Have the rest sent by a thread, until there is none."""
+        """Start a thread that sends the rest."""
         with self._lock:
             if not self._try_send() and self._sender is None:
                 self._sender = threading.Thread(target=self._send_rest, name="cordee-uploader-pipe", daemon=True)
@@ -213,7 +213,7 @@ class _CommandPipe:
             self._await_room(1.0)
 
     def _try_send(self) -> bool:
-        """Write what the pipe takes; return whether nothing is left. At the end the pipe is closed."""
+        """Write what the pipe takes; return whether nothing is left. Close the pipe at the end."""
         with self._lock:
             try:
                 while self._unsent:
@@ -228,7 +228,7 @@ class _CommandPipe:
             return True
 
     def _await_room(self, timeout_s: float) -> None:
-        room = select.poll()  # not select(), which knows no descriptors from 1,024 on
+        room = select.poll()  # not select(), which is limited to descriptors below 1,024
         with contextlib.suppress(ValueError):  # It was closed meanwhile: nothing is left to send.
             room.register(self._stdin, select.POLLOUT)
             room.poll(timeout_s * 1000)

@@ -1,7 +1,7 @@
 """The state that belongs to one rank alone: its random number generators, and its copies of objects without shards.
 
-Kept beside the sharded state, for each rank. With another world size or layout a rank gets generators that are derived
-from the checkpoint, so that two resumes of it are the same run.
+Each rank keeps it besides the sharded state. With another world size or layout a rank gets generators derived from the
+checkpoint, so that two resumes of it are the same run.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from cordee.train.data.sampler import ElasticBatchSampler
 
 log = logging.getLogger("cordee")
 
-_FSDP1 = "FullyShardedDataParallel"  # by its name: importing it takes a second
+_FSDP1 = "FullyShardedDataParallel"  # compared by name, since importing it takes a second
 
 
 def enter(state: dict[str, Any]) -> None:
@@ -88,12 +88,12 @@ def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
 
 
 def dp_of(state: dict[str, Any]) -> list[int] | None:
-    """Return this rank and their number among those that read different data, by its sampler; None without one."""
+    """Return this rank's data-parallel rank and the number of them, by its sampler; None without one."""
     return next(([each.dp_rank, each.dp_size] for each in _samplers(state)), None)
 
 
 def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
-    """Replace rank 0's objects by this rank's. The generators are left to `restore_rng`, just before the loop."""
+    """Replace rank 0's objects by this rank's; `restore_rng` restores the generators, just before the loop."""
     for name, value in extras["own"].items():
         if name not in state:
             continue
@@ -104,16 +104,16 @@ def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
 
 
 def rng_elsewhere(first: dict[str, Any], last: dict[str, Any], step: int, stream: int) -> Any:
-    """Return generators for `restore_rng` on a world or a layout that the checkpoint was not made on.
+    """Return generators for `restore_rng` on another world size or layout than the checkpoint's.
 
     If the first and the last rank read different data and yet had the same generators, all ranks share one seed and go
     on with it. Otherwise each stream has a seed that is derived from the first rank's generators and the step.
 
     Args:
-        first: captured by rank 0.
-        last: captured by the last rank.
-        step: of the checkpoint.
-        stream: ranks with the same number draw the same: those that share their data must.
+        first: generators that rank 0 captured.
+        last: generators that the last rank captured.
+        step: the checkpoint's step.
+        stream: ranks with the same number draw the same, as ranks that read the same data must.
     """
     state = first.get("rng")
     encoded = canonical(encode(state, "rng"))
@@ -164,4 +164,4 @@ def restore_rng(state: dict[str, Any]) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     else:
-        log.warning("the checkpoint was made on a GPU, and this rank has none: its random numbers will differ")
+        log.warning("the checkpoint was made on a GPU, but this rank has none: its random numbers will differ")

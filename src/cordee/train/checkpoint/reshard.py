@@ -1,6 +1,6 @@
-"""Choose the part of what all ranks saved that is this rank's now: by names, whichever rank saved it.
+"""Choose this rank's part of the saved values, by names, whichever rank saved them.
 
-Everything here is JSON as `state.py` writes it; `dcp.py` knows the bytes of a name.
+All values here are JSON as `state.py` writes it; `dcp.py` reads the bytes of a name.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,15 +13,15 @@ from cordee.train.checkpoint.state import FRESH, TAG, decode, encode, names_in, 
 
 
 def fit(state: dict[str, Any], saved: Sequence[dict[str, Any]], mine: dict[str, Any]) -> dict[str, Any]:
-    """Return for each object of this rank's state the saved value to give it.
+    """Return the saved value of each object in this rank's state.
 
     Args:
-        state: this rank's.
+        state: this rank's state.
         saved: the values of rank 0, then those of other ranks that had more names.
         mine: the values that `gather` returns for the state.
 
     Raises:
-        CheckpointError: no rank saved something that this rank has.
+        CheckpointError: this rank has a name that no rank saved.
     """
     if missing := [name for name in state if not any(name in values for values in saved)]:
         there = dict.fromkeys(name for values in saved for name in values)
@@ -76,7 +76,7 @@ def _fit_optimizer(name: str, found: list[Any], mine: dict[str, Any]) -> Any:
 
 
 def _union(found: Iterable[Any]) -> dict[str, Any]:
-    """Merge by key; of what several ranks have, take the first one's."""
+    """Merge by key; where several ranks have a key, take the first rank's value."""
     whole: dict[str, Any] = {}
     for each in found:
         whole = {**_fields(each), **whole}

@@ -1,7 +1,7 @@
 """Load a generation into the state, on any number of ranks and in any layout.
 
-The ranks agree before each step that could leave them half loaded. `dcp.py` reads the bytes; `attempt_log.py` chooses
-the generation, and goes on to an earlier one if it is damaged.
+The ranks agree before each step that could leave them half loaded. `dcp.py` reads the bytes. `attempt_log.py` chooses
+the generation, and an earlier one if it is damaged.
 """
 
 import gc
@@ -31,10 +31,10 @@ class Loaded:
 
     Attributes:
         step: the first one to run.
-        extras: this rank's; None if the world or the layout was another one.
-        world_size: when it was saved.
-        rng: for `rank_state.restore_rng`; None if there is none to go on from.
-        differed: where `extras` is None, the objects of which the ranks had different copies, and now have rank 0's.
+        extras: this rank's; None if the world size or the layout has changed.
+        world_size: number of ranks that saved it.
+        rng: for `rank_state.restore_rng`; None if there is none.
+        differed: if `extras` is None, the objects that differed between ranks; all ranks now have rank 0's.
     """
 
     step: int
@@ -62,12 +62,11 @@ def restore(
 ) -> Loaded:
     """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
 
-    Every chunk is verified by the rank that reads it, and a chunk that no rank reads by one of them; unless it
-    `is_verified`.
+    The rank that reads a chunk verifies it, and one rank verifies a chunk that none reads, unless it `is_verified`.
 
     Raises:
         CheckpointError: the state does not fit.
-        Damaged: on all ranks, if a chunk does not verify. Tensors may be half loaded; another load overwrites them.
+        Damaged: a chunk does not verify; raised on all ranks. Tensors may be half loaded; another load overwrites them.
     """
 
     def on_all(work: Callable[[], T]) -> T:
@@ -100,7 +99,7 @@ def _fitted(
 
 
 def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], consensus: Consensus) -> None:
-    """Refuse a checkpoint with tensors that no rank has a place for: it is of another model."""
+    """Refuse a checkpoint with tensors that no rank has a place for: it belongs to another model."""
     saved = sorted(model_names(state, manifest.all_values()))
     mine = model_names(state, [fitted])
     taken = consensus.any_rank([name in mine for name in saved])
@@ -143,7 +142,7 @@ def _scatter(
 
 def _elsewhere(manifest: Manifest, blobs: Blobs, stream: int) -> Loaded:
     """Return, in another world or layout, substitutes for the state that each rank kept for itself."""
-    if not manifest.ranks:  # Imported: it has no ranks.
+    if not manifest.ranks:  # An imported checkpoint has no ranks.
         return Loaded(manifest.step, None, manifest.world_size)
     first = last = _extras(blobs, manifest, 0)
     if manifest.world_size > 1:

@@ -1,7 +1,7 @@
-"""Chunks that a save may use again instead of writing them, and the looks that find out whether one has decayed.
+"""Chunks that a save may use again instead of writing them, and the reads that check them for decay.
 
-Each chunk that is used again is read again, in each storage level, once in so many saves that reach the level: what
-decays would decay for every generation that uses it.
+Each chunk that is used again is read again at intervals, counted in saves, in each storage level: if it decays, every
+generation that uses it is lost.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ class ReusableChunks:
     """The chunks of the generation before, and those of the base.
 
     Attributes:
-        known: by xxh3.
-        since: the generation that the known chunks are of; None: only the base's are known.
+        known: chunks by xxh3.
+        since: the generation of the known chunks; None: only the base's are known.
         decayed: copies found bad, by level and key, until a save that reaches the level has written them again.
     """
 
@@ -39,24 +39,24 @@ class ReusableChunks:
         self.known: dict[str, Chunk] = dict(self._base)
         self.since: int | None = None
         self.decayed: set[tuple[Blobs, str]] = set()
-        # By level. At random: an uploader that dies often must not begin with the same chunks each time.
+        # By level; random, so that an uploader that dies often does not begin with the same chunks each time.
         self._turns = [secrets.randbelow(REREAD_SAVES) for _ in blobs.levels]
 
     def load(self, log: Log, generation: int | None) -> None:
-        """Know the chunks of a generation that verifies."""
+        """Load the chunks of a generation that verifies."""
         self.since = generation
         for entry in log.commits():
             if entry.index == generation and entry.record:
-                with contextlib.suppress(Damaged):  # It was damaged since then: nothing is built upon it.
+                with contextlib.suppress(Damaged):  # Damaged since then: use none of its chunks.
                     whole = read_manifest(self._blobs, entry.record.fields["manifest"])
                     self.known |= known_chunks(self._blobs, log.entries, whole)
 
     def forget(self) -> None:
-        """Know only the base."""
+        """Forget all chunks but the base's."""
         self.known = dict(self._base)
 
     def learn(self, generation: int, chunks: Sequence[Chunk]) -> None:
-        """Know the chunks of a generation that was read back."""
+        """Add the chunks of a generation that was read back."""
         self.known |= {chunk.xxh3: chunk for chunk in chunks}
         self.since = generation
 
@@ -68,9 +68,9 @@ class ReusableChunks:
         pool: ThreadPoolExecutor,
         is_busy: Callable[[], bool],
     ) -> None:
-        """Read the due ones of the chunks that a save used again; the next save, which has them in memory, repairs.
+        """Read those chunks of a save that are due for a check; the next save, which has them in memory, repairs.
 
-        A base, which is no level of this destination, is read where any level is due.
+        A base, which is not a level of this destination, is read if any level is due.
         """
         self._turns = [turn + (at < len(levels)) for at, turn in enumerate(self._turns)]
         new = {chunk.key for chunk in written}

@@ -27,8 +27,8 @@ class SaveRecord:
     """The outcome of every save of this rank.
 
     Args:
-        schedule: of the storage levels; it learns which levels have a checkpoint.
-        n_levels: storage levels of the destination.
+        schedule: the schedule of storage levels, which learns which levels have a checkpoint.
+        n_levels: number of storage levels of the destination.
         on_commit, on_failure: called on the listener's thread.
 
     Attributes:
@@ -49,7 +49,7 @@ class SaveRecord:
         self._uploads: dict[int, _Upload] = {}  # by save
         self._upload_s: list[float | None] = [None] * n_levels
         self._outcomes: dict[int, Commit | CheckpointError] = {}
-        self._awaited = 0  # the newest save that is on its way to storage, or was
+        self._awaited = 0  # the newest save that was handed over for storage
         self._unreported: CheckpointError | None = None
         self._newest: Commit | None = None
 
@@ -65,12 +65,12 @@ class SaveRecord:
             self._newest = commit
 
     def opened(self, commit: Commit) -> None:
-        """Take the upload time of the generation that was found, as a first measure for the levels that it reached."""
+        """Take the upload time of the generation found as a first measure for its levels."""
         farthest = len(self._upload_s) - 1
         self._upload_s[farthest - min(commit.missing_levels, farthest)] = commit.uploaded_us / 1e6
 
     def handed_over(self, number: int, step: int, reach: int, captured_s: float) -> None:
-        """Note that a capture goes to the uploader, for so many levels."""
+        """Note that a capture goes to the uploader, for `reach` levels."""
         self._awaited = number
         with self._changed:
             self._schedule.captured()
@@ -78,7 +78,7 @@ class SaveRecord:
 
     def committed(self, number: int, commit: Commit) -> None:
         """Note that a save is durable in its levels."""
-        _call(self._on_commit, commit)  # First, so that a commit is reported before anyone who waits for it may exit.
+        _call(self._on_commit, commit)  # First, so that the commit is reported before a waiting thread may exit.
         with self._changed:
             self._newest = commit
             if upload := self._uploads.get(number):
@@ -87,7 +87,7 @@ class SaveRecord:
             self._settle(number, commit)
 
     def failed(self, number: int | None, error: CheckpointError) -> None:
-        """Note that a save has failed, or the uploader as such (None)."""
+        """Note that a save has failed, or (None) the uploader itself."""
         with self._changed:
             self._unreported = error
             if isinstance(error, FencedError):
@@ -110,7 +110,7 @@ class SaveRecord:
         """Wait until the newest save is durable and committed.
 
         Raises:
-            CheckpointError: it failed, or there was not enough time.
+            CheckpointError: it failed, or the time ran out.
         """
         number = self._awaited
         with self._changed:
@@ -154,5 +154,5 @@ def _call(callback: Callable[[T], None] | None, value: T) -> None:
         return
     try:
         callback(value)
-    except Exception:  # The listener must go on, or every later save would seem to hang.
+    except Exception:  # The listener must go on, or every later save would hang.
         logger.exception("a checkpoint callback failed")

@@ -1,7 +1,7 @@
-"""The saves of one attempt: decide when one is due, make it, and know what became of it.
+"""The saves of one attempt: decide when one is due, make it, and record its outcome.
 
 Captures are made on the main thread, between two steps; `checkpointer.py` uploads them. `stop/agreement.py` makes all
-ranks save at the same boundary, and `train/rank_exit.py` is how a rank leaves.
+ranks save at the same boundary; `train/rank_exit.py` ends a rank.
 """
 
 import logging
@@ -31,15 +31,15 @@ AUTO_FIRST_S = 5.0  # the first save shows what a save costs, and that the desti
 
 
 class Saver:
-    """Makes one rank's saves.
+    """The saves of one rank.
 
     Args:
         on_estimate: called on another thread when `wait_s` may have changed.
 
     Attributes:
         checkpointer: where the saves go.
-        tried_step: of the newest capture that was tried: the same on all ranks.
-        durable_step: of the newest checkpoint that all storage levels have; 0: there is none.
+        tried_step: step of the newest capture tried, the same on all ranks.
+        durable_step: step of the newest checkpoint in all storage levels; 0: there is none.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Saver:
         self._state, self._reporter, self._on_estimate = state, reporter, on_estimate
         self._levels = level_urls(to)
         self._start_step = 0
-        self._is_open = False  # whether it is known what there is to load
-        self._rng: dict[str, Any] | None = None  # to go on from when the loop begins
-        self._last: Save | None = None  # the newest that this rank has made; another one may have failed there
-        self._handed_over_s = 0.0  # when the uploader got its newest save
+        self._is_open = False  # whether the checkpoint to load is known
+        self._rng: dict[str, Any] | None = None  # restored when the loop begins
+        self._last: Save | None = None  # the newest of this rank; another rank may have failed at this step
+        self._handed_over_s = 0.0  # time of the newest hand-over to the uploader
         self._cadence = Cadence(settings.every, settings.ram, first_s=AUTO_FIRST_S)
         self.checkpointer = Checkpointer(
             to,
@@ -89,7 +89,7 @@ class Saver:
     # -- at the beginning and the end ----------------------------------------------------------------------
 
     def find(self) -> int:
-        """Return the step that `load` will start from, before there is a state to load into: it is read twice then."""
+        """Return the step that `load` will start from, before there is a state; `load` reads the generation again."""
         self.checkpointer.open()
         self._is_open = True
         return self._found()
@@ -154,21 +154,21 @@ class Saver:
             )
 
     def _log_learning_rates(self, script: dict[str, list[float]]) -> None:
-        """Warn where the checkpoint's rate differs: else an edit of the script would go unnoticed."""
+        """Warn where the checkpoint's rate differs from the script's, which it overrides."""
         for name, rates in rank_state.learning_rates(self._state).items():
             if rates != script.get(name, rates):
                 saved, mine = (", ".join(f"{rate:g}" for rate in dict.fromkeys(each)) for each in (rates, script[name]))
                 log.warning("%s: the checkpoint's learning rate (%s) wins over the script's (%s)", name, saved, mine)
 
     def close(self, *, failed: bool) -> None:
-        """Let the uploader finish, and let go of the user's state."""
+        """Let the uploader finish, and release the user's state."""
         self.checkpointer.close(failed=failed)
         self._state = {}
 
     # -- when, and how far ---------------------------------------------------------------------------------
 
     def at_step(self, step: int) -> None:
-        """Capture if it is due by the count of steps: the same on every rank, so there is nothing to agree on."""
+        """Capture if one is due by steps, which all ranks know without an agreement."""
         if step == self._start_step + 1:
             self.checkpointer.prepare(self._state, in_memory=self._cadence.captures_in_memory)
         reach = self._cadence.at_step(step)
@@ -185,13 +185,15 @@ class Saver:
         return self._cadence.wait_s(time.monotonic(), uploading=self.uploading)
 
     def asked(self) -> int | None:
-        """Return the reach of the capture that the ranks have agreed on; None: as `to` says. Rank 0 decides."""
+        """Return the reach of the capture that the ranks have agreed on, by rank 0's choice; None: as `to` says."""
         if self._cadence.is_urgent:
             return len(self._levels)
         if self.checkpointer.rank != 0:
             return None
         now = self._cadence.now(time.monotonic(), uploading=self.uploading)
-        late = now is None and self._cadence.memory_s is not None  # one by steps came between: it may still upload
+        late = (
+            now is None and self._cadence.memory_s is not None
+        )  # a save by steps came between and may still be uploading
         return MEMORY if now == MEMORY or late else None
 
     def hasten(self) -> None:
@@ -201,9 +203,9 @@ class Saver:
     # -- saves ---------------------------------------------------------------------------------------------
 
     def save(self, step: int, reach: int | None = None, *, last: bool = False) -> bool:
-        """Capture the state, for so many levels; a failure is logged and training goes on.
+        """Capture the state for `reach` levels; log a failure and go on.
 
-        `last`: the attempt ends with it, so no work of it is lost.
+        `last`: the attempt ends with this save, so none of its work is lost.
         """
         self.tried_step = step
         self._reporter.switch(SpanClass.CHECKPOINT, step)
@@ -214,7 +216,7 @@ class Saver:
             save = self.checkpointer.save(
                 self._state, step=step, extras=extras, problem=problem, reach=reach, last=last
             )
-            reached = save.reach  # another rank may have asked for more
+            reached = save.reach  # another rank may have asked for more levels
         except FencedError:
             raise
         except CheckpointError as error:
@@ -231,20 +233,20 @@ class Saver:
         return True
 
     def _extras(self, step: int) -> tuple[dict[str, Any], CheckpointError | None]:
-        """Return what belongs to this rank alone, or the error that the other ranks have to learn of."""
+        """Return the state of this rank alone, or the error to report to the other ranks."""
         try:
             return rank_state.capture(self._state, step), None
         except CheckpointError as error:
             return {}, error
 
     def make_durable(self, step: int, left_s: Callable[[], float], reach: int | None = None) -> bool:
-        """Commit a checkpoint of this step in so many levels, else in all, within the time left; return success."""
+        """Commit a checkpoint of this step in `reach` levels (None: all) within the time left; return success."""
         reach = reach or len(self._levels)
         again = self._must_save(step, reach)
         if again is None or (again and not self.save(step, reach, last=True)):
             return False
         if not again and step == self.durable_step:
-            return True  # committed already, or loaded
+            return True  # already committed or loaded
         self._reporter.switch(SpanClass.CHECKPOINT, step)
         try:
             self.checkpointer.wait(left_s())
@@ -256,7 +258,7 @@ class Saver:
         return True
 
     def is_captured(self, step: int, reach: int) -> bool:
-        """Return whether this rank has captured this step for so many levels; another one may have failed."""
+        """Return whether this rank has captured this step for `reach` levels; another rank may have failed."""
         return self._last is not None and self._last.step == step and self._last.reach >= reach
 
     def is_coming(self, step: int, reach: int) -> bool:
@@ -264,9 +266,9 @@ class Saver:
         return step == self.durable_step or (self.is_captured(step, reach) and not self.checkpointer.has_failed())
 
     def _must_save(self, step: int, reach: int) -> bool | None:
-        """Return whether a rank has to capture the step, so that all do: none may save alone, whatever it knows.
+        """Return whether any rank has to capture the step: then all do, since none may save alone.
 
-        None: this rank would have to, and another one does not answer. That one would not save either.
+        Return None if this rank has to and another rank does not answer; no rank saves then.
         """
         must = not self.is_coming(step, reach)
         try:
@@ -276,7 +278,7 @@ class Saver:
             return None if must else False
 
     def finish(self, left_s: float) -> None:
-        """Let the uploader finish its save. Captures in memory it brings when this process has ended."""
+        """Let the uploader finish its save; it uploads captures in memory after this process has ended."""
         if self.uploading:
             try:
                 self.checkpointer.wait(left_s)
@@ -284,18 +286,18 @@ class Saver:
                 log.error("the save before is not durable: %s", error)
 
     def leave(self, left_s: Callable[[], float]) -> None:
-        """Wait until the uploader has brought all that is in memory, since the process ends whatever its loop does."""
+        """Wait until the uploader has uploaded the captures in memory: the process ends, even if its loop runs."""
         self.checkpointer.leave(left_s)
 
     def situation(self, timer: StepTimer, *, left_s: float, at_boundary: bool, machine_stays: bool) -> Situation:
-        """Return what the decision at a notice needs."""
+        """Return the measured figures for the decision at a notice."""
         status = self.checkpointer.status()
         newest = self.checkpointer.newest()
         upload_s = next((each for each in reversed(status.upload_s) if each is not None), 0.0)
         busy_s = 0.0
         if status.uploading_step is not None:
             late_s = time.monotonic() - self._handed_over_s - upload_s
-            busy_s = abs(late_s)  # one that is overdue may be as late again
+            busy_s = abs(late_s)  # an overdue upload may take as long again
         return Situation(
             left_s=left_s,
             step=timer.step + (timer.inside and not at_boundary),

@@ -1,8 +1,8 @@
 """Staging memory: shared buffers of one rank, kept between saves, that the trainer fills and its uploader reads.
 
-Memory allocated for each save costs 7 times a copy into memory that is there (our measurement: page faults), and with
-CUDA the pinning besides; so a buffer only grows, and is allocated before it is needed where possible. The second one is
-for captures that stay in memory: it takes no memory before the first of these.
+Memory that is newly allocated for a save costs 7 times as much as a copy into existing memory (measured; page faults),
+and with CUDA also the pinning. So a buffer only grows, and is allocated before it is needed if possible. The second
+buffer is for captures that stay in memory, and takes no memory before the first of them.
 """
 
 import contextlib
@@ -29,19 +29,19 @@ class StagingBuffer:
         self._used_bytes = 0
 
     def grow(self, size_bytes: int) -> bool:
-        """Make room for at least this much, every page touched; return whether it is a new mapping."""
+        """Make room for at least this many bytes and touch every page; return whether the mapping is new."""
         if size_bytes <= self.bytes.numel():
             return False
         whole = -(-size_bytes // MiB) * MiB
         self._unpin()
         os.posix_fallocate(self.fd, 0, whole) if hasattr(os, "posix_fallocate") else os.ftruncate(self.fd, whole)
         self.bytes = torch.frombuffer(mmap.mmap(self.fd, whole, flags=mmap.MAP_SHARED), dtype=torch.uint8)
-        # By torch and not by MAP_POPULATE: beside the training this must not hold Python's lock.
+        # By torch, not by MAP_POPULATE: this runs during training and must release Python's lock.
         self.bytes[:: mmap.PAGESIZE].bitwise_or_(0)
         return True
 
     def clear(self) -> None:
-        """Zero all that was ever written; new memory is zero."""
+        """Zero all bytes that were ever written; new memory is zero."""
         self.bytes[: self._used_bytes].zero_()
 
     def fill(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -61,7 +61,7 @@ class StagingBuffer:
         side.synchronize()
 
     def pin(self) -> None:
-        """Pin the pages, so that the GPU copies by itself."""
+        """Pin the pages, so that the GPU can copy asynchronously."""
         if not self._pinned:
             torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(self.bytes.data_ptr(), self.bytes.numel(), 0))
             self._pinned = True
@@ -89,14 +89,14 @@ class StagingBuffers:
         self.marks_fd = _memory("cordee-marks")
         os.ftruncate(self.marks_fd, mmap.PAGESIZE)
         self.marks = CaptureMarks(self.marks_fd)
-        self.memory_step: int | None = None  # of the newest capture that stays in memory
+        self.memory_step: int | None = None  # step of the newest capture that stays in memory
         self._memory_slot: int | None = None
         self._count = 1
         self._warming: threading.Thread | None = None
 
     @property
     def fds(self) -> list[int]:
-        """Their descriptors, for the uploader."""
+        """Return the buffers' descriptors, for the uploader."""
         return [staging.fd for staging in self.buffers]
 
     def slots(self, *, in_memory: bool) -> range:
@@ -126,10 +126,10 @@ class StagingBuffers:
         self._memory_slot = self.memory_step = None
 
     def warm(self, size_bytes: int, *, both: bool, device: torch.device | None) -> None:
-        """Allocate memory beside the training, before the first capture needs it; `device`: the GPU to pin it for."""
+        """Allocate memory while training runs, before the first capture; `device`: the GPU to pin it for."""
 
         def make() -> None:
-            # A thread has a current device of its own. The first capture reports what fails here.
+            # Each thread has its own current device. The first capture reports a failure here.
             on = contextlib.nullcontext() if device is None else torch.cuda.device(device)
             with contextlib.suppress(OSError, RuntimeError), on:
                 for staging in self.buffers if both else self.buffers[:1]:
@@ -165,6 +165,6 @@ def _memory(name: str) -> int:
 
 
 def local_bytes(tensors: Iterable[torch.Tensor], world_size: int) -> int:
-    """Estimate the bytes that this rank will capture: its shards, and its part of what all ranks hold whole."""
+    """Estimate the bytes of this rank's captures: its shards, and its part of the replicated tensors."""
     shards = (each.to_local().nbytes if isinstance(each, DTensor) else each.nbytes // world_size for each in tensors)
     return sum(shards)

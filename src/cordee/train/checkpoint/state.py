@@ -26,20 +26,20 @@ from cordee.errors import CheckpointError
 from cordee.units import MiB
 
 T = TypeVar("T")
-# A JSON object with this key stands for a value that JSON has no type for.
+# A JSON object with this key stands for a value of a type that JSON lacks.
 TAG = "$"
 # In place of an optimizer's state: the parameter groups of one that has not made a step.
 FRESH = "fresh"
-# An object with `state_dict` whose tensors are no larger than this together, and on the CPU, belongs to its rank.
+# An object with `state_dict` belongs to its rank if its tensors are on the CPU and together no larger than this.
 OWN_TENSORS_BYTES_MAX = 1 * MiB
-# Numbers of a weight that are compared with those of other ranks that have its name.
+# Numbers of a weight that are compared with other ranks' weights of the same name.
 SAMPLES = 4
 
 
 def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Return every tensor by its name `object/path/to/it`, and for each object the JSON that refers to them.
 
-    A template is loaded into: so an optimizer without state gets one of the right shape.
+    A template is the target of a load: an optimizer without state gets one of the right shape.
 
     Raises:
         CheckpointError: something in it cannot be stored.
@@ -76,7 +76,7 @@ def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 
 def samples_of(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """Return a few numbers of this rank's part of each weight; not of buffers, in which replicas may differ."""
+    """Return a few numbers of this rank's part of each weight, but not of buffers, which may differ by replica."""
     modules = [module for entry in state.values() for module in parts_of(entry, torch.nn.Module)]
     weights = {_local(parameter).data_ptr() for module in modules for parameter in module.parameters()}
     held = {name: _local(tensor) for name, tensor in tensors.items() if tensor.is_floating_point()}
@@ -112,8 +112,7 @@ def give(name: str, target: Any, value: Any) -> None:
 def is_own(entry: Any, value: Any) -> bool:
     """Return whether each rank keeps its own copy of this object, whose state is `value`.
 
-    An object without tensors does; so does one with small tensors, such as a data loader that keeps the state of a
-    generator.
+    Each rank does for an object without tensors or with small ones, such as a data loader with a generator's state.
     """
     if is_sharded(entry):
         return False
@@ -133,7 +132,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], Any] | None = None) -> Any:
-    """Return JSON for the value; `keep` returns what stands for a tensor, and without it tensors are written inline.
+    """Return JSON for the value; `keep` returns the JSON of a tensor, and without it tensors are written inline.
 
     Raises:
         CheckpointError: a type that cannot be stored.
@@ -234,7 +233,7 @@ def _state_of(name: str, state: dict[str, Any], template: bool) -> Any:
     if optimizers := parts_of(value, torch.optim.Optimizer):
         owners = [_owner(name, state, optimizer) for optimizer in optimizers]
         if not (any(optimizer.state for optimizer in optimizers) or template):
-            # torch would take a step with zero gradients to make a state, and count it: the run would not be the same.
+            # torch would make a state by a step with zero gradients, and count it, which would change the run.
             groups = [group for optimizer in optimizers for group in optimizer.param_groups]
             return {FRESH: [{key: item for key, item in group.items() if key != "params"} for group in groups]}
         if not all(optimizer.state or template for optimizer in optimizers):
@@ -269,19 +268,19 @@ def _load_optimizers(
             continue
         names = {fqn for group in own for fqn in group["params"]}
         mine = {fqn: saved for fqn, saved in value["state"].items() if fqn in names}
-        # Not strict: a parameter that has had no gradient has no state, here as in the run that was saved.
+        # Not strict: a parameter without a gradient so far has no state, here as in the saved run.
         options = StateDictOptions(strict=False)
         owner = _owner(name, state, optimizer)
         set_optimizer_state_dict(owner, optimizer, {"state": mine, "param_groups": own}, options=options)
 
 
 def is_sharded(value: Any) -> bool:
-    """Return whether it is modules or optimizers, one or several in a list: they are saved under global names."""
+    """Return whether it is a module, an optimizer, or a list of them; they are saved under global names."""
     return bool(parts_of(value, torch.nn.Module) or parts_of(value, torch.optim.Optimizer))
 
 
 def parts_of(value: Any, kind: type[T]) -> list[T]:
-    """Return the object itself, or those in a list, if they are all of this kind; else nothing."""
+    """Return the object, or those in a list, if all are of this kind; else nothing."""
     parts = value if isinstance(value, (list, tuple)) else [value]
     return list(parts) if all(isinstance(part, kind) for part in parts) else []
 
@@ -292,7 +291,7 @@ def is_stateful(value: Any) -> bool:
 
 
 def _owner(name: str, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> torch.nn.Module:
-    """Return the module whose parameters this optimizer steps: its names make the state independent of their order."""
+    """Return the module with this optimizer's parameters; its names make the state independent of their order."""
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for value in state.values():
         for module in parts_of(value, torch.nn.Module):

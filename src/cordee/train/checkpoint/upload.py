@@ -1,6 +1,6 @@
-"""Upload one capture after the other: write its chunks, join the ranks' parts, commit, read back, collect.
+"""Upload captures one by one: write chunks, join the ranks' parts, commit, read back, collect.
 
-No torch, and no collective: the uploaders of a gang meet in storage, by the parts that each writes for a save.
+Without torch and collectives: the uploaders of a gang meet in storage, by the parts that each writes for a save.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ logger = logging.getLogger("cordee.train")
 
 THREADS = 4
 POLL_S_MIN, POLL_S_MAX = 0.002, 0.05
-# An object store charges for each look, and all ranks look at once.
+# An object store charges for each request, and all ranks poll.
 POLL_REMOTE_S_MAX = 1.0
 REPORT_AGAIN_S = 1.0  # between two tries to report a failure to the other ranks
 
@@ -57,9 +57,9 @@ class UploaderSetup:
 
     Attributes:
         fds: descriptors of the staging buffers.
-        marks_fd: descriptor of the page that says which captures are whole.
-        verified: the generation that this attempt has loaded, so that it is known to verify.
-        saves_before: saves that an earlier uploader of this rank was given.
+        marks_fd: descriptor of the page with the marks of complete captures.
+        verified: the generation that this attempt has loaded, and so verified.
+        saves_before: number of saves handed to earlier uploaders of this rank.
         damaged: generations that this attempt has skipped.
         base: a destination whose pinned generation may be built upon.
     """
@@ -89,13 +89,13 @@ class _Uploaded:
 
 
 class Uploader:
-    """One rank's uploads, one after the other.
+    """The uploads of one rank, one by one.
 
     Args:
-        emit: takes the events for the trainer.
-        memory: gives the content of a staging buffer, by its number and size in bytes.
-        is_busy: whether the next save waits already.
-        on_settled: called with the newest save that needs no upload any more, nor any before it.
+        emit: called with each event for the trainer.
+        memory: returns the content of a staging buffer, by its number and size in bytes.
+        is_busy: returns whether the next save waits already.
+        on_settled: called with a save when neither it nor any before it needs an upload any more.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class Uploader:
         self.reusable = ReusableChunks(blobs, setup.base)
         self.reusable.load(self.log, setup.verified)
         self._poll_s_max = POLL_REMOTE_S_MAX if is_remote(level_urls(setup.to)[-1]) else POLL_S_MAX
-        self._pool = ThreadPoolExecutor(THREADS)  # Kept: each thread has memory of its own to read into.
-        self._unreported: dict[int, str] = {}  # by save: why it failed, which the other ranks do not know yet
+        self._pool = ThreadPoolExecutor(THREADS)  # Kept, since each thread has its own memory to read into.
+        self._unreported: dict[int, str] = {}  # by save: the reason of a failure that the other ranks do not know yet
 
     @property
     def has_unreported(self) -> bool:
@@ -128,15 +128,15 @@ class Uploader:
         return bool(self._unreported)
 
     def save(self, command: dict[str, Any]) -> None:
-        """Upload one capture and see it committed; every outcome is one event."""
+        """Upload and commit one capture; emit one event with the outcome."""
         if uploaded := self._upload(command):
             self.on_settled(command["save"])
             self._follow_up(command, uploaded)
 
     def _upload(self, command: dict[str, Any]) -> _Uploaded | None:
-        """Return what was committed; None: it failed, and that was reported."""
+        """Return the committed upload; None: it failed, and the failure was reported."""
         number = command["save"]
-        self.report_failures()  # Else a rank may still wait for a save that failed, and not take this one.
+        self.report_failures()  # A rank that still waits for a failed save would not take this one.
         try:
             uploaded = self._save(command, self._prefix(number))
         except (CordeeError, Damaged) as error:
@@ -147,7 +147,7 @@ class Uploader:
         return uploaded
 
     def _follow_up(self, command: dict[str, Any], done: _Uploaded) -> None:
-        """Verify, and collect garbage, once a save is committed; only the next save waits for it."""
+        """Verify a committed save and collect garbage; only the next save waits for it."""
         number, prefix = command["save"], self._prefix(command["save"])
         levels = without_farthest(self.blobs, done.commit.missing_levels).levels
         self.reusable.forget()
@@ -158,7 +158,7 @@ class Uploader:
                 self._collect(prefix, number, done.commit.generation)
             elif os.environ.get("LOCAL_RANK", "0") == "0":
                 sweep_near(self.log, self.blobs, number)
-            if not command.get("ending"):  # After the last save of an attempt there is no next one to repair chunks.
+            if not command.get("ending"):  # After the last save of an attempt no next save repairs chunks.
                 self.reusable.reread(levels, done.chunks, done.written, self._pool, self.is_busy)
         except (CordeeError, Damaged) as error:
             self.emit({**error_event(error), "save": number})
@@ -168,8 +168,8 @@ class Uploader:
         self._report_failed(number, "its process ended before it captured this save")
 
     def report_failures(self) -> None:
-        """Report failed saves to the other ranks, as far as storage could not be written to so far."""
-        with contextlib.suppress(CordeeError):  # Still not.
+        """Report the failed saves that could not be written to storage so far."""
+        with contextlib.suppress(CordeeError):  # Storage still fails.
             for number, reason in list(self._unreported.items()):
                 write_failed(self.blobs, self._prefix(number), f"rank {self.setup.rank}: {reason}")
                 del self._unreported[number]
@@ -188,13 +188,13 @@ class Uploader:
 
         Args:
             in_memory: commands of the captures that are whole in this rank's memory, by save.
-            died: the trainer did not close its uploader. If it did and left nothing behind, no other rank needs to
-                know.
+            died: the trainer did not close its uploader. If it did, and has no capture in memory, no other rank needs
+                to know.
         """
         rescued = None
         try:
             rescued = self._rescue(in_memory, died=died)
-        except (CordeeError, Damaged) as error:  # Storage is away, or a newer attempt runs: what is durable stands.
+        except (CordeeError, Damaged) as error:  # Storage fails, or a newer attempt runs; durable generations stay.
             self.emit({**error_event(error), "save": None})
         self.on_settled(math.inf)
         if rescued is not None:
@@ -227,9 +227,9 @@ class Uploader:
         return (command, done) if done else None
 
     def _report_in_memory(self, saves: Collection[int]) -> None:
-        """Write which saves this rank has in memory; on a full disk, as soon as there is room.
+        """Write which saves this rank has in memory; on a full disk, retry until there is room.
 
-        A rank that has none is not worth waiting for so long.
+        A rank without any gives up earlier.
         """
         setup = self.setup
         problem: list[DestinationError] = []
@@ -263,7 +263,7 @@ class Uploader:
         return _Uploaded(commit, chunks, written)
 
     def _write_chunks(self, command: dict[str, Any], blobs: Blobs) -> tuple[list[Chunk], list[Chunk]]:
-        """Store the capture; its chunks, and those of them that are new. All are durable."""
+        """Store the capture durably; return its chunks, and those of them that are new."""
         memory = self.memory(command["slot"], command["total_bytes"])
         point("chunks.before")
 
@@ -283,7 +283,7 @@ class Uploader:
         results = list(self._pool.map(write, command["cuts"]))
         memory.release()
         written = [chunk for chunk, new in results if new]
-        blobs.sync(chunk.key for chunk in written)  # The part says that they are durable.
+        blobs.sync(chunk.key for chunk in written)  # The part record promises that they are durable.
         return [chunk for chunk, _ in results], written
 
     def _part(
@@ -369,19 +369,19 @@ class Uploader:
             raise CheckpointError(reason, hint="the previous generation is intact, and the next save may succeed")
 
     def _read_back(self, prefix: str, done: _Uploaded, levels: Collection[Blobs]) -> None:
-        """Verify what this save wrote from the disk, not from the page cache; then write that down."""
-        for level in levels:  # Each by itself: one intact copy says nothing of the others.
+        """Verify the new chunks from the disk, not from the page cache, and record that they verify."""
+        for level in levels:  # Each on its own: an intact copy does not prove the others.
             list(self._pool.map(partial(check_chunk, level, from_disk=True), done.written))
         self.blobs.put_if_absent(verified_key(prefix, self.setup.rank), seal({"format": 1, "chunks": len(done.chunks)}))
 
     def _collect(self, prefix: str, save: int, generation: int) -> None:
-        """Retire generations, once all ranks have read theirs back; at the latest when the next save waits."""
+        """Retire generations once all ranks have read theirs back, or when the next save waits."""
 
         def verified() -> bool:
             ranks = range(self.setup.world_size)
             there = all(self.blobs.size(verified_key(prefix, rank)) is not None for rank in ranks)
             if there:
-                self.verified.add(generation)  # Known from now on: it is not looked up again at each save.
+                self.verified.add(generation)  # Not looked up again at each save.
             return there or self.is_busy()
 
         _poll(verified, self.setup.grace_s, self._poll_s_max)
@@ -405,7 +405,7 @@ def error_event(error: CordeeError | Damaged) -> dict[str, Any]:
 
 
 def _report_commit(rank: int, log: Log, command: dict[str, Any]) -> None:
-    """Report to the agent a commit whose trainer cannot, in a stream of the uploader's own."""
+    """Report a commit to the agent in the uploader's own stream, since the trainer cannot."""
     spool, job, epoch = (os.environ.get(f"CORDEE_{name}") for name in ("SPOOL", "JOB", "EPOCH"))
     entry = log.commits()[-1] if log.commits() else None
     record = entry.record if entry else None
@@ -422,7 +422,7 @@ def _report_commit(rank: int, log: Log, command: dict[str, Any]) -> None:
         generation=entry.index,
         size_bytes=record.fields["bytes"],
         stall_us=record.fields["stall_us"],
-        upload_us=max(0, now_us - command["captured_us"]),  # so that what ran since the capture counts as lost
+        upload_us=max(0, now_us - command["captured_us"]),  # so that time since the capture counts as lost
     )
     with contextlib.suppress(OSError):
         StreamWriter(Path(spool) / f"rank{rank}-uploader.jsonl").append(event)

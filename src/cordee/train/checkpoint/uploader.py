@@ -1,9 +1,8 @@
-"""The uploader: a process beside each rank that brings captures from shared memory to storage, and commits them.
+"""The uploader: a process beside each rank that uploads captures from shared memory and commits them.
 
-Started as `python -m cordee.train.checkpoint.uploader` with the staging memory's descriptor. It imports no torch, takes
-part in no collective, ignores the signals that end the trainer, and ends when its standard input is closed and its work
-is done. It outlives its trainer: then it also brings the captures that only lie in memory. What it does with one
-capture is in `upload.py`.
+It starts as `python -m cordee.train.checkpoint.uploader` with the staging memory's descriptor. It imports no torch,
+runs no collective and ignores the signals that end the trainer. It ends when its standard input is closed and its work
+is done. If its trainer dies, it also uploads the captures that are only in memory. `upload.py` uploads one capture.
 """
 
 import contextlib
@@ -35,11 +34,11 @@ def main() -> None:
     def read() -> None:
         try:
             for line in sys.stdin:
-                if line.endswith("\n"):  # Half a line is from a trainer that died writing it: no capture.
+                if line.endswith("\n"):  # A trainer that died while writing leaves half a line, not a capture.
                     command = json.loads(line)
                     captured[0] = command.get("save", captured[0])
                     commands.put(command)
-        finally:  # Whatever came last: what was handed over is brought, and so are captures in memory.
+        finally:  # In any case, upload what was handed over and the captures in memory.
             trainer_left.set()
             commands.put(None)
 
@@ -65,13 +64,13 @@ def main() -> None:
     signs.end()
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()
-    os._exit(0)  # The reader thread may hold standard input; nothing is left to do.
+    os._exit(0)  # The reader thread may hold standard input, and nothing is left to do.
 
 
 def _serve(
     uploader: Uploader, commands: "queue.SimpleQueue[dict[str, Any] | None]", newest: int, marks: CaptureMarks
 ) -> None:
-    """Handle commands until there are none, then the captures that stay in memory; `newest`: the save before."""
+    """Handle commands until they end, then the captures in memory; `newest`: the save before."""
     layout: dict[str, Any] = {}
     in_memory: dict[int, dict[str, Any]] = {}  # by buffer
     closed = False
@@ -99,21 +98,21 @@ def _serve(
 
 
 class _StagingMemory:
-    """The trainer's staging buffers, mapped when they are first read; kept, since a new mapping faults on each page."""
+    """The trainer's staging buffers, mapped at the first read and kept, since a new mapping faults on each page."""
 
     def __init__(self, fds: list[int]) -> None:
         self._fds = fds
         self._mapped: dict[int, mmap.mmap] = {}
 
     def __call__(self, slot: int, size_bytes: int) -> memoryview:
-        """Return a buffer's content, at least so many bytes."""
+        """Return a buffer's content, at least `size_bytes` of it."""
         if slot not in self._mapped or len(self._mapped[slot]) < size_bytes:
             self._mapped[slot] = mmap.mmap(self._fds[slot], 0, prot=mmap.PROT_READ)
         return memoryview(self._mapped[slot])
 
 
 def _emit(event: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # The trainer has ended; the log still says what became of it.
+    with contextlib.suppress(BrokenPipeError):  # The trainer has ended; the log has the outcome.
         print(json.dumps(event), flush=True)
 
 
