@@ -1,4 +1,4 @@
 """The NodeAgent: starts the ranks of one node, gives them notice, ends them and reports what happened.
 
-One process a node, beside the server and outliving it. It decides nothing. No torch, no server library.
+One process per node; it outlives the server and makes no decisions. Imports neither torch nor server libraries.
 """

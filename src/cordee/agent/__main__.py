@@ -11,7 +11,7 @@ from cordee.errors import CordeeError
 
 
 def main() -> int:
-    """Run the agent; the exit code."""
+    """Run the agent; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cordee.agent", description=__doc__)
     parser.add_argument("--home", type=Path, required=True, help="of the server")
     parser.add_argument("--node", required=True, help="name of the node")

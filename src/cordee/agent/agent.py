@@ -1,7 +1,7 @@
-"""The NodeAgent: one loop over its children, its server and its rank groups.
+"""The NodeAgent: one loop over its child processes, its server and its rank groups.
 
-It takes orders, keeps them on disk before it confirms them, and reports what happened. The server alone decides which
-ranks start, get notice or are killed. The server may die at any time; ranks do not notice.
+It stores each order before it confirms it, and reports what happened. Only the server decides which ranks start, get
+notice or are killed. The server may die at any time without any effect on the ranks.
 """
 
 import json
@@ -45,7 +45,7 @@ from cordee.telemetry.notices import write_hint
 from cordee.units import US_PER_S
 
 DIAL_S = 0.1  # between two tries to reach the server
-FOLLOW_S = 0.05  # between two looks at the spools while ranks run
+FOLLOW_S = 0.05  # between two reads of the spools while ranks run
 LOCK_S_MAX = 10.0  # a predecessor may be dying
 
 _log = logging.getLogger("cordee.agent")
@@ -55,9 +55,9 @@ class NodeAgent:
     """The agent of one node.
 
     Args:
-        home: of the server.
-        node: its name.
-        epoch: above that of every earlier agent of this node; the server refuses a lower one.
+        home: the server's home.
+        node: the node's name.
+        epoch: higher than that of every earlier agent of this node; the server refuses a lower one.
         devices: the GPUs or slots of the node.
     """
 
@@ -109,7 +109,7 @@ class NodeAgent:
         return fd
 
     def _take_over(self) -> None:
-        """End the processes that an earlier agent of this node left, and forward everything that it reported."""
+        """End the processes that an earlier agent of this node left, and forward all its reports."""
         ended = self._stream.forward_all(self._link)
         orders = self._journal.unsettled()
         for order in orders:
@@ -166,7 +166,7 @@ class NodeAgent:
             if pid == 0:
                 break
             exits.append((pid, os.waitstatus_to_exitcode(status)))
-        # When one rank is killed, others may fail of it before we look: the one that was killed is the first.
+        # When a rank is killed, others may fail because of it before this loop sees either: report the killed one.
         for pid, code in sorted(exits, key=lambda each: each[1] != -signal.SIGKILL):
             any(group.reaped(pid, code, now_s) for group in self._groups.values())
 
@@ -202,7 +202,7 @@ class NodeAgent:
         self._report(ended)
 
     def _report_node(self) -> None:
-        """Report what this node has, when it is new or has changed."""
+        """Report the node's GPUs when they are new or have changed."""
         ours = {each.pid for group in self._groups.values() for each in group.processes()}
         unavailable = self._devices.look(ours)
         if unavailable is None:
@@ -219,7 +219,7 @@ class NodeAgent:
     # -- the cloud -----------------------------------------------------------------------------------------
 
     def _reclaimed(self, reclaim: Reclaim) -> None:
-        """Report it, and give the ranks notice at once: the server may be away, or on the same machine."""
+        """Report the reclaim and give the ranks notice at once: the server may be down, or on this machine."""
         _log.warning("the cloud takes this machine in %.0f s: %s", reclaim.left_s(), reclaim.why)
         self._reclaim = reclaim
         self._report(
@@ -232,12 +232,12 @@ class NodeAgent:
         group.notice(time.monotonic() + min(reclaim.left_s(), group.order.grace_s), machine_stays=False)
 
     def _withdrawn(self, reclaim: Reclaim) -> None:
-        """Leave, since the machine stays: the claim of the next agent puts the node back into use."""
+        """Exit, since the machine stays: the claim of the next agent puts the node back into use."""
         _log.warning("the cloud takes its notice back (%s); another agent takes this node over", reclaim.why)
         self._leaving = True
 
     def _hinted(self, hint: Hint) -> None:
-        """Pass on a hint that the machine may go soon: the ranks save, and go on."""
+        """Pass a hint that the machine may go soon on to the ranks, which save and go on."""
         _log.warning("the cloud says: %s", hint.why)
         for group in self._groups.values():
             write_hint(group.folder / "spool", _now_us(), hint.why)
@@ -270,7 +270,7 @@ class NodeAgent:
                     self._end_all("the server ended its agents")
 
     def _answered(self, message: wire.Welcome | wire.Refused) -> None:
-        """Handle the answer to our claim, if the server gave it."""
+        """Handle the answer to the claim, if it is the server's."""
         if not self._link.is_server(message.proof):
             why = (
                 message.why if isinstance(message, wire.Refused) else "its answer does not prove that it is our server"
@@ -293,21 +293,21 @@ class NodeAgent:
             group.kill(why, time.monotonic())
 
     def _seen(self, source: str, seq: int) -> None:
-        """Take note that the server has committed a stream up to here."""
+        """Handle that the server has committed a stream up to `seq`."""
         self._link.seen(source, seq)
         self._stream.settle(source, seq, self._journal, self._spools, self._link)
 
     # -- orders --------------------------------------------------------------------------------------------
 
     def _carry_out(self, order: wire.Order) -> None:
-        """Carry out an order, unless it was carried out before; then confirm it."""
+        """Carry out an order unless that was done before; then confirm it."""
         event = decode(order.event)
         if self._leaving and isinstance(event, AttemptPlaced):
-            return  # the next agent's to start
+            return  # the next agent starts it
         try:
             self._obey(event, order)
         except OSError as error:
-            # An order that is not on disk is not confirmed; over the next connection the server sends it again.
+            # An order that is not on disk is not confirmed, so the server sends it again over the next connection.
             _log.error("command %d cannot be kept: %s", order.number, error)
             self._link.hang_up()
             return
@@ -356,7 +356,7 @@ class NodeAgent:
                 real_gpus=self._devices.real,
                 gpus=self._devices.count,
             )
-        except Exception as error:  # whatever is wrong with one job's spec must not end the node's other rank groups
+        except Exception as error:  # an error in one job's spec must not end the node's other rank groups
             why = str(error) if isinstance(error, LaunchError) else f"its spec cannot be used: {error!r}"
             self._journal.keep_order(order)
             self._report_end(order, RankGroupResult(Outcome.FAILED, why))

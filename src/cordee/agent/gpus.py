@@ -1,7 +1,7 @@
-"""The GPUs of this node as its driver reports them, or CPU slots in their place, and those in use by others.
+"""GPUs as NVML reports them, or CPU slots in their place; marks those that other processes use.
 
-A GPU with a process that is not Cordee's is unavailable, and so is one that another server's agent has locked, or that
-this agent's own CUDA_VISIBLE_DEVICES leaves out.
+A GPU is unavailable if a process that is not Cordee's uses it, if another server's agent has locked it, or if this
+agent's own CUDA_VISIBLE_DEVICES leaves it out.
 """
 
 import ctypes
@@ -16,17 +16,17 @@ from typing import Any
 from cordee.errors import MissingExtraError
 
 SLOT = "slot"
-LOOK_S = 2.0  # between two looks at the processes on the GPUs
+LOOK_S = 2.0  # between two checks of the processes on the GPUs
 
 
 class Devices:
     """The GPUs or slots of this node.
 
     Attributes:
-        gpu_name: as the driver calls the GPUs, or `slot`.
-        count: how many.
-        says: one sentence on where they come from.
-        real: GPUs, not slots.
+        gpu_name: the driver's name of the GPUs, or `slot`.
+        count: the number of GPUs or slots.
+        says: one sentence that names their source.
+        real: whether they are GPUs, not slots.
     """
 
     def __init__(self, gpu_name: str, count: int, says: str) -> None:
@@ -44,10 +44,10 @@ class Devices:
 
 
 class DeviceWatch:
-    """Devices that are looked at again and again, since other processes may take and release them.
+    """Devices that are checked repeatedly, since other processes may take and release them.
 
     Attributes:
-        next_s: monotonic time of the next look.
+        next_s: monotonic time of the next check.
     """
 
     def __init__(self, devices: Devices) -> None:
@@ -79,7 +79,7 @@ class _NvmlDevices(Devices):
         return tuple(index for index in range(self.count) if not self._free(index, is_ours))
 
     def _free(self, index: int, is_ours: Callable[[int], bool]) -> bool:
-        # One node is offered under one GPU name; another model in the same machine would break every estimate.
+        # A node has one GPU name: estimates would not hold for other models in the same machine.
         if index not in self._visible or self._names[index] != self.gpu_name:
             return False
         if not self._locked(self._uuids[index]):
@@ -89,7 +89,7 @@ class _NvmlDevices(Devices):
         except self._nvml.NVMLError_NotSupported:
             return True
         except self._nvml.NVMLError:
-            return False  # a lost GPU, for one
+            return False  # for instance a lost GPU
         return all(is_ours(process.pid) for process in running)
 
     def release(self) -> None:
@@ -106,7 +106,7 @@ class _NvmlDevices(Devices):
 
 
 def _visible(wanted: str | None, uuids: list[str]) -> frozenset[int]:
-    """Return the indices that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; unset is all."""
+    """Return the indices that CUDA_VISIBLE_DEVICES names, by index or by the prefix of a UUID; all if it is unset."""
     if wanted is None:
         return frozenset(range(len(uuids)))
     words = [word.strip() for word in wanted.split(",") if word.strip()]
@@ -121,7 +121,7 @@ def lock_file(path: Path) -> int | None:
         A file descriptor to keep.
     """
     try:
-        # A sticky /tmp refuses O_CREAT on another user's file, and a lock needs no write permission.
+        # O_CREAT fails on another user's file in a sticky /tmp; a lock needs no write permission.
         fd = os.open(path, os.O_RDONLY if path.exists() else os.O_RDONLY | os.O_CREAT, 0o644)
     except OSError:
         return None
@@ -137,7 +137,7 @@ def discover(slots: int | None) -> Devices:
     """Return this node's GPUs, or `slots` CPU slots; without either, one slot per core.
 
     Raises:
-        MissingExtraError: there is a driver, and no library to ask it.
+        MissingExtraError: there is a driver, but no library to query it.
     """
     if slots is not None:
         return Devices(SLOT, slots, f"{slots} CPU slots, as asked for")

@@ -1,9 +1,9 @@
-"""The files that an agent keeps of each rank group: its order before it is confirmed, and that it was settled.
+"""The files that an agent keeps for each rank group, from its order to its settled end.
 
 attempts/<job>/<epoch>/<node>/order.json    the group was ordered (fsynced before the confirmation)
-                              killed.json   it was killed before it was ordered: it must never start
-                              ranks.json    the direct children, to find them whatever they do to their environment
-                              ended.json    the server has its RanksEnded: nothing is left to do
+                              killed.json   the group was killed before it was ordered: it must never start
+                              ranks.json    the direct children, to find them even if they change their environment
+                              ended.json    the server has the RanksEnded: nothing is left to do
 """
 
 import json
@@ -25,7 +25,7 @@ class Journal:
         self._node = node
 
     def folder(self, job_id: str, epoch: int) -> Path:
-        """Return the folder of a rank group, whether it exists or not."""
+        """Return the folder of a rank group, which may not exist yet."""
         return self._attempts / job_id / str(epoch) / self._node
 
     def has(self, job_id: str, epoch: int, name: str) -> bool:
@@ -33,7 +33,7 @@ class Journal:
         return (self.folder(job_id, epoch) / f"{name}.json").exists()
 
     def keep_order(self, order: Assignment, **recorded: Any) -> None:
-        """Make the order durable, with what the agent decided about it."""
+        """Make the order durable, with the agent's own decisions about it."""
         data = {
             "version": 1,
             "job_id": order.job_id,
@@ -50,7 +50,7 @@ class Journal:
         _write_durably(self.folder(order.job_id, order.epoch) / "order.json", data)
 
     def keep_tombstone(self, job_id: str, epoch: int, why: str) -> None:
-        """Record that the rank group was killed before its order came."""
+        """Record that the rank group was killed before its order arrived."""
         _write_durably(self.folder(job_id, epoch) / "killed.json", {"why": why})
 
     def keep_ranks(self, order: Assignment, ranks: list[Process]) -> None:
@@ -58,7 +58,7 @@ class Journal:
         _write(self.folder(order.job_id, order.epoch) / "ranks.json", [list(process) for process in ranks])
 
     def ranks(self, order: Assignment) -> list[Process]:
-        """Return the direct children, as far as they were recorded."""
+        """Return the direct children that were recorded."""
         try:
             data = json.loads((self.folder(order.job_id, order.epoch) / "ranks.json").read_text())
         except (OSError, ValueError):
@@ -70,7 +70,7 @@ class Journal:
         _write(self.folder(ended.job_id, ended.epoch) / "ended.json", encode(ended))
 
     def unsettled(self) -> list[Assignment]:
-        """Return the ordered rank groups whose end the server does not have, oldest first."""
+        """Return the orders of rank groups without a committed end, oldest first."""
         found = []
         for path in self._attempts.glob(f"*/*/{self._node}/order.json"):
             if not (path.parent / "ended.json").exists():
@@ -89,7 +89,7 @@ def _read_order(path: Path) -> Assignment:
         estimate=data.get("estimate"),
         master_addr=data["master_addr"],
         master_port=data["master_port"],
-        placed_us=data.get("placed_us", 0),  # an order of an earlier version has none
+        placed_us=data.get("placed_us", 0),  # orders of earlier versions have none
     )
 
 
@@ -106,7 +106,7 @@ def _write(path: Path, data: Any, *, sync: bool = False) -> None:
 
 def _write_durably(path: Path, data: Any) -> None:
     _write(path, data, sync=True)
-    # The folders may be as new as the file; a name is durable when its folder is.
+    # The folders may be new too, and a file's name is durable only if its folders are.
     for folder in path.parents[:4]:
         fd = os.open(folder, os.O_RDONLY)
         try:

@@ -30,7 +30,7 @@ _PYTHON = re.compile(r"python[0-9.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _SEPARATORS = {";", "&&", "||", "|", "&", "(", ")", "|&", ";;"}
 
-# What an outer launcher may have left in the server's own environment must not reach a rank.
+# Variables of an outer launcher in the server's own environment must not reach a rank.
 _NOT_INHERITED = re.compile(
     r"CORDEE_.*|TORCHELASTIC_.*|PET_.*|(LOCAL_|GROUP_|ROLE_|NODE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE"
     r"|MASTER_(ADDR|PORT)|NNODES|ROLE_NAME|OMP_NUM_THREADS"
@@ -38,7 +38,7 @@ _NOT_INHERITED = re.compile(
 
 
 class LaunchError(Exception):
-    """The rank group cannot be started; the message says why."""
+    """A rank group cannot be started; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Assignment:
     spec: dict[str, Any]
     master_addr: str
     master_port: int
-    estimate: dict[str, Any] | None = None  # an `events.Estimate`, where the job was planned
+    estimate: dict[str, Any] | None = None  # an `events.Estimate`, if the job was planned
     placed_us: int = 0  # by the server's clock
 
     def scope(self, rank: int) -> ReportScope:
@@ -63,27 +63,27 @@ class Assignment:
 
     @property
     def tag(self) -> str:
-        """The mark that every process of the attempt carries in its environment."""
+        """Tag of the attempt, in the environment of each of its processes."""
         return f"{self.job_id}.{self.epoch}"
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """The GPUs on this node."""
+        """Indices of the attempt's GPUs on this node."""
         return self.leases[self.node_rank].gpus
 
     @property
     def node_rank(self) -> int:
-        """The place of this node among the attempt's leases."""
+        """Position of this node among the attempt's leases."""
         return next(i for i, lease in enumerate(self.leases) if lease.node == self.node)
 
     @property
     def first_rank(self) -> int:
-        """The rank of this node's first GPU."""
+        """Rank of this node's first GPU."""
         return sum(len(lease.gpus) for lease in self.leases[: self.node_rank])
 
     @property
     def world_size(self) -> int:
-        """GPUs of the whole gang."""
+        """Number of GPUs of the whole gang."""
         return sum(len(lease.gpus) for lease in self.leases)
 
     @property
@@ -95,7 +95,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLaunch:
-    """One process to start; `rank` is None where a launcher starts the ranks itself."""
+    """One process to start; `rank` is None if it is a launcher that starts the ranks itself."""
 
     rank: int | None
     log_name: str
@@ -105,7 +105,7 @@ class RankLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroupLaunch:
-    """All processes of a rank group, and the sentence that says how they are started."""
+    """All processes of a rank group, and a sentence that says how they are started."""
 
     cwd: str
     per_rank: bool
@@ -126,15 +126,15 @@ def prepare(
     """Return the processes of a rank group.
 
     Args:
-        order: of the rank group.
-        folder: of the rank group; its spool is in it.
+        order: the order for the rank group.
+        folder: the folder of the rank group, with its spool.
         base_env: the agent's own environment.
-        secrets: name to value; they go into the environment and nowhere else.
-        real_gpus: GPUs, not CPU slots.
-        gpus: of the whole node; the cores are divided by it.
+        secrets: values by name; they are stored only in the environment.
+        real_gpus: whether the node has GPUs, not CPU slots.
+        gpus: number of GPUs of the whole node, among which its cores are divided.
 
     Raises:
-        LaunchError: the folder, the program or the script is not there, or the spec cannot be used.
+        LaunchError: the folder, the program or the script does not exist, or the spec is invalid.
     """
     run = order.spec.get("run")
     if not run or not isinstance(run, str | list):
@@ -146,7 +146,7 @@ def prepare(
     spec_env = {str(name): str(value) for name, value in (order.spec.get("env") or {}).items()}
     omp = int(spec_env.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // max(1, gpus)))
     env = {name: value for name, value in base_env.items() if not _NOT_INHERITED.fullmatch(name)}
-    env.setdefault("PYTHONUNBUFFERED", "1")  # a killed rank's last lines are worth more than fewer writes
+    env.setdefault("PYTHONUNBUFFERED", "1")  # keeps the last lines of a killed rank
     env |= _gpu_env(order.gpus, real_gpus) | {"OMP_NUM_THREADS": str(omp)} | spec_env | secrets
     env |= _group_env(order, folder, cwd)
     argv = ("/bin/sh", "-c", run) if isinstance(run, str) else tuple(str(word) for word in run)
@@ -165,7 +165,7 @@ def prepare(
 
 
 def launcher_of(run: str | Sequence[str]) -> str | None:
-    """The program in a command that starts ranks by itself, if there is one.
+    """Return the launcher in a command, which starts ranks itself; None if there is none.
 
     >>> launcher_of("cd src && OMP_NUM_THREADS=1 torchrun --nproc_per_node=4 train.py")
     'torchrun'
@@ -194,14 +194,14 @@ def launcher_of(run: str | Sequence[str]) -> str | None:
 
 
 def _commands(run: str | Sequence[str]) -> list[list[str]]:
-    """The simple commands of a command line, without assignments and prefixes such as `exec` and `uv run`."""
+    """Return the simple commands of a command line, without assignments and prefixes such as `exec` or `uv run`."""
     if isinstance(run, str):
         lexer = shlex.shlex(run.replace("\n", " ; "), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         try:
             words = list(lexer)
         except ValueError:
-            return []  # the shell will say what is wrong with it
+            return []  # the shell will report the error
     else:
         words = [str(word) for word in run]
     commands: list[list[str]] = [[]]
@@ -218,7 +218,7 @@ def _check(run: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
         raise LaunchError(f"the job's folder {cwd} is not there")
     commands = _commands(run)
     if len(commands) != 1:
-        return  # an earlier command may make what a later one needs
+        return  # an earlier command may create a file that a later one needs
     program, *rest = commands[0]
     on_path = shutil.which(program, path=env.get("PATH"))
     if isinstance(run, list) and on_path is None and not Path(cwd, program).exists():
@@ -232,7 +232,7 @@ def _check(run: str | Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
 def _gpu_env(gpus: Sequence[int], real: bool) -> dict[str, str]:
     if not real:
         return {"CUDA_VISIBLE_DEVICES": ""}
-    # NVML counts in the bus's order; CUDA does so only when told to.
+    # NVML counts GPUs in PCI bus order; CUDA does so only with this variable.
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
@@ -244,7 +244,7 @@ def _group_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
         "CORDEE_EPOCH": str(order.epoch),
         "CORDEE_SPOOL": str(folder / "spool"),
         "CORDEE_GRACE_S": f"{order.grace_s:g}",
-        "CORDEE_CLOUD": "none",  # the agent asks, once for all ranks
+        "CORDEE_CLOUD": "none",  # the agent polls the metadata service for all ranks
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(math.ceil(order.grace_s)),
         "MASTER_ADDR": order.master_addr,
         "MASTER_PORT": str(order.master_port),
@@ -274,7 +274,7 @@ def _group_env(order: Assignment, folder: Path, cwd: str) -> dict[str, str]:
 
 
 def _absolute(to: str, cwd: str) -> str:
-    """A destination that means the same in every folder."""
+    """Return a destination whose path does not depend on the working directory."""
     return moved(to, lambda place: place if "://" in place else str(Path(cwd) / Path(place).expanduser()))
 
 

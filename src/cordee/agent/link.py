@@ -1,6 +1,6 @@
-"""The agent's end of the wire: dials the server of this home, again and again, and forwards streams to it.
+"""The agent's end of the wire: dials the server of this home until it answers, and forwards streams to it.
 
-Rank streams go before the node's own ones, so that a RanksEnded never overtakes what its ranks reported.
+Rank streams go before the node's own streams, so that a RanksEnded never overtakes the reports of its ranks.
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 from cordee.agent import wire
 from cordee.telemetry.stream import StreamReader, StreamRecord
 
-IN_FLIGHT_MAX = 1000  # records sent and not yet committed: bounds memory on both sides
-CHECKED_MAX = 1000  # records of one stream looked at in one turn: refused ones fill no window
+IN_FLIGHT_MAX = 1000  # records sent and not yet committed; bounds memory on both sides
+CHECKED_MAX = 1000  # records of one stream read per call: refused ones do not count against the window
 _CONNECT_TIMEOUT_S = 1.0
 
 Convert = Callable[[StreamRecord], dict[str, object] | None]
@@ -32,15 +32,15 @@ class _Source:
     convert: Convert
     sent: int = 0
     seen: int = 0
-    complete: bool = False  # nothing more will be written
+    complete: bool = False  # no more records will be written
 
 
 class Link:
-    """Streams that the server must get, and the connection over which it gets them.
+    """The streams for the server, and the connection over which they are sent.
 
     Attributes:
-        channel: None while there is no connection.
-        welcomed: the server took our claim.
+        channel: the connection; None while there is none.
+        welcomed: whether the server accepted the claim.
     """
 
     def __init__(self, home: Path, node: str, epoch: int, selector: selectors.BaseSelector) -> None:
@@ -53,7 +53,7 @@ class Link:
         self._nodes: dict[str, _Source] = {}
 
     def add_rank_source(self, name: str, path: Path, convert: Convert) -> None:
-        """Forward a rank's spool, except the records of which `convert` returns None."""
+        """Forward a rank's spool, except records for which `convert` returns None."""
         self._ranks[name] = _Source(path, StreamReader(path), convert)
 
     def add_node_source(self, name: str, path: Path) -> None:
@@ -61,7 +61,7 @@ class Link:
         self._nodes[name] = _Source(path, StreamReader(path), lambda record: record.event)
 
     def drop(self, name: str) -> None:
-        """The server has all of this stream."""
+        """Stop forwarding a stream, since the server has all of it."""
         source = self._ranks.pop(name, None) or self._nodes.pop(name, None)
         if source is not None:
             source.reader.close()
@@ -72,7 +72,7 @@ class Link:
             source.complete = source.complete or name.startswith(prefix)
 
     def dial(self, on_ready: Callable[[], None]) -> bool:
-        """Try to connect; False if nobody answers. The selector's key then holds `on_ready`."""
+        """Try to connect; return False if there is no answer. The selector's key then holds `on_ready`."""
         try:
             where = json.loads((self._home / "server.json").read_text())["agents"]
             self._token = (self._home / "token").read_text().strip()
@@ -103,7 +103,7 @@ class Link:
         self.channel, self.welcomed = None, False
 
     def send(self, message: wire.Message) -> bool:
-        """Send, or hang up if that is not possible."""
+        """Send a message, or hang up if that is not possible."""
         if self.channel is None:
             return False
         try:
@@ -115,7 +115,7 @@ class Link:
         return True
 
     def receive(self) -> list[wire.Message]:
-        """The messages that have come; hangs up when the server is gone. Sends what waited for the socket too."""
+        """Return the messages that have arrived, and send those that waited; hang up when the server is gone."""
         if self.channel is None:
             return []
         try:
@@ -135,7 +135,7 @@ class Link:
             self._selector.modify(self.channel.sock, wanted, self._on_ready)
 
     def welcome(self, marks: dict[str, int]) -> None:
-        """Go on where the server's marks are."""
+        """Continue each stream after the server's mark."""
         for name, source in (self._ranks | self._nodes).items():
             source.reader.close()
             source.sent = source.seen = marks.get(name, 0)
@@ -143,16 +143,16 @@ class Link:
         self.welcomed = True
 
     def seen(self, name: str, seq: int) -> None:
-        """The server has committed a stream up to `seq`."""
+        """Note that the server has committed a stream up to `seq`."""
         source = self._ranks.get(name) or self._nodes.get(name)
         if source is not None:
             source.seen = max(source.seen, seq)
 
     def forward(self) -> None:
-        """Send as much of the streams as their windows admit.
+        """Send as many records of the streams as their windows allow.
 
-        Each rank's stream has an equal part of one window, so that a rank that floods its spool stops no other. The
-        node's own streams wait only for spools that are complete.
+        Each rank's stream has an equal part of one window, so that a rank that floods its spool does not block the
+        others. The node's own streams wait only for spools that are complete.
         """
         if not self.welcomed:
             return
@@ -166,7 +166,7 @@ class Link:
                 return
 
     def _send_records(self, name: str, source: _Source, window: int) -> bool:
-        """Send the records of a stream that its window admits; return whether its end was reached."""
+        """Send the records of a stream that its window allows; return whether its end was reached."""
         checked = 0
         while checked < CHECKED_MAX and source.sent - source.seen < window:
             records = source.reader.read(window - (source.sent - source.seen))

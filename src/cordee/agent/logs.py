@@ -1,4 +1,4 @@
-"""The output of a process on its way to its log file: secrets are masked before a byte reaches the disk."""
+"""Copying of a process's output to its log file; secrets are masked before a byte reaches the disk."""
 
 import os
 import re
@@ -13,7 +13,7 @@ _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+).*?\bexitcode\s*:\s*(-
 
 
 class Masker:
-    """Replaces the values of secrets by [NAME] in a stream of bytes, also where a chunk cuts a value in two."""
+    """A filter that replaces the values of secrets by [NAME] in a stream of bytes, also across chunks."""
 
     def __init__(self, secrets: Mapping[str, str]) -> None:
         self._names = {value.encode(): f"[{name}]".encode() for name, value in secrets.items() if value}
@@ -22,7 +22,7 @@ class Masker:
         self._held = b""
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the bytes that may be written now; an end that may be the beginning of a secret is held back."""
+        """Return the bytes that may be written now; hold back an end that may be the beginning of a secret."""
         if self._values is None:
             return chunk
         rest, written = self._held + chunk, bytearray()
@@ -37,19 +37,19 @@ class Masker:
         return bytes(written) + rest[:sure]
 
     def finish(self) -> bytes:
-        """Return the bytes that were held back."""
+        """Return the bytes held back."""
         held, self._held = self._held, b""
         return held if self._values is None else self._values.sub(lambda match: self._names[match[0]], held)
 
 
 def _overlap(data: bytes, value: bytes) -> int:
-    """Return the number of bytes at the end of `data` that are a beginning of `value`, short of the whole."""
+    """Return the length of the longest end of `data` that is a proper prefix of `value`."""
     longest = min(len(data), len(value) - 1)
     return next((n for n in range(longest, 0, -1) if data.endswith(value[:n])), 0)
 
 
 class LogPump:
-    """Moves what a process prints from a pipe to its log."""
+    """A copier of a process's output from a pipe to its log."""
 
     def __init__(self, path: Path, secrets: Mapping[str, str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,17 +60,17 @@ class LogPump:
         os.set_blocking(self.read_fd, False)
 
     def note(self, line: str) -> None:
-        """Write a line of the agent's own."""
+        """Write a line of the agent itself."""
         self._write(line.encode() + b"\n")
 
     def started(self) -> None:
-        """The process has its end of the pipe: close ours."""
+        """Close the agent's copy of the writing end, since the process has its own."""
         os.close(self.write_fd)
         self.write_fd = -1
 
     def pump(self) -> bool:
-        """Move the output that has come; return False when every writer is gone."""
-        for _ in range(_READS_MAX):  # a loud process must not keep the agent from its other work
+        """Copy the available output; return False when every writer is gone."""
+        for _ in range(_READS_MAX):  # bounded, so that a process with much output does not block the agent
             try:
                 chunk = os.read(self.read_fd, _TAIL_BYTES)
             except BlockingIOError:
@@ -81,7 +81,7 @@ class LogPump:
         return True
 
     def close(self) -> None:
-        """Move the rest of the pipe and close."""
+        """Copy the rest of the pipe and close."""
         self.pump()
         self._write(self._masker.finish())
         for fd in (self.read_fd, self._file, self.write_fd):
@@ -98,7 +98,7 @@ class LogPump:
 
 
 def tail(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log; very long ones are cut."""
+    """Return the last lines of a log, with very long lines cut."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

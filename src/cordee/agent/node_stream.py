@@ -1,4 +1,4 @@
-"""The streams of a node's agents: this one's own, and those of earlier agents until the server has them."""
+"""The streams of a node's agents: that of this agent, and those of earlier agents until the server has them."""
 
 from pathlib import Path
 
@@ -14,14 +14,16 @@ class NodeStream:
     """The reports of one node's agent, on disk before they are sent.
 
     Args:
-        folder: of the node.
-        epoch: of this agent; its stream has the epoch's name.
+        folder: the node's folder.
+        epoch: the agent's epoch, after which its stream is named.
     """
 
     def __init__(self, folder: Path, epoch: int) -> None:
         self._folder, self._epoch = folder, epoch
         self._writer = StreamWriter(folder / f"{epoch}.jsonl", durable=True)
-        self._ends: dict[str, list[tuple[int, RanksEnded]]] = {}  # by stream: not committed by the server yet
+        self._ends: dict[
+            str, list[tuple[int, RanksEnded]]
+        ] = {}  # by stream: ends that the server has not committed yet
         self._older: dict[str, tuple[Path, int]] = {}  # streams of earlier agents: file and last seq
 
     def forward_all(self, link: Link) -> set[str]:
@@ -43,7 +45,7 @@ class NodeStream:
             self._ends.setdefault(self._source(str(self._epoch)), []).append((seq, event))
 
     def settle(self, source: str, seq: int, journal: Journal, spools: Spools, link: Link) -> None:
-        """Drop everything that needs no keeping, now that the server has a stream up to here."""
+        """Drop what the server has committed, now that it has a stream up to `seq`."""
         for each_seq, ended in list(self._ends.get(source, ())):
             if each_seq <= seq:
                 self._ends[source].remove((each_seq, ended))

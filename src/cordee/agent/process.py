@@ -1,7 +1,7 @@
-"""Processes of an attempt: start them, find every one of them by its tag, signal them without hitting a stranger.
+"""Processes of an attempt: start them, find all of them by their tag, and signal exactly these.
 
 The tag is CORDEE_ATTEMPT in the environment, which children inherit. torchrun puts its workers in sessions of
-their own, so groups and sessions say nothing; the agent is a child subreaper, so that nobody escapes by a double fork.
+their own, so groups and sessions do not help; the agent is a child subreaper, so that no double fork escapes it.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _SHELLS = {"sh", "dash", "bash", "zsh", "ksh", "ash", "busybox"}
 
 
 class Process(NamedTuple):
-    """A process, told apart from a later one with the same pid by its start time (in the system's own unit)."""
+    """A process, distinguished from a later one with the same pid by its start time (in the system's unit)."""
 
     pid: int
     started: float
@@ -33,11 +33,11 @@ class _Entry(NamedTuple):
     process: Process
     parent: int
     running: bool
-    worked: float  # all its threads, in the system's own unit
+    worked: float  # processor time of all its threads, in the system's unit
 
 
 def become_subreaper() -> bool:
-    """Make orphans among our descendants our children; return False where the system has no such thing."""
+    """Make this process the parent of orphaned descendants; return False if the system does not support it."""
     if not sys.platform.startswith("linux"):
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -45,10 +45,10 @@ def become_subreaper() -> bool:
 
 
 def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int) -> "subprocess.Popen[bytes]":
-    """Start a process in a session of its own. The caller reaps it and must keep the object until then.
+    """Start a process in its own session. The caller reaps it, and must keep the object until then.
 
     Raises:
-        OSError: the program or the folder is not there, or may not be executed.
+        OSError: the program or the folder does not exist, or may not be executed.
     """
     return subprocess.Popen(
         argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -58,12 +58,12 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str, output: int)
 def find(tag: str, known: Iterable[Process] = (), *, node: str | None = None) -> set[Process]:
     """Return every running process with the tag, the `known` ones that still run, and all their descendants.
 
-    A program may overwrite its environment (setproctitle does): `known` and descent find it all the same.
+    A program may overwrite its environment (setproctitle does): it is then found by `known` or by descent.
 
     Args:
-        tag: of an attempt.
-        known: processes that are of the attempt whatever their environment says.
-        node: only those of this node; other nodes of the attempt may be on the same machine.
+        tag: the tag of an attempt.
+        known: processes of the attempt whose environment is not checked.
+        node: find only processes of this node; the attempt's other nodes may be on the same machine.
     """
     entries = {entry.process.pid: entry for entry in _table()}
     mine = {p.pid for p in known if p.pid in entries and entries[p.pid].process == p}
@@ -95,7 +95,7 @@ def has(process: Process, name: str) -> bool:
 
 
 def worked(process: Process) -> float:
-    """Return the processor time that a process has used, in the system's own unit."""
+    """Return the processor time that a process has used, in the system's unit."""
     entry = _stat(process.pid) if PROC else next((each for each in _table() if each.process == process), None)
     return entry.worked if entry else 0.0
 
@@ -110,7 +110,7 @@ def send(process: Process, number: signal.Signals) -> bool:
             return True
         handle = os.pidfd_open(process.pid)
         try:
-            # The handle names one process for good, so a check after opening it holds until the signal is sent.
+            # A pidfd refers to one process only, so a check after opening it still holds when the signal is sent.
             if identify(process.pid) != process:
                 return False
             signal.pidfd_send_signal(handle, number)
@@ -122,11 +122,11 @@ def send(process: Process, number: signal.Signals) -> bool:
 
 
 def notice_targets(pid: int) -> set[Process]:
-    """Return the processes that get the SIGTERM meant for a direct child: itself, or the program that a shell runs.
+    """Return the processes that get a direct child's SIGTERM: the child itself, or the program that its shell runs.
 
-    A shell without a trap for SIGTERM would die of it and leave its program without notice, so its children
-    get it in its place; the shell then ends with its program's exit code. In a pipeline only those that handle
-    SIGTERM get it, if any does: `tee` is to stay until the program's last line.
+    A shell without a trap for SIGTERM would die and leave its program without notice, so its children get the signal
+    instead; the shell then ends with its program's exit code. In a pipeline only processes that handle SIGTERM
+    get it, if there are any: `tee` shall stay until the program's last line.
     """
     entries = {entry.process.pid: entry for entry in _table()}
     children: dict[int, list[int]] = {}
@@ -175,7 +175,7 @@ def _table() -> Iterable[_Entry]:
 def _stat(pid: int) -> _Entry | None:
     assert PROC is not None
     try:
-        # The name in parentheses may hold anything; what follows its last parenthesis are numbers (proc(5)).
+        # The name in parentheses may contain any character; only numbers follow the last parenthesis (proc(5)).
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -200,7 +200,7 @@ def _environ(pid: int) -> list[bytes]:
 
 
 def _psutil() -> Any:
-    return importlib.import_module("psutil")  # needed only where there is no /proc
+    return importlib.import_module("psutil")  # needed only on systems without /proc
 
 
 def _portable_table() -> Iterable[_Entry]:

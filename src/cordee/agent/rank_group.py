@@ -1,6 +1,6 @@
 """The ranks of one attempt on one node while they run, from the first spawn to the end of the last process.
 
-The agent's loop calls it: when children were reaped, when a command came, when its time has come.
+The agent's loop calls it when a child was reaped, when a command arrives, and when a time is reached.
 """
 
 import math
@@ -25,7 +25,7 @@ from cordee.units import US_PER_S
 
 _STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
-STILL_S_MAX = 30.0  # An uploader that uses no processor for so long is stopped, or waits for a disk: it stores nothing.
+STILL_S_MAX = 30.0  # An uploader that uses no processor time for this long is stopped or waits for a disk.
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True)
 class RankGroupResult:
-    """The end of a rank group."""
+    """The outcome of a rank group."""
 
     outcome: Outcome
     why: str
@@ -47,18 +47,18 @@ class RankGroupResult:
 
 
 class _Uploaders:
-    """The uploaders of a group that is being ended: each is spared while it works and there is time.
+    """The uploaders of a group that is being ended; each may go on while it works and time is left.
 
     Attributes:
-        until_s: monotonic time at which no uploader is spared any longer.
+        until_s: monotonic time at which every uploader is killed.
     """
 
     def __init__(self) -> None:
         self.until_s = 0.0
-        self._worked: dict[Process, tuple[float, float]] = {}  # processor time, and since when it is the same
+        self._worked: dict[Process, tuple[float, float]] = {}  # processor time, and the time at which it last changed
 
     def is_spared(self, each: Process, now_s: float) -> bool:
-        """Return whether a process is an uploader that is to go on."""
+        """Return whether a process is an uploader that may go on."""
         if now_s >= self.until_s or not any(process.has(each, mark) for mark in UPLOADER_MARKS):
             return False
         worked = process.worked(each)
@@ -73,10 +73,10 @@ class RankGroup:
     """The processes of one rank group.
 
     Attributes:
-        order: what was ordered.
+        order: the order for the group.
         known: the direct children.
-        logs: for the loop to pump, and to close at the end.
-        wake_at_s: monotonic time at which `tick` has something to do; None if only an exit or a command can change it.
+        logs: the logs that the loop pumps, and closes at the end.
+        wake_at_s: monotonic time of the next `tick`; None if only an exit or a command can change the group.
     """
 
     def __init__(self, order: Assignment, folder: Path) -> None:
@@ -89,7 +89,7 @@ class RankGroup:
         self._per_rank = True
         self._noticed = False
         self._machine_stays = True
-        self._sweep_s: float | None = None  # to the next look at processes that are being ended; None: none is
+        self._sweep_s: float | None = None  # time to the next check of processes that are being ended; None: none are
         self._deadline_s = math.inf  # of the notice
         self._uploaders = _Uploaders()
         self._killed_why = ""
@@ -97,7 +97,7 @@ class RankGroup:
         self._not_started = ""
 
     def start(self, launch: RankGroupLaunch, secrets: Mapping[str, str]) -> None:
-        """Start all processes, or, when one cannot be started, end those that were."""
+        """Start all processes; if one cannot be started, end the others."""
         self._per_rank = launch.per_rank
         for each in launch.processes:
             try:
@@ -115,18 +115,18 @@ class RankGroup:
                 break
             finally:
                 log.started()
-            # A child that is gone already is still a zombie of ours, so its pid names it and nobody else.
+            # A child that has exited is still a zombie of this process, so its pid is not reused.
             child = process.identify(popen.pid) or Process(popen.pid, 0.0)
             self._ranks.append(_Rank(each, popen, child, log))
             self.known.append(child)
 
     def refuse(self, why: str) -> None:
-        """End at once, since the group cannot be started."""
+        """End the group at once, since it cannot be started."""
         self._not_started = why
         self._sweep(now_s=0.0)
 
     def reaped(self, pid: int, exit_code: int, now_s: float) -> bool:
-        """Take note that a child has exited; return False if it is no direct child of this group."""
+        """Record that a child has exited; return False if it is not a direct child of this group."""
         rank = next((each for each in self._ranks if each.popen.pid == pid and each.exit_code is None), None)
         if rank is None:
             return False
@@ -135,13 +135,13 @@ class RankGroup:
             self._first_bad = self._first_bad or rank
             self._sweep(now_s)  # a gang is whole or absent
         elif all(each.exit_code is not None for each in self._ranks):
-            self._sweep(now_s)  # what they left behind goes too
+            self._sweep(now_s)  # ends the processes that they left behind
         return True
 
     def notice(self, deadline_s: float, *, machine_stays: bool = True) -> None:
-        """Ask every rank to leave, once, and end what is left at the deadline (monotonic).
+        """Ask every rank to leave, once, and end the remaining processes at the deadline (monotonic).
 
-        Another notice counts if it leaves less time, or if the machine goes too.
+        A later notice counts only if it leaves less time, or if the machine goes too.
         """
         if deadline_s < self._deadline_s or self._machine_stays > machine_stays:
             self._deadline_s = min(self._deadline_s, deadline_s)
@@ -159,13 +159,13 @@ class RankGroup:
                     process.send(target, signal.SIGTERM)
 
     def kill(self, why: str, now_s: float) -> None:
-        """End every process now, uploaders once their captures are stored: that needs no GPU."""
+        """End every process now, except that uploaders may store their captures first: that needs no GPU."""
         if self._sweep_s is None:
             self._killed_why = why
             self._sweep(now_s)
 
     def tick(self, now_s: float) -> bool:
-        """Do what is due; return True when every process of the group is gone."""
+        """Do the work that is due; return True when every process of the group is gone."""
         if self.wake_at_s is None or now_s < self.wake_at_s:
             return False
         if self._sweep_s is None:
@@ -187,7 +187,7 @@ class RankGroup:
         return process.find(self.order.tag, self.known, node=self.order.node)
 
     def result(self) -> RankGroupResult:
-        """Return how the group ended; call it when `tick` has returned True and the logs are closed."""
+        """Return the outcome of the group, after `tick` has returned True and the logs are closed."""
         if self._not_started:
             return RankGroupResult(Outcome.FAILED, self._not_started)
         left = self._how_ranks_left()
@@ -203,14 +203,14 @@ class RankGroup:
         if self._first_bad is None:
             return self._result_without_failure(codes, left)
         failure = self._failure(self._first_bad)
-        who = f"rank {failure.rank}" if failure.rank is not None else "the node's launcher"
+        subject = f"rank {failure.rank}" if failure.rank is not None else "the node's launcher"
         if failure.signal == signal.SIGKILL:
-            why = f"{who} was killed by SIGKILL that Cordee did not send (out of memory?)"
+            why = f"{subject} was killed by SIGKILL that Cordee did not send (out of memory?)"
             return RankGroupResult(Outcome.LOST, why, failure)
         if self._noticed and "aborted" in left.values():
             return RankGroupResult(Outcome.KILLED, "it left on notice without a checkpoint of that step", failure)
         how = f"by {_signal_name(failure.signal)}" if failure.signal else f"with {failure.exit_code}"
-        return RankGroupResult(Outcome.FAILED, f"{who} exited {how}", failure)
+        return RankGroupResult(Outcome.FAILED, f"{subject} exited {how}", failure)
 
     def _sweep(self, now_s: float) -> None:
         self._sweep_s = SWEEP_S_MIN
@@ -221,8 +221,8 @@ class RankGroup:
         return exit_code not in (0, EXIT_CHECKPOINTED) and not self._left_on_notice(exit_code)
 
     def _left_on_notice(self, exit_code: int) -> bool:
-        # Whoever dies of our SIGTERM, or is torchrun and answers it with exit code 1, did what was asked; the
-        # others keep their grace period, since they may be saving.
+        # A process that SIGTERM ends, or torchrun that answers it with exit code 1, has left on notice; the others
+        # keep their grace period, since they may be saving.
         answers = (-signal.SIGTERM, 128 + signal.SIGTERM) if self._per_rank else (-signal.SIGTERM, 143, 1)
         return self._noticed and exit_code in answers
 
@@ -247,7 +247,7 @@ class RankGroup:
             )
         if self._ranks[0].exit_code == EXIT_CHECKPOINTED:
             return True
-        # The launcher's own count of ranks is not ours to know; a killed one needs the records of all GPUs.
+        # The launcher's number of ranks is not known here; of a killed launcher the records of all GPUs are needed.
         expected = len(self.order.gpus) if self._killed_why else 1
         return len(left) >= expected and all(how == "checkpointed" for how in left.values())
 
@@ -270,10 +270,10 @@ class RankGroup:
 
 
 def read_secrets(home: Path, names: list[str]) -> dict[str, str]:
-    """The values of the named secrets of this home.
+    """Return the values of the named secrets of this home.
 
     Raises:
-        LaunchError: one is not there.
+        LaunchError: a secret does not exist.
     """
     values = {}
     for name in names:
@@ -286,9 +286,9 @@ def read_secrets(home: Path, names: list[str]) -> dict[str, str]:
 
 
 def without_secrets(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the shell that started the server, without what a job of this home calls a secret.
+    """Return the environment of the shell that started the server, without the secrets of this home's jobs.
 
-    Who declares a secret gets it, masked in its logs; nobody else is to find it by chance.
+    A job that declares a secret gets it, masked in its logs; other jobs shall not find it by chance.
     """
     known = {path.name for path in (home / "secrets").glob("*")}
     return {name: value for name, value in environ.items() if name not in known}

@@ -1,4 +1,4 @@
-"""Notices of the cloud about the agent's machine, handed from the thread that asks for them to the agent's loop."""
+"""The cloud's notices about the agent's machine, passed from the polling thread to the agent's loop."""
 
 import logging
 import queue
@@ -12,7 +12,7 @@ _log = logging.getLogger("cordee.agent")
 
 
 class Reclaims:
-    """The cloud's notices; on a machine that is not in a cloud there are none.
+    """The cloud's notices; there are none on a machine that is not in a cloud.
 
     Args:
         wake: makes the loop call `take_in`; called on another thread.
@@ -29,9 +29,9 @@ class Reclaims:
         withdrawn: Callable[[Reclaim], None],
         hinted: Callable[[Hint], None],
     ) -> None:
-        """Ask from now on; all three are called by `take_in`.
+        """Start polling; `take_in` calls the three callbacks.
 
-        A variable that cannot be read is logged: it must not cost the node its agent.
+        A variable that cannot be read is only logged, so that the agent still runs.
         """
         try:
             cloud = cloud_here()
@@ -47,12 +47,12 @@ class Reclaims:
             )
 
     def take_in(self) -> None:
-        """Handle the notices that have come, on the loop's own thread."""
+        """Handle the notices that have arrived, on the loop's own thread."""
         while not self._notices.empty():
             self._notices.get()()
 
     def close(self) -> None:
-        """Stop asking."""
+        """Stop polling."""
         if self._watch is not None:
             self._watch.close()
 

@@ -1,7 +1,7 @@
-"""The spools of this node's ranks: found, checked record by record, and forwarded; refused records are counted.
+"""The spools of this node's ranks: find them, check each record and forward it, and count refused records.
 
-A spool belongs to the job, so anything may lie there: only `rank<N>.jsonl` of a possible rank is read, and only
-records that `cordee.reports` lets pass go on to the server.
+The job writes its spools, so they may contain anything: only files `rank<N>.jsonl` of possible ranks are read, and
+only records that `cordee.reports` accepts are forwarded to the server.
 """
 
 import logging
@@ -24,13 +24,13 @@ class Spool:
     """One rank's spool.
 
     Args:
-        scope: the attempt and the rank.
-        report: receives the count of refused records: of the first one, whenever the count has doubled, and at the end.
+        scope: bounds of what the rank may report.
+        report: called with the count of refused records: at the first one, whenever it has doubled, and at the end.
     """
 
     def __init__(self, scope: ReportScope, report: Callable[[ReportsRefused], object]) -> None:
         self._scope, self._report = scope, report
-        self._checked = 0  # highest seq; after a reconnection records come again
+        self._checked = 0  # highest seq; after a reconnection records are read again
         self._refused = self._reported = 0
         self._why = ""
 
@@ -47,7 +47,7 @@ class Spool:
             return None
 
     def flush(self) -> None:
-        """Report the records that were refused since the last report."""
+        """Report the records refused since the last report."""
         count = self._refused - self._reported
         if not count:
             return
@@ -69,7 +69,7 @@ class Spools:
         self._spools: dict[str, Spool] = {}  # by stream
 
     def follow(self, order: Assignment, folder: Path) -> None:
-        """Forward the spools of an attempt, also those that have appeared since the last call."""
+        """Forward the spools of an attempt, including those that have appeared since the last call."""
         for path, scope in spool_files(order, folder):
             assert scope.rank is not None
             name = stream_name(order.job_id, order.epoch, scope.rank)
@@ -78,12 +78,12 @@ class Spools:
                 self._link.add_rank_source(name, path, spool.convert)
 
     def complete(self, order: Assignment, folder: Path) -> None:
-        """Forward all spools of an attempt whose processes are gone, before anything that its node reports next."""
+        """Forward all spools of an attempt after its processes have ended, before the node's next report."""
         self.follow(order, folder)
         self._link.complete(f"{order.tag}/")
 
     def drop(self, job_id: str, epoch: int) -> None:
-        """Close the spools of an attempt whose end the server has."""
+        """Close the spools of an attempt, since the server has its end."""
         prefix = f"{job_id}.{epoch}/"
         for name in [name for name in self._spools if name.startswith(prefix)]:
             self._spools.pop(name).flush()
@@ -91,7 +91,7 @@ class Spools:
 
 
 def spool_files(order: Assignment, folder: Path) -> list[tuple[Path, ReportScope]]:
-    """Return the spools of an attempt that can be of one of its ranks, in the order of ranks."""
+    """Return the files that can be spools of the attempt's ranks, in the order of ranks."""
     found = []
     for path in (folder / "spool").glob("rank*.jsonl"):
         stream = parse_stream(f"{order.tag}/{path.stem}")
@@ -109,7 +109,7 @@ def last_reports(order: Assignment, folder: Path) -> list[RankEvent]:
             try:
                 reports.append(read_report(record.event, scope, _now_us()))
             except ReportError:
-                continue  # counted where it is forwarded
+                continue  # `Spool` counts it when it is forwarded
     return reports
 
 

@@ -1,4 +1,4 @@
-"""Take over from an agent of the node that died: read its last reports, end the processes that it left."""
+"""Take over from a dead agent of the node: read its last reports, end the processes that it left."""
 
 import signal
 import time
@@ -29,7 +29,7 @@ def read_ends(path: Path) -> tuple[list[tuple[int, RanksEnded]], int]:
 
 
 def end_survivors(order: Assignment, ranks: Sequence[Process]) -> int:
-    """Kill every process of a rank group until none is left, however long it takes; return their number."""
+    """Kill every process of a rank group, and wait until none is left; return their number."""
     ended: set[Process] = set()
     while left := process.find(order.tag, ranks, node=order.node):
         ended |= left

@@ -1,4 +1,4 @@
-"""Wake a loop that waits in a selector: by another thread, by the end of a child, by a signal to end."""
+"""Wake a loop that waits in a selector, from another thread or by SIGCHLD, SIGTERM or SIGINT."""
 
 import selectors
 import signal
@@ -9,7 +9,7 @@ class Wakeup:
     """A pair of sockets that the loop waits for.
 
     Attributes:
-        terminated: the agent itself was asked to end.
+        terminated: whether SIGTERM or SIGINT arrived.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
@@ -20,26 +20,26 @@ class Wakeup:
         selector.register(self._reader, selectors.EVENT_READ, self._drop)
 
     def watch_signals(self) -> None:
-        """Wake up by SIGCHLD, SIGTERM and SIGINT from now on; on the main thread only."""
+        """Wake the loop on SIGCHLD, SIGTERM and SIGINT from now on; call on the main thread only."""
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._terminate)
 
     def wake(self) -> None:
-        """Wake the loop; on any thread."""
+        """Wake the loop; callable on any thread."""
         try:
             self._writer.send(b"\0")
         except BlockingIOError:
-            pass  # it is full, so the loop wakes up anyway
+            pass  # the socket is full, so the loop wakes up anyway
 
     def close(self) -> None:
-        """Close the sockets; the selector must not be used any more."""
+        """Close the sockets; do not use the selector afterwards."""
         self._reader.close()
         self._writer.close()
 
     def _terminate(self, *_: object) -> None:
-        self.terminated = True  # the loop does the rest: a handler may run in the middle of anything
+        self.terminated = True  # the loop does the rest: a handler may interrupt any code
 
     def _drop(self) -> None:
         try:

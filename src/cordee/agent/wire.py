@@ -1,6 +1,6 @@
-"""The messages between an agent and its server, one JSON line each.
+"""The messages between an agent and its server: one JSON line each.
 
-A line is an object of one key, the message's name, over its fields: `{"confirm": {"number": 7}}`.
+A line is an object with one key, the message's name, and its fields as the value: `{"confirm": {"number": 7}}`.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ class WireError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
-    """The server's first message. Neither side sends the token: a stranger may have taken a dead server's port."""
+    """The server's first message. No side sends the token: another program may have taken a dead server's port."""
 
     nonce: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """An agent claims a node; `sources` are the streams of which it still holds records."""
+    """An agent's claim of a node; `sources` are the streams with records that it still holds."""
 
     node: str
     epoch: int
@@ -42,7 +42,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The claim holds; `marks` are the committed seqs by stream."""
+    """Acceptance of a claim; `marks` are the committed seqs by stream."""
 
     marks: dict[str, int]
     proof: str
@@ -50,7 +50,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The claim does not hold. With `final` a newer agent owns the node: end the ranks and exit."""
+    """Refusal of a claim. With `final` a newer agent owns the node: end the ranks and exit."""
 
     why: str
     final: bool
@@ -59,7 +59,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One record of a stream, on its way to the server."""
+    """One record of a stream, sent to the server."""
 
     source: str
     seq: int
@@ -68,7 +68,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The stream is committed up to `seq`."""
+    """Acknowledgement that a stream is committed up to `seq`."""
 
     source: str
     seq: int
@@ -76,7 +76,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A command: the encoded event it follows from, the JobSpec as JSON, and where the gang meets.
+    """A command: its event, encoded, the JobSpec as JSON, and the gang's rendezvous address.
 
     `estimate` is an `events.Estimate` as a dict, for an attempt whose job was planned.
     """
@@ -91,14 +91,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confirm:
-    """The order is on the agent's disk."""
+    """Confirmation that an order is on the agent's disk."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown:
-    """Exit when no rank group runs; with `now`, end the rank groups first."""
+    """Request to exit when no rank group runs; with `now`, after ending the rank groups."""
 
     now: bool = False
 
@@ -121,7 +121,7 @@ _HINTS = {cls: get_type_hints(cls) for cls in _BY_NAME.values()}
 
 
 def prove(token: str, side: str, challenge: str, nonce: str) -> str:
-    """Return the proof that `side`, agent or server, knows the token, in this conversation and no other."""
+    """Return the proof that `side` (agent or server) knows the token, valid in this conversation only."""
     return hmac.digest(token.encode(), f"{side} {challenge} {nonce}".encode(), "sha256").hex()
 
 
@@ -137,18 +137,20 @@ def encode(message: Message) -> bytes:
     b'{"confirm":{"number":7}}\\n'
     """
     fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-    fields = {name: value for name, value in fields.items() if value is not None}  # an older agent knows fewer fields
+    fields = {
+        name: value for name, value in fields.items() if value is not None
+    }  # an older agent does not know every field
     return json.dumps({_NAMES[type(message)]: fields}, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
-    """Return the message of one line.
+    """Return the message in one line.
 
     >>> decode(b'{"confirm": {"number": 7}}')
     Confirm(number=7)
 
     Raises:
-        WireError: not a message of this protocol.
+        WireError: the line is not a message of this protocol.
     """
     try:
         ((name, fields),) = json.loads(line).items()
@@ -162,7 +164,7 @@ def decode(line: bytes) -> Message:
 
 
 def _is_a(hint: object, value: object) -> bool:
-    """Return whether a decoded value has the type of its field: text that has UTF-8, whole numbers that are stored."""
+    """Return whether a value has its field's type; text must encode as UTF-8, and integers fit a database."""
     if hint is int:
         return type(value) is int and 0 <= value <= COUNT_MAX
     if hint is str:
@@ -178,7 +180,7 @@ def _is_a(hint: object, value: object) -> bool:
 
 
 class Channel:
-    """A connected socket as messages, never blocking; what does not fit the socket waits in `pending`."""
+    """Messages over a connected, non-blocking socket; bytes that do not fit the socket wait in `pending`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -187,11 +189,11 @@ class Channel:
         self._received = bytearray()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return the socket's file descriptor, for selectors."""
         return self.sock.fileno()
 
     def send(self, message: Message) -> None:
-        """Send, or keep to send when `flush` is called.
+        """Send a message; bytes that the socket does not take wait for `flush`.
 
         Raises:
             ConnectionError: the other side is gone.
@@ -215,11 +217,11 @@ class Channel:
             del self.pending[:sent]
 
     def receive(self) -> list[Message]:
-        """Return the messages that have come.
+        """Return the messages that have arrived.
 
         Raises:
-            ConnectionError: the other side is gone; every message before that was returned earlier.
-            WireError: it speaks another protocol.
+            ConnectionError: the other side is gone; all earlier messages were returned.
+            WireError: the other side speaks another protocol.
         """
         closed = False
         while True:
@@ -244,5 +246,5 @@ class Channel:
         return [decode(bytes(line)) for line in lines]
 
     def close(self) -> None:
-        """Close the socket; what is pending is lost."""
+        """Close the socket and discard pending bytes."""
         self.sock.close()

@@ -1,1 +1,1 @@
-"""Executors: who runs the ranks, behind the port in `cordee.control.ports`."""
+"""Executors: implementations of the port in `cordee.control.ports` that run the ranks."""

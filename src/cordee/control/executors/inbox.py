@@ -1,4 +1,4 @@
-"""Reports on their way from the agents to the control plane: each once, in order, until it is committed."""
+"""Reports between the agents and the control plane: each once, in order, until it is committed."""
 
 from collections.abc import Iterable
 
@@ -7,16 +7,16 @@ from cordee.control.ports import Report
 
 
 class Inbox:
-    """Reports that came and were not acknowledged. Not safe in several threads: the executor's lock is held.
+    """Reports that have arrived and are not acknowledged. Not thread-safe: hold the executor's lock.
 
     Attributes:
-        fresh: something came since `reports` was last called.
+        fresh: a report arrived since the last call of `reports`.
     """
 
     def __init__(self) -> None:
         self.fresh = False
         self._reports: list[Report] = []
-        self._received: dict[str, int] = {}  # by stream: the highest seq that came
+        self._received: dict[str, int] = {}  # by stream: the highest seq that has arrived
         self._acknowledged: dict[str, int] = {}
         self._owners: dict[str, Supervised] = {}
 
@@ -26,18 +26,18 @@ class Inbox:
         return list(self._reports)
 
     def open(self, marks: Iterable[tuple[str, int]], owner: Supervised) -> None:
-        """Expect streams from an agent, from their committed marks on."""
+        """Expect streams from an agent, starting at their committed marks."""
         for source, mark in marks:
             self._owners[source] = owner
             self._received[source] = max(mark, self._received.get(source, 0))
             self._acknowledged[source] = max(mark, self._acknowledged.get(source, 0))
 
     def knows(self, source: str) -> bool:
-        """Return whether anything came of a stream."""
+        """Return whether a record of this stream has arrived."""
         return source in self._received
 
     def is_new(self, source: str, seq: int, owner: Supervised) -> bool:
-        """Return whether a record did not come before; remember the agent that sent it."""
+        """Return whether a record arrives for the first time; remember the agent that sent it."""
         self._owners[source] = owner
         return seq > self._received.get(source, 0)
 
@@ -48,15 +48,15 @@ class Inbox:
         self.fresh = True
 
     def skip(self, source: str, seq: int) -> None:
-        """Take note that a record came, and keep nothing of it."""
+        """Note that a record arrived, without keeping it."""
         self._received[source] = seq
 
     def acknowledged(self, source: str) -> int:
-        """Return the highest committed seq of a stream, as far as it was acknowledged."""
+        """Return the highest acknowledged seq of a stream."""
         return self._acknowledged.get(source, 0)
 
     def acknowledge(self, source: str, seq: int) -> Supervised | None:
-        """Drop the reports of a stream up to a seq; return the agent that is to hear of it."""
+        """Drop the reports of a stream up to a seq; return the agent to acknowledge them to."""
         self._reports = [each for each in self._reports if each.source != source or each.seq > seq]
         self._acknowledged[source] = max(seq, self._acknowledged.get(source, 0))
         return self._owners.get(source)

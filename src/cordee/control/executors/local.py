@@ -1,7 +1,7 @@
-"""The executor of this machine: one NodeAgent a node, each a process of its own that outlives the server.
+"""The executor of this machine: one NodeAgent per node, each a separate process that outlives the server.
 
-A thread holds the connections and starts agents that are not there; control's own thread takes reports and gives
-commands. Reports stay here until control has committed them, and at the agent until it hears of that.
+One thread holds the connections and starts missing agents; the control loop's thread takes reports and sends
+commands. A report stays here until it is committed, and at the agent until the agent has the acknowledgement.
 """
 
 import logging
@@ -33,21 +33,21 @@ _log = logging.getLogger("cordee.control")
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """Questions to the log, asked on the executor's thread too."""
+    """Queries of the log; the executor's thread calls them too."""
 
     mark: Callable[[str], int]
     epoch: Callable[[str], int]
 
 
 class LocalExecutor:
-    """Runs attempts on this machine's nodes. `Executor` in `cordee.control.ports`.
+    """The executor that runs attempts on this machine's nodes; implements `cordee.control.ports.Executor`.
 
     Args:
-        home: of the server. Agents find the server by its `server.json` (`agents`: host, port) and `token`.
-        mark: the highest committed seq of a stream. Called from the executor's thread too.
-        epoch: the highest epoch that is known of a node, 0 if none: from the NodeUp events of the log.
-        slots: CPU slots of the one node `local`, in place of its GPUs; `nodes` for more than one node.
-        nodes: of this machine.
+        home: the server's. Agents find the server by the home's `server.json` (`agents`: host, port) and `token`.
+        mark: returns the highest committed seq of a stream. The executor's thread calls it too.
+        epoch: returns a node's highest epoch in the log's NodeUp events; 0 if none.
+        slots: number of CPU slots of the single node `local`, in place of its GPUs.
+        nodes: the nodes of this machine; None: the single node `local`.
         wake: called from the executor's thread when `reports` has something new.
         confirm_s: how long `carry_out` waits for agents to confirm.
     """
@@ -70,21 +70,21 @@ class LocalExecutor:
         self._changed = threading.Condition()
         self._inbox = Inbox()
         self._stopped = False
-        self._farewell: wire.Shutdown | None = None  # the agents are to leave
+        self._farewell: wire.Shutdown | None = None  # sent to the agents when they shall exit
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         self._wakeup = Wakeup(self._selector)
         self._thread = threading.Thread(target=self._loop, name="cordee-local-executor", daemon=True)
 
     def listen(self) -> tuple[str, int]:
-        """Open the port that agents dial; host and port belong into `server.json`."""
+        """Open the port that agents dial; return host and port, which belong in `server.json`."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
         host, port = self._listener.getsockname()
         return str(host), int(port)
 
     def start(self) -> None:
-        """Take agents' calls, and start the agents that are not there. `server.json` is written by now."""
+        """Accept connections of agents, and start missing agents. Write `server.json` before this call."""
         assert self._listener is not None, "listen() comes first: agents must find the port in server.json"
         self._token = (self._home / "token").read_text().strip()
         for config in self._configs:
@@ -92,7 +92,7 @@ class LocalExecutor:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._thread.start()
 
-    # -- the port: control's thread ------------------------------------------------------------------------
+    # -- the port: the control loop's thread ------------------------------------------------------------------------
 
     def reports(self) -> Sequence[Report]:
         """Return the reports that were not acknowledged, in an order in which they may be committed."""
@@ -100,14 +100,14 @@ class LocalExecutor:
             return self._inbox.reports()
 
     def acknowledge(self, source: str, seq: int) -> None:
-        """Take note that a stream was committed up to `seq`, and pass it on to the agent."""
+        """Record that a stream was committed up to `seq`, and pass this on to the agent."""
         with self._changed:
             owner = self._inbox.acknowledge(source, seq)
             if owner is not None:
                 self._send(owner, wire.Seen(source=source, seq=seq))
 
     def carry_out(self, pending: Pending) -> bool:
-        """Hand the command to the agents concerned; True when all of them confirmed that they have it on disk."""
+        """Send the command to the agents concerned; return True when all of them have confirmed that it is on disk."""
         try:
             order, names = self._order(pending)
         except OSError as error:
@@ -119,7 +119,7 @@ class LocalExecutor:
             for node in fresh:
                 node.sent.add(order.number)
                 self._send(node, order)
-            if fresh:  # an agent that did not answer in time is not waited for a second time
+            if fresh:  # do not wait a second time for an agent that did not answer
                 self._changed.wait_for(lambda: not any(order.number in node.sent for node in nodes), self._confirm_s)
             done = len(nodes) == len(names) and all(order.number in node.confirmed for node in nodes)
             for node in nodes if done else ():
@@ -127,19 +127,19 @@ class LocalExecutor:
             return done
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until `reports` has something new; False if nothing came in time."""
+        """Wait until `reports` has something new; return False after a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._inbox.fresh, timeout_s)
 
     def shutdown(self, *, now: bool = False, timeout_s: float = 10.0) -> bool:
-        """Make the agents leave, and wait for it.
+        """Make the agents exit, and wait until they have.
 
         Args:
-            now: end the rank groups that still run; otherwise an agent leaves when its last one has ended.
-            timeout_s: how long to wait.
+            now: end the rank groups that still run; otherwise an agent exits when its last one has ended.
+            timeout_s: the longest wait.
 
         Returns:
-            True when every agent is gone.
+            Whether every agent has exited.
         """
         with self._changed:
             self._farewell = wire.Shutdown(now=now)
@@ -148,7 +148,7 @@ class LocalExecutor:
             return self._changed.wait_for(lambda: all(node.gone for node in self._nodes.values()), timeout_s)
 
     def close(self, *, kill_agents: bool = False) -> None:
-        """Stop; agents and ranks go on, unless `kill_agents` ends them first."""
+        """Stop the executor; agents and ranks go on unless `kill_agents` is set."""
         if self._thread.is_alive():
             if kill_agents:
                 self.shutdown(now=True)
@@ -163,7 +163,7 @@ class LocalExecutor:
                 each.close()
 
     def _order(self, pending: Pending) -> tuple[wire.Order, Sequence[str]]:
-        """Return the command as agents get it, and the names of the nodes concerned."""
+        """Return the command as it is sent to agents, and the names of the nodes concerned."""
         command = pending.command
         meeting = rendezvous.known(self._home, command.job_id, command.epoch)
         if meeting is None and isinstance(command, AttemptPlaced):
@@ -177,7 +177,7 @@ class LocalExecutor:
             master_addr=meeting.master_addr if meeting else "",
             master_port=meeting.master_port if meeting else 0,
         )
-        # The nodes of an attempt that was never handed out are not known: a kill of it goes to all of them.
+        # The nodes of an attempt whose start was never sent are not known: its kill goes to all nodes.
         return order, meeting.nodes if meeting else list(self._nodes)
 
     # -- the executor's thread -----------------------------------------------------------------------------
@@ -188,14 +188,14 @@ class LocalExecutor:
                 unconnected = any(node.channel is None for node in self._nodes.values())
             for key, _ in self._selector.select(LOOK_S if unconnected else None):
                 with self._changed:
-                    if self._selector.get_map().get(key.fd) is key:  # an earlier one of them may have closed it
+                    if self._selector.get_map().get(key.fd) is key:  # an earlier handler may have closed it
                         key.data()
             with self._changed:
                 for node in self._nodes.values():
                     self._supervise(node)
 
     def _supervise(self, node: Supervised) -> None:
-        """Start an agent for a node without one, and report the loss of one."""
+        """Start an agent on a node that has none, and report a lost agent."""
         if node.channel is not None or node.gone or time.monotonic() < node.next_look_s:
             return
         node.next_look_s = time.monotonic() + LOOK_S
@@ -216,7 +216,7 @@ class LocalExecutor:
                 _log.error("no agent can be started for %s, it is tried again: %s", node.config.name, error)
 
     def _report_down(self, node: Supervised) -> None:
-        """Report once that the agent with the node's epoch is gone, also if it died while no server ran."""
+        """Report once that the agent with the node's epoch is gone, even if it died while no server ran."""
         source = f"server/{node.config.name}/{node.epoch}"
         if node.epoch == 0 or self._inbox.knows(source) or self._log.mark(source) > 0:
             return
@@ -259,7 +259,7 @@ class LocalExecutor:
         self._adopt(channel, hello, answer.marks)
 
     def _judge(self, message: wire.Message, challenge: str) -> wire.Welcome | wire.Refused:
-        """Return the answer to a claim."""
+        """Return the answer to an agent's claim."""
         if not isinstance(message, wire.Hello) or message.version != wire.VERSION:
             return wire.Refused(why=f"this server speaks version {wire.VERSION} of the protocol", final=False)
         if not wire.is_proof(message.proof, self._token, "agent", challenge, message.nonce):
@@ -287,7 +287,7 @@ class LocalExecutor:
         self._selector.register(channel.sock, selectors.EVENT_READ, partial(self._ready, node))
         if self._farewell is not None:
             self._send(node, self._farewell)
-        self._notify()  # commands may wait for this node
+        self._notify()  # commands may be waiting for this node
 
     def _ready(self, node: Supervised) -> None:
         assert node.channel is not None
@@ -309,7 +309,7 @@ class LocalExecutor:
             self._changed.notify_all()
         elif isinstance(message, wire.Record):
             if not self._inbox.is_new(message.source, message.seq, node):
-                # It came over an earlier connection too; if it is committed by now, the agent has not heard.
+                # A repeated record: if it is committed, the agent has missed the acknowledgement.
                 seen = self._inbox.acknowledged(message.source)
                 if message.seq <= seen:
                     self._send(node, wire.Seen(source=message.source, seq=seen))
@@ -319,7 +319,7 @@ class LocalExecutor:
                 self._take_in(Report(source=message.source, seq=message.seq, event=event))
 
     def _read(self, node: Supervised, record: wire.Record) -> Event | None:
-        """Return the record's event; one that cannot be read is left out, since the agent would send it for ever."""
+        """Return the record's event, or None if it cannot be read: the agent would otherwise send it forever."""
         problem = "it is not a stream of this node"
         if _is_stream_of(node.config.name, record.source):
             try:
@@ -348,11 +348,11 @@ class LocalExecutor:
         try:
             node.channel.send(message)
         except ConnectionError:
-            return  # the executor's thread hears of it too, and hangs up
+            return  # the executor's thread sees the error too, and hangs up
         self._watch(node)
 
     def _watch(self, node: Supervised) -> None:
-        """Wait for room in the socket only while something waits for it."""
+        """Select for writing only while messages wait to be sent."""
         if node.channel is None:
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if node.channel.pending else 0)

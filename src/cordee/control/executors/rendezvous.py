@@ -1,4 +1,4 @@
-"""The address at which the ranks of an attempt meet: picked once, kept on disk, the same for every node."""
+"""The rendezvous address of an attempt's ranks: picked once, kept on disk, the same for every node."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Below the range from which systems take ports for outgoing connections, so that no other program gets it by accident.
+# Below the ephemeral range, so that no outgoing connection of another program takes the port.
 _PORTS = range(20_000, 30_000)
 _TRIES = 100
 
@@ -23,7 +23,7 @@ class Meeting:
 
 
 def known(home: Path, job_id: str, epoch: int) -> Meeting | None:
-    """Return the address that was picked for an attempt, by this server or an earlier one; None if none was."""
+    """Return the address that this server or an earlier one picked for an attempt; None if none was picked."""
     try:
         data = json.loads(_path(home, job_id, epoch).read_text())
     except OSError:
@@ -32,7 +32,7 @@ def known(home: Path, job_id: str, epoch: int) -> Meeting | None:
 
 
 def agree(home: Path, job_id: str, epoch: int, nodes: Sequence[str]) -> Meeting:
-    """Return the address that was picked for an attempt, or pick a free port and keep it before it is sent."""
+    """Return the address picked for an attempt; if there is none, pick a free port and store it."""
     found = known(home, job_id, epoch)
     if found is not None:
         return found
