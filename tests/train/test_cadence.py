@@ -3,9 +3,11 @@
 import pytest
 
 from cordee.errors import DestinationError, InputError
+from cordee.events import Estimate
 from cordee.storage.destination import below, level_urls, parse_levels
 from cordee.storage.history import LEFT, PastAttempt, past_attempts
 from cordee.storage.log import LogEntry, LogRecord
+from cordee.train.checkpoint.auto_interval import AutoInterval
 from cordee.train.checkpoint.cadence import MEMORY, Cadence, LevelSchedule
 from cordee.train.settings import Every, parse_every, parse_ram, settings
 
@@ -133,3 +135,17 @@ def test_what_the_log_tells_of_past_attempts() -> None:
     )
     expected = [PastAttempt(4, 90.0, left=True), PastAttempt(2, 30.0, left=False), PastAttempt(2, 0.0, left=False)]
     assert past_attempts(entries) == expected
+
+
+def test_before_any_save_was_measured_its_plan_says_how_long_one_takes() -> None:
+    """Storage that is away is not tried more often than a save would take."""
+    planned = Estimate(layout="", peak_bytes=0, gpu_memory_bytes=0, save_us=900_000_000, restart_us=60_000_000)
+    seconds = {}
+    for estimate in (None, planned):
+        cadence = Cadence(Every(), None, first_s=5.0)
+        auto = AutoInterval(cadence, Every(), 8, lambda: [], estimate)
+        auto.captured(0.001, 5.0, in_memory=False)
+        assert auto.failed()
+        seconds[estimate] = cadence.save_s
+        assert auto.restart_s == (60.0 if estimate else 0.0)
+    assert seconds[None] < 899 <= seconds[planned]

@@ -52,6 +52,11 @@ LONG = {"boundary_s": 60.0, "step_s": 60.0}
         ({"uploading_step": 38, "busy_s": 19.0}, Choice.TRY, 1, 21.1),
         ({"levels": UNKNOWN}, Choice.SAVE, 2, 1.6),  # nothing was measured: nothing speaks against it
         ({"levels": UNKNOWN, **LONG}, Choice.TRY, 1, 60.1),
+        ({"levels": UNKNOWN, "planned_save_s": 8.0}, Choice.SAVE, 2, 9.6),  # the plan's figure, before the first save
+        ({"levels": UNKNOWN, "planned_save_s": 48.0}, Choice.SAVE, 1, 1.6),  # it is of the store, not of the near disk
+        ({"levels": UNKNOWN[1:], "planned_save_s": 48.0}, Choice.TRY, 1, 49.6),
+        ({"levels": UNKNOWN[1:], "planned_save_s": 48.0, "uploading_step": 38, "busy_s": 5.0}, Choice.FINISH, 1, 5.0),
+        ({"levels": (HOME,), "planned_save_s": 48.0}, Choice.SAVE, 1, 9.6),  # what was measured counts
         ({"levels": (UNKNOWN[0], HOME), "left_s": 9.0}, Choice.TRY, 1, 1.6),  # the near one may make it
         ({"levels": (HOME,), "left_s": 9.0}, Choice.TRY, 1, 9.6),
     ],
@@ -74,6 +79,10 @@ def test_it_says_what_decided_with_the_numbers() -> None:
     assert (
         plan(replace(AT, levels=UNKNOWN, step_s=None)).text
         == "18.0 s left; no save was measured yet: saving at step 41"
+    )
+    assert plan(replace(AT, levels=UNKNOWN[1:], step_s=None, planned_save_s=48.0)).text == (
+        "18.0 s left; no save was measured yet, its plan expects 48.0 s: "
+        "saving at step 41 needs 49.6 s; trying, since nothing is lost by it"
     )
 
 
@@ -100,6 +109,7 @@ def situations(draw: st.DrawFn) -> Situation:
         boundary_s=draw(seconds),
         step_s=draw(st.none() | seconds),
         stall_s=draw(st.floats(0, 5)),
+        planned_save_s=draw(st.none() | seconds),
         size_bytes=draw(st.integers(0, 10**13)),
         levels=tuple(
             LevelTiming(name=f"store {i}", upload_s=None if draw(st.booleans()) else upload_s)

@@ -2,6 +2,10 @@
 
 Training only; times and bytes are modelled, from tables that were fitted to published measurements. The command line, a
 notebook, admission, the comparison with a profile and the demo all ask here, so they make the same assumptions.
+
+A trainer does not ask: it has the `Estimate` of admission's answer (CORDEE_ESTIMATE), by which it judges its first save
+and restart. Once it has measured a save, it sets its interval by `plan.interval`, with the same optimum
+(`survive.best_period_s`) for its own costs and failures.
 """
 
 from cordee.plan.answer import Answer

@@ -1,4 +1,7 @@
-"""The `auto` intervals of a job, from the measured costs of its saves and its failures."""
+"""The `auto` intervals of a job, from the measured costs of its saves and its failures.
+
+What was not measured yet (the first restart, the upload of a save that failed first) is as the job's plan expects it.
+"""
 
 import logging
 import statistics
@@ -7,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from cordee.events import Estimate
 from cordee.storage.history import PastAttempt
 from cordee.train.checkpoint.cadence import Cadence
 from cordee.train.settings import Every
@@ -28,13 +32,22 @@ class AutoInterval:
         every: the job's interval of checkpoints.
         ranks: number of ranks of the gang.
         past: returns the earlier attempts.
+        estimate: the plan's; None: the job has none.
 
     Attributes:
-        restart_s: time from the start of the process until the state was loaded.
+        restart_s: time from the start of the process until the state was loaded; planned, until one was.
     """
 
-    def __init__(self, cadence: Cadence, every: Every, ranks: int, past: Callable[[], Sequence[PastAttempt]]) -> None:
-        self.restart_s = 0.0
+    def __init__(
+        self,
+        cadence: Cadence,
+        every: Every,
+        ranks: int,
+        past: Callable[[], Sequence[PastAttempt]],
+        estimate: Estimate | None = None,
+    ) -> None:
+        self.restart_s = estimate.restart_us / 1e6 if estimate else 0.0
+        self._planned_save_s = estimate.save_us / 1e6 if estimate else 0.0
         self._cadence, self._every, self._ranks, self._past = cadence, every, ranks, past
         self._began_s = time.monotonic()
         self._stall_s = 0.0  # of the newest capture
@@ -58,7 +71,8 @@ class AutoInterval:
 
     def failed(self) -> bool:
         """Record a failed checkpoint: its stall counts, and unreachable storage is not tried too often."""
-        return self._update(self._stall_s, 0.0, logs=False)
+        upload_s = 0.0 if self._costs_s else max(0.0, self._planned_save_s - self._stall_s)
+        return self._update(self._stall_s, upload_s, logs=False)
 
     def _update(self, stall_s: float, upload_s: float, *, logs: bool) -> bool:
         saves, captures = self._cadence.estimates

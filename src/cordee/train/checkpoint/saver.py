@@ -62,6 +62,7 @@ class Saver:
         self._rng: dict[str, Any] | None = None  # restored when the loop begins
         self._last: Save | None = None  # the newest of this rank; another rank may have failed at this step
         self._handed_over_s = 0.0  # time of the newest hand-over to the uploader
+        self._estimate = settings.planned.estimate
         self._cadence = Cadence(settings.every, settings.ram, first_s=AUTO_FIRST_S)
         self.checkpointer = Checkpointer(
             to,
@@ -74,7 +75,9 @@ class Saver:
             on_commit=self._on_commit,
             on_failure=self._on_failure,
         )
-        self._auto = AutoInterval(self._cadence, settings.every, world_size, lambda: self.checkpointer.past)
+        self._auto = AutoInterval(
+            self._cadence, settings.every, world_size, lambda: self.checkpointer.past, self._estimate
+        )
 
     @property
     def uploading(self) -> bool:
@@ -115,7 +118,8 @@ class Saver:
                 rank_state.restore(self._state, loaded.extras)
             elif rank == 0:
                 self._log_resharding(loaded)
-        self._auto.restart_s = time.time() - process_start_us() / 1e6
+        if loaded is not None or self._estimate is None:
+            self._auto.restart_s = time.time() - process_start_us() / 1e6
         self._cadence.begin(time.monotonic())
         if rank == 0:
             where = self.checkpointer.to
@@ -293,7 +297,8 @@ class Saver:
         """Return the measured figures for the decision at a notice."""
         status = self.checkpointer.status()
         newest = self.checkpointer.newest()
-        upload_s = next((each for each in reversed(status.upload_s) if each is not None), 0.0)
+        planned_s = self._estimate.save_us / 1e6 if self._estimate and self._estimate.save_us else None
+        upload_s = next((each for each in reversed(status.upload_s) if each is not None), planned_s or 0.0)
         busy_s = 0.0
         if status.uploading_step is not None:
             late_s = time.monotonic() - self._handed_over_s - upload_s
@@ -307,6 +312,7 @@ class Saver:
             boundary_s=0.0 if at_boundary else timer.boundary_s(),
             step_s=timer.step_s(),
             stall_s=status.stall_s or 0.0,
+            planned_save_s=planned_s,
             size_bytes=status.bytes or 0,
             busy_s=busy_s,
             uploading_step=status.uploading_step,

@@ -49,6 +49,7 @@ class Situation:
         boundary_s: until they meet, as far as can be estimated: the rest of the step that runs.
         step_s: median time of a step; None: none was measured.
         stall_s: time of a capture.
+        planned_save_s: time of a save in all levels, by the job's plan; None: it has none.
         size_bytes: of a capture, all ranks together.
         busy_s: until the uploader is done with its save.
         uploading_step: of the capture that the uploader has; None: it has none.
@@ -64,6 +65,7 @@ class Situation:
     boundary_s: float = 0.0
     step_s: float | None = None
     stall_s: float = 0.0
+    planned_save_s: float | None = None
     size_bytes: int = 0
     busy_s: float = 0.0
     uploading_step: int | None = None
@@ -124,7 +126,7 @@ def reaches(now: Situation) -> list[int]:
 
 
 def fits(now: Situation, reach: int) -> bool:
-    """Return whether a new capture can be uploaded that far in time. Without any measurement, assume that it can."""
+    """Return whether a new capture can be uploaded that far in time. Without any figure, assume that it can."""
     if now.levels[reach - 1].upload_s is None and any(level.upload_s is not None for level in now.levels):
         return False
     waits_s = max(now.boundary_s, now.busy_s)
@@ -133,25 +135,30 @@ def fits(now: Situation, reach: int) -> bool:
 
 def save_s(now: Situation, reach: int) -> float:
     """Return the time of a new save, which begins at the boundary, once the uploader is done with its save."""
-    return max(now.boundary_s, now.busy_s) + now.stall_s + (now.levels[reach - 1].upload_s or 0.0)
+    return max(now.boundary_s, now.busy_s) + now.stall_s + _upload_s(now, reach)
 
 
 def finish_s(now: Situation) -> float | None:
     """Return the time until the newest capture in memory that can be durable in time is; None: there is none."""
-    if now.has_newer_in_memory and (needs_s := now.busy_s + _upload_all_s(now)) <= now.left_s:
+    if now.has_newer_in_memory and (needs_s := now.busy_s + _upload_s(now, len(now.levels))) <= now.left_s:
         return needs_s
     if now.uploading_step is not None and now.uploading_step > now.kept_step and now.busy_s <= now.left_s:
         return now.busy_s
     return None
 
 
-def _upload_all_s(now: Situation) -> float:
-    """Return the upload time of a capture in memory, which goes to all levels."""
-    return now.levels[-1].upload_s or 0.0
+def _upload_s(now: Situation, reach: int) -> float:
+    """Return the time of an upload that far: as measured; before any save, to all levels as planned; else 0."""
+    measured_s = now.levels[reach - 1].upload_s
+    if measured_s is None and reach == len(now.levels) and all(level.upload_s is None for level in now.levels):
+        return now.planned_save_s or 0.0
+    return measured_s or 0.0
 
 
 def _plan(now: Situation, choice: Choice, reach: int, needs_s: float) -> ExitPlan:
-    turn_s = now.busy_s + RESCUE_S + MARGIN * _upload_all_s(now) if now.has_newer_in_memory else 0.0
+    turn_s = 0.0
+    if now.has_newer_in_memory:  # it goes to all levels
+        turn_s = now.busy_s + RESCUE_S + MARGIN * _upload_s(now, len(now.levels))
     return ExitPlan(choice=choice, reach=reach, needs_s=needs_s, turn_s=turn_s, text=_text(now, choice, reach, needs_s))
 
 
@@ -168,7 +175,8 @@ def _text(now: Situation, choice: Choice, reach: int, needs_s: float) -> str:
         rate = f" at {format_bytes(now.size_bytes / upload_s)}/s" if upload_s > 0 else ""
         figures.append(f"capture {now.stall_s:.1f} s, upload {format_bytes(now.size_bytes)}{rate} = {upload_s:.1f} s")
     else:
-        figures.append("no save was measured yet")
+        planned = f", its plan expects {now.planned_save_s:.1f} s" if now.planned_save_s is not None else ""
+        figures.append(f"no save was measured yet{planned}")
     captured = max(now.memory_step or 0, now.uploading_step or 0)
     what = {
         Choice.SAVE: f"saving at step {now.step}",
