@@ -1,4 +1,4 @@
-"""The shapes of what the HTTP API takes and answers, as pydantic models: the API's schema, and every verb's JSON."""
+"""Requests and answers of the HTTP API as pydantic models: the API's schema, and the JSON of every verb."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,13 +8,13 @@ from cordee.events import Estimate
 
 
 class View(BaseModel):
-    """What the API answers. Times are microseconds since the Unix epoch, money is integer micro-dollars."""
+    """An answer of the API. Times are microseconds since the Unix epoch, money is integer micro-dollars."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class HealthView(View):
-    """The server itself. `problem` is what keeps it from working, such as a full disk."""
+    """The server itself. `problem` is the error that keeps it from working, such as a full disk."""
 
     version: str
     pid: int
@@ -35,10 +35,10 @@ class FailureView(View):
 
 
 class ComparisonView(View):
-    """A value of a job as it was planned and as it is measured, in `unit`.
+    """A planned and a measured value of a job, in `unit`.
 
-    Nine of ten values are planned between `low` and `high`; `off_by` is the fraction by which the measured value is
-    above the planned one; `missed` says that it left the interval.
+    Nine of ten values are expected between `low` and `high`. `off_by` is the fraction by which the measured value
+    exceeds the planned one. `missed` says whether it lies outside the interval.
     """
 
     quantity: str
@@ -54,7 +54,7 @@ class ComparisonView(View):
 class AttemptView(View):
     """One execution of a job. `leases` are the GPUs held, by node.
 
-    `refused` counts records of the ranks' spools that say what cannot be; `refused_why` is the reason of the last one.
+    `refused` counts impossible records of the ranks' spools; `refused_why` is the reason for the last one.
     """
 
     epoch: int
@@ -90,10 +90,10 @@ class JobView(View):
 
 
 class JobDetailView(JobView):
-    """A job with its attempts, its spec as it was admitted, and what its newest attempt measured beside its estimate.
+    """A job with its attempts, its admitted spec, and the measured values of its newest attempt beside the estimate.
 
-    `estimate` is the plan's answer for the GPUs of that attempt; `estimate_missed` has a sentence for each value that
-    left it.
+    `estimate` is the plan's answer for the GPUs of that attempt; `estimate_missed` has a sentence for each value
+    outside it.
     """
 
     attempts: list[AttemptView]
@@ -115,7 +115,7 @@ class ForecastView(View):
     """A forecast of a job's next start and of its end, from `draws` runs of the scheduler forward from `at_us`.
 
     Every run went to `seen_us` or to the job's end; run times come from `learnt_from` jobs that have ended, and
-    `source` names where that of this job comes from; `preemptions` is how often the job gets notice, on average.
+    `source` names where that of this job comes from; `preemptions` is the mean number of notices to the job.
     """
 
     at_us: int
@@ -129,10 +129,10 @@ class ForecastView(View):
 
 
 class WhyView(View):
-    """Why a job is where it is: one dominant reason, said in `text`; `until_us` is when it ends at the latest.
+    """The reason for a job's state: `text` explains it, and it ends by `until_us`.
 
-    `forecast` is there if it was asked for, and the job has not ended; `left_us` is the time until its last step at
-    its own pace, where the script said how many there are. `failure` is that of its last attempt.
+    `forecast` is set on request if the job has not ended. `left_us` is the time until its last step at its measured
+    pace, if the script reported the number of steps. `failure` is that of its last attempt.
     """
 
     job_id: str
@@ -172,13 +172,13 @@ class NodeView(View):
 
 
 class NodeOrder(View):
-    """The reason for which an operator takes a node out of use, or back into it."""
+    """An operator's reason to cordon, drain or uncordon a node."""
 
     why: Annotated[str, Field(max_length=1000)] = ""
 
 
 class QueueRules(View):
-    """What a queue is to be. `gpu_us_per_day` and `micro_usd_per_day` are of 24 hours, sliding."""
+    """The rules of a queue. `gpu_us_per_day` and `micro_usd_per_day` limit a sliding window of 24 hours."""
 
     name: str
     parent: str | None = None
@@ -192,10 +192,10 @@ class QueueRules(View):
 
 
 class QueueView(QueueRules):
-    """A queue as it stands, those inside it counted in.
+    """The current state of a queue, including the queues below it.
 
-    GPUs are in thousandths. `lends` is what it leaves of its quota for others; `fair_share_ppb` what it borrowed,
-    by its weight, in billionths of the cluster, now and in the past: the least is next.
+    GPUs are in thousandths. `lends` is the part of its quota left to others. `fair_share_ppb` is its present and past
+    borrowing, divided by its weight, in billionths of the cluster: the lowest goes first.
     """
 
     depth: int
@@ -212,7 +212,7 @@ class QueueView(QueueRules):
 
 
 class QueuesView(View):
-    """The tree of queues, each before those inside it; of a cluster with so many GPUs on nodes that stay."""
+    """The tree of queues, parents first; `gpu_milli` counts the GPUs of all nodes in use."""
 
     at_us: int
     gpu_milli: int
@@ -220,7 +220,7 @@ class QueuesView(View):
 
 
 class QueuesSubmission(View):
-    """All queues that there shall be."""
+    """The complete new tree of queues."""
 
     queues: list[QueueRules]
 
@@ -238,7 +238,7 @@ class SplitView(View):
 
 
 class LostView(View):
-    """What was lost for one cause, such as `preempt` or `failure`."""
+    """The loss by one cause, such as `preempt` or `failure`."""
 
     cause: str
     gpu_us: int
@@ -246,9 +246,9 @@ class LostView(View):
 
 
 class CostRowView(View):
-    """What one job, user, queue or attempt held. `charged` is what others lost for it.
+    """The GPU time and cost of one job, user, queue or attempt. `charged` is the loss of others for its sake.
 
-    `measured` is empty but for a job (its newest attempt) and an attempt.
+    `measured` is set only for a job (its newest attempt) and for an attempt.
     """
 
     key: str
@@ -267,7 +267,7 @@ class CostRowView(View):
 
 
 class CostView(View):
-    """The bill until `at_us`, by row, and of the whole cluster: capacity = held + idle."""
+    """The cost until `at_us`, by row and of the whole cluster: capacity = held + idle."""
 
     by: str
     at_us: int
@@ -279,7 +279,7 @@ class CostView(View):
 
 
 class Submission(View):
-    """What a client sends to have a job queued; the id is the client's, so that sending it again changes nothing."""
+    """A client's request to queue a job. The client makes the id, so that sending it again changes nothing."""
 
     job_id: str
     spec: dict[str, Any]
@@ -300,15 +300,15 @@ class RehearsalView(View):
 
     Attributes:
         starts_now: whether it would be placed at once.
-        reason, text, blocking, until_us: as of `WhyView`.
-        nodes: where it would be placed: for certain if it starts now, else as in the median draw; empty: not known.
-        racks: how many domains these nodes lie in; null where nodes name none.
+        reason, text, blocking, until_us: as in `WhyView`.
+        nodes: the nodes on which it starts now, else those of the median draw; empty: not known.
+        racks: number of domains in which these nodes lie; null if the nodes name none.
         victims: the jobs that it would preempt at once.
-        micro_usd_per_hour: on those nodes, else on the dearest GPUs that it may get.
-        micro_usd_to_limit: if it runs until its limits of time or cost; null without any.
-        micro_usd_to_estimate: if it runs as long as its owner expects; null if that was not said.
+        micro_usd_per_hour: on those nodes, else on the most expensive GPUs that it may get.
+        micro_usd_to_limit: the cost if it runs until its limit of time or cost; null without a limit.
+        micro_usd_to_estimate: the cost if it runs as long as its owner expects; null if no time was given.
         estimate: the plan's answer for its model; null if it names none.
-        notes: what was assumed.
+        notes: the assumptions made.
     """
 
     gpus: int
@@ -332,7 +332,7 @@ class RehearsalView(View):
 
 
 class Submitted(View):
-    """The job was queued. `notes` say what was assumed; the price is that of the dearest GPUs that it may get."""
+    """A queued job. `notes` are the assumptions made; the price is that of the most expensive GPUs that it may get."""
 
     job: JobView
     notes: list[str]
@@ -340,7 +340,7 @@ class Submitted(View):
 
 
 class ErrorFacts(View):
-    """What is wrong: the name of a class in `cordee.errors`, its message, and what to do."""
+    """An error: the name of its class in `cordee.errors`, its message, and a hint."""
 
     kind: str
     message: str
@@ -348,6 +348,6 @@ class ErrorFacts(View):
 
 
 class ErrorView(View):
-    """What the API answers when it refuses or fails."""
+    """The API's answer to a request that it refuses or fails."""
 
     error: ErrorFacts

@@ -1,6 +1,6 @@
-"""The Python face of the HTTP API; the shapes of its answers are in `answers.py`.
+"""The Python client of the HTTP API; `answers.py` defines its answers.
 
-`Client()` finds the server of a home by itself, and raises the errors of `cordee.errors` as the server raised them.
+`Client()` finds the server of a home, and raises the server's errors as the same classes of `cordee.errors`.
 """
 
 import json
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 
 def default_home() -> Path:
-    """Return the home by default: CORDEE_HOME, else `~/.cordee`."""
+    """Return the default home: CORDEE_HOME, else `~/.cordee`."""
     return Path(os.environ.get("CORDEE_HOME") or "~/.cordee").expanduser()
 
 
 def as_body(error: CordeeError) -> dict[str, Any]:
-    """An error as the API sends it."""
+    """Return an error as the API sends it."""
     return {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
 
 
 def from_body(body: Any) -> CordeeError | None:
-    """The error that `as_body` was given; None if this is none."""
+    """Return the error in a body that `as_body` made; None if the body has no error."""
     found = body.get("error") if isinstance(body, dict) else None
     if not isinstance(found, dict) or "message" not in found:
         return None
@@ -62,23 +62,23 @@ def from_body(body: Any) -> CordeeError | None:
 
 
 class Client:
-    """A connection to one server. Every method raises `CordeeError`s only."""
+    """A connection to one server. Its methods raise only subclasses of `CordeeError`."""
 
     def __init__(self, home: Path | None = None, *, url: str | None = None, token: str | None = None) -> None:
-        """Find the server of a home, or talk to the one at `url`, as whom the token belongs to.
+        """Connect to the server of a home, or to the one at `url`.
 
-        The token is the one that is given, else CORDEE_TOKEN, else the home's own.
+        The token identifies the user: `token`, else CORDEE_TOKEN, else the home's own token.
 
         Raises:
-            NoServerError: none is announced in the home.
+            NoServerError: no server runs for the home.
             TokenError: the home's token cannot be read.
         """
         self.home = (home or default_home()).absolute()
         self.url = url or _announced(self.home)
         token = token or os.environ.get("CORDEE_TOKEN") or _token(self.home)
         headers = {"Authorization": f"Bearer {token}"}
-        # The server is on this machine: a proxy from the environment would only be in the way, and reading the
-        # system's certificates would take longer than most answers.
+        # Without TLS the server is on this machine: no proxy from the environment is wanted, and loading the system's
+        # certificates would take longer than most requests.
         tls = self.url.startswith("https:")
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=30, trust_env=tls, verify=tls)
 
@@ -112,8 +112,8 @@ class Client:
         Args:
             spec: a JobSpec as JSON-ready data.
             unprotected: accept that a preemptible job without checkpoints loses everything when it is preempted.
-            job_id: an id drawn earlier, to send the same job again after a doubt.
-            environ: where secrets are read.
+            job_id: an id made earlier, to send the same job again if it is not known whether it arrived.
+            environ: the environment from which secrets are read.
 
         Raises:
             AdmissionError: the job was refused, and nothing was queued.
@@ -126,10 +126,10 @@ class Client:
             return self._ask(Submitted, "POST", "/v1/jobs", json=sent.model_dump(mode="json"))
 
     def rehearse(self, spec: Mapping[str, Any], *, unprotected: bool = False, draws: int = 0) -> RehearsalView:
-        """Return what submitting a job would do now; with draws, also when it would start and end. Nothing is queued.
+        """Return the consequences of submitting a job now; with draws, also forecast its start and end. Queue nothing.
 
         Raises:
-            AdmissionError: it would be refused.
+            AdmissionError: the job would be refused.
         """
         job_id = new_job_id(str(spec.get("name") or "job"), secrets.token_bytes(6))
         sent = Submission(job_id=job_id, spec=dict(spec), unprotected=unprotected)
@@ -204,7 +204,7 @@ class Client:
         """Replace the tree of queues.
 
         Raises:
-            QueuesError: they cannot be; nothing has changed.
+            QueuesError: they break a rule; nothing has changed.
         """
         sent = QueuesSubmission(queues=[QueueRules(**asdict(queue)) for queue in queues])
         return self._ask(QueuesView, "PUT", "/v1/queues", json=sent.model_dump(mode="json"))
@@ -225,7 +225,7 @@ class Client:
                     yield number, decode(json.loads(value))
 
     def down(self) -> HealthView:
-        """Ask the server to checkpoint and requeue every job and then to end. It answers at once."""
+        """Ask the server to checkpoint and requeue every job, and then to end; return at once."""
         return self._ask(HealthView, "POST", "/v1/down")
 
     def _ask(self, shape: type[T], method: str, path: str, **kwargs: Any) -> T:
@@ -279,13 +279,14 @@ def _token(home: Path) -> str:
         return (home / "token").read_text().strip()
     except OSError as error:
         raise TokenError(
-            f"the token {home / 'token'} cannot be read: {error.strerror}", hint="it belongs to who started the server"
+            f"the token {home / 'token'} cannot be read: {error.strerror}",
+            hint="it belongs to the user who started the server",
         ) from error
 
 
 @contextmanager
 def _secrets_kept(folder: Path, names: Any, environ: Mapping[str, str]) -> Iterator[None]:
-    """Write the named secrets for the agent; if the job is refused, the folder is as it was before."""
+    """Write the named secrets for the agent; restore the folder if the job is refused."""
     before = {name: (folder / name).read_bytes() if (folder / name).exists() else None for name in names}
     for name in names:
         _write_private(folder / name, environ[name].encode())

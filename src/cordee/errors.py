@@ -30,7 +30,7 @@
     ├── MissingExtraError          70   an optional library is not installed
     └── ClaimError                 80   the demo's own claim does not hold
 
-75 is no error: it is what a rank exits with when it has checkpointed and wants to be queued again.
+75 is not an error: a rank exits with it when it has checkpointed and its job shall be queued again.
 """
 
 EXIT_CHECKPOINTED = 75
@@ -63,7 +63,7 @@ class UnitError(InputError):
 
 
 class SpecError(InputError):
-    """A job's YAML is not valid, or that of queues."""
+    """The YAML of a job or of queues is not valid."""
 
     exit_code = 12
 
@@ -165,7 +165,7 @@ class HomeUnsuitableError(ServerError):
 
 
 class NotFoundError(ServerError):
-    """No such job, attempt, node or log."""
+    """The job, attempt, node or log does not exist."""
 
     exit_code = 35
 

@@ -1,6 +1,6 @@
-"""Events to JSON and back. Events that an earlier version wrote still load.
+"""Events to JSON and back, including events that earlier versions wrote.
 
-Names that changed stand in `_OLD_KINDS`, `_OLD_FIELDS` and `_OLD_VALUES`; nothing else knows them.
+Old names are listed in `_OLD_KINDS`, `_OLD_FIELDS` and `_OLD_VALUES` only.
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ def encode(event: Event) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> Event:
-    """Return the event that `encode` made this data of.
+    """Return the event that `encode` turned into this data.
 
     >>> decode({"kind": "ServerUp", "at_us": 5})
     ServerUp(at_us=5)
 
     Raises:
-        ValueError: an unknown kind, or missing or unknown fields.
+        ValueError: the kind is unknown, or fields are missing or unknown.
     """
     kind = data.get("kind")
     fields = _renamed(data) if isinstance(kind, str) else {"kind": ""}
@@ -43,7 +43,7 @@ def decode(data: dict[str, Any]) -> Event:
 
 
 def _cordon(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return one of the two kinds that `NodeDraining` was."""
+    """Turn the fields of an old `NodeDraining` into a cordon or an uncordon."""
     over, drain = fields.pop("over", False), fields.pop("evict", False)
     return {**fields, "kind": "NodeUncordoned"} if over else {**fields, "kind": "NodeCordoned", "drain": drain}
 

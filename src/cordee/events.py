@@ -11,8 +11,8 @@ from cordee.ids import JobId
 
 
 class Tier(StrEnum):
-    """A job preempts jobs of lower tiers. Within its tier it may take the place of a job that has received more
-    service, once that job's time slice is over (`NoticeReason.TIME_SLICE`)."""
+    """The tier of a job, which preempts jobs of lower tiers. Within its tier it may take the place of a job that has
+    received more service, once that job's time slice is over (`NoticeReason.TIME_SLICE`)."""
 
     PRODUCTION = "production"
     STANDARD = "standard"
@@ -30,16 +30,16 @@ class Capacity(StrEnum):
 class NoticeReason(StrEnum):
     """The reason for which a running attempt is asked to leave."""
 
-    PREEMPT = "preempt"  # the scheduler's choice, for another job
-    RECLAIM = "reclaim"  # the cloud's
-    STOP = "stop"  # the owner's
-    DOWN = "down"  # the server goes down; the job goes on after the next `up`
-    LIMIT = "limit"  # the job's own limit of time or cost
-    TIME_SLICE = "time-slice"  # its time slice is over: a job of its own tier that has received less goes first
-    QUOTA = "quota"  # `for_job` takes back what the queue borrowed, or the queue's day is used up
+    PREEMPT = "preempt"  # the scheduler chose another job for its GPUs
+    RECLAIM = "reclaim"  # the cloud takes the node back
+    STOP = "stop"  # the owner stops the job
+    DOWN = "down"  # the server shuts down; the job goes on after the next `up`
+    LIMIT = "limit"  # the job has reached its limit of time or cost
+    TIME_SLICE = "time-slice"  # its time slice is over: a job of its tier with less service goes first
+    QUOTA = "quota"  # `for_job` takes borrowed GPUs back, or the queue has reached a daily limit
     RESIZE = "resize"  # it starts again at once on fewer or more GPUs
     MOVE = "move"  # it starts again at once elsewhere, so that a shape becomes free for `for_job`
-    DRAIN = "drain"  # an operator empties the node
+    DRAIN = "drain"  # an operator drains the node
 
 
 class Outcome(StrEnum):
@@ -49,7 +49,7 @@ class Outcome(StrEnum):
     CHECKPOINTED = "checkpointed"  # left at the agreed step, with a commit
     FAILED = "failed"  # the script failed by itself
     LOST = "lost"  # infrastructure: the node, the agent, or a rank killed from outside
-    KILLED = "killed"  # by Cordee, after the grace period or at once when so asked
+    KILLED = "killed"  # by Cordee, after the grace period, or at once on request
 
 
 class SpanClass(StrEnum):
@@ -64,10 +64,10 @@ class SpanClass(StrEnum):
 class Behind(StrEnum):
     """The way in which a rank holds the others up."""
 
-    STUCK = "stuck"  # it stands still in a step, and answers
-    SILENT = "silent"  # its watcher does not answer either: the process is frozen, or its node gone
+    STUCK = "stuck"  # it makes no progress in a step, but its watcher answers
+    SILENT = "silent"  # its watcher does not answer: the process is frozen, or the node is gone
     SLOW = "slow"  # the others wait for it in every step
-    OVER = "over"  # it no longer does
+    OVER = "over"  # it no longer holds them up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Node:
     """A machine with GPUs (or CPU slots, then `gpu_name` is `slot`) under one agent."""
 
     name: str
-    epoch: int  # of its agent: a newer agent's claim refuses the older one
+    epoch: int  # of its agent: an older agent is refused
     gpu_name: str
     gpus: int
     capacity: Capacity = Capacity.ON_DEMAND
@@ -95,7 +95,7 @@ class Estimate:
     layout: str  # of `plan.layout`, such as "tp8 pp2 fsdp4"
     peak_bytes: int  # on the fullest GPU, with the driver's context; 0: not known, as on CPU slots
     gpu_memory_bytes: int  # of one GPU; 0: CPU slots have none
-    gpus: int = 0  # on which it holds
+    gpus: int = 0  # on which the estimate holds
     allocated_bytes: int = 0  # of the peak, the part that torch's allocator hands out; 0: not known
     step_us: int | None = None  # None: no time is known for this GPU
     step_us_low: int | None = None  # nine of ten such steps are expected between low and high
@@ -108,7 +108,7 @@ class Estimate:
     restart_us: int = 0  # from placed to first new step
 
     def mfu_at(self, tokens_per_s: float) -> float | None:
-        """Return the MFU of the whole gang at so many tokens a second; None where FLOPs or peak are not known.
+        """Return the MFU of the whole gang at `tokens_per_s`; None if FLOPs or peak are not known.
 
         >>> Estimate(
         ...     layout="fsdp4", peak_bytes=1, gpu_memory_bytes=1, gpus=4, flop_per_token=6e9, gpu_flop_per_s=1e15
@@ -140,19 +140,19 @@ class Job:
     checkpoint_every_us: int = 1_800_000_000  # assumed of a job that reports no checkpoint
     save_us: int = 30_000_000  # expected: from notice to durable
     restart_us: int = 60_000_000  # expected: from placed to first new step
-    min_run_us: int = 0  # it is not preempted again before it has run this long
-    gpu_milli: int = 1000  # of each GPU; below 1000 the job has one GPU and shares it
+    min_run_us: int = 0  # it is not preempted before it has run this long
+    gpu_milli: int = 1000  # of each GPU; below 1000 the job has a part of one GPU
     cpu_milli: int = 0  # of the whole job, spread over its nodes like its GPUs
     memory_bytes: int = 0  # of host memory, of the whole job, spread like its GPUs
     unit_gpus: int | None = None  # GPUs that lie in one island, else node; None: as much of the gang as a node holds
-    within: str | None = None  # the whole gang lies in one island, node, rack or block; None: as near as there is room
+    within: str | None = None  # the whole gang lies in one island, node, rack or block; None: as close as possible
     sizes: tuple[int, ...] = ()  # fewer GPUs that it can run on, largest first; empty: not elastic
     estimate_us: int | None = None  # its run time on `gpus`, if its user gave one
     preemptions_max: int | None = None  # times it may be preempted; None: no such limit
     estimates: tuple[Estimate, ...] = ()  # the plan's answers for `gpus` and `sizes`, if the job names its model
 
     def estimate_on(self, gpus: int) -> Estimate | None:
-        """Return the estimate for so many GPUs; None if there is none."""
+        """Return the estimate for this number of GPUs; None if there is none."""
         return next((each for each in self.estimates if each.gpus == gpus), None)
 
 
@@ -166,7 +166,7 @@ class Lease:
 
     @property
     def gpu_milli(self) -> int:
-        """Return all of it in thousandths of a GPU.
+        """Return the whole lease in thousandths of a GPU.
 
         >>> Lease(node="n", gpus=(0, 1)).gpu_milli, Lease(node="n", gpus=(3,), milli=250).gpu_milli
         (2000, 250)
@@ -180,10 +180,10 @@ class Queue:
 
     Attributes:
         quota_gpus: GPUs that it can always get back from borrowers; a part of its parent's quota.
-        limit_gpus: the most it may hold, quota and borrowed together; None: the whole cluster.
+        limit_gpus: the most GPUs that it may hold, quota and borrowed together; None: the whole cluster.
         lend: whether others may use the unused part of its quota.
         weight: its fair share of lent GPUs, against its siblings.
-        user_gpus: the most one user may hold in it.
+        user_gpus: the most GPUs that one user may hold in it.
         gpu_us_per_day: GPU time that it may use within the last 24 hours.
         micro_usd_per_day: money that it may use within the last 24 hours.
     """
@@ -221,7 +221,7 @@ class ServerUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerShuttingDown:
-    """The server goes down: every attempt gets notice, nothing new starts."""
+    """The server shuts down: every attempt gets notice, and nothing new starts."""
 
     at_us: int
 
@@ -240,7 +240,7 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Its owner or an operator wants the job to end; `now` does not wait for a checkpoint."""
+    """The owner or an operator stops a job; with `now` without waiting for a checkpoint."""
 
     at_us: int
     job_id: JobId
@@ -312,7 +312,7 @@ class NodeUncordoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuesSet:
-    """These queues replace all others; a job of a queue that is not named waits in `default`."""
+    """These queues replace all others; jobs of other queues wait in `default`."""
 
     at_us: int
     queues: tuple[Queue, ...]
@@ -340,14 +340,14 @@ class NoticeGiven:
     epoch: int
     reason: NoticeReason
     deadline_us: int
-    for_job: JobId | None = None  # the job that gains by it and is charged
+    for_job: JobId | None = None  # the job that gets the GPUs and is charged for the loss
     gpus: int | None = None  # the number on which a resized attempt starts again
     expected_loss_micro_usd: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillOrdered:
-    """Every process of the attempt is to be ended at once. The command `kill` follows from it."""
+    """Every process of the attempt must end at once. The command `kill` follows from it."""
 
     at_us: int
     job_id: JobId
@@ -423,9 +423,9 @@ class Measured:
     epoch: int
     rank: int
     step: int  # the next one to begin
-    peak_bytes: int  # the most that CUDA's allocator handed out; without a GPU the process's resident memory
+    peak_bytes: int  # the most that CUDA's allocator handed out; without a GPU, the process's resident memory
     reserved_bytes: int | None = None  # the most that CUDA's allocator held; None: no GPU
-    steps_total: int | None = None  # the job is done after so many; None: the script did not say
+    steps_total: int | None = None  # total number of steps of the job; None: not reported
     step_us: int | None = None  # median of its last steps; None: none has ended
     tokens_per_s: float | None = None  # of the whole gang
     mfu: float | None = None
@@ -447,7 +447,7 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLeft:
-    """A rank says how it leaves: `finished`, `checkpointed` or `aborted` (stopped without a save at that step)."""
+    """A rank leaves: `how` is `finished`, `checkpointed` or `aborted` (stopped without a save at that step)."""
 
     at_us: int
     job_id: JobId
@@ -459,32 +459,32 @@ class RankLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBehind:
-    """A rank holds the others up, or no longer does; reported by the lowest rank that answers."""
+    """A rank holds the others up, or no longer does; the lowest rank that answers reports it."""
 
     at_us: int
     job_id: JobId
     epoch: int
     rank: int
     how: Behind
-    step: int  # that it is in
+    step: int  # the step that it is in
     since_us: int
-    waited: float = 0.0  # for a slow rank: the fraction of the time in which others wait for it
+    waited: float = 0.0  # for a slow rank: fraction of the time in which others wait for it
     where: str = ""  # the innermost line of its script, or the state of its process
     stack: tuple[str, ...] = ()  # of its main thread, the outermost call first
 
 
 RankEvent = Restored | Reported | Measured | CheckpointCommitted | RankLeft | RankBehind
-"""What ranks report; they keep the times at which they happened."""
+"""Reports of ranks, which keep the times at which they happened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportsRefused:
-    """Records of a rank's spool were left out because they say what cannot be; `why` is the reason of the last one."""
+    """Impossible records of a rank's spool were left out; `why` is the reason for the last one."""
 
     at_us: int
     job_id: JobId
     epoch: int
-    rank: int  # whose spool it is
+    rank: int  # the rank that wrote the spool
     count: int  # since the last such event of the spool
     why: str
 
@@ -494,12 +494,12 @@ class ReportsRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateMissed:
-    """An attempt measured a value outside its estimate; said once for each quantity of a job."""
+    """An attempt measured a value outside its estimate; reported once per job and quantity."""
 
     at_us: int
     job_id: JobId
     epoch: int
-    quantity: str  # of `account.measured.Quantity`
+    quantity: str  # a value of `account.measured.Quantity`
     why: str  # one sentence with the numbers
 
 

@@ -1,7 +1,7 @@
 """The reports that a rank may make, and their checks: at the agent of the rank, and again at the server.
 
-A spool is a file of the job, so it may hold anything. Each value is held to the range that the log, the database and
-the ledger can take; a report that breaks one is refused by itself, with the reason. Pure: the caller brings the time.
+The job writes its spool, which may hold anything. Each value must be in the range that the log, the database and the
+ledger accept; a report with another value is refused alone, with the reason. Pure: the caller passes the time.
 """
 
 import math
@@ -19,10 +19,10 @@ from cordee.ids import JobId
 from cordee.units import US_PER_HOUR
 
 COUNT_MAX = 2**53 - 1
-"""The largest count: JSON readers that know only floating-point numbers still read it exactly."""
+"""The largest count that JSON readers with floating-point numbers only still read exactly."""
 
 SKEW_US = 24 * US_PER_HOUR
-"""Clocks of two machines may differ by this much."""
+"""The largest accepted difference between the clocks of two machines."""
 
 TEXT_CHARS_MAX = 10_000
 LIST_ITEMS_MAX = 256
@@ -42,11 +42,11 @@ class ReportScope:
     """The attempt that a stream reports on.
 
     Attributes:
-        job_id: of the attempt.
-        epoch: of the attempt.
-        gpus: of the whole gang; it bounds the rank numbers.
-        since_us: when the attempt was placed.
-        rank: the rank whose stream it is; None: not known.
+        job_id: the attempt's job.
+        epoch: the attempt's epoch.
+        gpus: GPUs of the whole gang, which bound the rank numbers.
+        since_us: the time at which the attempt was placed.
+        rank: the rank of the stream; None: not known.
     """
 
     job_id: str
@@ -57,7 +57,7 @@ class ReportScope:
 
     @property
     def ranks(self) -> int:
-        """An upper bound of the gang's ranks: a launcher may start several per GPU.
+        """Upper bound of the gang's ranks: a launcher may start several per GPU.
 
         >>> ReportScope(job_id="gpt-abcdef", epoch=1, gpus=4, since_us=0).ranks
         64
@@ -86,7 +86,7 @@ def parse_stream(name: str) -> tuple[str, int, int] | None:
 
 
 def is_storable(text: str) -> bool:
-    """Return whether databases take a text: a lone surrogate has no UTF-8, and PostgreSQL stores no NUL.
+    """Return whether databases can store a text: a lone surrogate has no UTF-8 form, and PostgreSQL stores no NUL.
 
     >>> is_storable("Grüße"), is_storable("\\ud800"), is_storable("\\0")
     (True, False, False)
@@ -99,7 +99,7 @@ def is_storable(text: str) -> bool:
 
 
 def repair_text(data: object) -> object:
-    """Return JSON data whose texts can be stored: an agent's report may quote a file name that has no UTF-8.
+    """Return JSON data with storable texts: an agent's report may quote a file name that is not valid UTF-8.
 
     >>> repair_text({"why": ["\\ud800 is not there"]})
     {'why': ['? is not there']}

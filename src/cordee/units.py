@@ -1,6 +1,6 @@
 """Quantities at the edge: parse `80GB`, `3d12h`, `400Gbps`; format bytes, seconds and dollars for people.
 
-Inside the code every quantity is in base units with the unit in its name; only the edges come here.
+Inside the code every quantity is in base units, with the unit in its name.
 """
 
 import math
@@ -42,7 +42,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of `90s`, `30m` or `3d12h`.
+    """Return the seconds of `90s`, `30m` or `3d12h`.
 
     >>> parse_duration_s("3d12h"), parse_duration_s("1.5m"), parse_duration_s("250ms")
     (302400.0, 90.0, 0.25)
@@ -75,7 +75,7 @@ def parse_bytes_per_s(text: str) -> float:
 
 
 def parse_micro_usd(text: str) -> int:
-    """Integer micro-dollars of `$12.50` or `12.50usd`.
+    """Return the integer micro-dollars of `$12.50` or `12.50usd`.
 
     >>> parse_micro_usd("$2.99")
     2990000
@@ -90,7 +90,7 @@ def parse_micro_usd(text: str) -> int:
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Decimal bytes, three significant digits: what vendors and bills use.
+    """Format bytes in decimal units, as vendors and bills do.
 
     >>> format_bytes(1_128_859_303_936), format_bytes(80 * GB), format_bytes(512)
     ('1.129 TB', '80 GB', '512 B')
@@ -104,7 +104,7 @@ def format_bytes(n_bytes: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in the two largest units that matter.
+    """Format a duration in its two largest units.
 
     >>> format_duration(169_200), format_duration(131), format_duration(0.0057), format_duration(12.34)
     ('47h', '2m11s', '5.7 ms', '12.3 s')
@@ -125,7 +125,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_micro_usd(micro_usd: int) -> str:
-    """Dollars; more digits when there is little money.
+    """Format micro-dollars as dollars, with more digits for small amounts.
 
     >>> format_micro_usd(8_993_920_000), format_micro_usd(2_990_000), format_micro_usd(1_234)
     ('$8,994', '$2.99', '$0.001234')
@@ -141,7 +141,7 @@ def format_micro_usd(micro_usd: int) -> str:
 
 
 def format_usd(usd: float) -> str:
-    """Dollars from a float, formatted as `format_micro_usd` does.
+    """Format dollars as `format_micro_usd` does.
 
     >>> format_usd(8993.92)
     '$8,994'
@@ -150,7 +150,7 @@ def format_usd(usd: float) -> str:
 
 
 def format_gb(n_bytes: float) -> str:
-    """Gigabytes with one digit: one unit for a whole column.
+    """Format gigabytes with one decimal, as one unit for a whole column.
 
     >>> format_gb(73_240_000_000)
     '73.2 GB'
@@ -159,7 +159,7 @@ def format_gb(n_bytes: float) -> str:
 
 
 def format_whole_usd(usd: float) -> str:
-    """Dollars without cents once there are a hundred: a column that can be compared.
+    """Format dollars, without cents from 100 on, for a column of comparable amounts.
 
     >>> format_whole_usd(134.56), format_whole_usd(2.99)
     ('$135', '$2.99')
@@ -168,7 +168,7 @@ def format_whole_usd(usd: float) -> str:
 
 
 def format_count(number: float) -> str:
-    """Return a number to three digits.
+    """Format a number with three digits.
 
     >>> format_count(4_194_304), format_count(1.4e12), format_count(12)
     ('4.19M', '1.4T', '12')

@@ -286,7 +286,7 @@ def test_a_secret_reaches_the_rank_and_nobody_else(
 
 
 def test_the_schemas_are_held() -> None:
-    """Who reads our JSON relies on it: a change is made on purpose, with `REWRITE=1`, and told in the changelog."""
+    """Programs rely on this JSON: change it on purpose only, with `REWRITE=1`, and name it in the changelog."""
     now = {name: TypeAdapter(shape).json_schema() for name, shape in ANSWERS.items()}
     if os.environ.get("REWRITE"):
         SCHEMAS.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
