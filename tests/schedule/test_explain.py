@@ -24,18 +24,21 @@ CASES = {
     "leaving": ([N1, job("a", 8), StopRequested(at_us=2 * S, job_id=JobId("a"), by="ann")], None),
     "server-shutting-down": ([N1, PRODUCTION, job("a", 8), ServerShuttingDown(at_us=2 * S)], "next `cordee up`"),
     "starts-now": ([N1, job("b", 1), job("a", 2)], "the next cycle places it on 2 GPUs"),
-    "no-nodes": ([N1, NodeDown(at_us=0, node="n1", epoch=1, why=""), job("a", 1)], "no node is up, 1 are known"),
-    "no-such-gpu": ([N1, job("a", 1, gpu_name="B200")], "1 B200 GPU; no node that is up has them: there are H100"),
-    "too-large": ([N1, node("n2", gpus=4, gpu="A100"), job("a", 9)], "needs 9 GPUs of one kind; the nodes that are up"),
+    "no-nodes": ([N1, NodeDown(at_us=0, node="n1", epoch=1, why=""), job("a", 1)], "no node is up; 1 is known"),
+    "no-such-gpu": ([N1, job("a", 1, gpu_name="B200")], "1 B200 GPU; no node that is up has them, only H100"),
+    "too-large": ([N1, node("n2", gpus=4, gpu="A100"), job("a", 9)], "needs 9 GPUs of one type; the nodes that are up"),
     "waits-for-victims": (
         [N1, job("v", 6, "preemptible"), job("a", 8, "production")],
-        "it needs 8 GPUs of one kind, 2 are free; v makes room within 30 s",
+        "it needs 8 GPUs of one type; 2 are free, and v makes room within 30 s",
     ),
     "reserved-for-other": (
         [N1, job("x", 2, "production"), job("gang", 8), job("a", 4, at_us=3 * S)],
-        "it needs 4 GPUs of one kind, 6 are free and kept for gang, which came before",
+        "it needs 4 GPUs of one type; 6 are free, but reserved for gang, ahead of it",
     ),
-    "not-enough-free": ([N1, PRODUCTION, job("a", 2)], "it needs 2 GPUs of one kind, 0 are free; 1 job holds"),
+    "not-enough-free": (
+        [N1, PRODUCTION, job("a", 2)],
+        "it needs 2 GPUs of one type; none is free, and 1 job holds the others",
+    ),
 }
 
 
@@ -58,7 +61,7 @@ def test_a_job_through_its_life():
     world.cycle()
     why = explain(world.state, JobId("a"), 12 * S)
     assert (why.reason, why.until_us) == ("leaving", 32 * S)
-    assert why.text == "a.1 was given notice (stop), 20 s left"
+    assert why.text == "a.1 got notice (stop); its ranks have 20 s left"
     world.at(32).cycle()
     assert "did not leave within 30 s" in explain(world.state, JobId("a"), world.now_us).text
     world.tell(*ranks_ended(world, "a", "killed"))
@@ -87,10 +90,10 @@ def test_the_rank_that_holds_a_running_job_up():
     assert explain(world.state, JobId("a"), 12 * S).reason == "running"
 
 
-def test_gpus_of_two_kinds_are_not_enough_together():
+def test_gpus_of_two_types_are_not_enough_together():
     world = World(node("n1", 8), node("n2", 8, "A100"), job("x", 4, gpu_name="H100"), job("y", 4, gpu_name="A100"))
     world.cycle()
     world.tell(job("a", 8))
     why = explain(world.state, JobId("a"), 0)
     assert why.reason == "split"
-    assert "4 are free of one kind, 8 of all" in why.text
+    assert "4 of one type and 8 of all types are free" in why.text

@@ -87,7 +87,9 @@ def explain(state: State, job_id: JobId, now_us: int) -> Explanation:
         return _live(record, attempt, now_us)
     if state.shutting_down:
         return _why(
-            record, Reason.SERVER_SHUTTING_DOWN, "the server is going down; it goes on after the next `cordee up`"
+            record,
+            Reason.SERVER_SHUTTING_DOWN,
+            "the server is shutting down; the job continues after the next `cordee up`",
         )
     return _waiting(state, record, now_us)
 
@@ -136,7 +138,8 @@ def held_up(event: RankBehind, now_us: int | None = None) -> str:
 def _leaving(record: JobRecord, notice: NoticeGiven, now_us: int) -> Explanation:
     gain = f" for {notice.for_job}" if notice.for_job else ""
     left = format_duration(max(0, notice.deadline_us - now_us) / US_PER_S)
-    text = f"{attempt_name(notice.job_id, notice.epoch)} was given notice ({notice.reason.value}{gain}), {left} left"
+    name = attempt_name(notice.job_id, notice.epoch)
+    text = f"{name} got notice ({notice.reason.value}{gain}); its ranks have {left} left"
     blocking = (notice.for_job,) if notice.for_job else ()
     return _why(record, Reason.LEAVING, text, blocking=blocking, until_us=notice.deadline_us)
 
@@ -190,11 +193,11 @@ def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:
     asked = _asked(record.job)
     up = sum(node.up for node in state.nodes.records.values())
     if not up:
-        return _why(record, Reason.NO_NODES, f"no node is up, {len(state.nodes.records)} are known")
+        return _why(record, Reason.NO_NODES, f"no node is up; {_are(len(state.nodes.records))} known")
     if not state.nodes.free.kinds:
-        return _why(record, Reason.NO_NODES, f"of {up} nodes that are up none is in use{_out_of_use(state, now_us)}")
+        return _why(record, Reason.NO_NODES, f"{_nodes_up(up)}, but none may be used{_out_of_use(state, now_us)}")
     kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.nodes.free.kinds))
-    text = f"it needs {record.job.gpus} {asked}; no node that is up has them: there are {kinds}"
+    text = f"it needs {record.job.gpus} {asked}; no node that is up has them, only {kinds}"
     return _why(record, Reason.NO_SUCH_GPU, text)
 
 
@@ -213,7 +216,7 @@ def _for_victims(state: State, record: JobRecord, leaving: list[Attempt], now_us
     blocking = tuple(sorted((attempt.job.job_id for attempt in leaving), key=lambda each: (ends.get(each, 0), each)))
     until_us = max(ends.values(), default=None)
     free = max(sum(state.nodes.free.free(kind) for kind in pool) for pool in pools(record.job, state.nodes.free.kinds))
-    text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; "
+    text = f"it needs {record.job.gpus} {_asked(record.job)}; {_are(free)} free, and "
     text += f"{_and(blocking)} {'makes' if len(blocking) == 1 else 'make'} room"
     if until_us is not None:
         text += f" within {format_duration(max(0, until_us - now_us) / US_PER_S)}"
@@ -241,13 +244,13 @@ def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
 def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId]], now_us: int) -> Explanation:
     blocking, until_us = tuple(job_id for _, job_id in kept), kept[-1][0]
     free = max(sum(state.nodes.free.free(kind) for kind in pool) for pool in pools(record.job, state.nodes.free.kinds))
-    text = f"it needs {record.job.gpus} {_asked(record.job)}, {free} are free; {_and(blocking)} "
+    text = f"it needs {record.job.gpus} {_asked(record.job)}; {_are(free)} free, and {_and(blocking)} "
     text += (
-        "keeps its place until its next checkpoint is"
+        "keeps its GPUs until its next checkpoint is"
         if len(kept) == 1
-        else "keep theirs until their next checkpoints are"
+        else "keep their GPUs until their next checkpoints are"
     )
-    text += f" durable, {format_duration((until_us - now_us) / US_PER_S)} more at most"
+    text += f" durable, for at most {format_duration((until_us - now_us) / US_PER_S)} more"
     more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
     return _why(record, Reason.WAITS_FOR_CHECKPOINT, text, **more)
 
@@ -256,21 +259,22 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
     job = record.job
     pool = max(candidates, key=lambda each: sum(state.nodes.free.free(kind) for kind in each))
     free = sum(state.nodes.free.free(kind) for kind in pool)
-    numbers = f"it needs {job.gpus} {_asked(job)}, {free} are free"
+    needs = f"it needs {job.gpus} {_asked(job)}"
+    numbers = f"{needs}; {_are(free)} free"
     if any(fits(state.nodes.free, job, each) for each in candidates):
         before = {each.job.job_id for kind in pool if (each := draft.reservations.get(kind)) and each.job != job}
         first = tuple(sorted(before) or sorted(draft.claims))
-        text = f"{numbers} and kept for {_and(first)}, which came before it in the order"
+        text = f"{numbers}, but reserved for {_and(first)}, ahead of it in the order"
         return _why(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
     everywhere = sum(state.nodes.free.free(kind) for kind in {kind for each in candidates for kind in each})
     if free < job.gpus <= everywhere:
-        text = f"{numbers} of one kind, {everywhere} of all: a gang never mixes kinds"
+        text = f"{needs}; {free} of one type and {everywhere} of all types are free, and a gang never mixes types"
         return _why(record, Reason.SPLIT, text, gpus_free=free)
     protected = _in_min_run(state, job, pool, now_us)
     if protected:
         until_us, soonest = protected[0]
         left = format_duration((until_us - now_us) / US_PER_S)
-        text = f"{numbers}; {soonest} was preempted before and may run {left} more before it is preempted again"
+        text = f"{numbers}, and {soonest}, which was preempted before, may not be preempted again for {left}"
         blocking = tuple(job_id for _, job_id in protected)
         more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
         return _why(record, Reason.WAITS_FOR_MINIMUM_RUN, text, **more)
@@ -280,12 +284,13 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
         if any(_is_of(state, lease.node, pool) for lease in attempt.held)
     )
     blocking = tuple(job_id for _, job_id in holders[:10])
+    held = _held(len(holders), sum(state.nodes.free.usable(kind) for kind in pool) - free)
     if free >= job.gpus:
-        text = f"{numbers}, but not together{_shape(job)}; {_jobs(len(holders), 'holds', 'hold')} the others"
+        text = f"{numbers}, but not together{_shape(job)}; {held}"
         return _why(record, Reason.FRAGMENTED, text, gpus_free=free, blocking=blocking)
     ahead = sum(turn < turn_of(state, draft, record) for turn in turns(state, draft) if turn.job_id != job.job_id)
-    text = numbers + (f"; {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
-    text += f"; {_jobs(len(holders), 'holds', 'hold')} the others{_out_of_use(state, now_us)}"
+    text = numbers + (f", {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
+    text += f", and {held}{_out_of_use(state, now_us)}"
     return _why(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
 
 
@@ -311,12 +316,34 @@ def _shape(job: Job) -> str:
 
 
 def _out_of_use(state: State, now_us: int) -> str:
-    """Name the nodes that are out of use: they went down too often, or are cordoned."""
+    """Name the nodes that are out of use: they are quarantined or cordoned."""
     names = [name for name, node in sorted(state.nodes.records.items()) if node.quarantined_until_us > now_us]
     cordoned = [name for name, node in sorted(state.nodes.records.items()) if node.cordoned_by is not None]
-    out = "is out of use" if len(names) == 1 else "are out of use"
-    text = f"; {_and(names)} went down too often and {out} for a while" if names else ""
+    failed = "is quarantined because it" if len(names) == 1 else "are quarantined because they"
+    text = f"; {_and(names)} {failed} went down too often" if names else ""
     return text + (f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else "")
+
+
+def _nodes_up(count: int) -> str:
+    return "1 node is up" if count == 1 else f"{count} nodes are up"
+
+
+def _are(count: int) -> str:
+    """Return the subject and verb of a sentence about so many GPUs or nodes.
+
+    >>> _are(0), _are(1), _are(2)
+    ('none is', '1 is', '2 are')
+    """
+    return "none is" if count == 0 else f"{count} {'is' if count == 1 else 'are'}"
+
+
+def _held(jobs: int, gpus: int) -> str:
+    """Return the jobs that hold the GPUs that are not free.
+
+    >>> _held(1, 1), _held(2, 8)
+    ('1 job holds the other', '2 jobs hold the others')
+    """
+    return f"{_jobs(jobs, 'holds', 'hold')} the {'other' if gpus == 1 else 'others'}"
 
 
 def _jobs(count: int, one: str, several: str) -> str:
@@ -326,8 +353,8 @@ def _jobs(count: int, one: str, several: str) -> str:
 def _asked(job: Job) -> str:
     capacity = "" if job.capacity is Capacity.ANY else f" on {job.capacity.value} capacity"
     gpus = "GPU" if job.gpus == 1 else "GPUs"
-    of_one_kind = "" if job.gpus == 1 else " of one kind"
-    return (f"{job.gpu_name} {gpus}" if job.gpu_name else gpus + of_one_kind) + capacity
+    of_one_type = "" if job.gpus == 1 else " of one type"
+    return (f"{job.gpu_name} {gpus}" if job.gpu_name else gpus + of_one_type) + capacity
 
 
 def _gpus(count: int) -> str:
@@ -335,7 +362,8 @@ def _gpus(count: int) -> str:
 
 
 def _and(jobs: Sequence[str]) -> str:
-    return ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
+    named = [*jobs] if len(jobs) <= 3 else [*jobs[:3], f"{len(jobs) - 3} more"]
+    return " and ".join(part for part in (", ".join(named[:-1]), named[-1]) if part)
 
 
 def _is_of(state: State, name: str, pool: Pool) -> bool:
