@@ -101,17 +101,17 @@ def test_what_the_scheduler_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "nodes", "error", "says"),
     [
-        ({"gpus": 5}, [SLOTS], TooLargeError, "the job needs 5 GPUs at once, but the whole cluster has 4 of one kind"),
+        ({"gpus": 5}, [SLOTS], TooLargeError, "the job needs 5 GPUs at once, but the whole cluster has 4 of one type"),
         ({"gpus": 1}, [], TooLargeError, "no node is known yet"),
-        ({"gpus": 9}, [H100, A10], TooLargeError, "has 8 of one kind"),
-        ({"gpus": 4, "gpu": "A100-80GB"}, [H100], TooLargeError, "4 x A100.* has 0 of one kind"),
+        ({"gpus": 9}, [H100, A10], TooLargeError, "has 8 of one type"),
+        ({"gpus": 4, "gpu": "A100-80GB"}, [H100], TooLargeError, "4 x A100.* has 0 of one type"),
         ({"gpus": 4, "capacity": "spot"}, [H100], TooLargeError, r"4 GPUs \(spot\)"),
         ({"gpu": "H1000"}, [H100], CatalogueError, "unknown GPU 'H1000'\nhint: did you mean H100"),
         (
             {"model": {"name": "llama-3-70b"}},
             [H100],
             DoesNotFitError,
-            r"does not fit 4 x H100.* GB too much\nhint: .*fits",
+            r"does not fit 4 x H100.* over by .* GB\nhint: .*fits",
         ),
         ({"model": {"name": "llama-3-70"}}, [H100], CatalogueError, "did you mean llama-3-70b"),
         ({"model": {"name": "llama-3-8b", "layout": "tp=3"}}, [H100], LayoutError, "3"),

@@ -78,7 +78,7 @@ def test_another_layout_of_the_plan(asked: str) -> None:
         (
             plan(layout("fsdp8", fits=False, dp=8)),
             DoesNotFitError,
-            r"llama-3-8b does not fit 8 x H100: fsdp8 is 3 GB too much",
+            r"llama-3-8b does not fit 8 x H100: fsdp8 is over by 3 GB",
         ),
     ],
 )

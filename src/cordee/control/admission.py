@@ -238,7 +238,7 @@ def _check_size(spec: JobSpec, kind: str | None, eligible: Sequence[Node], nodes
         wanted += f" ({spec.capacity})"
     have = ", ".join(f"{node.name} with {node.gpus} x {node.gpu_name} ({node.capacity})" for node in nodes)
     raise TooLargeError(
-        f"the job needs {wanted} at once, but the whole cluster has {most} of one kind",
+        f"the job needs {wanted} at once, but the whole cluster has {most} of one type",
         hint=f"the cluster is {have}" if have else "no node is known yet: see `cordee nodes`",
     )
 

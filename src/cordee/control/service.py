@@ -270,7 +270,7 @@ class Service:
         known = sorted(self.control.state.nodes.records)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1) or known[:5]
-            raise NotFoundError(f"there is no node {name!r}", hint=f"there is {', '.join(near)}: `cordee nodes`")
+            raise NotFoundError(f"there is no node {name!r}", hint=f"known nodes: {', '.join(near)} (see cordee nodes)")
 
     def _node(self, name: str) -> NodeView:
         return next(node for node in self.nodes() if node.name == name)

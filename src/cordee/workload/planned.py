@@ -75,7 +75,7 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJo
         nearest = plan["layouts"][0]
         raise DoesNotFitError(
             f"{source}: {plan['model']['name']} does not fit {plan['gpus']} x {plan['gpu']['name']}: "
-            f"{nearest['layout']} is {format_bytes(nearest['shortfall_bytes'])} too much",
+            f"{nearest['layout']} is over by {format_bytes(nearest['shortfall_bytes'])}",
             hint="`cordee plan` shows what would fit",
         )
     chosen = fitting[0] if layout is None else _with_axes(fitting, layout, source)

@@ -207,7 +207,7 @@ class JobSpec(_Section):
                 continue
             section, key = _flag_place(flag)
             (document.setdefault(section, {}) if section else document)[key] = value
-        return _read(document if plan is None else plan.fill(document), Where("flags", {}))
+        return _read(document if plan is None else plan.fill(document), Where("", {}))
 
 
 def parse_spec(text: str, *, source: str = "<spec>", plan_of: Callable[[str], PlannedJob] | None = None) -> JobSpec:

@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Where:
-    """The line and column of each key in the text, from 1, so that an error can point at it."""
+    """The line and column of each key in the text, from 1, so that an error can point at it; flags have no source."""
 
     source: str
     positions: Mapping[Path, tuple[int, int]]
@@ -23,7 +23,7 @@ class Where:
     def error(self, path: Path, message: str, hint: str | None = None) -> SpecError:
         known = next((self.positions[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.positions), None)
         place = f"{self.source}:{known[0]}:{known[1]}" if known else self.source
-        return SpecError(f"{place}: {message}", hint=hint)
+        return SpecError(f"{place}: {message}" if place else message, hint=hint)
 
 
 def quantity(read: Callable[[str], Any], value: Any, path: Path, where: Where) -> Any:
@@ -73,7 +73,11 @@ def explained(
     if first["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
         near = difflib.get_close_matches(str(first["input"]), allowed, n=1, cutoff=0.5)
-        hint = (f"did you mean {near[0]}? " if near else "") + f"use {', '.join(allowed)}"
+        hint = (
+            (f"did you mean {near[0]}? " if near else "")
+            + ("use one of: " if len(allowed) > 1 else "use ")
+            + ", ".join(allowed)
+        )
         return where.error(path, f"unknown {name} {first['input']!r}", hint)
     advice = hints.get(name) or _LIMIT_HINTS.get(first["type"], "").format(**context) or None
     return where.error(path, f"{name} = {first['input']!r}: {first['msg'].lower().replace('tuple', 'list')}", advice)
