@@ -26,8 +26,8 @@ PLAN = planned(L70, H100, 64, price=CATALOGUE.price(H100, "on-demand"))
 def test_what_does_not_divide_says_so() -> None:
     why = PLAN.why_not("tp=8,pp=3")
     assert why.ground == "does not divide" and why.candidate is None
-    assert "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64" in why.message
-    assert "must divide 64" in why.hint
+    assert "tp*pp = 24 does not divide 64 GPUs" in why.message
+    assert "that divides 64: 1, 2, 4, 8, 16, 32, 64" in why.hint
 
 
 def test_what_does_not_fit_says_by_how_much_where_and_what_would() -> None:
@@ -130,7 +130,7 @@ def test_learned_positions_and_the_gpus_memory_bound_the_context() -> None:
 def test_a_notebook_shows_the_layouts_and_a_table_makes_a_frame() -> None:
     html = PLAN._repr_html_()
     assert "<table>" in html and "llama-3-70b" in html and "<html" not in html and "body{" not in html
-    for part in ("Memory over the step", "Layouts", "Surviving"):
+    for part in ("Memory over the step", "Layouts", "Checkpoints and interruptions"):
         assert part in html
     assert PLAN.best is not None and str(PLAN.best.layout) in html
     rows = PLAN.table()

@@ -37,7 +37,7 @@ def test_an_unknown_optimizer_has_a_hint_with_the_likely_name() -> None:
 @pytest.mark.parametrize(
     ("layout", "gpus", "says", "hint"),
     [
-        (Layout(dp=2, tp=8, pp=3), 64, "tp*pp*dp = 8*3*2 = 48 GPUs, but the job has 64", "tp*pp must divide 64"),
+        (Layout(dp=2, tp=8, pp=3), 64, "tp*pp = 24 does not divide 64 GPUs", "tp*pp that divides 64: 1, 2, 4"),
         (Layout(dp=2, tp=8, pp=2), 64, "tp*pp*dp = 8*2*2 = 32 GPUs, but the job has 64", "use dp=4"),
         (Layout(tp=3), 3, "tp=3 does not divide the 64 attention heads", "1, 2, 4, 8, 16, 32"),
         (Layout(pp=81), 81, "pp=81 stages need as many layers, but llama-3-70b has 80", "pp <= 80"),

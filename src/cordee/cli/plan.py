@@ -34,45 +34,58 @@ SPOT_MTBI = format_duration(DEFAULTS.reclaim_mtbi_s)
 SPOT_NOTICE = format_duration(DEFAULTS.notice_s)
 T = TypeVar("T", bound=str)
 
-Model = Annotated[str, typer.Argument(help="A model of the catalogue, a config.json, or a folder with one.")]
-Gpus = Annotated[str, typer.Option(help="The job's total: 64xH100 or H100:64; 8..512xH100 draws the scaling curve.")]
-Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="the model's, 8192 at most")]
+Model = Annotated[str, typer.Argument(help="Name of a catalogued model, a config.json, or a folder with one.")]
+Gpus = Annotated[
+    str, typer.Option(help="GPUs of the job: 64xH100 or H100:64; a range, 8..512xH100, draws the scaling curve.")
+]
+Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence.", show_default="the model's, at most 8192")]
 Batch = Annotated[int | None, typer.Option(help="Sequences in a step, over all GPUs.", show_default="~4M tokens")]
-MicroBatch = Annotated[int | None, typer.Option(help="Sequences in a micro-batch.", show_default="tries 1 to 8")]
-OptimizerName = Annotated[str, typer.Option(help="adamw, adamw-8bit, adamw-bf16-moments, muon, ...")]
-PrecisionName = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
-RecomputeName = Annotated[str, typer.Option(help="none, selective, full, or auto.")]
+MicroBatch = Annotated[int | None, typer.Option(help="Sequences in a micro-batch.", show_default="searched, 1 to 8")]
+OptimizerName = Annotated[str, typer.Option(help="Optimizer: adamw, adamw-8bit, adamw-bf16-moments, muon, ...")]
+PrecisionName = Annotated[str, typer.Option(help="Precision: bf16, fp16, fp32 or fp8.")]
+RecomputeName = Annotated[
+    str, typer.Option(help="Activation recomputation: none, selective, full, or auto (searched).")
+]
 FrameworkName = Annotated[str, typer.Option(help="Framework whose buffers count: torch, megatron or deepspeed.")]
-LossName = Annotated[str, typer.Option(help="fused, parallel, compiled, eager, or auto: the framework's own.")]
+LossName = Annotated[
+    str, typer.Option(help="Loss kernel: fused, parallel, compiled, eager, or auto (the framework's).")
+]
 ExpertLoads = Annotated[
     Path | None,
     typer.Option(help="Tokens of each expert (columns) in each layer (rows), measured: CSV or JSON.",
                  show_default="equal loads"),
 ]  # fmt: skip
-LayoutText = Annotated[str | None, typer.Option(help="Judge this one: tp=8,pp=2 (dp follows).")]
-WhyText = Annotated[str | None, typer.Option(help="Why not this layout, with the numbers: tp=8,pp=3.")]
+LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=8,pp=2 (dp follows).")]
+WhyText = Annotated[str | None, typer.Option(help="Explain why this layout is not the answer: tp=8,pp=3.")]
 Exhaustive = Annotated[
-    bool, typer.Option("--exhaustive", help="Every schedule, context kind, sharding group, micro-batch and offload.")
+    bool,
+    typer.Option("--exhaustive", help="Search every schedule, context kind, sharding group, micro-batch and offload."),
 ]
-MaxSeq = Annotated[bool, typer.Option("--max-seq", help="The longest context of each layout.")]
-Tokens = Annotated[str | None, typer.Option(help="Time and cost to train on so many: 1.4T, 300B.")]
-CapacityName = Annotated[str, typer.Option(help="Price of on-demand or spot.")]
+MaxSeq = Annotated[bool, typer.Option("--max-seq", help="Show the longest context of each layout.")]
+Tokens = Annotated[str | None, typer.Option(help="Show time and cost of training on this many tokens: 1.4T, 300B.")]
+CapacityName = Annotated[str, typer.Option(help="Capacity to price: on-demand or spot.")]
 Prices = Annotated[
     Path | None,
-    typer.Option(help="Your own prices, over the catalogue's.", show_default="prices.toml in CORDEE_HOME, ~/.cordee"),
+    typer.Option(
+        help="TOML file of your prices; they replace the catalogue's.",
+        show_default="prices.toml in CORDEE_HOME, ~/.cordee",
+    ),
 ]
-Storage = Annotated[str, typer.Option(help="What a node writes to the checkpoint's storage.")]
+Storage = Annotated[str, typer.Option(help="Bandwidth from a node to checkpoint storage.")]
 Mtbi = Annotated[
     str | None, typer.Option(help="Mean time between failures: 6h.", show_default="Llama 3's rate for so many GPUs")
 ]
 Reclaims = Annotated[str, typer.Option(help="Mean time between reclaims of spot capacity.")]
-Notice = Annotated[str, typer.Option(help="Notice that a reclaim gives.")]
+Notice = Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")]
 Stall = Annotated[
-    str | None, typer.Option(help="What an asynchronous save holds the ranks for: 2s.", show_default="saves wait")
+    str | None,
+    typer.Option(help="Time for which an asynchronous save stops the ranks: 2s.", show_default="saves are synchronous"),
 ]
-Buy = Annotated[Path | None, typer.Option(help="Rent or buy, on the assumptions of this TOML file.")]
-LauncherName = Annotated[str | None, typer.Option("--launch", help="Settings for torchtitan, megatron, ...")]
-Html = Annotated[Path | None, typer.Option(help="Write the whole as one page.")]
+Buy = Annotated[Path | None, typer.Option(help="Compare renting with buying, by the assumptions in this TOML file.")]
+LauncherName = Annotated[
+    str | None, typer.Option("--launch", help="Print the settings of a launcher: torchtitan, megatron, ...")
+]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 All = Annotated[bool, typer.Option("--all", help="Show every layout.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -108,9 +121,9 @@ def plan(
     show_all: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a training run: does it fit, in which layout, how fast, for how much, and what a preemption costs.
+    """Plan a training run: the layouts that fit, their speed and price, and the cost of a preemption.
 
-    Exits with 21 if no layout fits, after saying by how many bytes and what would.
+    Exits with 21 if no layout fits; the answer then shows by how many bytes, and what would fit.
     """
     catalogue = load_catalogue(prices or home_prices())
     first, last, kind = _gpus(gpus)
@@ -200,7 +213,7 @@ def _expert_loads(path: Path) -> tuple[tuple[float, ...], ...]:
 def _refuse_beside_a_range(flags: Mapping[str, object]) -> None:
     given = [flag for flag, value in flags.items() if value]
     if given:
-        raise SpecError(f"{given[0]} asks about one number of GPUs, not a range", hint="write one: --gpus 64xH100")
+        raise SpecError(f"{given[0]} needs one number of GPUs, not a range", hint="write --gpus 64xH100")
 
 
 def _print_curve(request: Request, curve: Curve, html: Path | None, *, as_json: bool) -> None:
@@ -246,4 +259,4 @@ def _one_of(
         if text == name:
             return name
     names: list[str] = [*known, *([also] if also else [])]
-    raise error(f"unknown {what} {text!r}", hint=f"use {', '.join(names[:-1])} or {names[-1]}")
+    raise error(f"unknown {what} {text!r}", hint=f"use one of: {', '.join(names)}")

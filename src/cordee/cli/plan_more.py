@@ -47,7 +47,7 @@ def print_launch(launch: Launch, plan: Answer) -> None:
     assert best is not None, "what does not fit is not launched"
     notes = [f"layout {launch.layout}"]
     if launch.layout != str(best.layout):
-        notes.append(f"{best.layout} is faster, but {launch.launcher} does not run it as it is planned")
+        notes.append(f"{best.layout} is faster, but {launch.launcher} cannot run it as planned")
     notes += [f"not as planned: {each}" for each in launch.cannot]
     for each in (*notes, *launch.notes):
         print(f"note: {each}", file=sys.stderr)
@@ -79,7 +79,7 @@ def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
     for point in curve.points:
         found = point.candidate
         if found is None or point.tokens_per_s is None or point.added_fraction is None or found.mfu is None:
-            table.add_row(f"  {point.gpus}", "", "", "", "", "", Text("nothing fits or divides", "red"))
+            table.add_row(f"  {point.gpus}", "", "", "", "", "", Text("no layout fits", "red"))
             continue
         bar = max(1, round(bars * math.log2(1 + point.tokens_per_s) / math.log2(1 + most)))
         knee = curve.knee is not None and point.gpus == curve.knee.gpus
@@ -93,17 +93,20 @@ def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
             "" if price is None else format_whole_usd(price),
             Text(f"{found.layout}{'  <- knee' if knee else ''}", "bold" if knee else ""),
         )
-    title(out, "Scaling", "bars are logarithmic; each added GPU against one at its best")
+    title(out, "Scaling", "bars are logarithmic; each added GPU relative to the best size")
     out.print(table)
     out.print()
     indented(out, _knee(curve), style="")
 
 
 def _knee(curve: Curve) -> str:
-    first = "" if curve.smallest is None else f"The fewest of these that train it: {curve.smallest.gpus}. "
+    first = "" if curve.smallest is None else f"The smallest size that fits is {curve.smallest.gpus} GPUs. "
     if curve.knee is None:
-        return f"{first}No knee: every added GPU brings more than {WORTH:.0%} of what one brings at its best."
-    return f"{first}The knee is at {curve.knee.gpus}: beyond it an added GPU brings less than {WORTH:.0%}."
+        return f"{first}There is no knee: every added GPU adds more than {WORTH:.0%} of the best throughput per GPU."
+    return (
+        f"{first}The knee is at {curve.knee.gpus} GPUs: beyond it an added GPU adds less than {WORTH:.0%} of the best "
+        "throughput per GPU."
+    )
 
 
 def _why(out: Console, why: Why) -> None:
@@ -114,7 +117,7 @@ def _why(out: Console, why: Why) -> None:
 
 
 def _longest(out: Console, longest: tuple[LongestContext, ...]) -> None:
-    title(out, "Longest context", "one sequence in a micro-batch, no more of them than fill the pipeline twice")
+    title(out, "Longest context", "micro-batches of one sequence, at most twice as many as pipeline stages")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  layout", no_wrap=True)
     for name in ("tokens", "fullest GPU"):
@@ -124,7 +127,7 @@ def _longest(out: Console, longest: tuple[LongestContext, ...]) -> None:
             f"  {found.layout}", f"{found.seq_tokens:,}", format_gb(found.peak_bytes) if found.seq_tokens else "none"
         )
     out.print(table)
-    indented(out, f"The model itself was made for {longest[0].positions:,} positions.")
+    indented(out, f"The model supports {longest[0].positions:,} positions.")
 
 
 def _run(out: Console, run: TrainingRun, answer: Answer) -> None:
@@ -134,8 +137,8 @@ def _run(out: Console, run: TrainingRun, answer: Answer) -> None:
     kept = answer.survival
     saves = int(run.run_s / kept.period_s)
     lines = [
-        f"goodput {kept.goodput:.1%} is in it"
-        + ("" if run.usd_lost is None else f": {format_whole_usd(run.usd_lost)} is not useful")
+        f"this includes a goodput of {kept.goodput:.1%}"
+        + ("" if run.usd_lost is None else f": {format_whole_usd(run.usd_lost)} pays for time that is not useful")
     ]
     two, all_bytes = 2 * kept.checkpoint_bytes, saves * kept.checkpoint_bytes
     lines.append(
@@ -168,7 +171,7 @@ def _own(out: Console, own: Comparison) -> None:
         f"rented {format_whole_usd(assumed.rent_usd_per_gpu_hour)}.",
     )
     if own.break_even_busy_fraction is not None:
-        indented(out, f"Both cost the same if they are needed {own.break_even_busy_fraction:.0%} of the time.")
+        indented(out, f"Both cost the same if the GPUs are needed {own.break_even_busy_fraction:.0%} of the time.")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  break-even month if this is", no_wrap=True)
     for name in ("a fifth less", "as assumed", "a fifth more"):

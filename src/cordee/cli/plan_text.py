@@ -15,6 +15,7 @@ from rich.text import Text
 from cordee.plan.ask import Answer
 from cordee.plan.candidates import Candidate
 from cordee.plan.cost import egress_usd, storage_usd_per_month
+from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
 from cordee.plan.step import step_interval_s
 from cordee.plan.survive import Survival
@@ -95,9 +96,16 @@ def _state(out: Console, plan: Answer) -> None:
     have = format_bytes(gpus * plan.request.gpu.memory_bytes)
     hold = "1 GPU" if plan.fewest_gpus_to_hold == 1 else f"{plan.fewest_gpus_to_hold} GPUs"
     fewest = plan.fewest_gpus_to_train
-    train = "" if fewest is None else f", {fewest[0]} to train it ({fewest[1]})"
-    has = "has" if gpus == 1 else "have"
-    indented(out, f"{hold} only to hold it{train}; {gpus} {has} {have}", style="")
+    train = "" if fewest is None else f" and {fewest[0]} to train ({_in_words(fewest[1])})"
+    has = "GPU has" if gpus == 1 else "GPUs have"
+    indented(out, f"needs at least {hold} for its state{train}; {gpus} {has} {have}", style="")
+
+
+def _in_words(layout: Layout) -> str:
+    """Return a layout for a sentence: commas, and full recomputation in words."""
+    words = str(layout).split()
+    recomputes = ["full recomputation"] if "full" in words else []
+    return ", ".join([" ".join(word for word in words if word != "full"), *recomputes])
 
 
 def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
@@ -117,10 +125,10 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
         out.print(table)
         _more(out, len(plan.fitting) - len(fitting))
     if rejected:
-        title(out, f"Layouts that do not: {len(plan.rejected)}", "nearest first")
-        table = _table(scale, "too much")
+        title(out, f"Layouts that do not fit: {len(plan.rejected)}", "nearest first")
+        table = _table(scale, "over by")
         for candidate in rejected:
-            table.add_row(*_judged(candidate, scale), Text(_too_much(candidate), "red"))
+            table.add_row(*_judged(candidate, scale), Text(_over_by(candidate), "red"))
         out.print(table)
         _more(out, len(plan.rejected) - len(rejected))
     out.print(_legend(plan, scale.ascii_only))
@@ -158,8 +166,8 @@ def _waterfall(out: Console, plan: Answer) -> None:
         out.print(row)
         done += size
     left = limit - candidate.peak_bytes
-    rest = f"{format_gb(left)} free" if left >= 0 else f"{format_gb(-left)} too much"
-    out.print(f"  {'together':<14}{format_gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
+    rest = f"{format_gb(left)} free" if left >= 0 else f"over by {format_gb(-left)}"
+    out.print(f"  {'total':<14}{format_gb(candidate.peak_bytes):>9}  {rest}", style="" if left >= 0 else "red")
 
 
 @dataclass(frozen=True)
@@ -176,7 +184,7 @@ class _Scale:
     def of(cls, out: Console, plan: Answer, shown: Sequence[Candidate]) -> "_Scale":
         names = max(len("layout"), *(len(str(candidate.layout)) for candidate in shown))
         sizes = max(len(format_gb(candidate.peak_bytes)) for candidate in shown)
-        over = max(len(_too_much(candidate)) for candidate in shown)
+        over = max(len(_over_by(candidate)) for candidate in shown)
         # A narrow terminal gives its room to the bars; tokens a second follow from the step.
         widths = {"step": 9, "MFU": 4} | ({"tok/s": 6} if out.width >= 100 else {})
         widths |= {"$/1B tok": 9} if plan.request.price is not None else {}
@@ -212,7 +220,7 @@ def _judged(candidate: Candidate, scale: _Scale) -> tuple[str, str, Text, str]:
     return "", str(candidate.layout), _drawn(candidate, scale), format_gb(candidate.peak_bytes)
 
 
-def _too_much(candidate: Candidate) -> str:
+def _over_by(candidate: Candidate) -> str:
     return f"+{format_gb(candidate.shortfall_bytes)}"
 
 
@@ -258,31 +266,34 @@ def _speed(candidate: Candidate, scale: _Scale) -> list[str]:
 
 def _more(out: Console, hidden: int) -> None:
     if hidden > 0:
-        out.print(f"  and {hidden} more: --all", style="dim")
+        out.print(f"  and {hidden} more (--all)", style="dim")
 
 
 def _survival(out: Console, plan: Answer) -> None:
     expected_on = plan.expectations
     one = expected_on[0].survival
     each = plan.training.optimizer.checkpoint_bytes_per_parameter
-    title(out, "Surviving")
+    title(out, "Checkpoints and interruptions")
     size, time = format_bytes(one.checkpoint_bytes), format_duration(one.checkpoint_s)
     weight = Text.assemble("  a checkpoint is ", (size, "bold"), f" ({each:g} bytes a parameter): ", (time, "bold"))
     out.print(weight.append(f" at {format_bytes(plan.request.assumed.storage_bytes_per_s)}/s a node"))
     times = ", ".join(
-        f"{save.level} {format_duration(save.seconds)} (outlives {save.outlives})" for save in plan.level_saves
+        f"{save.level} {format_duration(save.seconds)} (survives {save.survives})" for save in plan.level_saves
     )
-    indented(out, f"by level, assumed: {times}")
+    indented(out, f"time to save, assumed: {times}")
     captures = [format_bytes(plan.capture_bytes_per_node(held=held)) for held in (False, True)]
-    indented(out, f"captures take {captures[0]} of a node's host memory; {captures[1]} if some are held there (ram)")
+    indented(
+        out,
+        f"captures take {captures[0]} of a node's host memory; {captures[1]} if kept there as a storage level (ram)",
+    )
     if one.upload_s:
         held = format_duration(one.stall_s)
         indented(
-            out, f"asynchronous: a save holds the ranks {held} and is durable {format_duration(one.upload_s)} later"
+            out, f"asynchronous: a save stops the ranks for {held} and is durable {format_duration(one.upload_s)} later"
         )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  capacity", no_wrap=True)
-    for name in ("stopped every", "save every", "goodput", "with notice", "expected", "at worst"):
+    for name in ("MTBF", "save every", "goodput", "with notice", "expected", "at worst"):
         table.add_column(name, justify="right", no_wrap=True)
     for on in expected_on:
         expected = on.survival
@@ -291,8 +302,8 @@ def _survival(out: Console, plan: Answer) -> None:
             format_duration(expected.period_s), f"{expected.goodput:.1%}", *_losses(expected),
         )  # fmt: skip
     out.print(table)
-    indented(out, f"The dollars are what one preemption loses: with {_notice(plan, one)} only the restart; "
-              "without, on average half a period, at worst a whole one.")  # fmt: skip
+    indented(out, f"The dollars are the loss by one preemption: with {_notice(plan, one)} only the restart; "
+              "without, half an interval between saves on average, a whole one at worst.")  # fmt: skip
     for on in expected_on:
         expected = on.survival
         if expected.reclaim_mtbi_s is not None:
@@ -301,12 +312,12 @@ def _survival(out: Console, plan: Answer) -> None:
     rate = plan.survival.usd_per_hour
     if rate is not None:
         hourly, daily = format_whole_usd(rate), format_whole_usd(24 * rate)
-        line = f"Without checkpoints it loses all since the start: {hourly} an hour, {daily} a day."
+        line = f"Without checkpoints a preemption loses all work: {hourly} for each hour run, {daily} for each day."
         indented(out, line, style="")
     stored, gone = storage_usd_per_month(one.checkpoint_bytes), egress_usd(one.checkpoint_bytes)
     indented(
         out,
-        f"In S3 a checkpoint costs {format_whole_usd(stored)} a month, and {format_whole_usd(gone)} to carry out once.",
+        f"In S3 a checkpoint costs {format_whole_usd(stored)} a month, and {format_whole_usd(gone)} of egress.",
     )
 
 
@@ -329,7 +340,7 @@ def print_sources(out: Console, answer: Answer) -> None:
     gpu = answer.request.gpu
     for on in answer.expectations:
         price = on.price
-        what = f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}" if price else "no price known: give --prices"
+        what = f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}" if price else "price unknown: give --prices"
         indented(out, f"{on.capacity} {what}")
     for on in answer.expectations:
         indented(out, f"{on.capacity} interruptions: {on.mtbi_source}")

@@ -186,11 +186,11 @@ class Answer:
 
     @property
     def summary(self) -> str:
-        """One line: layout, memory, and what a step and a billion tokens take; or what is too much."""
+        """One line: layout, memory, and what a step and a billion tokens take; or by how much it does not fit."""
         found = self.nearest
         memory = f"{found.layout}: {found.peak_bytes / GB:.1f} of {format_bytes(found.gpu_memory_bytes)}"
         if found.step_s is None:
-            return f"{memory}, {found.shortfall_bytes / GB:.1f} GB too much"
+            return f"{memory}, over by {found.shortfall_bytes / GB:.1f} GB"
         usd = found.usd_per_billion_tokens
         money = "" if usd is None else f", ${usd:,.2f} a billion tokens"
         return f"{memory}, {found.step_s:,.1f} s a step{money}"
@@ -224,7 +224,7 @@ class Answer:
         message = (
             f"{self.request.shape.name} does not fit {self.request.gpus} x {self.request.gpu.name}: {found.layout} "
             f"needs {format_bytes(found.peak_bytes)} on its fullest GPU, which has "
-            f"{format_bytes(found.gpu_memory_bytes)}: {format_bytes(found.shortfall_bytes)} too much"
+            f"{format_bytes(found.gpu_memory_bytes)}: over by {format_bytes(found.shortfall_bytes)}"
         )
         if self.suggestion is not None:
             hint = f"layout {self.suggestion.layout} fits with {format_bytes(self.suggestion.peak_bytes)}"

@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
         "the axes fill the GPUs",
         _axes("tp pp cp dp"),
         holds=lambda at: at.layout.gpus == at.gpus,
-        message=lambda at: f"layout needs {_product(at.layout)} = {at.layout.gpus} GPUs, but the job has {at.gpus}",
+        message=lambda at: _gpus_message(at.layout, at.gpus),
         hint=lambda at: _dp_hint(at.layout, at.gpus),
     ),
     Rule(
@@ -335,17 +335,22 @@ def _stage_gpus(layout: Layout) -> int:
     return layout.tp * layout.cp * layout.dp
 
 
-def _product(layout: Layout) -> str:
-    if layout.cp == 1:
-        return f"tp*pp*dp = {layout.tp}*{layout.pp}*{layout.dp}"
-    return f"tp*pp*cp*dp = {layout.tp}*{layout.pp}*{layout.cp}*{layout.dp}"
+def _gpus_message(layout: Layout, gpus: int) -> str:
+    """Return why the axes do not fill the GPUs: no dp would, or this one does not."""
+    with_cp, times_cp = ("", "") if layout.cp == 1 else ("*cp", f"*{layout.cp}")
+    of_a_copy = layout.tp * layout.pp * layout.cp
+    if gpus % of_a_copy:
+        return f"tp*pp{with_cp} = {of_a_copy} does not divide {gpus} GPUs"
+    sizes = f"{layout.tp}*{layout.pp}{times_cp}*{layout.dp}"
+    return f"layout needs tp*pp{with_cp}*dp = {sizes} = {layout.gpus} GPUs, but the job has {gpus}"
 
 
 def _dp_hint(layout: Layout, gpus: int) -> str:
     whole, rest = divmod(gpus, layout.tp * layout.pp * layout.cp)
     with_cp, times_cp = ("", "") if layout.cp == 1 else (f", cp={layout.cp}", "*cp")
     if rest:
-        return f"tp*pp{times_cp} must divide {gpus}"
+        fitting = [str(size) for size in range(1, gpus + 1) if gpus % size == 0]
+        return f"use a tp*pp{times_cp} that divides {gpus}: {', '.join(fitting)}"
     return f"with tp={layout.tp}{with_cp} and pp={layout.pp} use dp={whole}"
 
 

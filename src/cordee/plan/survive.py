@@ -22,19 +22,19 @@ ASSUMED_START_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class StorageLevel:
-    """A place for checkpoints: what each GPU or each node writes to it, and what it outlives."""
+    """A place for checkpoints: what each GPU or each node writes to it, and what it survives."""
 
     name: str
     bytes_per_s: float
     each: Literal["GPU", "node"]
-    outlives: str
+    survives: str
 
 
 # Assumed: a copy over PCIe 4 x16, one good NVMe drive or a stripe of older ones, a node's part of an object store.
 STORAGE_LEVELS = (
-    StorageLevel("host memory", 25e9, "GPU", "the process"),
-    StorageLevel("local NVMe", 6e9, "node", "the job"),
-    StorageLevel("object store", 2e9, "node", "the node"),
+    StorageLevel("host memory", 25e9, "GPU", "a process crash"),
+    StorageLevel("local NVMe", 6e9, "node", "the end of the job"),
+    StorageLevel("object store", 2e9, "node", "the loss of a node"),
 )
 
 
@@ -44,7 +44,7 @@ class LevelSave:
 
     level: str
     seconds: float
-    outlives: str
+    survives: str
 
 
 def level_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[LevelSave, ...]:
@@ -55,7 +55,7 @@ def level_saves(n_bytes: int, gpus: int, nodes: int) -> tuple[LevelSave, ...]:
     """
     writers = {"GPU": gpus, "node": nodes}
     return tuple(
-        LevelSave(level.name, n_bytes / (level.bytes_per_s * writers[level.each]), level.outlives)
+        LevelSave(level.name, n_bytes / (level.bytes_per_s * writers[level.each]), level.survives)
         for level in STORAGE_LEVELS
     )
 
