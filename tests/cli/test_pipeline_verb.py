@@ -109,7 +109,7 @@ def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[
     jsonschema.validate(json.loads(_output(capsys, "--table", str(path), "--json")), SCHEMAS["TableDocument"])
     _output(capsys, "--table", str(path), "--svg", str(tmp_path / "mine.svg"))
     assert "mine.csv" in (tmp_path / "mine.svg").read_text()
-    assert "goes with --svg alone" in _refused(capsys, "--table", str(path), "--run")
+    assert "can be combined with --svg only" in _refused(capsys, "--table", str(path), "--run")
     path.write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
     with pytest.raises(SystemExit) as left:
         main(["pipeline", "--table", str(path)])
@@ -122,7 +122,7 @@ def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(("words", "says"), [
     (["--times", "f=1,b=1"], "w is missing"),
-    (["--times", "f=1,b=1,w=1,x=2"], "'x=2' is not the time of a pass"),
+    (["--times", "f=1,b=1,w=1,x=2"], "'x=2' is not a pass time"),
     (["--times", "f=1,b=1ms,w=1"], "some are plain numbers, some durations"),
     (["--times", "f=1,b=1,w=1", "--latency", "2ms"], "latency=2ms: some are plain numbers"),
     (["--times", "f=0,b=1,w=1"], "forward_s is 0"),
@@ -141,7 +141,7 @@ def test_a_table_of_ones_own_is_checked_and_timed(capsys: pytest.CaptureFixture[
     (["--memory", "0.4", "--no-search"], "no schedule fits"),
     (["--schedule", "zb-x"], "unknown schedule 'zb-x'"),
     (["--schedule", "dualpipe", "--ranks", "5"], "dualpipe needs an even number of ranks, not 5"),
-    (["--schedule", "best", "--no-search"], "no order was searched"),
+    (["--schedule", "best", "--no-search"], "no schedule was searched"),
     (["--svg", "/nowhere/at/all.svg"], "cannot be written"),
     (["--run", "--ranks", "40", "--microbatches", "4", "--no-search"], "40 ranks cannot be rehearsed"),
 ])  # fmt: skip

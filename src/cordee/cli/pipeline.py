@@ -33,33 +33,41 @@ RUN_RANKS_MAX, RUN_STEPS = 16, 4
 RUN_UNIT_S = 0.1
 
 Ranks = Annotated[int, typer.Option(help="Ranks of the pipeline.")]
-MicroBatches = Annotated[int, typer.Option("--microbatches", "--micro-batches", help="Micro-batches of a step.")]
+MicroBatches = Annotated[int, typer.Option("--microbatches", "--micro-batches", help="Micro-batches in a step.")]
 Times = Annotated[
     str,
     typer.Option(
-        help="Times over a rank's layers: f forward, b input gradient, w weight gradient, fb a forward and a backward "
-        "overlapped. Plain numbers, or durations."
+        help="Time of each pass over a rank's layers: f forward, b input gradient, w weight gradient, fb an "
+        "overlapped forward and backward; plain numbers or durations."
     ),
 ]
 Latency = Annotated[str, typer.Option(help="Time from a pass to the arrival of its output, in the same unit.")]
-Stages = Annotated[str | None, typer.Option(help="Relative sizes of slices of the model: 1,1,1,1.4.")]
-Chunks = Annotated[int, typer.Option(help="Chunks on a rank, for interleaved 1F1B.")]
+Stages = Annotated[str | None, typer.Option(help="Relative sizes of the stages: 1,1,1,1.4.")]
+Chunks = Annotated[int, typer.Option(help="Chunks (virtual stages) on a rank, for interleaved 1F1B.")]
 Memory = Annotated[
-    str | None, typer.Option(help="Limit of a rank: 8 activations, or 60GB with --activation.", show_default="none")
+    str | None,
+    typer.Option(help="Memory limit of a rank: 8 (activations), or 60GB with --activation.", show_default="none"),
 ]
 Activation = Annotated[str | None, typer.Option(help="Bytes of one micro-batch's activations on a rank: 2GB.")]
 Weights = Annotated[str | None, typer.Option(help="Bytes of a rank's weights and states; DualPipe holds two copies.")]
 ScheduleName = Annotated[
     str | None,
-    typer.Option(help="Draw, write or rehearse this one; `best`: the searched.", show_default="the recommended"),
+    typer.Option(
+        help="Schedule to draw, write or rehearse; `best`: the one found by the search.",
+        show_default="the recommended one",
+    ),
 ]
-NoSearch = Annotated[bool, typer.Option("--no-search", help="Compare the named schedules only.")]
+NoSearch = Annotated[bool, typer.Option("--no-search", help="Skip the search; compare the named schedules only.")]
 OwnTable = Annotated[Path | None, typer.Option("--table", help="Check and time your own table: CSV as torch reads it.")]
-Html = Annotated[Path | None, typer.Option(help="Write the comparison as one page.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 Svg = Annotated[Path | None, typer.Option(help="Draw the schedule.")]
-ChromeTrace = Annotated[Path | None, typer.Option(help="Write its timeline as a Chrome trace, for Perfetto.")]
-Csv = Annotated[Path | None, typer.Option(help="Write its table, for torch's pipeline runtime.")]
-Run = Annotated[bool, typer.Option("--run", help="Rehearse it on ranks of this machine; passes are timed waits.")]
+ChromeTrace = Annotated[
+    Path | None, typer.Option(help="Write the schedule's timeline as a Chrome trace, for Perfetto.")
+]
+Csv = Annotated[Path | None, typer.Option(help="Write the schedule as CSV, for torch's pipeline runtime.")]
+Run = Annotated[
+    bool, typer.Option("--run", help="Rehearse the schedule on ranks of this machine; passes are timed waits.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -88,10 +96,10 @@ def pipeline(
     costs, in_seconds = parse_times(times, latency, stages)
     room = parse_room(memory, activation, weights)
     if schedule is not None and schedule not in (*SCHEDULES, BEST):
-        raise LayoutError(f"unknown schedule {schedule!r}", hint=f"known are {', '.join(SCHEDULES)}, and {BEST}")
+        raise LayoutError(f"unknown schedule {schedule!r}", hint=f"use one of: {', '.join(SCHEDULES)}, {BEST}")
     if table is not None:
         if schedule or html or chrome_trace or csv or run:
-            raise SpecError(f"--table {table} goes with --svg alone", hint="leave the other flags out")
+            raise SpecError(f"--table {table} can be combined with --svg only", hint="remove the other flags")
         _own(table, costs, room, in_seconds, svg, as_json=as_json)
         return
     compared = compare(ranks, microbatches, costs, room=room, chunks=chunks, search=not no_search)
@@ -113,7 +121,7 @@ def pipeline(
 
 
 def parse_times(times: str, latency: str, stages: str | None) -> tuple[PassTimes, bool]:
-    """PassTimes of `f=1,b=1,w=1` or `f=12ms,b=13ms,w=9ms,fb=30ms`, and whether they are in seconds.
+    """Parse the pass times of `f=1,b=1,w=1` or `f=12ms,b=13ms,w=9ms,fb=30ms`, and whether they are in seconds.
 
     Raises:
         UnitError: a part cannot be read, or some are bare numbers and some durations.
@@ -124,7 +132,7 @@ def parse_times(times: str, latency: str, stages: str | None) -> tuple[PassTimes
         name, _, value = part.partition("=")
         if name.strip() not in ("f", "b", "w", "fb") or not value.strip() or name.strip() in parts:
             hint = "write f=1,b=1,w=1, and fb=2.6 for a forward and a backward that overlap; or durations: f=12ms,..."
-            raise UnitError(f"--times {times}: {part.strip()!r} is not the time of a pass", hint=hint)
+            raise UnitError(f"--times {times}: {part.strip()!r} is not a pass time", hint=hint)
         parts[name.strip()] = value.strip()
     missing = [name for name in ("f", "b", "w") if name not in parts]
     if missing:
@@ -135,7 +143,9 @@ def parse_times(times: str, latency: str, stages: str | None) -> tuple[PassTimes
     in_seconds = all(value is None for value in bare.values())
     if not in_seconds and any(value is None for value in bare.values()):
         mixed = ", ".join(f"{name}={parts[name]}" for name in bare)
-        raise UnitError(f"{mixed}: some are plain numbers, some durations", hint="use one kind for all")
+        raise UnitError(
+            f"{mixed}: some are plain numbers, some durations", hint="write all as numbers, or all as durations"
+        )
     read = {name: parse_duration_s(text) if bare[name] is None else bare[name] for name, text in parts.items()}
     depth = tuple(_number(size, "--stages") for size in stages.split(",")) if stages else ()
     return PassTimes(
@@ -198,7 +208,7 @@ def _chosen(compared: ScheduleComparison, schedule: str | None) -> ScheduleTimel
     """
     if schedule == BEST:
         if compared.best is None:
-            raise LayoutError("no order was searched", hint="leave --no-search out, or use fewer micro-batches")
+            raise LayoutError("no schedule was searched", hint="remove --no-search, or use fewer micro-batches")
         return compared.best.timeline
     if schedule is not None:
         row = next(row for row in compared.rows if row.schedule == schedule)
@@ -212,7 +222,7 @@ def _chosen(compared: ScheduleComparison, schedule: str | None) -> ScheduleTimel
     assert compared.room is not None, "without a limit GPipe fits"
     least = min((row.timeline.peak for row in compared.rows if row.timeline is not None), default=0.0)
     raise LayoutError(
-        f"no schedule fits: memory for {compared.room.activations:g} activations, and the least needs {least:g}",
+        f"no schedule fits: a rank has memory for {compared.room.activations:g} activations, but needs {least:g}",
         hint="use more memory, smaller micro-batches or more ranks",
     )
 
@@ -244,9 +254,9 @@ def _rehearse(chosen: ScheduleTimeline, costs: PassTimes, in_seconds: bool) -> R
 
     table = chosen.table
     if table.placement.ranks > RUN_RANKS_MAX or table.placement.ranks < 2:
-        raise LayoutError(f"{table.placement.ranks} ranks cannot be rehearsed: use 2 to {RUN_RANKS_MAX}")
+        raise LayoutError(f"{table.placement.ranks} ranks cannot be rehearsed", hint=f"use 2 to {RUN_RANKS_MAX}")
     if costs.depth:
-        raise LayoutError("a rehearsal has equal stages", hint="leave --stages out")
+        raise LayoutError("--run needs equal stages", hint="remove --stages")
     unit = 1.0 if in_seconds else RUN_UNIT_S
     model = StageModel("waits", costs.forward_s * unit, costs.inner_s * unit, costs.weight_s * unit)
     one = rehearse([table], ranks=table.placement.ranks, stage_model=model, steps=RUN_STEPS)[0]

@@ -72,7 +72,7 @@ def pipeline_page(answer: PipelineAnswer) -> str:
         rows.append([row.schedule, *_figures(row.timeline, answer.in_seconds), gap, note])
     for found in compared.found:
         note = "optimal: it meets the lower bound" if found.optimal else ""
-        name = f"best found {PLACED[found.timeline.table.placement.shape]}"
+        name = f"searched: {PLACED[found.timeline.table.placement.shape]}"
         rows.append([name, *_figures(found.timeline, answer.in_seconds), f"{max(0.0, found.gap):.1%}", note])
     lead = "The gap is to a lower bound that holds for any order with the same placement and memory."
     table = table_html(names, rows)
@@ -123,9 +123,7 @@ def _rehearsed(ran: Rehearsal) -> Section:
     end = max(ran.predicted.makespan_s, ran.measured.makespan_s)
     aside = f"step {format_time(ran.measured.makespan_s, True)}, bubble {format_time(ran.measured.bubble_s, True)}"
     drawings = [picture(ran.predicted, True, end=end), pipeline_svg("measured", lines, aside=aside, end=end)]
-    return Section(
-        "RehearsalResult", f"On gloo ranks of this machine; passes are timed waits: {ran_text(ran)}.", drawings
-    )
+    return Section("Rehearsal", f"On gloo ranks of this machine; passes are timed waits: {ran_text(ran)}.", drawings)
 
 
 def trace_text(answer: PipelineAnswer) -> str:

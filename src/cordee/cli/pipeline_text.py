@@ -38,7 +38,9 @@ def print_comparison(answer: PipelineAnswer) -> None:
     title(out, "Schedules", "with a barrier after each step; peak: activations of micro-batches over a rank's layers")
     out.print(_grid(answer))
     title(
-        out, f"{answer.chosen.table.name}", f"{PLACED[answer.chosen.table.placement.shape]}; numbers are micro-batches"
+        out,
+        f"{answer.chosen.table.name}",
+        f"{PLACED[answer.chosen.table.placement.shape]} placement; numbers are micro-batches",
     )
     for line in drawn(answer.chosen, out.width):
         out.print(line, no_wrap=True, overflow="crop")
@@ -47,7 +49,7 @@ def print_comparison(answer: PipelineAnswer) -> None:
     for sentence in verdict(answer):
         indented(out, sentence, style="")
     if answer.ran is not None:
-        title(out, "RehearsalResult", f"{compared.ranks} gloo ranks of this machine; passes are timed waits")
+        title(out, "Rehearsal", f"{compared.ranks} gloo ranks of this machine; passes are timed waits")
         indented(out, ran_text(answer.ran), style="")
 
 
@@ -74,7 +76,7 @@ def _grid(answer: PipelineAnswer) -> Grid:
         where = PLACED[found.timeline.table.placement.shape]
         note = "optimal" if found.optimal else ""
         cells = _cells(found.timeline, found.gap, answer.in_seconds, "cyan")
-        table.add_row(Text(f"  best {where}", "cyan"), *cells, Text(note, "cyan"))
+        table.add_row(Text(f"  searched: {where}", "cyan"), *cells, Text(note, "cyan"))
     return table
 
 
@@ -132,8 +134,8 @@ def print_own(
     out = console()
     place = own.placement
     out.print(
-        Text.assemble((own.name, "bold"), f": {place.ranks} ranks, {place.stages} stages {PLACED[place.shape]}, "
-                      f"{own.micro_batches} micro-batches")
+        Text.assemble((own.name, "bold"), f": {place.ranks} ranks, {place.stages} stages, {PLACED[place.shape]} "
+                      f"placement, {own.micro_batches} micro-batches")
     )  # fmt: skip
     out.print(costs_text(costs, in_seconds), style="dim")
     for each in wrong[:8]:

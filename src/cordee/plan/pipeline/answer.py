@@ -8,7 +8,7 @@ from cordee.plan.pipeline.search import SearchedOrder
 from cordee.plan.pipeline.table import PassTimes
 from cordee.plan.pipeline.timeline import ScheduleTimeline
 
-PLACED = {"line": "in line", "loop": "in a loop", "v": "in a V", "bidirectional": "from both ends"}
+PLACED = {"line": "line", "loop": "interleaved", "v": "V", "bidirectional": "bidirectional"}
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ def verdict(answer: PipelineAnswer) -> list[str]:
             place = best.timeline.table.placement
             copies = "" if place.copies == 1 else " and 2 copies of the weights"
             lines.append(
-                f"A searched order {PLACED[place.shape]} is {faster:.1%} faster, with "
+                f"A searched schedule ({PLACED[place.shape]}) is {faster:.1%} faster, with "
                 f"{best.timeline.peak:g} activations{copies}: --schedule best --csv FILE writes "
                 "its table, and cordee.train.pipeline.runtime runs it on torch."
             )
     else:
         lines.append(
-            "No named schedule fits this memory; a searched order does: --schedule best --csv FILE writes its table."
+            "No named schedule fits this memory; a searched one does: --schedule best --csv FILE writes its table."
         )
     lines.append(overlap_text(compared))
     return lines

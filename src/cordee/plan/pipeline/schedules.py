@@ -177,7 +177,7 @@ def find_schedule(name: str) -> PipelineSchedule:
         LayoutError: no schedule has it.
     """
     if name not in SCHEDULES:
-        raise LayoutError(f"unknown schedule {name!r}", hint="known are " + ", ".join(SCHEDULES))
+        raise LayoutError(f"unknown schedule {name!r}", hint="use one of: " + ", ".join(SCHEDULES))
     return SCHEDULES[name]
 
 
