@@ -98,10 +98,16 @@ def test_a_cordoned_node_is_shown_and_its_json_follows_the_schema(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("cordon", "lokal"), NotFoundError.exit_code, "there is no node 'lokal'\nhint: there is local"),
-        (("cordon",), InputError.exit_code, "nodes cannot cordon\nhint: cordee nodes, or"),
-        (("remove", "local"), InputError.exit_code, "nodes cannot remove local"),
-        (("--why", "x"), InputError.exit_code, "--why is the reason of an order"),
+        (
+            ("cordon", "lokal", "--why", "x"),
+            NotFoundError.exit_code,
+            "there is no node 'lokal'\nhint: known nodes: local (see cordee nodes)",
+        ),
+        (("cordon",), InputError.exit_code, "unknown: nodes cordon\nhint: cordee nodes, or"),
+        (("remove", "local"), InputError.exit_code, "unknown: nodes remove local"),
+        (("--why", "x"), InputError.exit_code, "--why needs cordon, drain or uncordon"),
+        (("cordon", "local"), InputError.exit_code, "cordon needs a reason, which is shown to everybody\nhint: cordee"),
+        (("drain", "local", "--why", " "), InputError.exit_code, "drain needs a reason"),
     ],
 )
 def test_an_order_that_cannot_be_is_refused(

@@ -12,6 +12,8 @@ from cordee.errors import InputError
 from cordee.units import format_micro_usd
 
 ORDERS = {"cordon": Client.cordon, "drain": Client.drain, "uncordon": Client.uncordon}
+REASONED = ("cordon", "drain")
+"""Orders that need a reason."""
 
 
 def nodes(
@@ -19,12 +21,12 @@ def nodes(
         list[str] | None,
         typer.Argument(
             metavar="[cordon|drain|uncordon NODE]",
-            help="Cordon a node (nothing new is placed there), drain it (its attempts save and leave too), "
-            "or put it back into use; else list nodes.",
+            help="Cordon a node (nothing new is placed there), drain it (its attempts also checkpoint and leave), "
+            "or uncordon it; else list nodes.",
         ),
     ] = None,
     *,
-    why: Annotated[str, typer.Option(help="The reason, for everybody who looks at the node.")] = "",
+    why: Annotated[str, typer.Option(help="Reason of a cordon or drain, shown to everybody; required for both.")] = "",
     yes: terminal.Yes = False,
     home: Home = None,
     as_json: Json = False,
@@ -33,10 +35,13 @@ def nodes(
     words = what or []
     if words and (words[0] not in ORDERS or len(words) != 2):
         raise InputError(
-            f"nodes cannot {' '.join(words)}", hint="cordee nodes, or cordee nodes cordon|drain|uncordon NODE"
+            f"unknown: nodes {' '.join(words)}", hint="cordee nodes, or cordee nodes cordon|drain|uncordon NODE"
         )
     if why and not words:
-        raise InputError("--why is the reason of an order", hint="cordee nodes cordon NODE --why TEXT")
+        raise InputError("--why needs cordon, drain or uncordon", hint="cordee nodes cordon NODE --why TEXT")
+    if words and words[0] in REASONED and not why.strip():
+        hint = f"cordee nodes {words[0]} {words[1]} --why 'disk errors'"
+        raise InputError(f"{words[0]} needs a reason, which is shown to everybody", hint=hint)
     with terminal.connect(home) as client:
         terminal.warn(client)
         if words and words[0] == "drain" and terminal.may_ask() and not yes and not as_json:
@@ -70,7 +75,7 @@ def _consent(client: Client, name: str) -> None:
     """Ask for consent to end the attempts that run on a node."""
     attempts = sorted({holder for node in client.nodes() if node.name == name for holder in node.used.values()})
     if attempts:
-        terminal.ask([f"{attempt} leaves {name}" for attempt in attempts], f"drain {name}?")
+        terminal.ask([f"{attempt} checkpoints and leaves {name}" for attempt in attempts], f"drain {name}?")
 
 
 def _print(found: list[NodeView]) -> None:
