@@ -92,7 +92,7 @@ def test_a_job_from_flags_runs_and_its_lines_are_followed(
     assert verb("logs", job_id, "--rank", "1", "--tail", "1").strip() == str(tmp_path)
     assert re.search(rf"{job_id} +done +standard +2 +1 ", verb("jobs"))
     assert "finished" in verb("jobs", job_id)
-    assert f"{job_id} is done: finished" in verb("why", "hello")
+    assert f"{job_id} finished" in verb("why", "hello")
     assert re.search(rf"{job_id} .*GPU-s.*\$", verb("cost"))
     assert re.search(rf"{job_id}\.1 ", verb("cost", "--by", "epoch"))
     verb("cost", "--trace", "spent.json")
@@ -121,9 +121,9 @@ def test_follow_leaves_with_the_jobs_own_fate(home: Path, capsys: pytest.Capture
     assert code_of(*words, "sh", "-c", "echo woe >&2; exit 3") == 1
     said = capsys.readouterr()
     assert said.out.count("woe") == 3, "it was tried three times"
-    assert "is failed: 3 attempts in a row without a checkpoint" in said.err
+    assert "failed: 3 attempts in a row without a checkpoint" in said.err
     assert "rank 0 failed first (exit code 3):" in said.err
-    job_id = re.search(r"(\S+) is failed", said.err)
+    job_id = re.search(r"(\S+) failed: ", said.err)
     assert job_id is not None and code_of("why", job_id[1], "--home", str(home)) == 0
     shown = capsys.readouterr().out
     assert "rank 0 failed first (exit code 3):\n" in shown and "\n  woe\n" in shown, "why says why"
@@ -149,7 +149,7 @@ def test_who_waits_for_a_stop_does_not_read_what_was_before(
     job_id = verb("run", "--gpus", "1", "--", "sleep", "600").split()[0]
     with Client(home) as client:
         number = client.health().log_number
-    assert f"{job_id} is stopped" in verb("stop", job_id, "--now", "--wait")
+    assert f"{job_id} was stopped" in verb("stop", job_id, "--now", "--wait")
     assert asked and asked[0] >= number
 
 
@@ -177,7 +177,7 @@ def test_a_dry_run_says_what_would_follow_and_submits_nothing(
         assert re.search(r"starts now +yes", told) and re.search(r"on +local:0-1 \(1 node\)", told)
         assert re.search(r"ends +in 30m *\n", told) and re.search(r"preempts +no job", told)
         assert re.search(r"costs +\$5.98 an hour, \$2.99 to its estimate, \$11.96 to its limit", told)
-        assert "nothing was submitted; the forecast: 20 runs ahead" in told
+        assert "nothing was submitted; the forecast is from 20 simulations; " in told
         told = verb("run", "--dry-run", str(file), "--gpus", "1,2,3", "--tier", "standard,production")
         assert len(re.findall(r" now +30m ", told)) == 4
         assert "3 standard, 3 production: the job needs 3 GPUs at once, but the whole cluster has 2" in told
@@ -191,8 +191,8 @@ def test_why_tells_when_a_job_that_waits_will_start(verb: Verb) -> None:
     holds = verb("run", "--gpus", "2", "--name", "holds", "--", "sleep", "600").split()[0]
     waits = verb("run", "--gpus", "2", "--name", "waits", "--", "true").split()[0]
     try:
-        assert re.search(r"\nstarts in .+ \(.+ to .+\), ends in .+ \(20 runs ahead, ", verb("why", waits))
-        assert re.search(r"\nends in .+ \(20 runs ahead, ", verb("why", holds))
+        assert re.search(r"\nstarts in .+ \(.+ to .+\), ends in .+ \(20 simulations; ", verb("why", waits))
+        assert re.search(r"\nends in .+ \(20 simulations; ", verb("why", holds))
     finally:
         for job_id in (waits, holds):
             verb("stop", job_id, "--now", "--wait")
@@ -255,8 +255,8 @@ def test_queues_are_set_from_a_file_and_shown_as_a_tree(
     file.write_text("queues: {team: {weight: 2, day_cost: $9}, llm: {parent: team, quota: 1, limit: 2}}")
     told = verb("queues", "set", str(file))
     assert re.search(r"team +1 +– +– +1 +2 +– +– +–\n  llm +1 +– +– +1 +1 +– +– +–\n", told)
-    assert "0 of 2 GPUs are held; 1 are guaranteed" in told
-    assert "team: $0 of $9.00 used within a day" in told and "llm: 0 of 2 GPUs at most" in told
+    assert "0 of 2 GPUs are held; quotas sum to 1" in told
+    assert "team: $0 of $9.00 used in the last 24 h" in told and "llm: holds 0 of at most 2 GPUs" in told
     assert code_of("run", "--gpus", "1", "--queue", "lmm", "--home", str(home), "--", "true") == 12
     assert "did you mean llm?" in capsys.readouterr().err
     job_id = finished(verb, home, "--queue", "llm", "--", "true")
@@ -341,10 +341,14 @@ BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
     (("run", "script.yaml"), errors.ScriptError, "missing.py does not exist"),
     (("run", "secret.yaml"), errors.SpecError, "the secret NOBODY_HAS_THIS is not in the environment"),
     (("run", "model.yaml"), errors.TooLargeError, "the job needs 2 x H100"),
-    (("run", "good.yaml", "--tier", "standard"), errors.InputError, "--tier is for a job without a file"),
-    (("run", "good.yaml", "--every", "5m"), errors.InputError, "--every is for a job without a file"),
+    (("run", "good.yaml", "--tier", "standard"), errors.InputError, "--tier cannot be combined with a job file"),
+    (("run", "good.yaml", "--every", "5m"), errors.InputError, "--every cannot be combined with a job file"),
     (("run", "--", "true"), errors.SpecError, "a command needs --gpus"),
-    (("run", "--dry-run", "good.yaml", "--every", "5m"), errors.InputError, "--every is for a job without a file"),
+    (
+        ("run", "--dry-run", "good.yaml", "--every", "5m"),
+        errors.InputError,
+        "--every cannot be combined with a job file",
+    ),
     (("run", "--dry-run", "good.yaml", "--tier", "sport"), errors.SpecError, "tier: Input should be 'production'"),
     (("run", "--dry-run", "large.yaml"), errors.TooLargeError, "the job needs 3 GPUs at once"),
     (("run", "--gpus", "two", "--", "true"), errors.SpecError, "'two' is not a number of GPUs"),
@@ -356,7 +360,7 @@ BAD: list[tuple[tuple[str, ...], type[CordeeError], str]] = [
     (("why", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
     (("logs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
     (("jobs", "nobody"), errors.NotFoundError, "there is no job 'nobody'"),
-    (("cost", "--by", "planet"), errors.InputError, "cost cannot be shown by 'planet'"),
+    (("cost", "--by", "planet"), errors.InputError, "unknown --by 'planet'"),
     (("queues", "set", "circle.yaml"), errors.QueuesError, "the queues go in a circle: a inside b inside a"),
     (("queues", "set", "much.yaml"), errors.QueuesError, r"3 GPUs are guaranteed \(a 3\), but the cluster has 2"),
     (("queues", "set", "quote.yaml"), errors.SpecError, "quote.yaml:1:14: unknown key 'qouta' in queues.a.*quota"),
@@ -512,7 +516,7 @@ def test_jobs_go_on_after_down_and_a_bare_up(tmp_path: Path, capsys: pytest.Capt
     assert code_of("down", "--home", str(home)) == 0
     assert not (home / "server.json").exists()
     assert code_of("up", "--home", str(home)) == 0
-    assert "1 job goes on" in capsys.readouterr().out
+    assert "1 job continues" in capsys.readouterr().out
     with Client(home) as client:
         again = (event for _, event in client.events(follow=True) if isinstance(event, AttemptPlaced))
         assert [event.epoch for event in islice(again, 2)] == [1, 2]
@@ -535,7 +539,7 @@ def test_an_agent_that_outlived_its_server_keeps_its_slots_and_that_is_said(
     assert code_of("up", *home, "--slots", "2") == 0
     said = capsys.readouterr()
     assert "node local: 1 x slot" in said.out
-    assert "local keeps 1 until its agent leaves: `cordee down`" in said.err
+    assert "local keeps its old number of slots (1) until its agent ends" in said.err
     assert code_of("down", *home) == 0
     assert code_of("up", *home) == 0
     assert "node local: 2 x slot" in capsys.readouterr().out
@@ -659,7 +663,7 @@ def test_who_stops_following_is_told_that_the_job_goes_on(
         assert code_of("run", "--gpus", "1", "-f", "--home", str(home), "--", "sleep", "600") == 130
     said = capsys.readouterr()
     job_id = said.out.split()[0]
-    assert f"the job goes on: cordee logs -f {job_id}" in said.err
+    assert f"the job continues: cordee logs -f {job_id}" in said.err
     assert '"running"' in verb("jobs", job_id, "--json") or '"queued"' in verb("jobs", job_id, "--json")
     verb("stop", job_id, "--now", "--wait")
 

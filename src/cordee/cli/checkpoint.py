@@ -91,8 +91,8 @@ def verify(
     to: To,
     which: Which = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All generations, not only the newest.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Write a bad copy again from an intact one.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Check all generations, not only the newest.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Rewrite each bad copy from an intact one.")] = False,
     as_json: Json = False,
 ) -> None:
     """Read and check every copy of every byte; exit with 52 if a generation cannot be read from any copy."""
@@ -152,8 +152,8 @@ def pin(
     to: To,
     which: Which = None,
     *,
-    name: Annotated[str, typer.Option(help="The name of the pin.")] = "pinned",
-    remove: Annotated[bool, typer.Option("--remove", help="Take the pin away.")] = False,
+    name: Annotated[str, typer.Option(help="Name of the pin.")] = "pinned",
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the pin.")] = False,
     as_json: Json = False,
 ) -> None:
     """Keep a generation whatever the job's `keep` says; safe beside a running job."""
@@ -209,9 +209,9 @@ def export(
     which: Which = None,
     *,
     form: Annotated[
-        ExportFormat, typer.Option("--to", help="One file, or a folder for from_pretrained.")
+        ExportFormat, typer.Option("--to", help="Format: one safetensors file, or a folder for from_pretrained (hf).")
     ] = ExportFormat.SAFETENSORS,
-    out: Annotated[Path, typer.Option(help="The file or folder to make.")],
+    out: Annotated[Path, typer.Option(help="File or folder to write.")],
     of: Annotated[
         str | None,
         typer.Option("--object", help="Export only this object of the state.", show_default="all; hf: model"),
@@ -247,11 +247,11 @@ def export(
 @checkpoint.command("import")
 def import_(
     to: To,
-    source: Annotated[Path, typer.Argument(help="A .safetensors file, or a folder with some.")],
+    source: Annotated[Path, typer.Argument(help="A .safetensors file, or a folder of such files.")],
     *,
-    of: Annotated[str, typer.Option("--object", help="The object of the state that the tensors belong to.")] = "model",
-    step: Annotated[int, typer.Option(help="The step of the generation.")] = 0,
-    name: Annotated[str | None, typer.Option("--pin", help="Pin it under this name.")] = None,
+    of: Annotated[str, typer.Option("--object", help="Object of the state that the tensors belong to.")] = "model",
+    step: Annotated[int, typer.Option(help="Step of the generation.")] = 0,
+    name: Annotated[str | None, typer.Option("--pin", help="Pin the generation under this name.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make the first generation of a destination from safetensors files."""

@@ -27,7 +27,7 @@ TITLE = "One job through the wall"
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Path of the report.")] = Path("demo/report.html"),
+    out: Annotated[Path, typer.Option(help="Path of the HTML report.")] = Path("demo/report.html"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the temporary home of the live run.")] = False,
     ranks: Annotated[int, typer.Option(min=2, hidden=True, help="Ranks of each gang.")] = 4,
     steps: Annotated[int, typer.Option(min=40, hidden=True, help="Steps of the preempted job.")] = 100,

@@ -33,27 +33,32 @@ from cordee.units import parse_bytes, parse_bytes_per_s, parse_duration_s
 Loads = Annotated[
     list[Path],
     typer.Argument(
-        help="Tokens of each expert (columns) in each layer (rows): CSV, or JSON rows. Several files: windows in "
-        "order, with the controller's action after each."
+        help="Tokens of each expert (columns) in each layer (rows), as CSV or JSON rows. Several files are windows in "
+        "order; the controller's action after each is shown."
     ),
 ]
-Gpus = Annotated[int, typer.Option(help="GPUs that hold the experts.")]
-Replicas = Annotated[int, typer.Option(help="Slots for experts in each layer, over all GPUs.")]
-Nodes = Annotated[int, typer.Option(help="Nodes of the GPUs.")]
+Gpus = Annotated[int, typer.Option(help="Number of GPUs that hold the experts.")]
+Replicas = Annotated[int, typer.Option(help="Expert replicas in each layer, over all GPUs.")]
+Nodes = Annotated[int, typer.Option(help="Number of nodes.")]
 Groups = Annotated[int, typer.Option(help="Groups of experts, each on one node; 1: an expert may be on any GPU.")]
-Present = Annotated[Path | None, typer.Option("--from", help="The placement in use: improve it by few moves.")]
-Moves = Annotated[str, typer.Option(help="With --from: fraction of all slots that may change.")]
-ExpertBytes = Annotated[str, typer.Option(help="Weights of one expert.")]
-Link = Annotated[str, typer.Option(help="Bandwidth with which a GPU receives.")]
-ExpertFraction = Annotated[str, typer.Option(help="Fraction of the time that is spent in the experts.")]
+Present = Annotated[
+    Path | None, typer.Option("--from", help="Current placement (JSON); change as few slots as pay off.")
+]
+Moves = Annotated[str, typer.Option(help="With --from: largest fraction of slots that may change.")]
+ExpertBytes = Annotated[str, typer.Option(help="Size of the weights of one expert.")]
+Link = Annotated[str, typer.Option(help="Bandwidth at which a GPU receives weights.")]
+ExpertFraction = Annotated[str, typer.Option(help="Fraction of the step time that is spent in the experts.")]
 Horizon = Annotated[str, typer.Option(help="Time for which the loads are expected to hold.")]
-Trust = Annotated[bool, typer.Option("--trust-counts", help="Take the loads as exact, without a test for noise.")]
-Effort = Annotated[float, typer.Option(min=0, help="Of the search with two slots a GPU; 1 is 0.2 s.")]
-Prove = Annotated[bool, typer.Option(help="Prove a tighter bound for two slots a GPU; takes seconds, needs scipy.")]
+Trust = Annotated[bool, typer.Option("--trust-counts", help="Skip the noise test.")]
+Effort = Annotated[float, typer.Option(min=0, help="Search time with two slots a GPU; 1 is 0.2 s.")]
+Prove = Annotated[bool, typer.Option(help="Prove a tighter bound for two slots a GPU; takes seconds and needs scipy.")]
 LayoutName = Annotated[str, typer.Option("--layout", help="Format of --out: deepseek, vllm or sglang.")]
-Out = Annotated[Path | None, typer.Option(help="Write the mappings of the placement as JSON.")]
-Dense = Annotated[int, typer.Option(min=0, help="Dense layers before the first; sglang's file has rows for them.")]
-Html = Annotated[Path | None, typer.Option(help="Write the answer as one page.")]
+Out = Annotated[Path | None, typer.Option(help="Write the placement's mappings as JSON.")]
+Dense = Annotated[
+    int,
+    typer.Option(min=0, help="Number of dense layers before the first expert layer; sglang's file has rows for them."),
+]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # Names of the mapping from slot to expert in files of engines.
@@ -88,9 +93,9 @@ def experts(
     fleet = Fleet(gpus, replicas, nodes, groups)
     fleet.check(counted.shape[1])
     if layout not in MAPPING_FORMATS:
-        raise InputError(f"unknown layout {layout!r}", hint=f"use one of {', '.join(MAPPING_FORMATS)}")
+        raise InputError(f"unknown layout {layout!r}", hint=f"use one of: {', '.join(MAPPING_FORMATS)}")
     if out is None and layout != "deepseek":
-        raise InputError(f"--layout {layout} is the format of --out, which is missing", hint="add --out maps.json")
+        raise InputError(f"--layout {layout} needs --out", hint="add --out maps.json")
     costs = MoveCosts(
         parse_bytes(expert_bytes),
         parse_bytes_per_s(link),
@@ -103,7 +108,7 @@ def experts(
         now = checked_placement(read_slots(present, len(counted), dense_layers), fleet, *counted.shape)
     if len(windows) > 1:
         if html is not None or prove or trust_counts:
-            hint = "name one file of loads"
+            hint = "give one file of loads"
             raise InputError("--html, --prove and --trust-counts need a single window", hint=hint)
         start = now if present is not None else plan_experts(counted, fleet, effort=effort)
         policy = RebalancePolicy(moved_fraction_max=moved, costs=costs)
@@ -149,7 +154,9 @@ def read_rows(path: Path) -> list[list[float]]:
         rows = _json(path, text)
         if isinstance(rows, list) and all(isinstance(row, list) for row in rows):
             return rows
-        raise InputError(f"{path} is JSON, but not a list of rows", hint="write one row a layer, one number an expert")
+        raise InputError(
+            f"{path} is JSON, but not a list of rows", hint="write one row for each layer, one number for each expert"
+        )
     found = []
     for at, row in enumerate(csv.reader(text.splitlines()), start=1):
         if not row:
@@ -158,7 +165,7 @@ def read_rows(path: Path) -> list[list[float]]:
             found.append([float(cell) for cell in row])
         except ValueError:
             bad = next(cell for cell in row if not _is_number(cell))
-            hint = "write one row a layer, one number an expert, without a heading"
+            hint = "write one row for each layer and one number for each expert, without a header"
             raise InputError(f"{path} line {at}: {bad!r} is not a number", hint=hint) from None
     return found
 
@@ -177,7 +184,7 @@ def read_slots(path: Path, layers: int, dense_layers: int = 0) -> Any:
     if isinstance(found, dict):
         found = next((found[name] for name in SLOT_NAMES if name in found), None)
     if not isinstance(found, list):
-        raise InputError(f"{path} holds no placement", hint=f"give JSON with one of {', '.join(SLOT_NAMES)}")
+        raise InputError(f"{path} has no placement", hint=f"give JSON with one of {', '.join(SLOT_NAMES)}")
     return found[dense_layers:] if len(found) == layers + dense_layers else found
 
 

@@ -9,7 +9,7 @@ from cordee.cli.plan_text import console, indented, title
 from cordee.plan.experts import RebalancePolicy
 from cordee.plan.experts.answer import ControllerWindow
 
-ACTIONS = {"hold": "holds", "watch": "watches: does it last?", "rest": "rests", "move": "moves"}
+ACTIONS = {"hold": "holds", "watch": "watches whether it lasts", "rest": "rests", "move": "moves"}
 
 
 def print_stream(windows: list[ControllerWindow], policy: RebalancePolicy, slots: int) -> None:
@@ -18,7 +18,7 @@ def print_stream(windows: list[ControllerWindow], policy: RebalancePolicy, slots
     out.print(f"{len(windows)} windows of loads, in this order", style="bold")
     title(out, "Controller", "balance of each window under the placement in use")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    for name in ("  window", "balance", "excess_fraction", "slots moved", "action"):
+    for name in ("  window", "balance", "excess", "slots moved", "action"):
         table.add_column(name, justify="left" if name in ("  window", "action") else "right", overflow="fold")
     for one in windows:
         moved = f"{one.moved_slots:,} ({one.moved_slots / slots:.0%})" if one.moved_slots else ""
@@ -33,5 +33,6 @@ def print_stream(windows: list[ControllerWindow], policy: RebalancePolicy, slots
     indented(
         out,
         f"Excess is expert time above the bound, beyond noise. The controller moves replicas after {policy.patience} "
-        f"windows above {policy.start:.0%}, counts anew below {policy.stop:.0%}, and rests for {policy.rest} windows.",
+        f"windows above {policy.start:.0%}, counts again from zero below {policy.stop:.0%}, and rests for "
+        f"{policy.rest} windows.",
     )

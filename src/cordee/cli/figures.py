@@ -14,7 +14,7 @@ from cordee.workload.load import load_shape
 
 
 def figures(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Work out figures that are quoted in the field: which hold, and which contradict themselves."""
+    """Recompute figures that are often quoted, and show which hold and which contradict themselves."""
     found = all_figures(load_shape("llama-3-70b"), load_shape("llama-3-405b"))
     if as_json:
         print(json.dumps([asdict(figure) for figure in found], indent=2))

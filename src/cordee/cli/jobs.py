@@ -19,11 +19,11 @@ NARROW_COLUMNS = 100
 LONG_ID_CHARS = 24
 
 
-JobRef = Annotated[str, typer.Argument(help="A job's id, or its name if only one job has it.")]
+JobRef = Annotated[str, typer.Argument(help="Id of a job, or its name if no other job has it.")]
 
 
 def follow_to_end(client: Client, job_id: str) -> int:
-    """Print a job's lines until it ends; return the exit code: 0 if it is done, else 1."""
+    """Print a job's lines until it ends; return the exit code: 0 if it finished, else 1."""
     for line in client.logs(job_id, epoch=1, follow=True):
         print(line, flush=True)
     job = client.job(job_id)
@@ -33,9 +33,25 @@ def follow_to_end(client: Client, job_id: str) -> int:
 
 def print_end(console: Console, job: JobDetailView) -> None:
     """Print how a job ended, with the last lines of the rank that failed first."""
-    console.print(f"{job.job_id} is {job.state}: {job.why}", highlight=False, markup=False)
+    console.print(state_line(job.job_id, job.state, job.why), highlight=False, markup=False)
     if job.state == "failed" and job.attempts:
         _print_failure(console, job.attempts[-1].failure)
+
+
+def state_line(job_id: str, state: str, why: str | None) -> str:
+    """Return a job's state and its reason as a sentence.
+
+    >>> state_line("a", "done", "finished"), state_line("a", "stopped", "stopped by ann")
+    ('a finished', 'a was stopped by ann')
+    >>> state_line("a", "failed", "exit code 1"), state_line("a", "queued", "it needs 2 GPUs")
+    ('a failed: exit code 1', 'a is queued: it needs 2 GPUs')
+    """
+    if state == "done":
+        return f"{job_id} finished"
+    if state == "stopped" and why is not None and why.startswith("stopped by "):
+        return f"{job_id} was {why}"
+    verb = {"failed": "failed", "stopped": "was stopped"}.get(state, f"is {state}")
+    return f"{job_id} {verb}: {why}" if why else f"{job_id} {verb}"
 
 
 def _print_failure(console: Console, failure: FailureView | None) -> None:
@@ -51,8 +67,8 @@ def _print_failure(console: Console, failure: FailureView | None) -> None:
 def stop(
     job: JobRef,
     *,
-    now: Annotated[bool, typer.Option("--now", help="Do not wait for a checkpoint.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="End it at once, without a checkpoint.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -70,17 +86,19 @@ def stop(
         if as_json:
             terminal.print_json(JobView(**{name: getattr(found, name) for name in JobView.model_fields}))
         elif found.ended_us is not None:
-            print(f"{found.job_id} is {found.state}: {found.why}")
+            print(state_line(found.job_id, found.state, found.why))
         else:
             print(
-                f"{found.job_id} was asked to end" + (" at once" if now else "; it has its grace period to checkpoint")
+                f"{found.job_id} was asked to stop" + (" at once" if now else "; it has its grace period to checkpoint")
             )
 
 
 def jobs(
-    job: Annotated[str | None, typer.Argument(help="One job, with its attempts.")] = None,
+    job: Annotated[str | None, typer.Argument(help="Show this job with its attempts; else list jobs.")] = None,
     *,
-    show_all: Annotated[bool, typer.Option("--all", help=f"More than the last {ENDED_SHOWN} that ended.")] = False,
+    show_all: Annotated[
+        bool, typer.Option("--all", help=f"List all ended jobs, not only the last {ENDED_SHOWN}.")
+    ] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
@@ -98,12 +116,12 @@ def jobs(
     ended = [each for each in found if each.ended_us is not None]
     shown = live + (ended if show_all else ended[:ENDED_SHOWN])
     if not shown:
-        print("no jobs yet: cordee run --gpus 4 -- python train.py")
+        print("no jobs yet; submit one: cordee run --gpus 4 -- python train.py")
         return
     console = terminal.stdout()
     console.print(_list(shown, narrow=console.width < NARROW_COLUMNS))
     if len(shown) < len(found):
-        console.print(f"{len(found) - len(shown)} older jobs: --all", highlight=False)
+        console.print(f"older jobs not shown: {len(found) - len(shown)} (--all shows them)", highlight=False)
 
 
 def _list(shown: list[JobView], *, narrow: bool) -> Table:
@@ -178,7 +196,7 @@ def _show(job: JobDetailView, as_json: bool) -> None:
         for attempt in job.attempts:
             if attempt.refused:
                 records = "1 record" if attempt.refused == 1 else f"{attempt.refused} records"
-                line = f"try {attempt.epoch}: {records} of its ranks refused: {attempt.refused_why}"
+                line = f"attempt {attempt.epoch}: {records} of its ranks refused: {attempt.refused_why}"
                 console.print(line, highlight=False, markup=False)
     if job.state == "failed":
         print_end(console, job)
@@ -189,7 +207,7 @@ def _where(attempt: AttemptView) -> str:
 
 
 def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
-    """Say why a job is where it is."""
+    """Explain a job's state, and forecast when it starts and ends."""
     with terminal.connect(home) as client:
         terminal.warn(client)
         answer = client.why(job, draws=rehearse.DRAWS)
@@ -197,8 +215,7 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
         terminal.print_json(answer)
         return
     console = terminal.stdout()
-    text = answer.text if answer.text.startswith(answer.state) else f"{answer.state}: {answer.text}"
-    print(f"{answer.job_id} is {text}")
+    print(state_line(answer.job_id, answer.state, answer.text.removeprefix(f"{answer.state}: ")))
     if answer.state == "failed":
         _print_failure(console, answer.failure)
     if answer.blocking:
@@ -206,10 +223,10 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
     if answer.forecast is not None:
         print(rehearse.forecast_line(answer.forecast))
     elif answer.left_us is not None:
-        print(f"ends in {terminal.since(0, answer.left_us)} at the pace of its own steps")
+        print(f"ends in {terminal.since(0, answer.left_us)}, by the time of its own steps")
     if answer.until_us is not None:
         left = terminal.since(0, max(0, answer.until_us - time.time_ns() // 1000))
-        print(f"at the latest in: {left}")
+        print(f"at the latest in {left}")
     for each in answer.estimate_missed:
         console.print(f"off plan: {each}", highlight=False, markup=False)
     if answer.measured:
@@ -219,16 +236,19 @@ def why(job: JobRef, *, home: Home = None, as_json: Json = False) -> None:
 def logs(
     job: JobRef,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    rank: Annotated[int | None, typer.Option(help="Of this rank only.", show_default="all")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")] = False,
+    rank: Annotated[int | None, typer.Option(help="Print the output of this rank only.", show_default="all")] = None,
     attempt: Annotated[
-        int | None, typer.Option("--try", help="Of this attempt; followed, from it on.", show_default="newest")
+        int | None,
+        typer.Option(
+            "--try", help="Print the output of this attempt; with --follow, of later ones too.", show_default="newest"
+        ),
     ] = None,
-    tail: Annotated[int | None, typer.Option(help="The last lines of each rank.", show_default="all")] = None,
+    tail: Annotated[int | None, typer.Option(help="Print the last N lines of each rank.", show_default="all")] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a job's ranks wrote."""
+    """Print the output of a job's ranks."""
     with terminal.connect(home) as client:
         for line in client.logs(job, epoch=attempt, rank=rank, tail=tail, follow=follow):
             print(json.dumps({"line": line}) if as_json else line, flush=follow)

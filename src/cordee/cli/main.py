@@ -17,11 +17,11 @@ from cordee.errors import CordeeError
 # Group: verb: (its module, whose function has the verb's name; one line of help).
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Before a run": {
-        "plan": ("cordee.cli.plan", "Find the layouts that fit, how fast each is, and what it costs."),
+        "plan": ("cordee.cli.plan", "Find the layouts that fit, with their speed and cost."),
         "simulate": ("cordee.cli.simulate", "Run a trace of jobs under several policies, and compare them."),
-        "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules on your times."),
-        "experts": ("cordee.cli.experts", "Place and replicate a model's experts by their load."),
-        "figures": ("cordee.cli.figures", "Recompute often quoted figures; some do not hold."),
+        "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules for your pass times."),
+        "experts": ("cordee.cli.experts", "Place and replicate a model's experts by load."),
+        "figures": ("cordee.cli.figures", "Recompute figures that are often quoted, and check them."),
     },
     "Jobs": {
         "run": ("cordee.cli.run", "Queue a job; start a server if none runs."),
@@ -34,16 +34,16 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "up": ("cordee.cli.operate", "Start a server; jobs of an earlier one continue."),
         "down": ("cordee.cli.operate", "Checkpoint and requeue all jobs, then end the server."),
         "nodes": ("cordee.cli.nodes", "List nodes, their jobs and prices; cordon, drain, uncordon."),
-        "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, use and borrowing."),
+        "queues": ("cordee.cli.queues", "Show or set the tree of queues: quotas, usage and borrowing."),
     },
     "After a run": {
         "cost": ("cordee.cli.operate", "Show GPU time by class, and its cost."),
-        "profile": ("cordee.cli.profile", "Break down a GPU's time from a profiler's file."),
+        "profile": ("cordee.cli.profile", "Break down GPU time from profiles."),
         "checkpoint": ("cordee.cli.checkpoint", "List, verify, compare, pin, export or import checkpoints."),
-        "replay": ("cordee.cli.simulate", "Decide a server's log again under another policy."),
+        "replay": ("cordee.cli.simulate", "Replay a server's log under another policy."),
     },
     "Cordee": {
-        "demo": ("cordee.cli.demo", "One real job: plan, gang, preemption, resume, cost. No GPU."),
+        "demo": ("cordee.cli.demo", "Run one real job: plan, gang, preemption, resume, cost. Needs no GPU."),
         "version": ("cordee.cli.main", "Print the version."),
     },
 }
@@ -114,7 +114,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
     """Return the app with all verbs; only the one that is called has its function."""
     app = typer.Typer(
         name="cordee",
-        help="Plan, schedule, survive and account for training and serving large models.",
+        help="Plan, schedule, checkpoint and account for the training of large models.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

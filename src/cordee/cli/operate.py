@@ -24,17 +24,17 @@ def up(
     *,
     slots: Annotated[
         str | None,
-        typer.Option(help="So many CPU slots in place of GPUs, or auto.", show_default="as before, else auto"),
+        typer.Option(help="Number of CPU slots to use instead of GPUs, or auto.", show_default="as before, else auto"),
     ] = None,
     price_as: Annotated[
         str | None,
-        typer.Option(help="Charge each slot at this GPU's price, or none.", show_default="as before, else none"),
+        typer.Option(help="GPU whose price is charged for each slot, or none.", show_default="as before, else none"),
     ] = None,
     foreground: Annotated[bool, typer.Option("--foreground", help="Serve in this process.")] = False,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Start a server that takes jobs; those of an earlier one go on."""
+    """Start a server; jobs of an earlier one continue."""
     from cordee.control.spawn import check_installed, start_server
 
     folder = terminal.folder(home)
@@ -58,14 +58,17 @@ def up(
         print(f"node {node.name}: {node.gpus} x {node.gpu_name}, {price(node)}")
         if slots is not None and slots.isdecimal() and node.up and node.gpus != int(slots):
             # Its agent outlived the server that started it, and its ranks may run.
-            note = f"note: {node.name} keeps {node.gpus} until its agent leaves: `cordee down`, then `cordee up`"
+            note = (
+                f"note: {node.name} keeps its old number of slots ({node.gpus}) until its agent ends; "
+                "run `cordee down`, then `cordee up`"
+            )
             terminal.stderr().print(note, highlight=False)
     if live:
-        print(f"{len(live)} {'job goes' if len(live) == 1 else 'jobs go'} on: cordee jobs")
+        print(f"{len(live)} {'job continues' if len(live) == 1 else 'jobs continue'}: cordee jobs")
 
 
 def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False) -> None:
-    """Checkpoint and requeue every job, then end the server. After the next `up` they go on."""
+    """Checkpoint and requeue every job, then end the server; jobs continue after the next `up`."""
     from cordee.control.spawn import is_owned
 
     with terminal.connect(home) as client:
@@ -86,7 +89,7 @@ def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False)
     if as_json:
         terminal.print_json(last)
     else:
-        print("the server is down; jobs that were queued or running go on after `cordee up`")
+        print("the server is down; queued and running jobs continue after `cordee up`")
 
 
 def _consent(client: Client) -> None:
@@ -110,16 +113,16 @@ def _leaving(health: HealthView) -> str:
 
 def cost(
     *,
-    by: Annotated[str, typer.Option(help="job, user, queue or epoch (each attempt).")] = "job",
+    by: Annotated[str, typer.Option(help="Group by job, user, queue or epoch (attempt).")] = "job",
     chrome_trace: Annotated[
-        Path | None, typer.Option(help="Write it over time as a Chrome trace, for Perfetto and `cordee profile`.")
+        Path | None, typer.Option(help="Write GPU time as a Chrome trace, for Perfetto and `cordee profile`.")
     ] = None,
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Show what every GPU-second was held for, and what it cost."""
+    """Show GPU time by class, and its cost."""
     if by not in BY:
-        raise InputError(f"cost cannot be shown by {by!r}", hint=f"use --by {', '.join(BY)}")
+        raise InputError(f"unknown --by {by!r}", hint=f"use one of: {', '.join(BY)}")
     with terminal.connect(home) as client:
         found = client.cost(by)
         events = [event for _, event in client.events()] if chrome_trace is not None else []
@@ -135,7 +138,7 @@ def cost(
         terminal.print_json(found)
         return
     if not found.rows:
-        print("nothing has run yet")
+        print("no job has run yet")
         return
     console = terminal.stdout()
     console.print(_table(found))

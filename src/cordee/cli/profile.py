@@ -32,28 +32,30 @@ from cordee.telemetry.profile.document import profile_document
 
 Files = Annotated[
     list[Path] | None,
-    typer.Argument(help="Profiles, .json or .json.gz: one of each rank.", show_default="those of --job"),
+    typer.Argument(help="Profiles, one for each rank: .json or .json.gz.", show_default="those of --job"),
 ]
-Kernels = Annotated[Path | None, typer.Option(help="Your own classes of kernels, TOML; tried before the built-in.")]
-Base = Annotated[list[Path] | None, typer.Option(help="Compare with this profile; again for each of its ranks.")]
-RankNumber = Annotated[
-    int | None, typer.Option("--rank", help="The rank that is shown in full.", show_default="the straggler")
+Kernels = Annotated[Path | None, typer.Option(help="TOML file of kernel classes, tried before the built-in ones.")]
+Base = Annotated[list[Path] | None, typer.Option(help="Compare with this profile; repeat for each rank.")]
+RankNumber = Annotated[int | None, typer.Option("--rank", help="Rank to show in full.", show_default="the straggler")]
+Flop = Annotated[float | None, typer.Option(min=0, help="FLOPs of the model in one step on one GPU, for MFU: 2.1e15.")]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Number of steps in the profile.", show_default="the marked ones")
 ]
-Flop = Annotated[float | None, typer.Option(min=0, help="The model's FLOPs in a step on one GPU, for MFU: 2.1e15.")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps in the profile.", show_default="the marked ones")]
-GpuName = Annotated[str | None, typer.Option("--gpu", help="The GPU of the peak.", show_default="the profile's")]
-Precision = Annotated[str, typer.Option(help="Of the peak: bf16, fp16, fp32 or fp8.")]
+GpuName = Annotated[
+    str | None, typer.Option("--gpu", help="GPU whose peak FLOP/s MFU divides by.", show_default="the profile's")
+]
+Precision = Annotated[str, typer.Option(help="Precision whose peak FLOP/s MFU divides by: bf16, fp16, fp32 or fp8.")]
 PlanModel = Annotated[str | None, typer.Option("--plan", help="Compare with the plan of this model.")]
-Gpus = Annotated[str | None, typer.Option(help="With --plan: the job's GPUs, 64xH100.")]
+Gpus = Annotated[str | None, typer.Option(help="With --plan: GPUs of the job, 64xH100.")]
 JobName = Annotated[
-    str | None, typer.Option("--job", help="Compare with the plan of this job; its profile, if no file is named.")
+    str | None, typer.Option("--job", help="Compare with the plan of this job; without files, read the job's profile.")
 ]
-LayoutText = Annotated[str | None, typer.Option(help="With --plan: the layout, tp=8,pp=2.")]
+LayoutText = Annotated[str | None, typer.Option(help="With --plan: layout, tp=8,pp=2.")]
 Seq = Annotated[int | None, typer.Option(help="With --plan: tokens in a sequence.")]
 Batch = Annotated[int | None, typer.Option(help="With --plan: sequences in a step, over all GPUs.")]
 MicroBatch = Annotated[int | None, typer.Option(help="With --plan: sequences in a micro-batch.")]
 Top = Annotated[int, typer.Option(min=1, help="Number of kernels and gaps to list.")]
-Html = Annotated[Path | None, typer.Option(help="Write the answer as one page.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 
 
 def profile(
@@ -78,15 +80,15 @@ def profile(
     home: terminal.Home = None,
     as_json: terminal.Json = False,
 ) -> None:
-    """Break the time of each rank down: compute, hidden and exposed communication, idle; name stragglers."""
+    """Break down the time of each rank (compute, hidden and exposed communication, idle), and name stragglers."""
     planned = planned_by_flags(PlanFlags(plan, gpus, layout, precision, seq, batch, micro_batch))
     if job is not None:
         if planned is not None:
-            raise SpecError("--job and --plan are two plans", hint="leave one of them out")
+            raise SpecError("--job and --plan both name a plan", hint="remove one of them")
         found = planned_job(job, home)
         planned, files = found.planned, files or find_profiles(found)
     if not files:
-        raise SpecError("no profile is named", hint="name the files, or add --job JOB")
+        raise SpecError("no profile was given", hint="give the files, or add --job JOB")
     table = load_kernels(kernels)
     reports = _reports(files, table)
     before = _reports(base, table) if base else []
@@ -129,7 +131,7 @@ def _reports(paths: Sequence[Path], table: KernelTable) -> list[RankReport]:
             defects = "; ".join(f"{defect.count:,} {defect.kind}" for defect in read.defects)
             empty.append(f"{path.name} ({read.events:,} events{'; ' + defects if defects else ''})")
     if empty:
-        message = f"nothing ran in {', '.join(empty)}: no kernel, no operator, no slice of time"
+        message = f"no kernel, operator or slice in {', '.join(empty)}"
         if not found:
             raise SpecError(message, hint="check the schedule of torch.profiler: it exports its last active cycle")
         terminal.stderr().print(f"warning: {message}", highlight=False, markup=False)
@@ -161,7 +163,7 @@ def _shown(reports: Sequence[RankReport], rank: int | None, straggler: int) -> i
     places = [at for at, report in enumerate(reports) if report.rank == rank]
     if not places:
         there = ", ".join(str(report.rank) for report in reports)
-        raise SpecError(f"--rank {rank}: no such rank", hint=f"the profiles are of ranks {there}")
+        raise SpecError(f"--rank {rank}: no such rank", hint=f"the profiles have ranks {there}")
     return places[0]
 
 

@@ -150,7 +150,7 @@ def _bar(parts: dict[str, float], width: int) -> Text:
 def _print_efficiency(out: Console, efficient: Efficiency, report: RankReport) -> None:
     if report.side != "device":
         return
-    title(out, "Busy is not efficient")
+    title(out, "Utilisation and MFU")
     for sentence in efficiency_sentences(efficient):
         indented(out, sentence, style="")
 
@@ -251,7 +251,7 @@ def _print_idle(out: Console, report: RankReport, top: int) -> None:
     idle = report.idle
     if not idle.gaps:
         return
-    title(out, "Idle", f"{idle.gaps:,} gap{'s' if idle.gaps != 1 else ''}, {format_us(report.time.idle_us)} together")
+    title(out, "Idle", f"{idle.gaps:,} gap{'s' if idle.gaps != 1 else ''}, {format_us(report.time.idle_us)} in total")
     for sentence in idle_sentences(report):
         indented(out, sentence, style="")
     why = ["because of"] if report.side == "device" else []

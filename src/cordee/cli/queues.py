@@ -53,7 +53,7 @@ def _text(path: Path) -> str:
 def _tree(seen: QueuesView) -> Table:
     """Return the tree; limits are remarks below it, so that 80 columns are enough."""
     weights = any(queue.weight != 1 for queue in seen.queues)
-    heads = ["QUOTA", "HELD", "BORROWED", "LENDS", *(["WEIGHT"] if weights else []), "SHARE", "RUN", "WAIT"]
+    heads = ["QUOTA", "HELD", "BORROWED", "LENDS", *(["WEIGHT"] if weights else []), "FAIR SHARE", "RUN", "WAIT"]
     table = terminal.table("QUEUE", *heads, right=heads, folds=("QUEUE",))
     for queue in seen.queues:
         table.add_row(
@@ -73,9 +73,9 @@ def _tree(seen: QueuesView) -> Table:
 def _remarks(seen: QueuesView) -> list[str]:
     outer = [queue for queue in seen.queues if queue.parent is None]
     held, guaranteed = sum(queue.held_gpu_milli for queue in outer), sum(queue.quota_gpus for queue in outer)
-    lines = [f"{_gpus(held) if held else 0} of {_gpus(seen.gpu_milli)} GPUs are held; {guaranteed} are guaranteed"]
+    lines = [f"{_gpus(held) if held else 0} of {_gpus(seen.gpu_milli)} GPUs are held; quotas sum to {guaranteed}"]
     if guaranteed * _MILLI > seen.gpu_milli:
-        lines[0] += ": more than there are now"
+        lines[0] += ", more than there are now"
     for queue in seen.queues:
         lines += [f"{queue.name}: {limit}" for limit in _limits(queue)]
     return lines
@@ -84,16 +84,16 @@ def _remarks(seen: QueuesView) -> list[str]:
 def _limits(queue: QueueView) -> list[str]:
     limits = []
     if queue.limit_gpus is not None:
-        limits.append(f"{queue.held_gpu_milli / _MILLI:g} of {queue.limit_gpus} GPUs at most")
+        limits.append(f"holds {queue.held_gpu_milli / _MILLI:g} of at most {queue.limit_gpus} GPUs")
     if queue.gpu_us_per_day is not None:
         used, most = (queue.day_gpu_us or 0) / US_PER_HOUR, queue.gpu_us_per_day / US_PER_HOUR
-        limits.append(f"{used:.3g} of {most:g} GPU-h used within a day")
+        limits.append(f"{used:.3g} of {most:g} GPU-h used in the last 24 h")
     if queue.micro_usd_per_day is not None:
         used_usd, most_usd = format_micro_usd(queue.day_micro_usd or 0), format_micro_usd(queue.micro_usd_per_day)
-        limits.append(f"{used_usd} of {most_usd} used within a day")
+        limits.append(f"{used_usd} of {most_usd} used in the last 24 h")
     if queue.user_gpus is not None:
-        users = ", ".join(f"{user} {_gpus(milli)}" for user, milli in queue.users_gpu_milli.items()) or "none held"
-        limits.append(f"{queue.user_gpus} GPUs a user at most: {users}")
+        users = ", ".join(f"{user} {_gpus(milli)}" for user, milli in queue.users_gpu_milli.items()) or "none"
+        limits.append(f"at most {queue.user_gpus} GPUs a user; held: {users}")
     return limits
 
 

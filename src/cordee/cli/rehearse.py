@@ -139,12 +139,12 @@ def forecast_line(ahead: ForecastView) -> str:
 
 def _basis(ahead: ForecastView) -> str:
     if ahead.source != "other jobs":
-        known = f"by {ahead.source}"
+        known = f"run times by {ahead.source}"
     elif ahead.learnt_from:
-        known = f"run times of {_count(ahead.learnt_from, 'job')}"
+        known = f"run times from {_count(ahead.learnt_from, 'job')}"
     else:
-        known = "no run times known yet"
-    return f"{_count(ahead.draws, 'run')} ahead, {known}"
+        known = "no job has finished yet, so run times are guesses"
+    return f"{_count(ahead.draws, 'simulation')}; {known}"
 
 
 def _in(at_us: int | None, now_us: int) -> str | None:
@@ -179,7 +179,7 @@ def _show(answer: RehearsalView) -> None:
     for number, note in enumerate(answer.notes):
         facts.add_row("" if number else "note", note)
     console.print(facts)
-    basis = "" if ahead is None else f"; the forecast: {_basis(ahead)}"
+    basis = "" if ahead is None else f"; the forecast is from {_basis(ahead)}"
     console.print(f"nothing was submitted{basis}", highlight=False)
 
 
@@ -187,7 +187,7 @@ def _model(answer: RehearsalView) -> str:
     """Return how the job's model fits, and what a step of it is expected to take."""
     plan = answer.estimate
     if plan is None or not plan.gpu_memory_bytes:
-        return "not checked: the job names none, or its slots have no memory of their own"
+        return "not checked: the job names no model, or CPU slots have no memory of their own"
     memory = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.gpu_memory_bytes)} on its fullest GPU"
     step = "" if plan.step_us is None else f", a step of {format_duration(plan.step_us / US_PER_S)}"
     return f"{plan.layout}: {memory}{step}"

@@ -26,43 +26,55 @@ _VARIED = ("tier", "queue")  # with the GPUs: what a dry run compares
 Command = Annotated[
     list[str], typer.Argument(metavar="job.yaml | -- COMMAND...", help="A job's YAML, or its command after `--`.")
 ]
-Gpus = Annotated[str | None, typer.Option(help="The job's total: 4, 64xH100 or H100:64.")]
-Name = Annotated[str | None, typer.Option(help="Its name.", show_default="job")]
-Tier = Annotated[str | None, typer.Option(help="production, standard or preemptible.", show_default="standard")]
-Queue = Annotated[str | None, typer.Option(help="Its queue.", show_default="default")]
-Priority = Annotated[int | None, typer.Option(help="Within its tier; more is sooner.", show_default="0")]
-Capacity = Annotated[str | None, typer.Option(help="any, on-demand or spot.", show_default="any")]
-Launch = Annotated[str | None, typer.Option(help="auto, rank or node.", show_default="auto")]
-To = Annotated[str | None, typer.Option(help="Where checkpoints go.")]
+Gpus = Annotated[str | None, typer.Option(help="GPUs of the job: 4, 64xH100 or H100:64.")]
+Name = Annotated[str | None, typer.Option(help="Name of the job.", show_default="job")]
+Tier = Annotated[str | None, typer.Option(help="Tier: production, standard or preemptible.", show_default="standard")]
+Queue = Annotated[str | None, typer.Option(help="Queue of the job.", show_default="default")]
+Priority = Annotated[int | None, typer.Option(help="Priority within the tier; higher runs first.", show_default="0")]
+Capacity = Annotated[str | None, typer.Option(help="Capacity: any, on-demand or spot.", show_default="any")]
+Launch = Annotated[
+    str | None,
+    typer.Option(
+        help="Start the command once per rank or once per node (torchrun): auto, rank or node.", show_default="auto"
+    ),
+]
+To = Annotated[str | None, typer.Option(help="Folder or URL for checkpoints.")]
 Every = Annotated[
-    str | None, typer.Option(help="How often: 30m, or auto. In steps: the script says so.", show_default="auto")
+    str | None,
+    typer.Option(
+        help="Time between checkpoints: 30m, or auto; an interval in steps is set in the script.", show_default="auto"
+    ),
 ]
-Grace = Annotated[str | None, typer.Option(help="From notice to SIGKILL.", show_default="30s")]
-LimitTime = Annotated[str | None, typer.Option(help="Stop it after: 47h.")]
-LimitCost = Annotated[str | None, typer.Option(help="Stop it after: $500.")]
-Model = Annotated[str | None, typer.Option(help="What it trains, so that admission knows whether it fits.")]
+Grace = Annotated[str | None, typer.Option(help="Grace period before SIGKILL.", show_default="30s")]
+LimitTime = Annotated[str | None, typer.Option(help="Stop the job after this run time: 47h.")]
+LimitCost = Annotated[str | None, typer.Option(help="Stop the job after this cost: $500.")]
+Model = Annotated[str | None, typer.Option(help="Model that the job trains; admission checks whether it fits.")]
 Plan = Annotated[
-    Path | None, typer.Option(help="Run what `cordee plan --json` planned: GPUs, model, layout, interval.")
+    Path | None, typer.Option(help="File of `cordee plan --json`: sets GPUs, model, layout and checkpoint interval.")
 ]
-LayoutText = Annotated[str | None, typer.Option(help="Of the plan: tp=8,pp=2.", show_default="its best")]
-Env = Annotated[list[str] | None, typer.Option(help="NAME=VALUE, for its ranks. Not for secrets.")]
-Secret = Annotated[list[str] | None, typer.Option(help="NAME of a variable of yours that its ranks need.")]
+LayoutText = Annotated[str | None, typer.Option(help="Layout of the plan: tp=8,pp=2.", show_default="the best")]
+Env = Annotated[list[str] | None, typer.Option(help="Environment variable for the ranks, NAME=VALUE; not for secrets.")]
+Secret = Annotated[
+    list[str] | None, typer.Option(help="NAME of an environment variable to pass to the ranks as a secret.")
+]
 Unprotected = Annotated[bool, typer.Option("--unprotected", help="Accept a preemptible job without checkpoints.")]
 Follow = Annotated[
     bool,
     typer.Option(
-        "--follow/--detach", "-f", help="Print its lines until it ends; the exit code is 0 if it is done, else 1."
+        "--follow/--detach", "-f", help="Print the job's output until it ends; exit with 0 if it finished, else 1."
     ),
 ]
 DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Submit nothing; show when and where it would start, which jobs it preempts, and what it costs. "
-        "Lists are compared.",
+        help="Submit nothing; show when and where the job would start, which jobs it preempts, and its cost. "
+        "--gpus, --tier and --queue may be lists, whose variants are compared.",
     ),
 ]
-Slots = Annotated[str | None, typer.Option(help="So many CPU slots in place of GPUs, if a server has to be started.")]
+Slots = Annotated[
+    str | None, typer.Option(help="Number of CPU slots to use instead of GPUs, if a server has to be started.")
+]
 
 
 def run(
@@ -110,7 +122,7 @@ def run(
         "plan": None if plan is None else _plan_of(plan, layout),
     }
     if layout is not None and plan is None:
-        raise InputError("--layout chooses from a plan", hint="give --plan plan.json with it")
+        raise InputError("--layout needs --plan", hint="add --plan plan.json")
     spec_of = _spec_of(what, gpus, flags | {"env": env, "secret": secret}, dry_run=dry_run)
     if dry_run:
         given = rehearse.Given(gpus, tier, queue, unprotected)
@@ -130,7 +142,7 @@ def _spec_of(what: list[str], gpus: str | None, flags: dict[str, Any], *, dry_ru
         given = [each for each, value in flags.items() if value is not None and not (dry_run and each in _VARIED)]
         if given:
             flag = "--" + given[0].removeprefix("checkpoint_e").replace("_", "-").replace("very", "every")
-            raise InputError(f"{flag} is for a job without a file", hint=f"write it into {what[0]}")
+            raise InputError(f"{flag} cannot be combined with a job file", hint=f"write it into {what[0]}")
         spec = _from_file(Path(what[0]))
         return lambda *changes: rehearse.with_flags(spec, *changes) if dry_run else spec
     if gpus is None and flags["plan"] is None:
@@ -177,7 +189,7 @@ def submit(
             try:
                 raise SystemExit(follow_to_end(client, made.job.job_id))
             except KeyboardInterrupt:
-                console.print(f"the job goes on: cordee logs -f {made.job.job_id}", highlight=False)
+                console.print(f"the job continues: cordee logs -f {made.job.job_id}", highlight=False)
                 raise SystemExit(128 + signal.SIGINT) from None
 
 

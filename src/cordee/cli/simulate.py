@@ -25,7 +25,7 @@ from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_cluster
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
 from cordee.simulate.observed import observe
-from cordee.simulate.policies import NamedPolicy, named_policies
+from cordee.simulate.policies import POLICIES, NamedPolicy, named_policies
 from cordee.simulate.synthetic import Synthetic
 from cordee.simulate.traces import Tally, open_trace
 from cordee.simulate.traces.log import is_log, read_log
@@ -36,7 +36,8 @@ SYNTHETIC = "synthetic"
 UNNAMED_GPU = "GPU"  # of a cluster such as 80x8
 
 
-VcNodes = Annotated[Path | None, typer.Option("--vc-clusters", help="A table of virtual clusters and their nodes.")]
+Policies = Annotated[str, typer.Option(help=f"Policies, separated by commas: {', '.join(POLICIES)}.")]
+VcNodes = Annotated[Path | None, typer.Option("--vc-clusters", help="CSV file of virtual clusters and their nodes.")]
 Chrome = Annotated[
     Path | None, typer.Option("--chrome-trace", help="Write the attempts on the first nodes as a Chrome trace.")
 ]
@@ -46,39 +47,50 @@ def simulate(
     trace: Annotated[str, typer.Argument(help="A trace file, a folder of tables, a Cordee home, or `synthetic`.")],
     *,
     cluster_: Annotated[str, typer.Option("--cluster", help="Nodes x GPUs, 80x8 or 80x8xH100; or a table of nodes.")],
-    policy: Annotated[str, typer.Option(help="Names of policies, separated by commas.")] = "house,fifo",
+    policy: Policies = "house,fifo",
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
-    jobs: Annotated[int | None, typer.Option(help="The most jobs to run.", show_default="all")] = None,
-    from_: Annotated[str, typer.Option("--from", help="Leave out jobs submitted before: 30d.")] = "0s",
+    jobs: Annotated[int | None, typer.Option(help="Number of jobs to run at most.", show_default="all")] = None,
+    from_: Annotated[str, typer.Option("--from", help="Leave out jobs submitted before this time: 30d.")] = "0s",
     for_: Annotated[
         str | None, typer.Option("--for", help="Length of the window of submissions.", show_default="to the end")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Cut the runs here.", show_default="the last job's end")] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Time at which the simulation stops.", show_default="the last job's end")
+    ] = None,
     failures: Annotated[
-        str | None, typer.Option(help="Node failures per node-day, and their length: 0.0038 or 0.0038/4h.")
+        str | None, typer.Option(help="Node failures per node-day, and the length of an outage: 0.0038 or 0.0038/4h.")
     ] = None,
     spot: Annotated[
-        str | None, typer.Option(help="A series ms,op,node; or reclaims per node-hour: 0.1 or 0.1/10m.")
+        str | None,
+        typer.Option(
+            help="Spot reclaims: a CSV file with columns ms,op,node, or reclaims per node-hour: 0.1 or 0.1/10m."
+        ),
     ] = None,
     notice: Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")] = "120s",
-    queues: Annotated[Path | None, typer.Option(help="The tree of queues, YAML.")] = None,
-    tiers: Annotated[str | None, typer.Option(help="Percentages of production,standard,preemptible jobs.")] = None,
+    queues: Annotated[Path | None, typer.Option(help="YAML file with the tree of queues.")] = None,
+    tiers: Annotated[
+        str | None, typer.Option(help="Percentages of production,standard,preemptible jobs: 10,60,30.")
+    ] = None,
     vc_nodes: VcNodes = None,
-    load: Annotated[float, typer.Option(help="synthetic: requested GPU time over the cluster's.")] = 0.8,
-    diurnal: Annotated[float, typer.Option(help="synthetic: the swing of arrivals over a day, 0 to 1.")] = 0.0,
+    load: Annotated[float, typer.Option(help="With `synthetic`: requested GPU time divided by the cluster's.")] = 0.8,
+    diurnal: Annotated[float, typer.Option(help="With `synthetic`: variation of arrivals over a day, 0 to 1.")] = 0.0,
     price_as: Annotated[
         str | None,
-        typer.Option(help="Account GPUs without a price as this GPU, or none.", show_default="H100 if unnamed"),
+        typer.Option(help="GPU whose price stands for GPUs without one, or none.", show_default="H100 if unnamed"),
     ] = None,
     form: Annotated[
         str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Treat a bad row as an error.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the comparison as one page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML report.")] = None,
     chrome: Chrome = None,
     as_json: terminal.Json = False,
 ) -> None:
-    """Run a trace of jobs under several policies with the production scheduler, and compare them."""
+    """Run a trace of jobs under several policies with the production scheduler, and compare them.
+
+    AWAY MAX is the longest total time that a job was without GPUs; JAIN is Jain's fairness index of slowdowns
+    (1: all jobs are slowed down equally); FRAG is GPU time that was free but in no shape that a waiting job could use.
+    """
     policies = named_policies(_names(policy))
     nodes = _priced(cluster(cluster_), price_as)
     scenario = _scenario(
@@ -127,19 +139,19 @@ def _write(
 
 
 def replay(
-    log: Annotated[Path, typer.Argument(help="A Cordee home, its database, or JSON lines of its log.")],
+    log: Annotated[Path, typer.Argument(help="A Cordee home, its database, or its log as JSON lines.")],
     *,
-    policy: Annotated[str, typer.Option(help="Names of policies, separated by commas.")] = "house,fifo",
-    baseline: Annotated[str, typer.Option(help="The policy that the log ran under.")] = "house",
+    policy: Policies = "house,fifo",
+    baseline: Annotated[str, typer.Option(help="Policy that the log ran under.")] = "house",
     as_json: terminal.Json = False,
 ) -> None:
-    """Decide a server's log again under another policy, and compare."""
+    """Replay a server's log under another policy, and compare."""
     policies, (base,) = named_policies(_names(policy)), named_policies([baseline])
     if not is_log(log):
-        raise InputError(f"{log} is no log of Cordee's", hint="give a home, its cordee.db or JSON lines of its log")
+        raise InputError(f"{log} is not a log of Cordee", hint="give a home, its cordee.db or JSON lines of its log")
     observed = observe(read_log(log))
     if not observed.jobs:
-        raise InputError(f"{log} holds no job", hint="there is nothing to decide again")
+        raise InputError(f"{log} has no job", hint="run a job first, or give another log")
     answer = replayed(str(log), observed, policies, base)
     if as_json:
         print(json.dumps(_plain(Replay, answer), indent=2))
@@ -230,7 +242,7 @@ def _rate(text: str, flag: str, back: str) -> tuple[float, int]:
         value = -1.0
     if not 0 < value < 1e6:
         raise InputError(
-            f"{flag} {text!r} is no rate", hint=f"give a rate and the length of an outage: {flag} 0.1/{back}"
+            f"{flag} {text!r} is not a rate", hint=f"give a rate and the length of an outage: {flag} 0.1/{back}"
         )
     return value, _us(away or back)
 

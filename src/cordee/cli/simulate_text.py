@@ -25,14 +25,14 @@ def print_replay(answer: Replay) -> None:
     same = answer.moments - len(answer.differences)
     _print(
         f"{answer.log}: {answer.jobs:,} jobs; {same:,} of {answer.moments:,} moments "
-        f"({answer.decisions:,} decisions) come out as they are in the log"
+        f"({answer.decisions:,} decisions) are the same as in the log"
     )
     if answer.differences:
         numbers = ", ".join(f"{number:,}" for number in answer.differences[:5])
         _print(f"different at records {numbers}: another version or policy made these decisions")
     _print_tables((answer.logged, *(each.result for each in answer.replayed)))
     for each in answer.replayed:
-        _print(f"under {each.result.policy} {each.sooner:,} jobs start sooner and {each.later:,} later")
+        _print(f"under {each.result.policy}, {_jobs(each.sooner)} sooner and {each.later:,} later")
         for job in each.moved:
             _print(f"  {job.job_id}: {_wait(job.was_s)} becomes {_wait(job.would_be_s)}")
 
@@ -45,6 +45,10 @@ def _print_tables(policies: Sequence[PolicyResult]) -> None:
     out = terminal.stdout()
     out.print(_times(policies))
     out.print(_gpus(policies))
+
+
+def _jobs(count: int) -> str:
+    return "1 job starts" if count == 1 else f"{count:,} jobs start"
 
 
 def _wait(value_s: float | None) -> str:
@@ -92,10 +96,10 @@ def _remarks(answer: PolicyComparison) -> list[str]:
         if causes:
             lines.append(f"{each.policy} lost by {'; '.join(causes)}")
         if each.errors:
-            lines.append(f"{each.policy}: {each.errors} steps of decisions failed")
+            lines.append(f"{each.policy}: {each.errors} scheduling cycles failed")
     if any(each.knows_run_times for each in answer.policies):
         lines.append("* knows the true run times")
     for left in answer.left_out:
         at = f" (first: line {left.line:,})" if left.line else ""
-        lines.append(f"left out: {left.rows:,} rows, {left.kind}{at}")
+        lines.append(f"left out: {left.rows:,} {'row' if left.rows == 1 else 'rows'}, {left.kind}{at}")
     return lines + [f"price: {source}" for source in answer.price_sources]

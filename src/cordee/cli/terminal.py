@@ -19,7 +19,7 @@ from cordee.client import Client, default_home
 from cordee.units import US_PER_S, format_duration
 
 Home = Annotated[
-    Path | None, typer.Option("--home", help="The server's folder.", show_default="CORDEE_HOME, ~/.cordee")
+    Path | None, typer.Option("--home", help="Folder of the server.", show_default="CORDEE_HOME, ~/.cordee")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -58,7 +58,7 @@ def folder(home: Path | None) -> Path:
     return (home or default_home()).expanduser().absolute()
 
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def may_ask() -> bool:

@@ -47,7 +47,7 @@ def named_policies(names: Sequence[str]) -> list[NamedPolicy]:
     """
     for name in names:
         if name not in POLICIES:
-            raise InputError(f"there is no policy {name!r}", hint=f"use {', '.join(POLICIES)}")
+            raise InputError(f"unknown policy {name!r}", hint=f"use one of: {', '.join(POLICIES)}")
     if not names:
-        raise InputError("no policy is named", hint=f"use {', '.join(POLICIES)}")
+        raise InputError("no policy was given", hint=f"use one of: {', '.join(POLICIES)}")
     return [POLICIES[name] for name in dict.fromkeys(names)]
