@@ -139,7 +139,7 @@ def forecast_line(ahead: ForecastView) -> str:
 
 def _basis(ahead: ForecastView) -> str:
     if ahead.source != "other jobs":
-        known = f"run times by {ahead.source}"
+        known = f"run time from {ahead.source}"
     elif ahead.learnt_from:
         known = f"run times from {_count(ahead.learnt_from, 'job')}"
     else:
