@@ -222,6 +222,21 @@ def test_slots_have_no_wall(tmp_path: Path) -> None:
     assert any("CPU slots have none" in note for note in made.notes)
 
 
+def test_a_job_for_either_of_two_kinds_is_told_why_it_has_no_step_time(tmp_path: Path) -> None:
+    wanted = spec(tmp_path, gpus=8, model={"name": "llama-3-8b"})
+    notes = {}
+    for nodes in ((H100, A10), (H100,), (H100, replace(H100, name="c", gpu_name="H100"))):
+        made = admit(wanted, job_id=JobId("gpt-abcdef"), owner="ada", nodes=nodes, catalogue=load_catalogue())
+        [first, *_] = made.job.estimates
+        notes[nodes] = [note for note in made.notes if "no step time" in note]
+        assert (first.step_us is None) == bool(notes[nodes])
+    assert list(notes.values()) == [
+        ["no step time is planned: the job may run on A10 or H100; name one: --gpus 8xH100"],
+        [],
+        [],
+    ], "two names of one chip are one kind"
+
+
 @pytest.mark.parametrize(
     "run",
     [

@@ -8,12 +8,13 @@ from cordee.control.prices import SLOT
 from cordee.errors import LayoutError
 from cordee.events import Estimate, Node
 from cordee.hardware.catalog import Catalogue, Gpu
+from cordee.plan.answer import estimate_of_work
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import DEFAULTS, Assumptions
 from cordee.plan.settings import Settings
 from cordee.plan.survive import Saving, Survival, survival
 from cordee.plan.wanted import layout_wanted
-from cordee.units import US_PER_S, format_bytes, format_duration
+from cordee.units import format_bytes, format_duration
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.spec import JobSpec, ModelSpec
@@ -56,16 +57,20 @@ def expect(spec: JobSpec, kind: str | None, eligible: Sequence[Node], catalogue:
     if SLOT in kinds:
         return _on_slots(spec, model, shape, gpus_per_node)
     # The job may wait for the kind with the most memory.
-    gpu = max((catalogue.find_gpu(each) for each in kinds), key=lambda each: (each.memory_bytes, each.name))
+    chips = sorted({catalogue.find_gpu(each).name for each in kinds})
+    gpu = max(map(catalogue.find_gpu, chips), key=lambda each: (each.memory_bytes, each.name))
     answers = _answers(spec, model, shape, gpu, gpus_per_node)
     estimates = tuple(answer.estimate() for answer in answers)
-    if len(kinds) > 1:  # its step takes another time on each kind
+    found = answers[0].survival
+    notes = [_note(found)]
+    if len(chips) > 1:  # its step takes another time on each
         estimates = tuple(
             replace(each, step_us=None, step_us_low=None, step_us_high=None, mfu=None, gpu_flop_per_s=0.0)
             for each in estimates
         )
-    found = answers[0].survival
-    return Expected(found, estimates, (_note(found),))
+        example = f"--gpus {spec.gpus}x{gpu.name}"
+        notes.append(f"no step time is planned: the job may run on {' or '.join(chips)}; name one: {example}")
+    return Expected(found, estimates, tuple(notes))
 
 
 def _answers(spec: JobSpec, model: ModelSpec, shape: ModelShape, gpu: Gpu, gpus_per_node: int) -> list[Answer]:
@@ -105,16 +110,8 @@ def _on_slots(spec: JobSpec, model: ModelSpec, shape: ModelShape, slots_per_node
     saving = Saving(nodes * DEFAULTS.storage_bytes_per_s, DEFAULTS.start_s)
     found = survival(shape, training, spec.gpus, saving)
     wanted = None if model.layout is None else layout_wanted(model.layout, model.recompute, model.micro_batch)
-    estimate = Estimate(
-        layout="" if wanted is None else str(wanted.plainest(spec.gpus)),
-        gpus=spec.gpus,
-        peak_bytes=0,
-        gpu_memory_bytes=0,
-        tokens_per_step=training.tokens_per_step,
-        flop_per_token=shape.train_flop_per_token(training.seq_tokens),
-        save_us=round(found.checkpoint_s * US_PER_S),
-        restart_us=round(found.restart_s * US_PER_S),
-    )
+    layout = "" if wanted is None else str(wanted.plainest(spec.gpus))
+    estimate = estimate_of_work(shape, training, spec.gpus, layout, found)
     unchecked = f"{shape.name} is not checked against memory: CPU slots have none of their own"
     return Expected(found, (estimate,), (unchecked, _note(found)))
 

@@ -4,7 +4,7 @@ Parts that take seconds and that not every caller reads (remedies, the fewest GP
 on first use. Renderers are elsewhere: the terminal in `cli/`, the page in `page.py`, JSON in `document.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cordee.errors import DoesNotFitError
@@ -25,6 +25,7 @@ from cordee.plan.training import Training
 from cordee.plan.wanted import ANY_LAYOUT
 from cordee.plan.why import Why, why_not
 from cordee.units import GB, US_PER_S, format_bytes
+from cordee.workload.model import ModelShape
 
 LONGEST_SHOWN = 8
 
@@ -197,24 +198,18 @@ class Answer:
 
     def estimate(self) -> Estimate:
         """Return what travels with a job: the layout, its memory and step, and what a save and a restart take."""
-        request, training = self.request, self.training
-        found, survival = self.nearest, self.survival
+        request, training, found = self.request, self.training, self.nearest
         low, high = found.step_interval_s or (None, None)
-        return Estimate(
-            layout=str(found.layout),
+        return replace(
+            estimate_of_work(request.shape, training, request.gpus, str(found.layout), self.survival),
             peak_bytes=found.peak_bytes,
             gpu_memory_bytes=found.gpu_memory_bytes,
-            gpus=request.gpus,
             allocated_bytes=found.memory.worst.allocated_bytes,
             step_us=None if found.step_s is None else _us(found.step_s),
             step_us_low=None if low is None else _us(low),
             step_us_high=None if high is None else _us(high),
-            tokens_per_step=training.tokens_per_step,
-            flop_per_token=float(request.shape.train_flop_per_token(training.seq_tokens)),
             gpu_flop_per_s=request.gpu.peak_flop_per_s(training.precision),
             mfu=found.mfu,
-            save_us=_us(survival.checkpoint_s),
-            restart_us=_us(survival.restart_s),
         )
 
     def error(self) -> DoesNotFitError:
@@ -255,6 +250,20 @@ class Answer:
             }
             for candidate in (*self.fitting, *self.rejected)
         ]
+
+
+def estimate_of_work(shape: ModelShape, training: Training, gpus: int, layout: str, survival: Survival) -> Estimate:
+    """Return an estimate without memory and step time: the part that holds on CPU slots as on any GPU."""
+    return Estimate(
+        layout=layout,
+        peak_bytes=0,
+        gpu_memory_bytes=0,
+        gpus=gpus,
+        tokens_per_step=training.tokens_per_step,
+        flop_per_token=float(shape.train_flop_per_token(training.seq_tokens)),
+        save_us=_us(survival.checkpoint_s),
+        restart_us=_us(survival.restart_s),
+    )
 
 
 def _us(seconds: float) -> int:
