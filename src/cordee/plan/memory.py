@@ -6,6 +6,7 @@ their own modules. `peak_bytes` takes layouts whose sizes are arrays; the rest d
 """
 
 from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -22,60 +23,45 @@ __all__ = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Bytes that torch has allocated at one event of the step, part by part."""
+N = TypeVar("N", int, Real)
 
-    event: str
-    weights_bytes: Real
-    gradients_bytes: Real
-    optimizer_bytes: Real
-    activations_bytes: Real
-    loss_bytes: Real
-    buffers_bytes: Real
+
+@dataclass(frozen=True, slots=True)
+class AllocatedBytes(Generic[N]):
+    """Bytes that torch has allocated, part by part."""
+
+    weights_bytes: N
+    gradients_bytes: N
+    optimizer_bytes: N
+    activations_bytes: N
+    loss_bytes: N
+    buffers_bytes: N
 
     @property
-    def allocated_bytes(self) -> Real:
+    def allocated_bytes(self) -> N:
         """Bytes as torch's max_memory_allocated counts them."""
-        return (
-            self.weights_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.activations_bytes
-            + self.loss_bytes
-            + self.buffers_bytes
-        )
+        states = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+        return states + self.activations_bytes + self.loss_bytes + self.buffers_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class StageMemory:
+class Moment(AllocatedBytes[Real]):
+    """Bytes that torch has allocated at one event of the step."""
+
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory(AllocatedBytes[int]):
     """Bytes that one GPU of one pipeline rank holds at its peak.
 
     `cached_bytes` are blocks that torch's allocator keeps as long as there is room and gives back before it fails: they
     show in nvidia-smi and decide nothing.
     """
 
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    loss_bytes: int
-    buffers_bytes: int
     fragmentation_bytes: int
     context_bytes: int
     cached_bytes: int = 0
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes as torch's max_memory_allocated counts them."""
-        return (
-            self.weights_bytes
-            + self.gradients_bytes
-            + self.optimizer_bytes
-            + self.activations_bytes
-            + self.loss_bytes
-            + self.buffers_bytes
-        )
 
     @property
     def reserved_bytes(self) -> int:
@@ -122,10 +108,14 @@ class RankMemory:
         return totals.index(max(totals))
 
     @property
+    def worst_timeline(self) -> tuple[Moment, ...]:
+        """The events of the fullest stage."""
+        return self.timelines[self.worst_stage]
+
+    @property
     def peak_event(self) -> str:
         """The event at which the fullest stage is at its peak."""
-        timeline = self.timelines[self.worst_stage]
-        return max(timeline, key=lambda moment: moment.allocated_bytes).event
+        return max(self.worst_timeline, key=lambda moment: moment.allocated_bytes).event
 
     @property
     def total_bytes(self) -> int:
@@ -238,11 +228,11 @@ def timeline(shape: ModelShape, layout: Layout, training: Training, rank: int) -
     backward = act.backward_moment_bytes(shape, layout, training, held) + gathered + arriving
 
     def still(event: str, buffers: Real = 0.0) -> Moment:
-        return Moment(event, weights, gradients, optimizer, 0.0, 0.0, standing + buffers)
+        return Moment(weights, gradients, optimizer, 0.0, 0.0, standing + buffers, event)
 
     def at(event: str, activations: Real, loss: Real, buffers: Real) -> Moment:
         held_weights, held_gradients = weights + weights_whole, gradients + gradients_whole
-        return Moment(event, held_weights, held_gradients, optimizer, activations, loss, standing + buffers)
+        return Moment(held_weights, held_gradients, optimizer, activations, loss, standing + buffers, event)
 
     moments = [still("states"), at("forward", kept + between, 0.0, gathered)]
     if held.heads:

@@ -92,7 +92,7 @@ def _timeline_svg(candidate: Candidate) -> str:
     """Draw each event of the fullest rank's step as a bar against the GPU's memory."""
     memory, worst = candidate.memory, candidate.memory.worst
     bars = []
-    for moment in memory.timelines[memory.worst_stage]:
+    for moment in memory.worst_timeline:
         names = ("weights", "gradients", "optimizer", "activations", "loss", "buffers")
         parts = {name: round(float(getattr(moment, f"{name}_bytes"))) for name in names}
         parts |= {"fragmentation": worst.fragmentation_bytes, "context": worst.context_bytes}
