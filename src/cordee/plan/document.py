@@ -3,28 +3,48 @@
 Version 2. New keys may come; old ones keep their meaning until the version changes.
 """
 
-from dataclasses import asdict
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasGenerator, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
 
-from cordee.hardware.catalog import Capacity, Gpu, Price
+from cordee.hardware.catalog import Capacity, Gpu
 from cordee.plan.ask import Answer
-from cordee.plan.candidates import Candidate, Remedy
 from cordee.plan.cost import TrainingRun
 from cordee.plan.curve import Curve
 from cordee.plan.expect import Expectation
 from cordee.plan.launch import Launch
-from cordee.plan.layout import ContextKind, Offload, Recompute
+from cordee.plan.layout import ContextKind, Layout, Offload, Recompute
 from cordee.plan.rent_or_buy import Ownership, Swing
-from cordee.plan.survive import LevelSave
+from cordee.plan.survive import LevelSave, Survival
 from cordee.plan.training import Framework, Loss, Precision
-from cordee.plan.why import Ground, Why
+from cordee.plan.why import Ground
 from cordee.workload.model import ModelShape, ParameterCount
+
+Text = Annotated[str, BeforeValidator(str)]
+Rounded = Annotated[int, BeforeValidator(lambda value: round(float(value)))]
+_AXES = {axis.name for axis in fields(Layout)}
+
+
+def _at(*path: str) -> Any:
+    """Return a field that is read from this path of attributes."""
+    return Field(validation_alias=AliasPath(*path))
+
+
+def _first(found: object) -> object:
+    return found[0] if isinstance(found, tuple) else found
+
+
+def _aliases(path: Callable[[str], str | AliasPath]) -> ConfigDict:
+    """Return the settings of a model whose fields are read from this path of attributes, by name."""
+    return ConfigDict(alias_generator=AliasGenerator(validation_alias=path))
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
+    """A part of the document, read from the attributes of a part of the answer, or by name from JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True, populate_by_name=True)
 
 
 class ModelRow(_Row):
@@ -33,7 +53,7 @@ class ModelRow(_Row):
     name: str
     parameters: int
     active_parameters: int
-    parts: ParameterCount
+    parts: ParameterCount = _at("parameter_count")
 
 
 class GpuRow(_Row):
@@ -41,7 +61,7 @@ class GpuRow(_Row):
 
     name: str
     memory_bytes: int
-    source: str
+    source: Text
 
 
 class TrainingRow(_Row):
@@ -50,20 +70,22 @@ class TrainingRow(_Row):
     seq_tokens: int
     global_batch: int
     tokens_per_step: int
-    optimizer: str
+    optimizer: str = _at("optimizer", "name")
     precision: Precision
     framework: Framework
-    loss: Loss
-    expert_imbalance_by_ep: dict[int, float] | None
+    loss: Loss = _at("loss_kind")
+    expert_imbalance_by_ep: Annotated[
+        dict[int, float] | None, BeforeValidator(lambda pairs: dict(pairs or ()) or None)
+    ] = _at("imbalance_by_ep")
 
 
 class StateRow(_Row):
     """Weights, gradients and optimizer states, and the GPUs that they need."""
 
-    bytes_per_parameter: float
+    bytes_per_parameter: float = _at("training", "optimizer", "bytes_per_parameter")
     state_bytes: int
-    fewest_gpus: int
-    fewest_gpus_to_train: int | None
+    fewest_gpus: int = _at("fewest_gpus_to_hold")
+    fewest_gpus_to_train: Annotated[int | None, BeforeValidator(_first)]
 
 
 class PriceRow(_Row):
@@ -71,11 +93,13 @@ class PriceRow(_Row):
 
     capacity: Capacity
     usd_per_gpu_hour: float
-    source: str
+    source: Text
 
 
 class PartsRow(_Row):
     """Bytes of the fullest GPU, part by part."""
+
+    model_config = _aliases(lambda name: f"{name}_bytes")
 
     weights: int
     gradients: int
@@ -106,7 +130,9 @@ class StepRow(_Row):
 class LayoutRow(_Row):
     """One layout, its memory and, if it fits, its speed."""
 
-    layout: str
+    model_config = _aliases(lambda name: AliasPath("layout", name) if name in _AXES else name)
+
+    layout: Text
     dp: int
     tp: int
     pp: int
@@ -128,11 +154,11 @@ class LayoutRow(_Row):
     peak_bytes: int
     gpu_memory_bytes: int
     shortfall_bytes: int
-    fullest_stage: int
-    parts_bytes: PartsRow
+    fullest_stage: int = _at("memory", "worst_stage")
+    parts_bytes: PartsRow = _at("memory", "worst")
     step_s: float | None
-    step_s_nine_of_ten: tuple[float, float] | None
-    step_parts_s: StepRow | None
+    step_s_nine_of_ten: tuple[float, float] | None = _at("step_interval_s")
+    step_parts_s: StepRow | None = _at("step")
     mfu: float | None
     tokens_per_s: float | None
     usd_per_billion_tokens: float | None
@@ -142,21 +168,21 @@ class MomentRow(_Row):
     """Bytes that are allocated at one event of the step."""
 
     event: str
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
-    activations_bytes: int
-    loss_bytes: int
-    buffers_bytes: int
+    weights_bytes: Rounded
+    gradients_bytes: Rounded
+    optimizer_bytes: Rounded
+    activations_bytes: Rounded
+    loss_bytes: Rounded
+    buffers_bytes: Rounded
 
 
 class TimelineRow(_Row):
     """The events of the fullest stage of the best layout, in their order."""
 
-    layout: str
-    stage: int
-    peak_event: str
-    events: tuple[MomentRow, ...]
+    layout: Text
+    stage: int = _at("memory", "worst_stage")
+    peak_event: str = _at("memory", "peak_event")
+    events: tuple[MomentRow, ...] = _at("memory", "worst_timeline")
 
 
 class RemedyRow(_Row):
@@ -165,34 +191,19 @@ class RemedyRow(_Row):
     change: str
     because: str
     gpus: int
-    seq_tokens: int
-    optimizer: str
-    layout: LayoutRow
+    seq_tokens: int = _at("training", "seq_tokens")
+    optimizer: str = _at("training", "optimizer", "name")
+    layout: LayoutRow = _at("candidate")
 
 
-class SurvivalRow(_Row):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivalRow(Survival):
     """Price, interruptions and losses on one kind of capacity."""
 
     capacity: Capacity
     usd_per_gpu_hour: float | None
     price_source: str | None
     mtbi_source: str
-    checkpoint_bytes: int
-    checkpoint_s: float
-    restart_s: float
-    mtbi_s: float
-    period_s: float
-    goodput: float
-    usd_per_hour: float | None
-    lost_usd_worst: float | None
-    lost_usd_expected: float | None
-    lost_usd_with_notice: float | None
-    stall_s: float
-    upload_s: float
-    lost_s_expected: float
-    reclaim_mtbi_s: float | None
-    grace_s: float
-    grace_is_enough: bool
 
 
 class WhyRow(_Row):
@@ -202,14 +213,14 @@ class WhyRow(_Row):
     ground: Ground
     message: str
     hint: str
-    layout: LayoutRow | None
-    more_s: dict[str, float]
+    layout: LayoutRow | None = _at("candidate")
+    more_s: Annotated[dict[str, float], BeforeValidator(dict)]
 
 
 class ContextRow(_Row):
     """The longest sequence of a layout."""
 
-    layout: str
+    layout: Text
     seq_tokens: int
     peak_bytes: int
 
@@ -258,7 +269,7 @@ class PointRow(_Row):
     """The best layout of one size; None where nothing fits or divides."""
 
     gpus: int
-    layout: LayoutRow | None
+    layout: LayoutRow | None = _at("candidate")
     added_fraction: float | None
 
 
@@ -276,132 +287,45 @@ class CurveDocument(_Row):
 
 def plan_document(answer: Answer, model_path: str | None = None) -> PlanDocument:
     """Return the answer as a document; `model_path` is where its model was read, None for one of the catalogue."""
-    request, training = answer.request, answer.training
-    fewest = answer.fewest_gpus_to_train
-    price = request.price
-    return PlanDocument(
-        summary=answer.summary,
-        model=_model(request.shape),
-        model_path=model_path,
-        gpu=_gpu(request.gpu),
-        gpus=request.gpus,
-        training=TrainingRow(
-            seq_tokens=training.seq_tokens,
-            global_batch=training.global_batch,
-            tokens_per_step=training.tokens_per_step,
-            optimizer=training.optimizer.name,
-            precision=training.precision,
-            framework=training.framework,
-            loss=training.loss_kind,
-            expert_imbalance_by_ep=dict(training.imbalance_by_ep) or None,
-        ),
-        state=StateRow(
-            bytes_per_parameter=training.optimizer.bytes_per_parameter,
-            state_bytes=answer.state_bytes,
-            fewest_gpus=answer.fewest_gpus_to_hold,
-            fewest_gpus_to_train=None if fewest is None else fewest[0],
-        ),
-        price=None if price is None else _price(price),
-        fits=answer.fits,
-        candidates=answer.layouts.candidates,
-        layouts=tuple(_layout(candidate) for candidate in (*answer.fitting, *answer.rejected)),
-        timeline=_timeline(answer.nearest),
-        remedies=tuple(_remedy(remedy) for remedy in answer.remedies),
-        survival=tuple(_survival(expected) for expected in answer.expectations),
-        storage_levels=answer.level_saves,
-        capture_bytes_per_node=answer.capture_bytes_per_node(held=False),
-        why=None if answer.why is None else _why(answer.why),
-        longest_contexts=tuple(
-            ContextRow(layout=str(each.layout), seq_tokens=each.seq_tokens, peak_bytes=each.peak_bytes)
-            for each in answer.longest_contexts
-        ),
-        run=answer.run,
-        rent_or_buy=None if answer.rent_or_buy is None else RentOrBuyRow.model_validate(answer.rent_or_buy),
-        launch=answer.launch,
+    request = answer.request
+    return PlanDocument.model_validate(
+        {
+            "summary": answer.summary,
+            "model": request.shape,
+            "model_path": model_path,
+            "gpu": request.gpu,
+            "gpus": request.gpus,
+            "training": answer.training,
+            "state": answer,
+            "price": request.price,
+            "fits": answer.fits,
+            "candidates": answer.layouts.candidates,
+            "layouts": (*answer.fitting, *answer.rejected),
+            "timeline": answer.nearest,
+            "remedies": answer.remedies,
+            "survival": tuple(_survival(expected) for expected in answer.expectations),
+            "storage_levels": answer.level_saves,
+            "capture_bytes_per_node": answer.capture_bytes_per_node(held=False),
+            "why": answer.why,
+            "longest_contexts": answer.longest_contexts,
+            "run": answer.run,
+            "rent_or_buy": answer.rent_or_buy,
+            "launch": answer.launch,
+        }
     )
 
 
 def curve_document(curve: Curve, shape: ModelShape, gpu: Gpu) -> CurveDocument:
     """Return the scaling curve as a document."""
-    return CurveDocument(
-        model=_model(shape),
-        gpu=_gpu(gpu),
-        seq_tokens=curve.training.seq_tokens,
-        global_batch=curve.training.global_batch,
-        knee_gpus=None if curve.knee is None else curve.knee.gpus,
-        points=tuple(
-            PointRow(
-                gpus=point.gpus,
-                layout=None if point.candidate is None else _layout(point.candidate),
-                added_fraction=point.added_fraction,
-            )
-            for point in curve.points
-        ),
-    )
-
-
-def _model(shape: ModelShape) -> ModelRow:
-    return ModelRow(
-        name=shape.name,
-        parameters=shape.parameters,
-        active_parameters=shape.active_parameters,
-        parts=shape.parameter_count,
-    )
-
-
-def _gpu(gpu: Gpu) -> GpuRow:
-    return GpuRow(name=gpu.name, memory_bytes=gpu.memory_bytes, source=str(gpu.source))
-
-
-def _price(price: Price) -> PriceRow:
-    return PriceRow(capacity=price.capacity, usd_per_gpu_hour=price.usd_per_gpu_hour, source=str(price.source))
-
-
-def _layout(candidate: Candidate) -> LayoutRow:
-    step = candidate.step
-    return LayoutRow(
-        layout=str(candidate.layout),
-        **asdict(candidate.layout),
-        fits=candidate.fits,
-        peak_bytes=candidate.peak_bytes,
-        gpu_memory_bytes=candidate.gpu_memory_bytes,
-        shortfall_bytes=candidate.shortfall_bytes,
-        fullest_stage=candidate.memory.worst_stage,
-        parts_bytes=PartsRow(**candidate.memory.worst.parts()),
-        step_s=candidate.step_s,
-        step_s_nine_of_ten=candidate.step_interval_s,
-        step_parts_s=None if step is None else StepRow.model_validate(step),
-        mfu=candidate.mfu,
-        tokens_per_s=candidate.tokens_per_s,
-        usd_per_billion_tokens=candidate.usd_per_billion_tokens,
-    )
-
-
-def _timeline(candidate: Candidate) -> TimelineRow:
-    memory = candidate.memory
-    moments = memory.timelines[memory.worst_stage]
-    return TimelineRow(
-        layout=str(candidate.layout),
-        stage=memory.worst_stage,
-        peak_event=memory.peak_event,
-        events=tuple(
-            MomentRow(
-                event=moment.event,
-                **{name: round(float(value)) for name, value in asdict(moment).items() if name != "event"},
-            )
-            for moment in moments
-        ),
-    )
-
-
-def _remedy(remedy: Remedy) -> RemedyRow:
-    return RemedyRow(
-        change=remedy.change,
-        because=remedy.because,
-        gpus=remedy.gpus,
-        seq_tokens=remedy.training.seq_tokens,
-        optimizer=remedy.training.optimizer.name,
-        layout=_layout(remedy.candidate),
+    return CurveDocument.model_validate(
+        {
+            "model": shape,
+            "gpu": gpu,
+            "seq_tokens": curve.training.seq_tokens,
+            "global_batch": curve.training.global_batch,
+            "knee_gpus": None if curve.knee is None else curve.knee.gpus,
+            "points": curve.points,
+        }
     )
 
 
@@ -413,15 +337,4 @@ def _survival(expected: Expectation) -> SurvivalRow:
         price_source=None if price is None else str(price.source),
         mtbi_source=expected.mtbi_source,
         **asdict(expected.survival),
-    )
-
-
-def _why(why: Why) -> WhyRow:
-    return WhyRow(
-        asked=why.asked,
-        ground=why.ground,
-        message=why.message,
-        hint=why.hint,
-        layout=None if why.candidate is None else _layout(why.candidate),
-        more_s=dict(why.more_s),
     )
