@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from cordee.cli.pipeline_page import picture, pipeline_page, trace_text
 from cordee.cli.pipeline_text import print_comparison, print_own
 from cordee.cli.plan_more import write_page
 from cordee.errors import LayoutError, SpecError, UnitError
@@ -25,6 +24,7 @@ from cordee.plan.pipeline.answer import PipelineAnswer, Rehearsal
 from cordee.plan.pipeline.compare import ScheduleComparison
 from cordee.plan.pipeline.document import pipeline_document, table_document
 from cordee.plan.pipeline.measured import measure, median_passes, overheads, predicted
+from cordee.plan.pipeline.page import picture, pipeline_page, trace_text
 from cordee.units import parse_bytes, parse_duration_s
 
 BEST = "best"

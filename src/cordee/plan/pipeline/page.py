@@ -1,6 +1,5 @@
 """The page of `cordee pipeline`, the picture of one schedule, and its Chrome trace."""
 
-from cordee.plan.pipeline import ScheduleTimeline, StagePlacement
 from cordee.plan.pipeline.answer import (
     PLACED,
     PipelineAnswer,
@@ -14,8 +13,8 @@ from cordee.plan.pipeline.answer import (
     verdict,
 )
 from cordee.plan.pipeline.measured import RecordedStep
-from cordee.plan.pipeline.table import Action
-from cordee.plan.pipeline.timeline import Span
+from cordee.plan.pipeline.table import Action, StagePlacement
+from cordee.plan.pipeline.timeline import ScheduleTimeline, Span
 from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
 from cordee.view.pipeline import Block, RankRow, pipeline_svg
 from cordee.view.report import Report, Section, report_html
