@@ -24,7 +24,7 @@ from cordee.plan.pipeline.answer import PipelineAnswer, Rehearsal
 from cordee.plan.pipeline.compare import ScheduleComparison
 from cordee.plan.pipeline.document import pipeline_document, table_document
 from cordee.plan.pipeline.measured import measure, median_passes, overheads, predicted
-from cordee.plan.pipeline.page import picture, pipeline_page, trace_text
+from cordee.plan.pipeline.page import picture, pipeline_chrome_trace, pipeline_page
 from cordee.units import parse_bytes, parse_duration_s
 
 BEST = "best"
@@ -111,7 +111,7 @@ def pipeline(
     if svg is not None:
         write_page(svg, picture(chosen, in_seconds))
     if chrome_trace is not None:
-        write_page(chrome_trace, trace_text(answer))
+        write_page(chrome_trace, pipeline_chrome_trace(answer))
     if csv is not None:
         write_page(csv, table_csv(chosen.table))
     if as_json:

@@ -57,9 +57,9 @@ class ScheduleRow:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleComparison:
-    """What was answer, the named schedules, and the best order found for each placement.
+    """The question, the named schedules, and the best order found for each placement.
 
-    `break_even` is the share of F and B that an overlapped cell has to save for DualPipeV to beat ZB-V; None if it
+    `break_even` is the fraction of F and B that an overlapped cell has to save for DualPipeV to beat ZB-V; None if it
     never does, or if DualPipeV does not exist for these numbers.
     """
 

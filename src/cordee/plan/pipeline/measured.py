@@ -39,7 +39,7 @@ class MeasuredStep:
 
 
 def overheads(placement: StagePlacement, steps: Sequence[RecordedStep]) -> RuntimeOverheads:
-    """The median of what ranks_of before passes that waited for nothing, and of arrivals at passes that did wait."""
+    """Return the medians of the overhead before passes that waited for nothing, and of the time from an arrival on."""
     idle, arrivals = [], []
     for step in steps:
         ends = _ends(step)
@@ -88,7 +88,7 @@ def replayed(table: ScheduleTable, step: RecordedStep, over: RuntimeOverheads) -
 
 
 def _between(over: RuntimeOverheads) -> PassTimes:
-    """A pass that waits for its input has what ranks_of before it behind the arrival."""
+    """Return pass times whose latency is what an arrival adds to the overhead that every pass has before it."""
     return PassTimes(1.0, 1.0, 1.0, latency_s=max(0.0, over.arrival_s - over.before_s))
 
 

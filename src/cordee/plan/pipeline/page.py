@@ -125,7 +125,7 @@ def _rehearsed(ran: Rehearsal) -> Section:
     return Section("Rehearsal", f"On gloo ranks of this machine; passes are timed waits: {ran_text(ran)}.", drawings)
 
 
-def trace_text(answer: PipelineAnswer) -> str:
+def pipeline_chrome_trace(answer: PipelineAnswer) -> str:
     """Return the chosen timeline as a Chrome trace, with the rehearsed step if there is one."""
     scale = US if answer.in_seconds else UNIT_US
     predicted = answer.ran.predicted if answer.ran is not None else answer.chosen

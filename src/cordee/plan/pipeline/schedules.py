@@ -22,7 +22,7 @@ Misfit = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PipelineSchedule:
-    """What is known of one schedule for p ranks.
+    """The properties of one schedule for p ranks.
 
     Args:
         name: as layouts and flags have it.
@@ -31,7 +31,7 @@ class PipelineSchedule:
         in_flight: the least of these lines is what a rank holds at once, in micro-batches of all its layers; from
             ranks, rank and chunks.
         shape: how the stages lie on the ranks.
-        chunks: stages on a rank; None: as many as are answer for, at least 2.
+        chunks: stages on a rank; None: as many as are asked for, at least 2.
         splits_backward: the gradient of the weights is a pass of its own.
         barrier: all ranks meet after each step; without, a rank begins the next step when its own is done.
         even: ranks and micro-batches must be even.
