@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cordee.cli import terminal
 from cordee.cli.experts_stream import print_stream
 from cordee.cli.experts_text import experts_page, print_answer
 from cordee.cli.plan_more import write_page
@@ -58,8 +59,6 @@ Dense = Annotated[
     int,
     typer.Option(min=0, help="Number of dense layers before the first expert layer; sglang's file has rows for them."),
 ]
-Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # Names of the mapping from slot to expert in files of engines.
 SLOT_NAMES = ("phy2log", "physical_to_logical_map")
@@ -84,8 +83,8 @@ def experts(
     layout: LayoutName = "deepseek",
     out: Out = None,
     dense_layers: Dense = 0,
-    html: Html = None,
-    as_json: AsJson = False,
+    html: terminal.Html = None,
+    as_json: terminal.Json = False,
 ) -> None:
     """Replicate and place the experts of a model from measured loads; with --from, only if moving pays."""
     windows = [checked_loads(read_rows(path)) for path in loads]

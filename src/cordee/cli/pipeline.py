@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from cordee.cli import terminal
 from cordee.cli.pipeline_text import print_comparison, print_own
 from cordee.cli.plan_more import write_page
 from cordee.errors import LayoutError, SpecError, UnitError
@@ -59,7 +60,6 @@ ScheduleName = Annotated[
 ]
 NoSearch = Annotated[bool, typer.Option("--no-search", help="Skip the search; compare the named schedules only.")]
 OwnTable = Annotated[Path | None, typer.Option("--table", help="Check and time your own table: CSV as torch reads it.")]
-Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 Svg = Annotated[Path | None, typer.Option(help="Draw the schedule.")]
 ChromeTrace = Annotated[
     Path | None, typer.Option(help="Write the schedule's timeline as a Chrome trace, for Perfetto.")
@@ -68,7 +68,6 @@ Csv = Annotated[Path | None, typer.Option(help="Write the schedule as CSV, for t
 Run = Annotated[
     bool, typer.Option("--run", help="Rehearse the schedule on ranks of this machine; passes are timed waits.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def pipeline(
@@ -85,12 +84,12 @@ def pipeline(
     schedule: ScheduleName = None,
     no_search: NoSearch = False,
     table: OwnTable = None,
-    html: Html = None,
+    html: terminal.Html = None,
     svg: Svg = None,
     chrome_trace: ChromeTrace = None,
     csv: Csv = None,
     run: Run = False,
-    as_json: AsJson = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Compare pipeline schedules: step time, bubble, activations held, and the gap to the lower bound."""
     costs, in_seconds = parse_times(times, latency, stages)

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from cordee.cli import terminal
 from cordee.cli.plan_more import print_curve, print_launch, print_plan_and_more, write_page
 from cordee.errors import CatalogueError, DoesNotFitError, LayoutError, SpecError
 from cordee.hardware.catalog import CAPACITIES
@@ -85,9 +86,7 @@ Buy = Annotated[Path | None, typer.Option(help="Compare renting with buying, by 
 LauncherName = Annotated[
     str | None, typer.Option("--launch", help="Print the settings of a launcher: torchtitan, megatron, ...")
 ]
-Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 All = Annotated[bool, typer.Option("--all", help="Show every layout.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def plan(
@@ -117,9 +116,9 @@ def plan(
     stall: Stall = None,
     buy: Buy = None,
     launcher: LauncherName = None,
-    html: Html = None,
+    html: terminal.Html = None,
     show_all: All = False,
-    as_json: AsJson = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Plan a training run: the layouts that fit, their speed and price, and the cost of a preemption.
 

@@ -55,7 +55,6 @@ Seq = Annotated[int | None, typer.Option(help="With --plan: tokens in a sequence
 Batch = Annotated[int | None, typer.Option(help="With --plan: sequences in a step, over all GPUs.")]
 MicroBatch = Annotated[int | None, typer.Option(help="With --plan: sequences in a micro-batch.")]
 Top = Annotated[int, typer.Option(min=1, help="Number of kernels and gaps to list.")]
-Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 
 
 def profile(
@@ -76,7 +75,7 @@ def profile(
     batch: Batch = None,
     micro_batch: MicroBatch = None,
     top: Top = 8,
-    html: Html = None,
+    html: terminal.Html = None,
     home: terminal.Home = None,
     as_json: terminal.Json = False,
 ) -> None:

@@ -22,6 +22,7 @@ Home = Annotated[
     Path | None, typer.Option("--home", help="Folder of the server.", show_default="CORDEE_HOME, ~/.cordee")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
 
 _COLOURS = {
     "running": "green",
