@@ -89,7 +89,7 @@ def test_several_windows_show_the_controller(
     assert json.loads(maps.read_text()) == told["placement"]
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = _run(capsys, *windows, *FLEET)
-    assert code == 0 and "9 windows" in out and "watches: does it last?" in out and "rests" in out
+    assert code == 0 and "9 windows" in out and "watches whether it lasts" in out and "rests" in out
     assert max(map(len, out.splitlines())) <= 80
     small = tmp_path / "small.csv"
     small.write_text("1,2,3,4\n")
@@ -139,7 +139,7 @@ def test_the_page_and_the_engines_files(capsys: pytest.CaptureFixture[str], load
         ("1,2\n", ("--nodes", "2", "--groups", "3"), 15, "2 experts do not divide over 3 groups"),
         ("1,2\n", ("--moves", "13"), 10, "--moves '13' is not a fraction"),
         ("1,2\n", ("--layout", "tgi"), 10, "unknown layout 'tgi'"),
-        ("1,2\n", ("--layout", "vllm"), 10, "is the format of --out"),
+        ("1,2\n", ("--layout", "vllm"), 10, "--layout vllm needs --out"),
         ("1,2\n", ("--link", "400"), 11, "'400' is not a bandwidth"),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_cannot_be_used_is_said_with_its_numbers(
 
 def test_a_present_placement_that_is_none(capsys: pytest.CaptureFixture[str], loads: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    for text, sentence in (("{}", "holds no placement"), ('{"phy2log": [[0]]}', "is 1 x 1, not 6 layers x 40 slots")):
+    for text, sentence in (("{}", "has no placement"), ('{"phy2log": [[0]]}', "is 1 x 1, not 6 layers x 40 slots")):
         path.write_text(text)
         code, _, err = _run(capsys, loads, *FLEET, "--from", path)
         assert code == 10 and sentence in err and "hint: " in err

@@ -152,7 +152,7 @@ def test_the_page_holds_every_stream_and_stands_alone(ranks: list[str], tmp_path
         (["{t}", "--plan", "llama-3-70b", "--gpus", "1xH100"], 21, "no layout"),
         (["{t}", "--kernels", "none.toml"], 14, "does not exist"),
         (["{t}", "--gpu", "H9000"], 14, "unknown GPU"),
-        (["{empty}"], 12, "nothing ran in empty.json"),
+        (["{empty}"], 12, "no kernel, operator or slice in empty.json"),
     ],
 )
 def test_what_cannot_be_says_why(

@@ -56,8 +56,8 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 def test_tables_and_what_was_left_out(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
     told = said(capsys, "simulate", str(trace), "--cluster", "2x8", "--policy", "fifo,easy")
     assert "jobs.csv: 4 jobs on 2 nodes, 16 GPUs" in told
-    assert "left out: 1 rows, larger than the cluster's 16 GPUs (first: line 5)" in told
-    assert "left out: 1 rows, negative submission time (first: line 6)" in told
+    assert "left out: 1 row, larger than the cluster's 16 GPUs (first: line 5)" in told
+    assert "left out: 1 row, negative submission time (first: line 6)" in told
     assert "* knows the true run times" in told and "easy*" in told
     fifo = next(line for line in told.splitlines() if line.startswith("fifo"))
     assert fifo.split()[1] == "56m", "(3600 + 600 + 4780 + 4460) / 4: f does not pass c"
@@ -124,9 +124,9 @@ def test_virtual_clusters_windows_tiers_and_queues(
     [
         ("{trace} --cluster 2x8 --strict", 18, "line 6: negative submission time"),
         ("{trace} --cluster 2", 10, "is not a cluster"),
-        ("{trace} --cluster 2x8 --policy best", 10, "no policy 'best'"),
+        ("{trace} --cluster 2x8 --policy best", 10, "unknown policy 'best'"),
         ("{trace} --cluster 2x8xA6000", 14, "unknown GPU 'A6000'"),
-        ("{trace} --cluster 2x8 --failures often", 10, "is no rate"),
+        ("{trace} --cluster 2x8 --failures often", 10, "is not a rate"),
         ("{trace} --cluster 2x8 --tiers 1,2", 10, "not three percentages"),
         ("{trace} --cluster 2x8 --from 2y", 11, "2y"),
         ("{trace} --cluster 2x8 --from 9d", 10, "no job for this cluster"),
@@ -148,7 +148,7 @@ def test_a_log_is_decided_again(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(encode(event)) + "\n" for event in log))
     told = said(capsys, "replay", str(path), "--policy", "house,fifo")
-    assert "50 jobs;" in told and "come out as they are in the log" in told and "the log" in told
+    assert "50 jobs;" in told and "are the same as in the log" in told and "the log" in told
     printed = json.loads(said(capsys, "replay", str(path), "--policy", "fifo", "--json"))
     jsonschema.validate(printed, json.loads(SCHEMAS.read_text())["replay"])
     assert printed["differences"] == [] and printed["moments"] > 50

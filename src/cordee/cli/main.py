@@ -43,7 +43,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "replay": ("cordee.cli.simulate", "Replay a server's log under another policy."),
     },
     "Cordee": {
-        "demo": ("cordee.cli.demo", "Run one real job: plan, gang, preemption, resume, cost. Needs no GPU."),
+        "demo": ("cordee.cli.demo", "Run one real job from plan to cost, without a GPU."),
         "version": ("cordee.cli.main", "Print the version."),
     },
 }

@@ -1,4 +1,4 @@
-"""What a profile is compared with: the plan of the layout that the flags name, or of a job and its estimate."""
+"""The plan that a profile is compared with: of the layout that the flags name, or of a job and its estimate."""
 
 import json
 from dataclasses import dataclass

@@ -89,7 +89,7 @@ def simulate(
     """Run a trace of jobs under several policies with the production scheduler, and compare them.
 
     AWAY MAX is the longest total time that a job was without GPUs; JAIN is Jain's fairness index of slowdowns
-    (1: all jobs are slowed down equally); FRAG is GPU time that was free but in no shape that a waiting job could use.
+    (1: all jobs are slowed down equally); FRAG is GPU time that was free while a gang of at most that size waited.
     """
     policies = named_policies(_names(policy))
     nodes = _priced(cluster(cluster_), price_as)
