@@ -215,8 +215,8 @@ def test_a_trace_that_torch_wrote(tmp_path: Path) -> None:
         "telemetry.profile.kernels",
         "telemetry.profile.sweep",
         "telemetry.profile.account",
-        "cli.profile_text",
-        "cli.profile_page",
+        "telemetry.profile.sentences",
+        "telemetry.profile.page",
         "cli.main",
     ],
 )

@@ -108,7 +108,7 @@ def profile(
         top=top,
     )
     if html is not None:
-        from cordee.cli.profile_page import profile_page
+        from cordee.telemetry.profile.page import profile_page
 
         write_page(html, profile_page(answer))
     if as_json:

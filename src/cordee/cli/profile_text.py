@@ -8,12 +8,23 @@ from rich.text import Text
 
 from cordee.cli.plan_text import console, indented, title
 from cordee.telemetry.profile import Efficiency, PlanComparison, ProfileComparison, RankReport, Skew
-from cordee.telemetry.profile.account import short_name
 from cordee.telemetry.profile.answer import Planned, ProfileAnswer
 from cordee.telemetry.profile.compare import Delta
 from cordee.telemetry.profile.kernels import Kind
+from cordee.telemetry.profile.sentences import (
+    CAUSES,
+    PLAN_NOTE,
+    SIDES,
+    efficiency_sentences,
+    fitted,
+    format_us,
+    idle_sentences,
+    planned_layout,
+    skew_sentences,
+    span_parts,
+    verdict,
+)
 from cordee.telemetry.profile.sweep import Breakdown
-from cordee.units import format_duration
 
 # The parts of the bar in their order: name, label, style, and a shade for terminals without colour.
 PARTS = {
@@ -25,35 +36,6 @@ PARTS = {
 }
 KIND_STYLES = {"compute": "blue", "memory": "magenta", "transfer": "yellow", "waiting": "red"}
 RANKS_SHOWN, STEPS_SHOWN = 16, 8
-SIDES = {
-    "device": " from its first kernel to the end of its last",
-    "host": "; no GPU in this profile: self times of the host's threads",
-    "tracks": " from the first slice in the file to the last",
-}
-
-
-def format_us(value_us: float) -> str:
-    """Return microseconds with a unit.
-
-    >>> format_us(129_012), format_us(42), format_us(0.25), format_us(2_500_000), format_us(7.2e9), format_us(0)
-    ('129 ms', '42 us', '0.25 us', '2.5 s', '2h', '0')
-    """
-    size = abs(value_us)
-    if size >= 60e6:
-        return format_duration(value_us / 1e6)
-    for unit, least, per in (("s", 1e6, 1e6), ("ms", 1e3, 1e3), ("us", 0, 1)):
-        if size >= least and size:
-            shown = value_us / per
-            return f"{shown:,.0f} {unit}" if abs(shown) >= 1000 else f"{shown:.3g} {unit}"
-    return "0"
-
-
-def span_parts(time: Breakdown) -> dict[str, float]:
-    """Return the five parts of the span, which add up to it."""
-    return {
-        "alone": time.alone_us, "hidden": time.hidden_us, "transfer": time.exposed_transfer_us,
-        "waiting": time.exposed_waiting_us, "idle": time.idle_us,
-    }  # fmt: skip
 
 
 def print_profile(answer: ProfileAnswer) -> None:
@@ -115,26 +97,6 @@ def _print_time(out: Console, report: RankReport) -> None:
     indented(out, verdict(report), style="")
 
 
-def verdict(report: RankReport) -> str:
-    """Return the main figures in a sentence or two."""
-    time = report.time
-    words = f"Computing {time.compute_fraction:.2%} of the time, "
-    if time.hidden_fraction is None:
-        return f"{words}idle {time.idle_fraction:.2%}; nothing communicates."
-    words += f"communicating {time.communication_fraction:.2%}, idle {time.idle_fraction:.2%}."
-    words += (
-        f" {time.hidden_fraction:.2%} of the communication is hidden behind compute, "
-        f"{format_us(time.exposed_us)} is exposed"
-        f" ({time.exposed_fraction:.2%} of the time)."
-    )
-    if report.waiting_kernels_us:
-        words += (
-            f" Kernels that only wait take {format_us(report.waiting_kernels_us)} of the "
-            f"{format_us(report.communication_kernels_us)} of communication kernels."
-        )
-    return words
-
-
 def _bar(parts: dict[str, float], width: int) -> Text:
     """Return the parts as one line of cells, at least one for each part."""
     total = sum(parts.values())
@@ -153,25 +115,6 @@ def _print_efficiency(out: Console, efficient: Efficiency, report: RankReport) -
     title(out, "Utilisation and MFU")
     for sentence in efficiency_sentences(efficient):
         indented(out, sentence, style="")
-
-
-def efficiency_sentences(efficient: Efficiency) -> tuple[str, str]:
-    """Return a sentence about the busy time, as nvidia-smi shows it, and one about the MFU."""
-    busy = (
-        f"Utilisation as nvidia-smi shows it: {efficient.busy_fraction:.1%}. It counts a kernel that waits as busy: "
-        f"computing is {efficient.compute_fraction:.1%}."
-    )
-    if efficient.mfu is not None:
-        assert efficient.peak_flop_per_s is not None and efficient.flop_per_step is not None, "the MFU is of both"
-        steps = f"{efficient.steps} step{'s' if efficient.steps != 1 else ''}"
-        doubt = " More than 100%: the model, the layout or the number of steps is wrong."
-        return busy, (
-            f"MFU: {efficient.mfu:.1%}, {efficient.flop_per_step / 1e12:,.4g} TFLOP a step, {steps}, of a peak of "
-            f"{efficient.peak_flop_per_s / 1e12:,.4g} TFLOP/s.{doubt}"
-        )
-    if efficient.flop_per_step is not None:
-        return busy, "MFU: not known, since the peak of this GPU is not; name a known GPU with --gpu H100."
-    return busy, "MFU: not known from a profile alone; add --flop-per-step, --job, or --plan with model and layout."
 
 
 def _print_classes(out: Console, report: RankReport) -> None:
@@ -206,26 +149,6 @@ def _print_kernels(out: Console, report: RankReport, top: int) -> None:
     out.print(table)
 
 
-def fitted(name: str, width: int) -> str:
-    """Return a kernel's name without parameters, cut at its start: names differ at the end, except for NCCL's.
-
-    >>> fitted("void at::native::reduce_kernel<512, 1>(int)", 20)
-    '...ve::reduce_kernel'
-    >>> fitted("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 20)
-    'AllReduce_Sum_bf1...'
-    """
-    bare = short_name(name)
-    if bare in ("cutlass::device_kernel", "cutlass::Kernel", "cutlass::Kernel2"):
-        inside = name.partition("<")[2].partition("<")[0].partition(">")[0]
-        bare = f"{inside.strip()} (cutlass)"
-    if len(bare) <= width:
-        return bare
-    collective = bare.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
-    if len(collective) < len(bare):
-        return collective if len(collective) <= width else collective[: width - 3] + "..."
-    return "..." + bare[3 - width :]
-
-
 def _print_streams(out: Console, report: RankReport) -> None:
     if len(report.streams) < 2:
         return
@@ -243,7 +166,6 @@ def _print_streams(out: Console, report: RankReport) -> None:
     out.print(table)
 
 
-CAUSES = {"host": "the host", "queued": "dependency", "unknown": "not known"}
 KINDS_ORDER: tuple[Kind, ...] = ("compute", "transfer", "waiting", "memory")
 
 
@@ -261,31 +183,6 @@ def _print_idle(out: Console, report: RankReport, top: int) -> None:
         because = [CAUSES[gap.cause]] if why else []
         table.add_row(f"  {format_us(gap.start_us)}", format_us(gap.length_us), *because, fitted(gap.before, room))
     out.print(table)
-
-
-def idle_sentences(report: RankReport) -> list[str]:
-    """Return sentences on the causes of idle time."""
-    idle = report.idle
-    if report.side != "device":
-        return []
-    if not idle.launched:
-        return ["The profile has no launches, so the causes of idle time are not known."]
-    host = f"{format_us(idle.host_us)} waiting for the host: the next kernel was launched when the GPU was idle."
-    queued = f"{format_us(idle.queued_us)} with the next kernel queued: waiting for another stream, or for its launch."
-    words = [f"{host} {queued}"]
-    if idle.queue_us_median is not None:
-        words.append(f"The median kernel starts {format_us(idle.queue_us_median)} after its launch.")
-    if idle.stretches:
-        worst = idle.stretches[0]
-        words.append(
-            f"Launch-bound for {format_us(idle.launch_bound_us)}. The worst stretch starts at "
-            f"{format_us(worst.start_us)}: {worst.operations:,} operations in {format_us(worst.length_us)}, "
-            f"{format_us(worst.idle_us)} of it idle."
-        )
-    held = [gap for gap in idle.longest if gap.cause == "host" and gap.host]
-    if held:
-        words.append(f"During the longest such gap, {format_us(held[0].length_us)}, the host was in {held[0].host}.")
-    return words
 
 
 def _print_steps(out: Console, report: RankReport) -> None:
@@ -352,26 +249,6 @@ def _print_skew(out: Console, waits: Skew, reports: Sequence[RankReport]) -> Non
         _more(out, len(waits.steps) - STEPS_SHOWN, "steps")
 
 
-def skew_sentences(waits: Skew) -> list[str]:
-    """Return sentences on stragglers."""
-    if not waits.matched:
-        words = ["No collective ran on several of these ranks, so stragglers are not known."]
-    else:
-        most = max(waits.ranks, key=lambda each: each.caused_us)
-        total = sum(each.caused_us for each in waits.ranks)
-        words = [
-            f"{waits.matched:,} collectives matched. The rank with the least time in one came last: the others waited."
-        ]
-        if total:
-            words.append(
-                f"The straggler is {most.label}: it caused {format_us(most.caused_us)} of {format_us(total)} of "
-                f"waiting and came last in {most.last:,} of {waits.matched:,}."
-            )
-    if waits.unmatched:
-        words.append(f"Not matched, since the ranks have different numbers of them: {'; '.join(waits.unmatched[:4])}.")
-    return words
-
-
 def _delta_row(delta: Delta, name: str) -> list[str | Text]:
     change = delta.change_us
     fraction = f"{change / delta.before_us:+.1%}" if delta.before_us else "new" if change else ""
@@ -409,18 +286,6 @@ def _print_plan(out: Console, against: PlanComparison, planned: Planned, efficie
     if planned.mfu is not None and efficient.mfu is not None:
         indented(out, f"MFU: {planned.mfu:.1%} planned, {efficient.mfu:.1%} profiled.", style="")
     indented(out, PLAN_NOTE)
-
-
-def planned_layout(planned: Planned) -> str:
-    """Return the model, the GPUs and the layout that were planned, with the job."""
-    job = f"job {planned.job}: " if planned.job else ""
-    return f"{job}{planned.model}, {planned.gpus} x {planned.gpu}, {planned.layout}"
-
-
-PLAN_NOTE = (
-    "A profile shows a bubble as exposed point-to-point kernels that wait for another stage, or as idle time where no "
-    "such kernel spins. Planned idle time is the host's."
-)
 
 
 def _print_faults(out: Console, reports: Sequence[RankReport]) -> None:

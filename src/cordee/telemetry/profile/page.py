@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cordee.cli.profile_text import (
+from cordee.telemetry.profile.account import RankReport
+from cordee.telemetry.profile.answer import ProfileAnswer
+from cordee.telemetry.profile.compare import Delta
+from cordee.telemetry.profile.sentences import (
     CAUSES,
     PLAN_NOTE,
     SIDES,
@@ -18,9 +21,6 @@ from cordee.cli.profile_text import (
     span_parts,
     verdict,
 )
-from cordee.telemetry.profile import RankReport
-from cordee.telemetry.profile.answer import ProfileAnswer
-from cordee.telemetry.profile.compare import Delta
 from cordee.telemetry.profile.sweep import BIT, Sweep
 from cordee.view.profile import SLOTS, Strip, breakdown_svg, strips_svg
 from cordee.view.report import Report, Section, report_html
