@@ -18,6 +18,7 @@ _BY_KIND: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 def encode(event: Event) -> dict[str, Any]:
     """Return the event as JSON-ready data; `kind` is its class name.
 
+    >>> from cordee.events import ServerUp
     >>> encode(ServerUp(at_us=5))
     {'kind': 'ServerUp', 'at_us': 5}
     """

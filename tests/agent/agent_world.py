@@ -37,7 +37,7 @@ class World:
         self.executor.start()
 
     def down(self):
-        """As `kill -9` of the server: nobody is told anything."""
+        """End the server as `kill -9` does, without any message."""
         self.executor.close()
         self.executor = None
 
@@ -61,7 +61,7 @@ class World:
         self.pending = [each for each in self.pending if not self.executor.carry_out(each)]
 
     def until(self, condition, what="the condition"):
-        """Turn until it holds."""
+        """Run the server until a condition holds."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             if self.executor is not None:
@@ -113,7 +113,7 @@ class World:
         self.until(lambda: text in self.log_text(name, job, epoch), f"{text!r} in {name}")
 
     def agent_pid(self, node="local"):
-        """Of the process that holds the node's lock."""
+        """Return the pid of the process that holds the node's lock."""
         wanted = f"--home\0{self.home}\0--node\0{node}\0".encode()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -125,5 +125,5 @@ class World:
 
 
 def python(code: str) -> list[str]:
-    """A rank that is this Python code."""
+    """Return the command of a rank that runs this Python code."""
     return [sys.executable, "-c", code]

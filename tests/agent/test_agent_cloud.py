@@ -1,4 +1,4 @@
-"""The cloud takes an agent's machine, told by a stand-in for its metadata service (tests/metadata_service.py)."""
+"""The cloud reclaims an agent's machine; tests/metadata_service.py stands in for its metadata service."""
 
 import json
 import sys
@@ -46,9 +46,7 @@ def cloud_world(google: MetadataService, tmp_path: Path) -> Iterator[World]:
     world.close()
 
 
-def test_a_reclaim_is_told_to_ranks_and_server_and_can_be_taken_back(
-    google: MetadataService, cloud_world: World
-) -> None:
+def test_ranks_and_server_get_a_reclaim_and_it_can_be_withdrawn(google: MetadataService, cloud_world: World) -> None:
     world = cloud_world
     world.start([sys.executable, "leaves.py", "leaves"], on_preempt={"grace_s": 60})
     world.logged("ready none")  # the ranks need not ask
@@ -57,16 +55,18 @@ def test_a_reclaim_is_told_to_ranks_and_server_and_can_be_taken_back(
     reclaimed = next(event for event in world.log if isinstance(event, NodeReclaimed))
     assert reclaimed.node == "local" and reclaimed.epoch == 1
     text = world.log_text("rank0.log")
-    told = json.loads(text[text.index("{") : text.index("}") + 1])
-    assert told["machine_stays"] is False
-    assert abs(told["deadline_us"] - reclaimed.deadline_us) < 1_000_000, "the cloud's time, which is before the grace's"
+    notice = json.loads(text[text.index("{") : text.index("}") + 1])
+    assert notice["machine_stays"] is False
+    assert abs(notice["deadline_us"] - reclaimed.deadline_us) < 1_000_000, (
+        "the cloud's time, which is before the grace's"
+    )
     assert reclaimed.deadline_us / 1e6 - 20 <= time.time()
     google.set(preempted="FALSE")
     world.until(lambda: [e for e in world.log if isinstance(e, NodeUp) and e.node.epoch == 2], "another agent's claim")
 
 
 @pytest.mark.soak  # Google's maintenance is asked for each 11 s
-def test_a_hint_is_told_to_the_ranks(google: MetadataService, cloud_world: World) -> None:
+def test_the_ranks_get_a_hint(google: MetadataService, cloud_world: World) -> None:
     cloud_world.start([sys.executable, "leaves.py", "leaves"])
     cloud_world.logged("ready")
     google.set(maintenance="TERMINATE_ON_HOST_MAINTENANCE")

@@ -1,4 +1,4 @@
-"""What dies, and what comes back: server, agent, ranks; on real processes."""
+"""Deaths and restarts of server, agent and ranks, with real processes."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def test_server_gone_and_back_nothing_is_lost_nothing_twice(world):
         pipe.write("0\n1\n")
         world.until(lambda: len(world.of(RankLeft)) == 2)
         for more in ("2\n3\n", "4\n"):
-            # The server dies after it committed and before it said so: marks are what it committed.
+            # The server dies after its commit and before the acknowledgement: the marks include the commit.
             world.down()
             pipe.write(more)
             world.up()
@@ -93,7 +93,7 @@ def test_kill_9_of_the_agent_ends_its_ranks_before_the_node_is_up_again(world):
     ended = world.ended()
     assert not process.find(TAG)
     assert ended.outcome is Outcome.LOST
-    # Some of the four may end by themselves when their agent has gone, before anybody counts.
+    # Some of the four may end by themselves after their agent's death, before they are counted.
     assert re.search(r"the agent of local died; [1-4] process(es)? that it left w(as|ere) ended", ended.why), ended.why
     world.until(lambda: epochs_up(world) == [1, 2])
     tail = [event for event in world.log if isinstance(event, NodeDown | RanksEnded | NodeUp)][-3:]
@@ -223,7 +223,7 @@ def test_an_order_without_processes_is_lost(world):
     assert ended.outcome is Outcome.LOST and "0 processes" in ended.why
 
 
-def test_agent_told_to_terminate_gives_notice_first(world):
+def test_a_terminated_agent_gives_notice_first(world):
     code = (
         "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('ready', flush=True)\n"
     )

@@ -1,4 +1,4 @@
-"""GPUs as the driver tells them; the driver is a stub in C, the binding and everything above it are real."""
+"""GPUs as NVML reports them; the driver is a stub in C, the binding and everything above it are real."""
 
 import os
 import shutil
@@ -103,7 +103,7 @@ def test_a_change_is_reported_and_our_own_ranks_are_no_strangers(machine, stub, 
     assert world.ended().outcome is Outcome.KILLED
 
 
-def test_two_servers_do_not_share_a_gpu(machine, stub):
+def test_two_servers_do_not_offer_the_same_gpu(machine, stub):
     first = machine("first")
     assert first.until(lambda: last_node(first)).unavailable == ()
     second = machine("second")

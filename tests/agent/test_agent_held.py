@@ -1,4 +1,4 @@
-"""A real rank under a real agent: killed between two checkpoints, its drain brings what memory held."""
+"""A real rank under a real agent: when it is killed between two checkpoints, its uploader stores its newest capture."""
 
 import signal
 import sys
@@ -22,8 +22,8 @@ def test_the_attempt_after_a_kill_starts_from_the_newest_capture(world, tmp_path
     to = {"to": str(tmp_path / "to"), "every_s": "auto"}
     world.start([*run, "--die", "0:47"], checkpoint=to)
     ended = world.ended()
-    assert ended.outcome is Outcome.LOST and not process.find(f"{JOB}.1"), "the drain has ended before the attempt"
-    reported = world.until(lambda: world.of(CheckpointCommitted), "the drain's own report")
+    assert ended.outcome is Outcome.LOST and not process.find(f"{JOB}.1"), "the uploader has ended before the attempt"
+    reported = world.until(lambda: world.of(CheckpointCommitted), "the report of the uploader")
     assert reported[-1].step == 46
     world.start(run, epoch=2, checkpoint=to)
     assert world.ended(epoch=2).outcome is Outcome.FINISHED
@@ -31,15 +31,15 @@ def test_the_attempt_after_a_kill_starts_from_the_newest_capture(world, tmp_path
 
 
 @pytest.mark.soak
-def test_a_drain_that_hangs_is_ended_by_the_deadline(world, tmp_path) -> None:
+def test_the_deadline_ends_an_uploader_that_hangs(world, tmp_path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     run = [sys.executable, str(SCRIPT), "--out", str(out), "--every", "40", "--ram", "2", "--hang", "0:47"]
     world.start(run, checkpoint={"to": str(tmp_path / "to"), "every_s": "auto"})
     steps = out / "steps0"
     world.until(lambda: steps.exists() and "47" in steps.read_text().split(), "step 47")
-    (drain,) = [each for each in process.find(f"{JOB}.1") if process.has(each, "CORDEE_UPLOADER")]
-    process.send(drain, signal.SIGSTOP)
+    (uploader,) = [each for each in process.find(f"{JOB}.1") if process.has(each, "CORDEE_UPLOADER")]
+    process.send(uploader, signal.SIGSTOP)
     began_s = time.monotonic()
     world.notice(3.0)
     assert world.ended().outcome in (Outcome.KILLED, Outcome.LOST)

@@ -79,41 +79,41 @@ def test_first_failure_ends_the_others_at_once_with_its_last_lines(world):
     assert not process.find(TAG)
 
 
-DRAINED = """
+UPLOADER_AND_OTHER = """
 import os, signal, subprocess, sys, time
 wait = "import os, sys, time\\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\\nopen(sys.argv[2], 'w').close()"
-for name in ("drain", "other"):
-    env = os.environ | ({"CORDEE_UPLOADER": "1"} if name == "drain" else {})
+for name in ("uploader", "other"):
+    env = os.environ | ({"CORDEE_UPLOADER": "1"} if name == "uploader" else {})
     subprocess.Popen([sys.executable, "-c", wait, "go", f"{name}-done"], env=env)
 print("ready", flush=True)
 time.sleep(600)
 """
 
 
-def test_a_drain_may_bring_what_its_dead_trainer_held(world):
-    """Ranks and whatever else they started end at once; the attempt ends when the drain has."""
-    world.start(python(DRAINED))
+def test_an_uploader_may_store_the_captures_of_its_dead_trainer(world):
+    """Ranks and their other processes end at once; the attempt ends when the uploader has ended."""
+    world.start(python(UPLOADER_AND_OTHER))
     world.logged("ready")
     (rank,) = [each for each in process.find(TAG) if not has_parent_in(each, process.find(TAG))]
     process.send(rank, signal.SIGKILL)
-    world.until(lambda: len(process.find(TAG)) == 1, "the end of all but the drain")
+    world.until(lambda: len(process.find(TAG)) == 1, "the end of all but the uploader")
     assert not world.of(RanksEnded)
     (world.home / "go").touch()
     assert world.ended().outcome is Outcome.LOST
-    assert (world.home / "drain-done").exists() and not (world.home / "other-done").exists()
+    assert (world.home / "uploader-done").exists() and not (world.home / "other-done").exists()
 
 
-def test_a_deadline_is_the_drains_too(world):
-    world.start(python(DRAINED))
+def test_the_deadline_ends_an_uploader_too(world):
+    world.start(python(UPLOADER_AND_OTHER))
     world.logged("ready")
     world.kill()
-    world.until(lambda: len(process.find(TAG)) == 1, "the end of all but the drain")
+    world.until(lambda: len(process.find(TAG)) == 1, "the end of all but the uploader")
     world.notice(0.1)
     assert world.ended().outcome is Outcome.KILLED
-    assert not process.find(TAG) and not (world.home / "drain-done").exists()
+    assert not process.find(TAG) and not (world.home / "uploader-done").exists()
 
 
-def test_a_drain_that_stands_still_is_not_waited_for(tmp_path):
+def test_an_uploader_that_stands_still_is_not_waited_for(tmp_path):
     job = f"still-{os.getpid()}"
     order = Assignment(
         job_id=job,
@@ -124,7 +124,7 @@ def test_a_drain_that_stands_still_is_not_waited_for(tmp_path):
         master_addr="",
         master_port=0,
     )
-    env = os.environ | {"CORDEE_ATTEMPT": order.tag, "CORDEE_NODE": "local", "CORDEE_DRAIN": "1"}
+    env = os.environ | {"CORDEE_ATTEMPT": order.tag, "CORDEE_NODE": "local", "CORDEE_DRAIN": "1"}  # of version 0.1.0
     stopped, busy = [subprocess.Popen(python("while True: pass"), env=env) for _ in range(2)]
     try:
         group = RankGroup(order, tmp_path)

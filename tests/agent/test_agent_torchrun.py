@@ -40,7 +40,7 @@ def start(world, how, **spec):
     assert "one process on this node: torchrun starts the ranks of its 2 slots" in world.started().launch
 
 
-def test_one_notice_per_rank_through_torchrun_and_the_records_tell_the_outcome(world):
+def test_one_notice_per_rank_through_torchrun_and_the_records_give_the_outcome(world):
     start(world, "saves")
     for rank in (0, 1):
         world.logged(f"rank {rank} of 2", "node.log")

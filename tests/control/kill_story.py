@@ -65,9 +65,9 @@ class Nursery:
         argv = [sys.executable, str(Path(__file__).with_name("nursery.py"))]
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def ask(self, **told: object) -> dict[str, Any]:
+    def ask(self, **request: object) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(told) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
@@ -85,18 +85,18 @@ def left_behind(folder: Path) -> list[psutil.Process]:
 
 
 class Stage:
-    """Where a story plays."""
+    """A maker of stories in one folder."""
 
     def __init__(self, folder: Path, nursery: Nursery) -> None:
         self._folder, self._nursery = folder, nursery
 
     def story(self, kill_at: str) -> "Story":
-        """Begin one, whose servers are killed at these moments, one after the other; never if that is empty."""
+        """Begin a story whose servers are killed at these moments, one after the other; never if there are none."""
         return Story(self._folder, self._nursery, kill_at)
 
 
 class Story:
-    """A home, its server that may be killed at moments, and what the ranks wrote into the diary."""
+    """A home, its server that may be killed at moments, and the diary that the ranks write."""
 
     def __init__(self, folder: Path, nursery: Nursery, kill_at: str) -> None:
         self.folder, self.home = folder, folder / "home"
@@ -124,7 +124,7 @@ class Story:
         self.start()
 
     def ask(self, question: Callable[[Client], T]) -> T:
-        """Of the server; if it was killed, `up` and ask again."""
+        """Ask the server; if it was killed, start it and ask again."""
         while True:
             try:
                 with Client(self.home) as client:
@@ -142,10 +142,10 @@ class Story:
         (self.folder / f"release-{job_id}").touch()
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something, with somebody who restarts the server."""
+        """Wait for a condition, and restart the server whenever it is dead."""
         deadline = time.monotonic() + WAIT_S
         while not holds():
-            assert time.monotonic() < deadline, f"waited in vain\n{self.told()}"
+            assert time.monotonic() < deadline, f"waited too long\n{self.report()}"
             self.ask(Client.health)
             time.sleep(0.01)
 
@@ -161,13 +161,13 @@ class Story:
     def log(self) -> list[object]:
         return [event for _, event in self.ask(lambda client: list(client.events()))]
 
-    def told(self) -> str:
+    def report(self) -> str:
         server = (self.home / "server.log").read_text()
         agent = "".join(path.read_text() for path in self.home.glob("nodes/*/agent.log"))
         return "\n".join(["diary:", *self.diary(), "server:", server, "agent:", agent])
 
     def await_end(self) -> None:
-        """Of a server that was asked to drain, or was killed before it could; then `up`."""
+        """Wait for the end of a server that shuts down, or was killed before it could; then start it."""
         code = self._nursery.ask(wait=self.pid)["code"]
         assert code in (0, -9)
         self.deaths += code == -9
@@ -188,7 +188,7 @@ class Story:
 
 
 def play(story: Story) -> None:
-    """The story, with whoever restarts the server when it is dead."""
+    """Play the story, and restart the server whenever it is dead."""
     story.submit(LOW, "preemptible")
     story.until(story.wrote(f"start {LOW}.1 0", f"start {LOW}.1 1"))
     story.submit(HIGH, "production")
@@ -201,12 +201,12 @@ def play(story: Story) -> None:
 
 
 def check(story: Story) -> None:
-    """Nothing runs twice, nothing is lost, nobody was restarted for the server's sake; ends the server."""
+    """Check that nothing runs twice, nothing is lost and the server's deaths restarted no rank; end the server."""
     log = story.log()
     story.down()
     starts = Counter(line for line in story.diary() if line.startswith("start"))
     wanted = [f"start {attempt} {rank}" for attempt in (f"{LOW}.1", f"{HIGH}.1", f"{LOW}.2") for rank in (0, 1)]
-    assert starts == Counter(wanted), story.told()
+    assert starts == Counter(wanted), story.report()
     assert Counter(line for line in story.diary() if line.startswith("left")) == Counter(
         [f"left {LOW}.1 0", f"left {LOW}.1 1"]
     )
@@ -215,22 +215,22 @@ def check(story: Story) -> None:
     assert [event.job_id for event in log if isinstance(event, NoticeGiven)] == [LOW]
     assert {event.job_id: event.state for event in log if isinstance(event, JobEnded)} == {LOW: "done", HIGH: "done"}
     assert [event.node.epoch for event in log if isinstance(event, NodeUp)] == [1], "the agent was adopted"
-    # The gang that came later started after the one before it had left.
+    # The later gang started after the earlier one had left.
     diary = story.diary()
     assert max(diary.index(f"left {LOW}.1 {rank}") for rank in (0, 1)) < diary.index(f"start {HIGH}.1 0")
     replay(story)
 
 
-def drain(story: Story) -> None:
-    """Ask the server once to end, while a gang runs, and let it: whoever asks again is taken at their word."""
+def shut_down(story: Story) -> None:
+    """Ask the server once to shut down while a gang runs."""
     story.submit(LOW, "preemptible")
     story.until(story.wrote(f"start {LOW}.1 0", f"start {LOW}.1 1"))
     with suppress(NoServerError), Client(story.home) as client:
         client.down()
 
 
-def check_drained(story: Story) -> None:
-    """After `up` the job goes on, and its ranks never overlap; ends the server."""
+def check_shut_down(story: Story) -> None:
+    """Check that the job goes on after `up` and its ranks never overlap; end the server."""
     if any(isinstance(event, NoticeGiven) for event in story.log()):
         story.until(story.wrote(f"start {LOW}.2 0", f"start {LOW}.2 1"))
     story.release(LOW)
@@ -247,7 +247,7 @@ def check_drained(story: Story) -> None:
 
 
 class _Nobody:
-    """A clock and an executor for who only reads."""
+    """A clock and an executor for a control plane that only reads."""
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
@@ -263,8 +263,8 @@ class _Nobody:
 
 
 def replay(story: Story) -> None:
-    """The log alone gives a state with nothing open, and a ledger whose classes add up; no two gangs overlapped."""
-    assert not [line for line in story.diary() if "overlaps" in line], story.told()
+    """Check that the log gives a state with nothing open and a ledger that adds up; no two gangs overlapped."""
+    assert not [line for line in story.diary() if "overlaps" in line], story.report()
     store = SqlStore(f"sqlite:///{story.home}/cordee.db")
     control = Control(clock=_Nobody(), store=store, executor=_Nobody())
     assert control.state.attempts == {}

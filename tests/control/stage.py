@@ -36,7 +36,7 @@ class Agents:
         self.answers = True
         self._seq: dict[str, int] = {}
 
-    def tell(self, event: Event, source: str = "node/local/1") -> None:
+    def report(self, event: Event, source: str = "node/local/1") -> None:
         self._seq[source] = self._seq.get(source, 0) + 1
         self.waiting.append(Report(source=source, seq=self._seq[source], event=event))
 
@@ -61,7 +61,7 @@ class Scene:
         self.store = SqlStore(self.url)
         self.control = Control(clock=self.time, store=self.store, executor=self.agents)
         self.control.up()
-        self.agents.tell(NodeUp(at_us=self.time.us, node=NODE))
+        self.agents.report(NodeUp(at_us=self.time.us, node=NODE))
         self.control.tick()
 
     def restart(self) -> None:
@@ -79,4 +79,4 @@ class Scene:
 
     def ended(self, job_id: JobId, epoch: int, outcome: Outcome) -> None:
         now = self.time.us
-        self.agents.tell(RanksEnded(at_us=now, job_id=job_id, epoch=epoch, node="local", outcome=outcome))
+        self.agents.report(RanksEnded(at_us=now, job_id=job_id, epoch=epoch, node="local", outcome=outcome))

@@ -1,4 +1,4 @@
-"""Admission: what is refused, with which numbers, and what the scheduler is told of what is not."""
+"""Admission: refusals with their numbers, and the job that the scheduler gets."""
 
 import json
 import stat
@@ -63,7 +63,7 @@ def admitted(wanted: JobSpec, *nodes: Node, unprotected: bool = False, queues: S
     ).job
 
 
-def test_what_the_scheduler_is_told(tmp_path: Path) -> None:
+def test_the_scheduler_gets_the_job(tmp_path: Path) -> None:
     job = admitted(
         spec(
             tmp_path,
@@ -162,7 +162,7 @@ def test_a_model_that_fits_brings_its_own_expectations(tmp_path: Path) -> None:
     assert job.checkpoint_every_us > job.save_us
 
 
-def test_a_job_without_a_model_is_not_pushed_again_before_its_restart_has_paid(tmp_path: Path) -> None:
+def test_a_job_without_a_model_is_not_preempted_before_it_has_run_as_long_as_its_restart(tmp_path: Path) -> None:
     job = admitted(spec(tmp_path), SLOTS)
     assert job.min_run_us == job.restart_us > 0
 
@@ -211,7 +211,7 @@ def test_a_plan_is_admitted_as_it_was_planned(tmp_path: Path, capsys: pytest.Cap
         assert estimate.step_us == pytest.approx(found["step_s"] * 1e6, abs=1)
 
 
-def test_slots_have_no_wall(tmp_path: Path) -> None:
+def test_slots_have_no_memory_limit(tmp_path: Path) -> None:
     made = admit(
         spec(tmp_path, model={"name": "llama-3-70b"}),
         job_id=JobId("gpt-abcdef"),

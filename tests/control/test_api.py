@@ -166,7 +166,7 @@ def test_submit_and_read_back(api: Api) -> None:
     assert "runs on" in api.client.why(job.job_id).text or "placed on" in api.client.why(job.job_id).text
 
 
-def test_a_job_belongs_to_whom_its_token_belongs(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_belongs_to_the_owner_of_its_token(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORDEE_TOKEN", OTHER)
     with Client(url=api.url) as bob:
         made = bob.submit(SPEC)
@@ -198,7 +198,7 @@ def test_a_rehearsal_says_what_submitting_would_do_and_queues_nothing(api: Api) 
     assert (api.scene.control.number, api.scene.control.state.snapshot()) == (number, before)
 
 
-def test_a_rehearsal_of_who_starts_now_names_its_place(api: Api) -> None:
+def test_a_rehearsal_of_a_job_that_starts_now_names_its_place(api: Api) -> None:
     seen = api.client.rehearse(SPEC | {"gpus": 3})
     assert seen.starts_now and seen.reason == "starts-now" and seen.nodes == {"local": [0, 1, 2]}
     assert seen.micro_usd_per_hour == 3 * 2_000_000 and seen.estimate is None
@@ -359,35 +359,35 @@ def test_logs_are_followed_over_attempts_to_the_end_of_the_job(api: Api) -> None
     api.client.submit(SPEC, job_id=GPT)
     api.scene.control.tick()
     _log(api, 1, 0, "one\ntw")
-    told: list[str] = []
+    lines: list[str] = []
     heard = threading.Condition()
 
     def follow() -> None:
         with Client(url=api.url, token=TOKEN) as client:
             for line in client.logs("gpt", rank=0, follow=True):
                 with heard:
-                    told.append(line)
+                    lines.append(line)
                     heard.notify()
 
     thread = threading.Thread(target=follow)
     thread.start()
     with heard:
-        assert heard.wait_for(lambda: told == ["one"], 10)
+        assert heard.wait_for(lambda: lines == ["one"], 10)
     _log(api, 1, 0, "o\nthree")
     with heard:
-        assert heard.wait_for(lambda: told == ["one", "two"], 10)
+        assert heard.wait_for(lambda: lines == ["one", "two"], 10)
     api.scene.ended(GPT, 1, Outcome.LOST)
     api.scene.control.tick()
     _log(api, 2, 0, "again\n")
     with heard:
-        assert heard.wait_for(lambda: told == ["one", "two", "three", "again"], 10)
+        assert heard.wait_for(lambda: lines == ["one", "two", "three", "again"], 10)
     api.scene.ended(GPT, 2, Outcome.FINISHED)
     api.scene.control.tick()
     thread.join(10)
     assert not thread.is_alive()
 
 
-def test_the_bill_adds_up(api: Api) -> None:
+def test_the_cost_adds_up(api: Api) -> None:
     api.client.submit(SPEC, job_id=GPT)
     api.scene.control.tick()
     api.scene.time.us += 1_000_000
@@ -404,7 +404,7 @@ def test_steps_outlive_the_attempt_that_reached_them(api: Api) -> None:
     api.client.submit(SPEC, job_id=GPT)
     api.scene.control.tick()
     left = RankLeft(at_us=api.scene.time.us, job_id=GPT, epoch=1, rank=0, how="checkpointed", step=40)
-    api.scene.agents.tell(left, source="gpt-abcdef.1/rank0")
+    api.scene.agents.report(left, source="gpt-abcdef.1/rank0")
     api.scene.control.tick()
     assert api.client.job("gpt").step == 40
 
@@ -521,9 +521,9 @@ def test_a_job_is_answered_with_its_plan_what_it_measures_and_the_end_by_its_own
     api.scene.control.submit(replace(JOB, estimates=(plan,)), json.dumps(SPEC))
     assert api.client.job(GPT).estimate == plan, "known before it is placed"
     api.scene.control.tick()
-    told = {"at_us": api.scene.time.us, "job_id": GPT, "epoch": 1, "rank": 0}
-    api.scene.agents.tell(
-        Measured(**told, step=54, steps_total=60, peak_bytes=63, step_us=1_500_000, tokens_per_s=9.0, mfu=0.3),
+    scope = {"at_us": api.scene.time.us, "job_id": GPT, "epoch": 1, "rank": 0}
+    api.scene.agents.report(
+        Measured(**scope, step=54, steps_total=60, peak_bytes=63, step_us=1_500_000, tokens_per_s=9.0, mfu=0.3),
         "gpt-abcdef.1/rank0",
     )
     api.scene.control.tick()

@@ -1,4 +1,4 @@
-"""When garbage in circles is looked for, and that the settings of whoever calls come back."""
+"""The times of full garbage collections, and the caller's settings, which are restored."""
 
 import gc
 import weakref
@@ -28,13 +28,13 @@ def test_idle_moments_collect_and_everything_is_as_before_at_the_end() -> None:
     assert again() is None
 
 
-def test_who_never_idles_freezes_nothing() -> None:
+def test_a_process_that_is_never_idle_freezes_nothing() -> None:
     with collected_when_idle():
         pass
     assert gc.get_freeze_count() == 0
 
 
-def test_now_and_then_an_idle_moment_looks_at_what_lived_on_too() -> None:
+def test_some_idle_moments_also_collect_frozen_objects() -> None:
     with collected_when_idle() as idle:
         circle = Circle()
         gone = weakref.ref(circle)

@@ -94,9 +94,9 @@ def test_tokens_that_cannot_be_trusted_are_refused_and_not_repeated(
 ) -> None:
     (tmp_path / "tokens").write_text(text)
     (tmp_path / "tokens").chmod(mode)
-    with pytest.raises(HomeUnsuitableError, match=says) as told:
+    with pytest.raises(HomeUnsuitableError, match=says) as refused:
         Home(tmp_path).owners("ada")
-    assert "aaaa" not in str(told.value)
+    assert "aaaa" not in str(refused.value)
 
 
 def test_the_announcement_is_private_and_can_be_withdrawn(tmp_path: Path) -> None:

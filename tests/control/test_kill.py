@@ -1,6 +1,6 @@
 """kill -9 of the server at named points of a whole story, with real agents and ranks (without torch).
 
-    a preemptible gang runs · a production gang pushes it · it comes back · both end
+    a preemptible gang runs · a production gang preempts it · it comes back · both end
 
 Whatever the moment: nothing is lost, nothing runs twice, and ranks that run are adopted, not restarted.
 A failing seed is replayed by `pytest tests/control/test_kill.py -k 'seed-name'`.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kill_story import LOW, POINTS, WAIT_S, Nursery, Stage, check, check_drained, drain, left_behind, play, replay
+from kill_story import LOW, POINTS, WAIT_S, Nursery, Stage, check, check_shut_down, left_behind, play, replay, shut_down
 
 
 def _moments() -> list[str]:
@@ -62,12 +62,12 @@ def test_the_server_is_killed(stage: Stage, kill_at: str) -> None:
         "decision.after_commit:3",
     ],
 )
-def test_the_server_is_killed_while_it_drains(stage: Stage, kill_at: str) -> None:
-    """`down` that never came to its end."""
+def test_the_server_is_killed_while_it_shuts_down(stage: Stage, kill_at: str) -> None:
+    """The first `down` is cut off."""
     story = stage.story(kill_at)
-    drain(story)
+    shut_down(story)
     story.until(lambda: story.deaths == 1)
-    check_drained(story)
+    check_shut_down(story)
 
 
 def test_a_terminated_server_leaves_its_ranks_alone(stage: Stage, nursery: Nursery) -> None:
@@ -77,7 +77,7 @@ def test_a_terminated_server_leaves_its_ranks_alone(stage: Stage, nursery: Nurse
     os.kill(story.pid, signal.SIGTERM)
     assert nursery.ask(wait=story.pid)["code"] == 0
     assert not (story.home / "server.json").exists()
-    story.release(LOW)  # nobody is there to hear that it ends
+    story.release(LOW)  # no server is there to record its end
     deadline = time.monotonic() + WAIT_S
     while not story.wrote(f"end {LOW}.1 0", f"end {LOW}.1 1")():
         assert time.monotonic() < deadline

@@ -132,7 +132,7 @@ def in_thread(call):
     return result
 
 
-def test_marks_are_told_and_reports_stay_until_acknowledged(bench):
+def test_agents_get_their_marks_and_reports_stay_until_acknowledged(bench):
     bench.marks = {"node/a/1": 4}
     agent = bench.agent(sources=["node/a/1", "j.1/rank0"])
     assert agent.hear() == agent.welcome(**{"node/a/1": 4, "j.1/rank0": 0})
@@ -158,7 +158,7 @@ def test_what_comes_again_over_a_new_connection_is_there_once(bench):
     assert again.hear() == wire.Seen(source="node/a/1", seq=1)
     for seq in (1, 2, 3):
         again.report(seq, up())
-    assert again.hear() == wire.Seen(source="node/a/1", seq=1), "it is told again that 1 is committed"
+    assert again.hear() == wire.Seen(source="node/a/1", seq=1), "it gets the acknowledgement of 1 again"
     assert [seq for _, seq, _ in bench.reports(2)] == [2, 3]
 
 
@@ -180,7 +180,7 @@ def test_claims_that_do_not_hold(bench, fields, why, final):
     assert agent.hear() is None
 
 
-def test_who_does_not_begin_with_hello_is_sent_away(bench):
+def test_a_connection_that_does_not_begin_with_hello_is_closed(bench):
     agent = bench.agent(hello=False)
     agent.say(wire.Confirm(number=1))
     assert isinstance(agent.hear(), wire.Refused)
@@ -203,7 +203,7 @@ def test_a_log_that_cannot_be_read_refuses_for_now(bench):
     assert isinstance(bench.agent().hear(), wire.Welcome)
 
 
-def test_a_command_waits_for_its_confirmation_and_is_told_once(bench):
+def test_a_command_waits_for_its_confirmation_and_is_sent_once(bench):
     agent = bench.agent()
     agent.hear()
     result = in_thread(lambda: bench.executor.carry_out(placed("a")))
@@ -272,7 +272,7 @@ def test_a_kill_goes_to_the_attempts_nodes_or_to_all_if_they_are_not_known(tmp_p
         bench.close()
 
 
-def test_an_agent_that_died_is_told_of_once_and_replaced(tmp_path):
+def test_the_death_of_an_agent_is_reported_once_and_it_is_replaced(tmp_path):
     bench = Bench(tmp_path, spawn=True)
     try:
         ((source, seq, first),) = bench.reports(1)
@@ -287,7 +287,7 @@ def test_an_agent_that_died_is_told_of_once_and_replaced(tmp_path):
         bench.executor.close()
         bench.up()
         ((source, _, second),) = bench.reports(1)
-        assert (source, second.node.epoch) == ("node/a/2", 2), "the end of epoch 1 is committed and not told again"
+        assert (source, second.node.epoch) == ("node/a/2", 2), "the end of epoch 1 is committed and not reported again"
     finally:
         bench.executor.close(kill_agents=True)
 

@@ -135,7 +135,7 @@ COMMIT = CheckpointCommitted(at_us=2_000_000, **OF, step=10**30, generation=1, s
     ids=lambda event: type(event).__name__,
 )
 def test_the_server_checks_what_an_agent_let_pass(scene: Scene, event: Event) -> None:
-    scene.agents.tell(event, source=f"{GPT}.1/rank0")
+    scene.agents.report(event, source=f"{GPT}.1/rank0")
     scene.ended(GPT, 1, Outcome.FINISHED)
     scene.control.tick()
     assert scene.control.errors == ()
@@ -152,7 +152,7 @@ def test_the_server_checks_what_an_agent_let_pass(scene: Scene, event: Event) ->
 def test_a_rank_reports_on_its_own_attempt_only(scene: Scene) -> None:
     left = RankLeft(at_us=1, **OF, rank=0, how="finished", step=1)
     for source in ("other-abcdef.1/rank0", f"{GPT}.2/rank0", f"{GPT}.1/rank1"):
-        scene.agents.tell(left, source=source)
+        scene.agents.report(left, source=source)
     scene.control.tick()
     assert scene.of(RankLeft) == []
     assert [type(event) for event in scene.log()][-3:] == [ReportsRefused] * 3
@@ -162,9 +162,9 @@ def test_a_report_that_the_store_cannot_hold_is_refused_by_itself(scene: Scene) 
     """Also one of an agent, which nobody checks field by field."""
     good = [RankLeft(at_us=1, **OF, rank=rank, how="finished", step=1) for rank in (0, 1)]
     bad = RanksEnded(at_us="now", **OF, node="local", outcome=Outcome.FAILED)  # type: ignore[arg-type]
-    scene.agents.tell(good[0], source=f"{GPT}.1/rank0")
-    scene.agents.tell(bad)
-    scene.agents.tell(good[1], source=f"{GPT}.1/rank1")
+    scene.agents.report(good[0], source=f"{GPT}.1/rank0")
+    scene.agents.report(bad)
+    scene.agents.report(good[1], source=f"{GPT}.1/rank1")
     scene.control.tick()
     assert scene.of(RankLeft) == good
     assert scene.agents.waiting == [], "all is acknowledged"
@@ -181,7 +181,7 @@ def test_a_store_that_raises_on_one_event_keeps_the_others(scene: Scene, monkeyp
 
     monkeypatch.setattr(scene.store, "commit", refuse)
     for event in (bad, good):
-        scene.agents.tell(event, source=f"{GPT}.1/rank0")
+        scene.agents.report(event, source=f"{GPT}.1/rank0")
     scene.control.tick()
     assert [type(event) for event in scene.log()][-2:] == [ReportsRefused, RankLeft]
     assert [source for source, _ in scene.control.errors] == [f"{GPT}.1/rank0"]
@@ -198,7 +198,7 @@ def test_a_report_that_cannot_be_applied_stops_neither_a_tick_nor_the_next_serve
             raise KeyError(event.step)
 
     monkeypatch.setattr("cordee.account.ledger.Ledger.apply", fail)
-    scene.agents.tell(RankLeft(at_us=1, **OF, rank=0, how="finished", step=13), source=f"{GPT}.1/rank0")
+    scene.agents.report(RankLeft(at_us=1, **OF, rank=0, how="finished", step=13), source=f"{GPT}.1/rank0")
     scene.control.tick()
     assert [job_id for job_id, _ in scene.control.errors] == [GPT]
     number = scene.control.number

@@ -1,4 +1,4 @@
-"""The server process where no agent is needed: a store that fails, what it remembers, and how it says no."""
+"""The server process where no agent is needed: a store that fails, options that are kept, and refusals."""
 
 import json
 import os
@@ -56,9 +56,9 @@ def test_nobody_finds_a_server_that_has_no_node_yet(
     said: list[str] = []
 
     def look() -> None:
-        with pytest.raises(NoServerError, match="is starting") as told:
+        with pytest.raises(NoServerError, match="is starting") as refused:
             Client(tmp_path)
-        said.append(told.value.message)
+        said.append(refused.value.message)
         server._signal = signal.SIGTERM
 
     def ask(_: str) -> None:
@@ -72,7 +72,7 @@ def test_nobody_finds_a_server_that_has_no_node_yet(
     assert said[1:] == [str(tmp_path)]
 
 
-def test_what_up_was_told_holds_for_the_next_one(tmp_path: Path) -> None:
+def test_the_options_of_up_hold_for_the_next_one(tmp_path: Path) -> None:
     home = Home(tmp_path)
     assert Offer.of(home, None, None) == Offer(None, None)
     assert Offer.of(home, "8", "H100") == Offer(8, "H100")

@@ -51,8 +51,8 @@ def test_a_job_is_placed_started_and_ended(scene: Scene) -> None:
     assert scene.control.state.attempts == {}
 
 
-def test_the_push(scene: Scene) -> None:
-    """A production job makes a preemptible one leave, runs, and the first goes on."""
+def test_a_preemption(scene: Scene) -> None:
+    """A production job preempts a preemptible one and runs; then the first goes on."""
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     scene.control.submit(URGENT, "{}")
@@ -77,7 +77,7 @@ def test_nothing_changes_when_the_store_refuses(scene: Scene, monkeypatch: pytes
         patch.setattr(scene.store, "commit", refuse)
         with pytest.raises(StoreError):
             scene.control.submit(JOB, "{}")
-        scene.agents.tell(RanksStarted(at_us=scene.time.us, job_id=GPT, epoch=1, node="local"))
+        scene.agents.report(RanksStarted(at_us=scene.time.us, job_id=GPT, epoch=1, node="local"))
         with pytest.raises(StoreError):
             scene.control.tick()
     assert scene.control.state.snapshot() == state
@@ -91,7 +91,7 @@ def test_nothing_changes_when_the_store_refuses(scene: Scene, monkeypatch: pytes
 def test_a_repeated_report_changes_nothing(scene: Scene) -> None:
     scene.control.submit(JOB, "{}")
     scene.control.tick()
-    scene.agents.tell(RanksStarted(at_us=scene.time.us, job_id=GPT, epoch=1, node="local"))
+    scene.agents.report(RanksStarted(at_us=scene.time.us, job_id=GPT, epoch=1, node="local"))
     again = list(scene.agents.waiting)
     scene.control.tick()
     length = len(scene.log())
@@ -105,7 +105,7 @@ def test_a_repeated_report_changes_nothing(scene: Scene) -> None:
 
 
 def test_a_report_about_a_job_that_this_log_never_saw_only_moves_the_mark(scene: Scene) -> None:
-    scene.agents.tell(RanksStarted(at_us=scene.time.us, job_id=JobId("old-abcdef"), epoch=1, node="local"))
+    scene.agents.report(RanksStarted(at_us=scene.time.us, job_id=JobId("old-abcdef"), epoch=1, node="local"))
     scene.control.tick()
     assert scene.of(RanksStarted) == []
     assert scene.store.mark("node/local/1") == 2
@@ -168,7 +168,7 @@ def test_a_stop_goes_from_notice_to_kill(scene: Scene) -> None:
     assert [event.state for event in scene.of(JobEnded) if isinstance(event, JobEnded)] == ["stopped"]
 
 
-def test_a_drain_places_nothing_until_the_next_up(scene: Scene) -> None:
+def test_a_shutdown_places_nothing_until_the_next_up(scene: Scene) -> None:
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     scene.control.shut_down()
@@ -185,7 +185,7 @@ def test_replaying_the_log_gives_the_same_state_and_ledger(scene: Scene) -> None
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     span = Reported(at_us=scene.time.us, job_id=GPT, epoch=1, span=SpanClass.USEFUL, from_us=scene.time.us - 5, steps=2)
-    scene.agents.tell(span, source="gpt-abcdef.1/rank0")
+    scene.agents.report(span, source="gpt-abcdef.1/rank0")
     scene.control.submit(URGENT, "{}")
     scene.control.tick()
     scene.ended(GPT, 1, Outcome.CHECKPOINTED)
@@ -201,15 +201,15 @@ def test_the_logs_time_goes_neither_back_nor_ahead_of_the_clock(scene: Scene) ->
     scene.control.tick()
     last_us = scene.log()[-1].at_us
     start = RanksStarted(at_us=5, job_id=GPT, epoch=1, node="local")
-    scene.agents.tell(start)
-    scene.agents.tell(RanksEnded(at_us=10**18, job_id=GPT, epoch=1, node="local", outcome=Outcome.FINISHED))
+    scene.agents.report(start)
+    scene.agents.report(RanksEnded(at_us=10**18, job_id=GPT, epoch=1, node="local", outcome=Outcome.FINISHED))
     scene.control.tick()
     assert scene.of(RanksStarted) == [replace(start, at_us=last_us)]
     [ended] = scene.of(RanksEnded)
     assert last_us <= ended.at_us <= scene.time.us
 
 
-def test_what_ranks_tell_keeps_its_own_time(scene: Scene) -> None:
+def test_reports_of_ranks_keep_their_own_time(scene: Scene) -> None:
     """A span that was worked while no server ran must not grow by the time that it waited for one."""
     scene.control.submit(JOB, "{}")
     scene.control.tick()
@@ -217,7 +217,7 @@ def test_what_ranks_tell_keeps_its_own_time(scene: Scene) -> None:
     span = Reported(at_us=from_us + 10, job_id=GPT, epoch=1, span=SpanClass.USEFUL, from_us=from_us, steps=1)
     scene.time.us += 1000
     scene.restart()
-    scene.agents.tell(span, source="gpt-abcdef.1/rank0")
+    scene.agents.report(span, source="gpt-abcdef.1/rank0")
     scene.control.tick()
     assert scene.of(Reported) == [span]
     [row] = scene.control.ledger.rows(scene.time.us)
@@ -228,34 +228,34 @@ def test_a_rank_cannot_drag_the_log_into_the_future(scene: Scene) -> None:
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     span = Reported(at_us=10**18, job_id=GPT, epoch=1, span=SpanClass.USEFUL, from_us=scene.time.us, steps=1)
-    scene.agents.tell(span, source="gpt-abcdef.1/rank0")
+    scene.agents.report(span, source="gpt-abcdef.1/rank0")
     scene.control.tick()
     assert scene.control.ledger.at_us <= scene.time.us
 
 
-def test_an_error_on_one_job_is_told_and_stops_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = ((PROD, ValueError("a bug")),)
-    monkeypatch.setattr("cordee.control.tick.enact", lambda *given: replace(enact(*given), errors=told))
+def test_an_error_on_one_job_is_reported_and_stops_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ((PROD, ValueError("a bug")),)
+    monkeypatch.setattr("cordee.control.tick.enact", lambda *given: replace(enact(*given), errors=errors))
     scene.control.submit(JOB, "{}")
     scene.control.tick()
-    assert scene.control.errors == told
+    assert scene.control.errors == errors
     assert scene.control.state.attempts.keys() == {GPT}
 
 
-def test_a_restarted_server_is_told_so_in_the_log(scene: Scene) -> None:
+def test_the_log_records_a_restart_of_the_server(scene: Scene) -> None:
     scene.restart()
     assert len(scene.of(ServerUp)) == 2
 
 
 def test_a_report_that_comes_again_is_acknowledged_again(scene: Scene) -> None:
-    """The server died before it could say so, or nobody heard it."""
+    """The server died before the acknowledgement, or the acknowledgement was lost."""
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     scene.ended(GPT, 1, Outcome.FINISHED)
-    told = list(scene.agents.waiting)
+    repeated = list(scene.agents.waiting)
     scene.control.tick()
     number = scene.control.number
-    scene.agents.waiting = told
+    scene.agents.waiting = repeated
     scene.control.tick()
     assert scene.agents.waiting == []
     assert scene.control.number == number
@@ -271,7 +271,7 @@ def test_a_job_off_its_estimate_is_said_once_even_after_a_restart(scene: Scene) 
     assert order.estimate == plan
     for n in range(3):
         now = scene.time.us
-        scene.agents.tell(Measured(at_us=now, job_id=GPT, epoch=1, rank=0, step=20, peak_bytes=60 + n, step_us=20))
+        scene.agents.report(Measured(at_us=now, job_id=GPT, epoch=1, rank=0, step=20, peak_bytes=60 + n, step_us=20))
         scene.control.tick()
         scene.restart()
     [missed] = scene.of(EstimateMissed)

@@ -16,18 +16,18 @@ from kill_story import (
     Stage,
     Story,
     check,
-    check_drained,
-    drain,
+    check_shut_down,
     left_behind,
     play,
     replay,
+    shut_down,
 )
 from soaking import Soak
 
 from cordee.events import AttemptEnded, JobEnded, NodeUp
 from cordee.ids import JobId
 
-# A story that is drained passes fewer.
+# A story that is shut down passes fewer.
 DRAIN_POINTS = {name: 1 if name.startswith("submit") else 3 for name in POINTS}
 
 
@@ -65,23 +65,23 @@ def stage_of(seed: int, folder: Path, nursery: Nursery) -> Stage:
 def test_the_server_is_killed_at_any_moment(soak: Soak, tmp_path: Path, nursery: Nursery) -> None:
     def story(seed: int) -> str:
         drawn = moments(seed, POINTS)
-        told = stage_of(seed, tmp_path, nursery).story("+".join(drawn))
-        play(told)
-        check(told)
-        assert told.deaths or drawn[0].endswith("s"), f"the story never came to {drawn[0]}"
-        return f"{told.deaths} kills of {' '.join(drawn)}"
+        played = stage_of(seed, tmp_path, nursery).story("+".join(drawn))
+        play(played)
+        check(played)
+        assert played.deaths or drawn[0].endswith("s"), f"the story never came to {drawn[0]}"
+        return f"{played.deaths} kills of {' '.join(drawn)}"
 
     soak.play(story)
 
 
-def test_the_server_is_killed_at_any_moment_of_a_drain(soak: Soak, tmp_path: Path, nursery: Nursery) -> None:
+def test_the_server_is_killed_at_any_moment_of_a_shutdown(soak: Soak, tmp_path: Path, nursery: Nursery) -> None:
     def story(seed: int) -> str:
         drawn = moments(seed, DRAIN_POINTS)
-        told = stage_of(seed, tmp_path, nursery).story("+".join(drawn))
-        drain(told)
-        told.await_end()
-        check_drained(told)
-        return f"{told.deaths} kills of {' '.join(drawn)}"
+        played = stage_of(seed, tmp_path, nursery).story("+".join(drawn))
+        shut_down(played)
+        played.await_end()
+        check_shut_down(played)
+        return f"{played.deaths} kills of {' '.join(drawn)}"
 
     soak.play(story)
 
@@ -96,24 +96,24 @@ def test_agent_and_server_are_killed_at_any_moment(soak: Soak, tmp_path: Path, n
         timers = [threading.Timer(when, _kill_the_agent, [folder]) for when in times]
         for timer in timers:
             timer.start()
-        told = stage_of(seed, tmp_path, nursery).story("+".join(drawn))
+        played = stage_of(seed, tmp_path, nursery).story("+".join(drawn))
         for job_id, tier in ((LOW, "preemptible"), (HIGH, "production")):
-            told.submit(job_id, tier)
-            told.until(lambda job_id=job_id: _starts(told, job_id) >= 2)
+            played.submit(job_id, tier)
+            played.until(lambda job_id=job_id: _starts(played, job_id) >= 2)
         for timer in timers:
             timer.join()
         for job_id in (HIGH, LOW):
-            told.release(job_id)
-            told.until(told.ended(job_id))
-        log = told.log()
-        told.down()
-        assert [event.state for event in log if isinstance(event, JobEnded)] == ["done", "done"], told.told()
-        starts = [line for line in told.diary() if line.startswith("start")]
-        assert len(starts) == len(set(starts)), f"a rank was started twice\n{told.told()}"
-        replay(told)
+            played.release(job_id)
+            played.until(played.ended(job_id))
+        log = played.log()
+        played.down()
+        assert [event.state for event in log if isinstance(event, JobEnded)] == ["done", "done"], played.report()
+        starts = [line for line in played.diary() if line.startswith("start")]
+        assert len(starts) == len(set(starts)), f"a rank was started twice\n{played.report()}"
+        replay(played)
         agents = sum(isinstance(event, NodeUp) for event in log)
         attempts = sum(isinstance(event, AttemptEnded) for event in log)
-        return f"{agents} agents, {attempts} attempts, {told.deaths} kills of {' '.join(drawn)}"
+        return f"{agents} agents, {attempts} attempts, {played.deaths} kills of {' '.join(drawn)}"
 
     soak.play(story)
 
