@@ -3,9 +3,9 @@
 No clock, no randomness, no I/O.
 
 state.apply(event)                          for every event of the log, in order
-decision = decide(state, now_us, policy)    what follows now; the state is left as it was
+decision = decide(state, now_us, policy)    the decision for now; the state is left as it was
 enact(state, now_us, policy, write)         the same, written down by `write` and applied; wake at `wake_at_us`
-explain(state, job_id, now_us)              why a job is where it is
+explain(state, job_id, now_us)              the reason that holds a job where it is
 """
 
 from cordee.schedule.decision import Decision, decide, enact

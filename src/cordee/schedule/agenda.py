@@ -10,8 +10,8 @@ class Agenda:
     """Jobs to look at; changed by `State` only, through its journal.
 
     Attributes:
-        unsettled: jobs to which something happened, or that leave: neither plainly queued nor plainly running.
-        limits: (when it gets notice for its own limits, live attempt), ascending.
+        unsettled: jobs that leave, or that need a decision by the next `settle`.
+        limits: (time of its notice for the job's own limits, live attempt), ascending.
         returning: jobs that leave, or have left, to start again at once.
         entitled: jobs that wait for their queue's quota while borrowers give it back.
         shrunk: live attempts on fewer GPUs than their jobs asked for.

@@ -1,6 +1,6 @@
 """Reservations for the first gang that waits, and backfilling around them.
 
-A job may start on reserved GPUs if it is out of the way in time: it can be preempted at once, or it has ended by then.
+A job may start on reserved GPUs if they are free again in time: it can be preempted at once, or it has ended by then.
 """
 
 from cordee.events import Lease
@@ -18,7 +18,7 @@ from cordee.schedule.waiting import Line
 
 
 def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
-    """Keep for a gang the GPUs that it will have first, if it is the first that waits there and can ever fit."""
+    """Reserve the GPUs that a gang will get first, if it is the first gang that waits for them and can ever fit."""
     policy, job = state.policy, nominee.record.job
     if policy.backfill == "none":
         possible = (pool for pool in nominee.pools if need_of(state.nodes.free, job, pool) is not None)
@@ -40,11 +40,11 @@ def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
 
 
 def backfill(state: State, draft: Draft, line: Line) -> None:
-    """Start jobs of a line on reserved GPUs if they are out of the way in time."""
+    """Start jobs of a line on reserved GPUs if they leave them in time."""
     if not draft.reservations or state.policy.backfill != "easy":
         return
     for reservation in {id(each): each for each in draft.reservations.values()}.values():
-        # Around the reservation before, all jobs of the line may have started.
+        # All jobs of the line may have started around the previous reservation.
         if reservation.kept and line.places and _may_be_in_time(draft, reservation, line):
             _backfill_around(state, draft, reservation, line)
 
@@ -82,14 +82,14 @@ def _start_on_kept(state: State, draft: Draft, reservation: Reservation, job_id:
 
 
 def _may_be_in_time(draft: Draft, reservation: Reservation, line: Line) -> bool:
-    """Return whether any job of a line may be out of the way in time: a quick look."""
+    """Return whether any job of a line could leave in time; a cheap first test."""
     if line.tier > level(reservation.job.tier):
         return True
     return draft.now_us + line.lengths[0][0] <= _starts_by_us(reservation, unknown=-1)
 
 
 def _is_in_time(state: State, draft: Draft, reservation: Reservation, record: JobRecord) -> bool:
-    """Return whether a job is out of the way in time: it can be preempted at once, or it has ended by then."""
+    """Return whether a job leaves in time: it can be preempted at once, or it has ended by then."""
     job = record.job
     is_below = level(job.tier) > level(reservation.job.tier)
     if is_below and min_run_us(job, record.epoch + 1) == 0 and not is_exempt(record):

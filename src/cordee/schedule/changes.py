@@ -1,4 +1,4 @@
-"""A count of the changes to a state, by which the scheduler sees whether what it found still holds."""
+"""Counts of the changes to a state, by which the scheduler knows whether earlier results still hold."""
 
 from cordee.events import Event
 from cordee.schedule.journal import Journal
@@ -9,7 +9,7 @@ class Changes:
 
     Attributes:
         total: changes after which a cycle may decide something.
-        gains: those of them after which more may fit, or turns may differ by more than time.
+        gains: those of them after which more may fit, or turns may change otherwise than by time.
         newest: the event of the last change.
     """
 

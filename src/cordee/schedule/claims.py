@@ -1,7 +1,7 @@
 """Claims: GPUs that a cycle keeps for a job while victims leave them. Nothing is claimed between cycles.
 
-GPUs that leave for a certain job are earmarked for it, so that others look at them only if nothing else will do: else a
-job could choose what leaves for another one, and that one would have to search again.
+GPUs that are vacated for a certain job are earmarked for it, so that other jobs consider them last. Otherwise a job
+could take the GPUs that are vacated for another one, which would have to search again.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def find_place(
 
 
 def earmark(state: State, draft: Draft) -> None:
-    """Earmark what is being vacated for the waiting jobs that it is vacated for."""
+    """Earmark GPUs that are being vacated for the waiting jobs for which they are vacated."""
     for name, leaving in state.nodes.vacating.items():
         mask = 0
         for lease, job in leaving:
@@ -53,7 +53,7 @@ def earmark(state: State, draft: Draft) -> None:
 def vacated_place(
     state: State, draft: Draft, record: JobRecord, shape: Shape, candidates: tuple[Pool, ...]
 ) -> Leases | None:
-    """Return a place where GPUs are being vacated: for the job, for no job, or if need be for those behind it."""
+    """Return a place where GPUs are being vacated: for this job, for no job, or else for the jobs behind it."""
     own = draft.earmarked.pop(record.job.job_id, [])
     open_earmarked(state, own)
     if shape in draft.failed.vacated and not own:
@@ -73,7 +73,7 @@ def open_earmarked(state: State, leases: list[Lease]) -> None:
 
 
 def claim_leases(state: State, draft: Draft, job: Job, leases: Leases) -> None:
-    """Keep GPUs for a job of which some are still being vacated; its queue counts them as held already."""
+    """Keep GPUs for a job, some of them still being vacated; its queue counts them as held already."""
     state.nodes.claim(leases)
     draft.claims[job.job_id] = leases
     if state.quotas.queues:
@@ -85,14 +85,14 @@ def claim_leases(state: State, draft: Draft, job: Job, leases: Leases) -> None:
 
 
 def release_claims(state: State, draft: Draft) -> None:
-    """Open what was claimed or earmarked in a cycle; what was decided stays."""
+    """Release the claims and earmarks of a cycle; its decisions stay."""
     state.nodes.open_all()
     for promise in draft.promises:
         _promise(state, draft, promise, -1)
 
 
 def holdings_changed(state: State, draft: Draft) -> None:
-    """Forget what rests on the holdings of queues: fair shares, refusals and which job may preempt which."""
+    """Forget everything that depends on the holdings of queues: fair shares, refusals and possible victims."""
     draft.turns.fair_shares.clear()
     draft.turns.version += 1
     if state.quotas.rules:
@@ -107,7 +107,7 @@ def _promise(state: State, draft: Draft, promise: Promise, sign: int) -> None:
 
 
 def _still_held(state: State, leases: Leases) -> Iterator[tuple[str, int]]:
-    """Yield the queues of leaving jobs that still hold a part of these leases, and how many thousandths of GPUs."""
+    """Yield the queues of leaving jobs that still hold a part of these leases, with the thousandths of GPUs held."""
     for lease in leases:
         for gpu in lease.gpus:
             left = lease.milli
@@ -119,7 +119,7 @@ def _still_held(state: State, leases: Leases) -> Iterator[tuple[str, int]]:
 
 
 def _could_hold(state: State, job: Job, candidates: tuple[Pool, ...]) -> bool:
-    """Return whether there are enough nodes if everything that is being vacated is counted: a quick look."""
+    """Return whether the nodes would be enough with all GPUs that are being vacated; a cheap first test."""
     columns = state.nodes.columns
     for pool in candidates:
         need = need_of(state.nodes.free, job, pool)

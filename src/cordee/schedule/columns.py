@@ -17,7 +17,7 @@ _Number = TypeVar("_Number", np.int64, np.float64, np.bool_)
 
 
 class _Views(dict[str, NDArray[_Number]], Generic[_Number]):
-    """By name, the part of each column that is in use; made when it is asked for."""
+    """The used parts of columns by name, made when they are first read."""
 
     def __init__(self, columns: "Columns", kind: type[_Number]) -> None:
         self._columns = columns
@@ -35,8 +35,8 @@ class Columns:
     """Arrays of equal length that grow, and a list of free rows, which hold zeros.
 
     Attributes:
-        ints: columns of whole numbers by name, as far as they are in use; so are `floats` and `flags`.
-        size: how many rows are in use or free.
+        ints: the used parts of columns of whole numbers, by name; `floats` and `flags` likewise.
+        size: number of rows, used and free.
         changes: grows with every change.
     """
 
@@ -100,11 +100,11 @@ class Columns:
 
 
 class NodeColumns:
-    """GPUs of nodes by the numbers of the nodes, which they keep for good. No answer may depend on a number.
+    """GPUs of nodes by the numbers of the nodes, which never change. No answer may depend on a number.
 
     Attributes:
-        numbers: of nodes, by name.
-        names: of nodes, by number.
+        numbers: numbers of nodes by name.
+        names: names of nodes by number.
         changes: grows with every change of a node.
     """
 
@@ -144,7 +144,7 @@ class NodeColumns:
         return number
 
     def ranks(self) -> Ints:
-        """Return for each node its place in the order of names."""
+        """Return the rank of each node in the order of names."""
         if len(self._ranks) != len(self.names):
             self._ranks = np.empty(len(self.names), np.int64)
             self._ranks[np.argsort(np.array(self.names))] = np.arange(len(self.names))
@@ -159,7 +159,7 @@ class NodeColumns:
         return mask
 
     def set(self, name: str, kind: Kind | None, free: int, usable: int) -> None:
-        """Set the GPUs of a node; kind None takes it out. Not journaled: `Nodes` sets what it takes back itself."""
+        """Set the GPUs of a node; kind None removes it. Not journaled: `Nodes` undoes it by setting old values."""
         number = self.number(name)
         kind_number = -1 if kind is None else self._kinds.setdefault(kind, len(self._kinds))
         if self._kind[number] != kind_number:
@@ -171,7 +171,7 @@ class NodeColumns:
         self.changes += 1
 
     def value(self) -> object:
-        """Return a deep copy, to compare; numbers do not count."""
+        """Return a deep copy, to compare; it is independent of the numbers."""
         return {
             name: (int(self._free[number]), int(self._usable[number]))
             for name, number in self.numbers.items()

@@ -1,6 +1,6 @@
 """Decisions: `decide` for a caller that only asks, `enact` for one that writes the events down.
 
-Both run the cycle on the state itself. `decide` leaves the state as it found it; `enact` keeps what was written.
+Both run the cycle on the state itself. `decide` leaves the state as it found it; `enact` keeps written changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Decision:
 
     Attributes:
         events: to commit and to apply, in this order.
-        wake_at_us: when time alone will change the answer; None if only a new event can.
+        wake_at_us: the time at which the decision changes without an event; None if only an event changes it.
         errors: jobs on which a step failed, with the error; the rest of the decision stands.
     """
 
@@ -31,19 +31,19 @@ class Decision:
 
 
 Write = Callable[[Sequence[Event]], Sequence[Event]]
-"""Writes events down and returns them as it wrote them."""
+"""A function that writes events down and returns them as it wrote them."""
 
 
 def decide(state: State, now_us: int, policy: Policy | None = None) -> Decision:
-    """Return everything that follows now and leave the state as it was; without a policy, by the state's own."""
+    """Return the decision for now and leave the state as it was; None as policy stands for the state's own."""
     return _decided(state, now_us, policy, None)
 
 
 def enact(state: State, now_us: int, policy: Policy | None, write: Write) -> Decision:
     """Decide, have the caller write the events down, and keep them applied; if `write` raises, nothing has happened.
 
-    The events are applied once, as they are decided, and not taken back and applied again, unless `write` returns
-    others: then it wrote them with other times, and those are applied.
+    The events are applied once, while they are decided. Only if `write` returns other events, because it wrote them
+    with other times, are the decided ones taken back and the written ones applied.
     """
     return _decided(state, now_us, policy, write)
 
@@ -65,9 +65,11 @@ def _decided(state: State, now_us: int, policy: Policy | None, write: Write | No
     if not as_decided:  # The clock was set back while the decision was made.
         for event in written:
             state.apply(event)
-    if not imagined:  # What holds inside a what-if says nothing about the state outside of it.
+    if not imagined:  # Results inside a what-if say nothing about the state outside of it.
         state.idle = None if draft.errors else idle
         state.failed_searches = draft.failed.preemptions
         if draft.events and not written:
-            state.failed_searches.placements = frozenset()  # The GPUs of what was only decided are free again.
+            state.failed_searches.placements = (
+                frozenset()
+            )  # The GPUs of placements that were not written are free again.
     return Decision(events=tuple(written or draft.events), wake_at_us=draft.wake_at_us, errors=tuple(draft.errors))

@@ -11,7 +11,7 @@ class Scope(NamedTuple):
     priority: int
     standing: int | None  # attempts of its own tier with a worse standing; None: no attempt of its own tier
     borrowers: frozenset[str] = frozenset()  # queues that borrowed the quota of its queue
-    moves: int | None = None  # only to move them: attempts of so many GPUs at most
+    moves: int | None = None  # the most GPUs of attempts to move; None: preempt
 
     def covers(self, other: "Scope") -> bool:
         """Return whether it allows every victim that the other allows."""
@@ -26,15 +26,15 @@ class Scope(NamedTuple):
 class FailedSearches:
     """Shapes for which a search failed: for victims, by their scope, and for free GPUs.
 
-    It holds while no GPU becomes free (`gains` of the state stays) and until the next change of turns: nothing else
-    that happens, placements and arrivals, makes room for any job.
+    They hold while no GPU becomes free (`gains` of the state stays) and until the next change of turns: no other event,
+    such as a placement or an arrival, makes room for a job.
 
     Attributes:
-        gains: of the state, when it was made.
-        from_us: it does not hold for times before.
-        until_us: from then on turns have changed; None: no such time.
+        gains: that of the state at the time of the searches.
+        from_us: the first time at which they hold.
+        until_us: the time of the next change of turns; None if there is none.
         preemptions: for a shape and a queue, the scopes in which there were not enough victims.
-        placements: shapes without a place, at whatever time, where no GPU was kept for another job.
+        placements: shapes without a place at any time, when no GPU was kept for another job.
     """
 
     gains: int = -1
@@ -44,7 +44,7 @@ class FailedSearches:
     placements: frozenset[tuple[object, ...]] = frozenset()
 
     def at(self, gains: int, now_us: int) -> "FailedSearches":
-        """Return a copy with what still holds."""
+        """Return a copy with the searches that still hold."""
         if gains != self.gains or self.from_us > now_us:
             return FailedSearches(gains, now_us)
         if self.until_us is not None and now_us >= self.until_us:
@@ -58,5 +58,5 @@ class FailedSearches:
         return scopes is not None and any(each.covers(scope) for each in scopes)
 
     def add(self, key: object, scope: Scope) -> None:
-        """Note that a search in this scope failed."""
+        """Add a failed search in this scope."""
         self.preemptions.setdefault(key, []).append(scope)

@@ -1,10 +1,10 @@
-"""The model of a gang: when it trains, saves and leaves, and what rank 0 reports of that. Arithmetic only.
+"""The model of a gang: the times at which it trains, saves and leaves, and the reports of rank 0. Arithmetic only.
 
     placed ── restart ── steps │ stall │ steps │ stall │ ... │ last steps │ last save ── leaves
                                └ captured, durable `upload_us` later: training goes on meanwhile
 
 The steps before a checkpoint and its stall are a period. Nothing is stored for a period, so a gang that trains for a
-month costs as much as one that trains for an hour. Forecasts, the simulation and the worlds of the tests share it.
+month costs as much as one that trains for an hour. Forecasts, the simulation and tests use it.
 """
 
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ class Work:
 
     Attributes:
         start_us: from start to the first new step: imports, process groups, loading the checkpoint.
-        first_start_us: the same of a job's first attempt; None: as of any other. A trace's run time holds it already.
+        first_start_us: the same for a job's first attempt; None: as for any other. A trace's run time includes it.
         every_us: training time between two checkpoints; None if the script writes none.
-        stall_us: how long a checkpoint holds the ranks.
-        upload_us: from there until it is durable; training goes on meanwhile.
-        saves_at_end: after its last step it writes a checkpoint and waits for it; a trace's run time holds that too.
+        stall_us: the time for which a checkpoint stops the ranks.
+        upload_us: from there until it is durable; training continues meanwhile.
+        saves_at_end: after its last step it writes a checkpoint and waits for it; a trace's run time includes this.
         handles_notice: on SIGTERM it stops after the step in progress, saves and leaves; else it runs until killed.
         leaves_during_start: on SIGTERM before its first step it leaves at once; else it completes its start first.
         fails_after_steps: an attempt fails after this many steps of its own; None: it does not fail.
-        reports: it reports what it does with its time; a plain script does not.
-        gpus: the number on which a step takes `step_us`; on others in proportion. None: always `step_us`.
+        reports: it reports its spans; a plain script does not.
+        gpus: the number of GPUs on which a step takes `step_us`; on others in proportion. None: always `step_us`.
     """
 
     steps: int
@@ -57,7 +57,7 @@ class Work:
         return self.every_us is not None or self.handles_notice
 
     def step_us_on(self, gpus: int) -> int:
-        """Return how long a step takes on that many GPUs."""
+        """Return the time of a step on this number of GPUs."""
         return self.step_us if self.gpus is None else max(1, self.step_us * self.gpus // gpus)
 
 
@@ -67,13 +67,13 @@ class Gang:
 
     Attributes:
         interval_steps: from one checkpoint to the next.
-        first_step: the step that it starts at.
-        train_us: when it starts that step.
+        first_step: its first step.
+        train_us: the time at which that step starts.
         periods: whole periods before the last steps.
-        last_us: when the last steps are over.
+        last_us: the end of the last steps.
         last_step: the number of steps that are done then.
-        leave_us: when it leaves: at `last_us`, or after the last save.
-        outcome: of its ranks, when they leave by themselves.
+        leave_us: the time at which it leaves: `last_us`, or the end of the last save.
+        outcome: the outcome of its ranks if they leave by themselves.
     """
 
     work: Work
@@ -121,7 +121,7 @@ class Gang:
         else:
             period = min((now_us - self.train_us) // self.period_us, self.periods)
             began_us = self.train_us + period * self.period_us
-            # During a stall it is all of the period's steps.
+            # During a stall all steps of the period are done.
             steps = min(self.interval_steps, -(-(now_us - began_us) // self.step_us))
             self.periods, self.last_us = period, began_us + steps * self.step_us
             self.last_step = min(self.last_step, self.first_step + period * self.interval_steps + steps)
@@ -132,15 +132,15 @@ class Gang:
         return True
 
     def done_periods(self, now_us: int) -> int:
-        """Return how many periods are over."""
+        """Return the number of periods that are over."""
         return max(0, min((now_us - self.train_us) // self.period_us, self.periods))
 
     def durable_periods(self, now_us: int) -> int:
-        """Return of how many periods the capture is durable."""
+        """Return the number of periods with a durable capture."""
         return self.done_periods(now_us - self.work.upload_us)
 
     def next_us(self, now_us: int) -> int | None:
-        """Return when the next span ends or the next capture is durable, before it leaves; None if nothing is left."""
+        """Return the time of the next end of a span or durable capture before it leaves; None if nothing is left."""
         if now_us < self.train_us:
             return self.train_us
         period, durable = self.done_periods(now_us), self.durable_periods(now_us)
@@ -155,13 +155,13 @@ class Gang:
 
 @dataclass(slots=True)
 class Reporter:
-    """Rank 0 of a gang: each report is made once, however rarely `report` is called, and keeps its own time.
+    """Rank 0 of a gang: it makes each report once, with its own time, however rarely `report` is called.
 
     Attributes:
-        generation: of the newest checkpoint when the attempt starts; 0 if there is none.
-        step: the steps below it are reported; until `steps_us`.
-        periods: reported so far.
-        commits: reported so far.
+        generation: that of the newest checkpoint when the attempt starts; 0 if there is none.
+        step: the steps below it are reported, until `steps_us`.
+        periods: number of periods reported.
+        commits: number of commits reported.
     """
 
     gang: Gang
@@ -177,7 +177,7 @@ class Reporter:
 
     @classmethod
     def of(cls, gang: Gang, job_id: JobId, epoch: int, placed_us: int, generation: int) -> "Reporter":
-        """Return the reporter of a gang that starts."""
+        """Create the reporter of a gang that starts."""
         return cls(gang, job_id, epoch, placed_us, generation, gang.first_step, gang.train_us)
 
     def report(self, now_us: int) -> list[Event]:
@@ -208,7 +208,7 @@ class Reporter:
         return found
 
     def interrupt(self, now_us: int) -> list[Event]:
-        """Return what is not reported yet of a gang that is killed now, or hangs: every whole step that it did."""
+        """Return the missing reports of a gang that is killed now, or hangs: every whole step that it did."""
         gang, found = self.gang, self.report(now_us)
         period = gang.done_periods(now_us)
         began_us = gang.train_us + period * gang.period_us

@@ -1,4 +1,4 @@
-"""Growing: an elastic job that runs on fewer GPUs than it asked for starts again on more, if that pays."""
+"""Growth of elastic jobs: one that runs on fewer GPUs than it asked for starts again on more, if that pays."""
 
 from cordee.events import Lease, NoticeReason
 from cordee.ids import JobId
@@ -11,7 +11,7 @@ from cordee.schedule.records import Attempt, JobRecord
 from cordee.schedule.state import State
 
 PAYS = 4
-"""The time that growing saves must be so many times what the save and the restart take."""
+"""The least ratio of the time that growing saves to the time that the save and the restart take."""
 
 
 def grow(state: State, draft: Draft) -> None:
@@ -40,8 +40,8 @@ def _grow_one(state: State, draft: Draft, job_id: JobId) -> bool:
 def pays_from_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
     """Return the time from which growing to full size pays.
 
-    A job is taken to run on as long as it has run (without an estimate nothing better is known of run times whose
-    spread is so wide): on all its GPUs that takes held/asked of the time, and the rest is saved.
+    The job is expected to run for as long again as it has run: without an estimate nothing better is known, because run
+    times spread so widely. On all its GPUs that takes held/asked of the time, and growing saves the rest.
     """
     job, gpus = attempt.job, attempt.gpus
     costs_us = PAYS * (job.save_us + job.restart_us)
@@ -51,7 +51,7 @@ def pays_from_us(attempt: Attempt, record: JobRecord, policy: Policy) -> int:
 
 
 def _larger_place(state: State, draft: Draft, attempt: Attempt) -> tuple[Lease, ...] | None:
-    """Return where an attempt could lie when it has left and starts again on more GPUs."""
+    """Return a place for an attempt on more GPUs, once it has left its present ones; None if there is none."""
     job, candidates = attempt.job, pools(attempt.job, draft.kinds)
     mark = state.journal.mark()
     state.apply(notice(attempt, NoticeReason.RESIZE, draft.now_us))

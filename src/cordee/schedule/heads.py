@@ -42,7 +42,7 @@ class Turn(NamedTuple):
 
     @property
     def takes_back(self) -> bool:
-        """Whether the job takes back its queue's quota."""
+        """Return whether the job takes back its queue's quota."""
         return self.level == _TAKES_BACK
 
 

@@ -1,7 +1,7 @@
-"""Run times of jobs that ended, by which the run time of another one is estimated: the most similar jobs first.
+"""Run times of ended jobs, from which the run time of another one is estimated: the most similar jobs first.
 
-Run times spread over orders of magnitude, so an estimate here is a quantile of what was seen and not an average; and
-a job that has run for some time is none of the shorter ones. Only `State` adds to it: a replay learns the same.
+Run times spread over orders of magnitude, so an estimate is a quantile of the known run times and not an average.
+Shorter run times do not count for a job that has already run longer. Only `State` adds to it: a replay learns the same.
 """
 
 from bisect import bisect_right, insort
@@ -13,14 +13,14 @@ from cordee.schedule.journal import remove_from
 Key = tuple[object, ...]
 
 KEPT = 64
-"""So many run times of each key are kept, the newest ones."""
+"""The number of run times kept for each key, the newest ones."""
 
 ENOUGH = 5
-"""A key with so many run times or more is used."""
+"""The least number of run times with which a key is used."""
 
 
 class History:
-    """Run times by key; `add` answers with what `forget` needs to undo it."""
+    """Run times by key; the result of `add` is the argument with which `forget` undoes it."""
 
     def __init__(self) -> None:
         self._newest: dict[Key, list[int]] = {}
@@ -52,7 +52,7 @@ class History:
                 del self._newest[key], self._sorted[key]
 
     def left_us(self, job: Job, ran_us: int, percent: int) -> int | None:
-        """Return how much longer so many in a hundred of such jobs run at most; None if too few are known.
+        """Return the percentile of the run time left to such jobs; None if too few are known.
 
         >>> from cordee.ids import JobId
         >>> job, history = Job(job_id=JobId("a"), name="a", owner="me", gpus=8), History()
@@ -70,7 +70,7 @@ class History:
         return known[shorter:]
 
     def _similar(self, job: Job, ran_us: int) -> tuple[list[int], int]:
-        """Return the run times of the most similar jobs of which some ran longer, and how many did not."""
+        """Return the run times of the most similar jobs among which some ran longer, and the number that did not."""
         for key in _keys(job):
             known = self._sorted.get(key)
             if known is not None and len(known) >= ENOUGH and known[-1] > ran_us:

@@ -13,7 +13,7 @@ Item = TypeVar("Item", bound=int | tuple[int, object] | tuple[int, int, object])
 
 
 class Journal:
-    """Changes inside a what-if, and how each is undone; outside of one it keeps nothing."""
+    """The changes inside a what-if with the call that undoes each; outside of a what-if it is empty."""
 
     def __init__(self) -> None:
         self._undo: list[_Undo] | None = None
@@ -21,12 +21,12 @@ class Journal:
 
     @property
     def keeps(self) -> bool:
-        """Whether a what-if is open."""
+        """Return whether a what-if is open."""
         return self._undo is not None
 
     @contextmanager
     def what_if(self) -> Iterator[None]:
-        """Take back, at the end, everything that was written inside. What-ifs can be nested."""
+        """Open a what-if: everything written inside is taken back at its end. What-ifs can be nested."""
         outermost = self._undo is None
         if self._undo is None:
             self._undo = []
@@ -41,8 +41,8 @@ class Journal:
                 self._undo = None
 
     def keep(self) -> None:
-        """Keep what was written inside the what-if and not taken back yet; not inside a nested one."""
-        assert self._depth == 1, "what a what-if around it only imagines cannot be kept"
+        """Keep the changes inside the what-if that were not taken back; not inside a nested one."""
+        assert self._depth == 1, "changes inside a nested what-if cannot be kept"
         assert self._undo is not None
         self._undo.clear()
 
@@ -52,14 +52,14 @@ class Journal:
         return len(self._undo)
 
     def take_back(self, mark: int) -> None:
-        """Undo what was written since the mark."""
+        """Undo the changes since the mark."""
         assert self._undo is not None, "changes can be taken back inside a what-if only"
         while len(self._undo) > mark:
             undo, args = self._undo.pop()
             undo(*args)
 
     def note(self, undo: Callable[..., object], *args: object) -> None:
-        """Note the call that takes back what was just done."""
+        """Add the call that undoes the last change."""
         if self._undo is not None:
             self._undo.append((undo, args))
 
@@ -73,7 +73,7 @@ class Journal:
         mapping[key] = value
 
     def drop(self, mapping: MutableMapping[K, V], key: K) -> None:
-        """Take a key out, if it is there."""
+        """Remove a key, if it is there."""
         if key in mapping:
             self.note(mapping.__setitem__, key, mapping.pop(key))
 
@@ -83,13 +83,13 @@ class Journal:
         self.note(remove_from, ascending, item)
 
     def remove(self, ascending: list[Item], item: Item) -> None:
-        """Take an item out of a sorted list that holds it."""
+        """Remove an item from a sorted list that holds it."""
         remove_from(ascending, item)
         self.note(insort, ascending, item)
 
 
 def remove_from(ascending: list[Item], item: Item) -> None:
-    """Take an item out of a sorted list that holds it."""
+    """Remove an item from a sorted list that holds it."""
     at = bisect_left(ascending, item)
     assert ascending[at] == item, f"{item} is not in the list"
     del ascending[at]

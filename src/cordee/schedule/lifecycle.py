@@ -1,4 +1,4 @@
-"""The life of jobs and attempts: what follows from reports, before anything is placed.
+"""The life of jobs and attempts: the consequences of reports, drawn before anything is placed.
 
 A job:
 
@@ -47,21 +47,23 @@ from cordee.schedule.transitions import used_up_day
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 ATTEMPTS_WITHOUT_COMMIT = 3
-"""So many failed or lost attempts in a row, none of which committed a checkpoint, end a job."""
+"""The number of failed or lost attempts in a row without a committed checkpoint that ends a job."""
 
 _WORST_FIRST = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED, Outcome.CHECKPOINTED, Outcome.FINISHED)
 _BAD = (Outcome.LOST, Outcome.FAILED, Outcome.KILLED)
 
 
 def settle(state: State, draft: Draft) -> None:
-    """Settle all jobs to which something happened: ranks ended, deadlines, limits, stops, the server's shutdown."""
+    """Settle all jobs that need a decision: ranks ended, deadlines, limits, stops, the server's shutdown."""
     for job_id in sorted(_due(state, draft.now_us)):
         guarded(state, draft, job_id, settle_job)
 
 
 def wake(state: State, draft: Draft) -> None:
-    """Work out when time alone will change the answer."""
-    failed = {job_id for job_id, _ in draft.errors}  # What failed now fails again at once: it waits for a change.
+    """Set the time at which the decision changes without an event."""
+    failed = {
+        job_id for job_id, _ in draft.errors
+    }  # A step that failed now would fail again at once, so it waits for a change.
     for job_id in state.agenda.unsettled:
         if job_id in state.attempts and job_id not in failed:
             draft.wake(wake_us(state.attempts[job_id]))
@@ -88,7 +90,7 @@ def _due(state: State, now_us: int) -> set[JobId]:
 
 
 def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
-    """Decide on everything that follows for one job from what was reported."""
+    """Decide on everything that follows for one job from its reports."""
     record, attempt, now_us = state.jobs[job_id], state.attempts.get(job_id), draft.now_us
     if attempt is None:
         if record.stop is not None and record.phase is Phase.QUEUED:
@@ -109,14 +111,14 @@ def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
 
 
 def wake_us(attempt: Attempt) -> int | None:
-    """Return when time alone changes what `settle` does for a live attempt."""
+    """Return the time at which `settle` does something else for a live attempt without an event."""
     if not attempt.held or attempt.kill is not None:
         return None
     return attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
 
 
 def outcome_of(attempt: Attempt) -> RanksEnded:
-    """Return the end of ranks that decides how an attempt ended: the first one of the worst outcome."""
+    """Return the end of ranks that decides the outcome of an attempt: the first one of the worst outcome."""
     return min(attempt.ended, key=lambda ended: _WORST_FIRST.index(_judged(attempt, ended)))
 
 
@@ -158,7 +160,7 @@ def _why_notice(state: State, record: JobRecord, attempt: Attempt, now_us: int) 
 
 
 def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
-    """Return when the cloud takes the first of an attempt's nodes; None if it announced nothing."""
+    """Return the time at which the cloud takes the first of an attempt's nodes; None if it announced nothing."""
     times = (state.nodes.records[lease.node].reclaimed_us for lease in attempt.held)
     return min((at_us for at_us in times if at_us is not None), default=None)
 
@@ -189,7 +191,7 @@ def _why_ended(attempt: Attempt, outcome: Outcome) -> str:
 
 
 def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[Phase, str] | None:
-    """Return how a job ends with this attempt, and why; None if it is queued again. `record` is from after it."""
+    """Return the end of a job with this attempt and the reason; None if it is queued again. `record` is the new one."""
     if ended.outcome is Outcome.FINISHED:
         return Phase.DONE, "finished"
     if record.stop is not None:

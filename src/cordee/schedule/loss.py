@@ -1,11 +1,11 @@
-"""The price of a preemption: what an attempt would lose.
+"""The price of a preemption: the expected loss of an attempt.
 
     GPUs x price x ( [grace < save] x work since the last durable commit + [grace >= save] x save + restart )
 
-`expected_loss` is that, honestly: the notice announces it. `charge` is what the choice of victims weighs, and there no
-attempt becomes dear by keeping silent: work counts at most one declared checkpoint interval; a job that reported no
-checkpoint is taken to have checkpointed at its declared interval, durable as late as a first one is; an unprotected
-job, which cannot save, counts its work up to one interval. Without prices, GPU time decides.
+`expected_loss` is this loss as it is known; the notice announces it. `charge` is the loss that the choice of victims
+weighs, and there no attempt becomes dear by silence: work counts for one declared checkpoint interval at most; a job
+that reported no checkpoint counts as if it had checkpointed at its declared interval, each durable as late as a first
+one; an unprotected job, which cannot save, counts its work up to one interval. Without prices, GPU time decides.
 """
 
 from typing import NamedTuple
@@ -23,17 +23,17 @@ class Cost(NamedTuple):
 
 
 def min_run_us(job: Job, epoch: int) -> int:
-    """Return how long an attempt may run before it is preempted; a first one has no restart that it could waste."""
+    """Return the least run time before a preemption; 0 for a first attempt, which has no restart to waste."""
     return job.min_run_us if epoch > 1 else 0
 
 
 def expected_loss(attempt: Attempt, now_us: int) -> Cost:
-    """Return what a notice given now is expected to lose."""
+    """Return the loss expected from a notice given now."""
     return _loss(attempt, _since_durable_us(attempt, now_us))
 
 
 def charge(attempt: Attempt, now_us: int) -> Cost:
-    """Return what the choice of victims weighs: never more work than one declared checkpoint interval."""
+    """Return the loss that the choice of victims weighs; its work is one declared checkpoint interval at most."""
     job, since_us = attempt.job, _since_durable_us(attempt, now_us)
     silent = job.protected and attempt.captured_us is None and job.checkpoint_every_us > 0
     every_us = max(0, job.checkpoint_every_us)
@@ -41,14 +41,14 @@ def charge(attempt: Attempt, now_us: int) -> Cost:
 
 
 def late_us(job: Job) -> int:
-    """Return how long after a checkpoint is due it is taken to be durable: the first one comes after a restart."""
+    """Return the assumed delay from the time a checkpoint is due until it is durable; a first one follows a restart."""
     return job.restart_us + job.save_us
 
 
 def work_at_risk_us(since_us: int, every_us: int, late_us: int, *, silent: bool) -> int:
     """Return the work that no durable checkpoint holds; `Running.at_risk_us` is the same for columns.
 
-    An attempt that reported no checkpoint yet is taken to have written them every `every_us`, each durable so long
+    An attempt that reported no checkpoint yet counts as if it had written one every `every_us`, each durable `late_us`
     after it was due.
 
     >>> [work_at_risk_us(since, 30, 3, silent=True) for since in (20, 32, 33, 50, 63)]

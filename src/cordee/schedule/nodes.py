@@ -1,4 +1,4 @@
-"""Nodes: what is leased, vacated and claimed on them, and the indexes of what is free."""
+"""Nodes: their leased, vacating and claimed GPUs, and the indexes of free ones."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -18,13 +18,13 @@ _Entries = tuple[Entry | None, Entry | None, Entry | None]
 _UNUSED = Used()
 
 FLAPS = 3
-"""A node that went down so often within `FLAPS_WITHIN_US` is not placed on for `QUARANTINE_US`."""
+"""After this number of failures within `FLAPS_WITHIN_US`, nothing is placed on a node for `QUARANTINE_US`."""
 
 FLAPS_WITHIN_US = US_PER_HOUR
 QUARANTINE_US = US_PER_HOUR
 
 Resized = Callable[[Held, Held, int], None]
-"""Called with what a node offered before, what it offers now, and the time."""
+"""A function of the resources that a node offered before, those that it offers now, and the time."""
 
 
 class Nodes:
@@ -32,20 +32,20 @@ class Nodes:
 
     Attributes:
         records: the nodes themselves.
-        leased: what is leased of each node.
-        vacating: leases on each node whose attempts leave.
+        leased: the leased part of each node.
+        vacating: leases of leaving attempts, by node.
         claimed: GPUs that a cycle keeps for a job, as a mask; empty between cycles.
         earmarked: GPUs that are being vacated for a certain job, as a mask; not in `soon`; empty between cycles.
-        went_down: nodes that failed less than the window before the newest failure, with the time.
-        quarantines: (until when, node), ascending.
-        free: what is free.
-        soon: that, and what is being vacated for no job.
-        vacated: that, and what is being vacated for any job.
+        went_down: (time of its failure, node), for failures less than the window before the newest one.
+        quarantines: (end, node), ascending.
+        free: the index of free GPUs.
+        soon: the index of free GPUs and of those that are being vacated for no job.
+        vacated: the index of free GPUs and of all that are being vacated.
         columns: the numbers of free and usable GPUs, as arrays.
     """
 
     def __init__(self, journal: Journal, changes: Changes, resized: Resized, mix: Mix | None = None) -> None:
-        """Hold no node yet; `mix` is what was submitted so far."""
+        """Start without nodes; `mix` holds the shapes submitted so far."""
         self.records: dict[str, NodeRecord] = {}
         self.leased: dict[str, Used] = {}
         self.vacating: dict[str, tuple[tuple[Lease, Job], ...]] = {}
@@ -57,10 +57,10 @@ class Nodes:
         self.soon = FreeIndex(self.free.mix)
         self.vacated = FreeIndex(self.free.mix)
         self.columns = NodeColumns()
-        self._bare: dict[str, tuple[Entry, Entry]] = {}  # free, and with what is being vacated; claims not considered
+        self._bare: dict[str, tuple[Entry, Entry]] = {}  # free, and free with vacating GPUs; claims not considered
         self._journal, self._changes, self._resized = journal, changes, resized
 
-    # -- what happens to them ----------------------------------------------------------------------------------
+    # -- changes of nodes ----------------------------------------------------------------------------------
 
     def up(self, event: NodeUp) -> None:
         """Add a node, or describe it anew."""
@@ -68,13 +68,13 @@ class Nodes:
         if known is None:
             self._set(NodeRecord(node=event.node), event.at_us)
         elif event.node.epoch >= known.node.epoch:
-            # The same agent describes a change of its GPUs; what the cloud announced still holds.
+            # The same agent describes a change of its GPUs; the cloud's announcement still holds.
             same = event.node.epoch == known.node.epoch
             reclaimed_us = known.reclaimed_us if same else None
             self._set(replace(known, node=event.node, up=True, why="", reclaimed_us=reclaimed_us), event.at_us)
 
     def down(self, event: NodeDown) -> None:
-        """Take a node out of use until it is up again; if it went down too often, for longer."""
+        """Take a node out of use until it is up again; quarantine it if it went down too often."""
         known = self.records.get(event.node)
         if known is None or event.epoch < known.node.epoch:
             return
@@ -95,7 +95,7 @@ class Nodes:
         self._set(replace(known, up=False, why=event.why, downs=downs, quarantined_until_us=until_us), event.at_us)
 
     def reclaimed(self, event: NodeReclaimed) -> bool:
-        """Note that the cloud takes a node back; return whether its attempts have to leave."""
+        """Mark a node that the cloud takes back; return whether its attempts have to leave."""
         known = self.records.get(event.node)
         if known is None or event.epoch != known.node.epoch:
             return False
@@ -157,7 +157,7 @@ class Nodes:
         self.reindex(lease.node)
 
     def vacate(self, lease: Lease, job: Job) -> None:
-        """Note that the attempt which holds a lease leaves."""
+        """Mark a lease whose attempt leaves."""
         leaving = (*self.vacating.get(lease.node, ()), (lease, job))
         self._journal.put(self.vacating, lease.node, leaving)
         self.reindex(lease.node)
@@ -184,32 +184,32 @@ class Nodes:
             self._shade(lease.node)
 
     def unclaim(self, leases: Iterable[Lease]) -> None:
-        """Open claimed GPUs again."""
+        """Release claimed GPUs."""
         for lease in leases:
             self._journal.put(self.claimed, lease.node, self.claimed.get(lease.node, 0) & ~mask_of(lease.gpus))
             self._shade(lease.node)
 
     def earmark(self, name: str, mask: int) -> None:
-        """Close these GPUs of a node, which are being vacated, in `soon`: they leave for a certain job."""
+        """Take GPUs of a node that are being vacated for a certain job out of `soon`."""
         self._journal.put(self.earmarked, name, mask)
         self._shade(name)
 
     def open_all(self) -> None:
-        """Open everything that is claimed or earmarked."""
+        """Release everything that is claimed or earmarked."""
         for name in dict.fromkeys((*self.claimed, *self.earmarked)):
             self._journal.drop(self.claimed, name)
             self._journal.drop(self.earmarked, name)
             self._shade(name)
 
-    # -- what is free ------------------------------------------------------------------------------------------
+    # -- indexes of free GPUs ------------------------------------------------------------------------------------------
 
     def reindex(self, name: str) -> None:
-        """Index a node anew: its record, or what is leased or being vacated there, has changed."""
+        """Index a node anew after a change of its record, its leases or its vacating GPUs."""
         self._bare.pop(name, None)
         self._shade(name)
 
     def _shade(self, name: str) -> None:
-        """Index a node anew: what is claimed or earmarked there may have changed."""
+        """Index a node anew after a change of its claimed or earmarked GPUs."""
         record = self.records[name]
         if record.stays:
             bare = self._bare.get(name)

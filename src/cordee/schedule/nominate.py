@@ -1,4 +1,4 @@
-"""Nominating a waiting job: it gets a place, a claim, room that others make, or a smaller size."""
+"""Nomination of a waiting job: it gets a place, a claim, room that others make, or a smaller size."""
 
 from typing import NamedTuple
 
@@ -21,24 +21,24 @@ class Nominee(NamedTuple):
     record: JobRecord
     line: LineKey
     pools: tuple[Pool, ...]  # where it may start
-    is_new: bool  # it has only begun to wait and may not preempt yet; jobs behind it perhaps may
+    is_new: bool  # it has waited too briefly to preempt; jobs behind it may have waited long enough
 
 
 def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
-    """Return a waiting job with the pools that are open to it; None if a job like it found nothing in this cycle."""
+    """Return a waiting job with the pools that are open to it; None if a job of its line found nothing."""
     record, line = state.jobs[job_id], state.waiting.key(job_id)
     draft.turns.considered.add(job_id)
     is_new = draft.now_us < record.waits_since_us + state.policy.preempt_after_us
     if is_new and line in draft.failed.lines and job_id not in draft.earmarked and job_id not in state.agenda.returning:
         return None
     candidates = pools(record.job, draft.kinds)
-    if draft.closed:  # No job passes the first one that waits, wherever that one may start.
+    if draft.closed:  # No job passes the first one that waits, on any of the pools that are open to that one.
         candidates = tuple(pool for pool in candidates if draft.closed.isdisjoint(pool))
     return Nominee(record, line, candidates, is_new)
 
 
 def refusal_of(state: State, draft: Draft, record: JobRecord, gpus: int | None = None) -> Refusal | None:
-    """Return why the queue of a job keeps it from starting on so many GPUs (None: all that it asks for)."""
+    """Return the reason why a job's queue refuses it on `gpus` GPUs (None: all that it asks for), if it does."""
     if not state.quotas.queues:
         return None
     refusal = state.quotas.admits(record.job, draft.now_us, gpus)
@@ -48,7 +48,7 @@ def refusal_of(state: State, draft: Draft, record: JobRecord, gpus: int | None =
 
 
 def resume(state: State, draft: Draft, nominee: Nominee) -> bool:
-    """Restart a resized job at its size, also if it has waited too long; return whether it got that."""
+    """Restart a resized job at its new size, even if it is overdue; return whether it found a place."""
     job_id = nominee.record.job.job_id
     if nominee.record.size is None or job_id not in state.agenda.returning:
         return False
@@ -68,7 +68,7 @@ def start_or_claim(state: State, draft: Draft, nominee: Nominee, refusal: Refusa
             return False
     elif refusal.short_milli is None or refusal.short_milli > 0:
         return False
-    # With a refusal, so much has notice that the queue will admit the job: meanwhile its place is kept.
+    # The queue will admit the job once the attempts with notice have left; its place is kept until then.
     leases = vacated_place(state, draft, record, shape, nominee.pools)
     if leases is not None:
         claim_leases(state, draft, record.job, leases)
@@ -122,7 +122,7 @@ def restart(state: State, draft: Draft, job_id: JobId) -> bool:
     record, attempt = state.jobs[job_id], state.attempts.get(job_id)
     candidates = pools(record.job, draft.kinds)
     if job_id in draft.claims or (attempt is not None and not attempt.leaving):
-        return True  # It had its turn behind the job that gains, or took back quota, and has started.
+        return True  # It has started already: behind the job that gains, or by taking back quota.
     if attempt is None:
         if start(state, draft, record, candidates, record.size):
             return True
@@ -153,9 +153,9 @@ def _place(state: State, draft: Draft, record: JobRecord, candidates: tuple[Pool
 def _beside_preemptor(
     state: State, draft: Draft, job_id: JobId, candidates: tuple[Pool, ...], gpus: int | None
 ) -> Leases | None:
-    """Return the place of a shrunk job beside that of the job that gains, as both had them at the notice.
+    """Return a place for a shrunk job beside the preemptor's, as both were planned at the notice.
 
-    It may go on on a part of what it leaves; that is earmarked, so other jobs would get the place otherwise.
+    It may continue on a part of the GPUs that it leaves. They are earmarked; without this, other jobs would get them.
     """
     preemptor = shrinks_for(state, job_id)
     if preemptor is None or preemptor not in draft.earmarked:

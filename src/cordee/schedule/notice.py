@@ -17,7 +17,7 @@ def notice(
 ) -> NoticeGiven:
     """Return a notice to leave within the grace period, and before the cloud takes a node at `gone_us`.
 
-    With `gpus` the attempt starts again on so many at once.
+    With `gpus` the attempt starts again at once on that number of GPUs.
     """
     deadline_us = now_us + attempt.job.grace_us
     return NoticeGiven(

@@ -17,10 +17,10 @@ TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.PREEMPTIBLE)
 _LEVEL = {tier: level for level, tier in enumerate(TIERS)}
 
 LEVEL_BITS = 59
-"""A standing is a level and, below it, so many bits of GPU time: 160 million GPU-hours."""
+"""The bits of a standing that hold GPU time, below its level: 160 million GPU-hours."""
 
 UNKNOWN = 2**60
-"""The standing of a job whose run time is not known, where that decides."""
+"""The standing of a job without a known run time, in orders by run time."""
 
 
 def is_below(lower: Tier, upper: Tier) -> bool:
@@ -38,12 +38,12 @@ def level(tier: Tier) -> int:
 
 
 def counts_service(policy: Policy) -> bool:
-    """Return whether a standing is the GPU time that a job has received; then run times need not be known."""
+    """Return whether standings are GPU time received, for which run times need not be known."""
     return policy.order in ("service", "las")
 
 
 def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> tuple[int, int]:
-    """Return what decides a job's standing, and its change in each microsecond that the job runs on so many GPUs."""
+    """Return the value behind a job's standing, and its change in each microsecond that the job runs on `gpus` GPUs."""
     if counts_service(policy):
         return served_gpu_us, gpus
     if policy.order == "fifo":
@@ -56,8 +56,8 @@ def pace(policy: Policy, gpus: int, served_gpu_us: int, left_us: int | None) -> 
 def standing(policy: Policy, record: JobRecord, left_us: int | None) -> int:
     """Return the standing of a waiting job; the smaller, the sooner its turn.
 
-    In the orders that count GPU time received it is a level and, in ours, the time within the level; in the others it
-    is the run time or GPU time that is left.
+    In orders by GPU time received it is a level and, in ours, the time within the level; in the others it is the run
+    time or GPU time that is left.
     """
     value, _ = pace(policy, record.job.gpus, record.served_gpu_us, left_us)
     if not counts_service(policy):

@@ -1,7 +1,8 @@
 """Overdue jobs: they have waited too long, go first in their tier, and may preempt any level of it.
 
-Once they run, their own tier does not preempt them. They get a part of the GPUs that way (`Policy.patience_fraction`),
-the first of them first: without that bound an overloaded cluster would become a queue in the order of arrival.
+Once they run, their own tier does not preempt them. They get a fraction of the GPUs this way
+(`Policy.patience_fraction`), in the order of their waits: without this bound an overloaded cluster would become a queue
+in the order of arrival.
 """
 
 from bisect import bisect_right
@@ -19,7 +20,7 @@ from cordee.schedule.waiting import Waiting
 def overdue(
     waiting: Waiting, jobs: Mapping[JobId, JobRecord], gpus: Callable[[], float], now_us: int
 ) -> frozenset[JobId]:
-    """Return the overdue jobs that go first: those that have waited longest, for so many GPUs together."""
+    """Return the overdue jobs that go first: those that have waited longest, up to a number of GPUs together."""
     ages = (line.ages for line in waiting.lines.values() if line.ages[0][0] <= now_us)
     found = [each for due in ages for each in due[: bisect_right(due, now_us, key=itemgetter(0))]]
     if not found:
@@ -41,7 +42,7 @@ def is_overdue(policy: Policy, record: JobRecord, attempt: Attempt) -> bool:
 
 
 def gpus_left(policy: Policy, running: Running, quotas: Quotas) -> float:
-    """Return how many GPUs overdue jobs may still get."""
+    """Return the number of GPUs that overdue jobs may still get."""
     rows = running.rows
     held = int(rows.ints["gpus"][rows.flags["overdue"]].sum())
     return policy.patience_fraction * quotas.offered.gpu_milli / 1000 - held

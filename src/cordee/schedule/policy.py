@@ -11,17 +11,17 @@ from typing import Literal
 from cordee.units import US_PER_HOUR, US_PER_S
 
 Order = Literal["service", "fifo", "sjf", "srsf", "las"]
-"""In a tier and a queue: least service in a few levels (ours), arrival, shortest, shortest remaining, 2D-LAS."""
+"""Orders in a tier and a queue: least service in a few levels (ours), arrival, SJF, shortest remaining, 2D-LAS."""
 
 Backfill = Literal["easy", "fit", "none"]
-"""Around a reservation for the first gang that waits; around nothing; never."""
+"""Backfill around a reservation for the first gang that waits; around nothing; never."""
 
 Victims = Literal["dollars", "newest", "lowest", "none"]
-"""The set that loses the fewest dollars; last started first; lowest tier and priority first; no preemption."""
+"""Choice of victims: the set that loses the fewest dollars; newest first; lowest tier and priority first; none."""
 
 
 Packing = Literal["mix", "fgd", "tight"]
-"""Among nodes that hold a job: what hurts the mix of shapes seen the least (ours, and FGD's form of it); best fit."""
+"""Choice among nodes that hold a job: least harm to the mix of shapes (ours, and FGD's form of it); best fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,10 @@ class Weights:
     """The weights of victims beside what they lose.
 
     Attributes:
-        cascade: how much more a victim of a higher tier counts for each tier below it: it preempts those in its turn.
-        favour: how much less a victim of the same tier counts with each doubling of the GPU-hours it has received.
+        cascade: the factor by which a victim counts more for each tier below its own, because it may preempt jobs
+            of those in its turn.
+        favour: the part by which a victim of the preemptor's own tier counts less with each doubling of the GPU-hours
+            that it has received.
     """
 
     cascade: float = 1.0
@@ -43,12 +45,12 @@ class Policy:
 
     Attributes:
         spares: number of nodes of each pool kept free for jobs that lost theirs.
-        notice: False: victims are killed without notice.
+        notice: whether victims get notice; if not, they are killed at once.
         levels_gpu_us: GPU time received at which a job moves down a level, for the orders `service` and `las`.
-        preempt_after_us: how long a job waits before it preempts within its own tier or moves other jobs; running jobs
-            often end by then.
-        time_slice_us: how long an attempt that is not the job's first runs before its own tier may preempt it, or
-            before it may be moved.
+        preempt_after_us: the time that a job waits before it preempts within its own tier or moves other jobs; running
+            jobs often end by then.
+        time_slice_us: the time that an attempt runs, unless it is the job's first, before its own tier may preempt it
+            or it may be moved.
         patience_us: a job that has not run for this long in total goes first in its tier, may preempt any level of
             that tier, and is not preempted by it any more; the order `service` only.
         patience_fraction: the fraction of all GPUs that such jobs may hold. With all of them, an overloaded cluster
@@ -81,12 +83,12 @@ class Policy:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether a running job can lose its place to a waiting one of its own tier."""
+        """Return whether a running job can lose its place to a waiting one of its own tier."""
         return self.order in ("service", "srsf", "las") and self.victims != "none"
 
     @property
     def guards(self) -> bool:
-        """Whether overdue jobs go first."""
+        """Return whether overdue jobs go first."""
         return self.order == "service" and self.patience_us is not None
 
 
@@ -94,7 +96,7 @@ _PEER = Policy(
     order="fifo", preempt_after_us=0, time_slice_us=0, patience_us=None, weights=Weights(favour=0.0), move_fraction=0.0,
     awaits_checkpoint=False, resize=False,
 )  # fmt: skip
-"""Other schedulers: without what is ours alone."""
+"""Rules that all other schedulers have in common: the features that only ours has are off."""
 
 NAMED = MappingProxyType(
     {

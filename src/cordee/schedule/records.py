@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the job will not run again."""
+        """Return whether the job will not run again."""
         return self in (Phase.DONE, Phase.FAILED, Phase.STOPPED)
 
 
@@ -47,11 +47,11 @@ class JobRecord(NamedTuple):
     waits_since_us: int  # when it was queued for the last time
     phase: Phase = Phase.QUEUED
     epoch: int = 0  # of its newest attempt
-    attempts_without_commit: int = 0  # in a row that failed or were lost
+    attempts_without_commit: int = 0  # failed or lost attempts in a row
     preemptions: int = 0  # attempts that left because another job needed the GPUs
     used_us: int = 0  # attempts that ended: placed until the last GPU was free
     served_gpu_us: int = 0  # GPUs x time of leases that ended
-    used_cost: int = 0  # of the same, in micro-dollars x microseconds per hour
+    used_cost: int = 0  # cost of those leases in micro-dollars x microseconds per hour
     size: int | None = None  # GPUs that its resized attempt is to start again on
     stop: StopRequested | None = None
     last: AttemptEnded | None = None
@@ -59,7 +59,7 @@ class JobRecord(NamedTuple):
 
     @property
     def waited_us(self) -> int:
-        """How long it had waited when it was queued for the last time."""
+        """The time in microseconds that it had waited in all when it was queued for the last time."""
         return self.waits_since_us - self.submitted_us - self.used_us
 
 
@@ -77,13 +77,13 @@ class Attempt(NamedTuple):
     captured_us: int | None = None  # work before this is durable
     committed_step: int | None = None
     behind: RankBehind | None = None  # the rank that holds the others up
-    ended: tuple[RanksEnded, ...] = ()  # what is not held any more
+    ended: tuple[RanksEnded, ...] = ()  # the ends of the other leases
     notice: NoticeGiven | None = None
     kill: KillOrdered | None = None
 
     @property
     def leaving(self) -> bool:
-        """Whether its GPUs become free without a further decision."""
+        """Return whether its GPUs become free without a further decision."""
         return self.notice is not None or self.kill is not None
 
     @property
@@ -97,13 +97,13 @@ class Attempt(NamedTuple):
         return micro_usd_per_hour(self.leases, self.prices)
 
     def used_since(self, since_us: int) -> Pair:
-        """Return what its ended leases used from then on: GPU time and money, as a queue's day counts them."""
+        """Return the GPU time and the money that its ended leases used since then, in the units of a queue's day."""
         price_of = {lease.node: (lease.gpu_milli, price) for lease, price in zip(self.leases, self.prices, strict=True)}
         spans = [(*price_of[each.node], max(0, each.at_us - max(since_us, self.placed_us))) for each in self.ended]
         return sum(milli * us for milli, _, us in spans), sum(milli * price * us for milli, price, us in spans)
 
     def holds(self, leases: tuple[Lease, ...]) -> Held:
-        """Return what it holds by some of its leases."""
+        """Return the holdings that some of its leases amount to."""
         price_of = {lease.node: price for lease, price in zip(self.leases, self.prices, strict=True)}
         return held_by(self.job, leases, [price_of[lease.node] for lease in leases])
 
@@ -115,7 +115,7 @@ def micro_usd_per_hour(leases: tuple[Lease, ...], prices: tuple[int, ...]) -> in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node as its newest agent described it."""
+    """A node as its newest agent describes it."""
 
     node: Node
     up: bool = True
@@ -129,5 +129,5 @@ class NodeRecord:
 
     @property
     def stays(self) -> bool:
-        """Whether what becomes free on it can be used again."""
+        """Return whether GPUs that become free on it can be used again."""
         return self.up and self.reclaimed_us is None and self.cordoned_by is None and not self.quarantined_until_us

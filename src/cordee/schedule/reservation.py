@@ -1,4 +1,4 @@
-"""Reservations: which GPUs a gang will have first, by what is known of the attempts that hold them."""
+"""Reservations: the GPUs that a gang will get first, from the known ends of the attempts that hold them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from cordee.schedule.records import NEVER
 from cordee.schedule.state import State
 
 Found = tuple[tuple[int, int], list[tuple[int, int]]]
-"""When all units are there and how many free GPUs they keep; (number, GPUs) of each node."""
+"""The time at which all units are free and the number of free GPUs kept until then; (number, GPUs) of each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class Reservation:
     """GPUs of certain nodes that are kept for the first gang that waits for a pool.
 
     Attributes:
-        starts_by_us: when it can start, by what is known of the attempts that run there; None: that is not known.
-        kept: what is free there already and is kept.
-        nodes: where it will start, as things are.
+        starts_by_us: the time at which it can start at the latest; None if the end of an attempt there is not known.
+        kept: GPUs there that are free already and are kept.
+        nodes: the nodes on which it will start, as far as is known now.
     """
 
     job: Job
@@ -35,7 +35,7 @@ class Reservation:
 
 
 def soonest(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Reservation | None:
-    """Return the units that a gang will have first; None if the pool can never hold it."""
+    """Return the reservation of the units that a gang will get first; None if the pool can never hold it."""
     columns = state.nodes.columns
     found = (_soonest(state, group, need, now_us) for group in _groups(state, columns.of_pool(pool), need))
     best = min((each for each in found if each is not None), key=lambda each: each[0], default=None)
@@ -54,7 +54,7 @@ def soonest(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Rese
 
 
 def _groups(state: State, nodes: Bools, need: Need) -> Iterator[Bools]:
-    """Yield masks of nodes that the gang may lie in together."""
+    """Yield masks of nodes over which the gang may spread."""
     up = DOMAIN_HEIGHTS.get(need.within or "")
     if up is None:
         yield nodes
@@ -70,7 +70,7 @@ def _groups(state: State, nodes: Bools, need: Need) -> Iterator[Bools]:
 
 
 def _soonest(state: State, nodes: Bools, need: Need, now_us: int) -> Found | None:
-    """Return the best of both orders: units before the rest, and the rest before units."""
+    """Return the better of two orders: units before the rest, and the rest before units."""
     if need.within in ("node", "island"):
         need = Need(need.gpus, 1, 0, need.in_island, None)
     units, rest = (need.unit, need.units), (need.rest, 1)
@@ -80,7 +80,7 @@ def _soonest(state: State, nodes: Bools, need: Need, now_us: int) -> Found | Non
 
 
 def _in_order(state: State, nodes: Bools, sizes: tuple[tuple[int, int], ...], now_us: int) -> Found | None:
-    """Take so many parts of each size, one size after the other."""
+    """Take the given number of parts of each size, one size after the other."""
     columns = state.nodes.columns
     chosen: dict[int, int] = {}
     starts_by_us = 0
@@ -97,7 +97,7 @@ def _in_order(state: State, nodes: Bools, sizes: tuple[tuple[int, int], ...], no
 
 
 def _openings(state: State, nodes: Bools, size: int, taken: dict[int, int], now_us: int) -> tuple[Ints, Ints, Ints]:
-    """Return each further part of a size that nodes will hold: when, how many GPUs it lacks now, on which node."""
+    """Return each further part of a size that nodes will hold: its time, the GPUs that it lacks now, its node."""
     columns = state.nodes.columns
     free, usable = columns.free.copy(), columns.usable.copy()
     for number, gpus in taken.items():
@@ -112,7 +112,7 @@ def _openings(state: State, nodes: Bools, size: int, taken: dict[int, int], now_
     gained = np.maximum(0, after) // size - np.maximum(0, before) // size
     open_now = np.repeat(np.arange(len(free)), np.maximum(0, np.where(nodes, free, 0)) // size)
     later = np.repeat(on, gained)
-    # What these columns do not hold (attempts that are ending) becomes free at a time that is not known.
+    # GPUs of attempts that are ending are not in these columns; the time at which they become free is not known.
     held = free + (np.bincount(on, weights=more, minlength=len(free)).astype(np.int64) if len(on) else 0)
     hidden = np.where(nodes, np.maximum(0, usable) // size - np.maximum(0, held) // size, 0)
     unknown = np.repeat(np.arange(len(free)), np.maximum(0, hidden))
@@ -127,7 +127,7 @@ def _openings(state: State, nodes: Bools, size: int, taken: dict[int, int], now_
 
 
 def _ending(state: State, nodes: Bools, now_us: int) -> tuple[Ints, Ints, Ints]:
-    """Return the leases on these nodes by node and end: the node, its GPUs, and when it ends at the latest."""
+    """Return the leases on these nodes ordered by node and end: the node, the GPUs, the latest end."""
     rows, leases = state.running.rows.ints, state.running.leases.ints
     row, node, gpus = leases["row"], leases["node"], leases["gpus"]
     if not len(row):

@@ -1,4 +1,4 @@
-"""The attempts that could be preempted, as columns: a search for victims reads no other record of them.
+"""The attempts that could be preempted, as columns: a search for victims reads nothing else about them.
 
 A row is an attempt from its placement until it has notice, is killed, or its ranks on a node have ended.
 """
@@ -22,12 +22,12 @@ _INTS = (
     "tier",
     "priority",
     "queue",  # its number
-    "value",  # what decides its standing, when it was placed
-    "pace",  # and how that changes each microsecond
+    "value",  # its standing when it was placed, before levels are applied
+    "pace",  # the change of that value in each microsecond
     "placed_us",
-    "min_run_ends_us",  # from then on other tiers may preempt it
-    "slice_ends_us",  # from then on its own tier may
-    "ends_us",  # at the latest, or as far as one can tell
+    "min_run_ends_us",  # other tiers may preempt it after that
+    "slice_ends_us",  # its own tier may preempt it after that
+    "ends_us",  # its limit or its estimated end
     "work_from_us",  # work before this is durable
     "save_us",
     "restart_us",
@@ -35,10 +35,10 @@ _INTS = (
 )
 _FLAGS = (
     "live",
-    "overdue",  # it had waited too long when it was placed
-    "silent",  # it reported no checkpoint and is taken to have written them on time
-    "saves",  # within its grace period
-    "awaited",  # it cannot, so its own tier may wait for its next checkpoint
+    "overdue",  # its job was overdue when it was placed
+    "silent",  # it reported no checkpoint; it counts as if it had written them on time
+    "saves",  # it can save within its grace period
+    "awaited",  # it cannot save in time, so its own tier may wait for its next checkpoint
 )
 _FLOATS = ("rate",)  # micro-dollars per hour of the gang
 _ROW = (*_INTS, *_FLAGS, *_FLOATS)
@@ -46,12 +46,12 @@ _ROW = (*_INTS, *_FLAGS, *_FLOATS)
 
 @lru_cache(maxsize=64)
 def _marks(levels: tuple[int, ...]) -> Ints:
-    """Return where levels begin, and NEVER."""
+    """Return the lower bounds of the levels, followed by NEVER."""
     return np.array((*levels, NEVER), np.int64)
 
 
 class Running:
-    """Attempts that could be preempted, and where they lie.
+    """Attempts that could be preempted, with their leases.
 
     Attributes:
         rows: of attempts.
@@ -114,7 +114,7 @@ class Running:
         return values if levels is None else _marks(levels)[:-1].searchsorted(values, side="right").astype(np.int64)
 
     def level_changes_us(self, now_us: int, levels: tuple[int, ...]) -> int | None:
-        """Return when the next attempt goes down a level."""
+        """Return the time at which the next attempt moves down a level."""
         rows = self.rows
         if not rows.size or not levels:
             return None
@@ -134,17 +134,17 @@ class Running:
         return np.where(self.rows.flags["silent"], since_us - written_us, since_us)
 
     def is_kept(self, job_id: JobId, now_us: int, policy: Policy) -> bool:
-        """Return whether only the wait for its next checkpoint keeps an attempt from losing its place now."""
+        """Return whether an attempt would lose its place now but for the wait for its next checkpoint."""
         row = self.row_of.get(job_id)
         awaited = row is not None and policy.takes_turns and bool(self.rows.flags["awaited"][row])
         return awaited and bool(self.kept_until_us(now_us, policy)[row] > now_us)
 
     def kept_until_us(self, now_us: int, policy: Policy) -> Ints:
-        """Return until when each row keeps its place although its turn is over; 0: it is not kept.
+        """Return the time until which each row keeps its place although its turn is over; 0: it is not kept.
 
-        An attempt that cannot save in its grace period is kept until its next checkpoint is durable, if that takes less
-        time than the work that it would lose took, and is due within an interval, and a time slice, of when its turn
-        was over. So going down a further level lets no job wait longer: the wait ends when that checkpoint is due.
+        An attempt that cannot save in its grace period is kept until its next checkpoint is durable, if the wait is
+        shorter than the work that it would lose, and the checkpoint is due within an interval and a time slice after
+        the end of its turn. The wait ends when that checkpoint is due, so a further level makes no job wait longer.
         """
         rows, awaited = self.rows.ints, self.rows.flags["awaited"]
         if not (policy.awaits_checkpoint and counts_service(policy) and awaited.any()):
@@ -160,7 +160,7 @@ class Running:
         return np.where(is_kept & (now_us + left_us <= over_us + longest_us), now_us + left_us, 0)
 
     def served(self, now_us: int) -> Ints:
-        """Return what decides the standing of each row now: GPU time received, in the orders that count it."""
+        """Return the value behind the standing of each row now: GPU time received, in the orders that count it."""
         rows = self.rows.ints
         return rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
 
@@ -187,7 +187,7 @@ class Running:
 def row_values(
     policy: Policy, record: JobRecord, attempt: Attempt, left_us: int | None, *, overdue: bool
 ) -> dict[str, Cell]:
-    """Return the row of an attempt but for its queue; an overdue job's own tier does not preempt it any more."""
+    """Return the row of an attempt without its queue; an overdue job's own tier no longer preempts it."""
     job, placed_us, gpus = attempt.job, attempt.placed_us, attempt.gpus
     value, rate = pace(policy, gpus, record.served_gpu_us, left_us)
     exempt = is_exempt(record)
@@ -220,7 +220,7 @@ def is_exempt(record: JobRecord) -> bool:
 
 
 def min_run_ends_us(attempt: Attempt) -> int:
-    """Return from when on another tier may preempt an attempt."""
+    """Return the time after which another tier may preempt an attempt."""
     min_us = min_run_us(attempt.job, attempt.epoch)
     if min_us <= 0:
         return 0
@@ -228,6 +228,6 @@ def min_run_ends_us(attempt: Attempt) -> int:
 
 
 def _ends_us(attempt: Attempt, left_us: int | None) -> int:
-    """Return when an attempt's limit ends it at the latest, or its estimate; NEVER if neither is known."""
+    """Return the end of an attempt by its limit, or by its estimate; NEVER if neither is known."""
     ends = NEVER if attempt.limit_at_us is None else attempt.limit_at_us + attempt.job.grace_us
     return ends if left_us is None else min(ends, attempt.placed_us + left_us)

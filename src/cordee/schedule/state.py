@@ -1,7 +1,7 @@
 """The state: jobs, live attempts, nodes, queues, and the indexes that make a cycle cheap.
 
 `State` is the one mutable thing of this room. `apply(event)` is the only change, the events of the log in order give
-the same state, and `journal.what_if()` takes back whatever was applied inside it. Records are frozen and replaced.
+the same state, and `journal.what_if()` takes back everything applied inside it. Records are frozen and replaced.
 
 `apply` ignores late and repeated reports: a job submitted twice; anything about a job that is not known or has ended;
 anything about an attempt that is not the job's live one (an older epoch, or one that ended); a second RanksEnded of a
@@ -31,41 +31,41 @@ from cordee.schedule.transitions import HANDLERS
 from cordee.schedule.waiting import Waiting
 
 SAFE_PERCENT = 90
-"""A job that is backfilled is taken to need as long as so many in a hundred of the most similar jobs did at most."""
+"""The percentile of the run times of the most similar jobs that a backfilled job is expected to need at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nothing is left to decide while the changes of the state stay as they were, from one time until another."""
+    """A period in which nothing is left to decide as long as the state does not change."""
 
     changes: int
     newest: Event | None
     from_us: int
-    until_us: int | None  # when to decide again; None: only after a change
+    until_us: int | None  # decide again then; None: only after a change
 
     def holds(self, changes: Changes, now_us: int) -> bool:
-        """Return whether nothing that matters has happened since."""
+        """Return whether nothing has happened since that a cycle would act on."""
         if changes.total != self.changes or changes.newest != self.newest:
             return False
         return self.from_us <= now_us < (NEVER if self.until_us is None else self.until_us)
 
 
 class State:
-    """All that the scheduler knows: single owner, changed by `apply` only.
+    """Everything that the scheduler knows; it has one owner, and only `apply` changes it.
 
     Attributes:
-        journal: takes back what was changed inside a what-if.
-        policy: how waiting and running jobs are indexed; `use` changes it.
+        journal: the undo journal of what-ifs.
+        policy: the rules by which waiting and running jobs are indexed; `use` changes it.
         jobs: all jobs, the ended ones as well.
         attempts: the live attempts of jobs.
         nodes: nodes with the indexes of what is free.
-        quotas: what queues hold, and may hold.
+        quotas: the holdings of queues, and their limits.
         waiting: lines of waiting jobs.
         running: columns over the attempts that could be preempted.
         agenda: jobs that a cycle looks at besides the lines.
         history: run times of jobs that ended.
         changes: a count of the changes that matter to a cycle.
-        idle, failed_searches: what the last cycle found, so that the next one need not repeat it.
+        idle, failed_searches: results of the last cycle that the next one need not compute again.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class State:
         """Start before the first event.
 
         Args:
-            policy: how waiting and running jobs are indexed; `decide` changes it when it is given another one.
-            half_life_us: after so long, what a queue borrowed counts half as much against it.
+            policy: the rules by which jobs are indexed; `decide` changes it when it is given another one.
+            half_life_us: the time after which GPUs that a queue borrowed count half as much against it.
             mix: shapes of the jobs submitted so far.
         """
         self.journal = Journal()
@@ -94,12 +94,12 @@ class State:
         self.failed_searches = FailedSearches()
 
     def apply(self, event: Event) -> None:
-        """Take note of one event; a stale one changes nothing."""
+        """Apply one event; a stale one changes nothing."""
         handler = HANDLERS.get(type(event))
         if handler is not None:
             self.nodes.release(event.at_us)
             before = self.changes.total
-            handler(self, event)  # type: ignore[arg-type]  # It is the one for events of this type.
+            handler(self, event)  # type: ignore[arg-type]  # The table pairs types of events with their handlers.
             if self.changes.total != before:
                 self.changes.name(event)
 
@@ -134,14 +134,14 @@ class State:
         }
 
     def left_us(self, record: JobRecord, percent: int = 50) -> int | None:
-        """Return how much longer a job runs in all: by its estimate, or else by the jobs that ended before it."""
+        """Return the run time that a job has left: by its estimate, or else by the jobs that ended before it."""
         job = record.job
         if job.estimate_us is not None:
             return max(0, job.estimate_us - record.used_us)
         return self.history.left_us(job, record.used_us, percent)
 
     def _length_us(self, record: JobRecord) -> int:
-        """Return how long a job's next attempt runs at most: by its limit, or by an estimate on the safe side."""
+        """Return the longest run time of a job's next attempt: by its limit, or by a cautious estimate."""
         job, lengths = record.job, [NEVER]
         if job.time_limit_us is not None:
             lengths.append(max(job.time_limit_us, job.time_limit_us // 2 + job.grace_us) - record.used_us)
@@ -164,7 +164,7 @@ class State:
         self.changes.count(gain=False)
 
     def run(self, record: JobRecord, attempt: Attempt) -> None:
-        """Index an attempt among those that could be preempted, unless it leaves already."""
+        """Index an attempt among the attempts that could be preempted, unless it leaves already."""
         if attempt.leaving or attempt.ended:
             return
         overdue = is_overdue(self.policy, record, attempt) and gpus_left(self.policy, self.running, self.quotas) > 0

@@ -1,4 +1,4 @@
-"""Transitions: what each event changes in the state. Only `State.apply` calls them; the journal notes each change."""
+"""Transitions: the changes that each event makes in the state. Only `State.apply` calls them, and all are journaled."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Never
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PREEMPTED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)
 _RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
-"""A job that left for one of these lost its place by no other job's turn: it starts again before others of its tier."""
+"""A job that left for one of these lost its place to no other job's turn: it starts again before others of its tier."""
 
 
 # -- the server, nodes and queues ----------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def _job_ended(state: "State", event: JobEnded) -> None:
 def _queues_set(state: "State", event: QueuesSet) -> None:
     state.journal.note(setattr, state, "quotas", state.quotas)
     state.quotas = state.quotas.regrouped(event.queues, event.at_us)
-    for job_id in sorted(state.waiting.job_ids()):  # Where users have limits, each has lines of its own.
+    for job_id in sorted(state.waiting.job_ids()):  # Each user has lines of its own where users have limits.
         record = state.jobs[job_id]
         state.waiting.remove(record)
         state.enqueue(record)
@@ -197,7 +197,7 @@ def _ranks_started(state: "State", event: RanksStarted) -> None:
 def _committed(state: "State", event: CheckpointCommitted) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is not None and event.step > (attempt.committed_step or -1):
-        # What ran while the capture drained is not in it.
+        # Steps that ran during the upload are not in the checkpoint.
         captured_us = event.at_us - event.upload_us
         committed = attempt._replace(captured_us=captured_us, committed_step=event.step)
         state.journal.put(state.attempts, event.job_id, committed)
@@ -282,10 +282,10 @@ def _unsettle(state: "State", node: str) -> None:
 
 
 def used_up_day(state: "State", attempt: Attempt, outcome: Outcome, at_us: int) -> str | None:
-    """Return what an attempt used, as text, if it saved nothing and used `MOST_OF_DAY` of its queue's.
+    """Return the use of an attempt as text if it saved nothing and used `MOST_OF_DAY` of its queue's day; else None.
 
-    The next attempt has hardly more than that, so this one counts as failed. A script that saves by itself says so by
-    its outcome alone.
+    The next attempt could use hardly more than that, so this one counts as failed. A script that saves without this
+    package shows it by its outcome alone.
     """
     given = attempt.notice
     saved = attempt.captured_us is not None or outcome in (Outcome.FINISHED, Outcome.CHECKPOINTED)
@@ -330,4 +330,4 @@ HANDLERS: Mapping[type, Callable[["State", Never], None]] = {
     RankBehind: _behind,
     AttemptEnded: _attempt_ended,
 }
-"""By type of event; events of other types change nothing."""
+"""Handlers by type of event; events of other types change nothing."""

@@ -1,4 +1,4 @@
-"""Changes of turns: when time alone lets a waiting job preempt an attempt that it may not preempt now."""
+"""Changes of turns: the times at which a waiting job may preempt an attempt that it may not preempt now."""
 
 from bisect import bisect_right
 from operator import itemgetter
@@ -9,11 +9,11 @@ from cordee.schedule.state import State
 from cordee.units import US_PER_S
 
 EVERY_US = 60 * US_PER_S
-"""Turns within a tier change by time alone at whole multiples of this, so that they cost few cycles."""
+"""Turns within a tier change without an event only at whole multiples of this, so that they cost few cycles."""
 
 
 def next_turn_us(state: State, now_us: int) -> int | None:
-    """Return the next such time; None if there is none, or no job waits."""
+    """Return the next time at which turns change without an event; None if there is none, or no job waits."""
     policy, waiting = state.policy, state.waiting
     if not waiting.count or policy.victims == "none":
         return None
@@ -34,7 +34,7 @@ def next_turn_us(state: State, now_us: int) -> int | None:
 def _own_tier_us(state: State, now_us: int) -> int | None:
     """Return when a job has waited long enough to preempt, or an attempt's time slice, level or wait is over.
 
-    A time by the next multiple of `EVERY_US` is soon enough: the search ends with the first of those.
+    The search stops at the first time that is not after the next multiple of `EVERY_US`: no earlier one is needed.
     """
     soonest, soon_us = None, (now_us // EVERY_US + 1) * EVERY_US
     for find in (_preempts_us, _slice_ends_us, _level_changes_us, _wait_ends_us):

@@ -1,4 +1,4 @@
-"""Waiting jobs in lines: a shape that the head of a line cannot place, the jobs behind it cannot place either.
+"""Waiting jobs in lines: if the head of a line finds no place, the jobs behind it find none either.
 
 A line is a tier, a priority, a queue and a shape, so that ten thousand waiting jobs are a few dozen lines. In a line
 jobs are ordered by their standing (`order.standing`), then by the time of submission, then by id.
@@ -24,7 +24,7 @@ class Place(NamedTuple):
 
 
 Shape = tuple[object, ...]
-"""Everything about a job that decides where it can lie."""
+"""All properties of a job on which its possible places depend."""
 
 LineKey = tuple[int, int, str, str, Shape]
 """Tier, priority (negative), queue, owner where users have limits, shape."""
@@ -43,9 +43,9 @@ class Line:
     """Waiting jobs of one tier, priority, queue and shape.
 
     Attributes:
-        places: of all its jobs, ascending.
-        ages: (when it is overdue, job), ascending.
-        lengths: (how long it runs at most, as far as that is known, job), ascending.
+        places: those of all its jobs, ascending.
+        ages: (time from which it is overdue, job), ascending.
+        lengths: (longest run time as far as it is known, job), ascending.
     """
 
     tier: int
@@ -78,7 +78,7 @@ class Waiting:
     Attributes:
         lines: by their keys; none is empty.
         count: waiting jobs.
-        since: (when it was queued for the last time, job), ascending.
+        since: (time at which it was queued last, job), ascending.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -108,11 +108,11 @@ class Waiting:
         return self.lines[self._entries[job_id].key]
 
     def length_us(self, job_id: JobId) -> int:
-        """Return how long a waiting job will run at most; NEVER if that is not known."""
+        """Return the longest run time of a waiting job; NEVER if it is not known."""
         return self._entries[job_id].length_us
 
     def due_us(self, job_id: JobId) -> int:
-        """Return when a waiting job is overdue; NEVER if no job ever is."""
+        """Return the time from which a waiting job is overdue; NEVER if no job ever is."""
         return self._entries[job_id].due_us
 
     def add(
@@ -128,12 +128,12 @@ class Waiting:
         """Queue a job.
 
         Args:
-            record: of the job.
-            standing: in its line.
-            length_us: how long it will run at most; NEVER if that is not known.
-            patience_us: how long it may wait in all before it is overdue; None: however long.
-            queue: that counts it.
-            owner: where the GPUs of one user are limited.
+            record: the job's record.
+            standing: its standing in the line.
+            length_us: its longest run time; NEVER if it is not known.
+            patience_us: the total wait after which it is overdue; None if it never is.
+            queue: the queue that counts it.
+            owner: its owner if the GPUs of one user are limited there, else empty.
         """
         job, journal = record.job, self._journal
         key = (level(job.tier), -job.priority, queue, owner, shape_of(job))

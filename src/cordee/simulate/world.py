@@ -248,7 +248,7 @@ class SimCluster:
                 self._plan(attempt)
 
     def _leave(self, attempt: _Attempt, plan: int) -> None:
-        """The gang leaves by itself."""
+        """End the attempt of a gang that leaves by itself."""
         if attempt.plan != plan:
             return
         self._take(attempt, attempt.reporter.leave(self._engine.now_us()))

@@ -1,6 +1,6 @@
 """The scheduler run forward: the same `decide` over run times that the caller passes in.
 
-An event heap over `decide`, on a state restored from a snapshot. It plays what agents and ranks do with the decisions:
+An event heap over `decide`, on a state restored from a snapshot. It plays the part of agents and ranks:
 a job runs for its time, reports checkpoints where a decision depends on them, saves and leaves on notice, and loses
 what no checkpoint holds. It invents no failures: nodes that are up stay up, and those that are down stay down.
 """
@@ -32,7 +32,7 @@ from cordee.schedule.records import NEVER, Attempt
 from cordee.schedule.state import State
 
 _AGAIN_MAX = 1_000
-"""So many decisions at one moment are a fault of the scheduler and no forecast."""
+"""The number of decisions at one moment that shows a fault of the scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +46,11 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One sample of what is not known.
+    """One sample of the unknown quantities.
 
     Attributes:
-        left_us: how long each job that has not ended still runs, from now on, on all of its GPUs, restarts not counted.
-        arrivals: jobs to come, in the order of time; they are taken one by one, and may go on for ever.
+        left_us: the run time left to each job that has not ended, on all of its GPUs, without restarts.
+        arrivals: future jobs in the order of time; they are read one by one and may be endless.
     """
 
     left_us: Mapping[JobId, int]
@@ -59,13 +59,13 @@ class Draw:
 
 @dataclass(slots=True)
 class Fate:
-    """The future of one job, as far as a run forward went.
+    """The future of one job, as far as the run reached.
 
     Attributes:
-        start_us: when it is placed next; of a job that runs, when it was placed.
-        leases: where it is placed.
-        end_us: when it ends for good.
-        preemptions: how often it gets notice until then.
+        start_us: the time of its next placement; for a running job, of its last one.
+        leases: the leases of that placement.
+        end_us: the time of its end.
+        preemptions: the number of notices until then.
     """
 
     start_us: int | None = None
@@ -99,11 +99,11 @@ def forward(
     Args:
         snapshot: the state to start from.
         now_us: the time of that state.
-        draw: the sample of what is not known.
-        watch: jobs whose fates are wanted; they may be among the arrivals.
+        draw: the sample of the unknown quantities.
+        watch: the jobs to follow; arrivals may be among them.
         until_us: the latest time.
-        grain: what happens within this part of the time ahead is decided together, so that a run takes few decisions;
-            but GPUs never stay free longer than this part of the time that they were held before. 0: each at its time.
+        grain: events within this fraction of the time ahead are decided together, so that a run takes few decisions,
+            but GPUs never stay free longer than this fraction of the time that they were held. 0: each at its time.
         go_on: called before each decision with the number of decisions so far.
     """
     return _Run(snapshot.restore(), now_us, draw, {job_id: Fate() for job_id in watch}, grain).go(until_us, go_on)
@@ -116,10 +116,10 @@ class _Live:
     epoch: int
     placed_us: int
     gang: Gang
-    from_us: int  # `left_us` counts from here
+    from_us: int  # the time at which `left_us` starts
     left_us: int
     leaves_us: int
-    durable_us: int = NEVER  # it reports its next checkpoint then
+    durable_us: int = NEVER  # the time of its next reported checkpoint
     outcome: Outcome = Outcome.FINISHED
 
 
@@ -130,7 +130,7 @@ class _Run:
     draw: Draw
     fates: dict[JobId, Fate]
     grain: float
-    _left_us: dict[JobId, int] = field(default_factory=dict)  # of jobs, where it differs from the draw's
+    _left_us: dict[JobId, int] = field(default_factory=dict)  # by job, if it differs from the draw's
     _left_at_us: dict[JobId, int] = field(default_factory=dict)
     _live: dict[JobId, _Live] = field(default_factory=dict)
     _heap: list[tuple[int, int, JobId]] = field(default_factory=list)
@@ -189,7 +189,7 @@ class _Run:
         self._at_once |= at_us <= self.now_us
 
     def _happen(self, from_us: int, by_us: int) -> int:
-        """Apply what is due by then, each at its time; return the time of the last of it, `from_us` at least."""
+        """Apply all events due by then, each at its time; return the time of the last one, `from_us` at least."""
         while True:
             at_us, coming = self._due_us(), self._next
             if coming is not None and coming.at_us <= min(at_us, by_us):
@@ -246,7 +246,7 @@ class _Run:
     def _reports_commits(self, attempt: Attempt, live: _Live) -> None:
         """Report checkpoints on the declared schedule, unless the attempt has been silent for too long.
 
-        It matters only for a job that cannot save in its grace period: no decision depends on the others' checkpoints.
+        This matters only for a job that cannot save in its grace period; no decision depends on other checkpoints.
         """
         job, every_us = attempt.job, attempt.job.checkpoint_every_us
         if self.state.policy.victims != "dollars" or not job.protected or job.grace_us >= job.save_us or every_us <= 0:
@@ -257,7 +257,7 @@ class _Run:
             heapq.heappush(self._durable, (live.durable_us, job.job_id, live.epoch))
 
     def _report_checkpoints(self) -> None:
-        """Report of each gang the newest checkpoint that is durable by now, on the schedule that its job declared."""
+        """Report the newest checkpoint of each gang that is durable by now, on the schedule that its job declared."""
         while self._durable and self._durable[0][0] <= self.now_us:
             at_us, job_id, epoch = heapq.heappop(self._durable)
             live = self._live.get(job_id)
@@ -276,7 +276,7 @@ class _Run:
             heapq.heappush(self._durable, (live.durable_us, job_id, epoch))
 
     def _awaited_us(self, by_us: int) -> int:
-        """Return when the first checkpoint is durable for which an attempt is kept; `by_us` if none is sooner."""
+        """Return the time of the first durable checkpoint for which an attempt is kept; `by_us` if none is sooner."""
         if not self._durable or self._durable[0][0] >= by_us or not self.state.waiting.count:
             return by_us
         running = self.state.running
@@ -284,10 +284,10 @@ class _Run:
         gangs = (self._live[running.jobs[int(row)]] for row in (kept_us > self.now_us).nonzero()[0])
         return min(by_us, *(gang.durable_us for gang in gangs), NEVER)
 
-    # -- what follows from a decision ------------------------------------------------------------------------
+    # -- effects of a decision ------------------------------------------------------------------------
 
     def _carry_out(self, event: Event) -> None:
-        """Do what agents and ranks do with a decision."""
+        """Act on a decision as agents and ranks do."""
         if isinstance(event, AttemptPlaced):
             self._start(event)
         elif isinstance(event, NoticeGiven):
@@ -319,7 +319,7 @@ class _Run:
         self._at_once = True
 
     def _leave_on_notice(self, attempt: Attempt, live: _Live, notice: NoticeGiven) -> None:
-        """Let a gang that saves in time leave then; every other one works until it is killed at the deadline."""
+        """Let a gang leave at its save if that is in time; any other gang works until it is killed at the deadline."""
         gang = live.gang
         if live.leaves_us > notice.at_us and gang.notice(notice.at_us) and gang.leave_us <= notice.deadline_us:
             if notice.at_us >= self.now_us:
@@ -344,7 +344,7 @@ class _Run:
         self._at(at_us, job_id)
 
     def _leave(self, job_id: JobId, at_us: int) -> int:
-        """Free the GPUs of an attempt; return since when it held them."""
+        """Free the GPUs of an attempt; return the time since which it held them."""
         live = self._live.pop(job_id)
         self._left_at_us[job_id] = at_us
         for lease in self.state.attempts[job_id].held:

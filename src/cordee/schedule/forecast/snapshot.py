@@ -14,7 +14,7 @@ class Snapshot:
     """The state as it is between two cycles."""
 
     def __init__(self, state: State) -> None:
-        """Take it; nothing may change the state meanwhile."""
+        """Take the snapshot; nothing may change the state meanwhile."""
         assert not state.journal.keeps, "inside a what-if a state is not what it is"
         self.policy, self.shutting_down = state.policy, state.shutting_down
         self.jobs, self.attempts, self.history = state.jobs.copy(), state.attempts.copy(), state.history.copied()
@@ -27,7 +27,7 @@ class Snapshot:
         self._idle, self._failed_searches = state.idle, state.failed_searches
 
     def restore(self) -> State:
-        """Return a new state that equals the one this was taken of."""
+        """Return a new state that equals the captured one."""
         # `use` builds all indexes when the policy is another one.
         made = State(replace(self.policy, notice=not self.policy.notice), mix=deepcopy(self._mix))
         made.shutting_down, made.quotas, made.history = self.shutting_down, self._quotas.copied(), self.history.copied()

@@ -11,7 +11,7 @@ Domain = tuple[str, ...]
 
 
 class DomainTree:
-    """Domains by row; rows of a height, and those inside a domain, are given in the order of the domains' names.
+    """Domains by row; methods return rows in the order of the domains' names.
 
     Attributes:
         domains: by row.
@@ -19,7 +19,7 @@ class DomainTree:
 
     def __init__(self) -> None:
         self.domains: list[Domain] = []
-        self._children: list[list[int]] = []  # rows right inside
+        self._children: list[list[int]] = []  # rows directly inside
         self._height: list[int] = []  # above the racks
         self._row: dict[Domain, int] = {}
         self._levels: dict[int, Ints] = {}
@@ -30,7 +30,7 @@ class DomainTree:
         return len(self.domains)
 
     def rows(self, domain: Domain, height: int) -> tuple[int, ...]:
-        """Return the rows of a domain and all above it, the root first; `height` is the domain's own."""
+        """Return the rows of a domain of this height and of all domains above it, the root first."""
         rows: list[int] = []
         for depth in range(len(domain) + 1):
             prefix = domain[:depth]
@@ -50,7 +50,7 @@ class DomainTree:
         return tuple(rows)
 
     def levels(self) -> dict[int, Ints]:
-        """Return rows by height, ascending; -1 are islands that span nodes, the whole cluster comes last."""
+        """Return rows by ascending height: -1 for islands that span nodes, the whole cluster last."""
         if not self._levels:
             found: dict[int, list[int]] = {}
             for row, domain in enumerate(self.domains):
@@ -59,7 +59,7 @@ class DomainTree:
         return self._levels
 
     def inside(self, row: int) -> Ints:
-        """Return the rows right inside a row's domain."""
+        """Return the rows directly inside a row's domain."""
         found = self._inside.get(row)
         if found is None:
             found = self._inside[row] = self.in_order(self._children[row])

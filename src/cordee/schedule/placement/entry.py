@@ -1,6 +1,6 @@
-"""Nodes as placement sees them: what is leased of each, and what is free.
+"""Nodes as placement sees them: the leased part of each, and the free part.
 
-GPUs are bits of a mask; a GPU that is shared has so many thousandths left. CPU and host memory go along with GPUs.
+GPUs are bits of a mask; of a shared GPU the free thousandths are known. CPU and host memory go along with GPUs.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ def gpus_of(mask: int) -> tuple[int, ...]:
 
 
 def host_request(job: Job, gpus: int) -> tuple[int, int]:
-    """Return the CPU milli-cores and bytes of host memory that so many GPUs of a job take along, rounded up.
+    """Return the CPU milli-cores and bytes of host memory that `gpus` GPUs of a job take along, rounded up.
 
     A job without GPUs takes all of it in one place.
 
@@ -62,11 +62,11 @@ class Used(NamedTuple):
 
     @property
     def touched(self) -> int:
-        """The mask of GPUs of which anything is leased."""
+        """The mask of GPUs that are leased in whole or in part."""
         return self.whole | mask_of(tuple(gpu for gpu, _ in self.parts)) if self.parts else self.whole
 
     def plus(self, lease: Lease, job: Job) -> "Used":
-        """Return it with this lease as well; a GPU that is leased already is a programming error.
+        """Return the leased part with this lease added; a GPU that is leased already is a programming error.
 
         >>> from cordee.ids import JobId
         >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1, gpu_milli=300)
@@ -87,7 +87,7 @@ class Used(NamedTuple):
         return Used(whole, tuple(sorted(parts.items())), self.cpu_milli + cpu_milli, self.memory_bytes + memory_bytes)
 
     def minus(self, lease: Lease, job: Job) -> "Used":
-        """Return it without this lease, which is in it."""
+        """Return the leased part without this lease, which must be in it."""
         cpu_milli, memory_bytes = host_request(job, len(lease.gpus))
         whole, left = self.whole, self.parts
         if lease.milli >= 1000:
@@ -101,22 +101,22 @@ class Used(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A node that can be placed on: up, with what is free of it."""
+    """The free part of a node that is up."""
 
     node: Node
-    free: int  # mask of GPUs of which nothing is leased
-    usable: int  # how many GPUs it has for Cordee, free or leased
-    shared: tuple[tuple[int, int], ...] = ()  # GPUs of which a part is leased: (index, free milli)
+    free: int  # mask of GPUs without any lease
+    usable: int  # number of GPUs that Cordee may use, free or leased
+    shared: tuple[tuple[int, int], ...] = ()  # partly leased GPUs: (index, free milli)
     cpu_milli: int | None = None  # free; None: not counted
     memory_bytes: int | None = None
 
     @property
     def kind(self) -> Kind:
-        """What a job can ask for."""
+        """The GPU name and the capacity that a job can ask for."""
         return (self.node.gpu_name, self.node.capacity)
 
     def plus(self, leases: Iterable[tuple[Lease, Job]]) -> "Entry":
-        """Return it as it would be if these leases on it ended."""
+        """Return the entry as it would be without these leases on it."""
         free, shared, cpu_milli, memory_bytes = self.free, dict(self.shared), self.cpu_milli, self.memory_bytes
         for lease, job in leases:
             if lease.milli >= 1000:
@@ -136,14 +136,14 @@ class Entry(NamedTuple):
         return Entry(self.node, free, self.usable, tuple(sorted(shared.items())), cpu_milli, memory_bytes)
 
     def without(self, mask: int) -> "Entry":
-        """Return it without these GPUs."""
+        """Return the entry without these GPUs."""
         if not self.free & mask:
             return self
         return Entry(self.node, self.free & ~mask, self.usable, self.shared, self.cpu_milli, self.memory_bytes)
 
 
 def entry_of(node: Node, used: Used) -> Entry:
-    """Return what is free of a node of which so much is leased.
+    """Return the entry of a node with this leased part.
 
     >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=4, unavailable=(3,))
     >>> entry = entry_of(node, Used(whole=1, parts=((1, 400),)))

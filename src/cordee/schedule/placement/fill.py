@@ -1,7 +1,7 @@
-"""Laying a gang's units into a view: one node, else the lowest domain that holds them, with the fewest parts.
+"""Search for a gang's place in a view: one node, else the lowest domain that holds it, in the fewest parts.
 
-The same step serves at every level of the tree: take the fullest part whole until one part holds what is left, and of
-those that do the tightest. No other choice needs fewer parts, and what is broken up is the smallest that is enough.
+The same step serves at every level of the tree: take the largest parts whole until one part holds the remaining units,
+then the tightest such part. No other choice needs fewer parts, and the part that is broken up is the smallest possible.
 """
 
 from bisect import bisect_left
@@ -19,7 +19,7 @@ from cordee.schedule.placement.view import Class, View, holds
 
 
 def missing(view: View, need: Need) -> int:
-    """Return how many units (the rest counts as one) lack a place; 0: the gang fits."""
+    """Return the number of units (the rest counts as one) without a place; 0 if the gang fits."""
     if need.within is not None:
         return _missing_within(view, need)
     units, rests = 0, False
@@ -33,7 +33,7 @@ def missing(view: View, need: Need) -> int:
 
 
 def lacking(need: Need, units: int, rests: bool) -> int:
-    """Return how many units a gang lacks where there is room for so many, and a rest beside them or not."""
+    """Return the number of units without a place, given the room for units and whether a rest fits beside them."""
     return max(0, need.units - units) + (need.rest > 0 and units <= need.units and not rests)
 
 
@@ -89,7 +89,7 @@ def _in_one_island(cls: Class, need: Need) -> bool:
 
 
 def _by_row(view: View, need: Need) -> tuple[Floats, Floats]:
-    """Return the units of each row's domain, and how many of its nodes have room for a rest beside them."""
+    """Return for each row the units that its domain holds, and its nodes with room for a rest beside them."""
     units, rests = view.weights(need.unit, need.rest, need.in_island)
     rows = len(view.tree)
     return (view.counts @ units)[:rows], (view.counts @ rests)[:rows] if need.rest else np.zeros(rows)
@@ -104,7 +104,7 @@ def _enough(units: Floats, rests: Floats, need: Need) -> Bools:
 
 
 def _in_one_node(view: View, need: Need) -> Arrangement | None:
-    """Choose one island before several, then the fewest GPUs left over, then the fullest domain, then names."""
+    """Choose a node: one island before several, then the fewest GPUs left over, then the fullest domain, then names."""
     best = min((found for cls in view.total if (found := _on_node(cls, need)) is not None), default=None)
     if best is None:
         return None
@@ -114,7 +114,7 @@ def _in_one_node(view: View, need: Need) -> Arrangement | None:
 
 @lru_cache(maxsize=1 << 16)
 def _on_node(cls: Class, need: Need) -> tuple[bool, int, Class] | None:
-    """Rate a gang on a node of a class: over several islands or not, what is left over; None if it does not fit."""
+    """Rate a gang on a node of a class: (several islands or not, GPUs left over); None if it does not fit."""
     return None if _lacks_in_node(cls, need) else (not _in_one_island(cls, need), sum(cls[2]) - need.gpus, cls)
 
 
@@ -122,7 +122,7 @@ def _on_node(cls: Class, need: Need) -> tuple[bool, int, Class] | None:
 
 
 def _best_domain(view: View, rows: Ints, need: Need) -> int:
-    """Return the domain that needs the fewest nodes, then leaves the least over."""
+    """Return the domain in which the gang needs the fewest nodes, then leaves the fewest GPUs over."""
     if len(rows) == 1:
         return int(rows[0])
     weights, _ = view.weights(need.unit, need.rest, need.in_island)
@@ -141,19 +141,19 @@ def _best_domain(view: View, rows: Ints, need: Need) -> int:
 Tag = TypeVar("Tag")
 
 Run = tuple[int, bool, tuple[float, int | Class], Tag, int]
-"""Equal parts: units that each holds, whether a rest goes beside them, a key to order by, a tag, how many they are."""
+"""Equal parts: units that each holds, whether a rest goes beside them, a sort key, a tag, the number of parts."""
 
 
 @dataclass(slots=True)
 class _Filling:
-    """A gang that is being laid into domains which hold it."""
+    """The picks of nodes for a gang, from a domain that holds it."""
 
     view: View
     need: Need
     picks: list[Pick] = field(default_factory=list)
 
     def domain(self, row: int, units: int, rest: int) -> None:
-        """Lay so much into a domain."""
+        """Pick nodes of a domain for units and a rest."""
         view, rows = self.view, self.view.tree.inside(row)
         if not len(rows):
             self.nodes(row, units, rest)
@@ -174,7 +174,7 @@ class _Filling:
                 self.domain(inner, taken, with_rest)
 
     def nodes(self, row: int, units: int, rest: int) -> None:
-        """Lay so much into nodes right in a domain."""
+        """Pick nodes directly in a domain for units and a rest."""
         view, need = self.view, self.need
         runs: list[Run[list[str]]] = []
         for cls in view.total:
@@ -186,7 +186,7 @@ class _Filling:
 
 
 def _parts(runs: list[Run[Tag]], units: int, rest: int) -> Iterator[tuple[Tag, int, int, int]]:
-    """Yield the parts that take something: (tag, units, rest, number within its run)."""
+    """Yield the parts that get something: (tag, units, rest, number within its run)."""
     runs = sorted(runs, key=lambda run: (-run[0], not run[1], run[2]))
     at = used = 0
 
@@ -201,7 +201,7 @@ def _parts(runs: list[Run[Tag]], units: int, rest: int) -> Iterator[tuple[Tag, i
             yield tag, held, rest if beside else 0, used
             units, rest, used = units - held, 0 if beside else rest, used + 1
         else:
-            # In falling order those that hold what is left come first; the last of them are the tightest.
+            # Runs descend: those that hold the remainder come first, and the last of them are the tightest.
             tightest = bisect_left(runs, True, lo=at, key=too_small) - 1
             first = bisect_left(
                 runs, (-runs[tightest][0], not runs[tightest][1]), lo=at, key=lambda run: (-run[0], not run[1])
@@ -214,7 +214,7 @@ def _parts(runs: list[Run[Tag]], units: int, rest: int) -> Iterator[tuple[Tag, i
 
 
 def choose(entry: Entry, need: Need, units: int, rest: int) -> tuple[int, ...]:
-    """Return free GPUs of a node, unit by unit and the rest last, in the order of the gang's ranks.
+    """Choose free GPUs of a node, unit by unit and the rest last, in the order of the gang's ranks.
 
     >>> from cordee.events import Node
     >>> node = Node(name="n", epoch=1, gpu_name="H100", gpus=8, island_gpus=4)
@@ -238,7 +238,7 @@ def choose(entry: Entry, need: Need, units: int, rest: int) -> tuple[int, ...]:
 
 
 def _take(islands: list[int], count: int) -> tuple[int, ...]:
-    """Take GPUs out of the island with the fewest that are enough, else out of the fullest ones."""
+    """Take GPUs out of the island with the fewest free ones that suffice, else out of those with the most."""
     by_size = sorted(range(len(islands)), key=lambda each: (islands[each].bit_count(), each))
     enough = next((each for each in by_size if islands[each].bit_count() >= count), None)
     chosen: list[int] = []

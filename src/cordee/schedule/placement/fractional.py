@@ -1,4 +1,4 @@
-"""Room for a job that needs less than a GPU: a part of one GPU, or CPU and memory alone."""
+"""Room for a job that needs less than a GPU: a fraction of one GPU, or only CPU and memory."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from cordee.schedule.placement.view import Pool
 
 
 def lacks_part(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry]) -> int | None:
-    """Return 0 if there is room, 1 if there is none now, None if there never is with the nodes that are up."""
+    """Return 0 if there is room, 1 if there is none now, None if the nodes that are up can never hold the job."""
     if not index.view(pool, *host_request(job, 1), empty=True, hosts=not job.gpus).total:
         return None
     if index.view(pool, *host_request(job, 1), hosts=not job.gpus).total_if(freed):
@@ -19,7 +19,7 @@ def lacks_part(index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry
 
 
 def _tightest(index: FreeIndex, job: Job, pool: Pool) -> tuple[int, str, int] | None:
-    """Return the shared GPU with the least left that is enough, on a node with CPU and memory for it."""
+    """Return the tightest shared GPU that has enough left, on a node with CPU and memory for the job."""
     cpu_milli, memory_bytes = host_request(job, 1)
     found = []
     for kind in pool:

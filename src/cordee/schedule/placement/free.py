@@ -1,7 +1,7 @@
-"""The index of what is free: entries by node, tallies by kind, and views that count units of a shape.
+"""The index of free GPUs: entries by node, tallies by kind, and views that count units of a shape.
 
-Only `State` changes it, through `put`, whose answer undoes it. Views follow the entries by a log of changed names when
-they are asked, so that a change costs the same however many views and nodes there are.
+Only `State` changes it, through `put`, and undoes that with the entry that `put` returns. Views catch up with a log of
+changed names when they are read, so the cost of a change does not depend on the number of views and nodes.
 """
 
 from bisect import bisect_left, insort
@@ -21,7 +21,7 @@ _NODES_MAX = 1_000_000  # in all views together: about 300 MB
 
 @dataclass(slots=True)
 class Tally:
-    """All nodes of one kind together."""
+    """The sums over all nodes of one kind."""
 
     free: int = 0
     usable: int = 0
@@ -30,21 +30,21 @@ class Tally:
 
 
 class FreeIndex:
-    """The nodes that can be placed on now."""
+    """The nodes on which jobs can be placed now."""
 
     def __init__(self, mix: Mix | None = None) -> None:
-        """Nothing is there yet; `mix` is what was submitted, where another index learns it."""
+        """Start empty; `mix` holds the submitted shapes if another index counts them already."""
         self.entries: dict[str, Entry] = {}
         self.kinds: dict[Kind, Tally] = {}
         self._now = Feed()
-        self._empty = Feed()  # every node as if nothing of it were leased
+        self._empty = Feed()  # every node as if it had no leases
         self.mix = mix or Mix()
         self.needs: dict[object, Need | None] = {}  # of gangs, as `place` finds them; forgotten when nodes change
         self._packers: dict[Packing, Packer] = {}
         self._views: dict[tuple[Pool, int, int, bool, bool], View] = {}
 
     def put(self, name: str, entry: Entry | None) -> Entry | None:
-        """Set a node's entry, or take it out; returns the entry that was there."""
+        """Set a node's entry, or remove it; return the previous entry."""
         old = self.entries.get(name)
         if old is entry or old == entry:
             return old
@@ -67,7 +67,7 @@ class FreeIndex:
         return old
 
     def free(self, kind: Kind) -> int:
-        """Return the GPUs of a kind of which nothing is leased."""
+        """Return the number of GPUs of a kind without any lease."""
         tally = self.kinds.get(kind)
         return tally.free if tally else 0
 
@@ -79,9 +79,9 @@ class FreeIndex:
     def view(
         self, pool: Pool, cpu_milli: int = 0, memory_bytes: int = 0, *, empty: bool = False, hosts: bool = False
     ) -> View:
-        """Return the nodes of a pool, counted by how many GPUs each gives to a job with so much CPU and memory a GPU.
+        """Return the view of a pool's nodes for jobs that take this much CPU and memory for each GPU.
 
-        `empty` counts them as if nothing were leased, `hosts` also those without a free GPU, for jobs that need none.
+        With `empty` nodes count as if they had no leases, with `hosts` also those without a free GPU.
         """
         key = (pool, cpu_milli, memory_bytes, empty, hosts)
         view = self._views.pop(key, None)
@@ -100,7 +100,7 @@ class FreeIndex:
         return self._packers[packing]
 
     def shared(self, kind: Kind, milli: int) -> Iterator[tuple[int, str, int]]:
-        """Yield shared GPUs of a kind that have so much left: (free milli, node, GPU), the tightest first."""
+        """Yield shared GPUs of a kind with at least `milli` thousandths free, tightest first: (milli, node, GPU)."""
         tally = self.kinds.get(kind)
         if tally is not None:
             for at in range(bisect_left(tally.shared, (milli, "", -1)), len(tally.shared)):
@@ -108,7 +108,7 @@ class FreeIndex:
 
     @contextmanager
     def as_if(self, entries: Mapping[str, Entry | None]) -> Iterator[None]:
-        """Open a context in which these nodes are as given, or not there."""
+        """Open a context in which these nodes have the given entries; None removes one."""
         before = [(name, self.put(name, entry)) for name, entry in entries.items()]
         try:
             yield

@@ -1,8 +1,8 @@
-"""The mix of jobs seen so far: their shapes, and how much of a node's free GPUs each of them could use.
+"""The mix of jobs submitted so far: their shapes, and the free GPUs of a node that each of them could use.
 
-Fragmentation Gradient Descent (Weng et al., USENIX ATC'23, section 4.2): the fragmentation of a node is what of its
-free GPUs a job drawn from the workload could not use, because the node lacks CPU, memory or GPUs for it, or because
-what is left of a GPU is smaller than its part. The workload here is what was submitted; nothing is known beforehand.
+Fragmentation Gradient Descent (Weng et al., USENIX ATC'23, section 4.2): the fragmentation of a node is the
+part of its free GPUs that a job drawn from the workload could not use, because the node lacks CPU, memory or GPUs for
+it, or because a GPU has less left than the job's fraction. The workload here is the set of submitted jobs.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from cordee.schedule.arrays import Floats, Ints
 from cordee.schedule.placement.entry import host_request
 
 Ask = tuple[int, int, int, int]
-"""Milli-cores and bytes for each GPU (or in all, without one), GPUs, thousandths of each."""
+"""Milli-cores and bytes for each GPU (in total for a job without GPUs), GPUs, thousandths of each."""
 
 _SHAPES_MAX = 128
 _FIRST, _GROWTH = 16, 1.5
 
 Learnt = tuple[tuple[Ask, int], ...]
-"""Shapes and how many jobs asked for each, the most frequent first."""
+"""Shapes with the number of jobs of each, the most frequent first."""
 
 
 def ask_of(job: Job) -> Ask:
@@ -41,8 +41,8 @@ class _Before:
 class Mix:
     """The counts of submitted jobs by shape.
 
-    `learnt` is renewed when half as many more are known, and then holds what was submitted before the present moment,
-    so that the order of reports within a moment does not matter.
+    `learnt` is renewed when the total has grown by half. It then holds the jobs submitted before the present moment, so
+    that the order of reports within a moment does not matter.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Mix:
         self._again = _FIRST  # the total at which it is renewed
 
     def seen(self, job: Job, at_us: int) -> _Before:
-        """Count a job that was submitted; the answer undoes it.
+        """Count a job that was submitted; `unseen` undoes it with the result.
 
         >>> from cordee.ids import JobId
         >>> mix = Mix()
@@ -91,10 +91,10 @@ def ranked(counts: Iterable[tuple[Ask, int]]) -> Learnt:
 
 
 class Table:
-    """For nodes by their free CPU and memory: the fraction of the mix for which they are enough, by GPUs asked for."""
+    """The fraction of the mix for which the free CPU and memory of a node are enough, by GPUs asked for."""
 
     def __init__(self, learnt: Learnt, node_gpus: int) -> None:
-        """`node_gpus`: a gang that is larger asks whole nodes."""
+        """Build the table for nodes of at most `node_gpus` GPUs; a larger gang asks for whole nodes."""
         total = sum(jobs for _, jobs in learnt)
         asks = [(cpu, memory, min(gpus, node_gpus), milli, jobs / total) for (cpu, memory, gpus, milli), jobs in learnt]
         groups = sorted({(gpus, milli) for _, _, gpus, milli, _ in asks})
@@ -109,11 +109,11 @@ class Table:
         self._fraction = fraction.cumsum(axis=0).cumsum(axis=1)
 
     def enough(self, cpu: Floats, memory: Floats) -> Floats:
-        """Return the fraction of the mix, by group, for which so much CPU and memory is enough: (nodes, groups)."""
+        """Return the fraction of the mix, by group, for which this CPU and memory is enough: (nodes, groups)."""
         rows, columns = np.searchsorted(self._cpu, cpu, "right"), np.searchsorted(self._memory, memory, "right")
         return self._fraction[rows, columns]
 
     def usable(self, left: Floats) -> tuple[Ints, Floats]:
-        """Return by group how many GPUs with so much left (nodes, GPUs) it could use, and their thousandths."""
+        """Return the GPUs that each group could use, with their thousandths; `left` is (nodes, GPUs)."""
         large = left[:, None, :] >= self.milli[:, None]
         return large.sum(axis=2), (large * left[:, None, :]).sum(axis=2)

@@ -1,4 +1,4 @@
-"""The shape that a gang waits for, and how it lies in a place."""
+"""The shape that a gang waits for, and its arrangement on nodes."""
 
 from typing import NamedTuple
 
@@ -6,21 +6,21 @@ ANYWHERE = 99
 """The height of the whole cluster above the racks."""
 
 DOMAIN_HEIGHTS = {"rack": 0, "block": 1}
-"""Domains that a gang may have to lie in (`within`), by their height above the racks."""
+"""The values of `within`: domains by their height above the racks."""
 
 HIGHEST: dict[str | None, int] = {"island": -1, "rack": 0, "block": 1, None: ANYWHERE}
 """The highest domain that a gang may spread over, by its `within`."""
 
 Pick = tuple[str, int, int]
-"""A node, how many units it gets, and the GPUs of a rest (0: none)."""
+"""A node, the number of units on it, and the GPUs of a rest there (0: none)."""
 
 
 class Need(NamedTuple):
-    """The parts of a gang."""
+    """The parts into which a gang may be divided."""
 
     unit: int  # GPUs
     units: int
-    rest: int  # GPUs of one part that is smaller than a unit; 0: none
+    rest: int  # GPUs of the one part that is smaller than a unit; 0: none
     in_island: bool  # a unit lies in one island where islands are large enough, not just in one node
     within: str | None
 

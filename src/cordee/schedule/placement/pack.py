@@ -1,11 +1,11 @@
-"""Packing: of the nodes that hold a job, the one whose free GPUs stay most useful for other jobs.
+"""Packing: among the nodes that hold a job, choose the one that leaves the most useful free GPUs for other jobs.
 
     tight   least free GPU left on the GPU that is shared, then on the node (best fit)
     fgd     least growth of fragmentation (mix.py)
-    mix     the same, with a bent for full nodes: roomy nodes stay roomy
+    mix     the same, with a preference for full nodes: roomy nodes stay roomy
 
-For jobs that one node holds. Scores are kept for each shape and renewed for nodes that changed, so a place costs what
-changed since the last job of its shape, and a few passes over arrays as long as the cluster.
+It serves jobs that one node holds. Scores are kept for each shape and renewed for nodes that changed, so the cost of a
+search is that of the changes since the last job of its shape, and of a few passes over arrays as long as the cluster.
 """
 
 from collections.abc import Iterable
@@ -25,16 +25,16 @@ _SAME = 1e-6
 
 @dataclass(slots=True)
 class _Row:
-    """The effect of a shape on each node."""
+    """The scores of one shape on all nodes."""
 
-    seen: int  # changes
-    score: Floats  # infinite: it does not fit
-    gpu: Ints  # for a part of a GPU
+    seen: int  # changes up to which the scores are valid
+    score: Floats  # infinite where the shape does not fit
+    gpu: Ints  # the GPU to use, for a shape that takes a part of one
 
 
 @dataclass(slots=True)
 class _Nodes:
-    """All nodes, an element for each."""
+    """The free resources of all nodes, as arrays over nodes."""
 
     cpu: Floats = field(default_factory=lambda: np.zeros(0))
     memory: Floats = field(default_factory=lambda: np.zeros(0))
@@ -47,7 +47,7 @@ class _Nodes:
 
 @dataclass(slots=True)
 class _Worth:
-    """All nodes as they are: GPUs and thousandths that each group of the mix could use (nodes, groups)."""
+    """The present worth of all nodes: GPUs and thousandths that each group of the mix could use (nodes, groups)."""
 
     usable_gpus: Floats = field(default_factory=lambda: np.zeros((0, 0)))
     usable_milli: Floats = field(default_factory=lambda: np.zeros((0, 0)))
@@ -55,14 +55,14 @@ class _Worth:
 
 
 class Packer:
-    """Follows the entries of an index and scores nodes for shapes."""
+    """Scores of nodes for shapes, kept up to date with the entries of an index."""
 
     def __init__(self, feed: Feed, mix: Mix, packing: Packing) -> None:
         self._feed, self._mix, self._packing = feed, mix, packing
         self._seen, self._changes = -1, 0
         self._slot: dict[str, int] = {}
         self._names: list[str] = []
-        self._order: Ints = np.zeros(0, np.int64)  # of the names
+        self._order: Ints = np.zeros(0, np.int64)  # the rank of each node by name
         self._kind: dict[Kind, int] = {}
         self._nodes = _Nodes()
         self._rows: dict[Ask, _Row] = {}
@@ -71,7 +71,7 @@ class Packer:
         self._worth = _Worth()
 
     def pick(self, ask: Ask, kinds: Iterable[Kind]) -> tuple[str, int] | None:
-        """Return the node for a job of a shape and, if it takes a part of a GPU, the GPU; None if no node has room.
+        """Return the best node for a shape and, if the shape takes a part of a GPU, the GPU; None if no node has room.
 
         One island goes before several, then a lower price, then the score, then fewer free GPUs, then names.
         """
@@ -95,7 +95,7 @@ class Packer:
         return found[by <= by.min() + same] if len(found) > 1 else found
 
     def _spread(self, slots: Ints, gpus: int) -> Ints:
-        """Return 0 where one island has so many whole GPUs, else 1."""
+        """Return 0 for each node where one island has that many whole GPUs, else 1."""
         nodes = self._nodes
         split = (nodes.island[slots] > 0) & (nodes.island[slots] < nodes.left.shape[1])
         spread = np.zeros(len(slots), np.int64)
@@ -162,7 +162,7 @@ class Packer:
             nodes.left[slot, gpu] = milli
 
     def _measure(self, slots: Ints) -> None:
-        """Compute what these nodes are worth as they are."""
+        """Compute the worth of these nodes as they are."""
         left, table, count = self._nodes.left[slots], self._table, len(self._names)
         groups = 0 if table is None else len(table.milli)
         if self._worth.usable_milli.shape != (count, groups):
@@ -175,7 +175,7 @@ class Packer:
         worth.potential[slots] = self._potential(*host, total, worth.usable_gpus[slots], worth.usable_milli[slots])
 
     def _potential(self, cpu: Floats, memory: Floats, total: Floats, count: Floats, usable: Floats) -> Floats:
-        """Return the thousandths of GPUs that the mix cannot use, and less for roomy nodes."""
+        """Return the thousandths of GPUs that the mix cannot use, less a bonus for roomy nodes."""
         value = total
         if self._table is not None:
             fraction = self._table.enough(cpu, memory)
@@ -235,7 +235,7 @@ class Packer:
             row.score[here[better]], row.gpu[here[better]] = score[better], gpu
 
     def _of(self, left: Floats) -> Floats:
-        """Return by group what it could use of a GPU with so much left."""
+        """Return the thousandths that each group could use of a GPU with `left` thousandths free."""
         if self._table is None:
             return np.zeros((len(left), 0))
         return np.where(left[:, None] >= self._table.milli, left[:, None], 0.0)

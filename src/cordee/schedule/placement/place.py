@@ -1,16 +1,16 @@
-"""Placing a whole gang: in the tightest part of the domain tree that holds it, then the one that it breaks up least.
+"""Placement of a whole gang: the lowest domain that holds it, then the domain that it breaks up least.
 
 A gang is made of units that are never divided: `unit_gpus` GPUs in one island (one node, where islands are smaller), or
-without it the whole gang in one node, or as many whole nodes as it fills and one rest. It waits for that shape. What
-lies above the unit is a preference, unless `within` makes it a condition. A gang has one GPU name, and one capacity
-unless the job takes any and neither alone has room.
+without it the whole gang in one node, or as many whole nodes as it fills and one rest. It waits for that shape. Domains
+above the unit are a preference, unless `within` makes one a condition. A gang has one GPU name, and one capacity unless
+the job accepts any and neither alone has room.
 
     leases = place(index, job, pools(job, index.kinds), avoid=flaky)    None: no place
-    fits(index, job, pool)                                              the same question of one pool, by counts
+    fits(index, job, pool)                                              whether one pool has room, by counts
     lacks(index, job, pool)                                             units without a place; None: never
     lacks(index, job, pool, freed)                                      if some nodes were as in `freed`
     freed = {name: index.entries[name].plus([(lease, victim.job), ...])}
-    with index.as_if(freed): place(...)                                 where it would go then
+    with index.as_if(freed): place(...)                                 its place in that case
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -31,7 +31,7 @@ _SOLD = (Capacity.ON_DEMAND, Capacity.SPOT)
 
 
 def pools(job: Job, kinds: Iterable[Kind]) -> tuple[Pool, ...]:
-    """Return the pools that a job may use of the kinds there are, in the order in which they are tried.
+    """Return the pools of these kinds that a job may use, in the order in which they are tried.
 
     >>> from cordee.ids import JobId
     >>> job = Job(job_id=JobId("a"), name="a", owner="me", gpus=1)
@@ -55,11 +55,11 @@ def _pools(gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind]) -> 
     return (*single, *mixed)
 
 
-# -- what a gang needs ---------------------------------------------------------------------------------------
+# -- units of a gang ---------------------------------------------------------------------------------------
 
 
 def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> Need | None:
-    """Return the units of a gang in a pool; None if the nodes that are up could not hold it with nothing leased."""
+    """Return the units of a gang in a pool; None if the nodes that are up could not hold it even without leases."""
     gpus = job.gpus if gpus is None else gpus
     host = host_request(job, 1)
     key = (pool, host, gpus, job.unit_gpus, job.within)
@@ -84,24 +84,24 @@ def _need(empty: View, gpus: int, unit_gpus: int | None, within: str | None) -> 
     return None
 
 
-# -- whether it fits -----------------------------------------------------------------------------------------
+# -- counts -----------------------------------------------------------------------------------------
 
 
 def fits(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> bool:
-    """Return whether `place` would find a place in this pool now; it looks at counts, not at nodes."""
+    """Return whether `place` would find a place in this pool now; only counts are read, not nodes."""
     return lacks(index, job, pool, gpus=gpus) == 0
 
 
 def lacks(
     index: FreeIndex, job: Job, pool: Pool, freed: Mapping[str, Entry] | None = None, gpus: int | None = None
 ) -> int | None:
-    """Return how many units of a gang lack a place; 0: it fits; None: the nodes that are up can never hold it.
+    """Return the number of units without a place; 0 if the gang fits, None if the nodes that are up can never hold it.
 
     Args:
         index: what is free.
         job: whose gang.
         pool: the kinds that it may use together.
-        freed: nodes as they would be (`Entry.plus`), to ask what the end of some attempts would change.
+        freed: nodes as they would be after the end of some attempts (`Entry.plus`).
         gpus: a size of an elastic job, instead of `job.gpus`.
     """
     if job.gpu_milli < 1000 or not job.gpus:
@@ -122,7 +122,7 @@ def lacks(
     return lacking(need, units, rests > 0)
 
 
-# -- the place -----------------------------------------------------------------------------------------------
+# -- leases -----------------------------------------------------------------------------------------------
 
 
 def place(
@@ -143,8 +143,8 @@ def place(
         candidates: `pools` of the job, or those of them that are open to it.
         gpus: a size of an elastic job, instead of `job.gpus`.
         avoid: nodes that are used only if there is no place without them.
-        spares: so many nodes of each pool of which nothing is leased are out of reach (`spare_nodes`).
-        packing: how a job chooses among nodes that hold it (pack.py); whole gangs of several nodes do not.
+        spares: the number of nodes without leases in each pool that stay free (`spare_nodes`).
+        packing: the choice among nodes that hold the job (pack.py); it does not apply to gangs of several nodes.
     """
     if job.gpu_milli >= 1000 and (gpus or job.gpus) > sum(index.free(kind) for pool in candidates for kind in pool):
         return None
@@ -161,7 +161,7 @@ def place(
 
 
 def spare_nodes(index: FreeIndex, pool: Pool, count: int) -> tuple[str, ...]:
-    """Return so many nodes of which every GPU is free, in the roomiest domains, to be kept for failures of others."""
+    """Return `count` nodes with all GPUs free, in the roomiest domains, to be kept for failures of other nodes."""
     if count <= 0:
         return ()
     view = index.view(pool)
@@ -199,7 +199,7 @@ def _place(
 
 
 def _is_scored(job: Job, packing: Packing) -> bool:
-    """Return whether nodes are scored: where only whole GPUs count, the fewest left over decides."""
+    """Return whether nodes are scored; otherwise the fewest GPUs left over decide."""
     if job.unit_gpus is not None or job.within == "island":
         return False
     return packing == "fgd" or (packing == "mix" and bool(job.cpu_milli or job.memory_bytes))

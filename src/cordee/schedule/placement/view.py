@@ -1,8 +1,8 @@
-"""The nodes of a pool in their domain tree, counted by class, for jobs that take so much CPU and memory for each GPU.
+"""The nodes of a pool in their domain tree, counted by class, for one amount of CPU and memory per GPU.
 
-A class is what placement must know of a node: how many of its free GPUs the job could take, how many GPUs make an
-island, and how many of each island are free. There are few classes, so a row of counts for each domain answers how many
-units of any size a domain holds, and one product of the matrix of counts with a vector of weights answers it for all.
+The class of a node is all that placement must know of it: the number of its free GPUs that the job could take, the GPUs
+of an island, and the free GPUs of each island. There are few classes, so a row of counts for each domain gives the
+units of any size that the domain holds; one product of the matrix of counts with a vector of weights gives all.
 """
 
 from bisect import bisect_left, insort
@@ -26,7 +26,7 @@ Class = tuple[int, int, tuple[int, ...]]
 
 @lru_cache(maxsize=1 << 16)
 def holds(cls: Class, unit: int, rest: int, in_island: bool) -> tuple[int, bool]:
-    """Return how many units a node of a class holds, and whether a rest of a unit goes beside them.
+    """Return the number of units that a node of a class holds, and whether a rest fits beside them.
 
     >>> holds((8, 8, (8,)), 3, 2, False), holds((7, 4, (4, 3)), 2, 1, True)
     ((2, True), (3, True))
@@ -48,10 +48,10 @@ class Feed:
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.log: list[str] = []
-        self.start = 0  # changes that the log no longer holds
+        self.start = 0  # number of changes that the log no longer holds
 
     def put(self, name: str, entry: Entry | None) -> None:
-        """Set or take out an entry."""
+        """Set an entry; None removes it."""
         if entry is None:
             self.entries.pop(name, None)
         else:
@@ -62,7 +62,7 @@ class Feed:
             del self.log[: len(self.log) // 2]
 
     def since(self, seen: int) -> tuple[list[str] | None, int]:
-        """Return the names changed since so many changes (None: start anew), and how many changes there are now."""
+        """Return the names changed since change number `seen` (None: start anew), and the present number of changes."""
         end = self.start + len(self.log)
         return (None if seen < self.start else self.log[seen - self.start :]), end
 
@@ -83,11 +83,11 @@ class View:
         tree: the domains of the nodes.
         classes: by column.
         total: nodes of each class in the whole pool.
-        counts: nodes by row and column; floats, because products of floats are fast: they stay whole numbers.
+        counts: nodes by row and column; whole numbers as floats, because products of floats are fast.
         free: GPUs that the job could take, by row.
-        names: by (row, column), those of the nodes right in the domain, ascending.
-        where: of each node its rows from the root down, and its column.
-        found: what was searched here; forgotten when the counts change.
+        names: by (row, column), the names of the nodes directly in the domain, ascending.
+        where: for each node its rows from the root down, and its column.
+        found: results of searches, cleared when the counts change.
     """
 
     def __init__(self, pool: Pool, cpu_milli: int, memory_bytes: int, feed: Feed, hosts: bool) -> None:
@@ -106,7 +106,7 @@ class View:
         self.where: dict[str, tuple[tuple[int, ...], int]] = {}
         self._column: dict[Class, int] = {}
         self._leaves: Ints | None = None
-        self._own: set[int] = set()  # rows with nodes right in their domain
+        self._own: set[int] = set()  # rows with nodes directly in their domain
         self._weights: dict[tuple[int, int, bool], tuple[Floats, Floats]] = {}
         self.found.clear()
 
@@ -125,7 +125,7 @@ class View:
             self._set(name, entries.get(name))
 
     def class_of(self, entry: Entry | None) -> Class | None:
-        """Return the class of a node; None if it is of no use here."""
+        """Return the class of a node; None if the view does not count it."""
         kinds, cpu_milli, memory_bytes, without_gpus = self._host
         if entry is None or entry.kind not in kinds or not (entry.free or without_gpus):
             return None
@@ -193,7 +193,7 @@ class View:
         return column
 
     def _rows(self, domain: tuple[str, ...], height: int) -> tuple[int, ...]:
-        """Return the rows of a domain and all above it, and make room for new ones."""
+        """Return the rows of a domain and of all above it; extend the arrays for new ones."""
         before = len(self.tree)
         rows = self.tree.rows(domain, height)
         if len(self.tree) > before:
@@ -203,10 +203,10 @@ class View:
                 self.counts, self.free = np.pad(self.counts, ((0, more), (0, 0))), np.pad(self.free, (0, more))
         return rows
 
-    # -- what placement asks -----------------------------------------------------------------------------------
+    # -- queries of placement -----------------------------------------------------------------------------------
 
     def total_if(self, entries: Mapping[str, Entry]) -> Mapping[Class, int]:
-        """Return `total` as if these nodes were as given."""
+        """Return `total` as if these nodes had the given entries."""
         if not entries:
             return self.total
         total = dict(self.total)
@@ -231,22 +231,22 @@ class View:
         raise AssertionError(f"a node of class {cls} is counted and is in no domain")
 
     def fullest_first(self, rows: Ints | None = None) -> Ints:
-        """Return rows (those with nodes right in their domain) by their free GPUs, ties in domain order."""
+        """Return rows ordered by their free GPUs, ties in domain order; without `rows` those of `leaves`."""
         rows = self.leaves() if rows is None else rows
         return rows[np.argsort(self.free[rows], kind="stable")] if len(rows) > 1 else rows
 
     def column(self, cls: Class) -> int:
-        """Return the column of a class that is there."""
+        """Return the column of a known class."""
         return self._column[cls]
 
     def leaves(self) -> Ints:
-        """Return the rows with nodes right in their domain, in domain order."""
+        """Return the rows with nodes directly in their domain, in domain order."""
         if self._leaves is None:
             self._leaves = self.tree.in_order(self._own)
         return self._leaves
 
     def weights(self, unit: int, rest: int, in_island: bool) -> tuple[Floats, Floats]:
-        """Return for each class the units that a node holds, and whether a rest goes beside them."""
+        """Return for each class the units that a node holds, and whether a rest fits beside them."""
         key = (unit, rest, in_island)
         found = self._weights.get(key)
         if found is None:

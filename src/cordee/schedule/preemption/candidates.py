@@ -1,6 +1,6 @@
-"""Candidates: the attempts that a waiting job may preempt, what they would free and what they would lose.
+"""Candidates: the attempts that a waiting job may preempt, with the GPUs that they would free and their losses.
 
-Columns (numpy) and not records are read, so that a search costs the same few vector operations on a large cluster.
+Searches read columns (numpy), not records, so they take the same few vector operations on a cluster of any size.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from cordee.schedule.state import State
 from cordee.units import US_PER_HOUR
 
 Weight = tuple[int, int, int, list[JobId]]
-"""The order of sets of victims: what they cost, how many they are, how low their tiers are, their names."""
+"""The order of sets of victims: cost, number, tiers (lower ones first), names."""
 
 
 class Costs:
@@ -32,8 +32,8 @@ class Costs:
     def of(self, scope: Scope) -> Floats:
         """Return the cost of preempting each row.
 
-        A victim preempts jobs below it in its turn, so a higher tier counts for those as well. Of nearly equal victims
-        of its own tier a job takes the one that received more.
+        A victim may preempt jobs below it in its turn, so a higher tier costs more. Among nearly equal victims of its
+        own tier a job takes the one that received more service.
         """
         policy, tier = self._state.policy, self._state.running.rows.ints["tier"]
         weights = policy.weights
@@ -59,7 +59,7 @@ class Costs:
 
 @dataclass
 class Reach:
-    """The victims of one scope; it holds while no attempt is placed or leaves.
+    """The victims of one scope, valid until an attempt is placed or leaves.
 
     Attributes:
         gain: GPUs that each lease would free; 0 if its attempt may not be preempted.
@@ -73,7 +73,7 @@ class Reach:
 
     @cached_property
     def cost(self) -> Floats:
-        """What each row costs; most searches end before this is needed."""
+        """The cost of preempting each row, computed when it is first needed, as most searches end before."""
         return self.costs.of(self.scope)
 
 
@@ -84,7 +84,7 @@ class Field:
     Attributes:
         nodes: a mask of the nodes of the pool.
         free: GPUs of each node that are free.
-        available: that, and all that the victims would free.
+        available: those, and all GPUs that the victims would free.
         gain: GPUs that each lease would free; 0 if its attempt may not be preempted.
         row: the attempt of each lease.
         node: the node of each lease.
@@ -100,7 +100,7 @@ class Field:
 
     @property
     def cost(self) -> Floats:
-        """What each row costs."""
+        """The cost of preempting each row."""
         return self.reach.cost
 
     def on(self, nodes: Ints) -> Ints:
@@ -124,7 +124,7 @@ class Candidates:
         self._fields: dict[tuple[Scope, Pool, frozenset[str]], Field] = {}
 
     def none_in(self, scope: Scope) -> bool:
-        """Return whether tiers and standings alone show that a scope has no victim, as most have none."""
+        """Return whether tiers and standings alone show that a scope has no victim; that is true of most scopes."""
         if scope.borrowers or scope.moves is not None:
             return False
         if int(self._state.running.rows.ints["tier"].max(initial=0)) > scope.tier:
@@ -174,7 +174,7 @@ class Candidates:
         return allowed & flags["live"]
 
     def field(self, scope: Scope, pool: Pool, shielded: frozenset[str]) -> Field:
-        """Return where to search for victims of a scope in a pool; attempts of shielded queues stay."""
+        """Return the field of a search for victims of a scope in a pool; attempts of shielded queues stay."""
         self._refresh()
         key = (scope, pool, shielded)
         found = self._fields.get(key)

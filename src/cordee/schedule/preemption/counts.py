@@ -1,4 +1,4 @@
-"""Counts of the units that nodes hold once some victims have left."""
+"""Counts of the units that nodes hold after some victims have left."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ class Counts:
         self.need, self._field, self._at = need, field, at
 
     def without(self, rows: list[int]) -> Ints:
-        """Return the free GPUs of each node if these attempts had left."""
+        """Return the free GPUs of each node without these attempts."""
         field = self._field
         free = field.free.copy()
         if rows:
@@ -27,11 +27,11 @@ class Counts:
         return free
 
     def units(self, free: Ints) -> int:
-        """Return how many units so many free GPUs of each node hold."""
+        """Return the number of units that these free GPUs of each node hold."""
         return int((free[self._at] // self.need.unit).sum())
 
     def are_enough(self, free: Ints) -> bool:
-        """Return whether the gang lies in so many free GPUs of each node."""
+        """Return whether the gang fits into these free GPUs of each node."""
         here, need = free[self._at], self.need
         each = here // need.unit
         units = int(each.sum())
@@ -42,7 +42,7 @@ class Counts:
         return bool(len(kept)) and units + int(kept.max()) >= need.units
 
     def needed(self, chosen: list[int], in_order: Iterable[int]) -> list[int]:
-        """Return the victims without those that can be left out, tried in this order."""
+        """Return the victims without the superfluous ones, which are tried in this order."""
         for row in in_order:
             rest = [each for each in chosen if each != row]
             if self.are_enough(self.without(rest)):

@@ -1,4 +1,4 @@
-"""The cheapest set of attempts that frees so many GPUs of one node or of one queue: a covering knapsack."""
+"""The cheapest set of attempts that frees a number of GPUs of one node or of one queue: a covering knapsack."""
 
 from collections.abc import Iterable
 from math import gcd
@@ -8,14 +8,14 @@ from cordee.ids import JobId
 from cordee.schedule.loss import Cost
 
 _EXACT_CELLS = 400_000
-"""Above so many steps of the exact search a greedy one is used: about 0.2 s."""
+"""The largest number of steps of the exact search, about 0.2 s; beyond it the search is greedy."""
 
 
 class Victim(NamedTuple):
     """An attempt that could be preempted."""
 
     job_id: JobId
-    gpus: int  # that it would free
+    gpus: int  # GPUs that it would free
     cost: Cost
     level: int  # of its tier
 
@@ -23,7 +23,7 @@ class Victim(NamedTuple):
 def choose(candidates: Iterable[Victim], need: int) -> tuple[Victim, ...] | None:
     """Return the cheapest set that frees at least `need` GPUs; ties by fewest jobs, then lowest tiers, then job ids.
 
-    No member can be left out. The search is exact up to a size, then greedy by cost per GPU.
+    No member is superfluous. The search is exact up to a size, then greedy by cost per GPU.
     """
     assert need > 0, "nothing has to be freed"
     victims = _contenders(candidates, need)
@@ -40,7 +40,7 @@ def _weight(victim: Victim) -> tuple[int, int, int, int]:
 
 
 def _contenders(candidates: Iterable[Victim], need: int) -> list[Victim]:
-    """Keep of each size the cheapest, as many as could be needed together: no best set has another."""
+    """Keep the cheapest victims of each size, as many as one set could need; the best set needs no others."""
     by_size: dict[int, list[Victim]] = {}
     for victim in sorted(candidates, key=lambda each: (_weight(each), each.job_id)):
         same = by_size.setdefault(min(victim.gpus, need), [])

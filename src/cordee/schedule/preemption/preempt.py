@@ -1,8 +1,8 @@
-"""Making room for a waiting gang: by preempting other attempts, or by moving them to where they fit as well.
+"""Room for a waiting gang, made by preempting other attempts, or by moving them to other places where they fit.
 
 A preemption takes the cheapest set of victims: lower tiers, worse standings of its own tier, and jobs that borrowed its
-queue's quota. A move asks for less: a gang for which enough GPUs are free, but not in its shape, may move smaller jobs
-out of its way if each of them fits elsewhere at once. Both are tried on the state as a what-if, and taken back.
+queue's quota. A move costs less: a gang for which enough GPUs are free, but not in its shape, may move smaller jobs
+if each of them fits elsewhere at once. Both are tried on the state as a what-if, and taken back.
 """
 
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ from cordee.schedule.records import Attempt, JobRecord
 from cordee.schedule.state import State
 
 _TRIES = 8
-"""So many sets are tried where their leaving does not make the room that was counted (CPU, memory, islands, quotas)."""
+"""The number of sets tried when one makes less room than was counted (because of CPU, memory, islands, quotas)."""
 
 Claim = tuple[Job, tuple[Lease, ...]]
-"""A job, and where it starts."""
+"""A job, and its place at the next start."""
 
 
 class Terms(NamedTuple):
-    """On which terms an attempt leaves."""
+    """The terms on which an attempt leaves."""
 
     attempt: Attempt
     reason: NoticeReason
-    gpus: int | None = None  # on which it starts again at once
+    gpus: int | None = None  # size on which it starts again at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Preemption:
         self._search = VictimSearch(state, now_us)
 
     def scope(self, record: JobRecord) -> Scope:
-        """Return which attempts a waiting job may preempt."""
+        """Return the scope of a waiting job: the attempts that it may preempt."""
         job, quotas = record.job, self._state.quotas
         borrowers = frozenset(each.queue for each in quotas.borrowers(job)) if quotas.queues else frozenset[str]()
         return Scope(level(job.tier), job.priority, self._standing(record), borrowers)
@@ -63,7 +63,7 @@ class Preemption:
     def preempt(
         self, record: JobRecord, scope: Scope, candidates: tuple[Pool, ...], refusal: Refusal | None
     ) -> Room | None:
-        """Return the room in the first pool where victims make it; with a refusal, they have to lift that as well."""
+        """Return the room in the first pool where victims make it; a refusal must be lifted by them as well."""
         if self._search.candidates.none_in(scope):
             return None
         if refusal is not None:
@@ -113,7 +113,7 @@ class Preemption:
         return None
 
     def _lift(self, record: JobRecord, scope: Scope, candidates: tuple[Pool, ...], refusal: Refusal) -> Room | None:
-        """Preempt so much of a queue that it admits the job, whatever is free."""
+        """Preempt jobs of a queue until it admits the job, whatever GPUs are free."""
         if refusal.short_milli is None or (refusal.bound is Bound.KEPT and not scope.borrowers):
             return None
         victims = self._state.quotas.victims(record.job, refusal)
@@ -131,7 +131,7 @@ class Preemption:
         return next((room for room in rooms if room is not None), None)
 
     def _shielding(self, record: JobRecord, chosen: tuple[JobId, ...]) -> set[str]:
-        """Return the queues whose quota shields one of these from the job."""
+        """Return the queues with a quota that shields one of these attempts from the job."""
         if not self._state.quotas.queues:
             return set()
         victims = self._state.quotas.victims(record.job)
@@ -143,7 +143,7 @@ class Preemption:
         }
 
     def _standing(self, record: JobRecord) -> int | None:
-        """Return the standing from which on a job preempts its own tier; None: it does not yet."""
+        """Return the standing beyond which a job preempts attempts of its own tier; None if it preempts none yet."""
         policy, job_id = self._state.policy, record.job.job_id
         if not policy.takes_turns or self._now_us < record.waits_since_us + policy.preempt_after_us:
             return None
@@ -188,7 +188,7 @@ class Preemption:
     def _room_by_moving(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         state = self._state
         attempts = [state.attempts[each] for each in chosen]
-        # A job that fits nowhere as it is will not fit once the gang has its place.
+        # A job without a place now has none after the gang is placed.
         if any(self._place(state.nodes.free, each.job, each.gpus) is None for each in attempts):
             return None
         mark = state.journal.mark()
@@ -210,13 +210,13 @@ class Preemption:
         return Room(self._events(terms, record), leases, tuple(others))
 
     def _is_admitted(self, record: JobRecord) -> bool:
-        """Return whether its queue admits a job once those with notice have left: what they used is then kept again."""
+        """Return whether its queue admits a job after jobs with notice have left, when their quota is kept again."""
         quotas = self._state.quotas
         refusal = quotas.admits(record.job, self._now_us) if quotas.rules else None
         return refusal is None or (refusal.short_milli is not None and refusal.short_milli <= 0)
 
     def _smaller_place(self, attempt: Attempt) -> tuple[Lease, ...] | None:
-        """Return where a victim can start again on fewer GPUs, once it has left."""
+        """Return a place for a victim on fewer GPUs after it has left; None if there is none."""
         sizes = (size for size in attempt.job.sizes if size < attempt.gpus)
         places = (self._place(self._state.nodes.soon, attempt.job, size) for size in sizes)
         return next((leases for leases in places if leases is not None), None)
@@ -226,7 +226,7 @@ class Preemption:
         return place(index, job, candidates, gpus=gpus, packing=self._state.policy.packing)
 
     def _vacated_place(self, job: Job, pool: Pool) -> tuple[Lease, ...] | None:
-        """Return a place where GPUs are being vacated; if need be those earmarked for jobs behind it in the order."""
+        """Return a place where GPUs are being vacated, or else are earmarked for jobs behind this one in the order."""
         nodes, packing = self._state.nodes, self._state.policy.packing
         leases = place(nodes.soon, job, (pool,), packing=packing)
         if leases is None and any(nodes.earmarked.values()):
@@ -246,7 +246,7 @@ class Preemption:
         return tuple(event for each in terms for event in self._notices(each, record.job.job_id))
 
     def _notices(self, terms: Terms, preemptor: JobId) -> tuple[Event, ...]:
-        """Return a notice; under a policy without notice its deadline is now, and the kill comes with it."""
+        """Return the notice of a victim; under a policy without notice its deadline is now and a kill follows."""
         attempt, gives_notice = terms.attempt, self._state.policy.notice
         gone_us = None if gives_notice else self._now_us
         given = notice(attempt, terms.reason, self._now_us, for_job=preemptor, gpus=terms.gpus, gone_us=gone_us)

@@ -1,8 +1,8 @@
 """The search for victims: the cheapest attempts whose GPUs, with those that are free, hold a whole gang in its shape.
 
-One node is searched exactly. Several are searched exactly while there are few candidates, else greedily by what a unit
-costs, and then every victim that could be left out is. No answer depends on the numbers of rows: ties go to the fewest
-jobs, lower tiers, worse standing, those placed last, and names.
+One node is searched exactly. Several are searched exactly if there are few candidates, else greedily by the cost of a
+unit, and superfluous victims are left out afterwards. No answer depends on the numbers of rows: ties go to the fewest
+jobs, lower tiers, worse standing, the newest placement, and names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,13 +21,13 @@ from cordee.schedule.preemption.knapsack import Victim, choose
 from cordee.schedule.state import State
 
 _EXACT = 10
-"""So many attempts are searched in all their combinations when a gang needs several nodes."""
+"""The largest number of attempts searched in all combinations when a gang needs several nodes."""
 
 _ROUNDED = 64
-"""Costs that differ by less may be equal once each victim's is rounded."""
+"""The difference below which two costs may be equal after each victim's cost is rounded."""
 
 _NODES_MAX = 64
-"""So many nodes are searched for a set of several victims, those first that could be cheapest."""
+"""The number of nodes searched for a set of several victims, in the order of their lower bounds."""
 
 
 class VictimSearch:
@@ -44,9 +44,9 @@ class VictimSearch:
 
         Args:
             need: the shape that has to become free.
-            pool: where.
-            scope: which attempts may be victims.
-            closed: nodes that are not looked at.
+            pool: the kinds of nodes to search.
+            scope: the attempts that may be victims.
+            closed: nodes to leave out.
             shielded: queues whose attempts stay.
         """
         if scope.moves is not None and not self._could_move(need, pool, scope.moves):
@@ -71,7 +71,7 @@ class VictimSearch:
         return None if best is None else tuple(sorted(self._state.running.jobs[row] for row in best[1]))
 
     def _domains(self, need: Need, nodes: Bools, field: Field) -> Iterator[Bools]:
-        """Yield masks of nodes that the gang may lie in together, each with enough of them."""
+        """Yield masks of nodes over which the gang may spread, each large enough."""
         if need.within is None:
             yield nodes
             return
@@ -95,7 +95,7 @@ class VictimSearch:
         return self._on_several(nodes, need, field)
 
     def _could_move(self, need: Need, pool: Pool, most: int) -> bool:
-        """Return whether the units that lack lack no more GPUs than may be moved; else every set is too large."""
+        """Return whether the missing units need at most the GPUs that may be moved; else every set is too large."""
         columns = self._state.nodes.columns
         unit, units = (need.gpus, 1) if need.within in ("island", "node") else (need.unit, need.units)
         unit, units = (unit, units) if units else (need.rest, 1)
@@ -107,11 +107,11 @@ class VictimSearch:
     # -- one node ----------------------------------------------------------------------------------------------
 
     def _on_one_node(self, nodes: Bools, gpus: int, field: Field) -> list[int] | None:
-        """Visit nodes in the order of what they cost at least, until no other can be cheaper."""
+        """Visit nodes in the order of their lower bounds, until no other can be cheaper."""
         there = nodes & (field.available >= gpus)
         if not there.any():
             return None
-        lacks = np.maximum(1, gpus - field.free)  # Where GPUs are free, a victim has to leave for CPU or memory.
+        lacks = np.maximum(1, gpus - field.free)  # If enough GPUs are free, a victim must leave for CPU or memory.
         at = ((field.gain > 0) & there[field.node]).nonzero()[0]
         row, node, gain = field.row[at], field.node[at], field.gain[at]
         costs = field.cost
@@ -121,7 +121,7 @@ class VictimSearch:
         bound = float(cost[alone].min()) if len(alone) else np.inf
         lacks = np.where(there, lacks, 0)
         least = _at_least(node, cost, gain, lacks)
-        # Where no victim can be left out it costs all of them.
+        # On nodes where every victim is needed, the cost is that of all.
         smallest = np.full(len(lacks), 1 << 40)
         np.minimum.at(smallest, node, gain)
         whole = np.bincount(node, weights=cost, minlength=len(lacks))
@@ -146,7 +146,7 @@ class VictimSearch:
         return best
 
     def _first(self, row: Ints, cost: Floats) -> int:
-        """Return of equally cheap rows the one of the lowest tier, the worst standing, placed last, then by name."""
+        """Return the first of equally cheap rows: lowest tier, worst standing, newest placement, name."""
         rows = self._state.running.rows.ints
         left = np.flatnonzero(cost <= cost.min() * (1 + 1e-12))
         for column in (rows["tier"], self.candidates.standing(), rows["placed_us"]):
@@ -157,7 +157,7 @@ class VictimSearch:
         return int(min(left, key=lambda each: jobs[int(row[each])]))
 
     def _cheapest(self, field: Field, row: Ints, gain: Ints, lacks: int) -> list[int]:
-        """Return the cheapest rows of one node that free so many of its GPUs."""
+        """Return the cheapest rows of one node that free `lacks` of its GPUs."""
         running = self._state.running
         tier, cost = running.rows.ints["tier"], field.cost
         victims = [
@@ -183,12 +183,12 @@ class VictimSearch:
         return self._without_needless(self._greedily(at, counts, field, leases), counts, field)
 
     def _of_few(self, rows: list[int], counts: Counts, field: Field) -> list[int] | None:
-        """Try all combinations, cheapest first, cut off where they are dearer than the best."""
+        """Try all combinations, the cheapest first, and cut those that cost more than the best."""
         cost, jobs = field.cost, self._state.running.jobs
         rows = sorted(rows, key=lambda row: (cost[row], jobs[row]))
         best: tuple[Weight, list[int]] | None = None
         bound = 0.0
-        ahead: list[tuple[int, list[int], float]] = [(0, [], 0.0)]  # The next is the last.
+        ahead: list[tuple[int, list[int], float]] = [(0, [], 0.0)]  # A stack.
         while ahead:
             start, taken, total = ahead.pop()
             if best is not None and total > bound * (1 + 1e-12):
@@ -203,7 +203,7 @@ class VictimSearch:
         return None if best is None else best[1]
 
     def _greedily(self, at: Ints, counts: Counts, field: Field, leases: Ints) -> list[int]:
-        """Clear node by node in the order of what a further unit costs there, a gang's cost spread over its GPUs."""
+        """Clear node by node in the order of the cost of a further unit, with a gang's cost spread over its GPUs."""
         need, ranks = counts.need, self._state.nodes.columns.ranks()
         price = field.cost / np.maximum(1, self._state.running.rows.ints["gpus"])
         row, node, gain = field.row[leases], field.node[leases], field.gain[leases]
@@ -227,14 +227,14 @@ class VictimSearch:
         return chosen
 
     def _without_needless(self, chosen: list[int], counts: Counts, field: Field) -> list[int] | None:
-        """Leave out the victims that could stay, the dearest first."""
+        """Drop the victims that may stay, the dearest first."""
         if not counts.are_enough(counts.without(chosen)):
             return None
         cost, jobs = field.cost, self._state.running.jobs
         return counts.needed(chosen, sorted(chosen, key=lambda each: (-cost[each], jobs[each])))
 
     def _in_order(self, nodes: Bools, need: Need, field: Field) -> list[int] | None:
-        """For comparison: take the newest first, or the lowest tier and priority first, until it is enough."""
+        """Take the newest first, or the lowest tier and priority first, until they suffice (other policies)."""
         at = np.flatnonzero(nodes & (field.available >= min(need.unit, need.rest or need.unit)))
         counts = Counts(need, field, at)
         if not counts.are_enough(field.available):
@@ -246,7 +246,7 @@ class VictimSearch:
             keys = [-rows["placed_us"][order], rows["priority"][order], -rows["tier"][order]]
         ranked: list[int] = order[np.lexsort(keys)].tolist()
         low, high = 0, len(ranked)
-        while low < high:  # the fewest of them in that order that are enough
+        while low < high:  # find the shortest prefix that suffices
             middle = (low + high) // 2
             if counts.are_enough(counts.without(ranked[:middle])):
                 high = middle
@@ -256,7 +256,7 @@ class VictimSearch:
 
 
 def _at_least(node: Ints, cost: Floats, gain: Ints, lacks: Ints) -> Floats:
-    """Return what freeing so many GPUs of each node costs at least: the cheapest per GPU first, the last in part."""
+    """Return a lower bound of the cost of freeing `lacks` GPUs of each node, the last attempt in part."""
     order = np.lexsort((cost / gain, node))
     node, cost, gain = node[order], cost[order], gain[order]
     total = gain.cumsum()

@@ -11,11 +11,11 @@ from cordee.schedule.quota.held import MILLI, Holder
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 RUNWAY_US = US_PER_HOUR
-"""The rest of a day must last a job for this time, or for its run time, before it starts: else it would soon stop."""
+"""The time for which the rest of a day must last a job that starts, unless its run time is shorter."""
 
 MOST_OF_DAY = Fraction(7, 8)
 """An attempt that saved nothing counts as failed if it used this fraction of a day's limit: its job would do the same
-again each day. If it used less, others used the rest."""
+again each day. If it used less, other jobs used the rest."""
 
 
 class Bound(StrEnum):
@@ -30,7 +30,7 @@ class Bound(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The rule by which a job may not start now.
+    """The rule that keeps a job from starting now.
 
     Attributes:
         queue: the queue that has the rule; for `KEPT` the job's own.
@@ -73,7 +73,7 @@ def limit(holder: Holder, more: int) -> Refusal | None:
 
 
 def user_limit(holder: Holder, owner: str, more: int) -> Refusal | None:
-    """Return a refusal if one user would hold more in the queue than its limit for users."""
+    """Return a refusal if one user would hold more in the queue than a user may."""
     most, held = holder.queue.user_gpus, holder.users.get(owner, 0)
     if most is None or held + more <= most * MILLI:
         return None
@@ -113,12 +113,12 @@ def show_cost(nano_usd_us_per_hour: int) -> str:
 
 
 def pace(holder: Holder, which: int) -> int:
-    """Return what the queue's holdings use up in a microsecond."""
+    """Return the use of the queue's holdings in a microsecond."""
     return holder.nano if which else holder.held
 
 
 def first(which: int, job: Job, more: int, average_nano: int) -> int:
-    """Return what the job uses up in its runway; its GPUs are taken to cost the average of all."""
+    """Return the use of a job within its runway; its GPUs are assumed to cost the average of all."""
     return (more * average_nano if which else more) * runway_us(job)
 
 
@@ -129,7 +129,7 @@ def runway_us(job: Job) -> int:
 
 
 def day(holder: Holder, job: Job, more: int, average_nano: int, now_us: int) -> Refusal | None:
-    """Return a refusal if the job and those that run would use more than the queue may within 24 hours."""
+    """Return a refusal if the job and the running jobs would use more than the queue may within 24 hours."""
     for rule in day_limits(holder):
         assert holder.day is not None, "it has a limit"
         used = holder.day.used(now_us)[rule.which]

@@ -37,7 +37,7 @@ class Day:
             self._points.append((at_us, self._until(len(self._points) - 1, at_us), after))
 
     def used(self, now_us: int) -> Pair:
-        """Return the use of both within the day before now."""
+        """Return the use of GPU time and of money within the day before now."""
         now, before = (
             self._until(len(self._points) - 1, now_us),
             self._until(self._at(now_us - DAY_US), now_us - DAY_US),
@@ -45,7 +45,7 @@ class Day:
         return (now[0] - before[0], now[1] - before[1])
 
     def crosses_us(self, which: int, mark: int, now_us: int, *, falling: bool) -> int | None:
-        """Return when use of one kind is first at or below the mark (not falling: at or above), if holdings stay."""
+        """Return the first time at which a use is at or below the mark (not falling: at or above), if holdings stay."""
         sign = 1 if falling else -1
         for from_us, to_us, used, slope in self._ahead(which, now_us):
             above, climb = sign * (used - mark), sign * slope
@@ -60,7 +60,7 @@ class Day:
         del self._points[: max(0, self._at(now_us - DAY_US))]
 
     def value(self, since_us: int = _EVER_US) -> object:
-        """Return the line since then, to compare: the same whatever was forgotten before."""
+        """Return the line since then, to compare; earlier forgotten points do not matter."""
         first = self._at(since_us)
         gpu, nano = self._until(first, since_us)
         later = ((at_us, (used[0] - gpu, used[1] - nano), held) for at_us, used, held in self._points[first + 1 :])

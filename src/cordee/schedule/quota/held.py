@@ -41,7 +41,7 @@ NOTHING = Held()
 
 
 def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[int]) -> Held:
-    """Return what an attempt holds by these leases, at their nodes' prices; CPU and memory lie beside its GPUs."""
+    """Return the holdings of an attempt by these leases, at their nodes' prices."""
     requests = [host_request(job, len(lease.gpus)) for lease in leases]
     prices = zip(leases, micro_usd_per_gpu_hour, strict=True)
     return Held(
@@ -53,7 +53,7 @@ def held_by(job: Job, leases: Sequence[Lease], micro_usd_per_gpu_hour: Sequence[
 
 
 def offered_by(node: Node) -> Held:
-    """Return what a node that is up adds to the cluster."""
+    """Return the resources that a node adds to the cluster while it is up."""
     gpus = node.gpus - len(node.unavailable)
     return Held(
         gpu_milli=gpus * MILLI,
@@ -67,7 +67,7 @@ class Borrowed:
     """GPUs, CPU and memory that a queue has borrowed, decayed: base + rate x clock.
 
     Attributes:
-        cpu_milli, memory_bytes: that the queue holds now.
+        cpu_milli, memory_bytes: what the queue holds now.
         base, rate: of GPUs, CPU and memory.
     """
 
@@ -125,11 +125,11 @@ class Holder:
         self.inside: list[Holder] = []
         self.path: tuple[Holder, ...] = (self, *(parent.path if parent else ()))  # up to the cluster
         self.held = self.nano = 0
-        self.leaving = 0  # the part of held that has notice
-        self.inner = 0  # held, and the quota that inner queues keep
-        self.claim = 0  # inner, or its quota if it does not lend
-        self.net = 0  # inner once those with notice have left
-        self.net_claim = 0  # claim once those with notice have left
+        self.leaving = 0  # the part of `held` that has notice
+        self.inner = 0  # `held`, and the quota that inner queues keep
+        self.claim = 0  # `inner`, or its quota if it does not lend
+        self.net = 0  # `inner` after jobs with notice have left
+        self.net_claim = 0  # `claim` after jobs with notice have left
         self.users: dict[str, int] = {}
         self.graces: dict[int, int] = {}  # thousandths of GPUs held by jobs with that grace period
         self.borrowed = Borrowed()
@@ -140,7 +140,7 @@ class Holder:
 
     @property
     def staying(self) -> int:
-        """Return what it holds once jobs with notice have left."""
+        """Return the GPUs that it holds after jobs with notice have left."""
         return self.held - self.leaving
 
     def move(self, owner: str, grace_us: int, held: Held, clock: int, at_us: int) -> None:
@@ -155,7 +155,7 @@ class Holder:
             self.day.add(at_us, (gpu, held.nano_usd_per_hour))
 
     def value(self, since_us: int) -> object:
-        """Return a deep copy as plain values, to compare; of days the part since then."""
+        """Return a deep copy as plain values, to compare; of its day only the part since then."""
         borrowed = self.borrowed
         held = (
             self.held,
@@ -171,7 +171,7 @@ class Holder:
         return (held, dict(self.users), dict(self.graces), borrowed.base, borrowed.rate, day)
 
     def claim_of(self, inner: int) -> int:
-        """Return its claim if it and its inner queues held and kept this much."""
+        """Return its claim if it and its inner queues held and kept this amount."""
         return inner if self.queue.lend else max(inner, self.quota)
 
 

@@ -9,9 +9,9 @@ from cordee.units import US_PER_HOUR
 
 
 def notice_at_us(job: Job, *, placed_us: int, used_us: int, used_cost: int, micro_usd_per_hour: int) -> int | None:
-    """Return when an attempt placed now gets notice for its job's limits; None without a limit.
+    """Return the time at which an attempt placed now gets notice for its job's limits; None without a limit.
 
-    `used_us` and `used_cost` (micro-dollars x microseconds per hour) are of the attempts before it.
+    `used_us` and `used_cost` (micro-dollars x microseconds per hour) are those of the attempts before it.
     """
     ends = []
     if job.time_limit_us is not None:
@@ -23,7 +23,7 @@ def notice_at_us(job: Job, *, placed_us: int, used_us: int, used_cost: int, micr
 
 
 def before_grace_us(limit_us: int, grace_us: int) -> int:
-    """Return how much of a limit may pass before notice.
+    """Return the part of a limit that may pass before notice.
 
     >>> before_grace_us(100, 30), before_grace_us(40, 30)
     (70, 20)

@@ -17,7 +17,7 @@ def check(queues: Sequence[Queue], cluster_gpus: int | None = None) -> None:
     """Check these queues against each other and against the cluster's GPUs (None: no node is known yet).
 
     Raises:
-        QueuesError: a rule that does not hold, with the numbers.
+        QueuesError: a rule is violated; the text has the numbers.
     """
     by_name: dict[str, Queue] = {}
     for queue in queues:

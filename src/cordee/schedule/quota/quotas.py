@@ -27,7 +27,7 @@ HALF_LIFE_US = 7 * DAY_US
 """The time after which GPUs that a queue borrowed count half in the order of queues."""
 
 PAST_WEIGHT = 4
-"""Weight of the decayed average of a queue's borrowed GPUs, against those that it borrows now."""
+"""The weight of the decayed average of a queue's borrowed GPUs against those that it borrows now."""
 
 SHARE = 10**9
 """The whole cluster in `Quotas.share`."""
@@ -75,9 +75,9 @@ class _Promises:
     """GPUs that waiting jobs will hold by their claims, by queue; empty between cycles.
 
     Attributes:
-        held: counted as held already.
-        awaited: the part of it that is being vacated.
-        vacated: the same, by the queues of the jobs that leave, where it counts as well.
+        held: all promised GPUs, counted as held already.
+        awaited: the part that is being vacated.
+        vacated: that part by the queues of the leaving jobs, where it counts as well.
     """
 
     held: dict[str, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Quotas:
         """Start with no holdings. `queues.check` accepts the queues; `default` is added if it is missing."""
         self.queues = tuple(sorted(queues, key=lambda queue: queue.name))
         self.half_life_us = half_life_us
-        self.offered = NOTHING  # by all nodes that stay
+        self.offered = NOTHING  # resources of all nodes that stay
         self._clock: Decay | None = None
         self._held: dict[_Key, Held] = {}
         self._leaving: dict[str, int] = {}  # by the queue that jobs name
@@ -129,15 +129,15 @@ class Quotas:
         self.offered = self.offered.plus(more)
 
     def put(self, job: Job, held: Held, at_us: int) -> None:
-        """Give a job this; `take` of the same at the same time undoes it."""
+        """Add holdings to a job; `take` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), held, at_us)
 
     def take(self, job: Job, held: Held, at_us: int) -> None:
-        """Take this from a job; `put` of the same at the same time undoes it."""
+        """Take holdings from a job; `put` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), NOTHING.less(held), at_us)
 
     def promise(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
-        """Count what a job that waits for its victims will hold, for the jobs behind it and inside a cycle only.
+        """Count the future holdings of a job that waits for its victims, inside a cycle, against the jobs behind it.
 
         `withdraw` undoes it. A promise does not use the quota that a queue keeps: a job refused for it stays so.
         `vacated` is the part of it that leaving jobs of these queues still hold.
@@ -145,7 +145,7 @@ class Quotas:
         self._promise(job, held, at_us, vacated, +1)
 
     def withdraw(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
-        """Stop counting it. `promise` undoes it."""
+        """Withdraw a promise; `promise` undoes it."""
         self._promise(job, held, at_us, vacated, -1)
 
     def _promise(self, job: Job, held: Held, at_us: int, vacated: Vacated, sign: int) -> None:
@@ -213,7 +213,7 @@ class Quotas:
 
     def _move(self, key: _Key, held: Held, at_us: int) -> None:
         self._count(key, held, at_us, self._reading(at_us))
-        # An undo is the opposite at the same time: of one time there is one move of each key.
+        # An undo is the opposite move at the same time, so there is one move of each key at one time.
         at = len(self._moves) - 1
         while at >= 0 and self._moves[at][0] == at_us:
             if self._moves[at][1] == key:
@@ -245,7 +245,7 @@ class Quotas:
     # -- queries ---------------------------------------------------------------------------------------------
 
     def admits(self, job: Job, now_us: int, gpus: int | None = None) -> Refusal | None:
-        """Return why the job may not start now on `gpus` GPUs (None: those it asks for); None if it may.
+        """Return the refusal of a job on `gpus` GPUs (None: those it asks for); None if it may start.
 
         Free GPUs are not considered.
         """
@@ -273,18 +273,18 @@ class Quotas:
         return next((each for each in found if each is not None), None)
 
     def entitled(self, job: Job, gpus: int | None = None) -> bool:
-        """Return whether its queue, or one above it, stays inside its quota if it starts: then it may take back."""
+        """Return whether its queue, or one above it, stays inside its quota if it starts: then it takes back."""
         added = upward(self.leaf(job.queue).path[:-1], milli(job, gpus))
         return any(holder.net + more <= holder.quota for holder, more in added)
 
     def victims(self, job: Job, refusal: Refusal | None = None, gpus: int | None = None) -> VictimFilter:
-        """Return which jobs it may preempt; with a refusal, which ones to have that refusal lifted."""
+        """Return the filter of jobs that it may preempt; with a refusal, of those that help to lift it."""
         path = self.leaf(job.queue).path
         inside = {holder: holder.net + more <= holder.quota for holder, more in upward(path, milli(job, gpus))}
         return VictimFilter(path, inside, refusal, job.owner, self.leaf)
 
     def borrowers(self, job: Job, gpus: int | None = None) -> tuple[Borrower, ...]:
-        """Return the queues from which it may take back: nearest first, then by most over quota, then by name."""
+        """Return the queues from which it may take back GPUs: nearest first, then most over quota, then by name."""
         found = list[Borrower]()
         added = upward(self.leaf(job.queue).path, milli(job, gpus))
         for distance, ((holder, more), (parent, _)) in enumerate(pairwise(added), start=1):
@@ -306,7 +306,7 @@ class Quotas:
         return tuple(key)
 
     def spent(self, job: Job, now_us: int) -> bool:
-        """Return whether its queue uses up the day within the job's grace period: then it gets notice now."""
+        """Return whether its queue uses up its day within the job's grace period, so that the job gets notice now."""
         return any(
             holder.day.used(now_us)[rule.which] + bounds.pace(holder, rule.which) * job.grace_us >= rule.most
             for holder in self.leaf(job.queue).path
@@ -315,7 +315,7 @@ class Quotas:
         )
 
     def wake_us(self, now_us: int) -> int | None:
-        """Return when the next running jobs are `spent` if no holding changes; None: none will be."""
+        """Return the time at which the next running jobs are `spent` if no holding changes; None if none will be."""
         times = [
             holder.day.crosses_us(
                 rule.which, rule.most - bounds.pace(holder, rule.which) * grace_us, now_us, falling=False
@@ -325,11 +325,11 @@ class Quotas:
             for rule in bounds.day_limits(holder)
             for grace_us in holder.graces
         ]
-        # Jobs that are spent now have their notice, and hold their GPUs until they have left.
+        # Jobs that are spent now have notice already, and hold their GPUs until they have left.
         return min((at_us for at_us in times if at_us is not None and at_us > now_us), default=None)
 
     def standings(self, now_us: int) -> tuple[Standing, ...]:
-        """Return every queue, each before those inside it, else by name."""
+        """Return every queue, outer ones first, otherwise by name."""
         clock = self._clock.at(now_us) if self._clock else 1
 
         def below(holder: Holder, depth: int) -> Iterator[Standing]:
@@ -379,7 +379,7 @@ class Quotas:
         return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
 
     def _unused(self, path: tuple[Holder, ...], more: int) -> int:
-        """Return what queues keep unused once `more` is held here and jobs with notice have left.
+        """Return the quota that queues keep unused after `more` is held here and jobs with notice have left.
 
         Promised GPUs are not used yet.
         """
@@ -387,7 +387,7 @@ class Quotas:
         return claimed(path, more, self._without(self._promises.held)) - held
 
     def _without(self, amounts: Mapping[str, int], *, now: bool = False) -> dict[Holder, int]:
-        """Return how much less each queue holds and keeps once these amounts are gone, by the queues that jobs name."""
+        """Return the part of these amounts that each queue holds or keeps; they are keyed by the queues of jobs."""
         gone = dict[Holder, int]()
         for queue, gpu_milli in sorted(amounts.items()):
             for holder, less in upward(self.leaf(queue).path, -gpu_milli, gone, now=now):

@@ -1,4 +1,4 @@
-"""Arithmetic on the tree of queues: what a change in an inner queue means for those above it."""
+"""Arithmetic on the tree of queues: the effects of a change in an inner queue on those above it."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ from cordee.schedule.quota.held import Holder
 
 
 def leaf_of(holder: Holder) -> Holder:
-    """Return where its own jobs are counted: in itself, or in a leaf with the quota that inner queues leave."""
+    """Return the holder of a queue's own jobs: itself, or a leaf with the quota that inner queues leave."""
     if not holder.inside:
         return holder
     left = holder.queue.quota_gpus - sum(each.queue.quota_gpus for each in holder.inside)
@@ -37,9 +37,9 @@ def net(path: Sequence[Holder], more: int) -> None:
 def upward(
     path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False
 ) -> Iterator[tuple[Holder, int]]:
-    """Yield what more in the innermost queue adds to the holdings and kept quota of each, where so much is gone.
+    """Yield for each queue the holdings and kept quota that `more` in the innermost queue adds, with `gone` taken off.
 
-    Kept quota hides it. Counted once those with notice have left, or `now`.
+    Kept quota absorbs a part of it. The count is after jobs with notice have left, or as of `now`.
     """
     for holder in path:
         has, here = (holder.inner if now else holder.net) - gone.get(holder, 0), more
@@ -48,7 +48,7 @@ def upward(
 
 
 def claimed(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False) -> int:
-    """Return what the cluster holds and keeps with more in the innermost, once so much and all with notice are gone."""
+    """Return the cluster's holdings and kept quota with `more` in the innermost queue, without `gone`."""
     *_, (cluster, added) = upward(path, more, gone, now=now)
     return (cluster.inner if now else cluster.net) - gone.get(cluster, 0) + added
 

@@ -13,11 +13,11 @@ from cordee.schedule.quota.tree import upward
 class VictimFilter:
     """The running jobs that a waiting one may preempt. Each one that is allowed counts as if it had notice.
 
-    So any subset of those that were allowed may be preempted together. Ask for the cheapest first.
+    Any subset of the allowed jobs may therefore be preempted together. Query the cheapest first.
     """
 
     _path: tuple[Holder, ...]
-    _inside: dict[Holder, bool]  # for each queue of its path: whether the job's side stays inside its quota
+    _inside: dict[Holder, bool]  # by queue of its path: whether the job's side stays inside its quota
     _within: Refusal | None
     _owner: str
     _leaf: Callable[[str], Holder]
@@ -44,7 +44,7 @@ class VictimFilter:
         return False
 
     def _helps(self, victim: Job, path: tuple[Holder, ...]) -> bool:
-        """Return whether the victim lifts the refusal: a limit is lifted only by jobs of that queue (and user)."""
+        """Return whether the victim lifts the refusal; only jobs of the queue (and the user) lift its limit."""
         if self._within is None or self._within.bound is Bound.KEPT:
             return True
         if self._within.bound is Bound.USER_LIMIT and victim.owner != self._owner:
