@@ -1,1 +1,1 @@
-"""Storage of checkpoints: a blob store, a commit log, content-addressed chunks and manifests. No torch in here."""
+"""Storage of checkpoints: a blob store, a commit log, content-addressed chunks and manifests; without torch."""

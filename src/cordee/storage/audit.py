@@ -20,7 +20,7 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class Generation:
-    """One line of the list. `stored_bytes` is what it added to storage; None: its manifest cannot be read."""
+    """One line of the list. `stored_bytes` are those it added to storage; None: its manifest cannot be read."""
 
     commit: Commit
     world_size: int
@@ -32,7 +32,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Verification:
-    """The state of one generation: `bad` copies as (level, problem); `lost`: why it cannot be read, if it cannot."""
+    """The state of one generation: `bad` copies as (level, problem); `lost`: why it cannot be read, or None."""
 
     commit: Commit
     chunks: int
@@ -43,7 +43,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class CheckpointDiff:
-    """The difference of two generations: tensors by name, and bytes of the second that the first has too."""
+    """The difference of two generations: tensors by name, and bytes that both have."""
 
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
@@ -80,7 +80,7 @@ def _written_in(chunk: Chunk, whole: Manifest) -> bool:
 def find(entries: list[LogEntry], which: str | None, blobs: Blobs) -> LogEntry:
     """Return the newest generation of a step (`40`), a generation by number (`g7`), by its pin's name, or the newest.
 
-    The newest is that of the generations meant for this store, if there are any.
+    Generations meant for this store come before others.
 
     Raises:
         InputError: there is none.
@@ -103,7 +103,7 @@ def find(entries: list[LogEntry], which: str | None, blobs: Blobs) -> LogEntry:
 
 
 def meant_for(blobs: Blobs, entries: list[LogEntry]) -> list[LogEntry]:
-    """Leave out the generations that were only meant for levels nearer than these."""
+    """Leave out the generations that were meant only for nearer levels."""
     return [entry for entry in entries if missing_levels_of(entry) < len(blobs.levels)]
 
 
@@ -112,7 +112,7 @@ def verify(
 ) -> Verification:
     """Read every copy of every chunk of a generation; `repair` writes a bad copy again from an intact one.
 
-    Levels that were not meant to have the chunks are not read. `on_bytes` is called with the size of each chunk.
+    Skip levels that were not meant to have the chunks. Call `on_bytes` with the size of each chunk.
     """
     commit = commit_of(entry)
     if commit.missing_levels >= len(blobs.levels):
@@ -154,7 +154,7 @@ def verify(
 
 
 def diff(blobs: Blobs, first: Manifest, second: Manifest) -> CheckpointDiff:
-    """Compare by content: by addresses where both are cut equally, else by reading both."""
+    """Compare by content: by addresses if both are cut alike, else by reading both."""
     one, two = first.tensors, second.tensors
     both = sorted(one.keys() & two.keys())
     changed = tuple(name for name in both if not _is_equal(blobs, first, one[name], second, two[name]))

@@ -1,6 +1,6 @@
-"""A base: another destination whose chunks many jobs use and none writes, by keys `base/<id>/<key there>`.
+"""A base: another destination, from which many jobs read chunks, by keys `base/<id>/<key there>`.
 
-`bases/<id>` in the job's own destination says where the base is. A pin there keeps the chunks that these jobs need.
+`bases/<id>` in the job's own destination holds the base's address. A pin in the base keeps the chunks.
 """
 
 from functools import lru_cache
@@ -17,7 +17,7 @@ _ID_DIGITS = 16
 
 
 def remember(blobs: Blobs, to: str) -> str:
-    """Write into the job's destination where the base is, and return the prefix of its keys."""
+    """Write the base's address into the job's destination, and return the prefix of its keys."""
     absolute = ",".join(place if is_remote(place) else str(folder_of(place)) for place in level_urls(to))
     name = blake3(absolute.encode()).hexdigest()[:_ID_DIGITS]
     blobs.put_if_absent(f"{FOLDER}/{name}", seal({"format": FORMAT, "to": absolute}))
@@ -33,7 +33,7 @@ def owner_of(blobs: Blobs, key: str) -> tuple[Blobs, str]:
     """Return the store that has this chunk, and its key there.
 
     Raises:
-        Damaged: the record of where the base is cannot be read.
+        Damaged: the record with the base's address cannot be read.
         DestinationError: the base does not exist.
     """
     if not is_of_base(key):

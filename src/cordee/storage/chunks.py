@@ -1,7 +1,7 @@
 """Immutable chunks, addressed by their xxh3-128, which is checked on every read.
 
-A key ends in the save and the epoch that wrote it: `chunks/ab/<xxh3>.<save>.<epoch>`. So a late delete by an older
-attempt, or for an older save, never hits a chunk that a newer save has just written with the same content.
+A key ends in the save and the epoch that wrote it: `chunks/ab/<xxh3>.<save>.<epoch>`. So a late delete for an older
+save never hits a chunk that a newer save has written with the same content.
 """
 
 import logging
@@ -21,7 +21,7 @@ logger = logging.getLogger("cordee.storage")
 
 FOLDER = "chunks"
 CHUNK_BYTES_MAX = 64 * MiB
-# A tensor from this size on has chunks of its own, so that one that did not change is found again; smaller ones share.
+# A tensor of this size or more has its own chunks, so that they are found again if it does not change.
 OWN_CHUNK_BYTES = 1 * MiB
 SHARED_CHUNK_BYTES_MAX = 8 * MiB
 _ALIGN_BYTES = 64
@@ -29,7 +29,7 @@ _ALIGN_BYTES = 64
 
 @dataclass(frozen=True)
 class Chunk:
-    """The key of a chunk, its length and its checksum, by which equal content is found again."""
+    """The key of a chunk, its length and its checksum, by which saves find equal content."""
 
     key: str
     length_bytes: int
@@ -88,8 +88,7 @@ def write_chunk(
 ) -> tuple[Chunk, bool]:
     """Store the data unless a `known` chunk (by xxh3) has it; return the chunk, and whether it was written.
 
-    `decayed_copies`, by level and key, are those for which `has_decayed` was true: they are written again, and removed
-    from the set.
+    Write the `decayed_copies` (level, key), for which `has_decayed` was true, again, and remove them from the set.
     """
     digest = xxhash.xxh3_128_hexdigest(data)
     chunk = Chunk(chunk_key(digest, save, epoch), memoryview(data).nbytes, digest)
@@ -108,8 +107,8 @@ def _is_there(blobs: Blobs, old: Chunk, data: Data, decayed_copies: set[tuple[Bl
     bad = [level for level in owner.levels if (level, key) in decayed_copies and level not in missing]
     if owner is not blobs:
         return len(missing) + len(bad) < len(owner.levels)
-    for level in (*missing, *bad):  # Missing: a node that is new to the job has an empty disk.
-        level.put(key, data)  # Under its own key, so that it is repaired for every generation that uses it.
+    for level in (*missing, *bad):  # Chunks are missing on the empty disk of a node that is new to the job.
+        level.put(key, data)  # Under the same key, so that every generation that uses it is repaired.
         decayed_copies.discard((level, key))
         if level in bad:
             logger.warning("%s had decayed in %s; written again from memory", key, level)
@@ -117,7 +116,7 @@ def _is_there(blobs: Blobs, old: Chunk, data: Data, decayed_copies: set[tuple[Bl
 
 
 def has_decayed(level: Blobs, chunk: Chunk, key: str) -> bool:
-    """Return whether this level's disk has other bytes than were written; False if the level cannot be read."""
+    """Return whether the bytes on this level's disk have changed; False if the level cannot be read."""
     check = xxhash.xxh3_128()
     try:
         length_bytes = level.read_blocks(key, check.update, from_disk=True)
@@ -149,7 +148,7 @@ def check_chunk(blobs: Blobs, chunk: Chunk, into: memoryview | None = None, *, f
     """Read and verify a chunk without allocating memory for it, into the given memory if there is any.
 
     Raises:
-        Damaged: no level has it intact; the content of the memory is not to be used.
+        Damaged: no level has it intact; the memory holds no valid content.
     """
     owner, key = owner_of(blobs, chunk.key)
     check = xxhash.xxh3_128()
@@ -159,7 +158,7 @@ def check_chunk(blobs: Blobs, chunk: Chunk, into: memoryview | None = None, *, f
         length_bytes = None
     if length_bytes == chunk.length_bytes and check.hexdigest() == chunk.xxh3:
         return
-    data = read_chunk(blobs, chunk)  # Raises what is wrong, or finds it in another level.
+    data = read_chunk(blobs, chunk)  # Finds it in another level, or raises.
     if from_disk:
         raise Damaged(f"{chunk.key} is not on the disk as it was written")
     if into is not None:

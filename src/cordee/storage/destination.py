@@ -16,7 +16,7 @@ from cordee.units import parse_duration_s
 
 @dataclass(frozen=True)
 class Level:
-    """One storage level. It gets each `every`th checkpoint, or one in `every_s` seconds; without either, each."""
+    """One storage level. It gets every `every`th checkpoint, or one in `every_s` seconds; without either, all."""
 
     at: str
     every: int | None = None

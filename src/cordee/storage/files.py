@@ -1,7 +1,7 @@
 """A blob store on a local or shared POSIX file system, and the protocol of all blob stores.
 
-Everything above relies on one guarantee: `put_if_absent` creates a blob whole or not at all, and has exactly one
-winner. Here that is `link()`, which fails if the name exists; file and folder are on the disk before it returns.
+The other files rely on one guarantee: `put_if_absent` creates a blob whole or not at all, and has exactly one winner.
+Here it uses `link()`, which fails if the name exists; file and folder are on the disk before it returns.
 """
 
 import errno
@@ -23,9 +23,9 @@ TMP = "tmp"
 # O_DIRECT moves whole blocks between the disk and aligned memory; 4096 suits every disk in use.
 BLOCK_BYTES = 4096
 DIRECT_MIN_BYTES = 2**20
-# Bytes at once: into given memory, few enough to be still in the processor's cache; else enough to keep a disk busy.
+# Bytes read at once: few enough to stay in the processor's cache, or else enough to keep a disk busy.
 READ_BYTES, SCRATCH_BYTES = 2**18, 2**22
-SYNCS = 4  # at once: flushes of a disk that wait together are one
+SYNCS = 4  # at once: concurrent flushes of a disk are merged
 _scratch = threading.local()  # aligned memory of each reading thread
 
 Data = bytes | bytearray | memoryview
@@ -41,7 +41,7 @@ class Blobs(Protocol):
     def put_if_absent(self, key: str, data: Data, *, durable: bool = True) -> bool:
         """Create the blob whole and durable; False if the key exists. An error leaves the outcome unknown.
 
-        Without `durable` it is whole for all readers, and on the disk after `sync`.
+        Without `durable` readers see it whole at once, but only `sync` brings it to the disk.
         """
 
     def sync(self, keys: Iterable[str]) -> None:
@@ -67,8 +67,7 @@ class Blobs(Protocol):
     ) -> int | None:
         """Pass the blob to `seen` block by block, allocating no memory; return its size, or None.
 
-        With `into` it is read into that memory if it has just this size; else nothing is read. `from_disk`: bypass
-        caches.
+        With `into`, read it into that memory if the sizes are equal, else read nothing. `from_disk`: bypass caches.
         """
 
     def sweep_tmp(self) -> None:
@@ -85,7 +84,7 @@ class FileBlobs:
             try:
                 (root / TMP).mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                # Existing blobs can be read all the same, and a write raises its own error.
+                # Existing blobs can still be read, and a write raises its own error.
                 if error.errno not in (errno.EROFS, errno.EACCES) or not root.is_dir():
                     raise
 
@@ -107,7 +106,7 @@ class FileBlobs:
                 created = False
             finally:
                 tmp.unlink(missing_ok=True)
-            # Also for the loser: it may act on the winner's blob, which must be durable by then.
+            # Also for the loser, which may act on the winner's blob: that must be durable by then.
             if durable:
                 _sync(path.parent)
             return created
@@ -115,8 +114,8 @@ class FileBlobs:
     def sync(self, keys: Iterable[str]) -> None:
         """Make blobs durable that were put without `durable`.
 
-        The journal is written once for all, instead of twice for each blob, which was over half of a save's time. One
-        flush of the disk's cache for each is left, and flushes that wait together are one.
+        This writes the journal once, not twice per blob, which took over half of a save's time. Each blob still needs
+        a flush of the disk's cache, and concurrent flushes are merged.
         """
         paths = [self._path(key) for key in keys]
         with self._reporting("sync"):
@@ -169,7 +168,7 @@ class FileBlobs:
     ) -> int | None:
         """Pass the blob to `seen` block by block, allocating no memory; return its size, or None.
 
-        Memory allocated for each blob costs 8 times what reading and checking does (our measurement: page faults).
+        Allocating memory for each blob costs 8 times as much as reading and checking it (measured; page faults).
         """
         with self._reporting(f"read {key}"):
             try:
@@ -189,7 +188,7 @@ class FileBlobs:
                 os.close(fd)
 
     def sweep_tmp(self) -> None:
-        """Remove temporary files of killed writers. A living writer whose file is removed writes again."""
+        """Remove temporary files of killed writers. A running writer that loses its file writes it again."""
         for key in self.list(TMP):
             self.delete(key)
 
@@ -249,7 +248,7 @@ def folder_of(to: str) -> Path:
 
 
 def _bypass_cache(fd: int, *, direct: bool) -> None:
-    """Let reads come from the disk: drop the file from the page cache, and bypass it if the memory is aligned."""
+    """Drop the file from the page cache, and bypass the cache if the memory is aligned."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     if not direct:
@@ -262,27 +261,27 @@ def _bypass_cache(fd: int, *, direct: bool) -> None:
 
 
 def _read_ahead(fd: int) -> None:
-    """Let the system read ahead: a third less time for a cold load (our measurement)."""
+    """Let the system read ahead: a cold load takes a third less time (measured)."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def _read_all(fd: int, size_bytes: int, seen: Callable[[memoryview], object], into: memoryview | None) -> None:
-    """Read in blocks that are still in the processor's cache when `seen` gets them."""
+    """Read in blocks small enough to be in the processor's cache when `seen` gets them."""
     done = 0
     while done < size_bytes:
-        # Not more than there is: memory for a read past the end is pinned and zeroed all the same.
+        # Not past the end: the system would pin and zero the memory for that, too.
         whole = -(-(size_bytes - done) // BLOCK_BYTES) * BLOCK_BYTES
         block = _scratch_memory()[:whole] if into is None else into[done : done + READ_BYTES]
         got = os.readv(fd, [block])
         if not got:
-            return  # It shrinks while it is read, so its checksum will not match.
+            return  # The file has shrunk, so its checksum will not match.
         seen(block[:got])
         done += got
 
 
 def _scratch_memory() -> memoryview:
-    """Return memory of this thread, in large pages if possible: each small page is pinned by itself at each read."""
+    """Return memory of this thread, in large pages if possible, since a read pins each page separately."""
     if not hasattr(_scratch, "memory"):
         _scratch.memory = mmap.mmap(-1, SCRATCH_BYTES)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -300,7 +299,7 @@ def _write_all(fd: int, data: memoryview) -> None:
 def _write_direct(fd: int, data: memoryview) -> int:
     """Write the whole blocks past the page cache where the system can, and return the bytes written.
 
-    Our measurement: O_DIRECT with fsync needed 1/37 of the CPU time of a buffered write with fsync on a busy machine.
+    On a busy machine, O_DIRECT with fsync took 1/37 of the CPU time of a buffered write with fsync (measured).
     """
     whole = len(data) // BLOCK_BYTES * BLOCK_BYTES
     direct = getattr(os, "O_DIRECT", 0)

@@ -1,7 +1,7 @@
 """Generations of a job's checkpoints: commit, verify, keep and collect them.
 
-A generation is the index of its commit record. Nothing is removed before a gc record names it, and the newest two
-generations that verify are never named.
+A generation is the index of its commit record. A gc record names what is removed before it goes, and never names one
+of the newest two generations that verify.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Commit:
 def commit_fields(
     name: str, whole: Manifest, *, at_us: int, missing_levels: int = 0, ending: str | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a manifest's commit record; `ending`: how the attempt ended, if this is its last save."""
+    """Return the fields of a manifest's commit record; `ending`: how the attempt ends, if this is its last save."""
     optional = {"missing_levels": missing_levels, "ending": ending}
     return {
         **{name: value for name, value in optional.items() if value},
@@ -102,7 +102,7 @@ def check_generation(blobs: Blobs, name: str) -> str | None:
 def known_chunks(blobs: Blobs, entries: list[LogEntry], whole: Manifest) -> dict[str, Chunk]:
     """Return the chunks of a verified generation that a new save may use again, by xxh3.
 
-    Chunks that an unfinished gc record names are left out: a late delete may still remove them.
+    Leave out chunks that an unfinished gc record names: a late delete may still remove them.
 
     Raises:
         Damaged: the list of such a record cannot be read, so no chunk is safe to use again.
@@ -134,10 +134,10 @@ def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
 
 
 def sweep_near(log: Log, blobs: Blobs, save: int) -> None:
-    """Remove from this node's own levels the blobs that no live generation needs: only the node itself can."""
+    """Remove the blobs that no live generation needs from this node's own levels, which only it can reach."""
     near = blobs.levels[:-1]
     if near:
-        with contextlib.suppress(Damaged):  # Then it is not known which are needed.
+        with contextlib.suppress(Damaged):  # The needed blobs are not known then.
             for key in _unneeded(blobs, live_commits(log.entries), _front(log, save), near):
                 for level in near:
                     level.delete(key)
@@ -152,11 +152,11 @@ def is_verified(blobs: Blobs, entry: LogEntry) -> bool:
 
 
 class _Nothing(Exception):
-    """There is nothing to collect."""
+    """A collection has nothing to remove."""
 
 
 class _TooFew(Exception):
-    """Too few generations verify for any to go."""
+    """Too few generations verify to retire any."""
 
 
 @dataclass(frozen=True)
@@ -180,9 +180,9 @@ def collect(
 
     Without `keep` no generation is retired.
 
-    Only blobs of older attempts and of saves up to `save` of this one are touched (a visitor, without `save`: up to the
-    newest commit): a save that runs beside it is safe. `verified` are generations known to verify besides those whose
-    ranks declared it, and `damaged` those that verified when they were written and do not any more.
+    It touches only blobs of older attempts, and of this one up to `save` (without `save`: up to the newest commit), so
+    a concurrent save is safe. `verified` are generations known to verify besides those that their ranks declared, and
+    `damaged` those that no longer verify.
     """
     made: list[tuple[list[int], list[str], str]] = []
 
@@ -201,14 +201,14 @@ def collect(
         log.append("gc", fields)
         point("gc.begun")
     except (Damaged, _TooFew):
-        return Collected([], 0)  # Damaged: it is not known which blobs a kept manifest needs.
+        return Collected([], 0)  # Damaged: the blobs that a kept manifest needs are not known.
     except _Nothing:
         made.append(([], [], ""))
     retired, doomed, digest = made[-1]
     for key in doomed:
         blobs.delete(key)
         point("gc.deleting")
-    # Blobs that a killed collection had listed are not needed, so they were listed again just now: its record ends too.
+    # The list above includes the blobs of killed collections, so their records end too.
     for entry in unfinished_gcs(log.entries):
         assert entry.record is not None, "a gc entry has a record"
         log.append("gc", ends=entry.index)
@@ -220,9 +220,9 @@ def collect(
 
 
 def kept_of(entries: list[LogEntry], good: list[LogEntry], keep: Keep) -> list[LogEntry]:
-    """Return the live generations that stay, given those that verify, oldest first.
+    """Return the live generations to keep, given those that verify, oldest first.
 
-    Each level keeps as many: the newest of all may be on disks that are gone when they are needed.
+    Each level keeps equally many: the newest ones may be on disks that are lost when they are needed.
     """
     live = live_commits(entries)
     verifies = {entry.index for entry in good}
@@ -252,7 +252,7 @@ def kept_of(entries: list[LogEntry], good: list[LogEntry], keep: Keep) -> list[L
 
 
 def _at_us(entry: LogEntry) -> int:
-    """Return the time of the commit, by its record: the times of files are those of the last copy."""
+    """Return the time of the commit by its record, since file times change when files are copied."""
     assert entry.record is not None, "a commit has a record"
     return int(entry.record.fields.get("at_us", 0))
 
@@ -306,7 +306,7 @@ def pin(log: Log, generation: int, name: str | None) -> None:
 
 
 def _front(log: Log, save: int | None) -> tuple[int, str, int]:
-    """Return (epoch, nonce, save) of the newest save that cannot be running any more."""
+    """Return (epoch, nonce, save) of the newest save that cannot still be running."""
     if save is not None:
         return log.epoch, log.nonce, save
     epoch, nonce, newest = 0, "", 0

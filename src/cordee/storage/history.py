@@ -1,4 +1,4 @@
-"""A job's past attempts, from the log: the time that each is known to have lived, and how it ended."""
+"""A job's past attempts, from the log: the known length of each, and how it ended."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ LEFT = "left"
 """`ending` of a commit record: the attempt left, or finished, with all its work saved."""
 
 RESCUED = "rescued"
-"""`ending`: its trainers had died, and their uploaders committed a capture in memory."""
+"""`ending`: the trainers died, and their uploaders committed a capture in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class PastAttempt:
 
 
 def past_attempts(entries: list[LogEntry]) -> list[PastAttempt]:
-    """Return all attempts with a start time but the newest, which is running; oldest first."""
+    """Return all attempts with a start time, without the newest, which is running; oldest first."""
     records = [entry.record for entry in entries if entry.record]
     opened = [record for record in records if record.kind == "open"]
     found = []

@@ -1,8 +1,8 @@
 """Several storage levels as one store: nearest first; the last one, the home, alone has the log.
 
-The key of a chunk or a manifest identifies its content, so each level has a copy, any intact one serves, and a bad one
-is repaired from it. Everything else is in the home only: there must not be two logs. A generation may miss the farthest
-levels: then its chunks are in the nearer ones only, while its manifest and records are in the home too.
+The key of a chunk or a manifest identifies its content, so each level may hold a copy, and an intact one repairs a bad
+one. Everything else is only in the home, since there must not be two logs. A generation may skip the farthest levels:
+its chunks are then only in the nearer ones, but its manifest and records are in the home too.
 """
 
 import errno
@@ -29,7 +29,7 @@ class LeveledBlobs:
         return ",".join(map(str, self.levels))
 
     def put_if_absent(self, key: str, data: Data, *, durable: bool = True) -> bool:
-        """Create the blob; the home decides who wins."""
+        """Create the blob; the home decides which writer wins."""
         if _is_copied(key):
             for level in self.levels[:-1]:
                 level.put_if_absent(key, data, durable=durable)
@@ -84,7 +84,7 @@ def _is_copied(key: str) -> bool:
 
 
 def without_farthest(blobs: Blobs, missing_levels: int) -> Blobs:
-    """Return the same store without so many of its farthest levels, but never without the nearest."""
+    """Return the same store without its farthest levels, but with the nearest at least."""
     return LeveledBlobs(blobs.levels[: max(1, len(blobs.levels) - missing_levels)]) if missing_levels else blobs
 
 
@@ -113,12 +113,12 @@ def read_intact(blobs: Blobs, key: str, problem_of: Callable[[bytes | None], str
             return data
         bad.append((level, problem or f"{key} is missing"))
     if unreadable is not None:
-        raise unreadable  # A copy that could not be read need not be damaged.
+        raise unreadable  # An unreadable copy need not be damaged.
     raise Damaged("; ".join(why if len(bad) == 1 else f"{why} in {store}" for store, why in bad))
 
 
 def is_decay(error: DestinationError) -> bool:
-    """Return whether the error is an unreadable sector: then the store is there, and the copy is lost."""
+    """Return whether the error is an unreadable sector, which costs only this copy."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO
 
 

@@ -1,6 +1,6 @@
-"""The commit log of one job: dense records `log/<n>`, each created only if absent. It alone says what is committed.
+"""The commit log of one job: dense records `log/<n>`, each created only if absent. It defines which generations exist.
 
-Kinds: `open` (an attempt begins and fences all older ones), `commit` (a generation is whole), `gc` (some go), `pin`.
+Kinds: `open` (an attempt begins and fences older ones), `commit` (a generation is whole), `gc` (some retire), `pin`.
 A writer tries only the index after the last record it has read, so it has seen everything before what it appends.
 """
 
@@ -74,7 +74,7 @@ class LogEntry:
 
 
 class Log:
-    """One writer's view of the log: all entries that it has read; it appends only after them."""
+    """One writer's view of the log: the entries that it has read, after which it appends."""
 
     def __init__(self, blobs: Blobs, *, epoch: int, nonce: str, entries: list[LogEntry]) -> None:
         self.blobs = blobs
@@ -104,12 +104,12 @@ class Log:
 
     @classmethod
     def visit(cls, blobs: Blobs, *, nonce: str) -> "Log":
-        """Open the log to inspect, pin or collect beside a running attempt: this fences nothing, and cannot commit."""
+        """Open the log to inspect, pin or collect while an attempt runs: fence nothing, and allow no commit."""
         return cls(blobs, epoch=VISITOR, nonce=nonce, entries=read_entries(blobs))
 
     @classmethod
     def join(cls, blobs: Blobs, *, epoch: int, nonce: str) -> "Log":
-        """Write as part of an attempt that another process of it has opened."""
+        """Open the log as part of an attempt that another process has opened."""
         log = cls(blobs, epoch=epoch, nonce=nonce, entries=[])
         log.refresh()
         return log
@@ -117,8 +117,8 @@ class Log:
     def append(self, kind: str, make: Callable[[], dict[str, Any]] | None = None, **fields: Any) -> int:
         """Append one record, and return its index.
 
-        `make` returns the fields, and is called again whenever another record came first: so what it found in the
-        entries is still true where the record stands. If it raises, nothing is appended.
+        `make` returns the fields, and is called again if another record came first, so that they fit the entries before
+        the record. If it raises, nothing is appended.
 
         Raises:
             FencedError: a newer attempt owns the log.
@@ -134,14 +134,14 @@ class Log:
                     self.entries.append(LogEntry(index, record))
                     return index
             except DestinationError as error:
-                problem = error  # The put may have arrived all the same: the log shows it.
+                problem = error  # The put may still have arrived: the log shows it.
             entry = _read(self.blobs, index)
             if entry is None:
                 failures += 1
                 if failures == PUT_TRIES:
                     raise problem or DestinationError(f"{log_key(index)} exists and cannot be read")
                 continue
-            self._check(entry)  # Before it counts as read, so that a fenced writer finds this record again and again.
+            self._check(entry)  # Before it counts as read, so that a fenced writer finds this record each time.
             self.entries.append(entry)
             if entry.record == record:
                 return index
@@ -170,7 +170,7 @@ class Log:
 
     def _check(self, entry: LogEntry) -> None:
         if self.epoch == VISITOR:
-            return  # It commits nothing, so nothing fences it.
+            return  # A visitor commits nothing, so nothing fences it.
         record = entry.record
         if record is None:
             if self._opening or not self._has_opened():
@@ -181,9 +181,9 @@ class Log:
             )
         if record.epoch > self.epoch or (record.epoch == self.epoch and record.nonce != self.nonce):
             raise FencedError(
-                f"epoch {self.epoch} may not write any more: log record {entry.index} ({record.kind})"
+                f"epoch {self.epoch} may no longer write: log record {entry.index} ({record.kind})"
                 f" is of epoch {record.epoch}",
-                hint="a newer attempt uses this destination, so this one must stop; another job needs its own",
+                hint="a newer attempt uses this destination, so this one must stop; give each job its own",
             )
 
     def _has_opened(self) -> bool:

@@ -1,7 +1,7 @@
 """The manifest of one generation: it maps parts of tensors to bytes of chunks. JSON, never pickle.
 
-Each rank's uploader writes a part; rank 0's joins all parts into one manifest, stored under its own blake3. From then
-on it never changes, and its hash is enough to check every byte that it refers to.
+Each rank's uploader writes a part; rank 0's joins all parts into one manifest, stored under its own blake3. It never
+changes, and its hash checks every byte that it refers to.
 """
 
 import json
@@ -44,7 +44,7 @@ class Tensor:
 class RankPart:
     """One rank's part: the pieces of its extras (encoded JSON), and the cost of its save.
 
-    `values`: only of a rank with names that no rank before it has, such as the first of a pipeline's stage.
+    `values`: only of a rank with names that no rank before it has, such as the first rank of a pipeline stage.
     """
 
     extras: tuple[Piece, ...]
@@ -138,7 +138,7 @@ class Manifest:
 
 
 def write_manifest(blobs: Blobs, manifest: Manifest) -> str:
-    """Store a manifest, and return its name, which like a chunk's is `<blake3>.<save>.<epoch>`."""
+    """Store a manifest and return its name, `<blake3>.<save>.<epoch>`."""
     data = manifest.to_bytes()
     name = f"{blake3(data).hexdigest()}.{manifest.save}.{manifest.epoch}"
     blobs.put_if_absent(f"{FOLDER}/{name}", data)
@@ -195,7 +195,7 @@ def part_key(prefix: str, rank: int) -> str:
 
 
 def verified_key(prefix: str, rank: int) -> str:
-    """Return the key by which a rank declares that its chunks were read back from storage and matched."""
+    """Return the key by which a rank declares that its chunks were read back intact."""
     return f"{prefix}.verified-{rank:06d}"
 
 
@@ -205,11 +205,11 @@ def failed_key(prefix: str) -> str:
 
 
 def write_failed(blobs: Blobs, prefix: str, reason: str) -> None:
-    """Declare that this save cannot succeed; without the reason where there is no room for it."""
+    """Declare that this save cannot succeed; without the reason if the disk is full."""
     try:
         blobs.put_if_absent(failed_key(prefix), seal({"format": FORMAT, "reason": reason}))
     except DestinationError:
-        blobs.put_if_absent(failed_key(prefix), b"")  # A key without content: a full disk has room for that.
+        blobs.put_if_absent(failed_key(prefix), b"")  # A full disk has room for a key without content.
 
 
 def read_failed(blobs: Blobs, prefix: str) -> str | None:

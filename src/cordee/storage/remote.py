@@ -1,7 +1,7 @@
 """A blob store in an object store (S3, Google Cloud Storage, Azure), with the same protocol and guarantees as `files`.
 
-Object stores write a blob whole or not at all; their conditional create has one winner. Networks add one thing:
-requests whose answer is lost. Each is tried again here, and a create that then finds its own bytes has won.
+Object stores write a blob whole or not at all, and their conditional create has one winner. But networks lose answers:
+such requests are tried again, and a create that then finds its own bytes has won.
 Credentials come from the environment, as for the provider's own tools.
 """
 
@@ -20,15 +20,15 @@ from cordee.units import MiB
 T = TypeVar("T")
 
 SCHEMES = ("s3", "gs", "az")
-# Answers after which another try would fail as well.
+# Answers after which another try would also fail.
 REFUSALS = (400, 401, 403)
 TRIES = 7
-# The first wait; each later one is up to twice as long: 12.6 s in all.
+# The first wait; each later one is up to twice as long, 12.6 s in total.
 WAIT_S = 0.2
 REQUEST_S = 120
 CONNECT_S = 10
-# From this size on a blob is sent in parts, several at a time. Its creation is then not conditional, as the library
-# cannot do both: blobs of this size are chunks, whose keys identify their content and their writer.
+# Blobs of this size or more are sent in parallel parts. The library cannot make that conditional, and it need not be:
+# such blobs are chunks, and their keys identify content and writer.
 MULTIPART_BYTES = 16 * MiB
 PART_BYTES = 8 * MiB
 
@@ -46,7 +46,7 @@ class RemoteBlobs:
         return self.url
 
     def put_if_absent(self, key: str, data: Data, *, durable: bool = True) -> bool:
-        """Create the blob whole; False if the key exists. After a lost answer its own bytes there mean True."""
+        """Create the blob whole; False if the key exists. After a lost answer, True if the key has these bytes."""
         if memoryview(data).nbytes >= MULTIPART_BYTES:
             if self.size(key) is not None:
                 return False
@@ -124,7 +124,7 @@ class RemoteBlobs:
         self._trying(f"delete {key}", remove)
 
     def sync(self, keys: Iterable[str]) -> None:
-        """Do nothing: all that was put is durable."""
+        """Do nothing: all blobs are durable once they are put."""
 
     def read_blocks(
         self, key: str, seen: Callable[[memoryview], object], into: memoryview | None = None, *, from_disk: bool = False
@@ -147,7 +147,7 @@ class RemoteBlobs:
         problem: Exception | None = None
         for turn in range(TRIES):
             if turn:
-                # At random: all ranks were refused together, and must not come back together.
+                # At random, so that ranks that were refused together do not try again together.
                 time.sleep(self._wait_s * 2 ** (turn - 1) * random.uniform(0.5, 1))
             try:
                 return call()
@@ -181,7 +181,7 @@ def _connect(url: str, request_s: float) -> tuple[Any, Any]:
         ) from error
     scheme = urlsplit(url).scheme
     kinds = {"s3": obstore.store.S3Store, "gs": obstore.store.GCSStore, "az": obstore.store.AzureStore}
-    # Without TLS only where the environment names such an endpoint.
+    # Without TLS only if the environment names such an endpoint.
     options = {
         "timeout": timedelta(seconds=request_s),
         "connect_timeout": timedelta(seconds=CONNECT_S),

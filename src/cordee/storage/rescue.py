@@ -1,12 +1,12 @@
-"""The uploaders of a gang whose trainers have died agree on the newest capture that all of them have in memory.
+"""After the trainers of a gang have died, their uploaders agree on the newest capture that all have in memory.
 
-Each writes which saves it has whole, reads what the others have, and takes the newest that all have: no rank is asked
-twice, and none decides alone. The next attempt waits for them, since its first record fences them; not for an uploader
-that has died, which it sees by the process on its own machine, and elsewhere by signs of life that stop coming.
+Each writes which saves it has whole, reads the others' lists, and takes the newest that all have. The next attempt
+waits for them, since its first record fences them. It does not wait for an uploader that has died: on its own machine
+it looks at the process, and elsewhere at the uploader's signs of life.
 
-    parts/<epoch>-<nonce>/held-<rank>      sealed {"format":1,"saves":[n...]}; none: this rank has nothing to bring
-    parts/<epoch>-<nonce>/rescued          sealed {"format":1,"save":n or null}: it is over, and this was committed
-    parts/<epoch>-<nonce>/living-<rank>    sealed {"format":1,"sign":n,...}: the uploader works on without its trainer
+    parts/<epoch>-<nonce>/held-<rank>      sealed {"format":1,"saves":[n...]}; none: this rank has no capture
+    parts/<epoch>-<nonce>/rescued          sealed {"format":1,"save":n or null}: it is over; `save` was committed
+    parts/<epoch>-<nonce>/living-<rank>    sealed {"format":1,"sign":n,...}: the uploader runs without its trainer
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from cordee.storage.log import LogEntry
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 
 UPLOADER_MARKS = ("CORDEE_UPLOADER", "CORDEE_DRAIN")
-"""Variables of an uploader's environment, by which an agent that ends an attempt's processes spares it for a while.
+"""Environment variables of an uploader, by which an agent that ends an attempt recognises it and gives it time.
 
 The second one is the name of version 0.1.0: trainer and agent may be of different versions.
 """
@@ -34,11 +34,9 @@ RESCUE_S_MAX = 120.0
 """Time for the uploaders of dead trainers: after it the agent ends them, and the next attempt fences them."""
 
 SIGN_S = 3.0  # between two signs of life of an uploader whose trainer has ended
-SOON_S = 0.1  # Most have nothing left to do by then, and need give none; no attempt starts as fast.
-SILENT_S_MAX = (
-    20.0  # An uploader elsewhere that gives no sign for so long is gone, or its disk is too slow to wait for.
-)
-LOOK_S_MAX = 1.0  # a look at all uploaders of an attempt, until it returns what it knows
+SOON_S = 0.1  # Most are done by then and need no sign; no attempt starts as fast.
+SILENT_S_MAX = 20.0  # An uploader on another machine without a sign for this time is gone, or too slow.
+LOOK_S_MAX = 1.0  # longest look at all uploaders of an attempt
 _LOOKS = 16  # at once
 
 
@@ -62,7 +60,7 @@ def write_held(blobs: Blobs, epoch: int, nonce: str, rank: int, saves: Iterable[
 
 
 def write_rescued(blobs: Blobs, epoch: int, nonce: str, save: int | None) -> None:
-    """Write that the rescue is over, and which save was committed; the first such record stands."""
+    """Write that the rescue is over, and the committed save; the first such record counts."""
     blobs.put_if_absent(rescued_key(epoch, nonce), seal({"format": FORMAT, "save": save}))
 
 
@@ -73,10 +71,10 @@ def newest_of_all(
 
     Args:
         blobs: the store.
-        epoch: of the attempt.
-        nonce: of the attempt.
-        world_size: its ranks.
-        until: calls its argument again and again until it returns True, or there is no more time: then it is False.
+        epoch: the attempt's epoch.
+        nonce: the attempt's nonce.
+        world_size: the attempt's number of ranks.
+        until: calls its argument until it returns True; returns False if the time runs out.
     """
     held: dict[int, set[int]] = {}
 
@@ -84,7 +82,7 @@ def newest_of_all(
         for rank in range(world_size):
             if rank not in held and (data := blobs.get(held_key(epoch, nonce, rank))) is not None:
                 held[rank] = set(unseal(data)["saves"])
-        # An empty one decides at once: then no save is on every rank.
+        # An empty list decides at once: no save is on every rank.
         return len(held) == world_size or set() in held.values()
 
     if not until(all_there) or len(held) < world_size:
@@ -99,9 +97,9 @@ def newest_attempt(entries: list[LogEntry]) -> tuple[int, str] | None:
 
 
 class SignsOfLife:
-    """An uploader's signs of life, from the end of its trainer until nothing is to be uploaded any more.
+    """An uploader's signs of life, from the end of its trainer until its last commit.
 
-    So the next attempt waits for what can still be committed, and not for what follows a commit.
+    So the next attempt waits for commits, but not for the work after them.
 
     Args:
         left: set when the trainer has ended.
@@ -125,13 +123,13 @@ class SignsOfLife:
         self._thread.start()
 
     def settled(self, save: float) -> None:
-        """Take note that no capture up to this one needs an upload any more."""
+        """Record that no capture up to this one needs an upload any more."""
         self._settled = save
         if self._left.is_set() and not self._has_uploads():
             self._over.set()
 
     def end(self) -> None:
-        """Stop: the trainer has ended, and there is nothing left to do."""
+        """Stop: the trainer has ended, and nothing is left to upload."""
         self._over.set()
         self._thread.join()
 
@@ -146,17 +144,17 @@ class SignsOfLife:
                 give_sign(self._blobs, self._key, signs, process())
             signs, wait_s = signs + 1, SIGN_S
         if signs:
-            with contextlib.suppress(DestinationError):  # Then they just stop coming.
+            with contextlib.suppress(DestinationError):  # The signs then stop.
                 self._blobs.delete(self._key)
 
 
 def process() -> dict[str, Any]:
-    """Describe this process, so that another one on the same machine can see whether it still runs."""
+    """Describe this process, so that another on the same machine can check whether it still runs."""
     return {"host": socket.gethostname(), "where": _where(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 
 def give_sign(blobs: Blobs, key: str, sign: int, process: dict[str, Any]) -> None:
-    """Write one sign of life; each has another number."""
+    """Write one sign of life; each has a new number."""
     blobs.put(key, seal({"format": FORMAT, "sign": sign, **process}))
 
 
@@ -164,21 +162,21 @@ class EarlierUploaders:
     """The uploaders of an earlier attempt, as the next one sees them.
 
     Attributes:
-        silent: those on other machines that have given no sign of life for too long.
+        silent: uploaders on other machines whose signs of life have stopped.
     """
 
     def __init__(self, blobs: Blobs, epoch: int, nonce: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._blobs, self._epoch, self._nonce, self._clock = blobs, epoch, nonce, clock
-        self._signs: dict[str, tuple[int, float]] = {}  # the newest of each, and when it was seen first
+        self._signs: dict[str, tuple[int, float]] = {}  # by uploader: its newest sign, and when it was first seen
         self._pool = ThreadPoolExecutor(1)
         self._round: Future[str | None] | None = None
         self.silent: set[str] = set()
 
     def working(self, within_s: float = LOOK_S_MAX) -> str | None:
-        """Name an uploader that still works on what its trainer has left behind; None: there is none.
+        """Name an uploader that still uploads its dead trainer's captures; None: there is none.
 
-        Returns in time. Storage may take longer for a thousand signs: then the look goes on beside, and the next call
-        returns its result.
+        Return within LOOK_S_MAX. If storage takes longer, the look goes on in the background, and the next call returns
+        its result.
         """
         if self._round is None:
             self._round = self._pool.submit(self._look_at_all)
@@ -226,7 +224,7 @@ def _living_key(epoch: int, nonce: str, rank: int) -> str:
 
 
 def _where() -> str | None:
-    """Identify the machine since its boot, and its process numbers' namespace; None where the system cannot say."""
+    """Identify the machine, its boot and its namespace of process numbers; None if the system has none."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:

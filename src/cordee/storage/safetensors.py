@@ -1,4 +1,4 @@
-"""Files in the safetensors format, read and written without torch: a JSON header, then the tensors' bytes in a row.
+"""Files in the safetensors format, read and written without torch: a JSON header, then the tensors' bytes.
 
 Format: https://huggingface.co/docs/safetensors: 8 bytes of header length (little-endian), the header, the data; offsets
 in the header count from the end of the header.
@@ -49,7 +49,7 @@ class FileTensor:
 
 
 def write_file(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], int]], data: Iterator[Any]) -> None:
-    """Write (name, dtype, shape, bytes) of each tensor, then `data` in the same order; whole or not at all.
+    """Write (name, dtype, shape, bytes) of each tensor, then `data` in the same order, whole or not at all.
 
     Raises:
         CheckpointError: the format does not have a tensor's type.
@@ -58,7 +58,7 @@ def write_file(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], in
     end = 0
     for name, dtype, shape, size_bytes in tensors:
         if dtype not in DTYPES:
-            raise CheckpointError(f"{name} is {dtype}, which safetensors has no type for")
+            raise CheckpointError(f"{name} is {dtype}, a type that safetensors lacks")
         header[name] = {"dtype": DTYPES[dtype][0], "shape": shape, "data_offsets": [end, end + size_bytes]}
         end += size_bytes
     text = json.dumps(header, separators=(",", ":")).encode()

@@ -18,7 +18,7 @@ from cordee.storage.log import Log, read_entries
 from cordee.storage.manifest import Manifest, Shard, Tensor, write_manifest
 from cordee.storage.safetensors import DTYPES, FileTensor, open_file, write_file
 
-# As transformers divides by default, so that no file is too large to download again.
+# The default of transformers: no file is too large to download again.
 FILE_BYTES_MAX = 5_000_000_000
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
@@ -28,10 +28,10 @@ def read_tensor(blobs: Blobs, whole: Manifest, tensor: Tensor) -> bytearray:
 
     Raises:
         Damaged: a chunk does not verify.
-        CheckpointError: the elements of its type have an unknown size.
+        CheckpointError: safetensors lacks its type.
     """
     if tensor.dtype not in DTYPES:
-        raise CheckpointError(f"a tensor is {tensor.dtype}, which safetensors has no type for")
+        raise CheckpointError(f"a tensor is {tensor.dtype}, a type that safetensors lacks")
     element_bytes = DTYPES[tensor.dtype][1]
 
     def content(shard: Shard) -> bytearray:
@@ -118,7 +118,7 @@ def export_hf(
 
 
 def exported_bytes(whole: Manifest, of: str | None) -> int:
-    """Return the bytes of tensors that an export writes."""
+    """Return the number of bytes of tensors that an export writes."""
     return sum(_size_bytes(whole.tensors[name]) for name in _names(whole, of))
 
 
