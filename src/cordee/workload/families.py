@@ -29,7 +29,7 @@ def shape_from_config(config: Config, *, name: str) -> ModelShape:
 
 
 class _Fields:
-    """Reads fields of a config and names the one that is wrong."""
+    """The fields of a config; an error names the field."""
 
     def __init__(self, config: Config, name: str) -> None:
         self.config = config
@@ -105,7 +105,7 @@ def _mixtral(fields: _Fields) -> ModelShape:
 
 
 def _qwen2(fields: _Fields) -> ModelShape:
-    # Qwen2 has biases on q, k and v whatever its config says, and none on the output.
+    # Qwen2 always has biases on q, k and v, and none on the output, whatever its config says.
     return replace(_decoder(fields, "qwen2"), qkv_bias=True)
 
 

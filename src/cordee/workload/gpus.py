@@ -1,4 +1,4 @@
-"""GPUs as a job asks for them, number and kind: one reading for the command line and the YAML."""
+"""Read number and kind of GPUs as a job asks for them, in the command line and in YAML."""
 
 import re
 
@@ -35,7 +35,7 @@ def parse_wanted(text: str | int | float) -> tuple[int, int, str | None]:
     ((64, 1000, 'H100'), (1, 500, None), (1, 250, 'A100'))
 
     Raises:
-        SpecError: not such a text, or a part that is no whole number of thousandths.
+        SpecError: not such a text, or a part that is not in whole thousandths.
     """
     written = str(text).strip()
     found = re.fullmatch(r"0(\.\d+)(?:\s*[x*]\s*(.+))?|(.+):0(\.\d+)", written)

@@ -1,4 +1,4 @@
-"""The checkpoints to keep, as text: so many of the newest, each Nth, those of a time. Storage decides."""
+"""Read which checkpoints to keep: a number of the newest, each Nth, those of a time."""
 
 import re
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def parse_keep(text: "str | int | Keep") -> Keep:
     """Read a text such as `3, every 10, 7d`.
 
     Raises:
-        InputError: fewer than two, or nothing that can be read.
+        InputError: the text cannot be read, or keeps fewer than two.
 
     >>> parse_keep("3, every 10, 7d")
     Keep(last=3, every=10, within_s=604800.0)
@@ -52,5 +52,5 @@ def parse_keep(text: "str | int | Keep") -> Keep:
             hint="the newest one may turn out to be damaged, and then the one before it is needed",
         )
     if every == 0:
-        raise InputError(f"keep={text}: every 0 is none", hint=_HINT)
+        raise InputError(f"keep={text}: every 0 keeps none", hint=_HINT)
     return Keep(last, every, within_s)

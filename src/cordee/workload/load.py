@@ -1,4 +1,4 @@
-"""Reads model shapes from the catalogue that Cordee ships, or from a config.json. Called from floor 5 up."""
+"""Load model shapes from the catalogue that Cordee ships, or from a config.json; this file does I/O."""
 
 import difflib
 import json
@@ -53,7 +53,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ShapeError(f"{path} cannot be read: {error}", hint="it must be a Hugging Face config.json") from None
     if not isinstance(config, dict):
         raise ShapeError(f"{path} is not a JSON object", hint="it must be a Hugging Face config.json")
-    # A multimodal config keeps its language model one level down.
+    # A multimodal config has its language model one level down.
     text = config.get("text_config")
     return text if isinstance(text, dict) and "model_type" in text else config
 

@@ -21,7 +21,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture of experts of a layer. The first `first_dense` layers, and those not on `every`, are dense."""
+    """The mixture of experts. The first `first_dense` layers, and those that `every` skips, are dense."""
 
     routed: int
     per_token: int
@@ -48,7 +48,7 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Return the sum of the parts."""
         return self.embedding + self.attention + self.mlp + self.experts + self.router + self.norms + self.head
 
     def __add__(self, other: "ParameterCount") -> "ParameterCount":
@@ -65,7 +65,7 @@ class ParameterCount:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder-only transformer. `positions` is the longest sequence; `learned_positions` have rows of their own."""
+    """A decoder-only transformer. `positions` is the longest sequence; `learned_positions` have an embedding."""
 
     name: str
     family: str
@@ -112,7 +112,7 @@ class ModelShape:
 
     @property
     def head_parameters(self) -> int:
-        """The output projection; none of its own when tied to the embedding."""
+        """The output projection; 0 if it is tied to the embedding."""
         return 0 if self.tied else self.vocab * self.hidden
 
     @property
@@ -160,17 +160,17 @@ class ModelShape:
 
     @property
     def parameter_count(self) -> ParameterCount:
-        """All parameters by part."""
+        """Return all parameters by part."""
         return _parameter_count(self)
 
     @property
     def parameters(self) -> int:
-        """All parameters, exactly."""
+        """Return the exact number of all parameters."""
         return self.parameter_count.total
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes: of the routed experts only its own."""
+        """Return the parameters that one token passes, with only its own routed experts."""
         count = self.parameter_count
         if self.experts is None:
             return count.total

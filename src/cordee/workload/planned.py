@@ -1,7 +1,7 @@
-"""A plan as a job runs it: what `cordee plan --json` printed, read back into the keys of a job's YAML.
+"""A plan for a job: the JSON of `cordee plan --json`, read into the keys of a job's YAML.
 
-It brings GPUs, model, layout and checkpoint interval. Admission judges that one layout again, so a plan that no longer
-fits is refused with its numbers.
+It sets GPUs, model, layout and checkpoint interval. Admission checks that layout again, and refuses it with the numbers
+if it no longer fits.
 """
 
 import json
@@ -22,11 +22,11 @@ _WORDS = ("recompute", "schedule", "cp_kind", "offload")
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """One layout of a plan, and where it comes from.
+    """One layout of a plan, and its source.
 
     Attributes:
         source: the plan's file.
-        gpus: the total of the job.
+        gpus: the job's total.
         gpu: the kind of GPU.
         model: the keys of a job's `model` section.
         every: the checkpoint interval with its unit; None: the plan has none.
@@ -39,10 +39,10 @@ class PlannedJob:
     every: str | None
 
     def fill(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of a job with those of the plan added.
+        """Return the keys of a job together with those of the plan.
 
         Raises:
-            SpecError: the job says otherwise than the plan.
+            SpecError: the job contradicts the plan.
         """
         if written.get("gpus"):
             count, milli, kind = parse_wanted(written["gpus"])
@@ -66,8 +66,8 @@ def read_plan(text: str, *, source: str, layout: str | None = None) -> PlannedJo
     """Return the best layout of a plan, or its fastest one with the axes that `layout` names (`tp=8,pp=2`).
 
     Raises:
-        SpecError: this is no plan, one of another version, or it has no such layout.
-        DoesNotFitError: nothing in it fits.
+        SpecError: this is not a plan, its version is unknown, or it lacks the layout.
+        DoesNotFitError: none of its layouts fits.
     """
     plan = _load(text, source)
     fitting = [each for each in plan["layouts"] if each["fits"]]
@@ -128,14 +128,14 @@ def _with_axes(fitting: list[dict[str, Any]], layout: str, source: str) -> dict[
 
 
 def _axes(each: Mapping[str, Any]) -> set[str]:
-    """Return the parts by which people name a layout, of size 1 too."""
+    """Return the axes of a layout's text, also those of size 1."""
     sizes = {f"{axis}{each[axis]}" for axis in _SIZES if each[axis] is not None}
     fsdp = {f"fsdp{each['dp']}"} if each["zero"] == 3 else set()
     return sizes | fsdp | {f"mb{each['micro_batch']}", *(each[word] for word in _WORDS), *each["layout"].split()}
 
 
 def _layout_text(each: Mapping[str, Any]) -> str:
-    """Return the layout with every axis given, so that admission judges this one and no other."""
+    """Return the layout with every axis given, so that admission checks just this one."""
     parts = [f"{axis}={each[axis]}" for axis in _SIZES if each[axis] is not None]
     parts += [f"sp={int(each['sp'])}", f"mb={each['micro_batch']}", *(f"{word}={each[word]}" for word in _WORDS)]
     return ",".join(parts + [part for part in each["layout"].split() if part.startswith("split=")])

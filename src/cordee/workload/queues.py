@@ -38,7 +38,7 @@ def parse_queues(text: str, *, source: str = "<queues>") -> tuple[Queue, ...]:
     """Return the queues that this YAML describes, in its order.
 
     Raises:
-        SpecError: what is wrong, with file, line and column, and what was probably meant.
+        SpecError: a mistake, with file, line and column, and the probable correction.
     """
     document, positions = load_yaml(text, source)
     where = Where(source, positions)
@@ -77,7 +77,7 @@ def _said(error: ValidationError, inside: tuple[str | int, ...], where: Where) -
 
 
 def _quota(name: str, specs: dict[str, QueueSpec], known: dict[str, int], above: tuple[str, ...]) -> int:
-    """Its own, or what those inside it come to. A circle has none here; who checks the tree will say so."""
+    """Return the queue's own quota, or the sum of its children's; the check of the tree finds circles."""
     if name not in known:
         own = specs[name].quota
         inside = [each for each, spec in specs.items() if spec.parent == name and each not in (*above, name)]

@@ -1,6 +1,6 @@
 """A job's specification: the YAML that people write, and the validated value in base units that the rest uses.
 
-Quantities are read with their units (`limit.time: 47h` becomes `limit.time_s`); a bare number is refused.
+Quantities have units (`limit.time: 47h` becomes `limit.time_s`); a bare number is refused.
 """
 
 import re
@@ -27,15 +27,15 @@ class _Section(BaseModel):
 
 
 class Limit(_Section):
-    """When to stop the job whatever it does; None is no limit."""
+    """Limits at which the job is stopped; None: no limit."""
 
     time_s: Annotated[float, Field(gt=0)] | None = None
     cost_micro_usd: Annotated[int, Field(gt=0)] | None = None
-    preemptions: Annotated[int, Field(ge=0)] | None = None  # it is not pushed any more after so many
+    preemptions: Annotated[int, Field(ge=0)] | None = None  # after this many it is not preempted any more
 
 
 class Elastic(_Section):
-    """On how few GPUs it can run as well: the halves of `gpus` down to `at_least`, or just these sizes."""
+    """Other numbers of GPUs that the job can run on: the halves of `gpus` down to `at_least`, or these sizes."""
 
     at_least: Positive | None = None
     sizes: tuple[Positive, ...] = ()
@@ -59,7 +59,7 @@ class Elastic(_Section):
 
 
 class Place(_Section):
-    """The shape of its GPUs: `unit` of them in one NVLink island (else one node); all of them `within` one domain."""
+    """The placement of its GPUs: each `unit` in one NVLink island (else one node), all `within` one domain."""
 
     unit: Positive | None = None
     within: Literal["island", "node", "rack", "block"] | None = None
@@ -73,20 +73,20 @@ def _keep(text: str) -> str:
 
 
 class Checkpoint(_Section):
-    """Where checkpoints go (None: nowhere), how often (auto: the plan's period), and how many are kept.
+    """The destination of checkpoints (None: none), their interval (auto: the plan's), and which ones are kept.
 
-    `ram_s`: how often the state is captured in memory besides, auto: where it pays.
+    `ram_s`: the interval of captures in memory between them; auto: where they save time.
     """
 
     to: str | None = None
     every_s: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
     keep: Annotated[int, Field(ge=2)] | Annotated[str, AfterValidator(_keep)] = 2
     ram_s: Annotated[float, Field(gt=0)] | Literal["auto", "off"] = "auto"
-    base: str | None = None  # a destination whose pinned generation is shared, and not stored again
+    base: str | None = None  # a destination whose pinned generation is not stored again
 
 
 class OnPreempt(_Section):
-    """The notice that the job gets, and what becomes of it."""
+    """The notice that a preempted job gets, and its state afterwards."""
 
     grace_s: Annotated[float, Field(ge=0)] = 30.0
     then: Literal["requeue", "stop"] = "requeue"
@@ -122,7 +122,7 @@ class ModelSpec(_Section):
 
 
 class JobSpec(_Section):
-    """One job. `gpus` is its total, `gpu_milli` the part of each; `gpu` the kind it needs, None for any."""
+    """One job. `gpus` is its total, `gpu_milli` thousandths of each, `gpu` the kind it needs (None: any)."""
 
     run: str | tuple[str, ...]
     gpus: Positive
@@ -148,7 +148,7 @@ class JobSpec(_Section):
     plan: str | None = None  # the file of `cordee plan --json` that `gpus` and `model` were taken from
     env: dict[str, str] = Field(default_factory=dict)
     secrets: tuple[str, ...] = ()
-    cwd: str | None = None  # the folder to run in; None is the one it is submitted from
+    cwd: str | None = None  # the folder to run in; None: the one that it is submitted from
 
     @model_validator(mode="after")
     def _check(self) -> "JobSpec":
@@ -179,7 +179,7 @@ class JobSpec(_Section):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Fewer GPUs that it can run on, in whole units, largest first."""
+        """Return the smaller numbers of GPUs that it can run on, in whole units, largest first."""
         return tuple(size for size in self.elastic.below(self.gpus) if size % (self.place.unit or 1) == 0)
 
     @classmethod
@@ -219,7 +219,7 @@ def parse_spec(text: str, *, source: str = "<spec>", plan_of: Callable[[str], Pl
         plan_of: reads the plan that `plan` names; None: a plan is refused.
 
     Raises:
-        SpecError: what is wrong, with file, line and column, and what was probably meant.
+        SpecError: a mistake, with file, line and column, and the probable correction.
     """
     document, positions = load_yaml(text, source)
     where = Where(source, positions)
@@ -273,7 +273,7 @@ def _keys(section: str | None) -> list[str]:
 
 
 def _flag_place(flag: str) -> tuple[str | None, str]:
-    """Which section and key a flag of the command line belongs to."""
+    """Return the section and key of a flag of the command line."""
     flag = {"grace": "on_preempt_grace", "model": "model_name"}.get(flag, flag)
     for section in _SECTIONS:
         if flag.startswith(f"{section}_") and flag.removeprefix(f"{section}_") in _keys(section):

@@ -1,4 +1,4 @@
-"""YAML as people write it: its keys with their lines, quantities with their units, and mistakes pointed at."""
+"""Read YAML with the line of each key, quantities with their units, and errors that point at their place."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Where:
-    """The line and column of each key in the text, from 1, so that an error can point at it; flags have no source."""
+    """The line and column of each key in the text, from 1, for errors; flags have no source."""
 
     source: str
     positions: Mapping[Path, tuple[int, int]]
@@ -35,7 +35,7 @@ def quantity(read: Callable[[str], Any], value: Any, path: Path, where: Where) -
 
 
 def mapping(document: dict[str, Any], key: str, where: Where) -> dict[str, Any]:
-    """Return the mapping below a key; nothing is an empty mapping."""
+    """Return the mapping below a key; an absent one is empty."""
     value = document.get(key) or {}
     if not isinstance(value, dict):
         raise where.error((key,), f"{key} must be a mapping, not {value!r}", f"write its keys indented below {key}:")
@@ -63,7 +63,7 @@ def plain(value: Any, path: Path, where: Where) -> Any:
 def explained(
     error: ValidationError, inside: Path, where: Where, *, written_as: Mapping[str, str], hints: Mapping[str, str]
 ) -> SpecError:
-    """Return pydantic's first complaint in our words, at its place in the text."""
+    """Return pydantic's first error in plain words, with its place in the text."""
     first = error.errors()[0]
     path = (*inside, *(written_as.get(str(part), part) for part in first["loc"] if not _is_branch(part)))
     name = ".".join(map(str, path))
@@ -93,7 +93,7 @@ _LIMIT_HINTS = {
 
 
 def _is_branch(part: str | int) -> bool:
-    """Return whether a part of a path is pydantic's name for a branch of a union, which nobody wrote."""
+    """Return whether a part of a path is pydantic's name for a branch of a union, not a key of the text."""
     return isinstance(part, str) and bool(re.search(r"[\[\]()]|^(str|float|int|tuple|constrained)", part))
 
 
@@ -125,7 +125,7 @@ def _strip(node: Any, path: Path, positions: dict[Path, tuple[int, int]]) -> Any
     if isinstance(node, dict):
         plain = {}
         for key, value in node.items():
-            if key in (node.lc.data or {}):  # type: ignore[attr-defined]  # A merged key stands elsewhere.
+            if key in (node.lc.data or {}):  # type: ignore[attr-defined]  # A merged key is elsewhere in the text.
                 line, column = node.lc.key(key)  # type: ignore[attr-defined]
                 positions[(*path, key)] = (line + 1, column + 1)
             plain[key] = _strip(value, (*path, key), positions)
@@ -140,4 +140,4 @@ def _strip(node: Any, path: Path, positions: dict[Path, tuple[int, int]]) -> Any
     for kind in (int, float, str):
         if isinstance(node, kind):
             return kind(node)
-    return getattr(node, "value", node)  # A scalar with a tag: its text, never an object.
+    return getattr(node, "value", node)  # The text of a tagged scalar, never an object.
