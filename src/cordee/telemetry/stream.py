@@ -1,7 +1,7 @@
 """Append-only streams of events, files of JSON lines {"seq": n, "event": {...}} with seq 1, 2, ...
 
 Ranks write their spool with `StreamWriter`, agents their own stream; `StreamReader` follows either while it grows.
-A process may be killed in the middle of a line: a line counts once its newline is there. No torch, light imports.
+A process may be killed in the middle of a line, so a line counts once it has its newline. This file imports no torch.
 """
 
 import json
@@ -29,7 +29,7 @@ class StreamRecord(NamedTuple):
 
 
 class StreamWriter:
-    """Appends to a stream and goes on counting where the file ends; safe to use from several threads.
+    """A writer that appends to a stream and continues its numbers; safe to use from several threads.
 
     Args:
         path: the file; its folder is made.
@@ -41,7 +41,7 @@ class StreamWriter:
         self._durable = durable
         self._lock = threading.Lock()
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        # A predecessor may have died within a line; no reader has taken that line, so it is cut off.
+        # A predecessor may have died within a line. No reader has taken that line, so cut it off.
         data = _tail(self._fd)
         size = os.fstat(self._fd).st_size
         if not data.endswith(b"\n") and data:
@@ -62,7 +62,7 @@ class StreamWriter:
                 while line:
                     line = line[os.write(self._fd, line) :]
             except OSError:
-                os.ftruncate(self._fd, size)  # a full disk took a part of it; what comes next must not stick to that
+                os.ftruncate(self._fd, size)  # a full disk took a part of the line; the next one must not continue it
                 raise
             if self._durable:
                 os.fsync(self._fd)
@@ -75,10 +75,10 @@ class StreamWriter:
 
 
 class StreamReader:
-    """Follows a stream that may not exist yet; skips records up to seq `after`, and lines that are no record.
+    """A reader that follows a stream, which may not exist yet, and skips records up to seq `after` and invalid lines.
 
-    A rank may put anything in the place of its stream: a file that is not a regular one counts as absent, and a line
-    of more than LINE_BYTES_MAX bytes as no record.
+    A rank may replace its stream by anything: a file that is not a regular one counts as absent, and a line of more
+    than LINE_BYTES_MAX bytes is skipped.
     """
 
     def __init__(self, path: Path, after: int = 0) -> None:
@@ -89,7 +89,7 @@ class StreamReader:
         self._overlong = False  # the offset is within a line that is too long
 
     def read(self, limit: int) -> list[StreamRecord]:
-        """Return the next records, `limit` at most; none when the end is reached for now."""
+        """Return the next records, `limit` at most; none at the current end."""
         if self._fd is None and (fd := _open_regular(self.path)) is not None:
             self._fd = fd
         if self._fd is None:
@@ -109,7 +109,7 @@ class StreamReader:
         return records
 
     def _lines(self) -> list[bytes]:
-        # A torn last line is read again next time, from the file: a new writer may have replaced it by then.
+        # An incomplete last line is read from the file again, since a new writer may replace it.
         assert self._fd is not None
         size = _TAIL_BYTES
         while True:

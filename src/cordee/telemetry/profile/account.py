@@ -1,7 +1,7 @@
 """The time of each rank by what it was spent on: compute, communication, exposed, idle; by class, kernel, stream, step.
 
-Columns of a profile come in, plain values that can be printed, compared and written as JSON go out. A profile without a
-device is accounted by the self times of its threads, with the same figures.
+It turns the columns of a profile into plain values to print, compare and write as JSON. A profile without a device is
+accounted by the self times of its threads, with the same figures.
 """
 
 import re
@@ -48,7 +48,7 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class StreamRow:
-    """One stream or thread: its busy time, by kind; `strip` is for drawing."""
+    """One stream or thread: its busy time, by kind; `strip` is drawn in the picture."""
 
     name: str
     count: int
@@ -130,7 +130,7 @@ def account(profile: Profile, table: KernelTable, order: int = 0) -> list[RankRe
         tracks = [track for track, pid in enumerate(place) if pid == owner]
         own = ops.where(np.isin(ops.track, tracks))
         rank = _rank(profile, order, number, owner, alone=len(owners) == 1)
-        own_defects = defects if not number else Defects()  # Those of the file go with its first rank.
+        own_defects = defects if not number else Defects()  # The file's defects belong to its first rank.
         reports.append(_report(profile, own, classes, own_defects, side=side, rank=rank, owner=owner))
     return reports
 
@@ -171,7 +171,7 @@ def _report(
 
 
 def _note_overlaps(profile: Profile, ops: Ops, defects: Defects) -> None:
-    """Note operations that overlap on one stream: their times are wrong, since a stream runs one at a time."""
+    """Note operations that overlap on one stream, whose times are wrong: a stream runs one at a time."""
     for track in np.unique(ops.track).tolist():
         own = ops.where(ops.track == track)
         over = np.maximum.accumulate(own.end_ns)[:-1] - own.start_ns[1:]
@@ -224,7 +224,7 @@ def _stream_rows(
 
 
 def _windows(profile: Profile, ops: Ops, swept: Sweep) -> list[tuple[int, int, int]]:
-    """Return the profiler's steps on the device: number, start, end; an operation is of the step that launched it."""
+    """Return the profiler's steps on the device: number, start, end. The launch decides on the step."""
     marks = [
         (int(found[1]), int(profile.marks.start_ns[row]), int(profile.marks.end_ns[row]))
         for row, name in enumerate(profile.marks.name.tolist())

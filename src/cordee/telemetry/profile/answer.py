@@ -11,7 +11,7 @@ from cordee.telemetry.profile.ranks import Skew
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of the layout that was profiled; `flop_per_step` are those of one GPU."""
+    """The plan of the layout that was profiled; `flop_per_step` is for one GPU."""
 
     model: str
     gpus: int
@@ -25,7 +25,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class ProfileAnswer:
-    """All that was found; `shown` is the place of the rank that is shown in full, `top` how many kernels are listed."""
+    """The whole answer; `shown` is the index of the rank shown in full, `top` the number of kernels listed."""
 
     reports: Sequence[RankReport]
     shown: int

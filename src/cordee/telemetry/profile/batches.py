@@ -1,8 +1,8 @@
 """The text of a profile as batches of decoded events, within bounded memory.
 
 A batch is cut between two events. The decoder proves the cut: only a sequence of whole events, in brackets, is a JSON
-list. In a damaged file no cut is proven; then events are decoded one by one, and those that are no JSON are counted.
-The meaning of an event is not known here.
+list. In a damaged file no cut is proven; then events are decoded one by one, and those that are not JSON are counted.
+This file does not interpret events.
 """
 
 import re
@@ -18,11 +18,11 @@ try:
 except ModuleNotFoundError:
     raise MissingExtraError("profiles are read with msgspec", hint='pip install "cordee[profile]"') from None
 
-# So much text without a cut is damaged: no single event is that long.
+# Text of this length without a cut is damaged, since no single event is that long.
 SALVAGE_BYTES = 16 << 20
 HEAD_BYTES_MAX = 64 << 20
 TRIES = 16
-# A damaged event is tried together with at most so many of the pieces after it.
+# A damaged event is tried together with at most this many pieces after it.
 PIECES_MAX = 6
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
@@ -119,7 +119,7 @@ class Batches:
         yield from self._last(buffer, listed)
 
     def about(self) -> About:
-        """Return what stands before and after the events; a part in another form counts as absent."""
+        """Return the metadata before and after the events; a part in another form counts as absent."""
         rank = world = None
         names: tuple[str, ...] = ()
         try:
@@ -223,7 +223,7 @@ class Batches:
         """Yield the events at the end of the file."""
         batch, rest, closed = self._cut_at_end(buffer)
         if not closed:
-            # A bare list may lack its bracket; a truncated file has whole events before its end.
+            # A bare list may lack its bracket, and a truncated file has whole events before its end.
             whole = self._decode(buffer.rstrip().removesuffix(b","))
             if whole is not None:
                 batch, rest = whole, b""
@@ -238,7 +238,7 @@ class Batches:
             self.defects.note("truncated", f"the file ends {end}, at byte {self.bytes_read:,}")
 
     def _tail(self, text: bytes, listed: bool) -> None:
-        """Keep what stands after the events: keys of the same object."""
+        """Keep the text after the events: keys of the same object."""
         text = text.strip()
         if listed:
             return
@@ -274,7 +274,7 @@ class Batches:
         return events, buffer[starts[-1] :], False
 
     def _repair(self, text: bytes) -> list[Event] | None:
-        """Decode one event despite numbers that JSON does not have and bytes that are no UTF-8."""
+        """Decode one event despite numbers that JSON does not have and bytes that are not UTF-8."""
         batch = self._decode(text)
         if batch is not None:
             return batch

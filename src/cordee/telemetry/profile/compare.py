@@ -1,4 +1,4 @@
-"""A profile compared with another one, with the plan of its layout, and with the peak of its GPU."""
+"""A profile compared with another one, with the plan of its layout, and with its GPU's peak."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ def compare_with_plan(reports: Sequence[RankReport], planned: StepTime, steps: i
 
 
 def _receives_fraction(reports: Sequence[RankReport]) -> float:
-    """Return the part of exposed communication that point-to-point kernels are: a stage that waits for its input."""
+    """Return the fraction of point-to-point kernels in exposed communication: a stage waits for its input."""
     rows = [row for report in reports for row in report.classes if row.kernel_class.communicates]
     exposed_us = sum(row.exposed_us for row in rows)
     between_us = sum(row.exposed_us for row in rows if row.kernel_class.name == POINT_TO_POINT)

@@ -1,4 +1,4 @@
-"""Defects of a profile, counted by kind with the first as an example. The rest of the file is read all the same."""
+"""Defects of a profile, counted by kind with the first as an example. The rest of the file is still read."""
 
 from dataclasses import dataclass
 

@@ -129,7 +129,7 @@ class BaseDocument(_Row):
 
 
 class PlanDocument(_Row):
-    """The comparison with the plan; `job` null: of flags."""
+    """The comparison with the plan; `job` null: the plan comes from flags."""
 
     job: str | None
     model: str
@@ -142,7 +142,7 @@ class PlanDocument(_Row):
 
 
 class ProfileDocument(_Row):
-    """Everything that was found."""
+    """The whole answer."""
 
     version: int = 2
     ranks: tuple[RankDocument, ...]

@@ -1,7 +1,7 @@
 """Launches of the host, causes of the device's idle time, and the self times of a host without a device.
 
 The host causes a gap if it launched the next operation after the device had become idle. Otherwise that operation was
-queued and waited for an event of another stream, or for the latency of the launch.
+queued, and waited for an event of another stream or for the launch's latency.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ NOT_LAUNCHED = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Breakdown in which nothing ran on a device; `host` is what the host did most of it, if that is known."""
+    """A gap in which a device was idle; `host` is the longest call of the host in it, if that is known."""
 
     start_us: float
     length_us: float
@@ -77,7 +77,7 @@ def idle(profile: Profile, ops: Ops, swept: Sweep, most: int) -> Idle:
     begin, end = launches_of(ops, profile.launches)
     empty = np.flatnonzero(swept.state == 0)
     start, length = swept.edge_ns[empty], swept.length_ns[empty]
-    # A span may reach beyond the operations: nothing follows the last of them.
+    # A span may reach beyond the operations, and no operation follows the last one.
     following = np.searchsorted(ops.start_ns, start + length)
     last = following == len(ops)
     following[last] = 0

@@ -54,7 +54,7 @@ class Categories:
 
 @dataclass(frozen=True, slots=True)
 class KernelTable:
-    """The rules, in the order in which they are tried."""
+    """The rules, in the order of their precedence."""
 
     rules: tuple[Rule, ...]
     categories: Categories

@@ -1,8 +1,7 @@
 """Read profiles, as PyTorch's profiler (Kineto) and Cordee write them: a stream of bytes becomes columns of numbers.
 
 A file of hundreds of megabytes is never whole in memory: batches of events are decoded as they come, and a few numbers
-of each event are kept. Whatever cannot be read is named, counted and left out; the rest is read. The meaning of events
-is not known here.
+of each event are kept. Parts that cannot be read are named, counted and left out. This file does not interpret events.
 """
 
 import re
@@ -28,7 +27,7 @@ BLOCK_BYTES, PACKED_BYTES = 4 << 20, 16 << 10
 # Phases without durations, or with those of other events: metadata, flows, instants, counters, objects, marks.
 QUIET_PHASES = frozenset("MstfiICPNODR(),v")
 NONE = -1
-# Microseconds. A later time since 1970, or a longer operation, is an error, and does not fit 64 bits of nanoseconds.
+# Microseconds. A later time since 1970, or a longer operation, is an error: it does not fit 64 bits of nanoseconds.
 MOST_US = 4e15
 
 
@@ -103,7 +102,7 @@ def read_profile(path: Path, categories: Categories, progress: Callable[[int], N
         progress: called with the number of bytes that were read.
 
     Raises:
-        ProfileError: no such file, or no profile is in it.
+        ProfileError: the file does not exist, or is not a profile.
     """
     defects = Defects()
     columns = _Columns(categories, defects)
@@ -118,7 +117,7 @@ def read_profile(path: Path, categories: Categories, progress: Callable[[int], N
         ) from None
     if batches.not_a_profile:
         hint = "a profile is an object with traceEvents, or a list of events; torch.profiler's export_chrome_trace"
-        raise ProfileError(f"{path} is no profile: {batches.not_a_profile}", hint=hint)
+        raise ProfileError(f"{path} is not a profile: {batches.not_a_profile}", hint=hint)
     return columns.profile(path, batches)
 
 
@@ -133,7 +132,7 @@ def _blocks(file: BinaryIO, defects: Defects, progress: Callable[[int], None] | 
 
 
 def _unpacked(file: BinaryIO, defects: Defects) -> Iterator[bytes]:
-    """Unpack one gzip stream after the other. Pieces are small, since a damaged one is lost as a whole."""
+    """Unpack gzip streams one by one, in small pieces, since a damaged piece is lost whole."""
     inflate = None
     raw = b""
     while raw := raw or file.read(PACKED_BYTES):
@@ -164,7 +163,7 @@ class _Table:
     group: "array[int]" = field(default_factory=lambda: array("i"))
 
     def ops(self) -> Ops:
-        """Return the events by start; of two that start together the longer first, since it contains the other."""
+        """Return the events by start; if two start together, the longer one first, since it contains the other."""
         start, length = (
             np.rint(np.frombuffer(each, np.float64) * 1000).astype(np.int64) for each in (self.start_us, self.length_us)
         )

@@ -1,6 +1,6 @@
 """The activity of a device over time, by a sweep over the starts and ends of its operations.
 
-All figures of a rank come from here, so that they add up. Names of kernels are not known here.
+All figures of a rank come from here, so that they add up.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Breakdown:
 
     @property
     def hidden_fraction(self) -> float | None:
-        """The part of communication that compute hides; None without communication."""
+        """The fraction of communication that compute hides; None without communication."""
         return self.hidden_us / self.communication_us if self.communication_us else None
 
     @property
