@@ -181,7 +181,7 @@ class Log:
             )
         if record.epoch > self.epoch or (record.epoch == self.epoch and record.nonce != self.nonce):
             raise FencedError(
-                f"epoch {self.epoch} may no longer write: log record {entry.index} ({record.kind})"
+                f"epoch {self.epoch} may not write any more: log record {entry.index} ({record.kind})"
                 f" is of epoch {record.epoch}",
                 hint="a newer attempt uses this destination, so this one must stop; give each job its own",
             )
