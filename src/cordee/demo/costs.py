@@ -127,7 +127,7 @@ def _with_interval(seen: Reclaims) -> Claim:
 
 def _with_notice(seen: Reclaims) -> Claim:
     lost = sum(loss.lost_micro_usd for loss in seen.noticed)
-    measured = f"{len(seen.noticed)} seeded reclaims: {format_micro_usd(lost)} of work lost in all of them together"
+    measured = f"{len(seen.noticed)} seeded reclaims: {format_micro_usd(lost)} of work lost in total"
     restart = format_micro_usd(seen.noticed_worst.micro_usd)
     notice = _minutes(seen.notice_s)
     says = f"With {notice} of notice and a SIGTERM handler no work is lost; the restart costs {restart}"

@@ -61,7 +61,7 @@ def _show_large(narrator: Narrator) -> None:
     narrator.claim(claims.weight(says, n_bytes, "2.435 TB"))
     fewest = fewest_gpus_to_hold(n_bytes, gpu)
     measured = f"{n_bytes:,} bytes / {gpu.memory_bytes:,} bytes a GPU = {n_bytes / gpu.memory_bytes:.2f}"
-    narrator.claim(claims.check(fewest == 31, "That is 31 GPUs only to hold it, before one activation", measured))
+    narrator.claim(claims.check(fewest == 31, "Its state alone needs 31 GPUs, before one activation", measured))
 
 
 def _show_layouts(narrator: Narrator, plan: Answer) -> None:
