@@ -120,15 +120,6 @@ def best_period_s(mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s
     return max(float(upload_s), c + math.sqrt(2 * (mtbi_s + restart_s + upload_s) * c + c * c))
 
 
-def first_order_s(mtbi_s: float, checkpoint_s: float) -> float:
-    """Return Young's 1974 work between checkpoints, for a cheap checkpoint and no restart.
-
-    >>> first_order_s(5000, 10)
-    316.22776601683796
-    """
-    return math.sqrt(2 * checkpoint_s * mtbi_s)
-
-
 def goodput(period_s: float, mtbi_s: float, restart_s: float, checkpoint_s: float, upload_s: float = 0.0) -> float:
     """Return the useful fraction of held time at this period: (1 - s/t) * M / (M + R + d + t/2).
 
