@@ -250,7 +250,7 @@ def test_a_refusal_changes_nothing(api: Api, spec: dict[str, Any], error: type[C
 
 @pytest.mark.parametrize("job_id", ["../../etc-abcdef", "gpt-ABCDEF", "other-abcdef", "gpt", ""])
 def test_an_id_that_is_none_is_refused(api: Api, job_id: str) -> None:
-    with pytest.raises(SpecError, match="is no id for a job named 'gpt'"):
+    with pytest.raises(SpecError, match="is not an id of a job named 'gpt'"):
         api.client.submit(SPEC, job_id=JobId(job_id)) if job_id else api.client._ask(
             View, "POST", "/v1/jobs", json={"job_id": "", "spec": SPEC}
         )

@@ -254,7 +254,7 @@ def _check_host(spec: JobSpec, gpus: int, eligible: Sequence[Node]) -> None:
             raise TooLargeError(
                 f"{gpus} GPUs of the job need {show(asked * gpus // spec.gpus)} {what}, "
                 f"but the nodes that it may use have {show(there)} together",
-                hint="`cpus` and `memory` are of the whole job",
+                hint="`cpus` and `memory` count for the whole job",
             )
 
 

@@ -1,4 +1,4 @@
-"""What the plan expects of a job's model on this cluster: it fits or is refused, and gets its estimates."""
+"""The plan for a job on this cluster: refuses a model that does not fit, and gives the job its estimates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -338,7 +338,7 @@ def _spec(submission: Submission) -> JobSpec:
         first = error.errors()[0]
         raise SpecError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     if not re.fullmatch(re.escape(spec.name) + f"-[{ALPHABET}]{{6}}", submission.job_id):
-        raise SpecError(f"{submission.job_id!r} is no id for a job named {spec.name!r}", hint="use cordee.client")
+        raise SpecError(f"{submission.job_id!r} is not an id of a job named {spec.name!r}", hint="use cordee.client")
     return spec
 
 

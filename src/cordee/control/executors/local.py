@@ -139,7 +139,7 @@ class LocalExecutor:
             timeout_s: the longest wait.
 
         Returns:
-            Whether every agent has exited.
+            True if every agent has exited.
         """
         with self._changed:
             self._farewell = wire.Shutdown(now=now)
