@@ -191,8 +191,7 @@ class Job:
         Raises:
             Preempted: the rank leaves at the agreed step.
         """
-        self._meter.steps_total = n
-        self.begin()
+        self.begin(n)
         while self._timer.step < n:
             self.boundary()
             yield self._timer.step
@@ -201,8 +200,13 @@ class Job:
 
     # The parts of `steps`, for other libraries' loops: begin, then boundary and stepped around each step, finish.
 
-    def begin(self) -> None:
-        """Begin the loop: restore the random number generators, since earlier code may have drawn from them."""
+    def begin(self, steps_total: int | None = None) -> None:
+        """Begin the loop: restore the random number generators, since earlier code may have drawn from them.
+
+        Args:
+            steps_total: the job is done after so many steps; None: the loop does not know.
+        """
+        self._meter.steps_total = steps_total
         if self._saving is not None:
             self._saving.restore_rng()
         rank_state.begin(self.state, self._timer.step)

@@ -31,11 +31,13 @@ from cordee.train.integrations.huggingface import protect
 class Kill(TrainerCallback):
     def __init__(self, where: str) -> None:
         self.rank, self.step = map(int, where.split(":"))
+        self.steps_total = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        job = next(each._job for each in self.trainer.callback_handler.callbacks if hasattr(each, "_job"))
+        self.steps_total = job._meter.steps_total
         if (args.process_index, state.global_step) == (self.rank, self.step):
             os.kill(os.getpid(), signal.SIGTERM)
-            job = next(each._job for each in self.trainer.callback_handler.callbacks if hasattr(each, "_job"))
             while not job._agreement.is_leaving():  # a thread hears it; such short steps may end first
                 threading.Event().wait(0.001)
 
@@ -123,6 +125,7 @@ def main(argv: list[str]) -> None:
         ),
         "weights": hashlib.sha256(weights).hexdigest(),
         "step": trainer.state.global_step,
+        "steps_total": kill.steps_total,
         "losses": [[each["step"], each["loss"]] for each in trainer.state.log_history if "loss" in each],
         "evaluated": [[each["step"], each["eval_loss"]] for each in trainer.state.log_history if "eval_loss" in each],
         "patience": early.early_stopping_patience_counter,

@@ -89,11 +89,13 @@ class Sharded(Small):
 class Kill(pl.Callback):
     def __init__(self, where: str) -> None:
         self.rank, self.batch = map(int, where.split(":"))
+        self.steps_total = None
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        job = next(each._fitting.job for each in trainer.callbacks if isinstance(each, Protect))
+        self.steps_total = job._meter.steps_total
         if (trainer.global_rank, module.batches) == (self.rank, self.batch):
             os.kill(os.getpid(), signal.SIGTERM)
-            job = next(each._fitting.job for each in trainer.callbacks if isinstance(each, Protect))
             while not job._agreement.is_leaving():  # a thread hears it; such short steps may end first
                 threading.Event().wait(0.001)
 
@@ -135,6 +137,7 @@ def main(argv: list[str]) -> None:
         import pytorch_lightning
 
         Protect(to=args.to).setup(pytorch_lightning.Trainer(accelerator="cpu", logger=False), module, "fit")
+    kill = Kill(args.kill)
     trainer = pl.Trainer(
         max_epochs=2,
         max_steps=args.max_steps,
@@ -150,7 +153,7 @@ def main(argv: list[str]) -> None:
         enable_checkpointing=False,
         callbacks=[
             pl.callbacks.EarlyStopping("val", patience=99, strict=False),
-            Kill(args.kill),
+            kill,
             Protect(to=args.to),
             *([pl.callbacks.EMAWeightAveraging()] if args.average else []),
         ],
@@ -164,6 +167,7 @@ def main(argv: list[str]) -> None:
         ),
         "weights": hashlib.sha256(weights).hexdigest(),
         "step": trainer.global_step,
+        "steps_total": kill.steps_total,
         "epoch": trainer.current_epoch,
         "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
         "logged_steps": trainer.fit_loop.epoch_loop._batches_that_stepped,

@@ -49,6 +49,8 @@ def same(out: Path, whole: Path, rank: int = 0) -> None:
 def test_two_notices_cost_no_step_and_no_bit(run: Runs, tmp_path: Path, kills: list[int], argv: list[str]) -> None:
     whole, out, to = tmp_path / "whole", tmp_path / "out", str(tmp_path / "to")
     assert attempt(run, whole, *argv) == [0], run.said()
+    known = None if "stream" in argv else end_of(whole)["step"]
+    assert end_of(whole)["steps_total"] == known, "a stream has no length"
     for batch in kills:
         assert attempt(run, out, *argv, "--to", to, "--kill", f"0:{batch}") == [75], run.said()
     assert not (out / "end0.json").exists(), "a line after the loop has run"

@@ -190,7 +190,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not self._began_step:
             self._began_step = True
-            self._job.begin()
+            self._job.begin(state.max_steps if state.max_steps > 0 else None)
         self._job.boundary()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -9,6 +9,7 @@ signals while the model is fitted: Lightning's own handler broadcasts, and waits
 """
 
 import logging
+import math
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,6 +24,7 @@ try:
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import Callback, ModelCheckpoint
     from lightning.pytorch.utilities import CombinedLoader
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 except ImportError as error:
     raise MissingExtraError(
         f"Lightning cannot be imported: {error}", hint='pip install "cordee[train,lightning]"'
@@ -156,7 +158,7 @@ class _Fitting:
             self._began = self._between = True
             if self.job.start_step:
                 self._loop._restarting = False  # Else it validates the batch before again.
-            self.job.begin()
+            self.job.begin(_steps_total(self._trainer))
         if self._between:
             self.job.boundary()
         self._between = False
@@ -216,6 +218,17 @@ def _knows_its_place(loader: Any) -> bool:
     """Return whether a loader has its position in its state; Lightning's wrapper around a sampler hides it."""
     samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
     return is_stateful(loader) and not any(isinstance(each, DistributedSamplerWrapper) for each in samplers)
+
+
+def _steps_total(trainer: Any) -> int | None:
+    """Return the optimizer steps of the whole fit; None if Lightning does not know them, or steps are batches."""
+    if not trainer.lightning_module.automatic_optimization:
+        return None
+    try:
+        total = trainer.estimated_stepping_batches
+    except MisconfigurationException:  # epochs accumulate over different numbers of batches
+        return None
+    return int(total) if 0 < total < math.inf else None
 
 
 def _check(trainer: Any) -> None:
