@@ -174,7 +174,7 @@ class Log:
         record = entry.record
         if record is None:
             if self._opening or not self._has_opened():
-                return  # It is no commit that counts; its writer will find this attempt's open behind it.
+                return  # A commit without effect: its writer finds this attempt's `open` before it.
             raise FencedError(
                 f"log record {entry.index} cannot be read ({entry.damage}), so a newer attempt may own this log",
                 hint="start the job again: a new attempt skips it",

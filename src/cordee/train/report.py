@@ -1,7 +1,7 @@
 """Reports of a rank: events for its agent's spool, and log lines for people.
 
 Rank 0 reports the gang's time in spans without gaps, from the start of its process until it leaves; every rank
-reports how it leaves. Nothing here waits for anyone: a spool is a file.
+reports how it leaves. Nothing here waits: a spool is a file.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Reporter:
             self._append(Restored, step=step, generation=generation)
 
     def switch(self, span: SpanClass, step: int) -> None:
-        """Count the gang's time from now on to this class; `step` is the next one to begin."""
+        """Count the gang's time to this class from now on; `step` is the next one to begin."""
         with self._lock:
             if span is not self._class:
                 self._flush()
@@ -73,7 +73,7 @@ class Reporter:
         """Count the time since the loop went on as stall, until it goes on again."""
         with self._lock:
             if self._class is SpanClass.USEFUL:
-                self._loss = None  # to read it may mean to wait for a device that hangs
+                self._loss = None  # reading it may wait for a device that hangs
                 step = self._first_step + self._steps
                 self._flush(self.now_us() - round(still_s * 1e6))
                 self._class, self._first_step = SpanClass.STALL, step
@@ -167,7 +167,7 @@ class Reporter:
         locked = self._lock.acquire(timeout=1.0)
         try:
             if locked and how not in ("aborted", "hung"):
-                self._loss = None  # as in `stalled`; and a device that has failed raises
+                self._loss = None  # as in `stalled`; a failed device raises
                 self._flush()
             self._append(RankLeft, rank=self._rank, how=how, step=step)
         finally:

@@ -125,7 +125,7 @@ def rng_elsewhere(first: dict[str, Any], last: dict[str, Any], step: int, stream
 
 
 def differing(first: dict[str, Any], last: dict[str, Any]) -> tuple[str, ...]:
-    """Return the names of the objects of which the first and the last rank had different copies."""
+    """Return the names of the objects whose copies on the first and the last rank differed."""
     one, other = first.get("own", {}), last.get("own", {})
     return tuple(
         name

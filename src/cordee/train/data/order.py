@@ -1,7 +1,7 @@
-"""The order of samples: a function of the data's length, the global batch and a seed, and of nothing else.
+"""The order of samples: a function of the data's length, the global batch and a seed only.
 
-It knows no ranks, keeps no array of the data's length, and any position in it costs the same. `sampler.py` says which
-rank reads which part.
+It does not depend on ranks, keeps no array of the data's length, and reaches any position at the same cost.
+`sampler.py` assigns the samples to ranks.
 """
 
 import math
@@ -60,7 +60,7 @@ class SampleOrder:
         return -(-epoch * self.epoch_samples // self.global_batch)
 
     def samples(self, position: int, count: int) -> NDArray[np.int64]:
-        """Return the indices of so many samples from this position on."""
+        """Return the indices of `count` samples from this position on."""
         found = []
         while count > 0:
             epoch, at = divmod(position, self.epoch_samples)

@@ -58,7 +58,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         Args:
             dataset: anything with a length; indices run from 0 to it.
             global_batch: samples of one step, over all ranks and micro-batches.
-            micro_batch_max: samples of one rank at once; there are as many micro-batches as needed, all of one size.
+            micro_batch_max: most samples of one rank at once; all micro-batches have one size.
             seed: of the order, which differs in each epoch.
             shuffle: if False, the order is that of the dataset.
             drop_last: leave out what does not fill a global batch at an epoch's end; if False, such a batch is filled
@@ -86,7 +86,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self.micro_batches = self.rank_batch // self.micro_batch
         self._position = 0
         self._taken = 0  # micro-batches of the global batch at the position
-        self._moved = object()  # another one whenever the position is set from outside
+        self._moved = object()  # a new object whenever the position is set from outside
         self._read = self._counted = self._seeded = False
         self._ahead = _Ahead(self.micro_batches)
 
@@ -117,7 +117,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         return self._position // self.order.epoch_samples
 
     def steps_in(self, epochs: int) -> int:
-        """Return the number of steps until so many epochs are complete, from the beginning of the run."""
+        """Return the number of steps until this many epochs are complete, from the beginning of the run."""
         return self.order.steps_before(epochs)
 
     def __len__(self) -> int:
@@ -253,7 +253,7 @@ class _Ahead:
         self._at_begin, self._from, self._began = 0, given, None
 
     def count(self, given: int) -> int:
-        """Return how many are ahead; within a job whose loop has not begun, all that were given there."""
+        """Return the number fetched ahead; before the loop of a job begins, all that were given in the job."""
         return given - self._from if self._entered else self._at_begin
 
     def enter(self, given: int) -> None:

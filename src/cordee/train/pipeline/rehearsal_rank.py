@@ -17,7 +17,7 @@ SEED = 1865
 
 
 class _Sleep(torch.autograd.Function):  # type: ignore[misc]
-    """The identity, whose backward pass takes so many seconds."""
+    """The identity, with a backward pass of `seconds`."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, seconds: float) -> Tensor:

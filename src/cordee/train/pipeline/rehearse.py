@@ -61,7 +61,7 @@ def rehearse(
     steps: int = 1,
     pin: bool = False,
 ) -> tuple[RehearsalResult, ...]:
-    """Run tables, then schedules of torch's own by (name, placement, micro-batches), on so many new ranks.
+    """Run tables, then schedules of torch's own by (name, placement, micro-batches), on `ranks` new ranks.
 
     Raises:
         ScriptError: a rank failed; the message has the end of what it wrote.

@@ -62,7 +62,7 @@ def dump_unless_renewed(after_s: float) -> bool:
     try:
         faulthandler.dump_traceback_later(after_s, file=sys.__stderr__ or sys.stderr)
     except (AttributeError, OSError, ValueError, RuntimeError):
-        return False  # stderr is no file
+        return False  # stderr is not a file
     return True
 
 
