@@ -28,7 +28,7 @@ from cordee.schedule.order import is_below
 from world import S, World, job, node
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
-HOPELESS = {Reason.TOO_LARGE, Reason.NO_SUCH_GPU, Reason.NO_NODES}
+NEVER_RUN = {Reason.TOO_LARGE, Reason.NO_SUCH_GPU, Reason.NO_NODES}
 
 nodes = st.lists(
     st.tuples(
@@ -96,17 +96,17 @@ def _node_down(world: World, which: int):
 
 def _node_back(world: World, name: str):
     """The new agent first ends what its predecessor left."""
-    yield from _shares(world, name)
+    yield from _rank_group_ends(world, name)
     old = world.state.nodes.records[name].node
     more = {"capacity": old.capacity, "domain": old.domain, "unavailable": old.unavailable}
     yield node(name, old.gpus, old.gpu_name, epoch=old.epoch + 1, at_us=world.now_us, **more)
 
 
-def _shares(world: World, name: str):
+def _rank_group_ends(world: World, name: str):
     for job_id, attempt in sorted(world.state.attempts.items()):
         if any(lease.node == name for lease in attempt.held):
-            who = {"job_id": job_id, "epoch": attempt.epoch, "node": name}
-            yield RanksEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
+            ids = {"job_id": job_id, "epoch": attempt.epoch, "node": name}
+            yield RanksEnded(at_us=world.now_us, outcome=Outcome.LOST, **ids)
 
 
 def _rank_killed(world: World, which: int):
@@ -114,8 +114,8 @@ def _rank_killed(world: World, which: int):
     if live:
         attempt = world.state.attempts[live[which % len(live)]]
         for lease in attempt.held[:1]:
-            who = {"job_id": attempt.job.job_id, "epoch": attempt.epoch, "node": lease.node}
-            yield RanksEnded(at_us=world.now_us, outcome=Outcome.LOST, **who)
+            ids = {"job_id": attempt.job.job_id, "epoch": attempt.epoch, "node": lease.node}
+            yield RanksEnded(at_us=world.now_us, outcome=Outcome.LOST, **ids)
 
 
 def _drain(world: World, which: int):
@@ -142,7 +142,7 @@ def check_log(log: list[Event]) -> None:
     kinds: dict[str, tuple[str, Capacity]] = {}
     racks: dict[str, tuple[str, ...]] = {}
     up: set[str] = set()
-    told: dict[tuple[str, str, int], int] = {}
+    noticed: dict[tuple[str, str, int], int] = {}
     for event in log:
         match event:
             case JobSubmitted():
@@ -169,17 +169,17 @@ def check_log(log: list[Event]) -> None:
                         leased[(lease.node, gpu)] = event.job_id
                 held[event.job_id] = {lease.node: lease.gpus for lease in event.leases}
             case RanksEnded():
-                for gpu in held.get(event.job_id, {}).pop(event.node, ()):  # a share can be reported twice
+                for gpu in held.get(event.job_id, {}).pop(event.node, ()):  # an end can be reported twice
                     del leased[(event.node, gpu)]
             case AttemptEnded():
-                assert not held.pop(event.job_id), "an attempt ends when all its shares have"
+                assert not held.pop(event.job_id), "an attempt ends when all its rank groups have"
             case NoticeGiven() | KillOrdered():
                 key = (type(event).__name__, event.job_id, event.epoch)
-                assert key not in told, "one notice, one kill"
-                told[key] = 1
+                assert key not in noticed, "one notice, one kill"
+                noticed[key] = 1
                 if isinstance(event, NoticeGiven) and event.reason is NoticeReason.PREEMPT:
                     above = submitted[event.for_job].job
-                    assert is_below(submitted[event.job_id].job.tier, above.tier), "only lower tiers are pushed"
+                    assert is_below(submitted[event.job_id].job.tier, above.tier), "only lower tiers are preempted"
             case _ if type(event).__name__ == "NodeUp":
                 up.add(event.node.name)
                 kinds[event.node.name] = (event.node.gpu_name, event.node.capacity)
@@ -221,7 +221,7 @@ def held_gpu_us(log: list[Event], now_us: int) -> int:
 
 
 def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks):
-    """Nodes, jobs, jobs whose script fails, jobs that hear no notice, faults."""
+    """Draw nodes, jobs, jobs with a failing script, jobs that ignore notices, and faults."""
     world = World(*up, broken=broken, deaf=deaf).later(*submitted)
     world.checks.append(check_now)
     for fault in breaks:
@@ -232,7 +232,7 @@ def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks)
     assert len(world.state.jobs) == len(submitted), "no job is lost"
     for job_id, record in world.state.jobs.items():
         if not record.phase.ended:
-            assert explain(world.state, job_id, world.now_us).reason in HOPELESS, "who can run has run"
+            assert explain(world.state, job_id, world.now_us).reason in NEVER_RUN, "a job that can run has run"
     again = State()
     for event in world.log:
         again.apply(event)
@@ -240,18 +240,18 @@ def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks)
 
 
 def does_not_depend_on_the_order_of_reports(up, submitted, later, data):
-    """The same nodes, jobs and ended shares, told in another order within the same moment."""
+    """Apply the same nodes, jobs and ends of rank groups in another order within the same moment."""
     first = World(*up, *submitted)
     first.play(until_s=250)
     second = World(*data.draw(st.permutations(up)), *data.draw(st.permutations(submitted)))
     second.play(until_s=250)
-    news: list[Event] = [job(f"new-{each.job.job_id}", each.job.gpus, each.job.tier) for each in later]
+    events: list[Event] = [job(f"new-{each.job.job_id}", each.job.gpus, each.job.tier) for each in later]
     for job_id, attempt in sorted(first.state.attempts.items()):
-        who = {"job_id": job_id, "epoch": attempt.epoch, "outcome": Outcome.FINISHED}
-        news += [RanksEnded(at_us=first.now_us, node=lease.node, **who) for lease in attempt.held]
+        ids = {"job_id": job_id, "epoch": attempt.epoch, "outcome": Outcome.FINISHED}
+        events += [RanksEnded(at_us=first.now_us, node=lease.node, **ids) for lease in attempt.held]
     assert decide(first.state, first.now_us) == decide(second.state, first.now_us)
-    first.tell(*news)
-    second.tell(*data.draw(st.permutations(news)))
+    first.tell(*events)
+    second.tell(*data.draw(st.permutations(events)))
     assert decide(first.state, first.now_us) == decide(second.state, first.now_us)
 
 
@@ -275,7 +275,7 @@ def trees(draw):
 
 
 def keeps_the_rules_of_queues(up, submitted, broken, deaf, breaks, tree, which):
-    """Nodes, jobs and what befalls them as above; a tree of queues, and the queue of each job."""
+    """Draw nodes, jobs and faults as above, a tree of queues, and the queue of each job."""
     asked = [
         replace(each, job=replace(each.job, queue=which[index], owner="ann" if index % 2 else "bob"))
         for index, each in enumerate(submitted)
@@ -295,7 +295,7 @@ def keeps_the_rules_of_queues(up, submitted, broken, deaf, breaks, tree, which):
     for job_id, record in world.state.jobs.items():
         if not record.phase.ended and world.state.quotas.never(record.job) is None:
             reason = explain(world.state, job_id, world.now_us).reason
-            assert reason in {*HOPELESS, Reason.KEPT}, f"{job_id} could run, and waits: {reason}"
+            assert reason in {*NEVER_RUN, Reason.KEPT}, f"{job_id} could run, and waits: {reason}"
 
 
 def limits_hold(world: World) -> None:
@@ -314,7 +314,7 @@ def limits_hold(world: World) -> None:
 
 
 def the_log_keeps_the_rules(world: World) -> None:
-    """Told again: who was pushed had borrowed, or was below and not shielded; who started was not refused."""
+    """Replay the log: preempted jobs had borrowed, or were below and not shielded; started jobs were not refused."""
     state = State()
     for event in world.log:
         if isinstance(event, NoticeGiven) and event.reason in (NoticeReason.PREEMPT, NoticeReason.QUOTA):

@@ -270,7 +270,7 @@ def test_a_line_that_starts_whole_around_one_reservation_is_not_asked_around_the
 
 
 def test_a_question_leaves_no_trace_in_the_answer_to_the_next():
-    """What a decision places that nobody writes down is free again: also for the next question, and the next cycle."""
+    """The GPUs of a decision that is not written are free again, for the next question and the next cycle."""
     world = World(node("n1"), job("a", 8), job("b", 8))
     asked = [brief(decide(world.state, at_us).events) for at_us in (S, S, 2 * S)]
     assert asked == [["place a n1:8"]] * 3

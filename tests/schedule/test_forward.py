@@ -27,22 +27,22 @@ def ahead_of(world: World, left_s: int = 100, **more) -> Ahead:
     return forward(Snapshot(world.state), world.now_us, draw, live, until_us=FAR_US, **more)
 
 
-# -- the simulator as the judge --------------------------------------------------------------------------------
+# -- the simulator as the judge ------------------------------------------------------------------------------
 
 
 def crowd(seed: int, count: int = 40, *, slow: bool = False) -> tuple[list[Node], list[Submission]]:
     """Jobs of all tiers on three nodes, more than they hold; whole seconds throughout; `slow`: half save too slowly."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     nodes = [Node(name=f"n{each}", epoch=1, gpu_name="H100", gpus=8) for each in range(3)]
     submissions, at_s = [], 0
     for number in range(count):
-        at_s += dice.choice((0, 1, 30, 300))
-        gpus, tier = dice.choice((1, 2, 4, 8, 16)), dice.choice(tuple(Tier))
-        steps = dice.choice((20, 300, 4_000, 20_000))
-        late = slow and dice.random() < 0.5  # it works on until it is killed
+        at_s += rng.choice((0, 1, 30, 300))
+        gpus, tier = rng.choice((1, 2, 4, 8, 16)), rng.choice(tuple(Tier))
+        steps = rng.choice((20, 300, 4_000, 20_000))
+        late = slow and rng.random() < 0.5  # it works on until it is killed
         save_us = 120 * S if late else 30 * S
         one = Job(
-            job_id=JobId(f"j{number:02}"), name="j", owner=dice.choice("ab"), gpus=gpus, tier=tier, grace_us=60 * S,
+            job_id=JobId(f"j{number:02}"), name="j", owner=rng.choice("ab"), gpus=gpus, tier=tier, grace_us=60 * S,
             protected=True, min_run_us=60 * S, save_us=save_us, restart_us=60 * S,
         )  # fmt: skip
         work = Work(
@@ -112,7 +112,7 @@ def test_from_the_middle_of_a_run_too(seed: int):
     assert state.snapshot() == before
 
 
-# -- what always holds -----------------------------------------------------------------------------------------
+# -- what always holds ---------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -142,7 +142,7 @@ def test_a_state_is_left_as_it_was_and_a_copy_equals_it(up, submitted, until_s, 
     assert decide(copy, world.now_us) == decision
     for event in decision.events:
         if isinstance(event, AttemptPlaced):
-            assert one.fates[event.job_id].start_us == world.now_us, "who is placed now starts now"
+            assert one.fates[event.job_id].start_us == world.now_us, "a job that is placed now starts now"
             assert one.fates[event.job_id].leases == event.leases
 
 
@@ -166,7 +166,7 @@ def test_a_job_that_is_preempted_starts_again_and_ends_later():
     fates = ahead_of(world, left_s=100).fates
     low, high = fates[JobId("low")], fates[JobId("high")]
     assert (high.start_us, high.end_us, high.preemptions) == (30 * S, 130 * S, 0)
-    # It saves for 20 s, waits for 100 s, starts for 60 s, and has all of its 100 s still to do: it was pushed at once.
+    # It saves for 20 s, waits for 100 s, starts for 60 s, and has all of its 100 s to do: it was preempted at once.
     assert (low.start_us, low.end_us, low.preemptions) == (0, 290 * S, 1)
 
 
@@ -186,14 +186,14 @@ def test_a_job_that_cannot_save_in_time_does_its_work_again(protected: bool, gra
     assert seen.fates[JobId("low")].end_us == end_s * S, "the last checkpoint was at 900 s, or there was none"
 
 
-@pytest.mark.parametrize(("told", "kept_s"), [(True, 1900), (False, 1800)], ids=["told", "silent"])
-def test_checkpoints_go_on_from_the_newest_that_was_reported(told: bool, kept_s: int):
-    """What it had at 1000 s is durable, the next at 1960 s; of who told of none the declared schedule is taken."""
+@pytest.mark.parametrize(("reported", "kept_s"), [(True, 1900), (False, 1800)], ids=["reported", "silent"])
+def test_checkpoints_go_on_from_the_newest_that_was_reported(reported: bool, kept_s: int):
+    """What it had at 1000 s is durable, the next at 1960 s; if it reported none, the declared schedule counts."""
     fields = {"save_us": 60 * S, "protected": True, "checkpoint_every_us": 900 * S, "restart_us": 60 * S}
     world = World(node("n", 8), job("low", 8, "preemptible", grace_us=30 * S, **fields)).play(until_s=2)
-    if told:
-        who = {"job_id": JobId("low"), "epoch": 1, "step": 5, "generation": 1}
-        world.tell(CheckpointCommitted(at_us=1060 * S, size_bytes=0, stall_us=0, upload_us=60 * S, **who))
+    if reported:
+        ids = {"job_id": JobId("low"), "epoch": 1, "step": 5, "generation": 1}
+        world.tell(CheckpointCommitted(at_us=1060 * S, size_bytes=0, stall_us=0, upload_us=60 * S, **ids))
     high = job("high", 8, "production").job
     draw = Draw(
         left_us={JobId("low"): 1900 * S}, arrivals=[Arrival(at_us=2000 * S, job=high, left_us=50 * S)]
@@ -223,7 +223,7 @@ def test_elastic_jobs_run_longer_on_fewer_gpus():
     assert (fate.start_us, fate.end_us) == (0, 200 * S)
 
 
-# -- run times learnt ------------------------------------------------------------------------------------------
+# -- run times learnt ----------------------------------------------------------------------------------------
 
 
 def ended(count: int, length_s: int, gpus: int = 8, **more) -> World:
@@ -255,7 +255,7 @@ def test_what_is_left_grows_with_u_and_is_never_nothing(ran_us, u):
     assert 0 < drawn_us(snapshot, one, ran_us, u) <= drawn_us(snapshot, one, ran_us, 0.9999)
 
 
-# -- forecasts -------------------------------------------------------------------------------------------------
+# -- forecasts -----------------------------------------------------------------------------------------------
 
 
 def test_a_forecast_is_a_function_of_its_seed_and_its_spread_is_in_order():

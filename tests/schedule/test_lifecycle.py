@@ -12,7 +12,7 @@ TWO = (node("n1"), node("n2"))
 
 
 def running(*events, **options) -> World:
-    """A world whose jobs were placed and started at 1 s, at 10 s."""
+    """Return a world at 10 s with jobs that were placed and started at 1 s."""
     world = World(*events, **options)
     world.play(until_s=2)
     return world.at(10)

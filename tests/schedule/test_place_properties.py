@@ -84,7 +84,7 @@ def can_hold(parts: list[int], unit: int, units: int, rest: int) -> bool:
 
 
 def common(paths: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """What domain paths share."""
+    """Return the common prefix of domain paths."""
     shared = paths[0]
     while any(path[: len(shared)] != shared for path in paths):
         shared = shared[:-1]
@@ -307,13 +307,13 @@ def test_small_jobs_share_gpus_come_and_go_and_nothing_is_ever_over(steps):
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 4)), min_size=1, max_size=60), st.data())
 def test_the_mix_is_undone_and_does_not_depend_on_the_order_within_a_moment(moments, data):
     first, second = FreeIndex().mix, FreeIndex().mix
-    told = sorted((at_us, gpus) for at_us, gpus in moments)
+    reports = sorted((at_us, gpus) for at_us, gpus in moments)
     undo = []
     values = [first.value()]
-    for at_us, gpus in told:
+    for at_us, gpus in reports:
         undo.append(first.seen(job("a", gpus).job, at_us))
         values.append(first.value())
-    shuffled = sorted(data.draw(st.permutations(told)), key=lambda each: each[0])
+    shuffled = sorted(data.draw(st.permutations(reports)), key=lambda each: each[0])
     for at_us, gpus in shuffled:
         second.seen(job("a", gpus).job, at_us)
     assert first.value() == second.value()

@@ -1,4 +1,4 @@
-"""Who is pushed aside, and what it costs."""
+"""The choice of victims, and the cost of a preemption."""
 
 from itertools import combinations
 
@@ -49,10 +49,10 @@ def test_what_is_lost_and_what_is_weighed(ran_s, committed_s, more, lost_s, char
     assert charge(it, ran_s * S) == Cost(charged_s * A_SECOND, charged_s * 8 * S)
 
 
-@given(ran_s=st.integers(0, 10**6), every_s=st.integers(1, 10**4), told=st.booleans(), protected=st.booleans())
-def test_silence_never_makes_an_attempt_dearer_than_one_interval(ran_s, every_s, told, protected):
+@given(ran_s=st.integers(0, 10**6), every_s=st.integers(1, 10**4), reported=st.booleans(), protected=st.booleans())
+def test_silence_never_makes_an_attempt_dearer_than_one_interval(ran_s, every_s, reported, protected):
     more = {"checkpoint_every_us": every_s * S, "protected": protected} | SHORT
-    it = attempt(ran_s, 0 if told else None, **more)
+    it = attempt(ran_s, 0 if reported else None, **more)
     assert charge(it, ran_s * S).gpu_us <= 8 * (every_s + 60) * S
 
 
@@ -117,47 +117,47 @@ def world_of(*jobs, **options) -> World:
     return world.at(1000)
 
 
-def push(world: World, gpus: int, tier: str = "production", **more) -> list[str]:
+def preempt(world: World, gpus: int, tier: str = "production", **more) -> list[str]:
     world.tell(job("p", gpus, tier, at_us=world.now_us, **more))
     return brief(world.cycle())
 
 
 def test_the_victim_is_the_one_that_loses_least():
     world = world_of(job("far", 4, grace_us=0), job("kept", 4, grace_us=0), job("other", 4, grace_us=0))
-    assert push(world, 4) == ["notice kept preempt for p"]
+    assert preempt(world, 4) == ["notice kept preempt for p"]
 
 
 def test_only_lower_tiers_are_preempted():
     world = world_of(job("a", 4, "standard"), job("b", 4, "production"))
-    assert push(world, 4, "standard") == []
+    assert preempt(world, 4, "standard") == []
     world = world_of(job("a", 4, "standard"), job("b", 4, "preemptible", protected=False))
-    assert push(world, 4, "standard") == ["notice b preempt for p"]
+    assert preempt(world, 4, "standard") == ["notice b preempt for p"]
 
 
 def test_no_attempt_is_preempted_when_it_would_not_help():
-    assert push(world_of(job("a", 4), job("b", 4, "production")), 8) == []
+    assert preempt(world_of(job("a", 4), job("b", 4, "production")), 8) == []
 
 
 def test_no_attempt_is_preempted_off_a_node_that_is_down():
     world = world_of(job("a", 4))
     world.tell(NodeDown(at_us=world.now_us, node="n0", epoch=1, why="silent"), node("n1", 2))
-    assert push(world, 4) == []
+    assert preempt(world, 4) == []
 
 
 def test_a_gang_that_has_begun_to_finish_is_left_to_it():
     world = World(node("n1", 4), node("n2", 4), job("a", 8, "preemptible"))
     world.play(until_s=2)
     world.tell(*ranks_ended(world, "a", "finished", "n1"))
-    assert push(world, 8) == []
+    assert preempt(world, 8) == []
 
 
 def test_two_small_victims_when_they_are_cheaper_than_a_large_one():
     world = World(node("n1"), node("n2"), job("large", 8), job("s1", 4), job("s2", 4))
     world.play(until_s=2)
-    assert push(world.at(1000), 8) == ["notice large preempt for p"]  # as dear: fewer jobs
+    assert preempt(world.at(1000), 8) == ["notice large preempt for p"]  # as dear: fewer jobs
     world = World(node("n1"), node("n2"), job("large", 8, save_us=31 * S, grace_us=60 * S), job("s1", 4), job("s2", 4))
     world.play(until_s=2)
-    assert push(world.at(1000), 8) == ["notice s1 preempt for p", "notice s2 preempt for p"]
+    assert preempt(world.at(1000), 8) == ["notice s1 preempt for p", "notice s2 preempt for p"]
 
 
 def test_a_job_is_not_preempted_again_before_it_has_run_as_long_as_its_minimum():
@@ -184,7 +184,7 @@ def test_without_prices_gpu_time_decides():
     world.play(until_s=70)
     more = {"step": 9, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
     world.tell(CheckpointCommitted(at_us=65 * S, job_id=JobId("kept"), epoch=1, **more))
-    assert push(world, 4) == ["notice kept preempt for p"]
+    assert preempt(world, 4) == ["notice kept preempt for p"]
 
 
 def test_the_notice_says_what_it_is_expected_to_lose_and_for_which_job():

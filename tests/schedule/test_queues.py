@@ -147,7 +147,7 @@ def test_a_day_knows_when_its_use_crosses_a_mark(drawn, quarter, falling):
         assert at_us == now_us or not beyond(day.used(at_us - 1)[0])
 
 
-# -- who may start -------------------------------------------------------------------------------------------
+# -- admission -----------------------------------------------------------------------------------------------
 
 
 def test_limits_count_for_all_above_and_say_how_much_has_to_leave():
@@ -198,8 +198,8 @@ def test_a_day_refuses_what_it_cannot_carry_and_says_when_it_can():
     assert tree.admits(a_job("a", 16), DAY_US + HOUR) is None
     # A short job needs no whole hour.
     assert tree.admits(a_job("a", 16, time_limit_us=HOUR // 2), 5 * HOUR) is None
-    told = "its first 1h takes 64 GPU-h, and queue a may use 48 GPU-h a day"
-    assert tree.never(a_job("a", 64)) == told
+    text = "its first 1h takes 64 GPU-h, and queue a may use 48 GPU-h a day"
+    assert tree.never(a_job("a", 64)) == text
 
 
 def test_a_day_has_money_too():
@@ -221,7 +221,7 @@ def test_a_queue_that_does_not_lend_keeps_its_quota():
     assert tree.admits(a_job("product", 16), 0) is None
     tree.leave(job, 12_000)
     refusal = tree.admits(a_job("research", 8), 0)
-    assert refusal and refusal.short_milli == -8000  # who leaves makes room enough
+    assert refusal and refusal.short_milli == -8000  # leaving jobs make room enough
 
 
 # -- victims by quota ----------------------------------------------------------------------------------------
@@ -341,11 +341,11 @@ def test_what_is_forgotten_changes_no_answer():
     assert len(forgot._moves) == 2 < len(knows._moves)
     assert forgot.value() == knows.value()
     limited, job = [Queue(name="a", gpu_us_per_day=200 * HOUR)], a_job("a", 200)
-    told = [tree.regrouped(limited, now_us).admits(job, now_us) for tree in trees]
-    assert told[0] == told[1] and told[0].text.startswith("queue a used 52 GPU-h of the 200 GPU-h")
+    refusals = [tree.regrouped(limited, now_us).admits(job, now_us) for tree in trees]
+    assert refusals[0] == refusals[1] and refusals[0].text.startswith("queue a used 52 GPU-h of the 200 GPU-h")
 
 
-# -- whose turn it is ----------------------------------------------------------------------------------------
+# -- order of queues -----------------------------------------------------------------------------------------
 
 
 def test_a_queue_that_is_inside_its_quota_goes_first_then_the_one_that_borrowed_least_by_weight():
@@ -360,7 +360,7 @@ def test_a_queue_that_is_inside_its_quota_goes_first_then_the_one_that_borrowed_
     assert tree.share("b", 0) == (1, 8 * SHARE // 32 // 2)
 
 
-def test_the_share_is_of_what_it_takes_most_of():
+def test_a_fair_share_counts_the_resource_that_the_queue_borrows_most():
     tree = quotas(Queue(name="a"), Queue(name="b"))
     tree.resize(Held(cpu_milli=100_000, memory_bytes=1000), 0)
     tree.put(a_job("a", 1), Held(gpu_milli=1000, cpu_milli=50_000), 0)
@@ -531,16 +531,16 @@ def test_a_queue_that_is_inside_its_quota_can_always_take_back_enough(queues, se
             return
         victims = crowd.tree.victims(job)
         taken = [each for each in crowd.running.values() if victims.allows(each, each.gpus * 1000, below=False)]
-        assert taken, f"{free} of 32 are free, and nobody gives back"
+        assert taken, f"{free} of 32 are free, and no queue gives back"
         crowd.end(taken[0].job_id)
     raise AssertionError("everybody left, and it still may not start")
 
 
-# -- shares over time ----------------------------------------------------------------------------------------
+# -- fair shares over time -----------------------------------------------------------------------------------
 
 
 def saturate(weights: dict[str, int], cluster: int, hours: int, seed: int, half_life_us: int) -> dict[str, int]:
-    """GPU time that queues got which always have more to run, each start going to the one whose turn it is."""
+    """Return the GPU time of queues that always have more to run; each start goes to the first in their order."""
     random, tree = (
         Random(seed),
         quotas(

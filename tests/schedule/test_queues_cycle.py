@@ -1,4 +1,4 @@
-"""Queues in the cycle: limits hold, quotas come back, shares converge, in worlds played to their end."""
+"""Queues in the cycle: limits hold, quotas come back, fair shares converge, in worlds played to their end."""
 
 import pytest
 import random_worlds
@@ -43,7 +43,7 @@ def test_a_tier_does_not_reach_into_the_quota_of_others():
     world = World(node("n1"), node("n2"), queues(*TWO))
     world.tell(job("x", 8, "preemptible", queue="a"), job("y", 8, "preemptible", queue="b")).play(until_s=50)
     world.tell(job("more", 8, "production", queue="b", at_us=50 * S)).play(until_s=60)
-    # Of its own queue it pushes who is below it; x is inside its quota.
+    # It preempts a job below it in its own queue; x is inside its quota.
     assert reasons(world) == ["y preempt"]
 
 
@@ -51,9 +51,9 @@ def test_a_limit_holds_and_the_reason_is_given():
     world = World(node("n1"), node("n2"), queues(Queue(name="a", limit_gpus=8)))
     world.tell(job("x", 6, queue="a"), job("y", 4, queue="a"), job("z", 2, queue="a")).play(until_s=20)
     assert world.phase("x") == world.phase("z") == "running"
-    told = explain(world.state, JobId("y"), world.now_us)
-    assert told.reason.value == "queue-limit"
-    assert told.text == "it needs 4 GPUs; queue a holds 8 of the 8 that it may hold"
+    explanation = explain(world.state, JobId("y"), world.now_us)
+    assert explanation.reason.value == "queue-limit"
+    assert explanation.text == "it needs 4 GPUs; queue a holds 8 of the 8 that it may hold"
     world.play()
     assert world.phase("y") == "done"
 
@@ -68,7 +68,7 @@ def test_a_higher_tier_makes_room_inside_its_queues_limit():
 def test_the_limit_of_one_user_does_not_hold_another():
     world = World(node("n1"), queues(Queue(name="a", user_gpus=4)), job("x", 4, "preemptible", queue="a"))
     world.tell(job("w", 4, "preemptible", queue="a", owner="bob")).play(until_s=10)
-    # ann's limit keeps her second out, and a push would have to be of her own; bob may push.
+    # ann's limit refuses her second job, which could preempt only her own; bob's job may preempt.
     world.tell(job("y", 4, "preemptible", queue="a", at_us=10 * S)).play(until_s=11)
     world.tell(job("z", 4, "standard", queue="a", owner="cyd", at_us=11 * S)).play(until_s=60)
     assert world.phase("z") == "running" and world.phase("y") == "queued"
@@ -77,7 +77,7 @@ def test_the_limit_of_one_user_does_not_hold_another():
 def test_a_job_that_is_refused_spoils_nothing_for_others():
     tree = queues(Queue(name="a", user_gpus=4), Queue(name="b"))
     world = World(node("n1"), tree, job("x", 4, queue="a"), job("w", 4, "preemptible")).play(until_s=10)
-    # Alike in size and tier, but the first is at its user's limit and has nobody of its own to push.
+    # Both have the same size and tier, but the first is at its user's limit and has no job of that user to preempt.
     world.tell(job("y", 4, queue="a", priority=1, at_us=10 * S), job("z", 4, queue="b", at_us=10 * S)).play(until_s=60)
     assert reasons(world) == ["w preempt"] and world.phase("z") == "running" and world.phase("y") == "queued"
 
@@ -110,7 +110,7 @@ def test_what_is_kept_is_used_neither_by_a_claim_nor_by_jobs_that_leave():
 
 
 def look_again(world: World) -> list[str]:
-    """What a second cycle at the same moment decides, and who could start then."""
+    """Return the decision of a second cycle at the same moment, and the jobs that could start then."""
     world.state.idle = None
     could = [name for name in world.state.jobs if explain(world.state, name, world.now_us).reason.value == "starts-now"]
     return [*brief(decide(world.state, world.now_us).events), *could]
@@ -191,8 +191,8 @@ def test_a_day_ends_by_notice_and_goes_on_when_it_may():
     tree = queues(Queue(name="a", gpu_us_per_day=16 * US_PER_HOUR))
     world = World(node("n1"), tree, work={"x": 4 * 3600}).tell(job("x", 8, queue="a")).play(until_s=3 * 3600)
     assert reasons(world) == ["x quota"] and world.phase("x") == "queued"
-    told = explain(world.state, JobId("x"), world.now_us)
-    assert told.reason.value == "day-gpu-time" and told.until_us is not None
+    explanation = explain(world.state, JobId("x"), world.now_us)
+    assert explanation.reason.value == "day-gpu-time" and explanation.until_us is not None
     world.play()
     assert world.phase("x") == "done"
     used = [held_within_a_day(world, at_s * S) for at_s in range(0, 80 * 3600, 600)]
@@ -204,9 +204,9 @@ def test_a_job_that_saves_nothing_in_all_of_a_day_does_not_start_again_for_ever(
     tree = queues(Queue(name="a", gpu_us_per_day=16 * US_PER_HOUR))
     world = World(node("n1"), tree, work={"x": 4 * 3600}, deaf={"x"}).tell(job("x", 8, queue="a"))
     world.play(until_s=3 * 3600)
-    told = explain(world.state, JobId("x"), world.now_us)
-    assert told.reason.value == "day-gpu-time"
-    assert "x.1 did not leave within 30" in told.text and told.text.endswith(
+    explanation = explain(world.state, JobId("x"), world.now_us)
+    assert explanation.reason.value == "day-gpu-time"
+    assert "x.1 did not leave within 30" in explanation.text and explanation.text.endswith(
         "; it used 16 GPU-h of the 16 GPU-h that queue a may use within a day and made no checkpoint: it needs "
         "checkpoints, or a larger limit (1 in a row without a checkpoint; 3 end the job)"
     )
@@ -248,7 +248,7 @@ def held_within_a_day(world: World, at_us: int) -> int:
     return sum(row.gpus * max(0, min(at_us, row.ended_us or at_us) - max(from_us, row.placed_us)) for row in rows)
 
 
-def test_shares_converge_to_the_weights():
+def test_fair_shares_converge_to_the_weights():
     """Two queues that always have more to run; each job runs for long compared to a restart."""
     tree = queues(Queue(name="a", weight=2), Queue(name="b", weight=1))
     jobs = [

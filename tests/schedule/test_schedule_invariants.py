@@ -35,8 +35,8 @@ def test_a_production_gang_starts_whole_after_its_victims_left_in_any_order():
         world.cycle()
         for number, name in enumerate(order):
             attempt = world.state.attempts[JobId(name)]
-            who = {"job_id": JobId(name), "epoch": 1, "node": attempt.held[0].node}
-            world.tell(RanksEnded(at_us=world.now_us, outcome=Outcome.CHECKPOINTED, **who))
+            ids = {"job_id": JobId(name), "epoch": 1, "node": attempt.held[0].node}
+            world.tell(RanksEnded(at_us=world.now_us, outcome=Outcome.CHECKPOINTED, **ids))
             placed = [event for event in world.cycle() if isinstance(event, AttemptPlaced)]
             assert [event.job_id for event in placed] == (["p"] if number == 2 else [])
 
@@ -51,8 +51,8 @@ def test_cycles_leave_no_garbage_in_circles():
     before = gc.isenabled()
     gc.disable()
     try:
-        pushed = [event for event in world.cycle() if isinstance(event, NoticeGiven)]
-        assert len(pushed) > 1  # chosen among all combinations
+        notices = [event for event in world.cycle() if isinstance(event, NoticeGiven)]
+        assert len(notices) > 1  # chosen among all combinations
         world.play()
         assert gc.collect() == 0
     finally:

@@ -41,7 +41,7 @@ STALE = {
     "submitted again": lambda: job("a", 1),
     "stop of nobody": lambda: StopRequested(at_us=0, job_id=NOBODY, by="x"),
     "stop of a job that ended": lambda: StopRequested(at_us=0, job_id=JobId("done"), by="x"),
-    "end of a job whose attempt lives": lambda: JobEnded(at_us=0, job_id=A, state="done", why=""),
+    "end of a job with a live attempt": lambda: JobEnded(at_us=0, job_id=A, state="done", why=""),
     "an older agent's node": lambda: node("n2", 4, epoch=2),
     "an older agent goes": lambda: NodeDown(at_us=0, node="n2", epoch=2, why=""),
     "an unknown node goes": lambda: NodeDown(at_us=0, node="n9", epoch=2, why=""),
@@ -52,9 +52,9 @@ STALE = {
     ),
     "kill of an older epoch": lambda: KillOrdered(at_us=0, job_id=A, epoch=1, why=""),
     "start of an older epoch": lambda: RanksStarted(at_us=0, job_id=A, epoch=1, node="n1"),
-    "share of an older epoch": lambda: RanksEnded(at_us=0, job_id=A, epoch=1, node="n1", outcome=Outcome.LOST),
-    "share on another node": lambda: RanksEnded(at_us=0, job_id=A, epoch=2, node="n9", outcome=Outcome.LOST),
-    "share of nobody": lambda: RanksEnded(at_us=0, job_id=NOBODY, epoch=1, node="n1", outcome=Outcome.LOST),
+    "ranks of an older epoch": lambda: RanksEnded(at_us=0, job_id=A, epoch=1, node="n1", outcome=Outcome.LOST),
+    "ranks on another node": lambda: RanksEnded(at_us=0, job_id=A, epoch=2, node="n9", outcome=Outcome.LOST),
+    "ranks of an unknown job": lambda: RanksEnded(at_us=0, job_id=NOBODY, epoch=1, node="n1", outcome=Outcome.LOST),
     "commit of an older epoch": lambda: CheckpointCommitted(
         at_us=0, job_id=A, epoch=1, step=5, generation=1, size_bytes=1, stall_us=0, upload_us=0
     ),

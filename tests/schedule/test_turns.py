@@ -1,4 +1,4 @@
-"""Whose turn it is inside a tier: levels of GPU time, minimum runs, patience, budgets; who moves, shrinks and grows."""
+"""Turns inside a tier: levels of GPU time, minimum runs, patience, budgets; jobs that move, shrink and grow."""
 
 from dataclasses import replace
 
@@ -65,12 +65,12 @@ def committed(at_s: int, step: int) -> CheckpointCommitted:
 
 
 def crossing(
-    *told: CheckpointCommitted, new_s: int = 7150, policy: Policy | None = None, levels_s=(7200,), **more
+    *reported: CheckpointCommitted, new_s: int = 7150, policy: Policy | None = None, levels_s=(7200,), **more
 ) -> World:
     """`old` goes down a level at 7,200 s, the first; it cannot save in its grace. `new` waits from 7,150 s on."""
     policy = replace(policy or Policy(), levels_gpu_us=tuple(8 * each * S for each in levels_s))
     world = World(node("n1"), job("old", 8, **SLOW | more), policy=policy, work={"old": 10**6})
-    world.play(until_s=100).tell(*told).at(new_s)
+    world.play(until_s=100).tell(*reported).at(new_s)
     world.tell(job("new", 8, at_us=world.now_us))
     return world
 
@@ -93,7 +93,7 @@ def test_nobody_keeps_its_place_for_a_checkpoint_that_does_not_come_and_silence_
     assert brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
     assert brief(crossing().at(7260).cycle()) == ["notice old time-slice for new"]  # none in its first interval
     assert brief(crossing(committed(5200, 1)).at(7260).cycle()) == ["notice old time-slice for new"]  # nor in the next
-    # Whose next checkpoint is far, whose turn was over for an interval, and who writes none, keeps nothing.
+    # An attempt keeps no place if its next checkpoint is far, its turn ended an interval ago, or it writes none.
     assert brief(crossing(committed(6600, 1)).at(7260).cycle()) == ["notice old time-slice for new"]
     assert brief(crossing(committed(7380, 1), new_s=8900).at(9000).cycle()) == ["notice old time-slice for new"]
     assert brief(crossing(protected=False).at(7260).cycle()) == ["notice old time-slice for new"]
@@ -121,7 +121,7 @@ def test_a_level_further_down_does_not_make_anybody_wait_longer():
         decision = decide(world.at(at_s).state, world.now_us)
         assert decision.events == () and decision.wake_at_us <= 7440 * S
     assert brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
-    assert world.state.attempts[JobId("old")].captured_us == 5460 * S  # and that although it told of no other
+    assert world.state.attempts[JobId("old")].captured_us == 5460 * S  # and that although it reported no other
 
 
 def test_a_job_that_waited_too_long_does_not_wait_for_a_checkpoint():
@@ -130,7 +130,7 @@ def test_a_job_that_waited_too_long_does_not_wait_for_a_checkpoint():
     assert brief(world.at(7260).cycle()) == ["notice old time-slice for new"]
 
 
-def test_a_job_that_waits_for_a_checkpoint_sees_whose_and_for_how_long():
+def test_a_job_that_waits_for_a_checkpoint_sees_the_attempt_and_the_time():
     world = crossing(committed(5580, 1)).at(7300)
     before = world.state.snapshot(), world.state.policy
     why = explain(world.state, JobId("new"), world.now_us)
@@ -286,7 +286,7 @@ def test_without_notice_victims_are_killed_in_the_same_cycle():
     assert brief(world.tell(job("p", 8, "production")).cycle()) == ["notice v preempt for p", "kill v"]
 
 
-def test_in_strict_order_nobody_passes_whoever_waits_first():
+def test_in_strict_order_no_job_passes_the_first_one_that_waits():
     world = World(node("n1"), job("a", 4), job("b", 8, at_us=1), job("c", 4, at_us=2), policy=NAMED["fifo"])
     assert brief(world.cycle()) == ["place a n1:4"]
     world = World(node("n1"), job("a", 4), job("b", 8, at_us=1), job("c", 4, at_us=2), policy=NAMED["fit"])

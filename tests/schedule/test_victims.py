@@ -1,4 +1,4 @@
-"""Whom a gang in a shape pushes: against all sets of running jobs, in small clusters."""
+"""The victims of a gang in its shape, against all sets of running jobs, in small clusters."""
 
 from itertools import combinations
 
@@ -32,15 +32,15 @@ shapes = st.sampled_from(
 
 
 def full_world(drawn) -> World:
-    """Four nodes in two racks; jobs of these sizes and tiers, whose newest checkpoint is so old."""
+    """Return four nodes in two racks with jobs of these sizes and tiers, and newest checkpoints of these ages."""
     world = World(*(node(f"n{each}", domain=(f"r{each // 2}",)) for each in range(4)), policy=Policy(order="fifo"))
     for number, (gpus, tier, _) in enumerate(drawn):
         world.tell(job(f"v{number}", gpus, tier, grace_us=0))
     world.play(until_s=65)
     for number, (_, _, ago) in enumerate(drawn):
         if JobId(f"v{number}") in world.state.attempts:
-            told = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
-            world.tell(CheckpointCommitted(at_us=(65 + 7 * ago) * S, job_id=JobId(f"v{number}"), epoch=1, **told))
+            checkpoint = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
+            world.tell(CheckpointCommitted(at_us=(65 + 7 * ago) * S, job_id=JobId(f"v{number}"), epoch=1, **checkpoint))
     return world.at(95)
 
 
@@ -82,11 +82,11 @@ def test_the_cheapest_set_that_frees_the_shape_is_found_and_nobody_in_it_is_need
         assert not frees(world, [other for other in chosen if other != each], asking)
 
 
-@pytest.mark.parametrize(("victims", "pushed"), [("newest", "late"), ("lowest", "low"), ("dollars", "saved")])
-def test_the_rules_of_others_choose_others(victims, pushed):
+@pytest.mark.parametrize(("victims", "victim"), [("newest", "late"), ("lowest", "low"), ("dollars", "saved")])
+def test_other_policies_choose_other_victims(victims, victim):
     world = World(*(node(f"n{each}") for each in range(3)), policy=Policy(order="fifo", victims=victims))
     world.tell(job("saved", 8, grace_us=0), job("low", 8, "preemptible", grace_us=0))
     world.later(job("late", 8, grace_us=0, at_us=9 * S)).play(until_s=80)
-    told = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
-    world.tell(CheckpointCommitted(at_us=80 * S, job_id=JobId("saved"), epoch=1, **told))
-    assert brief(world.tell(job("p", 8, "production")).cycle()) == [f"notice {pushed} preempt for p"]
+    checkpoint = {"step": 1, "generation": 1, "size_bytes": 1, "stall_us": 0, "upload_us": 0}
+    world.tell(CheckpointCommitted(at_us=80 * S, job_id=JobId("saved"), epoch=1, **checkpoint))
+    assert brief(world.tell(job("p", 8, "production")).cycle()) == [f"notice {victim} preempt for p"]

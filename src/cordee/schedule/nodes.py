@@ -60,7 +60,7 @@ class Nodes:
         self._bare: dict[str, tuple[Entry, Entry]] = {}  # free, and free with vacating GPUs; claims not considered
         self._journal, self._changes, self._resized = journal, changes, resized
 
-    # -- changes of nodes ----------------------------------------------------------------------------------
+    # -- changes of nodes ------------------------------------------------------------------------------------
 
     def up(self, event: NodeUp) -> None:
         """Add a node, or describe it anew."""
@@ -149,7 +149,7 @@ class Nodes:
             "columns": self.columns.value(),
         }
 
-    # -- leases ------------------------------------------------------------------------------------------------
+    # -- leases ----------------------------------------------------------------------------------------------
 
     def lease(self, lease: Lease, job: Job) -> None:
         """Lease GPUs to a job."""
@@ -174,7 +174,7 @@ class Nodes:
                 self._journal.drop(self.vacating, name)
         self.reindex(name)
 
-    # -- claims, inside a cycle --------------------------------------------------------------------------------
+    # -- claims, inside a cycle ------------------------------------------------------------------------------
 
     def claim(self, leases: Iterable[Lease]) -> None:
         """Keep GPUs from all other jobs for the rest of a cycle; inside a what-if only."""
@@ -201,7 +201,7 @@ class Nodes:
             self._journal.drop(self.earmarked, name)
             self._shade(name)
 
-    # -- indexes of free GPUs ------------------------------------------------------------------------------------------
+    # -- indexes of free GPUs --------------------------------------------------------------------------------
 
     def reindex(self, name: str) -> None:
         """Index a node anew after a change of its record, its leases or its vacating GPUs."""

@@ -284,7 +284,7 @@ class _Run:
         gangs = (self._live[running.jobs[int(row)]] for row in (kept_us > self.now_us).nonzero()[0])
         return min(by_us, *(gang.durable_us for gang in gangs), NEVER)
 
-    # -- effects of a decision ------------------------------------------------------------------------
+    # -- effects of a decision -------------------------------------------------------------------------------
 
     def _carry_out(self, event: Event) -> None:
         """Act on a decision as agents and ranks do."""

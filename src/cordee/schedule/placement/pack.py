@@ -104,7 +104,7 @@ class Packer:
             spread[at] = all(whole[first : first + size].sum() < gpus for first in range(0, len(whole), size))
         return spread
 
-    # -- following the entries ---------------------------------------------------------------------------------
+    # -- following the entries -------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         changed, self._seen = self._feed.since(self._seen)
@@ -184,7 +184,7 @@ class Packer:
             value = value - _BENT * total**2 / (1000 * self._nodes.left.shape[1])
         return value
 
-    # -- scores ------------------------------------------------------------------------------------------------
+    # -- scores ----------------------------------------------------------------------------------------------
 
     def _row(self, ask: Ask) -> _Row:
         row, count = self._rows.get(ask), len(self._names)

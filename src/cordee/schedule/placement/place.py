@@ -55,7 +55,7 @@ def _pools(gpu_name: str | None, capacity: Capacity, kinds: frozenset[Kind]) -> 
     return (*single, *mixed)
 
 
-# -- units of a gang ---------------------------------------------------------------------------------------
+# -- units of a gang -----------------------------------------------------------------------------------------
 
 
 def need_of(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> Need | None:
@@ -84,7 +84,7 @@ def _need(empty: View, gpus: int, unit_gpus: int | None, within: str | None) -> 
     return None
 
 
-# -- counts -----------------------------------------------------------------------------------------
+# -- counts --------------------------------------------------------------------------------------------------
 
 
 def fits(index: FreeIndex, job: Job, pool: Pool, gpus: int | None = None) -> bool:
@@ -122,7 +122,7 @@ def lacks(
     return lacking(need, units, rests > 0)
 
 
-# -- leases -----------------------------------------------------------------------------------------------
+# -- leases --------------------------------------------------------------------------------------------------
 
 
 def place(

@@ -110,7 +110,7 @@ class View:
         self._weights: dict[tuple[int, int, bool], tuple[Floats, Floats]] = {}
         self.found.clear()
 
-    # -- following the entries ---------------------------------------------------------------------------------
+    # -- following the entries -------------------------------------------------------------------------------
 
     def follow(self) -> None:
         """Catch up with the feed."""
@@ -203,7 +203,7 @@ class View:
                 self.counts, self.free = np.pad(self.counts, ((0, more), (0, 0))), np.pad(self.free, (0, more))
         return rows
 
-    # -- queries of placement -----------------------------------------------------------------------------------
+    # -- queries of placement --------------------------------------------------------------------------------
 
     def total_if(self, entries: Mapping[str, Entry]) -> Mapping[Class, int]:
         """Return `total` as if these nodes had the given entries."""

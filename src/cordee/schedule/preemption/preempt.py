@@ -91,7 +91,7 @@ class Preemption:
                 return room
         return None
 
-    # -- the victims -------------------------------------------------------------------------------------------
+    # -- the victims -----------------------------------------------------------------------------------------
 
     def _preempt_in(self, record: JobRecord, scope: Scope, pool: Pool) -> Room | None:
         need = need_of(self._state.nodes.free, record.job, pool)
@@ -160,7 +160,7 @@ class Preemption:
         is_worse = int(candidates.standing()[row]) > standing
         return is_worse and bool(candidates.turn_over(standing)[row]) and attempt.job.priority <= record.job.priority
 
-    # -- the room ----------------------------------------------------------------------------------------------
+    # -- the room --------------------------------------------------------------------------------------------
 
     def _room(self, record: JobRecord, pool: Pool, chosen: tuple[JobId, ...]) -> Room | None:
         """Give notice to all victims as a what-if; elastic ones start smaller on what is left."""

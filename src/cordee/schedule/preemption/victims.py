@@ -104,7 +104,7 @@ class VictimSearch:
         lacks = np.sort(unit - free % unit)[: max(0, short)]
         return int(lacks.sum()) + unit * max(0, short - len(lacks)) <= most
 
-    # -- one node ----------------------------------------------------------------------------------------------
+    # -- one node --------------------------------------------------------------------------------------------
 
     def _on_one_node(self, nodes: Bools, gpus: int, field: Field) -> list[int] | None:
         """Visit nodes in the order of their lower bounds, until no other can be cheaper."""
@@ -168,7 +168,7 @@ class VictimSearch:
         assert chosen is not None, "the caller has counted"
         return [running.row_of[victim.job_id] for victim in chosen]
 
-    # -- several nodes -----------------------------------------------------------------------------------------
+    # -- several nodes ---------------------------------------------------------------------------------------
 
     def _on_several(self, nodes: Bools, need: Need, field: Field) -> list[int] | None:
         smallest = min(need.unit, need.rest or need.unit)
