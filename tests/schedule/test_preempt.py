@@ -174,7 +174,7 @@ def test_a_job_is_not_preempted_again_before_it_has_run_as_long_as_its_minimum()
     assert decision.events == () and decision.wake_at_us == 110 * S
     why = explain(world.state, JobId("q"), world.now_us)
     assert (why.reason, why.blocking, why.until_us) == ("waits-for-minimum-run", ("a",), 110 * S)
-    assert why.text.endswith("a was preempted before and may run 1m more before it is preempted again")
+    assert why.text.endswith("a, which was preempted before, may not be preempted again for 1m")
     assert brief(world.at(110).cycle()) == ["notice a preempt for q"]
 
 

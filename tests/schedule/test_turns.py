@@ -135,7 +135,7 @@ def test_a_job_that_waits_for_a_checkpoint_sees_the_attempt_and_the_time():
     before = world.state.snapshot(), world.state.policy
     why = explain(world.state, JobId("new"), world.now_us)
     assert (why.reason, why.blocking, why.until_us) == ("waits-for-checkpoint", ("old",), 7440 * S)
-    assert "old keeps its place until its next checkpoint is durable, 2m20s more at most" in why.text
+    assert "old keeps its GPUs until its next checkpoint is durable, for at most 2m20s more" in why.text
     assert (world.state.snapshot(), world.state.policy) == before
     assert brief(world.cycle()) == [] and brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
 
@@ -237,7 +237,7 @@ def test_a_node_that_goes_down_again_and_again_rests_for_an_hour():
         world.tell(node("n1", epoch=epoch + 1, at_us=epoch * 60 * S + S))
     decision = decide(world.at(400).state, world.now_us)
     assert decision.events == ()
-    assert "n1 went down too often" in explain(world.state, JobId("x"), world.now_us).text
+    assert "n1 is quarantined because it went down too often" in explain(world.state, JobId("x"), world.now_us).text
     assert brief(world.at(180 + HOUR_S).cycle()) == ["place x n1:1"]
 
 
