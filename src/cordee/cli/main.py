@@ -114,7 +114,7 @@ def _app(words: Sequence[str]) -> typer.Typer:
     """Return the app with all verbs; only the one that is called has its function."""
     app = typer.Typer(
         name="cordee",
-        help="Plan, schedule, checkpoint and account for the training of large models.",
+        help="Plan, schedule, survive and account for training and serving large models.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -38,6 +38,20 @@ UNNAMED_GPU = "GPU"  # of a cluster such as 80x8
 
 Policies = Annotated[str, typer.Option(help=f"Policies, separated by commas: {', '.join(POLICIES)}.")]
 VcNodes = Annotated[Path | None, typer.Option("--vc-clusters", help="CSV file of virtual clusters and their nodes.")]
+Until = Annotated[
+    str | None, typer.Option(help="Time at which the simulation stops.", show_default="the last job's end")
+]
+Failures = Annotated[
+    str | None, typer.Option(help="Node failures per node-day, and the length of an outage: 0.0038 or 0.0038/4h.")
+]
+Spot = Annotated[
+    str | None,
+    typer.Option(help="Spot reclaims: a CSV file with columns ms,op,node, or reclaims per node-hour: 0.1 or 0.1/10m."),
+]
+PriceAs = Annotated[
+    str | None,
+    typer.Option(help="GPU whose price stands for GPUs without one, or none.", show_default="H100 if unnamed"),
+]
 Chrome = Annotated[
     Path | None, typer.Option("--chrome-trace", help="Write the attempts on the first nodes as a Chrome trace.")
 ]
@@ -54,18 +68,9 @@ def simulate(
     for_: Annotated[
         str | None, typer.Option("--for", help="Length of the window of submissions.", show_default="to the end")
     ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="Time at which the simulation stops.", show_default="the last job's end")
-    ] = None,
-    failures: Annotated[
-        str | None, typer.Option(help="Node failures per node-day, and the length of an outage: 0.0038 or 0.0038/4h.")
-    ] = None,
-    spot: Annotated[
-        str | None,
-        typer.Option(
-            help="Spot reclaims: a CSV file with columns ms,op,node, or reclaims per node-hour: 0.1 or 0.1/10m."
-        ),
-    ] = None,
+    until: Until = None,
+    failures: Failures = None,
+    spot: Spot = None,
     notice: Annotated[str, typer.Option(help="Time from the notice of a reclaim to the reclaim.")] = "120s",
     queues: Annotated[Path | None, typer.Option(help="YAML file with the tree of queues.")] = None,
     tiers: Annotated[
@@ -74,10 +79,7 @@ def simulate(
     vc_nodes: VcNodes = None,
     load: Annotated[float, typer.Option(help="With `synthetic`: requested GPU time divided by the cluster's.")] = 0.8,
     diurnal: Annotated[float, typer.Option(help="With `synthetic`: variation of arrivals over a day, 0 to 1.")] = 0.0,
-    price_as: Annotated[
-        str | None,
-        typer.Option(help="GPU whose price stands for GPUs without one, or none.", show_default="H100 if unnamed"),
-    ] = None,
+    price_as: PriceAs = None,
     form: Annotated[
         str | None, typer.Option("--format", help="Format of the trace.", show_default="by its content")
     ] = None,
