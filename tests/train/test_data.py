@@ -211,7 +211,7 @@ def test_a_position_that_nobody_counted_is_no_checkpoint() -> None:
         rank_state.capture({"data": sampler})
     sampler.position = 6  # by a loop that counts for itself
     assert rank_state.capture({"data": sampler})["own"]["data"]["position"] == 6
-    with pytest.raises(InputError, match="not be in this sampler's order"):
+    with pytest.raises(InputError, match="does not read from this sampler"):
         sampler.batches(DataLoader(range(20)))
 
 
