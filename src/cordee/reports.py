@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from types import NoneType, UnionType
-from typing import get_args, get_type_hints
+from typing import TypeGuard, get_args, get_type_hints
 
 from cordee.event_json import decode
 from cordee.events import Event, Measured, RankEvent, RankLeft, Reported
@@ -85,6 +85,13 @@ def parse_stream(name: str) -> tuple[str, int, int] | None:
     return (match[1], int(match[2]), int(match[3])) if match and len(name) < 1000 else None
 
 
+@lru_cache(maxsize=4096)
+def scope_of(source: str, job_id: JobId, epoch: int, gpus: int, since_us: int) -> ReportScope:
+    """Return what a stream reports on; of a stream that is no rank's, the attempt that its event names."""
+    stream = parse_stream(source) or (job_id, epoch, None)
+    return ReportScope(job_id=stream[0], epoch=stream[1], gpus=gpus, since_us=since_us, rank=stream[2])
+
+
 def is_storable(text: str) -> bool:
     """Return whether databases can store a text: a lone surrogate has no UTF-8 form, and PostgreSQL stores no NUL.
 
@@ -111,6 +118,11 @@ def repair_text(data: object) -> object:
     return [repair_text(each) for each in data] if isinstance(data, list) else data
 
 
+def is_rank_report(event: Event) -> TypeGuard[RankEvent]:
+    """Return whether a rank may report it; cheaper than `isinstance` with a union."""
+    return type(event) in RANK_REPORTS
+
+
 def read_report(data: Mapping[str, object], scope: ReportScope, now_us: int) -> RankEvent:
     """Decode and check one record of a rank's stream.
 
@@ -133,16 +145,16 @@ def check_report(event: Event, scope: ReportScope, now_us: int) -> RankEvent:
         ReportError: the event is refused.
     """
     kind = type(event).__name__
-    if not isinstance(event, RankEvent):
+    if not is_rank_report(event):
         raise ReportError(f"{kind}: a rank may not report it")
-    if (event.job_id, event.epoch) != (scope.job_id, scope.epoch):
+    if event.job_id != scope.job_id or event.epoch != scope.epoch:
         raise ReportError(f"{kind}: it is about another attempt than {scope.job_id}.{scope.epoch}")
     for name, check, optional in _FIELDS[type(event)]:
         value = getattr(event, name)
         if (value is None and optional) or (problem := check(value, scope, now_us)) is None:
             continue
         raise ReportError(f"{kind}: {name} {_short(value)} {problem}")
-    if isinstance(event, RankLeft | Measured) and scope.rank not in (None, event.rank):
+    if isinstance(event, (RankLeft, Measured)) and scope.rank not in (None, event.rank):
         raise ReportError(f"{kind}: it is about another rank than {scope.rank}")
     if isinstance(event, Reported) and event.loss is not None and not math.isfinite(event.loss):
         return replace(event, loss=None)
@@ -156,7 +168,8 @@ _Check = Callable[[object, ReportScope, int], str | None]
 def _time(value: object, scope: ReportScope, now_us: int) -> str | None:
     if type(value) is not int:
         return "is not a time"
-    return None if max(0, scope.since_us - SKEW_US) <= value <= now_us + SKEW_US else "is outside the attempt's time"
+    is_inside = value >= 0 and scope.since_us - SKEW_US <= value <= now_us + SKEW_US
+    return None if is_inside else "is outside the attempt's time"
 
 
 def _count(value: object, scope: ReportScope, now_us: int) -> str | None:
@@ -204,13 +217,18 @@ _BY_NAME: Mapping[str, _Check] = {
     "loss": _loss,
     **dict.fromkeys(("at_us", "from_us", "since_us"), _time),
 }
-_BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, JobId: _text, tuple[str, ...]: _texts}
+_BY_TYPE: Mapping[object, _Check] = {int: _count, float: _amount, str: _text, tuple[str, ...]: _texts}
 
 
 def _checks(kind: type[RankEvent]) -> list[tuple[str, _Check, bool]]:
-    """Return the fields of a kind: name, check, and whether the field may be None."""
+    """Return the fields of a kind: name, check, and whether the field may be None.
+
+    The job's id is not among them: every report's equals that of the scope.
+    """
     found = []
     for name, hint in get_type_hints(kind).items():
+        if name == "job_id":
+            continue
         types = [each for each in get_args(hint) if each is not NoneType] if isinstance(hint, UnionType) else [hint]
         found.append((name, _BY_NAME.get(name) or _BY_TYPE.get(types[0], _choice), isinstance(hint, UnionType)))
     return found

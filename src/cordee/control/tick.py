@@ -21,7 +21,6 @@ from cordee.events import (
     NodeUncordoned,
     Queue,
     QueuesSet,
-    RankEvent,
     ReportsRefused,
     ServerShuttingDown,
     ServerUp,
@@ -29,7 +28,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.points import point
-from cordee.reports import RANK_REPORTS, ReportError, ReportScope, check_report, parse_stream
+from cordee.reports import RANK_REPORTS, ReportError, check_report, is_rank_report, parse_stream, scope_of
 from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
@@ -156,8 +155,10 @@ class Control:
         command = pending.command
         if not isinstance(command, AttemptPlaced):
             return pending
-        gpus = sum(len(lease.gpus) for lease in command.leases)
-        return replace(pending, estimate=self.state.jobs[command.job_id].job.estimate_on(gpus))
+        job = self.state.jobs[command.job_id].job
+        if not job.estimates:
+            return pending
+        return replace(pending, estimate=job.estimate_on(sum(len(lease.gpus) for lease in command.leases)))
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
         """Return the reports above their stream's mark. A report of a job unknown to the log only moves the mark."""
@@ -180,13 +181,10 @@ class Control:
         The rank's agent has checked it too; an agent may be of another version, or its clock may be wrong.
         """
         event = report.event
-        if not isinstance(event, RankEvent):
+        if not is_rank_report(event):
             return report
-        stream = parse_stream(report.source) or (event.job_id, event.epoch, None)
         record = self.state.jobs[event.job_id]
-        scope = ReportScope(
-            job_id=stream[0], epoch=stream[1], gpus=record.job.gpus, since_us=record.submitted_us, rank=stream[2]
-        )
+        scope = scope_of(report.source, event.job_id, event.epoch, record.job.gpus, record.submitted_us)
         try:
             checked = check_report(event, scope, now_us)
         except ReportError as error:
@@ -277,7 +275,7 @@ class Control:
             self.measurements.apply(event)
         except Exception as error:
             # A rank's report, now or in an old log, must not keep the server from running.
-            if not isinstance(event, RankEvent):
+            if not is_rank_report(event):
                 raise
             self._failed.append((event.job_id, error))
         self.number = number
