@@ -137,7 +137,7 @@ class Gang:
 
     def durable_periods(self, now_us: int) -> int:
         """Return the number of periods with a durable capture."""
-        return self.done_periods(now_us - self.work.upload_us)
+        return max(0, min((now_us - self.work.upload_us - self.train_us) // self.period_us, self.periods))
 
     def next_us(self, now_us: int) -> int | None:
         """Return the time of the next end of a span or durable capture before it leaves; None if nothing is left."""
