@@ -30,7 +30,8 @@ RANKS_PER_GPU_MAX = 16
 
 RANK_REPORTS = frozenset(get_args(RankEvent))
 
-_STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)")
+# A rank's uploader has a stream of its own; `drain` is its name in version 0.1.0.
+_STREAM = re.compile(r"(.+)\.([1-9]\d*)/rank(0|[1-9]\d*)(?:-(?:uploader|drain))?")
 
 
 class ReportError(ValueError):
@@ -65,20 +66,11 @@ class ReportScope:
         return RANKS_PER_GPU_MAX * self.gpus
 
 
-def stream_name(job_id: str, epoch: int, rank: int) -> str:
-    """Return the name of a rank's stream.
-
-    >>> stream_name("gpt-abcdef", 2, 0)
-    'gpt-abcdef.2/rank0'
-    """
-    return f"{job_id}.{epoch}/rank{rank}"
-
-
 @lru_cache(maxsize=4096)
 def parse_stream(name: str) -> tuple[str, int, int] | None:
-    """Return job, epoch and rank of a rank's stream; None for any other stream.
+    """Return job, epoch and rank of a stream that a rank or its uploader writes; None for any other stream.
 
-    >>> parse_stream("gpt-abcdef.2/rank0"), parse_stream("node/local/3")
+    >>> parse_stream("gpt-abcdef.2/rank0-uploader"), parse_stream("node/local/3")
     (('gpt-abcdef', 2, 0), None)
     """
     match = _STREAM.fullmatch(name)

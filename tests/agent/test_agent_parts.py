@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from cordee.agent import process, wire
 from cordee.agent.launch import Assignment, launcher_of, prepare
 from cordee.agent.logs import Masker
+from cordee.agent.spools import spool_files
 from cordee.events import Lease, RankLeft
 from cordee.telemetry.stream import StreamReader, StreamWriter, last_records
 
@@ -40,6 +41,16 @@ def test_a_stream_is_read_while_it_grows(tmp_path):
     assert reader.read(2) == []
     writer.close()
     reader.close()
+
+
+def test_the_spools_of_possible_ranks_and_of_their_uploaders_are_read(tmp_path):
+    leases = (Lease(node="n", gpus=(0, 1)),)
+    order = Assignment(job_id="j", epoch=2, node="n", leases=leases, spec={}, master_addr="h", master_port=9)
+    (tmp_path / "spool").mkdir()
+    for name in ("rank0", "rank1-uploader", "rank1", "rank0-drain", "rank99999", "rank00", "rank1-other", "rankx"):
+        (tmp_path / "spool" / f"{name}.jsonl").touch()
+    found = {(path.stem, scope.rank) for path, scope in spool_files(order, tmp_path)}
+    assert found == {("rank0", 0), ("rank1", 1), ("rank1-uploader", 1), ("rank0-drain", 0)}
 
 
 def test_a_torn_line_counts_when_it_is_whole(tmp_path):

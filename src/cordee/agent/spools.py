@@ -1,7 +1,7 @@
 """The spools of this node's ranks: find them, check each record and forward it, and count refused records.
 
-The job writes its spools, so they may contain anything: only files `rank<N>.jsonl` of possible ranks are read, and
-only records that `cordee.reports` accepts are forwarded to the server.
+The job writes its spools, so they may contain anything. Only files of possible ranks (`rank<N>.jsonl`) and of their
+uploaders (`rank<N>-uploader.jsonl`) are read, and only records that `cordee.reports` accepts are forwarded.
 """
 
 import logging
@@ -14,7 +14,7 @@ from cordee.agent.link import Link
 from cordee.event_json import encode
 from cordee.events import RankEvent, ReportsRefused
 from cordee.ids import JobId
-from cordee.reports import ReportError, ReportScope, parse_stream, read_report, stream_name
+from cordee.reports import ReportError, ReportScope, parse_stream, read_report
 from cordee.telemetry.stream import StreamRecord, last_records
 
 _log = logging.getLogger("cordee.agent")
@@ -71,8 +71,7 @@ class Spools:
     def follow(self, order: Assignment, folder: Path) -> None:
         """Forward the spools of an attempt, including those that have appeared since the last call."""
         for path, scope in spool_files(order, folder):
-            assert scope.rank is not None
-            name = stream_name(order.job_id, order.epoch, scope.rank)
+            name = f"{order.tag}/{path.stem}"
             if name not in self._spools:
                 spool = self._spools[name] = Spool(scope, self._report)
                 self._link.add_rank_source(name, path, spool.convert)
