@@ -107,7 +107,7 @@ def test_jobs_show_what_was_refused(client: Client, capsys: pytest.CaptureFixtur
     until(client, job_id, lambda job: job.ended_us is not None and job.attempts[0].refused == 9)
     with suppress(SystemExit):
         main(["jobs", job_id, "--home", str(client.home)])
-    assert "try 1: 9 records of its ranks refused: CheckpointCommitted: step True" in capsys.readouterr().out
+    assert "attempt 1: 9 records of its ranks refused: CheckpointCommitted: step True" in capsys.readouterr().out
 
 
 @pytest.fixture
