@@ -192,7 +192,7 @@ def test_prices_in_the_home_are_used_unless_others_are_given(
 
 def test_without_a_price_there_are_no_dollars(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = _run(capsys, "gpt2", "--gpus", "1xA10", "--capacity", "spot")
-    assert "spot no price known: give --prices" in out
+    assert "spot price unknown: give --prices" in out
     assert "$/1B tok" not in out
 
 
