@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-import httpx
 from pydantic import TypeAdapter
 
 from cordee import errors
@@ -36,6 +35,9 @@ from cordee.event_json import decode
 from cordee.events import Event, Queue
 from cordee.ids import JobId
 from cordee.ids import job_id as new_job_id
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T")
 
@@ -73,6 +75,8 @@ class Client:
             NoServerError: no server runs for the home.
             TokenError: the home's token cannot be read.
         """
+        import httpx
+
         self.home = (home or default_home()).absolute()
         self.url = url or _announced(self.home)
         token = token or os.environ.get("CORDEE_TOKEN") or _token(self.home)
@@ -246,6 +250,8 @@ class Client:
 
 @contextmanager
 def _transport(url: str) -> Iterator[None]:
+    import httpx
+
     try:
         yield
     except httpx.HTTPError as error:
@@ -254,7 +260,7 @@ def _transport(url: str) -> Iterator[None]:
         ) from error
 
 
-def _error(answer: httpx.Response) -> CordeeError:
+def _error(answer: "httpx.Response") -> CordeeError:
     try:
         found = from_body(answer.json())
     except ValueError:

@@ -217,10 +217,13 @@ from cordee.telemetry.stream import StreamWriter
 from cordee.events import Behind, RankBehind, RankLeft
 rank = int(os.environ["RANK"])
 mine = {"at_us": 1, "job_id": os.environ["CORDEE_JOB"], "epoch": int(os.environ["CORDEE_EPOCH"]), "step": 7}
-writer = StreamWriter(Path(os.environ["CORDEE_SPOOL"]) / f"rank{rank}.jsonl")
+spool = Path(os.environ["CORDEE_SPOOL"])
+writer = StreamWriter(spool / f"rank{rank}.jsonl")
 if rank == 0:
     writer.append(RankBehind(**mine, rank=1, how=Behind.STUCK, since_us=0, where="train.py:5 in load"))
 writer.append(RankLeft(**mine, rank=rank, how="hung"))
+while not any("hung" in file.read_text() for file in spool.glob("rank0.jsonl")):
+    os.sched_yield()
 sys.exit(60)
 """
 

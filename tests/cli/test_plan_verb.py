@@ -234,10 +234,10 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
         (["llama-3-70b", "--gpus", "64xH100", "--why", "tq=8"], 15, "cannot be read: 'tq=8'", "did you mean tp?"),
         (["llama-3-70b", "--gpus", "64xH100", "--buy", "none.toml"], 12, "none.toml does not exist", "TOML"),
         (["llama-3-70b", "--gpus", "512..8xH100"], 15, "512..8 GPUs is an empty range", "8..512xH100"),
-        (["llama-3-70b", "--gpus", "8..64xH100", "--why", "tp=8"], 12, "--why asks about one number", "64xH100"),
+        (["llama-3-70b", "--gpus", "8..64xH100", "--why", "tp=8"], 12, "--why needs one number of GPUs", "64xH100"),
         (["llama-3-70b", "--gpus", "8..512"], 14, "does not say which GPU", "512xH100"),
         (["llama-3-70b", "--gpus", "8xH100", "--launch", "megatron"], 21, "there is no layout to launch", "nearest"),
-        (["llama-3-70b", "--gpus", "60xH100", "--layout", "pp=7"], 15, "tp*pp*dp = 1*7*8 = 56 GPUs", "must divide 60"),
+        (["llama-3-70b", "--gpus", "60xH100", "--layout", "pp=7"], 15, "tp*pp = 7 does not divide 60", "divides 60"),
         (["llama-3-70b", "--gpus", "64xH100", "--layout", "pp=64,vpp=2"], 15, "needs 128 layers", "fewer chunks"),
         (["llama-3-70b", "--gpus", "64xH100", "--mtbi", "0h"], 15, "leaves no time to work", "6h"),
         (["llama-3-70b", "--gpus", "64xH100", "--micro-batch", "0"], 15, "micro-batch of 0 sequences", "at least 1"),
@@ -331,7 +331,7 @@ def test_a_range_of_gpus_draws_the_curve(
     code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8..512xH100", "--html", str(page))
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= columns
-    assert "nothing fits or divides" in out and "The fewest of these that train it: 32" in " ".join(out.split())
+    assert "no layout fits" in out and "The smallest size that fits is 32 GPUs" in " ".join(out.split())
     assert page.read_text().count("<svg") > 1  # the mark and the curve, wide and narrow
 
 

@@ -1,8 +1,5 @@
 """Where a gang goes."""
 
-import doctest
-from importlib import import_module
-
 import pytest
 
 from cordee.events import Capacity, Lease, NodeDown
@@ -173,8 +170,3 @@ def test_spare_nodes_wait_for_a_job_that_loses_its_place():
     world.tell(*first.events, NodeDown(at_us=S, node="n0", epoch=1, why="silent"))
     world.tell(*ranks_ended(world, "a", "lost"))
     assert "place a n2:8" in brief(decide(world.state, S, Policy(spares=1)).events)
-
-
-@pytest.mark.parametrize("module", ["entry", "fill", "mix", "place", "view"])
-def test_examples(module):
-    assert doctest.testmod(import_module(f"cordee.schedule.placement.{module}"), raise_on_error=True).attempted
