@@ -179,6 +179,15 @@ def format_count(number: float) -> str:
     return f"{number:.3g}"
 
 
+def plural(number: int, noun: str, many: str = "") -> str:
+    """Return a number of things in words; `many` is an irregular plural.
+
+    >>> plural(1, "rank"), plural(1_200, "rank"), plural(2, "copy", "copies")
+    ('1 rank', '1,200 ranks', '2 copies')
+    """
+    return f"{number:,} {noun if number == 1 else many or noun + 's'}"
+
+
 def _trim(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
