@@ -1,0 +1,1 @@
+"""Serving, planned: memory of the KV cache, speed of a batch, levers and their crossovers, price of a token (pure)."""
