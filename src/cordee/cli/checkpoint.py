@@ -20,7 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from cordee.cli import terminal
 from cordee.cli.terminal import Json
 from cordee.errors import CorruptError, InputError, MissingExtraError
-from cordee.units import US_PER_S, format_bytes
+from cordee.units import US_PER_S, format_bytes, plural
 from cordee.workload.keep import parse_keep
 
 try:
@@ -111,10 +111,10 @@ def verify(
     for each in [] if as_json else checked:
         state = f"lost: {each.lost}" if each.lost else "intact"
         if each.bad and not each.lost:
-            state += f", and {len(each.bad)} bad {'copy' if len(each.bad) == 1 else 'copies'}"
+            state += f", and {plural(len(each.bad), 'bad copy', 'bad copies')}"
             state += " repaired" if repair else " (--repair writes them again)"
         name = f"step {each.commit.step} (g{each.commit.generation})"
-        print(f"{name}: {state}; {each.chunks} chunks, {format_bytes(each.bytes)}")
+        print(f"{name}: {state}; {plural(each.chunks, 'chunk')}, {format_bytes(each.bytes)}")
         for level, why in each.bad:
             print(f"  {why} in {level}")
     if every and len(chosen) < len(live) and not as_json:
@@ -140,7 +140,8 @@ def diff(to: To, first: str, second: Which = None, *, as_json: Json = False) -> 
         print(json.dumps({"first": one.step, "second": two.step, **asdict(found)}, indent=2))
         return
     fraction = found.shared_bytes / found.second_bytes if found.second_bytes else 1
-    print(f"step {one.step} and step {two.step}: {found.same} tensors are equal, {len(found.changed)} differ")
+    equal = plural(found.same, "tensor is", "tensors are")
+    print(f"step {one.step} and step {two.step}: {equal} equal, {len(found.changed)} differ")
     print(f"{format_bytes(found.shared_bytes)} of {format_bytes(found.second_bytes)} stored once ({fraction:.1%})")
     for sign, names in (("-", found.only_first), ("+", found.only_second), ("~", found.changed)):
         for name in names:
@@ -199,8 +200,9 @@ def gc(
         print(json.dumps({"dry_run": dry_run, "retired": done.retired, "deleted": done.deleted}, indent=2))
         return
     verb = "would be " if dry_run else ""
-    named = f" ({', '.join(f'g{index}' for index in done.retired)})" if done.retired else ""
-    print(f"{len(done.retired)} generations{named} {verb}retired, {done.deleted} blobs {verb}removed")
+    retired = plural(len(done.retired), "generation")
+    retired += f" ({', '.join(f'g{index}' for index in done.retired)})" if done.retired else ""
+    print(f"{retired} {verb}retired, {plural(done.deleted, 'blob')} {verb}removed")
 
 
 @checkpoint.command()
@@ -239,7 +241,7 @@ def export(
     if as_json:
         print(json.dumps({"step": whole.step, "bytes": size_bytes, "files": [str(path) for path in paths]}, indent=2))
         return
-    print(f"step {whole.step}: {format_bytes(size_bytes)} in {len(paths)} {'file' if len(paths) == 1 else 'files'}")
+    print(f"step {whole.step}: {format_bytes(size_bytes)} in {plural(len(paths), 'file')}")
     for path in paths:
         print(f"  {path}")
 

@@ -11,7 +11,7 @@ from cordee.cli.plan_text import console, indented, title
 from cordee.plan.experts import Rebalance
 from cordee.plan.experts.answer import ExpertsAnswer
 from cordee.plan.experts.shape import Floats
-from cordee.units import format_bytes
+from cordee.units import format_bytes, plural
 from cordee.view.chart import Axis, Line, chart_html
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
@@ -27,7 +27,7 @@ def print_answer(answer: ExpertsAnswer) -> None:
     """Print the answer as wide as the terminal."""
     out = console()
     fleet, (layers, experts) = answer.fleet, answer.loads.shape
-    heading = f" on {fleet.gpus} GPUs" + (f" of {fleet.nodes} nodes" if fleet.nodes > 1 else "")
+    heading = f" on {plural(fleet.gpus, 'GPU')}" + (f" of {fleet.nodes} nodes" if fleet.nodes > 1 else "")
     out.print(Text.assemble((f"{experts} experts in {layers} layers", "bold"), (heading, "bold")))
     kept = f"{fleet.groups} groups, each on one node" if fleet.domains > 1 else "an expert may be on any GPU"
     say = f"{answer.name}; {fleet.slots} slots a GPU, {fleet.replicas - experts} redundant replicas; {kept}"
@@ -134,8 +134,9 @@ def experts_page(answer: ExpertsAnswer) -> str:
     fleet = answer.fleet
     return report_html(
         Report(
-            title=f"{loads.shape[1]} experts on {fleet.gpus} GPUs",
-            lead=f"{answer.name}: {len(loads)} layers, {fleet.slots} slots a GPU, {fleet.replicas} replicas.",
+            title=f"{loads.shape[1]} experts on {plural(fleet.gpus, 'GPU')}",
+            lead=f"{answer.name}: {plural(len(loads), 'layer')}, {plural(fleet.slots, 'slot')} a GPU, "
+            f"{plural(fleet.replicas, 'replica')}.",
             sections=[
                 Section("Balance", words, figures),
                 Section(f"Load of each GPU, layer {layer}", "The layer with the least balance before.", drawn),

@@ -13,6 +13,7 @@ from cordee.answers import AttemptView, FailureView, JobDetailView, JobView
 from cordee.cli import measured, rehearse, terminal
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
+from cordee.units import plural
 
 ENDED_SHOWN = 10
 NARROW_COLUMNS = 100
@@ -195,7 +196,7 @@ def _show(job: JobDetailView, as_json: bool) -> None:
         console.print(rows)
         for attempt in job.attempts:
             if attempt.refused:
-                records = "1 record" if attempt.refused == 1 else f"{attempt.refused} records"
+                records = plural(attempt.refused, "record")
                 line = f"attempt {attempt.epoch}: {records} of its ranks refused: {attempt.refused_why}"
                 console.print(line, highlight=False, markup=False)
     if job.state == "failed":

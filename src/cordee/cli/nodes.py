@@ -9,7 +9,7 @@ from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError
-from cordee.units import format_micro_usd
+from cordee.units import format_micro_usd, plural
 
 ORDERS = {"cordon": Client.cordon, "drain": Client.drain, "uncordon": Client.uncordon}
 REASONED = ("cordon", "drain")
@@ -60,7 +60,7 @@ def node_state(node: NodeView) -> str:
     if node.cordoned_by is None:
         return "up" if node.up else "down"
     attempts = len(set(node.used.values()))
-    left = "1 attempt left" if attempts == 1 else f"{attempts} attempts left"
+    left = f"{plural(attempts, 'attempt')} left"
     word = "cordoned" if not node.drains else f"draining, {left}," if attempts else "drained"
     reason = f": {node.cordon_why}" if node.cordon_why else ""
     return f"{'' if node.up else 'down, '}{word} by {node.cordoned_by}{reason}"

@@ -13,7 +13,7 @@ from cordee.cli.nodes import price
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, NoServerError
-from cordee.units import format_micro_usd
+from cordee.units import format_micro_usd, plural
 from cordee.view.money import CLASSES, gpu_time
 
 _LOOK_S = 0.05
@@ -64,7 +64,7 @@ def up(
             )
             terminal.stderr().print(note, highlight=False)
     if live:
-        print(f"{len(live)} {'job continues' if len(live) == 1 else 'jobs continue'}: cordee jobs")
+        print(f"{plural(len(live), 'job continues', 'jobs continue')}: cordee jobs")
 
 
 def down(*, yes: terminal.Yes = False, home: Home = None, as_json: Json = False) -> None:
@@ -107,7 +107,7 @@ def _consent(client: Client) -> None:
 def _leaving(health: HealthView) -> str:
     if health.live_attempts == 0:
         return "no job runs: the server is ending"
-    jobs = "1 job is" if health.live_attempts == 1 else f"{health.live_attempts} jobs are"
+    jobs = plural(health.live_attempts, "job is", "jobs are")
     return f"{jobs} leaving, with the grace period to checkpoint"
 
 

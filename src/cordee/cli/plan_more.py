@@ -18,7 +18,7 @@ from cordee.plan.launch import Launch
 from cordee.plan.longest import LongestContext
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.why import Why
-from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
+from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd, plural
 from cordee.workload.model import ModelShape
 
 
@@ -100,12 +100,12 @@ def print_curve(curve: Curve, shape: ModelShape, gpu: Gpu) -> None:
 
 
 def _knee(curve: Curve) -> str:
-    first = "" if curve.smallest is None else f"The smallest size that fits is {curve.smallest.gpus} GPUs. "
+    first = "" if curve.smallest is None else f"The smallest size that fits is {plural(curve.smallest.gpus, 'GPU')}. "
     if curve.knee is None:
         return f"{first}There is no knee: every added GPU adds more than {WORTH:.0%} of the best throughput per GPU."
     return (
-        f"{first}The knee is at {curve.knee.gpus} GPUs: beyond it an added GPU adds less than {WORTH:.0%} of the best "
-        "throughput per GPU."
+        f"{first}The knee is at {plural(curve.knee.gpus, 'GPU')}: beyond it an added GPU adds less than {WORTH:.0%} of "
+        "the best throughput per GPU."
     )
 
 
@@ -133,7 +133,7 @@ def _longest(out: Console, longest: tuple[LongestContext, ...]) -> None:
 def _run(out: Console, run: TrainingRun, answer: Answer) -> None:
     title(out, f"Training on {format_count(run.tokens)} tokens", answer.request.capacity)
     cost = "" if run.usd is None else f", {format_whole_usd(run.usd)}"
-    out.print(f"  {run.steps:,} steps, {format_duration(run.run_s)}, {run.gpu_hours:,.0f} GPU-hours{cost}")
+    out.print(f"  {plural(run.steps, 'step')}, {format_duration(run.run_s)}, {run.gpu_hours:,.0f} GPU-hours{cost}")
     kept = answer.survival
     saves = int(run.run_s / kept.period_s)
     lines = [
@@ -151,7 +151,7 @@ def _run(out: Console, run: TrainingRun, answer: Answer) -> None:
 
 def _own(out: Console, own: Comparison) -> None:
     assumed = own.assumed
-    title(out, "Rent or buy", f"{assumed.gpus} GPUs, needed {assumed.busy_fraction:.0%} of the time")
+    title(out, "Rent or buy", f"{plural(assumed.gpus, 'GPU')}, needed {assumed.busy_fraction:.0%} of the time")
     indented(out, own.verdict, style="bold")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     table.add_column("  over its life", no_wrap=True)

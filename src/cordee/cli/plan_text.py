@@ -19,7 +19,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.memory import outer_parameters
 from cordee.plan.step import step_interval_s
 from cordee.plan.survive import Survival
-from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd
+from cordee.units import format_bytes, format_count, format_duration, format_gb, format_whole_usd, plural
 from cordee.view.memory import LIMIT, PARTS, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
@@ -94,11 +94,11 @@ def _state(out: Console, plan: Answer) -> None:
     if shape.experts is not None:
         out.print(f"  {shape.active_parameters:,} of them are active for one token", style="dim")
     have = format_bytes(gpus * plan.request.gpu.memory_bytes)
-    hold = "1 GPU" if plan.fewest_gpus_to_hold == 1 else f"{plan.fewest_gpus_to_hold} GPUs"
+    hold = plural(plan.fewest_gpus_to_hold, "GPU")
     fewest = plan.fewest_gpus_to_train
     train = "" if fewest is None else f" and {fewest[0]} to train ({_in_words(fewest[1])})"
-    has = "GPU has" if gpus == 1 else "GPUs have"
-    indented(out, f"needs at least {hold} for its state{train}; {gpus} {has} {have}", style="")
+    has = plural(gpus, "GPU has", "GPUs have")
+    indented(out, f"needs at least {hold} for its state{train}; {has} {have}", style="")
 
 
 def _in_words(layout: Layout) -> str:

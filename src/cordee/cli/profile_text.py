@@ -25,6 +25,7 @@ from cordee.telemetry.profile.sentences import (
     verdict,
 )
 from cordee.telemetry.profile.sweep import Breakdown
+from cordee.units import plural
 
 # The parts of the bar in their order: name, label, style, and a shade for terminals without colour.
 PARTS = {
@@ -79,8 +80,8 @@ def _print_head(out: Console, report: RankReport) -> None:
         Text.assemble((report.label, "bold"), f" on {report.gpu}" if report.gpu else "", (f"  {report.source}", "dim"))
     )
     tracks = {"device": "stream", "host": "thread", "tracks": "track"}[report.side]
-    many = f"{len(report.streams)} {tracks}{'s' if len(report.streams) != 1 else ''}"
-    steps = f", {len(report.steps)} step{'s' if len(report.steps) != 1 else ''}" if report.steps else ""
+    many = plural(len(report.streams), tracks)
+    steps = f", {plural(len(report.steps), 'step')}" if report.steps else ""
     out.print(f"{count:,} {what} on {many}{steps}, {format_us(report.time.span_us)}{SIDES[report.side]}", style="dim")
 
 
@@ -173,7 +174,7 @@ def _print_idle(out: Console, report: RankReport, top: int) -> None:
     idle = report.idle
     if not idle.gaps:
         return
-    title(out, "Idle", f"{idle.gaps:,} gap{'s' if idle.gaps != 1 else ''}, {format_us(report.time.idle_us)} in total")
+    title(out, "Idle", f"{plural(idle.gaps, 'gap')}, {format_us(report.time.idle_us)} in total")
     for sentence in idle_sentences(report):
         indented(out, sentence, style="")
     why = ["because of"] if report.side == "device" else []

@@ -10,7 +10,7 @@ from cordee.answers import QueuesView, QueueView
 from cordee.cli import terminal
 from cordee.cli.terminal import Home, Json
 from cordee.errors import InputError, SpecError
-from cordee.units import US_PER_HOUR, format_micro_usd
+from cordee.units import US_PER_HOUR, format_micro_usd, plural
 from cordee.workload.queues import parse_queues
 
 _MILLI = 1000
@@ -84,7 +84,7 @@ def _remarks(seen: QueuesView) -> list[str]:
 def _limits(queue: QueueView) -> list[str]:
     limits = []
     if queue.limit_gpus is not None:
-        limits.append(f"holds {queue.held_gpu_milli / _MILLI:g} of at most {queue.limit_gpus} GPUs")
+        limits.append(f"holds {queue.held_gpu_milli / _MILLI:g} of at most {plural(queue.limit_gpus, 'GPU')}")
     if queue.gpu_us_per_day is not None:
         used, most = (queue.day_gpu_us or 0) / US_PER_HOUR, queue.gpu_us_per_day / US_PER_HOUR
         limits.append(f"{used:.3g} of {most:g} GPU-h used in the last 24 h")
@@ -93,7 +93,7 @@ def _limits(queue: QueueView) -> list[str]:
         limits.append(f"{used_usd} of {most_usd} used in the last 24 h")
     if queue.user_gpus is not None:
         users = ", ".join(f"{user} {_gpus(milli)}" for user, milli in queue.users_gpu_milli.items()) or "none"
-        limits.append(f"at most {queue.user_gpus} GPUs a user; held: {users}")
+        limits.append(f"at most {plural(queue.user_gpus, 'GPU')} a user; held: {users}")
     return limits
 
 

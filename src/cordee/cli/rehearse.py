@@ -16,7 +16,7 @@ from cordee.answers import ForecastView, RehearsalView, SpreadView
 from cordee.cli import terminal
 from cordee.client import Client
 from cordee.errors import AdmissionError, InputError, SpecError
-from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd
+from cordee.units import US_PER_S, format_bytes, format_duration, format_micro_usd, plural
 from cordee.workload.gpus import parse_wanted
 from cordee.workload.spec import JobSpec
 
@@ -141,10 +141,10 @@ def _basis(ahead: ForecastView) -> str:
     if ahead.source != "other jobs":
         known = f"run time from {ahead.source}"
     elif ahead.learnt_from:
-        known = f"run times from {_count(ahead.learnt_from, 'job')}"
+        known = f"run times from {plural(ahead.learnt_from, 'job')}"
     else:
         known = "no job has finished yet, so run times are guesses"
-    return f"{_count(ahead.draws, 'simulation')}; {known}"
+    return f"{plural(ahead.draws, 'simulation')}; {known}"
 
 
 def _in(at_us: int | None, now_us: int) -> str | None:
@@ -196,12 +196,8 @@ def _model(answer: RehearsalView) -> str:
 def _where(answer: RehearsalView) -> str:
     names = [f"{node}:{terminal.ranges(gpus)}" for node, gpus in sorted(answer.nodes.items())]
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    racks = "" if answer.racks is None or len(names) == 1 else f", {_count(answer.racks, 'rack')}"
-    return f"{shown} ({_count(len(names), 'node')}{racks})"
-
-
-def _count(number: int, of: str) -> str:
-    return f"{number} {of}" if number == 1 else f"{number} {of}s"
+    racks = "" if answer.racks is None or len(names) == 1 else f", {plural(answer.racks, 'rack')}"
+    return f"{shown} ({plural(len(names), 'node')}{racks})"
 
 
 def _costs(answer: RehearsalView) -> str:

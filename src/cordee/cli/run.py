@@ -14,7 +14,7 @@ from cordee.cli.jobs import follow_to_end
 from cordee.cli.terminal import Home, Json
 from cordee.client import Client
 from cordee.errors import InputError, SpecError
-from cordee.units import format_micro_usd
+from cordee.units import format_micro_usd, plural
 from cordee.workload.planned import PlannedJob, read_plan
 from cordee.workload.spec import JobSpec, parse_spec
 
@@ -197,16 +197,7 @@ def _submitted(made: Submitted) -> str:
     """Return GPUs, tier, queue and price of a job, as its first line shows them."""
     job = made.job
     price = f", {format_micro_usd(made.micro_usd_per_hour)} an hour" if made.micro_usd_per_hour else ""
-    return f"{_gpus(job.gpus)}, {job.tier}, queue {job.queue}{price}"
-
-
-def _gpus(count: int) -> str:
-    """Return a number of GPUs.
-
-    >>> _gpus(1), _gpus(2)
-    ('1 GPU', '2 GPUs')
-    """
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+    return f"{plural(job.gpus, 'GPU')}, {job.tier}, queue {job.queue}{price}"
 
 
 def _say_what_it_waits_for(console: Console, client: Client, job_id: str) -> None:

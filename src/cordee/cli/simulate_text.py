@@ -6,7 +6,7 @@ from rich.table import Table
 
 from cordee.cli import terminal
 from cordee.simulate.answer import PolicyComparison, PolicyResult, Replay
-from cordee.units import US_PER_HOUR, format_duration, format_micro_usd
+from cordee.units import US_PER_HOUR, format_duration, format_micro_usd, plural
 
 TIMES = ("JCT", "P50", "P99", "WAIT", "P99 WAIT", "AWAY MAX", "JAIN")
 GPUS = ("GOODPUT", "HELD", "FRAG", "PREEMPTED", "LOST GPU-H", "LOST", "ENDED")
@@ -14,7 +14,8 @@ GPUS = ("GOODPUT", "HELD", "FRAG", "PREEMPTED", "LOST GPU-H", "LOST", "ENDED")
 
 def print_comparison(answer: PolicyComparison) -> None:
     """Print tables that fit 80 columns, and remarks."""
-    _print(f"{answer.trace}: {answer.jobs:,} jobs on {answer.nodes:,} nodes, {answer.gpus:,} GPUs")
+    cluster = f"{plural(answer.nodes, 'node')}, {plural(answer.gpus, 'GPU')}"
+    _print(f"{answer.trace}: {plural(answer.jobs, 'job')} on {cluster}")
     _print_tables(answer.policies)
     for line in _remarks(answer):
         _print(line)
@@ -24,7 +25,7 @@ def print_replay(answer: Replay) -> None:
     """Print the audit, the tables, and the jobs whose start would have moved."""
     same = answer.moments - len(answer.differences)
     _print(
-        f"{answer.log}: {answer.jobs:,} jobs; {same:,} of {answer.moments:,} moments "
+        f"{answer.log}: {plural(answer.jobs, 'job')}; {same:,} of {answer.moments:,} moments "
         f"({answer.decisions:,} decisions) are the same as in the log"
     )
     if answer.differences:
@@ -32,7 +33,8 @@ def print_replay(answer: Replay) -> None:
         _print(f"different at records {numbers}: another version or policy made these decisions")
     _print_tables((answer.logged, *(each.result for each in answer.replayed)))
     for each in answer.replayed:
-        _print(f"under {each.result.policy}, {_jobs(each.sooner)} sooner and {each.later:,} later")
+        sooner = plural(each.sooner, "job starts", "jobs start")
+        _print(f"under {each.result.policy}, {sooner} sooner and {each.later:,} later")
         for job in each.moved:
             _print(f"  {job.job_id}: {_wait(job.was_s)} becomes {_wait(job.would_be_s)}")
 
@@ -45,10 +47,6 @@ def _print_tables(policies: Sequence[PolicyResult]) -> None:
     out = terminal.stdout()
     out.print(_times(policies))
     out.print(_gpus(policies))
-
-
-def _jobs(count: int) -> str:
-    return "1 job starts" if count == 1 else f"{count:,} jobs start"
 
 
 def _wait(value_s: float | None) -> str:
@@ -101,5 +99,5 @@ def _remarks(answer: PolicyComparison) -> list[str]:
         lines.append("* knows the true run times")
     for left in answer.left_out:
         at = f" (first: line {left.line:,})" if left.line else ""
-        lines.append(f"left out: {left.rows:,} {'row' if left.rows == 1 else 'rows'}, {left.kind}{at}")
+        lines.append(f"left out: {plural(left.rows, 'row')}, {left.kind}{at}")
     return lines + [f"price: {source}" for source in answer.price_sources]

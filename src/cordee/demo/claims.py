@@ -20,7 +20,7 @@ from cordee.events import (
     Restored,
 )
 from cordee.ids import JobId
-from cordee.units import US_PER_S, format_bytes, format_duration
+from cordee.units import US_PER_S, format_bytes, format_duration, plural
 from cordee.view.report import Claim
 
 Steps = Mapping[int, Sequence[int]]
@@ -110,7 +110,8 @@ def left_together(events: Sequence[Event], job_id: JobId, ranks: int) -> Claim:
     )
     took = "never" if ended is None else format_duration((ended.at_us - notice.at_us) / US_PER_S)
     grace = format_duration((notice.deadline_us - notice.at_us) / US_PER_S)
-    measured = f"{len(left)} ranks at step {', '.join(map(str, sorted(steps))) or 'none'}; gone {took} after the notice"
+    at_step = ", ".join(map(str, sorted(steps))) or "none"
+    measured = f"{plural(len(left), 'rank')} at step {at_step}; gone {took} after the notice"
     return check(together, f"All {ranks} ranks left at one step, checkpointed, within the {grace} of grace", measured)
 
 

@@ -11,7 +11,7 @@ from cordee.demo.reclaim import BACK_US, USD_PER_GPU_HOUR, Reclaims, play_reclai
 from cordee.demo.stage import Stage
 from cordee.events import AttemptPlaced, Event, RanksEnded
 from cordee.ids import JobId
-from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
+from cordee.units import MICRO_USD, US_PER_HOUR, US_PER_S, format_duration, format_micro_usd, plural
 from cordee.view.measured import compared_html
 from cordee.view.money import CLASSES, MoneyRow, cases_html, gpu_time, money_html
 from cordee.view.report import Claim
@@ -70,9 +70,8 @@ def leased_gpu_us(events: Sequence[Event]) -> int:
 def _nothing_lost(cost: CostView, jobs: LiveJobs) -> Claim:
     row = next(row for row in cost.rows if row.key == jobs.preempted)
     holds = row.gpu_us.lost == 0 and row.steps_repeated == 0
-    measured = (
-        f"{row.gpu_us.lost} GPU-microseconds lost, {row.steps_repeated} steps repeated in {row.attempts} attempts"
-    )
+    repeated = f"{plural(row.steps_repeated, 'step')} repeated in {plural(row.attempts, 'attempt')}"
+    measured = f"{row.gpu_us.lost} GPU-microseconds lost, {repeated}"
     return claims.check(holds, "The preemption cost a restart, and no work", measured)
 
 

@@ -7,7 +7,7 @@ from cordee.plan.candidates import Candidate, Layouts
 from cordee.plan.curve import WORTH, Curve
 from cordee.plan.rent_or_buy import Comparison
 from cordee.plan.step import step_interval_s
-from cordee.units import format_count, format_gb
+from cordee.units import format_count, format_gb, plural
 from cordee.view.chart import Axis, Line, Mark, chart_html
 from cordee.view.memory import MemoryBar, memory_html
 from cordee.view.page import page
@@ -53,7 +53,7 @@ def curve_page(curve: Curve, shape: ModelShape, gpu: Gpu) -> str:
         cells = [f"{point.gpus:,}", str(found.layout), f"{point.tokens_per_s:,.0f}", f"{point.added_fraction:.0%}"]
         rows.append([*cells, f"{found.mfu:.0%}", "" if price is None else f"${price:,.0f}"])
     names = ("GPUs", "layout", "tokens/s", "each added", "MFU", "$ per 1B tokens")
-    knee = "No knee in this range." if curve.knee is None else f"The knee is at {curve.knee.gpus} GPUs."
+    knee = "No knee in this range." if curve.knee is None else f"The knee is at {plural(curve.knee.gpus, 'GPU')}."
     lead = f"{knee} Beyond the knee an added GPU brings less than {WORTH:.0%} of what one brings at its best."
     figures = (curve_svg(curve), table_html(names, rows)) if known else ()
     return report_html(

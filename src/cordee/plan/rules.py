@@ -15,6 +15,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.pipeline.schedules import PipelineSchedule, find_schedule
 from cordee.plan.split import light_ends, split_text, stage_layers
 from cordee.plan.training import Training
+from cordee.units import plural
 from cordee.workload.model import Experts, ModelShape
 
 
@@ -213,7 +214,7 @@ RULES: tuple[Rule, ...] = (
         holds=lambda at: _stage_gpus(at.layout) % (at.layout.ep * at.layout.expert_tp) == 0,
         message=lambda at: (
             f"ep*etp = {at.layout.ep}*{at.layout.expert_tp} = {at.layout.ep * at.layout.expert_tp} does not divide "
-            f"the tp*cp*dp = {_stage_gpus(at.layout)} GPUs of a stage"
+            f"the tp*cp*dp = {plural(_stage_gpus(at.layout), 'GPU')} of a stage"
         ),
         hint=lambda at: "use an ep whose product with etp divides them",
     ),
@@ -249,7 +250,7 @@ RULES: tuple[Rule, ...] = (
         holds=lambda at: _is_whole(at.layout, at.shape),
         message=lambda at: (
             f"split {split_text(at.layout.split or ())} has {sum(at.layout.split or ())} layers on "
-            f"{len(at.layout.split or ())} stages"
+            f"{plural(len(at.layout.split or ()), 'stage')}"
         ),
         hint=lambda at: (
             f"it must have the {at.shape.layers} layers of {at.shape.name} on {at.layout.stages} stages, "
@@ -340,9 +341,9 @@ def _gpus_message(layout: Layout, gpus: int) -> str:
     with_cp, times_cp = ("", "") if layout.cp == 1 else ("*cp", f"*{layout.cp}")
     of_a_copy = layout.tp * layout.pp * layout.cp
     if gpus % of_a_copy:
-        return f"tp*pp{with_cp} = {of_a_copy} does not divide {gpus} GPUs"
+        return f"tp*pp{with_cp} = {of_a_copy} does not divide {plural(gpus, 'GPU')}"
     sizes = f"{layout.tp}*{layout.pp}{times_cp}*{layout.dp}"
-    return f"layout needs tp*pp{with_cp}*dp = {sizes} = {layout.gpus} GPUs, but the job has {gpus}"
+    return f"layout needs tp*pp{with_cp}*dp = {sizes} = {plural(layout.gpus, 'GPU')}, but the job has {gpus}"
 
 
 def _dp_hint(layout: Layout, gpus: int) -> str:

@@ -17,7 +17,7 @@ from cordee.plan.space import Choices
 from cordee.plan.step import StepTime, model_flop_fraction, step_interval_s, step_time
 from cordee.plan.training import find_optimizer
 from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
-from cordee.units import format_bytes
+from cordee.units import format_bytes, plural
 
 LARGEST_SEARCH_GPUS = 65_536
 # Contexts are divided only where each rank keeps at least so many tokens.
@@ -80,7 +80,7 @@ def every_mesh(case: Case, wanted: LayoutWanted, choices: Choices, price: Price 
 def _nothing_divides(case: Case, wanted: LayoutWanted) -> LayoutError:
     validate(wanted.plainest(case.gpus), case.shape, case.gpus, case.training)
     return LayoutError(
-        f"no layout of {case.shape.name} divides {case.gpus} GPUs "
+        f"no layout of {case.shape.name} divides {plural(case.gpus, 'GPU')} "
         f"and a global batch of {case.training.global_batch} sequences",
         hint="use a number of GPUs with small factors, or a global batch that it divides",
     )
@@ -134,7 +134,7 @@ def _sizes(fewest: int, most: int) -> list[int]:
 def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     """Return what would make it fit: more GPUs; on the same ones offload, a smaller optimizer, a shorter sequence."""
     training, state = case.training, state_bytes(case.shape, case.training)
-    same = f"on the same {case.gpus} GPU{'' if case.gpus == 1 else 's'}"
+    same = f"on the same {plural(case.gpus, 'GPU')}"
     found = [_more_gpus(case, global_batch)]
     offload = replace(ordinary(case), offloads=("optimizer", "activations", "both"))
     found.append(_if_fits(case, f"offload to the host {same}", _on_the_host, offload))

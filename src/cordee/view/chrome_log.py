@@ -7,6 +7,7 @@ got notice for another job to the attempt that gained by it.
 from collections.abc import Iterable
 
 from cordee.events import Event
+from cordee.units import plural
 from cordee.view.chrome import Flow, Slice, Track
 from cordee.view.timeline import Segments, tracks
 
@@ -19,7 +20,7 @@ def log_slices(events: Iterable[Event], segments: Segments) -> tuple[list[Slice]
     for group, track in enumerate(tracks(events, segments)):
         job = track.job
         for attempt in track.attempts:
-            row = Track(group, attempt.epoch, job.name, f"attempt {attempt.epoch}, {job.gpus} GPUs")
+            row = Track(group, attempt.epoch, job.name, f"attempt {attempt.epoch}, {plural(job.gpus, 'GPU')}")
             own = [
                 Slice(row, span.name, span.name, span.from_us, span.to_us - span.from_us, {"gpus": job.gpus, **(
                     {"first_step": span.first_step, "steps": span.steps} if span.steps else {})})

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from cordee.plan.pipeline.table import Action, PassTimes, ScheduleTable, StagePlacement, cell_text
 from cordee.plan.pipeline.timeline import ScheduleTimeline, cell_s, peaks, sizes_of
+from cordee.units import plural
 
 _EPSILON = 1e-6
 
@@ -37,7 +38,7 @@ def _counts(table: ScheduleTable) -> list[str]:
     found = []
     seen: Counter[Action] = Counter()
     if len(table.cells) != place.ranks:
-        return [f"the table has {len(table.cells)} rows for {place.ranks} ranks"]
+        return [f"the table has {plural(len(table.cells), 'row')} for {plural(place.ranks, 'rank')}"]
     for rank, row in enumerate(table.cells):
         for cell in row:
             if len(cell) != 1 and [action.kind for action in cell] != ["F", "B"]:

@@ -22,6 +22,7 @@ from cordee.telemetry.profile.sentences import (
     verdict,
 )
 from cordee.telemetry.profile.sweep import BIT, Sweep
+from cordee.units import plural
 from cordee.view.profile import SLOTS, Strip, breakdown_svg, strips_svg
 from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
@@ -163,7 +164,7 @@ def _idle(report: RankReport) -> Section:
         for gap in idle.longest
     ]
     return Section(
-        "Idle", f"{idle.gaps:,} gap{'s' if idle.gaps != 1 else ''}, {format_us(report.time.idle_us)} together.",
+        "Idle", f"{plural(idle.gaps, 'gap')}, {format_us(report.time.idle_us)} together.",
         (table_html(names, rows),), notes=idle_sentences(report),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from cordee.telemetry.profile.answer import Planned
 from cordee.telemetry.profile.compare import Efficiency
 from cordee.telemetry.profile.ranks import Skew
 from cordee.telemetry.profile.sweep import Breakdown
-from cordee.units import format_duration
+from cordee.units import format_duration, plural
 
 SIDES = {
     "device": " from its first kernel to the end of its last",
@@ -71,7 +71,7 @@ def efficiency_sentences(efficient: Efficiency) -> tuple[str, str]:
     )
     if efficient.mfu is not None:
         assert efficient.peak_flop_per_s is not None and efficient.flop_per_step is not None, "the MFU is of both"
-        steps = f"{efficient.steps} step{'s' if efficient.steps != 1 else ''}"
+        steps = plural(efficient.steps, "step")
         doubt = " More than 100%: the model, the layout or the number of steps is wrong."
         return busy, (
             f"MFU: {efficient.mfu:.1%}, {efficient.flop_per_step / 1e12:,.4g} TFLOP a step, {steps}, of a peak of "
