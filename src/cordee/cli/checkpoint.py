@@ -200,9 +200,9 @@ def gc(
         print(json.dumps({"dry_run": dry_run, "retired": done.retired, "deleted": done.deleted}, indent=2))
         return
     verb = "would be " if dry_run else ""
-    retired = plural(len(done.retired), "generation")
-    retired += f" ({', '.join(f'g{index}' for index in done.retired)})" if done.retired else ""
-    print(f"{retired} {verb}retired, {plural(done.deleted, 'blob')} {verb}removed")
+    gone = plural(len(done.retired), "generation")
+    gone += f" ({', '.join(f'g{index}' for index in done.retired)})" if done.retired else ""
+    print(f"{gone} {verb}retired, {plural(done.deleted, 'blob')} {verb}removed")
 
 
 @checkpoint.command()
