@@ -322,22 +322,25 @@ class QueuesSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptPlaced:
-    """The scheduler leased a whole gang's GPUs. The command `start` follows from it."""
-
-    at_us: int
-    job_id: JobId
-    epoch: int  # 1, 2, ... of this job
-    leases: tuple[Lease, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoticeGiven:
-    """An attempt is asked to leave by the deadline. The command `notify` follows from it."""
+class AttemptEvent:
+    """The fields of every event of one attempt: `epoch` counts the attempts of a job from 1."""
 
     at_us: int
     job_id: JobId
     epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptPlaced(AttemptEvent):
+    """The scheduler leased a whole gang's GPUs. The command `start` follows from it."""
+
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeGiven(AttemptEvent):
+    """An attempt is asked to leave by the deadline. The command `notify` follows from it."""
+
     reason: NoticeReason
     deadline_us: int
     for_job: JobId | None = None  # the job that gets the GPUs and is charged for the loss
@@ -346,12 +349,9 @@ class NoticeGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KillOrdered:
+class KillOrdered(AttemptEvent):
     """Every process of the attempt must end at once. The command `kill` follows from it."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     why: str
 
 
@@ -359,23 +359,17 @@ class KillOrdered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksStarted:
+class RanksStarted(AttemptEvent):
     """The agent of one node started its rank group."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     node: str
     launch: str = ""  # one sentence: one process per GPU, or one for the node, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksEnded:
+class RanksEnded(AttemptEvent):
     """Every process of the attempt on this node is gone, and its GPUs are free."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     node: str
     outcome: Outcome
     failure: Failure | None = None
@@ -386,26 +380,20 @@ class RanksEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class Restored(AttemptEvent):
     """The attempt starts at `step`: a checkpoint's, or 0 without one."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     step: int
     generation: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
-    """A span of the gang's time, reported by one rank; spans of an attempt do not overlap.
+class Reported(AttemptEvent):
+    """A span of the gang's time until `at_us`, reported by one rank; spans of an attempt do not overlap.
 
     Its steps are first_step up to, not including, first_step + steps.
     """
 
-    at_us: int  # the end of the span
-    job_id: JobId
-    epoch: int
     span: SpanClass
     from_us: int
     first_step: int = 0
@@ -415,12 +403,9 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(AttemptEvent):
     """Values that a rank measured since the attempt started, under the names of the `Estimate`."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     rank: int
     step: int  # the next one to begin
     peak_bytes: int  # the most that CUDA's allocator handed out; without a GPU, the process's resident memory
@@ -432,12 +417,9 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCommitted:
+class CheckpointCommitted(AttemptEvent):
     """A generation is durable and verified: steps below `step` will never be repeated."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     step: int
     generation: int
     size_bytes: int
@@ -446,24 +428,18 @@ class CheckpointCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankLeft:
+class RankLeft(AttemptEvent):
     """A rank leaves: `how` is `finished`, `checkpointed` or `aborted` (stopped without a save at that step)."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     rank: int
     how: str
     step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankBehind:
+class RankBehind(AttemptEvent):
     """A rank holds the others up, or no longer does; the lowest rank that answers reports it."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     rank: int
     how: Behind
     step: int  # the step that it is in
@@ -478,12 +454,9 @@ RankEvent = Restored | Reported | Measured | CheckpointCommitted | RankLeft | Ra
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportsRefused:
+class ReportsRefused(AttemptEvent):
     """Impossible records of a rank's spool were left out; `why` is the reason for the last one."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     rank: int  # the rank that wrote the spool
     count: int  # since the last such event of the spool
     why: str
@@ -493,23 +466,17 @@ class ReportsRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateMissed:
+class EstimateMissed(AttemptEvent):
     """An attempt measured a value outside its estimate; reported once per job and quantity."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     quantity: str  # a value of `account.measured.Quantity`
     why: str  # one sentence with the numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnded:
+class AttemptEnded(AttemptEvent):
     """The ranks of the attempt have ended on every node; the job is queued again or a JobEnded follows."""
 
-    at_us: int
-    job_id: JobId
-    epoch: int
     outcome: Outcome
     why: str
     failure: Failure | None = None
