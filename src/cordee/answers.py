@@ -1,6 +1,6 @@
 """Requests and answers of the HTTP API as pydantic models: the API's schema, and the JSON of every verb."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -10,7 +10,13 @@ from cordee.events import Estimate
 class View(BaseModel):
     """An answer of the API. Times are microseconds since the Unix epoch, money is integer micro-dollars."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True)
+
+    @classmethod
+    def of(cls, record: object, **others: object) -> Self:
+        """Return the view of a record: the fields that `others` does not name are its attributes of the same name."""
+        names = cls.model_fields.keys() - others.keys()
+        return cls.model_validate({name: getattr(record, name) for name in names} | others)
 
 
 class HealthView(View):

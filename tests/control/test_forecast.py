@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.account.measured import StepsLeft
+from cordee.answers import ForecastView
 from cordee.cli.rehearse import forecast_line
 from cordee.control.forecast import Forecast, _steps_us, forecast
-from cordee.control.rehearse import forecast_view
 from cordee.events import Job, JobSubmitted, Node, NodeUp, Tier
 from cordee.ids import JobId
 from cordee.schedule import decide
@@ -59,8 +59,8 @@ def test_a_job_ends_by_its_own_steps_and_not_by_the_run_times_of_others(state: S
     assert own.end.p50_us - NOW_US == pytest.approx(3 * S, rel=0.05)
     assert NOW_US + 2.8 * S < own.end.p10_us < own.end.p50_us < own.end.p90_us < NOW_US + 3.4 * S
     assert waits.start.p50_us == own.end.p50_us, "the one that waits for it starts sooner, too"
-    assert forecast_line(forecast_view(own)).startswith("ends in 3 s")
-    assert forecast_line(forecast_view(own)).endswith("run time from its own steps)")
+    assert forecast_line(ForecastView.of(own)).startswith("ends in 3 s")
+    assert forecast_line(ForecastView.of(own)).endswith("run time from its own steps)")
 
 
 def test_a_job_that_waits_runs_by_its_plan(state: State) -> None:
@@ -68,7 +68,7 @@ def test_a_job_that_waits_runs_by_its_plan(state: State) -> None:
     own, waits = ahead(state, {A: OWN, B: plan})
     assert own.end.p50_us is not None and waits.end.p50_us is not None
     assert waits.end.p50_us - own.end.p50_us == pytest.approx(100 * S, rel=0.1)
-    assert forecast_line(forecast_view(waits)).endswith("run time from its plan)")
+    assert forecast_line(ForecastView.of(waits)).endswith("run time from its plan)")
 
 
 def test_steps_measured_on_fewer_gpus_take_less_on_all() -> None:

@@ -6,9 +6,9 @@ The live state is not touched: the caller has made the copy and owns it.
 from collections.abc import Iterable, Mapping
 
 from cordee.account.measured import StepsLeft
-from cordee.answers import ForecastView, RehearsalView, SpreadView, VictimView
+from cordee.answers import ForecastView, RehearsalView, VictimView
 from cordee.control.admission import Admitted
-from cordee.control.forecast import Forecast, Spread, forecast
+from cordee.control.forecast import Forecast, forecast
 from cordee.events import AttemptPlaced, Job, JobSubmitted, Lease, NoticeGiven
 from cordee.ids import JobId
 from cordee.schedule import decide
@@ -31,25 +31,17 @@ def rehearse(
     placed = next((each for each in events if isinstance(each, AttemptPlaced) and each.job_id == job.job_id), None)
     leases = placed.leases if placed is not None else ahead.leases if ahead is not None else ()
     rate = _rate(state, leases) if leases else admitted.micro_usd_per_hour
-    return RehearsalView(
+    return RehearsalView.of(
+        explanation,
         gpus=job.gpus,
         gpu_name=job.gpu_name,
         tier=job.tier.value,
         queue=job.queue,
         starts_now=explanation.reason is Reason.STARTS_NOW,
-        reason=explanation.reason.value,
-        text=explanation.text,
-        blocking=list(explanation.blocking),
-        until_us=explanation.until_us,
         nodes={lease.node: list(lease.gpus) for lease in leases},
         racks=_racks(state, leases),
         victims=[
-            VictimView(
-                job_id=event.job_id,
-                owner=state.jobs[event.job_id].job.owner,
-                reason=event.reason.value,
-                expected_loss_micro_usd=event.expected_loss_micro_usd,
-            )
+            VictimView.of(event, owner=state.jobs[event.job_id].job.owner)
             for event in events
             if isinstance(event, NoticeGiven) and event.for_job == job.job_id
         ],
@@ -58,7 +50,7 @@ def rehearse(
         micro_usd_to_estimate=None if job.estimate_us is None else rate * job.estimate_us // US_PER_HOUR,
         estimate=job.estimate_on(job.gpus),
         notes=list(admitted.notes),
-        forecast=None if ahead is None else forecast_view(ahead),
+        forecast=None if ahead is None else ForecastView.of(ahead),
     )
 
 
@@ -70,24 +62,6 @@ def forecast_of(
     if not draws or record is None or record.phase.ended or state.shutting_down:
         return None
     return forecast(Snapshot(state), now_us, [job_id], steps_left, draws=draws)[job_id]
-
-
-def forecast_view(ahead: Forecast) -> ForecastView:
-    """Return a forecast as clients see it."""
-    return ForecastView(
-        at_us=ahead.at_us,
-        draws=ahead.draws,
-        seen_us=ahead.seen_us,
-        learnt_from=ahead.learnt_from,
-        source=ahead.source,
-        start=_spread(ahead.start),
-        end=_spread(ahead.end),
-        preemptions=ahead.preemptions,
-    )
-
-
-def _spread(spread: Spread) -> SpreadView:
-    return SpreadView(p10_us=spread.p10_us, p50_us=spread.p50_us, p90_us=spread.p90_us)
 
 
 def _rate(state: State, leases: tuple[Lease, ...]) -> int:

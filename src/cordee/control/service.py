@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 import cordee
 from cordee.account.ledger import By, CostRow
-from cordee.account.measured import EstimateComparison, StepsLeft
-from cordee.account.split import Split
+from cordee.account.measured import StepsLeft
 from cordee.answers import (
     AttemptView,
     ComparisonView,
     CostRowView,
     CostView,
     FailureView,
+    ForecastView,
     HealthView,
     JobDetailView,
     JobView,
@@ -31,14 +31,13 @@ from cordee.answers import (
     QueuesView,
     QueueView,
     RehearsalView,
-    SplitView,
     Submission,
     Submitted,
     WhyView,
 )
 from cordee.control.admission import Admitted, admit
 from cordee.control.ports import Clock
-from cordee.control.rehearse import forecast_of, forecast_view, rehearse
+from cordee.control.rehearse import forecast_of, rehearse
 from cordee.control.store import SqlStore
 from cordee.control.tick import Control
 from cordee.errors import NotFoundError, SpecError
@@ -201,7 +200,7 @@ class Service:
     def _measured(self, job_id: str, epoch: int | None = None) -> list[ComparisonView]:
         """Compare the newest attempt of a job, or the one of this epoch, with its estimate."""
         found = self.control.measurements.of(JobId(job_id), epoch)
-        return [] if found is None else [_comparison_view(row) for row in found.comparisons()]
+        return [] if found is None else [ComparisonView.of(row) for row in found.comparisons()]
 
     def why(self, ref: str, draws: int = 0) -> WhyView:
         """Explain the state of a job; with draws, also forecast when it starts and ends."""
@@ -215,20 +214,15 @@ class Service:
         with self.control.changed:
             found = self.control.measurements.of(job_id)
             left_us = found.left_us if found is not None and job_id in self.control.state.attempts else None
-        return WhyView(
+        return WhyView.of(
+            explained,
             job_id=job.job_id,
             state=job.state,
-            reason=explained.reason.value,
-            text=explained.text,
-            gpus_needed=explained.gpus_needed,
-            gpus_free=explained.gpus_free,
-            blocking=list(explained.blocking),
-            until_us=explained.until_us,
             left_us=left_us,
             measured=job.measured,
             estimate_missed=job.estimate_missed,
             failure=job.attempts[-1].failure if job.attempts else None,
-            forecast=None if ahead is None else forecast_view(ahead),
+            forecast=None if ahead is None else ForecastView.of(ahead),
         )
 
     def nodes(self) -> list[NodeView]:
@@ -310,15 +304,8 @@ class Service:
             rows = self.control.ledger.cost(by, now_us)
             totals = self.control.ledger.totals(now_us)
             measured = {row.key: self._measured(*_attempt_of(by, row.key)) for row in rows if by in ("job", "epoch")}
-        return CostView(
-            by=by,
-            at_us=now_us,
-            rows=[_cost_row(row, measured.get(row.key, [])) for row in rows],
-            gpu_us=_split(totals.gpu_us),
-            micro_usd=_split(totals.micro_usd),
-            idle_gpu_us=totals.idle_gpu_us,
-            idle_micro_usd=totals.idle_micro_usd,
-        )
+        views = [_cost_row(row, measured.get(row.key, [])) for row in rows]
+        return CostView.of(totals, by=by, at_us=now_us, rows=views)
 
     def progress(self, job_id: str) -> tuple[int, bool, bool]:
         """Return a job's newest epoch, whether that attempt has ended, and whether the job has.
@@ -372,17 +359,10 @@ def _holders(lease: Lease, job_id: JobId, epoch: int) -> dict[int, str]:
 
 
 def _node_view(record: NodeRecord, used: dict[int, str]) -> NodeView:
-    node = record.node
-    return NodeView(
-        name=node.name,
+    return NodeView.of(
+        record.node,
         up=record.up,
-        epoch=node.epoch,
-        gpu_name=node.gpu_name,
-        gpus=node.gpus,
         used=dict(sorted(used.items())),
-        unavailable=list(node.unavailable),
-        micro_usd_per_gpu_hour=node.micro_usd_per_gpu_hour,
-        price_source=node.price_source,
         cordoned_by=record.cordoned_by,
         cordon_why=record.cordon_why,
         drains=record.drains,
@@ -406,10 +386,6 @@ def _queue_view(standing: Standing, running: int, waiting: list[int]) -> QueueVi
     )
 
 
-def _split(split: Split) -> SplitView:
-    return SplitView(held=split.held, **asdict(split))
-
-
 def _attempt_of(by: By, key: str) -> tuple[str, int | None]:
     """Return the job of a row, and the epoch if the row covers one attempt."""
     if by == "job":
@@ -418,32 +394,6 @@ def _attempt_of(by: By, key: str) -> tuple[str, int | None]:
     return job_id, int(epoch)
 
 
-def _comparison_view(row: EstimateComparison) -> ComparisonView:
-    return ComparisonView(
-        quantity=row.quantity.value,
-        unit=row.unit,
-        planned=row.planned,
-        low=row.low,
-        high=row.high,
-        measured=row.measured,
-        off_by=row.off_by,
-        missed=row.missed,
-    )
-
-
 def _cost_row(row: CostRow, measured: list[ComparisonView]) -> CostRowView:
-    return CostRowView(
-        key=row.key,
-        attempts=row.attempts,
-        gpu_us=_split(row.gpu_us),
-        micro_usd=_split(row.micro_usd),
-        lost_by_cause=[LostView(cause=cause, gpu_us=us, micro_usd=usd) for cause, us, usd in row.lost_by_cause],
-        charged_gpu_us=row.charged_gpu_us,
-        charged_micro_usd=row.charged_micro_usd,
-        steps=row.steps,
-        steps_repeated=row.steps_repeated,
-        tokens=row.tokens,
-        micro_usd_per_million_tokens=row.micro_usd_per_million_tokens,
-        price_sources=list(row.price_sources),
-        measured=measured,
-    )
+    lost = [LostView(cause=cause, gpu_us=us, micro_usd=usd) for cause, us, usd in row.lost_by_cause]
+    return CostRowView.of(row, lost_by_cause=lost, measured=measured)
