@@ -8,6 +8,7 @@ attempts/<job>/<epoch>/<node>/order.json    the group was ordered (fsynced befor
 
 import json
 import os
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,7 @@ class Journal:
 
     def keep_order(self, order: Assignment, **recorded: Any) -> None:
         """Make the order durable, with the agent's own decisions about it."""
-        data = {
-            "version": 1,
-            "job_id": order.job_id,
-            "epoch": order.epoch,
-            "node": order.node,
-            "leases": [{"node": lease.node, "gpus": lease.gpus} for lease in order.leases],
-            "spec": order.spec,
-            "estimate": order.estimate,
-            "master_addr": order.master_addr,
-            "master_port": order.master_port,
-            "placed_us": order.placed_us,
-            **recorded,
-        }
+        data = {"version": 1, **asdict(order), **recorded}
         _write_durably(self.folder(order.job_id, order.epoch) / "order.json", data)
 
     def keep_tombstone(self, job_id: str, epoch: int, why: str) -> None:
@@ -80,17 +69,10 @@ class Journal:
 
 def _read_order(path: Path) -> Assignment:
     data = json.loads(path.read_text())
-    return Assignment(
-        job_id=data["job_id"],
-        epoch=data["epoch"],
-        node=data["node"],
-        leases=tuple(Lease(node=lease["node"], gpus=tuple(lease["gpus"])) for lease in data["leases"]),
-        spec=data["spec"],
-        estimate=data.get("estimate"),
-        master_addr=data["master_addr"],
-        master_port=data["master_port"],
-        placed_us=data.get("placed_us", 0),  # orders of earlier versions have none
-    )
+    leases = tuple(Lease(**each | {"gpus": tuple(each["gpus"])}) for each in data["leases"])
+    # Orders of earlier versions lack some fields, which then have their defaults.
+    known = {each.name: data[each.name] for each in fields(Assignment) if each.name in data}
+    return Assignment(**known | {"leases": leases})
 
 
 def _write(path: Path, data: Any, *, sync: bool = False) -> None:
