@@ -58,7 +58,6 @@ def generations(blobs: Blobs, entries: list[LogEntry]) -> list[Generation]:
     pinned = pins(entries)
     found = []
     for entry in live_commits(entries):
-        assert entry.record is not None, "a commit has a record"
         commit = commit_of(entry)
         try:
             whole = read_manifest(blobs, commit.manifest)
@@ -66,10 +65,9 @@ def generations(blobs: Blobs, entries: list[LogEntry]) -> list[Generation]:
             stored = sum(chunk.length_bytes for chunk in whole.chunks if chunk.key in own)
         except Damaged:
             stored = None
-        fields = entry.record.fields
-        at_us, name = fields.get("at_us"), pinned.get(entry.index)
+        at_us, name = entry.fields.get("at_us"), pinned.get(entry.index)
         verified = stored is not None and is_verified(blobs, entry)
-        found.append(Generation(commit, fields["world_size"], at_us, verified, name, stored))
+        found.append(Generation(commit, entry.fields["world_size"], at_us, verified, name, stored))
     return found
 
 
@@ -92,10 +90,9 @@ def find(entries: list[LogEntry], which: str | None, blobs: Blobs) -> LogEntry:
         return (meant_for(blobs, live) or live)[-1]
     names = pins(entries)
     for entry in reversed(live):
-        assert entry.record is not None, "a commit has a record"
-        if which in (str(entry.record.fields["step"]), f"g{entry.index}", names.get(entry.index)):
+        if which in (str(entry.fields["step"]), f"g{entry.index}", names.get(entry.index)):
             return entry
-    steps = [str(entry.record.fields["step"]) for entry in live if entry.record]
+    steps = [str(entry.fields["step"]) for entry in live]
     raise InputError(
         f"there is no checkpoint {which!r}",
         hint=f"steps: {', '.join(steps[-8:])}; g{live[-1].index} is the newest generation; or the name of a pin",

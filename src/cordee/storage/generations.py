@@ -20,7 +20,7 @@ from cordee.storage.base_destination import remember
 from cordee.storage.chunks import Chunk, check_chunk, written_by
 from cordee.storage.destination import open_existing
 from cordee.storage.files import Blobs
-from cordee.storage.log import Log, LogEntry, live_commits, pins, read_entries, unfinished_gcs
+from cordee.storage.log import Log, LogEntry, live_commits, of_kind, pins, read_entries, unfinished_gcs
 from cordee.storage.manifest import Manifest, parts_prefix, read_manifest, verified_key
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 from cordee.units import US_PER_S
@@ -76,8 +76,7 @@ def commit_of(entry: LogEntry) -> Commit:
 
 def missing_levels_of(entry: LogEntry) -> int:
     """Return the number of farthest levels that do not have the chunks of this generation."""
-    assert entry.record is not None, "a commit has a record"
-    return int(entry.record.fields.get("missing_levels", 0))
+    return int(entry.fields.get("missing_levels", 0))
 
 
 def check_chunks(blobs: Blobs, wanted: Iterable[Chunk]) -> None:
@@ -120,13 +119,13 @@ def base_chunks(blobs: Blobs, to: str) -> dict[str, Chunk]:
     base = open_existing(to)
     entries = read_entries(base)
     pinned = [entry for entry in live_commits(entries) if entry.index in pins(entries)]
-    if not pinned or pinned[-1].record is None:
+    if not pinned:
         raise CheckpointError(
             f"nothing is pinned in {to}",
             hint=f"cordee checkpoint pin {to}: a base must be pinned, or it may be retired",
         )
     try:
-        whole = read_manifest(base, pinned[-1].record.fields["manifest"])
+        whole = read_manifest(base, pinned[-1].fields["manifest"])
     except Damaged as damage:
         raise CheckpointError(f"the base in {to} cannot be read: {damage}") from damage
     prefix = remember(blobs, to)
@@ -210,9 +209,8 @@ def collect(
         point("gc.deleting")
     # The list above includes the blobs of killed collections, so their records end too.
     for entry in unfinished_gcs(log.entries):
-        assert entry.record is not None, "a gc entry has a record"
         log.append("gc", ends=entry.index)
-        blobs.delete(f"{GC_FOLDER}/{entry.record.fields['doomed']}")
+        blobs.delete(f"{GC_FOLDER}/{entry.fields['doomed']}")
     for _, _, unused in made[:-1]:
         if unused != digest:
             blobs.delete(f"{GC_FOLDER}/{unused}")
@@ -226,9 +224,7 @@ def kept_of(entries: list[LogEntry], good: list[LogEntry], keep: Keep) -> list[L
     """
     live = live_commits(entries)
     verifies = {entry.index for entry in good}
-    commits = [
-        entry for entry in entries if entry.record and entry.record.kind == "commit" and not missing_levels_of(entry)
-    ]
+    commits = [entry for entry in of_kind(entries, "commit") if not missing_levels_of(entry)]
     nth = {entry.index: number for number, entry in enumerate(commits)}
     staying = set(pins(entries))
     for missing_levels in {missing_levels_of(entry) for entry in live} | {0}:
@@ -253,8 +249,7 @@ def kept_of(entries: list[LogEntry], good: list[LogEntry], keep: Keep) -> list[L
 
 def _at_us(entry: LogEntry) -> int:
     """Return the time of the commit by its record, since file times change when files are copied."""
-    assert entry.record is not None, "a commit has a record"
-    return int(entry.record.fields.get("at_us", 0))
+    return int(entry.fields.get("at_us", 0))
 
 
 def would_collect(log: Log, blobs: Blobs, *, keep: Keep | None) -> tuple[list[int], list[str]]:
@@ -348,8 +343,7 @@ def _unneeded(
 
 
 def _doomed_by(blobs: Blobs, entry: LogEntry) -> list[str]:
-    assert entry.record is not None, "a gc entry has a record"
-    key = f"{GC_FOLDER}/{entry.record.fields['doomed']}"
+    key = f"{GC_FOLDER}/{entry.fields['doomed']}"
     data = blobs.get(key)
     if data is None:
         raise Damaged(f"{key} is missing")

@@ -72,6 +72,12 @@ class LogEntry:
     record: LogRecord | None
     damage: str = ""
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a record that can be read."""
+        assert self.record is not None, "an entry with a kind has a record"
+        return self.record.fields
+
 
 class Log:
     """One writer's view of the log: the entries that it has read, after which it appends."""
@@ -199,33 +205,32 @@ def read_entries(blobs: Blobs) -> list[LogEntry]:
     return [*entries, *_read_from(blobs, len(entries))]
 
 
+def of_kind(entries: list[LogEntry], kind: str) -> list[LogEntry]:
+    """Return the entries whose record is of this kind."""
+    return [entry for entry in entries if entry.record and entry.record.kind == kind]
+
+
 def live_commits(entries: list[LogEntry]) -> list[LogEntry]:
     """Return the commits that no gc record has retired, oldest first."""
-    retired = {
-        index
-        for entry in entries
-        if entry.record and entry.record.kind == "gc"
-        for index in entry.record.fields.get("retired", [])
-    }
-    return [entry for entry in entries if entry.record and entry.record.kind == "commit" and entry.index not in retired]
+    retired = {index for entry in of_kind(entries, "gc") for index in entry.fields.get("retired", [])}
+    return [entry for entry in of_kind(entries, "commit") if entry.index not in retired]
 
 
 def pins(entries: list[LogEntry]) -> dict[int, str]:
     """Return the names of the pinned generations, which no gc retires."""
     found: dict[int, str] = {}
-    for entry in entries:
-        if entry.record and entry.record.kind == "pin":
-            found.pop(entry.record.fields["generation"], None)
-            if entry.record.fields["name"] is not None:
-                found[entry.record.fields["generation"]] = entry.record.fields["name"]
+    for entry in of_kind(entries, "pin"):
+        found.pop(entry.fields["generation"], None)
+        if entry.fields["name"] is not None:
+            found[entry.fields["generation"]] = entry.fields["name"]
     return found
 
 
 def unfinished_gcs(entries: list[LogEntry]) -> list[LogEntry]:
     """Return begun gc records without their end: blobs that they name may be deleted at any time."""
-    gcs = [entry for entry in entries if entry.record and entry.record.kind == "gc"]
-    ended = {entry.record.fields["ends"] for entry in gcs if entry.record and "ends" in entry.record.fields}
-    return [e for e in gcs if e.record and "doomed" in e.record.fields and e.index not in ended]
+    gcs = of_kind(entries, "gc")
+    ended = {entry.fields["ends"] for entry in gcs if "ends" in entry.fields}
+    return [entry for entry in gcs if "doomed" in entry.fields and entry.index not in ended]
 
 
 def _read_from(blobs: Blobs, index: int) -> Iterator[LogEntry]:

@@ -123,17 +123,7 @@ class Manifest:
                 for fqn, t in body["tensors"].items()
             },
             body["values"],
-            tuple(
-                RankPart(
-                    pieces_of(r["extras"]),
-                    r["captured_bytes"],
-                    r["written_bytes"],
-                    r["stall_us"],
-                    r["uploaded_us"],
-                    r.get("values"),
-                )
-                for r in map(renamed, body["ranks"])
-            ),
+            tuple(_rank_part(rank, pieces_of(rank["extras"])) for rank in map(renamed, body["ranks"])),
         )
 
 
@@ -262,16 +252,8 @@ def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Man
             if (old.dtype, old.shape) != (dtype, tuple(shape)):
                 raise CheckpointError(f"{fqn} is {old.dtype}{list(old.shape)} on one rank, {dtype}{shape} on another")
             tensors[fqn] = Tensor(dtype, old.shape, (*old.shards, shard))
-        ranks.append(
-            RankPart(
-                pieces_of(part["extras"], moved),
-                part["captured_bytes"],
-                part["written_bytes"],
-                part["stall_us"],
-                part["uploaded_us"],
-                part["values"] if ranks else None,
-            )
-        )
+        values = part["values"] if ranks else None
+        ranks.append(_rank_part({**part, "values": values}, pieces_of(part["extras"], moved)))
     for fqn, tensor in tensors.items():
         covered, whole = sum(math.prod(s.sizes) for s in tensor.shards), math.prod(tensor.shape)
         if covered != whole:
@@ -285,6 +267,11 @@ def join_parts(parts: Sequence[dict[str, Any]], *, epoch: int, save: int) -> Man
 def pieces_of(plain: Sequence[Sequence[int]], moved: Sequence[int] | None = None) -> tuple[Piece, ...]:
     """Return pieces from JSON; `moved[i]` is the new index of chunk i."""
     return tuple(Piece(moved[chunk] if moved else chunk, offset, length) for chunk, offset, length in plain)
+
+
+def _rank_part(plain: dict[str, Any], extras: tuple[Piece, ...]) -> RankPart:
+    costs = {name: plain[name] for name in ("captured_bytes", "written_bytes", "stall_us", "uploaded_us")}
+    return RankPart(extras=extras, values=plain.get("values"), **costs)
 
 
 def _rank_plain(rank: RankPart) -> dict[str, Any]:

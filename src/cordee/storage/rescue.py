@@ -21,7 +21,7 @@ from typing import Any
 
 from cordee.errors import DestinationError
 from cordee.storage.files import Blobs
-from cordee.storage.log import LogEntry
+from cordee.storage.log import LogEntry, of_kind
 from cordee.storage.sealed import FORMAT, Damaged, seal, unseal
 
 UPLOADER_MARKS = ("CORDEE_UPLOADER", "CORDEE_DRAIN")
@@ -92,8 +92,9 @@ def newest_of_all(
 
 def newest_attempt(entries: list[LogEntry]) -> tuple[int, str] | None:
     """Return (epoch, nonce) of the newest attempt in the log."""
-    opened = [entry.record for entry in entries if entry.record and entry.record.kind == "open"]
-    return (opened[-1].epoch, opened[-1].nonce) if opened else None
+    opened = of_kind(entries, "open")
+    newest = opened[-1].record if opened else None
+    return (newest.epoch, newest.nonce) if newest else None
 
 
 class SignsOfLife:

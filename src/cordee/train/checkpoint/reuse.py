@@ -46,9 +46,9 @@ class ReusableChunks:
         """Load the chunks of a generation that verifies."""
         self.since = generation
         for entry in log.commits():
-            if entry.index == generation and entry.record:
+            if entry.index == generation:
                 with contextlib.suppress(Damaged):  # Damaged since then: use none of its chunks.
-                    whole = read_manifest(self._blobs, entry.record.fields["manifest"])
+                    whole = read_manifest(self._blobs, entry.fields["manifest"])
                     self.known |= known_chunks(self._blobs, log.entries, whole)
 
     def forget(self) -> None:
