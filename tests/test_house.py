@@ -86,7 +86,7 @@ def test_no_class_wants_to_be_two(path: Path) -> None:
 
 _CALLED_BY_OTHERS = {"down_revision", "Protect", "protect"}
 """Names that alembic or the user's own code looks up."""
-_FRAMEWORKS = ("Callback", "TrainerCallback", "StorageWriter", "StorageReader", "Sampler", "BaseModel", "NodeVisitor")
+_FRAMEWORKS = ("Callback", "TrainerCallback", "Sampler", "BaseModel", "NodeVisitor")
 _PLAIN_DECORATORS = {"property", "cached_property", "staticmethod", "classmethod", "cache", "contextmanager"}
 
 

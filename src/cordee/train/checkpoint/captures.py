@@ -71,7 +71,7 @@ class Captures:
             writer.prepare(plan.items)
             self._laid_out[slot] = plan
         writer.make_room(plan.items, len(extras))
-        writer.write_data(plan.items, planner_for(tensors, self.rank))
+        writer.write(plan.items, planner_for(tensors, self.rank))
         at = writer.layout.total_bytes
         writer.staging.bytes[at : at + len(extras)] = torch.frombuffer(bytearray(extras), dtype=torch.uint8)
 

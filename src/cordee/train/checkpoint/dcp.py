@@ -1,6 +1,6 @@
 """The bridge between torch's distributed checkpoint (DCP) and storage: DCP plans and reshards, Cordee moves bytes.
 
-`CaptureWriter` and `GenerationReader` are DCP's storage interfaces; the plan of a save is kept as long as the state has
+`CaptureWriter` and `GenerationReader` carry out its plans; the plan of a save is kept as long as the state has
 the same shape on every rank.
 """
 
@@ -19,14 +19,10 @@ from torch.distributed.checkpoint import (
     DefaultSavePlanner,
     Metadata,
     SavePlan,
-    StorageReader,
-    StorageWriter,
 )
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
-from torch.futures import Future
 
 from cordee.errors import CheckpointError
 from cordee.storage.chunks import OWN_CHUNK_BYTES, Chunk, ChunkLayout, check_chunk, join_pieces, lay_out, read_chunk
@@ -49,32 +45,13 @@ def fingerprint(tensors: dict[str, torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-class CaptureWriter(StorageWriter):  # type: ignore[misc]
-    """DCP's writer whose storage is the staging memory."""
+class CaptureWriter:
+    """A writer of plans into the staging memory."""
 
     def __init__(self, staging: StagingBuffer) -> None:
         self.staging = staging
         self.layout: ChunkLayout = lay_out([])
         self._targets: list[torch.Tensor] = []
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Do nothing: checkpoints have only memory in common."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False, so that DCP never chooses this class by itself."""
-        return False
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plan as it is."""
-        return plans
 
     def prepare(self, plan: SavePlan) -> None:
         """Lay out a new plan."""
@@ -92,16 +69,9 @@ class CaptureWriter(StorageWriter):  # type: ignore[misc]
                 for item, offset in zip(plan.items, self.layout.offsets, strict=True)
             ]
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write(self, plan: SavePlan, planner: SavePlanner) -> None:
         """Copy the state; when this returns, the trainer may change it."""
-        sources = [planner.resolve_data(item).detach() for item in plan.items]
-        self.staging.fill(self._targets, sources)
-        done: Future[list[WriteResult]] = Future()
-        done.set_result([])
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Do nothing: the uploader commits."""
+        self.staging.fill(self._targets, [planner.resolve_data(item).detach() for item in plan.items])
 
 
 def _shard_bytes(item: WriteItem) -> int:
@@ -232,8 +202,8 @@ def _small_tensors_once(plans: list[SavePlan]) -> list[SavePlan]:
     return thinned
 
 
-class GenerationReader(StorageReader):  # type: ignore[misc]
-    """DCP's reader over one generation; every chunk is verified as it is read."""
+class GenerationReader:
+    """A reader of one generation; every chunk is verified as it is read."""
 
     def __init__(self, blobs: Blobs, manifest: Manifest) -> None:
         self.blobs = blobs
@@ -241,27 +211,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
         self.verified: set[str] = set()  # keys of the chunks that were read
         self._kept: OrderedDict[str, bytes] = OrderedDict()
 
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Forget the chunks in memory."""
-        self._kept.clear()
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        """Return False, so that DCP never chooses this class by itself."""
-        return False
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plan as it is."""
-        return plans
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def metadata(self) -> Metadata:
         """Return DCP's metadata, rebuilt from the manifest."""
         return Metadata(
             {
@@ -274,7 +224,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
             }
         )
 
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Read the items of the plan, in the order of the chunks."""
         shards = {
             (name, shard.offsets): (shard, tensor.dtype)
@@ -296,10 +246,7 @@ class GenerationReader(StorageReader):  # type: ignore[misc]
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(lambda pair: check_chunk(self.blobs, *pair), straight))
         self.verified |= {chunk.key for chunk, _ in straight}
-        self.reset()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        self._kept.clear()
 
     def _straight(
         self, shard: Shard, dtype: str, item: ReadItem, target: torch.Tensor
@@ -338,13 +285,11 @@ def load_tensors(reader: GenerationReader, tensors: dict[str, torch.Tensor], ran
         Damaged: a chunk does not verify.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, is_coordinator=rank == 0)
     try:
-        planner.set_up_planner(tensors, metadata, is_coordinator=rank == 0)
+        planner.set_up_planner(tensors, reader.metadata(), is_coordinator=rank == 0)
         plan = planner.create_local_plan()
     except (RuntimeError, ValueError) as error:
         raise CheckpointError(
             f"the state does not fit the checkpoint: {error}", hint="is it the same model and optimizer?"
         ) from error
-    reader.read_data(reader.prepare_local_plan(planner.finish_plan(plan)), planner).wait()
+    reader.read(planner.finish_plan(plan), planner)
