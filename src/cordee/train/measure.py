@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import torch
 
-from cordee.events import Estimate
+from cordee.events import Estimate, Measured
 from cordee.train.report import Reporter
 from cordee.train.step_timer import StepTimer
 
@@ -58,7 +58,9 @@ class Meter:
         step_s = self._pace.step_s()
         tokens_per_s = self._tokens / self._tokens_steps / step_s if self._tokens and step_s else None
         self._tokens = self._tokens_steps = 0
-        self._reporter.measured(
+        self._reporter.append(
+            Measured,
+            rank=self._rank,
             step=self._pace.step,
             steps_total=self.steps_total,
             peak_bytes=peak_bytes,

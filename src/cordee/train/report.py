@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +17,6 @@ from cordee.events import (
     Behind,
     CheckpointCommitted,
     Event,
-    Measured,
     RankBehind,
     RankLeft,
     Reported,
@@ -60,7 +60,7 @@ class Reporter:
         self._first_step = step
         self._progress_s = time.monotonic()
         if self._rank == 0:
-            self._append(Restored, step=step, generation=generation)
+            self.append(Restored, step=step, generation=generation)
 
     def switch(self, span: SpanClass, step: int) -> None:
         """Count the gang's time to this class from now on; `step` is the next one to begin."""
@@ -91,7 +91,7 @@ class Reporter:
     ) -> None:
         """Report that a rank, not necessarily this one, holds the others up, or no longer does."""
         since_us = self.now_us() - round(still_s * 1e6)
-        self._append(
+        self.append(
             RankBehind, rank=rank, how=how, step=step, since_us=since_us, waited=waited, where=where, stack=stack
         )
 
@@ -116,30 +116,6 @@ class Reporter:
             self._tokens += tokens
             self._progress_tokens += tokens
 
-    def measured(
-        self,
-        *,
-        step: int,
-        steps_total: int | None,
-        peak_bytes: int,
-        reserved_bytes: int | None,
-        step_us: int | None,
-        tokens_per_s: float | None,
-        mfu: float | None,
-    ) -> None:
-        """Report what this rank measured since the attempt started."""
-        self._append(
-            Measured,
-            rank=self._rank,
-            step=step,
-            steps_total=steps_total,
-            peak_bytes=peak_bytes,
-            reserved_bytes=reserved_bytes,
-            step_us=step_us,
-            tokens_per_s=tokens_per_s,
-            mfu=mfu,
-        )
-
     def committed(self, commit: Commit) -> None:
         """Report that a generation is durable; on rank 0, though every rank's uploader knows."""
         if self._rank != 0:
@@ -152,7 +128,7 @@ class Reporter:
             format_duration(commit.stall_us / 1e6),
             format_duration(commit.uploaded_us / 1e6),
         )
-        self._append(
+        self.append(
             CheckpointCommitted,
             step=commit.step,
             generation=commit.generation,
@@ -169,7 +145,7 @@ class Reporter:
             if locked and how not in ("aborted", "hung"):
                 self._loss = None  # as in `stalled`; a failed device raises
                 self._flush()
-            self._append(RankLeft, rank=self._rank, how=how, step=step)
+            self.append(RankLeft, rank=self._rank, how=how, step=step)
         finally:
             if locked:
                 self._lock.release()
@@ -186,7 +162,7 @@ class Reporter:
             loss = None
             if self._loss is not None and self._class is SpanClass.USEFUL:
                 loss = float(self._loss)
-            self._append(
+            self.append(
                 Reported,
                 at_us=now_us,
                 span=self._class,
@@ -199,7 +175,8 @@ class Reporter:
         self._from_us = now_us
         self._steps = self._tokens = 0
 
-    def _append(self, kind: type[Event], **fields: Any) -> None:
+    def append(self, kind: Callable[..., Event], **fields: object) -> None:
+        """Write an event of this attempt; `fields` are those besides its time, job and epoch."""
         if self._writer is None:
             return
         common = {"at_us": self.now_us(), "job_id": self._settings.job_id, "epoch": self._settings.epoch, **fields}
