@@ -97,7 +97,7 @@ def test_one_rank_of_a_node_asks_the_cloud() -> None:
     assert settings({"CORDEE_CLOUD": "none", "LOCAL_RANK": "0"}).cloud is None
 
 
-def test_what_the_agent_tells_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_agent_notice_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     assert read_notice(None) is None and read_notice(spool) is None
     told = Notice(deadline_us=time.time_ns() // 1000 + 9_000_000, machine_stays=False)
@@ -274,7 +274,7 @@ class Heard:
     def __init__(self) -> None:
         self.reports: list[dict[str, Any]] = []
 
-    def measured(self, **values: Any) -> None:
+    def append(self, kind: type, **values: Any) -> None:
         self.reports.append(values)
 
 
