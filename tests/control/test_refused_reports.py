@@ -97,7 +97,7 @@ def test_no_record_of_a_job_ends_the_server(client: Client) -> None:
     until(client, after.job_id, lambda job: job.state == "done")
     assert client.health().pid == pid
     log = (client.home / "nodes" / "local" / "agent.log").read_text()
-    assert "rank 0: 1 records refused: CheckpointCommitted: step 10^30 is out of range" in log
+    assert "rank 0: 1 record refused: CheckpointCommitted: step 10^30 is out of range" in log
 
 
 def test_jobs_show_what_was_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.telemetry.cloud import Hint, Reclaim
 from cordee.telemetry.notices import write_hint
-from cordee.units import US_PER_S
+from cordee.units import US_PER_S, plural
 
 DIAL_S = 0.1  # between two tries to reach the server
 FOLLOW_S = 0.05  # between two reads of the spools while ranks run
@@ -118,7 +118,7 @@ class NodeAgent:
             if order.tag in ended:
                 continue
             n_ended = end_survivors(order, self._journal.ranks(order))
-            why = f"the agent of {self._node} died; {n_ended} processes that it left were ended"
+            why = f"the agent of {self._node} died; its successor ended {plural(n_ended, 'process', 'processes')}"
             self._report_end(order, RankGroupResult(Outcome.LOST, why))
 
     # -- the loop ------------------------------------------------------------------------------------------

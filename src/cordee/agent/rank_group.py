@@ -21,7 +21,7 @@ from cordee.errors import EXIT_CHECKPOINTED
 from cordee.events import Behind, Failure, Outcome, RankBehind, RankLeft
 from cordee.storage.rescue import RESCUE_S_MAX, UPLOADER_MARKS
 from cordee.telemetry.notices import Notice, write_notice
-from cordee.units import US_PER_S
+from cordee.units import US_PER_S, plural
 
 _STANDING = (Behind.STUCK, Behind.SILENT)
 SWEEP_S_MIN, SWEEP_S_MAX = 0.01, 0.2
@@ -233,7 +233,7 @@ class RankGroup:
         reports = last_reports(self.order, self.folder)
         behind = [event for event in reports if isinstance(event, RankBehind) and event.how in _STANDING]
         ended = sum(how == "hung" for how in left.values())
-        why = f"{ended} ranks ended themselves, since no step had gone on for the job's on_hang.restart_after"
+        why = f"{plural(ended, 'rank')} ended themselves, since no step had gone on for the job's on_hang.restart_after"
         if not behind:
             return why
         last = behind[-1]

@@ -16,6 +16,7 @@ from cordee.events import RankEvent, ReportsRefused
 from cordee.ids import JobId
 from cordee.reports import ReportError, ReportScope, parse_stream, read_report
 from cordee.telemetry.stream import StreamRecord, last_records
+from cordee.units import plural
 
 _log = logging.getLogger("cordee.agent")
 
@@ -54,7 +55,8 @@ class Spool:
         self._reported = self._refused
         scope = self._scope
         assert scope.rank is not None, "a spool is of one rank"
-        _log.warning("%s.%d: rank %d: %d records refused: %s", scope.job_id, scope.epoch, scope.rank, count, self._why)
+        named = (scope.job_id, scope.epoch, scope.rank)
+        _log.warning("%s.%d: rank %d: %s refused: %s", *named, plural(count, "record"), self._why)
         refused = ReportsRefused(
             at_us=_now_us(), job_id=JobId(scope.job_id), epoch=scope.epoch, rank=scope.rank, count=count, why=self._why
         )

@@ -20,7 +20,7 @@ from cordee.plan.wanted import near_ranks, parse_layout
 from cordee.schedule.quota.queues import DEFAULT, near
 from cordee.schedule.quota.quotas import Quotas
 from cordee.storage.destination import check_destination
-from cordee.units import US_PER_S, format_bytes, format_micro_usd
+from cordee.units import US_PER_S, format_bytes, format_micro_usd, plural
 from cordee.workload.spec import Elastic, JobSpec
 
 _DEFAULTS = Job(job_id=JobId("none"), name="none", owner="none", gpus=1)
@@ -126,7 +126,7 @@ def unprotected_risk(spec: JobSpec, eligible: Sequence[Node]) -> str | None:
     price = dearest.price_source
     at_risk = f"up to {format_micro_usd(hourly)} an hour at risk: " if hourly else ""
     return (
-        f"unprotected: {at_risk}a preemptible job on {spec.gpus} GPU{'' if spec.gpus == 1 else 's'} that "
+        f"unprotected: {at_risk}a preemptible job on {plural(spec.gpus, 'GPU')} that "
         f"writes no checkpoint loses all its work when it is preempted (price: {price})"
     )
 

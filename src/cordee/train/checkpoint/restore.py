@@ -21,6 +21,7 @@ from cordee.train.checkpoint.consensus import Consensus
 from cordee.train.checkpoint.dcp import GenerationReader, load_tensors
 from cordee.train.checkpoint.reshard import fit, model_names
 from cordee.train.checkpoint.state import decode, dtype_of, gather, names_in, scatter
+from cordee.units import plural
 
 T = TypeVar("T")
 
@@ -105,7 +106,7 @@ def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[s
     taken = consensus.any_rank([name in mine for name in saved])
     if left := [name for name, used in zip(saved, taken, strict=True) if not used]:
         raise CheckpointError(
-            f"no rank has a place for {len(left)} tensors of the checkpoint, such as {left[0]}",
+            f"no rank has a place for {plural(len(left), 'tensor')} of the checkpoint, such as {left[0]}",
             hint="is it the same model? With a pipeline: is every layer on some rank?",
         )
 

@@ -24,6 +24,7 @@ from cordee.train.report import Reporter, process_start_us
 from cordee.train.settings import Settings
 from cordee.train.step_timer import StepTimer
 from cordee.train.stop.deadline import LevelTiming, Situation
+from cordee.units import plural
 
 log = logging.getLogger("cordee")
 
@@ -146,8 +147,8 @@ class Saver:
     def _log_resharding(self, loaded: Loaded) -> None:
         if loaded.rng is not None:
             log.info(
-                "saved by %d ranks, resumed on %d: random numbers are seeded anew",
-                loaded.world_size,
+                "saved by %s, resumed on %d: random numbers are seeded anew",
+                plural(loaded.world_size, "rank"),
                 self.checkpointer.world_size,
             )
         if loaded.differed:

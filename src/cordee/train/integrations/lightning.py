@@ -18,6 +18,7 @@ from cordee.train.checkpoint.state import is_stateful
 from cordee.train.integrations import order
 from cordee.train.job import Job
 from cordee.train.settings import settings
+from cordee.units import plural
 
 try:
     from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
@@ -147,8 +148,8 @@ class _Fitting:
             return
         if batches and self.job.rank == 0:
             log.info(
-                "reading %d batches again to find the position in the epoch; a StatefulDataLoader would know it",
-                batches,
+                "reading %s again to find the position in the epoch; a StatefulDataLoader would know it",
+                plural(batches, "batch", "batches"),
             )
         for _ in range(batches):
             next(fetcher)
