@@ -118,7 +118,7 @@ def test_agent_and_server_both_die(world):
     assert [(e.node, e.epoch) for e in world.log if isinstance(e, NodeDown)] == [("local", 1)]
 
 
-def test_what_an_agent_wrote_before_it_died_is_forwarded_by_the_next(world):
+def test_next_agent_forwards_the_stream_of_a_dead_one(world):
     os.mkfifo(world.home / "pipe")
     world.start(python(COUNTS))
     world.started()

@@ -331,7 +331,7 @@ def test_messages_survive_the_wire(message):
 
 
 @pytest.mark.parametrize("line", [b"", b"7", b"{}", b'{"nothing": {}}', b'{"confirm": {}}', b'{"confirm": 7}', b"\xff"])
-def test_what_is_no_message(line):
+def test_decode_refuses_malformed_messages(line):
     with pytest.raises(wire.WireError):
         wire.decode(line)
 

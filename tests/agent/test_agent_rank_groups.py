@@ -392,7 +392,7 @@ def test_a_secret_in_the_servers_own_shell_is_for_who_declares_it(exported, worl
         ({"run": []}, "is [], not a command"),
     ],
 )
-def test_what_cannot_start_says_why(world, spec, why):
+def test_group_that_cannot_start_gives_the_reason(world, spec, why):
     world.start(**spec)
     ended = world.ended()
     assert ended.outcome is Outcome.FAILED

@@ -135,9 +135,7 @@ def test_stop(verb: Verb, home: Path) -> None:
     assert "stopped" in verb("stop", job_id), "a second time changes nothing"
 
 
-def test_who_waits_for_a_stop_does_not_read_what_was_before(
-    verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_waits_for_events_after_its_request(verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     events = Client.events
 
@@ -154,7 +152,7 @@ def test_who_waits_for_a_stop_does_not_read_what_was_before(
 
 
 @pytest.mark.parametrize("words", [("jobs",), ("why", "ill"), ("nodes",)])
-def test_what_keeps_the_server_from_working_is_said(
+def test_verbs_report_the_problem_of_the_server(
     verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     if words == ("why", "ill"):
@@ -213,7 +211,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.gang
-def test_what_a_gang_measures_stands_beside_its_plan(verb: Verb, home: Path, tmp_path: Path) -> None:
+def test_measured_values_stand_beside_the_plan(verb: Verb, home: Path, tmp_path: Path) -> None:
     small = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
     small |= {"num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 128}
     (tmp_path / "config.json").write_text(json.dumps(small))
@@ -293,7 +291,7 @@ def test_the_schemas_are_held() -> None:
     assert now == json.loads(SCHEMAS.read_text())
 
 
-def test_what_is_printed_follows_the_schemas(verb: Verb, tmp_path: Path) -> None:
+def test_json_of_the_verbs_follows_the_schemas(verb: Verb, tmp_path: Path) -> None:
     schemas = json.loads(SCHEMAS.read_text())
     job_id = json.loads(verb("run", "--gpus", "1", "--json", "--", "sleep", "600"))["job"]["job_id"]
     printed = {
@@ -591,7 +589,7 @@ def asked(answer: str, *words: str) -> tuple[int, str]:
     return done.returncode, said.decode()
 
 
-def test_who_pushes_others_is_asked_on_a_terminal_only(tmp_path: Path) -> None:
+def test_run_asks_before_a_preemption_on_a_terminal_only(tmp_path: Path) -> None:
     home = ("--home", str(tmp_path / "home"))
     assert code_of("up", *home, "--slots", "1", "--price-as", "H100") == 0
     assert (
@@ -620,7 +618,7 @@ def test_who_pushes_others_is_asked_on_a_terminal_only(tmp_path: Path) -> None:
     assert code_of("down", *home) == 0
 
 
-def test_what_is_dear_is_asked_too(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+def test_run_asks_before_an_expensive_job(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     words = ("run", "--gpus", "1", "--home", str(home), "--", "true")
     monkeypatch.setattr("cordee.cli.terminal.may_ask", lambda: True)
     monkeypatch.setattr("cordee.cli.terminal.ask", lambda facts, _: pytest.fail(f"asked: {facts}"))
@@ -652,7 +650,7 @@ def test_ids_are_never_cut(verb: Verb, home: Path, columns: int) -> None:
     assert job_id in "".join(first)
 
 
-def test_who_stops_following_is_told_that_the_job_goes_on(
+def test_logs_report_that_the_job_goes_on_after_an_interrupt(
     verb: Verb, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object, **__: object) -> Iterator[str]:

@@ -127,7 +127,7 @@ def test_the_scheduler_gets_the_job(tmp_path: Path) -> None:
         ({"cwd": "/no/such/folder"}, [SLOTS], ScriptError, "folder /no/such/folder does not exist"),
     ],
 )
-def test_what_is_refused(
+def test_admission_refuses_and_names_the_reason(
     tmp_path: Path, fields: dict[str, Any], nodes: list[Node], error: type[CordeeError], says: str
 ) -> None:
     with pytest.raises(error, match=f"(?s){says}"):

@@ -295,7 +295,7 @@ def test_down_is_asked_once(api: Api) -> None:
     assert api.client.health().log_number == number
 
 
-def test_what_is_nowhere_is_said_to_be(api: Api) -> None:
+def test_api_names_missing_jobs_and_paths(api: Api) -> None:
     with pytest.raises(NotFoundError, match="there is nothing at /v2/jobs"):
         api.client._ask(View, "GET", "/v2/jobs")
     with pytest.raises(errors.ServerError, match="Method Not Allowed"):

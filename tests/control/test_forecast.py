@@ -83,6 +83,6 @@ def test_nine_of_ten_draws_lie_within_the_interval() -> None:
 
 
 @given(u=st.floats(0, 1, exclude_max=True), steps=st.integers(0, 2**53), step_us=st.integers(1, 2**53))
-def test_what_ranks_may_report_gives_a_time(u: float, steps: int, step_us: int) -> None:
+def test_forecast_gives_a_time_for_any_report_of_ranks(u: float, steps: int, step_us: int) -> None:
     left = StepsLeft(steps, 8, step_us, low_us=0, high_us=2**53, measured=True)
     assert 1 <= _steps_us(left, 8, u) < 2**60

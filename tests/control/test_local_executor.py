@@ -146,7 +146,7 @@ def test_agents_get_their_marks_and_reports_stay_until_acknowledged(bench):
     assert bench.reports(1) == [("node/a/1", 6, up())]
 
 
-def test_what_comes_again_over_a_new_connection_is_there_once(bench):
+def test_reports_repeated_over_a_new_connection_count_once(bench):
     agent = bench.agent()
     agent.hear()
     agent.report(1, up())

@@ -143,7 +143,7 @@ def test_an_agent_that_hangs_keeps_nobody_waiting(scene: Scene, monkeypatch: pyt
     assert asked == [True]
 
 
-def test_what_a_job_waited_for_is_not_said_of_its_next_attempt(scene: Scene) -> None:
+def test_reason_for_waiting_ends_with_its_attempt(scene: Scene) -> None:
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     scene.ended(GPT, 1, Outcome.LOST)

@@ -25,7 +25,7 @@ def test_time_then_priority_then_the_order_of_asking() -> None:
     assert engine.next_us() == 30
 
 
-def test_what_an_action_asks_for_now_happens_in_the_same_advance() -> None:
+def test_actions_scheduled_for_now_run_in_the_same_advance() -> None:
     engine, done = Engine(100), []
     engine.at(110, lambda: engine.at(110, lambda: done.append(engine.now_us())))
     engine.advance(110)

@@ -112,7 +112,7 @@ def test_clusters_of_their_own_are_added() -> None:
     assert summary.useful_gpu_us == 400 * 8 * S and summary.held_fraction == 1
 
 
-def test_what_is_garbled_is_survived() -> None:
+def test_metrics_accept_a_garbled_log() -> None:
     who = {"job_id": JobId("x"), "epoch": 1}
     strange: list[Event] = [
         RanksEnded(at_us=1, node="n", outcome=Outcome.LOST, **who),

@@ -24,7 +24,7 @@ def test_clusters() -> None:
 
 
 @pytest.mark.parametrize("text", ["80", "x8", "0x8", "8x0", "80x8x", "-1x8", "nodes"])
-def test_what_is_no_cluster(text: str) -> None:
+def test_cluster_refuses_other_texts(text: str) -> None:
     with pytest.raises(InputError):
         cluster(text)
 

@@ -24,7 +24,7 @@ def test_log_marks_and_commands() -> None:
     assert port.pending() == []
 
 
-def test_what_was_not_delivered_when_its_attempt_ended_never_is() -> None:
+def test_store_drops_commands_of_ended_attempts() -> None:
     store = MemoryStore()
     submitted = JobSubmitted(at_us=1, job=Job(job_id=JOB, name="a", owner="o", gpus=1), spec="the spec")
     placed = [AttemptPlaced(at_us=2, job_id=JOB, epoch=epoch, leases=()) for epoch in (1, 2)]

@@ -216,7 +216,7 @@ def test_strict_is_an_error_with_the_line(tmp_path: Path) -> None:
         ('{"kind": "Nothing"}', None, "record 1: unknown kind"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, form: str | None, says: str) -> None:
+def test_open_trace_refuses_other_files(tmp_path: Path, text: str, form: str | None, says: str) -> None:
     with pytest.raises(TraceError, match=says):
         read(tmp_path / "t.csv", text, form=form)
 

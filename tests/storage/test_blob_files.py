@@ -14,7 +14,7 @@ from cordee.storage.files import BLOCK_BYTES, DIRECT_MIN_BYTES, TMP, FileBlobs
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES, DIRECT_MIN_BYTES, DIRECT_MIN_BYTES + 17, 3 * DIRECT_MIN_BYTES - 1])
 @pytest.mark.parametrize("shift", [0, 1])
-def test_what_is_put_is_what_is_read(tmp_path, size, shift) -> None:
+def test_get_returns_the_bytes_that_were_put(tmp_path, size, shift) -> None:
     blobs = FileBlobs(tmp_path)
     data = memoryview(os.urandom(size + shift))[shift:]  # Also from memory that O_DIRECT cannot take.
     assert blobs.put_if_absent("a/b/c", data)
@@ -131,7 +131,7 @@ def test_blocks_are_the_blob_and_only_fitting_memory_is_filled(tmp_path, size, f
     assert blobs.read_blocks("a/c", seen.append) is None
 
 
-def test_what_is_put_without_waiting_is_there_and_synced_with_its_folders(tmp_path, monkeypatch) -> None:
+def test_put_that_is_not_durable_is_synced_later_with_its_folders(tmp_path, monkeypatch) -> None:
     blobs, synced, fsync = FileBlobs(tmp_path), set(), os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd))[1])
     assert blobs.put_if_absent("a/b/c", b"x", durable=False) and blobs.put_if_absent("a/d/e", b"y", durable=False)

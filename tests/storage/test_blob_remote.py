@@ -37,7 +37,7 @@ def once(fault: str, method: str):
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, MULTIPART_BYTES + 17])
-def test_what_is_put_is_what_is_read(blobs, scheme, cloud, size) -> None:
+def test_get_returns_the_bytes_that_were_put(blobs, scheme, cloud, size) -> None:
     data = memoryview(os.urandom(size + 1))[1:]
     assert blobs.put_if_absent("a/b/c", data)
     assert blobs.get("a/b/c") == data

@@ -45,7 +45,7 @@ def saves(log: Log) -> list[int]:
         ("2, every 5, 2h30m", [1, 6, 8, 9, 10]),
     ],
 )
-def test_what_stays(tmp_path, keep, left) -> None:
+def test_retention_keeps_the_expected_generations(tmp_path, keep, left) -> None:
     log = Log.open(FileBlobs(tmp_path), nonce="a")
     for save in range(1, 11):
         commit(log, save, at_us=save * HOUR_US)
@@ -150,7 +150,7 @@ def test_a_commit_that_uses_what_a_visitor_has_just_retired_is_not_made(tmp_path
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_what_a_killed_collection_left_is_ended_by_the_next(tmp_path, lost) -> None:
+def test_next_collection_ends_a_killed_one(tmp_path, lost) -> None:
     blobs = FileBlobs(tmp_path)
     log = Log.open(blobs, nonce="a")
     for save in (1, 2, 3):
@@ -185,7 +185,7 @@ def test_every_names_the_same_generations_whatever_was_retired(tmp_path) -> None
     assert [entry.index for entry in live_commits(log.entries)] == before
 
 
-def test_how_it_is_said() -> None:
+def test_keep_is_parsed_and_refused() -> None:
     for text, keep in [
         ("3", Keep(3)),
         (4, Keep(4)),

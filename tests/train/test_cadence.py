@@ -36,11 +36,11 @@ def reaches(to: str, times_s: list[float], failing: tuple[int, ...] = ()) -> lis
         ("/a,/b every 5,/c every 2", [0, 1, 2, 3, 4], (), [3, 1, 3, 1, 3]),  # what goes farther goes to all nearer
     ],
 )
-def test_how_far_each_checkpoint_goes(to, times_s, failing, expected) -> None:
+def test_level_schedule_reaches_the_levels_that_are_due(to, times_s, failing, expected) -> None:
     assert reaches(to, times_s, failing) == expected
 
 
-def test_how_often_is_read_and_refused() -> None:
+def test_level_intervals_are_parsed_and_refused() -> None:
     assert level_urls("/a, s3://b/c every 30m") == ("/a", "s3://b/c")
     assert below("/a,/b every 10", "job") == "/a/job,/b/job every 10"
     assert [str(place) for place in parse_levels("/a,/b every 1,/c every 90s")] == ["/a", "/b", "/c every 90s"]
@@ -106,7 +106,7 @@ def test_a_hint_makes_a_checkpoint_due_at_once() -> None:
         ({"CORDEE_CHECKPOINT_RAM": "off"}, "30s", None),
     ],
 )
-def test_what_is_told_of_captures_in_memory(env, ram, expected) -> None:
+def test_settings_of_captures_in_memory(env, ram, expected) -> None:
     assert settings(env, ram=ram).ram == expected
 
 
@@ -120,7 +120,7 @@ def log_of(*records: tuple) -> list[LogEntry]:
     return [LogEntry(index, record) for index, record in enumerate(made)]
 
 
-def test_what_the_log_tells_of_past_attempts() -> None:
+def test_past_attempts_are_read_from_the_log() -> None:
     s = 10**6
     entries = log_of(
         ("open", "old", {}),  # by an older Cordee

@@ -168,7 +168,7 @@ def test_frozen_weights_cost_nothing_the_second_time(tmp_path) -> None:
     assert all(size < 0.05 * sizes[0] for size in sizes[1:]), sizes
 
 
-def test_what_is_read_again_is_mended_where_it_rotted_and_a_base_is_left_alone(tmp_path) -> None:
+def test_reread_repairs_damaged_copies_but_not_the_base(tmp_path) -> None:
     near, home, base = (FileBlobs(tmp_path / name) for name in ("near", "home", "base"))
     both, data = LeveledBlobs([near, home]), bytes(range(256)) * 8192
     chunk, _ = write_chunk(both, data, save=1, epoch=1, known={})

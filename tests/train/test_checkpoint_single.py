@@ -80,7 +80,7 @@ def saved(checkpointer: Checkpointer, state: dict, steps: int) -> list[tuple[dic
     return states
 
 
-def test_what_was_saved_comes_back_bitwise(make) -> None:
+def test_load_restores_the_saved_state_bitwise(make) -> None:
     commits = []
     first = make(on_commit=commits.append)
     states = saved(first, build(), 2)
@@ -168,7 +168,7 @@ def test_when_nothing_verifies_it_is_an_error_not_a_fresh_start(make, tmp_path) 
         make().resume(build())
 
 
-def test_what_nobody_reads_is_verified_too(make, tmp_path) -> None:
+def test_load_verifies_chunks_that_no_rank_reads(make, tmp_path) -> None:
     first = make()
     state = build() | {"big": torch.rand(300_000)}
     states = saved(first, state, 1)
@@ -284,7 +284,7 @@ def test_the_other_ranks_hear_of_a_dead_uploader_also_when_the_next_one_runs_alr
     checkpointer.wait(WAIT_S)
 
 
-def test_what_a_stopped_uploaders_pipe_cannot_take_goes_on_beside_the_training(make, monkeypatch) -> None:
+def test_training_goes_on_while_the_pipe_of_a_stopped_uploader_is_full(make, monkeypatch) -> None:
     monkeypatch.setattr(link, "HAND_OVER_S_MAX", 0.01)
     checkpointer = make()
     state = build()
@@ -303,7 +303,7 @@ def test_what_a_stopped_uploaders_pipe_cannot_take_goes_on_beside_the_training(m
     assert not talker._pipe._unsent and talker._pipe._stdin.closed and talker._pipe._sender is None
 
 
-def test_what_is_larger_than_a_pipe_is_handed_over_when_the_save_returns(make) -> None:
+def test_command_larger_than_a_pipe_is_handed_over_by_the_save(make) -> None:
     checkpointer = make()
     checkpointer.resume({})
     checkpointer.save({"all": {f"name{i}": torch.zeros(1) for i in range(3000)}}, step=1, extras={})
@@ -381,7 +381,7 @@ def test_a_state_that_changes_shape_is_planned_again(make) -> None:
         assert torch.equal(state["t"]["x"], tensor)
 
 
-def test_what_lay_in_the_memory_before_is_in_no_chunk(tmp_path) -> None:
+def test_chunks_hold_no_bytes_of_earlier_captures(tmp_path) -> None:
     """Gaps between tensors are stored too: they hold zeros, so that equal states have equal chunks."""
     small = {"t": {"a": torch.ones(3, dtype=torch.uint8), "b": torch.ones(5, dtype=torch.uint8)}}
     addresses = []
@@ -463,7 +463,7 @@ def test_nan_comes_back() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), lambda: 0, Path("x"), np.array([object()])])
-def test_what_cannot_be_stored_is_refused_by_name(make, value) -> None:
+def test_save_refuses_unsupported_values_by_name(make, value) -> None:
     checkpointer = make()
     checkpointer.open()
     with pytest.raises(CheckpointError, match=r"loader/inner/0 is a .*which a checkpoint cannot hold"):

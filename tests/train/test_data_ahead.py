@@ -135,7 +135,7 @@ def test_a_thread_that_fetches_ahead_is_told(tmp_path: Path, caplog: pytest.LogC
     assert "global batches in" in warning and "Wrap sampler.batches() around it" in warning
 
 
-def test_what_was_taken_before_the_job_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_taken_before_the_job_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     sampler = cordee.ElasticBatchSampler(Numbers(), 6)
     rank_state.enter({"data": sampler})
     assert not caplog.records
@@ -144,7 +144,7 @@ def test_what_was_taken_before_the_job_is_told(caplog: pytest.LogCaptureFixture)
     assert "1 micro-batches were taken before the job was entered" in caplog.text
 
 
-def test_what_a_job_before_has_trained_on_is_no_news(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_of_an_earlier_job_are_not_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sampler = cordee.ElasticBatchSampler(Numbers(), 6)
     loader = DataLoader(Numbers(), batch_sampler=sampler)
     for name in ("one", "two"):

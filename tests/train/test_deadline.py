@@ -86,7 +86,7 @@ def test_it_says_what_decided_with_the_numbers() -> None:
     )
 
 
-def test_what_is_held_goes_before_it_is_too_late() -> None:
+def test_deadline_plan_uploads_captures_in_memory_in_time() -> None:
     """The boundary may never come: from `turn_s` on it is not waited for."""
     held = replace(AT, memory_step=38)
     assert plan(held).turn_s == RESCUE_S + MARGIN * 8.0
@@ -139,7 +139,7 @@ def test_more_time_never_makes_it_worse(now: Situation, more_s: float) -> None:
 
 
 @given(situations())
-def test_what_is_chosen_fits(now: Situation) -> None:
+def test_deadline_plan_fits_the_time_left(now: Situation) -> None:
     made = plan(now)
     if made.choice in (Choice.SAVE, Choice.FINISH):
         assert made.needs_s <= now.left_s

@@ -92,7 +92,7 @@ def test_the_agent_hears_of_it_from_the_uploader(tmp_path) -> None:
     assert (event.job_id, event.epoch, event.step, event.at_us - event.upload_us) == ("job-a", 1, 10, 7)
 
 
-def test_what_is_durable_is_not_brought_again_and_an_older_capture_never(tmp_path) -> None:
+def test_rescue_skips_durable_and_older_captures(tmp_path) -> None:
     log = open_log(tmp_path)
     rank = Rank(log, tmp_path)
     rank.hold(1, 10)
@@ -358,7 +358,7 @@ def test_captures_are_held_while_the_uploader_reads_and_the_one_it_reads_stays(t
     assert generations(tmp_path)[-1] == (6, None), "closed before its time: what was held is brought"
 
 
-def test_what_is_held_is_worth_nothing_once_its_uploader_has_died(tmp_path) -> None:
+def test_capture_in_memory_is_lost_with_its_uploader(tmp_path) -> None:
     checkpointer = Checkpointer(str(tmp_path), rank=0, world_size=1)
     checkpointer.open()
     state = {"w": torch.full((300_000,), 1.0)}

@@ -137,7 +137,7 @@ def test_generators_of_another_world_follow_from_the_checkpoint() -> None:
     assert rank_state.rng_elsewhere(one, seen_rng([1, 2], 1), 40, 0) is one["rng"]
 
 
-def test_what_ranks_had_each_for_itself_is_named() -> None:
+def test_resume_names_objects_that_differed_between_ranks() -> None:
     first, last = {"own": {"data": {"at": 1}, "n": 3}}, {"own": {"data": {"at": 2}, "n": 3}}
     assert rank_state.differing(first, last) == ("data",)
     assert rank_state.differing({}, {}) == ()

@@ -79,7 +79,7 @@ def test_a_job_that_is_closed_holds_nothing_of_its_state(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("when", ["find", "load"])
-def test_what_fails_while_a_checkpoint_is_read_is_what_is_raised(tmp_path, when) -> None:
+def test_failure_while_a_checkpoint_is_read_is_raised(tmp_path, when) -> None:
     """Whoever opens a job by hand leaves its `with` block after it has closed itself."""
     with cordee.job({"n": 0}, to=tmp_path) as job:
         assert list(job.steps(2)) == [0, 1]

@@ -51,7 +51,7 @@ def aborted(step: int, world: int) -> list[list[Any]]:
         ("agent", [60], [10], aborted(15, 1)),
     ],
 )
-def test_what_a_notice_leaves(
+def test_notice_leaves_the_expected_checkpoint(
     results: dict[str, dict[str, Any]], name: str, codes: list[int], commits: list[int], left: list[list[Any]]
 ) -> None:
     result = results[name]

@@ -75,7 +75,7 @@ def test_a_slow_rank_is_told_once_and_so_is_its_end(seed: int) -> None:
     assert over == [SlowRank(2, 0.0)]
 
 
-def test_who_is_late_now_and_then_is_not_slow() -> None:
+def test_rank_that_is_late_now_and_then_is_not_slow() -> None:
     gang = Gang(0, scatter=0.0)
     for _ in range(50):
         assert gang.window(0.7, 0.7, 0.7, 0.1) is None, "one window"

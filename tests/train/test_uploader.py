@@ -123,7 +123,7 @@ def test_saves_commit_and_retention_keeps_two_verified(tmp_path) -> None:
     assert unfinished_gcs(read_entries(blobs)) == []
 
 
-def test_what_did_not_change_is_not_written_again(tmp_path) -> None:
+def test_unchanged_chunks_are_not_written_again(tmp_path) -> None:
     log = open_log(tmp_path)
     bench = Bench(log, tmp_path)
     bench.save(1, 10)
@@ -177,7 +177,7 @@ def reads_of(blobs: FileBlobs, seen=lambda key: None) -> list[str]:
     return read
 
 
-def test_what_is_used_again_is_read_again_at_a_bounded_rate(tmp_path) -> None:
+def test_reused_chunks_are_read_again_at_a_bounded_rate(tmp_path) -> None:
     bench = Bench(open_log(tmp_path), tmp_path)
     bench.save(1, 1)
     frozen = frozen_chunk(bench.blobs)
@@ -257,7 +257,7 @@ def test_chunks_of_an_unfinished_gc_count_as_absent(tmp_path) -> None:
     assert generations(tmp_path)[-1] == (20, None)
 
 
-def test_what_a_gc_dooms_and_cannot_be_read_makes_every_chunk_unsafe(tmp_path) -> None:
+def test_unreadable_gc_list_makes_every_chunk_unsafe(tmp_path) -> None:
     bench = Bench(open_log(tmp_path), tmp_path)
     bench.save(1, 10)
     blobs = FileBlobs(tmp_path)

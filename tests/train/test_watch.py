@@ -142,7 +142,7 @@ def test_a_frozen_process_is_named_by_the_others(tmp_path: Path) -> None:
     assert "durable: step 10" in "".join(ranks[0].lines)
 
 
-def test_who_keeps_the_interpreter_to_itself_is_seen_too(tmp_path: Path) -> None:
+def test_watch_reports_a_thread_that_never_releases_the_interpreter(tmp_path: Path) -> None:
     """A call into C that does not let other threads in: no Python thread can say where it is."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -158,7 +158,7 @@ def test_who_keeps_the_interpreter_to_itself_is_seen_too(tmp_path: Path) -> None
     assert "Timeout (0:00:01)!" in lines and f'File "{script}", line 5 in <module>' in lines
 
 
-def test_what_the_agent_says_of_hangs_wins() -> None:
+def test_hang_limits_of_the_agent_win() -> None:
     alone = settings({}, hang="30m")
     assert (alone.hang.report_s, alone.hang.restart_s) == (60.0, 1800.0)
     assert settings({}).hang.restart_s is None
