@@ -29,7 +29,7 @@ from cordee.control.forecast import Spread, forecast
 from cordee.events import AttemptPlaced, Event, JobEnded, JobSubmitted
 from cordee.ids import JobId
 from cordee.schedule.forecast.snapshot import Snapshot
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run
 from cordee.simulate.traces import open_trace

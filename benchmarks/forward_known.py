@@ -18,7 +18,7 @@ from cordee.events import AttemptPlaced, CheckpointCommitted, Event
 from cordee.ids import JobId
 from cordee.schedule.forecast.forward import Arrival, Draw, forward
 from cordee.schedule.forecast.snapshot import Snapshot
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run
 from cordee.simulate.synthetic import Synthetic

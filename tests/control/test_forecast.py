@@ -12,7 +12,7 @@ from cordee.events import Job, JobSubmitted, Node, NodeUp, Tier
 from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.forecast.snapshot import Snapshot
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 
 S = 1_000_000
 A, B = JobId("a-aaaaaa"), JobId("b-bbbbbb")

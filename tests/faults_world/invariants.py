@@ -40,7 +40,7 @@ from cordee.events import (
     Tier,
 )
 from cordee.ids import JobId
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 from faults_world.ranks import Key, Ranks
 
 _TIERS = tuple(Tier)

@@ -19,7 +19,7 @@ from cordee.events import AttemptPlaced, Event, Job, JobSubmitted, NodeCordoned,
 from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.explain import explain
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 from cordee.simulate.engine import Engine
 from cordee.simulate.store import MemoryStore
 from cordee.units import US_PER_S

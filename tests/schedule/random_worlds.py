@@ -24,7 +24,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import Reason, State, decide, explain
-from cordee.schedule.order import is_below
+from cordee.schedule.state.order import is_below
 from world import S, World, job, node
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")

@@ -7,8 +7,8 @@ import pytest
 from cordee.events import Capacity, NodeDown, Queue, QueuesSet, ServerUp
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide, enact
-from cordee.schedule import claims as claims_module
-from cordee.schedule import lifecycle as lifecycle_module
+from cordee.schedule.cycle import claims as claims_module
+from cordee.schedule.cycle import settle as lifecycle_module
 from world import S, World, brief, job, node, ranks_ended
 
 FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from cordee.events import CheckpointCommitted, NoticeGiven, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule import Policy
-from cordee.schedule.failed_searches import Scope
-from cordee.schedule.loss import charge
-from cordee.schedule.order import level
+from cordee.schedule.state.failed_searches import Scope
+from cordee.schedule.preemption.loss import charge
+from cordee.schedule.state.order import level
 from cordee.schedule.placement.place import fits, need_of
 from cordee.schedule.preemption.victims import VictimSearch
 from world import S, World, brief, job, node

@@ -14,8 +14,8 @@ from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.explain import Reason, explain
 from cordee.schedule.forecast.snapshot import Snapshot
-from cordee.schedule.records import micro_usd_per_hour
-from cordee.schedule.state import State
+from cordee.schedule.state.records import micro_usd_per_hour
+from cordee.schedule.state.state import State
 from cordee.units import US_PER_HOUR
 
 

@@ -48,8 +48,8 @@ from cordee.schedule.explain import explain
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.quota.queues import DEFAULT
 from cordee.schedule.quota.quotas import Standing
-from cordee.schedule.records import NodeRecord, Phase
-from cordee.schedule.state import State
+from cordee.schedule.state.records import NodeRecord, Phase
+from cordee.schedule.state.state import State
 from cordee.workload.spec import JobSpec
 
 

@@ -32,7 +32,7 @@ from cordee.reports import RANK_REPORTS, ReportError, check_report, is_rank_repo
 from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 
 
 @dataclass(slots=True)

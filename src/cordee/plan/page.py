@@ -1,12 +1,15 @@
 """The answer and the curve as HTML pages: drawings are made here, the words stand in `view/templates/plan.html.j2`."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.candidates import Candidate, Layouts
 from cordee.plan.curve import WORTH, Curve
+from cordee.plan.expect import Expectation
 from cordee.plan.rent_or_buy import Comparison
+from cordee.plan.request import Request
 from cordee.plan.step import step_interval_s
+from cordee.plan.training import Training
 from cordee.units import format_count, format_gb, plural
 from cordee.view.chart import Axis, Line, Mark, chart_html
 from cordee.view.memory import MemoryBar, memory_html
@@ -15,13 +18,29 @@ from cordee.view.report import Report, Section, report_html
 from cordee.view.tables import table_html
 from cordee.workload.model import ModelShape
 
-if TYPE_CHECKING:
-    from cordee.plan.answer import Answer
-
 SHOWN = 8
 
 
-def plan_page(answer: "Answer", *, notebook: bool = False) -> str:
+class Drawn(Protocol):
+    """The parts of an answer that are drawn here; the template reads the others."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def layouts(self) -> Layouts: ...
+    @property
+    def expectations(self) -> tuple[Expectation, ...]: ...
+    @property
+    def rent_or_buy(self) -> Comparison | None: ...
+    @property
+    def training(self) -> Training: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def nearest(self) -> Candidate: ...
+
+
+def plan_page(answer: Drawn, *, notebook: bool = False) -> str:
     """Return the page, self-contained, or its parts alone for the output of a notebook's cell."""
     request, training = answer.request, answer.training
     verdict = "fits" if answer.fits else "does not fit"
@@ -130,7 +149,7 @@ def _spending_svg(own: Comparison) -> str:
     )
 
 
-def _sources(answer: "Answer") -> str:
+def _sources(answer: Drawn) -> str:
     gpu = answer.request.gpu
     low, high = step_interval_s(1.0, gpu)
     sources = [f"{gpu.name}: {gpu.source}"]

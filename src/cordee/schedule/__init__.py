@@ -11,8 +11,8 @@ explain(state, job_id, now_us)              the reason that holds a job where it
 from cordee.schedule.decision import Decision, decide, enact
 from cordee.schedule.explain import Explanation, Reason, explain
 from cordee.schedule.policy import NAMED, Policy
-from cordee.schedule.records import Attempt, JobRecord, NodeRecord, Phase
-from cordee.schedule.state import State
+from cordee.schedule.state.records import Attempt, JobRecord, NodeRecord, Phase
+from cordee.schedule.state.state import State
 
 __all__ = [
     "NAMED",

@@ -9,10 +9,10 @@ from operator import is_
 
 from cordee.events import Event
 from cordee.ids import JobId
-from cordee.schedule.claims import release_claims
-from cordee.schedule.cycle import run
+from cordee.schedule.cycle.claims import release_claims
+from cordee.schedule.cycle.cycle import run
 from cordee.schedule.policy import Policy
-from cordee.schedule.state import Idle, State
+from cordee.schedule.state.state import Idle, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from cordee.events import (
 )
 from cordee.schedule import decide
 from cordee.schedule.policy import Policy
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 from cordee.simulate.metrics import Metrics, Summary
 from cordee.simulate.observed import ObservedLog
 from cordee.simulate.run import run

@@ -27,9 +27,9 @@ from cordee.ids import JobId
 from cordee.schedule.decision import decide
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.gang import Gang, Work
-from cordee.schedule.loss import late_us
-from cordee.schedule.records import NEVER, Attempt
-from cordee.schedule.state import State
+from cordee.schedule.preemption.loss import late_us
+from cordee.schedule.state.records import NEVER, Attempt
+from cordee.schedule.state.state import State
 
 _AGAIN_MAX = 1_000
 """The number of decisions at one moment that shows a fault of the scheduler."""

@@ -7,7 +7,7 @@ Taking one copies dictionaries of frozen records and little else, so it is done 
 from copy import deepcopy
 from dataclasses import replace
 
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 
 
 class Snapshot:

@@ -10,11 +10,11 @@ import numpy as np
 
 from cordee.ids import JobId
 from cordee.schedule.arrays import Bools, Floats, Ints
-from cordee.schedule.failed_searches import Scope
-from cordee.schedule.order import TIERS, counts_service
+from cordee.schedule.state.failed_searches import Scope
+from cordee.schedule.state.order import TIERS, counts_service
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.records import NEVER, Attempt
-from cordee.schedule.state import State
+from cordee.schedule.state.records import NEVER, Attempt
+from cordee.schedule.state.state import State
 from cordee.units import US_PER_HOUR
 
 Weight = tuple[int, int, int, list[JobId]]

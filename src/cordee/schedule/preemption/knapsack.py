@@ -5,7 +5,7 @@ from math import gcd
 from typing import NamedTuple
 
 from cordee.ids import JobId
-from cordee.schedule.loss import Cost
+from cordee.schedule.preemption.loss import Cost
 
 _EXACT_CELLS = 400_000
 """The largest number of steps of the exact search, about 0.2 s; beyond it the search is greedy."""

@@ -11,14 +11,14 @@ import numpy as np
 
 from cordee.ids import JobId
 from cordee.schedule.arrays import Bools, Floats, Ints
-from cordee.schedule.failed_searches import Scope
-from cordee.schedule.loss import Cost
+from cordee.schedule.state.failed_searches import Scope
+from cordee.schedule.preemption.loss import Cost
 from cordee.schedule.placement.need import DOMAIN_HEIGHTS, Need
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.preemption.candidates import Candidates, Field, Weight
 from cordee.schedule.preemption.counts import Counts
 from cordee.schedule.preemption.knapsack import Victim, choose
-from cordee.schedule.state import State
+from cordee.schedule.state.state import State
 
 _EXACT = 10
 """The largest number of attempts searched in all combinations when a gang needs several nodes."""

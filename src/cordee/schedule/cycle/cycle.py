@@ -7,16 +7,16 @@ caller's what-if, so that each of them sees what those before it decided.
 import heapq
 
 from cordee.ids import JobId
-from cordee.schedule.backfill import backfill, reserve
-from cordee.schedule.claims import earmark
-from cordee.schedule.draft import Draft, Step, guarded, new_draft
-from cordee.schedule.grow import grow
-from cordee.schedule.heads import Head, Turn, head_of, order
-from cordee.schedule.lifecycle import settle, wake
-from cordee.schedule.nominate import make_room, nominate, refusal_of, restart, resume, start_or_claim, start_smaller
-from cordee.schedule.state import State
-from cordee.schedule.turns import next_turn_us
-from cordee.schedule.waiting import LineKey
+from cordee.schedule.cycle.backfill import backfill, reserve
+from cordee.schedule.cycle.claims import earmark
+from cordee.schedule.cycle.draft import Draft, Step, guarded, new_draft
+from cordee.schedule.cycle.grow import grow
+from cordee.schedule.cycle.heads import Head, Turn, head_of, order
+from cordee.schedule.cycle.settle import settle, wake
+from cordee.schedule.cycle.nominate import make_room, nominate, refusal_of, restart, resume, start_or_claim, start_smaller
+from cordee.schedule.state.state import State
+from cordee.schedule.cycle.turns import next_turn_us
+from cordee.schedule.state.waiting import LineKey
 
 
 def run(state: State, now_us: int) -> Draft:

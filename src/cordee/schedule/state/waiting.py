@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from cordee.events import Job
 from cordee.ids import JobId
-from cordee.schedule.journal import Journal
-from cordee.schedule.order import level
-from cordee.schedule.records import NEVER, JobRecord
+from cordee.schedule.state.journal import Journal
+from cordee.schedule.state.order import level
+from cordee.schedule.state.records import NEVER, JobRecord
 
 
 class Place(NamedTuple):

@@ -13,22 +13,22 @@ from dataclasses import dataclass
 
 from cordee.events import Event
 from cordee.ids import JobId
-from cordee.schedule.agenda import Agenda
-from cordee.schedule.changes import Changes
-from cordee.schedule.failed_searches import FailedSearches
-from cordee.schedule.history import History
-from cordee.schedule.journal import Journal
-from cordee.schedule.nodes import Nodes
-from cordee.schedule.order import counts_service, standing
-from cordee.schedule.overdue import gpus_left, is_overdue
+from cordee.schedule.state.agenda import Agenda
+from cordee.schedule.state.changes import Changes
+from cordee.schedule.state.failed_searches import FailedSearches
+from cordee.schedule.state.history import History
+from cordee.schedule.state.journal import Journal
+from cordee.schedule.state.nodes import Nodes
+from cordee.schedule.state.order import counts_service, standing
+from cordee.schedule.state.overdue import gpus_left, is_overdue
 from cordee.schedule.placement.mix import Mix
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.held import Held
 from cordee.schedule.quota.quotas import HALF_LIFE_US, Quotas
-from cordee.schedule.records import NEVER, Attempt, JobRecord, Phase
-from cordee.schedule.running import Running, row_values
-from cordee.schedule.transitions import HANDLERS
-from cordee.schedule.waiting import Waiting
+from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
+from cordee.schedule.state.running import Running, row_values
+from cordee.schedule.state.transitions import HANDLERS
+from cordee.schedule.state.waiting import Waiting
 
 SAFE_PERCENT = 90
 """The percentile of the run times of the most similar jobs that a backfilled job is expected to need at most."""

@@ -6,15 +6,15 @@ from functools import partial
 
 from cordee.events import Event, Job, Lease
 from cordee.ids import JobId
-from cordee.schedule.failed_searches import FailedSearches
-from cordee.schedule.overdue import gpus_left, overdue
+from cordee.schedule.state.failed_searches import FailedSearches
+from cordee.schedule.state.overdue import gpus_left, overdue
 from cordee.schedule.placement.entry import Kind
 from cordee.schedule.preemption.preempt import Preemption
 from cordee.schedule.quota.held import Held
 from cordee.schedule.quota.quotas import Vacated
-from cordee.schedule.reservation import Reservation
-from cordee.schedule.state import State
-from cordee.schedule.waiting import LineKey, Shape
+from cordee.schedule.cycle.reservation import Reservation
+from cordee.schedule.state.state import State
+from cordee.schedule.state.waiting import LineKey, Shape
 
 Promise = tuple[Job, Held, Vacated]
 """A job, the amounts that it will hold by its claim, and the part of them that leaving jobs still hold, by queue."""

@@ -4,15 +4,15 @@ from typing import NamedTuple
 
 from cordee.events import AttemptPlaced, Job
 from cordee.ids import JobId
-from cordee.schedule.claims import Leases, claim_leases, find_place, holdings_changed, open_earmarked, vacated_place
-from cordee.schedule.draft import Draft, emit
-from cordee.schedule.heads import shrinks_for
+from cordee.schedule.cycle.claims import Leases, claim_leases, find_place, holdings_changed, open_earmarked, vacated_place
+from cordee.schedule.cycle.draft import Draft, emit
+from cordee.schedule.cycle.heads import shrinks_for
 from cordee.schedule.placement.place import pools
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.quota.bounds import Refusal
-from cordee.schedule.records import JobRecord
-from cordee.schedule.state import State
-from cordee.schedule.waiting import LineKey
+from cordee.schedule.state.records import JobRecord
+from cordee.schedule.state.state import State
+from cordee.schedule.state.waiting import LineKey
 
 
 class Nominee(NamedTuple):

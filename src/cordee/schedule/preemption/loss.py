@@ -11,7 +11,7 @@ one; an unprotected job, which cannot save, counts its work up to one interval. 
 from typing import NamedTuple
 
 from cordee.events import Job
-from cordee.schedule.records import Attempt
+from cordee.schedule.state.records import Attempt
 from cordee.units import US_PER_HOUR
 
 

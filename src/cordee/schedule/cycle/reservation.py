@@ -10,8 +10,8 @@ from cordee.schedule.arrays import Bools, Ints
 from cordee.schedule.placement.entry import gpus_of
 from cordee.schedule.placement.need import DOMAIN_HEIGHTS, Need
 from cordee.schedule.placement.view import Pool
-from cordee.schedule.records import NEVER
-from cordee.schedule.state import State
+from cordee.schedule.state.records import NEVER
+from cordee.schedule.state.state import State
 
 Found = tuple[tuple[int, int], list[tuple[int, int]]]
 """The time at which all units are free and the number of free GPUs kept until then; (number, GPUs) of each node."""

@@ -2,8 +2,8 @@
 
 from cordee.events import NoticeGiven, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.loss import expected_loss
-from cordee.schedule.records import Attempt
+from cordee.schedule.preemption.loss import expected_loss
+from cordee.schedule.state.records import Attempt
 
 
 def notice(

@@ -10,12 +10,12 @@ import numpy as np
 from cordee.events import Lease
 from cordee.ids import JobId
 from cordee.schedule.arrays import Bools, Ints
-from cordee.schedule.columns import Cell, Columns, NodeColumns
-from cordee.schedule.journal import Journal
-from cordee.schedule.loss import min_run_us
-from cordee.schedule.order import counts_service, level, pace
+from cordee.schedule.state.columns import Cell, Columns, NodeColumns
+from cordee.schedule.state.journal import Journal
+from cordee.schedule.preemption.loss import min_run_us
+from cordee.schedule.state.order import counts_service, level, pace
 from cordee.schedule.policy import Policy
-from cordee.schedule.records import NEVER, Attempt, JobRecord
+from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 
 _INTS = (
     "gpus",

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cordee.schedule.arrays import Bools, Floats, Ints
-from cordee.schedule.journal import Journal
+from cordee.schedule.state.journal import Journal
 from cordee.schedule.placement.entry import Kind
 from cordee.schedule.placement.view import Pool
 

@@ -2,13 +2,13 @@
 
 from cordee.events import Lease, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.claims import claim_leases
-from cordee.schedule.draft import Draft, emit, guarded
-from cordee.schedule.notice import notice
+from cordee.schedule.cycle.claims import claim_leases
+from cordee.schedule.cycle.draft import Draft, emit, guarded
+from cordee.schedule.preemption.notice import notice
 from cordee.schedule.placement.place import place, pools
 from cordee.schedule.policy import Policy
-from cordee.schedule.records import Attempt, JobRecord
-from cordee.schedule.state import State
+from cordee.schedule.state.records import Attempt, JobRecord
+from cordee.schedule.state.state import State
 
 PAYS = 4
 """The least ratio of the time that growing saves to the time that the save and the restart take."""

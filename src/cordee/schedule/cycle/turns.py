@@ -3,9 +3,9 @@
 from bisect import bisect_right
 from operator import itemgetter
 
-from cordee.schedule.order import counts_service
-from cordee.schedule.records import NEVER
-from cordee.schedule.state import State
+from cordee.schedule.state.order import counts_service
+from cordee.schedule.state.records import NEVER
+from cordee.schedule.state.state import State
 from cordee.units import US_PER_S
 
 EVERY_US = 60 * US_PER_S

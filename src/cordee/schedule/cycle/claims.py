@@ -7,16 +7,16 @@ could take the GPUs that are vacated for another one, which would have to search
 from collections.abc import Iterator
 
 from cordee.events import Job, Lease
-from cordee.schedule.draft import Draft, Promise
-from cordee.schedule.heads import leaves_for
+from cordee.schedule.cycle.draft import Draft, Promise
+from cordee.schedule.cycle.heads import leaves_for
 from cordee.schedule.placement.entry import mask_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import need_of, place
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.quota.held import held_by
-from cordee.schedule.records import JobRecord
-from cordee.schedule.state import State
-from cordee.schedule.waiting import Shape
+from cordee.schedule.state.records import JobRecord
+from cordee.schedule.state.state import State
+from cordee.schedule.state.waiting import Shape
 
 Leases = tuple[Lease, ...]
 

@@ -8,7 +8,7 @@ from bisect import bisect_right, insort
 from collections.abc import Iterator
 
 from cordee.events import Job
-from cordee.schedule.journal import remove_from
+from cordee.schedule.state.journal import remove_from
 
 Key = tuple[object, ...]
 

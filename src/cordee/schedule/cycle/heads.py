@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from cordee.events import NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.draft import Draft
-from cordee.schedule.order import level
-from cordee.schedule.records import JobRecord, Phase
-from cordee.schedule.state import State
-from cordee.schedule.waiting import Line, LineKey
+from cordee.schedule.cycle.draft import Draft
+from cordee.schedule.state.order import level
+from cordee.schedule.state.records import JobRecord, Phase
+from cordee.schedule.state.state import State
+from cordee.schedule.state.waiting import Line, LineKey
 
 _TAKES_BACK = -1
 _OVERDUE, _STARTS_AGAIN, _OTHER = range(3)

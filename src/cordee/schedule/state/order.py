@@ -9,7 +9,7 @@ from bisect import bisect_right
 
 from cordee.events import Tier
 from cordee.schedule.policy import Policy
-from cordee.schedule.records import JobRecord
+from cordee.schedule.state.records import JobRecord
 
 TIERS = (Tier.PRODUCTION, Tier.STANDARD, Tier.PREEMPTIBLE)
 """Highest first."""

@@ -12,9 +12,9 @@ from operator import itemgetter
 from cordee.ids import JobId
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.quotas import Quotas
-from cordee.schedule.records import Attempt, JobRecord
-from cordee.schedule.running import Running
-from cordee.schedule.waiting import Waiting
+from cordee.schedule.state.records import Attempt, JobRecord
+from cordee.schedule.state.running import Running
+from cordee.schedule.state.waiting import Waiting
 
 
 def overdue(

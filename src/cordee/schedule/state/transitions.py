@@ -28,15 +28,15 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
-from cordee.schedule.loss import min_run_us
+from cordee.schedule.preemption.loss import min_run_us
 from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
-from cordee.schedule.records import Attempt, JobRecord, Phase, micro_usd_per_hour
-from cordee.schedule.running import is_exempt, min_run_ends_us
+from cordee.schedule.state.records import Attempt, JobRecord, Phase, micro_usd_per_hour
+from cordee.schedule.state.running import is_exempt, min_run_ends_us
 
 if TYPE_CHECKING:
-    from cordee.schedule.state import State
+    from cordee.schedule.state.state import State
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PREEMPTED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)

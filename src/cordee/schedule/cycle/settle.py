@@ -38,12 +38,12 @@ from cordee.events import (
     RanksEnded,
 )
 from cordee.ids import JobId, attempt_name
-from cordee.schedule.draft import Draft, emit, guarded
-from cordee.schedule.notice import notice
+from cordee.schedule.cycle.draft import Draft, emit, guarded
+from cordee.schedule.preemption.notice import notice
 from cordee.schedule.quota.limits import is_used_up
-from cordee.schedule.records import Attempt, JobRecord, Phase
-from cordee.schedule.state import State
-from cordee.schedule.transitions import used_up_day
+from cordee.schedule.state.records import Attempt, JobRecord, Phase
+from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import used_up_day
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
 
 ATTEMPTS_WITHOUT_COMMIT = 3

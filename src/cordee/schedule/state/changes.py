@@ -1,7 +1,7 @@
 """Counts of the changes to a state, by which the scheduler knows whether earlier results still hold."""
 
 from cordee.events import Event
-from cordee.schedule.journal import Journal
+from cordee.schedule.state.journal import Journal
 
 
 class Changes:

@@ -1,0 +1,1 @@
+"""The scheduling cycle and its steps: settle, order, try, reserve, grow, wake."""
