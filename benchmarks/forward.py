@@ -30,6 +30,7 @@ from cordee.events import AttemptPlaced, Event, JobEnded, JobSubmitted
 from cordee.ids import JobId
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run
 from cordee.simulate.traces import open_trace
@@ -82,7 +83,7 @@ def told(log: tuple[Event, ...], sample: set[JobId], asked: argparse.Namespace) 
     submitted: dict[JobId, int] = {}
     waits, lives = deque[int](maxlen=100), deque[int](maxlen=100)
     for event in log:
-        state.apply(event)
+        apply(state, event)
         if isinstance(event, AttemptPlaced) and event.epoch == 1:
             waits.append(event.at_us - submitted[event.job_id])
         elif isinstance(event, JobEnded):

@@ -19,6 +19,7 @@ from cordee.ids import JobId
 from cordee.schedule.forecast.forward import Arrival, Draw, forward
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 from cordee.simulate.cluster import cluster
 from cordee.simulate.run import Submission, run
 from cordee.simulate.synthetic import Synthetic
@@ -71,7 +72,7 @@ def compared(world: dict[str, Any], seeds: int, *, halved: bool) -> dict[str, An
         for number in range(1, MOMENTS + 1):
             now_us, state = jobs[-1].at_us * number // (MOMENTS + 1), State()
             for event in islice(log, sum(event.at_us <= now_us for event in log)):
-                state.apply(event)
+                apply(state, event)
             watch = sorted(state.waiting.job_ids())
             if not watch:
                 continue

@@ -47,6 +47,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import State, enact
+from cordee.schedule.state.transitions import apply
 from cordee.view.chart import Axis, Line, chart_svg
 
 S = 1_000_000
@@ -85,12 +86,12 @@ class Bench:
 
     def fill(self) -> float:
         """An empty cluster, and twice as many gangs as it holds: the seconds of the first cycle."""
-        self.state.apply(ServerUp(at_us=self.now_us))
+        apply(self.state, ServerUp(at_us=self.now_us))
         for number in range(self.nodes):
-            self.state.apply(NodeUp(at_us=self.now_us, node=self.node(number, 1)))
+            apply(self.state, NodeUp(at_us=self.now_us, node=self.node(number, 1)))
         quota = 8 * self.nodes // (2 * QUEUES)
         queues = tuple(Queue(name=f"q{each}", quota_gpus=quota, weight=1 + each % 3) for each in range(QUEUES))
-        self.state.apply(QueuesSet(at_us=self.now_us, queues=queues))
+        apply(self.state, QueuesSet(at_us=self.now_us, queues=queues))
         for _ in range(2 * int(0.8 * self.nodes)):
             self.submit(self.dice.choice(SIZES))
         self.cycle("fill")
@@ -133,7 +134,7 @@ class Bench:
             protected=True,
             grace_us=60 * S,
         )
-        self.state.apply(JobSubmitted(at_us=self.now_us, job=job, spec=""))
+        apply(self.state, JobSubmitted(at_us=self.now_us, job=job, spec=""))
         return job.job_id
 
     # -- a cycle ---------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class Bench:
             if isinstance(event, AttemptPlaced):
                 at_us, job_id, epoch = self.now_us, event.job_id, event.epoch
                 for lease in event.leases:
-                    self.state.apply(RanksStarted(at_us=at_us, job_id=job_id, epoch=epoch, node=lease.node))
+                    apply(self.state, RanksStarted(at_us=at_us, job_id=job_id, epoch=epoch, node=lease.node))
             elif isinstance(event, NoticeGiven):
                 self.later(self.dice.randrange(1000, 30_000) * 1000, LEAVES, event.job_id)
         begin = time.process_time()
@@ -183,7 +184,7 @@ class Bench:
             return None
         if kind == BACK:
             epoch = self.state.nodes.records[whom].node.epoch + 1
-            self.state.apply(NodeUp(at_us=self.now_us, node=self.node(int(whom[1:]), epoch)))
+            apply(self.state, NodeUp(at_us=self.now_us, node=self.node(int(whom[1:]), epoch)))
             return None
         if kind == ENDS and whom:
             if whom in self.state.attempts:
@@ -215,13 +216,13 @@ class Bench:
         for lease in attempt.held if attempt is not None else ():
             assert attempt is not None
             ended = RanksEnded(at_us=self.now_us, job_id=job_id, epoch=attempt.epoch, node=lease.node, outcome=outcome)
-            self.state.apply(ended)
+            apply(self.state, ended)
 
     def lose(self) -> None:
         """A node and all gangs on it; it comes back two minutes later."""
         name = self.state.attempts[self.dice.choice(self.running())].held[0].node
         epoch = self.state.nodes.records[name].node.epoch
-        self.state.apply(NodeDown(at_us=self.now_us, node=name, epoch=epoch, why="silent"))
+        apply(self.state, NodeDown(at_us=self.now_us, node=name, epoch=epoch, why="silent"))
         for job_id, attempt in list(self.state.attempts.items()):
             if any(lease.node == name for lease in attempt.held):
                 self.end(job_id, Outcome.LOST)

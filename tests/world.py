@@ -34,6 +34,7 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule import Policy, State, enact
 from cordee.schedule.gang import Gang, Reporter, Work
+from cordee.schedule.state.transitions import apply
 
 S = 1_000_000
 HOUR = 3600 * S
@@ -104,7 +105,7 @@ class World:
         for event in events:
             self.now_us = max(self.now_us, event.at_us)
             self.log.append(event)
-            self.state.apply(event)
+            apply(self.state, event)
             self.ledger.apply(event)
         return self
 

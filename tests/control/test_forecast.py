@@ -13,6 +13,7 @@ from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 
 S = 1_000_000
 A, B = JobId("a-aaaaaa"), JobId("b-bbbbbb")
@@ -24,16 +25,16 @@ def job(job_id: JobId) -> Job:
 
 
 def submit(state: State, one: Job, at_us: int) -> None:
-    state.apply(JobSubmitted(at_us=at_us, job=one, spec=""))
+    apply(state, JobSubmitted(at_us=at_us, job=one, spec=""))
     for decided in decide(state, at_us).events:
-        state.apply(decided)
+        apply(state, decided)
 
 
 @pytest.fixture
 def state() -> State:
     """Return a node on which such jobs ran for 20 to 29 minutes; A runs since a minute, and B waits for it."""
     state = State()
-    state.apply(NodeUp(at_us=0, node=NODE))
+    apply(state, NodeUp(at_us=0, node=NODE))
     for minutes in range(20, 30):
         state.history.add(job(A), minutes * 60 * S)
     for each in (A, B):

@@ -20,6 +20,7 @@ from cordee.ids import JobId
 from cordee.schedule import decide
 from cordee.schedule.explain import explain
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 from cordee.simulate.engine import Engine
 from cordee.simulate.store import MemoryStore
 from cordee.units import US_PER_S
@@ -266,7 +267,7 @@ class FaultWorld:
             self.events += 1
             self.note(event)
             self.invariants.apply(event)
-            self.shadow.apply(event)
+            apply(self.shadow, event)
         for source, seq in marks:
             assert seq > self.marks.get(source, 0), f"the mark of {source} goes from {self.marks.get(source)} to {seq}"
             self.marks[source] = seq
@@ -351,10 +352,10 @@ class FaultWorld:
         alone, at_us = State(self.policy), self.engine.now_us()
         for each in self.invariants.nodes.values():
             if each.up and not each.reclaimed and not each.cordoned:
-                alone.apply(NodeUp(at_us=at_us, node=each.node))
+                apply(alone, NodeUp(at_us=at_us, node=each.node))
         if state.quotas.queues:
-            alone.apply(QueuesSet(at_us=at_us, queues=state.quotas.queues))
-        alone.apply(JobSubmitted(at_us=at_us, job=state.jobs[job_id].job, spec="{}"))
+            apply(alone, QueuesSet(at_us=at_us, queues=state.quotas.queues))
+        apply(alone, JobSubmitted(at_us=at_us, job=state.jobs[job_id].job, spec="{}"))
         return any(isinstance(event, AttemptPlaced) for event in decide(alone, at_us).events)
 
 

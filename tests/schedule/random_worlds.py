@@ -25,6 +25,7 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule import Reason, State, decide, explain
 from cordee.schedule.state.order import is_below
+from cordee.schedule.state.transitions import apply
 from world import S, World, job, node
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
@@ -235,7 +236,7 @@ def comes_to_its_end_and_keeps_its_promises(up, submitted, broken, deaf, breaks)
             assert explain(world.state, job_id, world.now_us).reason in NEVER_RUN, "a job that can run has run"
     again = State()
     for event in world.log:
-        again.apply(event)
+        apply(again, event)
     assert again.snapshot() == world.state.snapshot(), "replaying the log gives the same state"
 
 
@@ -290,7 +291,7 @@ def keeps_the_rules_of_queues(up, submitted, broken, deaf, breaks, tree, which):
     assert not world.errors and not world.state.attempts
     again = State()
     for event in world.log:
-        again.apply(event)
+        apply(again, event)
     assert again.snapshot() == world.state.snapshot(), "replaying the log gives the same state"
     for job_id, record in world.state.jobs.items():
         if not record.phase.ended and world.state.quotas.never(record.job) is None:
@@ -328,7 +329,7 @@ def the_log_keeps_the_rules(world: World) -> None:
             gpus = sum(len(lease.gpus) for lease in event.leases)
             refusal = state.quotas.admits(state.jobs[event.job_id].job, event.at_us, gpus)
             assert refusal is None, f"{event.job_id} was placed although {refusal.text}"
-        state.apply(event)
+        apply(state, event)
 
 
 WORLDS = {

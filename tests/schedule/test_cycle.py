@@ -9,6 +9,7 @@ from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide, enact
 from cordee.schedule.cycle import claims as claims_module
 from cordee.schedule.cycle import settle as lifecycle_module
+from cordee.schedule.state.transitions import apply
 from world import S, World, brief, job, node, ranks_ended
 
 FIRST_COME = Policy(order="fifo")  # a reservation for the first that waits, however short it has waited
@@ -169,7 +170,7 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
 
     def broken(index, asking, candidates, **more):
         if asking.job_id == "bad":
-            world.state.apply(NodeDown(at_us=0, node="n1", epoch=1, why="a trace"))
+            apply(world.state, NodeDown(at_us=0, node="n1", epoch=1, why="a trace"))
             raise ZeroDivisionError
         return place(index, asking, candidates, **more)
 
@@ -189,8 +190,8 @@ def test_what_is_enacted_is_what_is_decided_and_then_applied_and_what_is_refused
     world = World(*log).play(until_s=2).tell(*more)
     asked, enacted = State(), State()
     for event in world.log:
-        asked.apply(event)
-        enacted.apply(event)
+        apply(asked, event)
+        apply(enacted, event)
     decision = decide(asked, world.now_us)
     assert brief(decision.events)[0].startswith("notice") and len(decision.events) > 2, brief(decision.events)
     before = enacted.snapshot()
@@ -204,7 +205,7 @@ def test_what_is_enacted_is_what_is_decided_and_then_applied_and_what_is_refused
     written = []
     assert enact(enacted, world.now_us, None, lambda events: written.extend(events) or events) == decision
     for event in decision.events:
-        asked.apply(event)
+        apply(asked, event)
     assert tuple(written) == decision.events and enacted.snapshot() == asked.snapshot()
 
 
@@ -212,7 +213,7 @@ def test_what_was_written_down_with_another_time_is_what_holds():
     world, at_us = World(node("n1"), job("a", 8)), 7
     enact(world.state, 9, None, lambda events: [replace(each, at_us=at_us) for each in events])
     again = World(node("n1"), job("a", 8)).state
-    again.apply(replace(decide(again, 9).events[0], at_us=at_us))
+    apply(again, replace(decide(again, 9).events[0], at_us=at_us))
     assert world.state.snapshot() == again.snapshot() and world.state.attempts["a"].placed_us == at_us
 
 

@@ -15,6 +15,7 @@ from cordee.schedule.forecast.forward import Ahead, Arrival, Draw, forward
 from cordee.schedule.forecast.run_times import drawn_us
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.gang import Work
+from cordee.schedule.state.transitions import apply
 from cordee.simulate.run import Submission, run
 from world import S, World, job, node
 
@@ -73,7 +74,7 @@ def test_perfect_run_times_give_what_the_simulator_does(seed: int, policy: str, 
     happened = fates_of(log)
     state = State(NAMED[policy])
     for event in log[: 1 + len(nodes)]:
-        state.apply(event)
+        apply(state, event)
     assert len(state.nodes.records) == len(nodes) and not state.jobs
     coming = [Arrival(at_us=each.at_us, job=each.job, left_us=each.work.steps * S) for each in submissions]
     seen = forward(Snapshot(state), 0, Draw(left_us={}, arrivals=coming), list(happened), until_us=FAR_US)
@@ -92,7 +93,7 @@ def test_from_the_middle_of_a_run_too(seed: int):
     state = State(policy)
     for event in log:
         if event.at_us <= cut_us:
-            state.apply(event)
+            apply(state, event)
     left_us, coming = {}, []
     for each in submissions:
         job_id, long_us = each.job.job_id, each.work.steps * S
@@ -151,9 +152,9 @@ def test_a_copy_goes_its_own_way():
     world.cycle()
     before = world.state.snapshot()
     copy = Snapshot(world.state).restore()
-    copy.apply(job("c", 4, "production"))
+    apply(copy, job("c", 4, "production"))
     for event in decide(copy, world.now_us).events:
-        copy.apply(event)
+        apply(copy, event)
     assert JobId("c") in copy.attempts
     assert world.state.snapshot() == before
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from cordee.events import CheckpointCommitted, Lease, NodeDown, RanksStarted
 from cordee.ids import JobId
 from cordee.schedule import Attempt, decide, explain
-from cordee.schedule.preemption.loss import Cost, charge, expected_loss
 from cordee.schedule.preemption import knapsack
 from cordee.schedule.preemption.knapsack import Victim, choose
+from cordee.schedule.preemption.loss import Cost, charge, expected_loss
 from world import HOUR, PRICE, S, World, brief, job, node, ranks_ended
 
 

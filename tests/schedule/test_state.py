@@ -20,6 +20,7 @@ from cordee.events import (
 )
 from cordee.ids import JobId
 from cordee.schedule import State
+from cordee.schedule.state.transitions import apply
 from world import S, World, job, node, ranks_ended
 
 A, B, NOBODY = JobId("a"), JobId("b"), JobId("nobody")
@@ -66,7 +67,7 @@ STALE = {
 @pytest.mark.parametrize("what", STALE)
 def test_stale_events_change_nothing(world, what):
     before = world.state.snapshot()
-    world.state.apply(STALE[what]())
+    apply(world.state, STALE[what]())
     assert world.state.snapshot() == before
 
 
@@ -74,7 +75,7 @@ def test_a_rank_group_ends_once(world):
     (first, _) = ranks_ended(world, "a", "finished")
     world.tell(first)
     before = world.state.snapshot()
-    world.state.apply(first)
+    apply(world.state, first)
     assert world.state.snapshot() == before
     assert world.state.nodes.free.free(("H100", "on-demand")) == 8
 
@@ -85,28 +86,28 @@ def test_a_commit_covers_what_ran_before_its_capture_and_an_older_step_changes_n
         return CheckpointCommitted(at_us=at_s * S, job_id=A, epoch=2, step=step, **more)
 
     for event in (commit(900, 50, 10), commit(950, 40, 0)):
-        world.state.apply(event)
+        apply(world.state, event)
     attempt = world.state.attempts[A]
     assert (attempt.captured_us, attempt.committed_step) == (890 * S, 50)
 
 
 def test_a_gpu_cannot_be_leased_twice(world):
     with pytest.raises(AssertionError, match=r"b leases GPUs \(0,\) of n1 twice"):
-        world.state.apply(AttemptPlaced(at_us=0, job_id=B, epoch=1, leases=(Lease(node="n1", gpus=(0,)),)))
+        apply(world.state, AttemptPlaced(at_us=0, job_id=B, epoch=1, leases=(Lease(node="n1", gpus=(0,)),)))
 
 
 def test_what_if_takes_back_everything_also_nested_and_after_an_error(world):
     before = world.state.snapshot()
     with world.state.journal.what_if():
-        world.state.apply(KillOrdered(at_us=10**9, job_id=A, epoch=2, why=""))
+        apply(world.state, KillOrdered(at_us=10**9, job_id=A, epoch=2, why=""))
         inner = world.state.snapshot()
         assert inner != before
         with pytest.raises(RuntimeError), world.state.journal.what_if():
             for event in ranks_ended(world, "a", "killed"):
-                world.state.apply(event)
-            world.state.apply(AttemptEnded(at_us=10**9, job_id=A, epoch=2, outcome=Outcome.KILLED, why=""))
-            world.state.apply(JobEnded(at_us=10**9, job_id=A, state="failed", why=""))
-            world.state.apply(node("n3", 4, "A100"))
+                apply(world.state, event)
+            apply(world.state, AttemptEnded(at_us=10**9, job_id=A, epoch=2, outcome=Outcome.KILLED, why=""))
+            apply(world.state, JobEnded(at_us=10**9, job_id=A, state="failed", why=""))
+            apply(world.state, node("n3", 4, "A100"))
             raise RuntimeError
         assert world.state.snapshot() == inner
     assert world.state.snapshot() == before
@@ -115,12 +116,12 @@ def test_what_if_takes_back_everything_also_nested_and_after_an_error(world):
 def test_the_log_gives_the_same_state_through_json(world):
     again = State()
     for event in world.log:
-        again.apply(decode(encode(event)))
+        apply(again, decode(encode(event)))
     assert again.snapshot() == world.state.snapshot()
 
 
 def test_gpus_of_foreign_processes_are_not_free_and_a_report_changes_that():
     state = World(node("n1", unavailable=(0, 1))).state
     assert state.nodes.free.free(("H100", "on-demand")) == 6
-    state.apply(node("n1", unavailable=(0, 1, 2), at_us=S))
+    apply(state, node("n1", unavailable=(0, 1, 2), at_us=S))
     assert state.nodes.free.free(("H100", "on-demand")) == state.nodes.free.usable(("H100", "on-demand")) == 5

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from cordee.events import CheckpointCommitted, NoticeGiven, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule import Policy
-from cordee.schedule.state.failed_searches import Scope
-from cordee.schedule.preemption.loss import charge
-from cordee.schedule.state.order import level
 from cordee.schedule.placement.place import fits, need_of
+from cordee.schedule.preemption.loss import charge
 from cordee.schedule.preemption.victims import VictimSearch
+from cordee.schedule.state.failed_searches import Scope
+from cordee.schedule.state.order import level
+from cordee.schedule.state.transitions import apply
 from world import S, World, brief, job, node
 
 POOL = (("H100", "on-demand"),)
@@ -50,7 +51,7 @@ def frees(world: World, chosen, asking) -> bool:
         for job_id in chosen:
             attempt = world.state.attempts[job_id]
             leaves = {"reason": NoticeReason.PREEMPT, "deadline_us": world.now_us}
-            world.state.apply(NoticeGiven(at_us=world.now_us, job_id=job_id, epoch=attempt.epoch, **leaves))
+            apply(world.state, NoticeGiven(at_us=world.now_us, job_id=job_id, epoch=attempt.epoch, **leaves))
         return fits(world.state.nodes.soon, asking, tuple(world.state.nodes.free.kinds))
 
 

@@ -16,6 +16,7 @@ from cordee.schedule.explain import Reason, explain
 from cordee.schedule.forecast.snapshot import Snapshot
 from cordee.schedule.state.records import micro_usd_per_hour
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 from cordee.units import US_PER_HOUR
 
 
@@ -24,7 +25,7 @@ def rehearse(
 ) -> RehearsalView:
     """Submit the job to this copy of the state and return the consequences; with draws, also a forecast."""
     job = admitted.job
-    state.apply(JobSubmitted(at_us=now_us, job=job, spec=""))
+    apply(state, JobSubmitted(at_us=now_us, job=job, spec=""))
     events = decide(state, now_us).events
     explanation = explain(state, job.job_id, now_us)
     ahead = forecast_of(state, now_us, job.job_id, draws, steps_left)

@@ -33,6 +33,7 @@ from cordee.schedule import enact
 from cordee.schedule.policy import Policy
 from cordee.schedule.quota.queues import check
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 
 
 @dataclass(slots=True)
@@ -270,7 +271,7 @@ class Control:
 
     def _apply(self, number: int, event: Event) -> None:
         try:
-            self.state.apply(event)
+            apply(self.state, event)
             self.ledger.apply(event)
             self.measurements.apply(event)
         except Exception as error:

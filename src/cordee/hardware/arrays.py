@@ -1,4 +1,4 @@
-"""Types of the formulas: each takes numbers of one layout, or arrays with one element for each of many layouts."""
+"""Types of arrays, and of formulas that take numbers of one layout or arrays with one element for each of many."""
 
 from typing import cast
 

@@ -13,6 +13,7 @@ from cordee.schedule.cycle.claims import release_claims
 from cordee.schedule.cycle.cycle import run
 from cordee.schedule.policy import Policy
 from cordee.schedule.state.state import Idle, State
+from cordee.schedule.state.transitions import apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ def _decided(state: State, now_us: int, policy: Policy | None, write: Write | No
             state.journal.keep()
     if not as_decided:  # The clock was set back while the decision was made.
         for event in written:
-            state.apply(event)
+            apply(state, event)
     if not imagined:  # Results inside a what-if say nothing about the state outside of it.
         state.idle = None if draft.errors else idle
         state.failed_searches = draft.failed.preemptions

@@ -11,16 +11,16 @@ from cordee.events import AttemptPlaced, Behind, Capacity, Job, Lease, NoticeGiv
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle.cycle import run
 from cordee.schedule.cycle.draft import Draft
-from cordee.schedule.state.failed_searches import FailedSearches
 from cordee.schedule.cycle.heads import turn_of, turns
 from cordee.schedule.cycle.settle import ATTEMPTS_WITHOUT_COMMIT
-from cordee.schedule.preemption.loss import min_run_us
-from cordee.schedule.state.order import is_below
 from cordee.schedule.placement.entry import mask_of
 from cordee.schedule.placement.place import fits, need_of, pools
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.quota.bounds import Bound, Refusal
+from cordee.schedule.state.failed_searches import FailedSearches
+from cordee.schedule.state.order import is_below
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
+from cordee.schedule.state.running import min_run_us
 from cordee.schedule.state.state import State
 from cordee.units import US_PER_S, format_duration
 

@@ -20,6 +20,7 @@ from cordee.events import (
 from cordee.schedule import decide
 from cordee.schedule.policy import Policy
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 from cordee.simulate.metrics import Metrics, Summary
 from cordee.simulate.observed import ObservedLog
 from cordee.simulate.run import run
@@ -57,7 +58,7 @@ def audit(log: Sequence[Event], policy: Policy) -> Audit:
             if tuple(group) != decided:
                 differences.append(Difference(number=number, logged=tuple(group), decided=decided))
         for event in group:
-            state.apply(event)
+            apply(state, event)
     return Audit(moments=moments, decisions=decisions, differences=tuple(differences))
 
 

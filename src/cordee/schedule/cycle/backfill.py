@@ -6,13 +6,12 @@ A job may start on reserved GPUs if they are free again in time: it can be preem
 from cordee.events import Lease
 from cordee.ids import JobId
 from cordee.schedule.cycle.draft import Draft, guarded
-from cordee.schedule.preemption.loss import min_run_us
 from cordee.schedule.cycle.nominate import Nominee, refusal_of, start
-from cordee.schedule.state.order import level
-from cordee.schedule.placement.place import need_of, pools
-from cordee.schedule.state.records import NEVER, JobRecord
 from cordee.schedule.cycle.reservation import Reservation, soonest
-from cordee.schedule.state.running import is_exempt
+from cordee.schedule.placement.place import need_of, pools
+from cordee.schedule.state.order import level
+from cordee.schedule.state.records import NEVER, JobRecord
+from cordee.schedule.state.running import is_exempt, min_run_us
 from cordee.schedule.state.state import State
 from cordee.schedule.state.waiting import Line
 

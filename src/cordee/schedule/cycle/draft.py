@@ -6,14 +6,15 @@ from functools import partial
 
 from cordee.events import Event, Job, Lease
 from cordee.ids import JobId
-from cordee.schedule.state.failed_searches import FailedSearches
-from cordee.schedule.state.overdue import gpus_left, overdue
+from cordee.schedule.cycle.reservation import Reservation
 from cordee.schedule.placement.entry import Kind
 from cordee.schedule.preemption.preempt import Preemption
 from cordee.schedule.quota.held import Held
 from cordee.schedule.quota.quotas import Vacated
-from cordee.schedule.cycle.reservation import Reservation
+from cordee.schedule.state.failed_searches import FailedSearches
+from cordee.schedule.state.overdue import gpus_left, overdue
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 from cordee.schedule.state.waiting import LineKey, Shape
 
 Promise = tuple[Job, Held, Vacated]
@@ -108,7 +109,7 @@ def new_draft(state: State, now_us: int) -> Draft:
 
 def emit(state: State, draft: Draft, event: Event) -> None:
     """Decide on an event and apply it, so that later steps see it."""
-    state.apply(event)
+    apply(state, event)
     draft.events.append(event)
 
 

@@ -4,11 +4,12 @@ from cordee.events import Lease, NoticeReason
 from cordee.ids import JobId
 from cordee.schedule.cycle.claims import claim_leases
 from cordee.schedule.cycle.draft import Draft, emit, guarded
-from cordee.schedule.preemption.notice import notice
 from cordee.schedule.placement.place import place, pools
 from cordee.schedule.policy import Policy
+from cordee.schedule.preemption.notice import notice
 from cordee.schedule.state.records import Attempt, JobRecord
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 
 PAYS = 4
 """The least ratio of the time that growing saves to the time that the save and the restart take."""
@@ -54,7 +55,7 @@ def _larger_place(state: State, draft: Draft, attempt: Attempt) -> tuple[Lease, 
     """Return a place for an attempt on more GPUs, once it has left its present ones; None if there is none."""
     job, candidates = attempt.job, pools(attempt.job, draft.kinds)
     mark = state.journal.mark()
-    state.apply(notice(attempt, NoticeReason.RESIZE, draft.now_us))
+    apply(state, notice(attempt, NoticeReason.RESIZE, draft.now_us))
     leases = None
     for size in (job.gpus, *job.sizes):
         if size <= attempt.gpus:

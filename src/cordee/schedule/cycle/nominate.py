@@ -4,7 +4,14 @@ from typing import NamedTuple
 
 from cordee.events import AttemptPlaced, Job
 from cordee.ids import JobId
-from cordee.schedule.cycle.claims import Leases, claim_leases, find_place, holdings_changed, open_earmarked, vacated_place
+from cordee.schedule.cycle.claims import (
+    Leases,
+    claim_leases,
+    find_place,
+    holdings_changed,
+    open_earmarked,
+    vacated_place,
+)
 from cordee.schedule.cycle.draft import Draft, emit
 from cordee.schedule.cycle.heads import shrinks_for
 from cordee.schedule.placement.place import pools

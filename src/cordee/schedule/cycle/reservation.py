@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cordee.events import Job, Lease
-from cordee.schedule.arrays import Bools, Ints
+from cordee.hardware.arrays import Ints, Mask
 from cordee.schedule.placement.entry import gpus_of
 from cordee.schedule.placement.need import DOMAIN_HEIGHTS, Need
 from cordee.schedule.placement.view import Pool
@@ -53,7 +53,7 @@ def soonest(state: State, job: Job, pool: Pool, need: Need, now_us: int) -> Rese
     return Reservation(job=job, pool=pool, starts_by_us=by_us, kept=tuple(kept), nodes=names)
 
 
-def _groups(state: State, nodes: Bools, need: Need) -> Iterator[Bools]:
+def _groups(state: State, nodes: Mask, need: Need) -> Iterator[Mask]:
     """Yield masks of nodes over which the gang may spread."""
     up = DOMAIN_HEIGHTS.get(need.within or "")
     if up is None:
@@ -69,7 +69,7 @@ def _groups(state: State, nodes: Bools, need: Need) -> Iterator[Bools]:
         yield mask
 
 
-def _soonest(state: State, nodes: Bools, need: Need, now_us: int) -> Found | None:
+def _soonest(state: State, nodes: Mask, need: Need, now_us: int) -> Found | None:
     """Return the better of two orders: units before the rest, and the rest before units."""
     if need.within in ("node", "island"):
         need = Need(need.gpus, 1, 0, need.in_island, None)
@@ -79,7 +79,7 @@ def _soonest(state: State, nodes: Bools, need: Need, now_us: int) -> Found | Non
     return min(found, default=None)
 
 
-def _in_order(state: State, nodes: Bools, sizes: tuple[tuple[int, int], ...], now_us: int) -> Found | None:
+def _in_order(state: State, nodes: Mask, sizes: tuple[tuple[int, int], ...], now_us: int) -> Found | None:
     """Take the given number of parts of each size, one size after the other."""
     columns = state.nodes.columns
     chosen: dict[int, int] = {}
@@ -96,7 +96,7 @@ def _in_order(state: State, nodes: Bools, sizes: tuple[tuple[int, int], ...], no
     return (starts_by_us, kept), sorted(chosen.items())
 
 
-def _openings(state: State, nodes: Bools, size: int, taken: dict[int, int], now_us: int) -> tuple[Ints, Ints, Ints]:
+def _openings(state: State, nodes: Mask, size: int, taken: dict[int, int], now_us: int) -> tuple[Ints, Ints, Ints]:
     """Return each further part of a size that nodes will hold: its time, the GPUs that it lacks now, its node."""
     columns = state.nodes.columns
     free, usable = columns.free.copy(), columns.usable.copy()
@@ -126,7 +126,7 @@ def _openings(state: State, nodes: Bools, size: int, taken: dict[int, int], now_
     return at_us.astype(np.int64), lack.astype(np.int64), np.concatenate([open_now, later, unknown])
 
 
-def _ending(state: State, nodes: Bools, now_us: int) -> tuple[Ints, Ints, Ints]:
+def _ending(state: State, nodes: Mask, now_us: int) -> tuple[Ints, Ints, Ints]:
     """Return the leases on these nodes ordered by node and end: the node, the GPUs, the latest end."""
     rows, leases = state.running.rows.ints, state.running.leases.ints
     row, node, gpus = leases["row"], leases["node"], leases["gpus"]

@@ -30,6 +30,7 @@ from cordee.schedule.gang import Gang, Work
 from cordee.schedule.preemption.loss import late_us
 from cordee.schedule.state.records import NEVER, Attempt
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 
 _AGAIN_MAX = 1_000
 """The number of decisions at one moment that shows a fault of the scheduler."""
@@ -156,7 +157,7 @@ class _Run:
             decision = decide(state, self.now_us)
             decisions += 1
             for event in decision.events:
-                state.apply(event)
+                apply(state, event)
             for event in decision.events:
                 self._carry_out(event)
             again_now = self._at_once or decision.wake_at_us == self.now_us  # a kill without grace is due at once
@@ -194,7 +195,7 @@ class _Run:
             at_us, coming = self._due_us(), self._next
             if coming is not None and coming.at_us <= min(at_us, by_us):
                 self._left_us[coming.job.job_id] = coming.left_us
-                self.state.apply(JobSubmitted(at_us=coming.at_us, job=coming.job, spec=""))
+                apply(self.state, JobSubmitted(at_us=coming.at_us, job=coming.job, spec=""))
                 self._next = next(self._coming, None)
                 from_us = max(from_us, coming.at_us)
                 continue
@@ -266,7 +267,8 @@ class _Run:
             attempt = self.state.attempts[job_id]
             every_us, save_us = attempt.job.checkpoint_every_us, attempt.job.save_us
             at_us += (self.now_us - at_us) // every_us * every_us
-            self.state.apply(
+            apply(
+                self.state,
                 CheckpointCommitted(
                     at_us=at_us, job_id=job_id, epoch=epoch, step=1 + (attempt.committed_step or 0), generation=0,
                     size_bytes=0, stall_us=0, upload_us=save_us,
@@ -315,7 +317,7 @@ class _Run:
         self._run(attempt, train_us, train_us)
         for lease in event.leases:
             started = RanksStarted(at_us=event.at_us, job_id=event.job_id, epoch=event.epoch, node=lease.node)
-            self.state.apply(started)
+            apply(self.state, started)
         self._at_once = True
 
     def _leave_on_notice(self, attempt: Attempt, live: _Live, notice: NoticeGiven) -> None:
@@ -349,5 +351,5 @@ class _Run:
         self._left_at_us[job_id] = at_us
         for lease in self.state.attempts[job_id].held:
             ended = RanksEnded(at_us=at_us, job_id=job_id, epoch=live.epoch, node=lease.node, outcome=live.outcome)
-            self.state.apply(ended)
+            apply(self.state, ended)
         return live.placed_us

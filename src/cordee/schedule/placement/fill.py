@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cordee.schedule.arrays import Bools, Floats, Ints
+from cordee.hardware.arrays import Floats, Ints, Mask
 from cordee.schedule.placement.entry import Entry, gpus_of, mask_of
 from cordee.schedule.placement.need import HIGHEST, Arrangement, Need, Pick
 from cordee.schedule.placement.view import Class, View, holds
@@ -95,7 +95,7 @@ def _by_row(view: View, need: Need) -> tuple[Floats, Floats]:
     return (view.counts @ units)[:rows], (view.counts @ rests)[:rows] if need.rest else np.zeros(rows)
 
 
-def _enough(units: Floats, rests: Floats, need: Need) -> Bools:
+def _enough(units: Floats, rests: Floats, need: Need) -> Mask:
     enough = units >= need.units
     return (units > need.units) | (enough & (rests > 0)) if need.rest else enough
 

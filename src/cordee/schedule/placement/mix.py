@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cordee.events import Job
-from cordee.schedule.arrays import Floats, Ints
+from cordee.hardware.arrays import Floats, Ints
 from cordee.schedule.placement.entry import host_request
 
 Ask = tuple[int, int, int, int]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cordee.schedule.arrays import Floats, Ints
+from cordee.hardware.arrays import Floats, Ints
 from cordee.schedule.placement.entry import Entry, Kind
 from cordee.schedule.placement.mix import Ask, Learnt, Mix, Table
 from cordee.schedule.placement.view import Feed

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cordee.schedule.arrays import Floats, Ints
+from cordee.hardware.arrays import Floats, Ints
 from cordee.schedule.placement.domains import DomainTree
 from cordee.schedule.placement.entry import Entry, Kind
 from cordee.schedule.placement.need import Arrangement, Need

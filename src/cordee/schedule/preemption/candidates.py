@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
+from cordee.hardware.arrays import Floats, Ints, Mask
 from cordee.ids import JobId
-from cordee.schedule.arrays import Bools, Floats, Ints
+from cordee.schedule.placement.view import Pool
 from cordee.schedule.state.failed_searches import Scope
 from cordee.schedule.state.order import TIERS, counts_service
-from cordee.schedule.placement.view import Pool
 from cordee.schedule.state.records import NEVER, Attempt
 from cordee.schedule.state.state import State
 from cordee.units import US_PER_HOUR
@@ -90,7 +90,7 @@ class Field:
         node: the node of each lease.
     """
 
-    nodes: Bools
+    nodes: Mask
     free: Ints
     available: Ints
     gain: Ints
@@ -118,7 +118,7 @@ class Candidates:
         self._seen = self._seen_nodes = -1  # changes of rows, and of nodes
         self._costs = Costs(state, now_us)
         self._standing: Ints | None = None
-        self._turn_over: Bools | None = None
+        self._turn_over: Mask | None = None
         self._worst_standings: dict[tuple[int, bool], int] = {}
         self._reaches: dict[tuple[Scope, frozenset[str]], Reach] = {}
         self._fields: dict[tuple[Scope, Pool, frozenset[str]], Field] = {}
@@ -145,7 +145,7 @@ class Candidates:
             self._standing = self._state.running.standings(self._now_us, levels)
         return self._standing
 
-    def turn_over(self, standing: int) -> Bools:
+    def turn_over(self, standing: int) -> Mask:
         """Return whether the turn of each row is over for its own tier; an overdue job waits for no checkpoint."""
         self._refresh()
         running, now_us = self._state.running, self._now_us
@@ -156,7 +156,7 @@ class Candidates:
             self._turn_over = over & (running.kept_until_us(now_us, self._state.policy) <= now_us)
         return self._turn_over
 
-    def allowed(self, scope: Scope) -> Bools:
+    def allowed(self, scope: Scope) -> Mask:
         """Return for each row whether it may be preempted, or moved, now."""
         running, now_us = self._state.running, self._now_us
         rows, flags = running.rows.ints, running.rows.flags

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from cordee.schedule.arrays import Ints
+from cordee.hardware.arrays import Ints
 from cordee.schedule.placement.need import Need
 from cordee.schedule.preemption.candidates import Field
 

@@ -22,11 +22,6 @@ class Cost(NamedTuple):
     gpu_us: int
 
 
-def min_run_us(job: Job, epoch: int) -> int:
-    """Return the least run time before a preemption; 0 for a first attempt, which has no restart to waste."""
-    return job.min_run_us if epoch > 1 else 0
-
-
 def expected_loss(attempt: Attempt, now_us: int) -> Cost:
     """Return the loss expected from a notice given now."""
     return _loss(attempt, _since_durable_us(attempt, now_us))

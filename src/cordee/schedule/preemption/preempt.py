@@ -10,18 +10,19 @@ from typing import NamedTuple
 
 from cordee.events import Event, Job, KillOrdered, Lease, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.state.failed_searches import Scope
-from cordee.schedule.preemption.loss import charge
-from cordee.schedule.preemption.notice import notice
-from cordee.schedule.state.order import compared_standing, is_below, level
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.place import need_of, place, pools
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.preemption.knapsack import Victim, choose
+from cordee.schedule.preemption.loss import charge
+from cordee.schedule.preemption.notice import notice
 from cordee.schedule.preemption.victims import VictimSearch
 from cordee.schedule.quota.bounds import Bound, Refusal
+from cordee.schedule.state.failed_searches import Scope
+from cordee.schedule.state.order import compared_standing, is_below, level
 from cordee.schedule.state.records import Attempt, JobRecord
 from cordee.schedule.state.state import State
+from cordee.schedule.state.transitions import apply
 
 _TRIES = 8
 """The number of sets tried when one makes less room than was counted (because of CPU, memory, islands, quotas)."""
@@ -240,7 +241,7 @@ class Preemption:
 
     def _try(self, terms: list[Terms], record: JobRecord) -> None:
         for event in self._events(terms, record):
-            self._state.apply(event)
+            apply(self._state, event)
 
     def _events(self, terms: list[Terms], record: JobRecord) -> tuple[Event, ...]:
         return tuple(event for each in terms for event in self._notices(each, record.job.job_id))

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from cordee.hardware.arrays import Floats, Ints, Mask
 from cordee.ids import JobId
-from cordee.schedule.arrays import Bools, Floats, Ints
-from cordee.schedule.state.failed_searches import Scope
-from cordee.schedule.preemption.loss import Cost
 from cordee.schedule.placement.need import DOMAIN_HEIGHTS, Need
 from cordee.schedule.placement.view import Pool
 from cordee.schedule.preemption.candidates import Candidates, Field, Weight
 from cordee.schedule.preemption.counts import Counts
 from cordee.schedule.preemption.knapsack import Victim, choose
+from cordee.schedule.preemption.loss import Cost
+from cordee.schedule.state.failed_searches import Scope
 from cordee.schedule.state.state import State
 
 _EXACT = 10
@@ -59,7 +59,7 @@ class VictimSearch:
             nodes[shut] = False
         if need.within in ("island", "node") or need.units + (need.rest > 0) == 1:
             need = Need(need.gpus, 1, 0, need.in_island, None) if need.within else need
-            groups: Iterable[Bools] = [nodes]
+            groups: Iterable[Mask] = [nodes]
         else:
             groups = self._domains(need, nodes, field)
         found = (self._in_group(group, need, field) for group in groups)
@@ -70,7 +70,7 @@ class VictimSearch:
         )
         return None if best is None else tuple(sorted(self._state.running.jobs[row] for row in best[1]))
 
-    def _domains(self, need: Need, nodes: Bools, field: Field) -> Iterator[Bools]:
+    def _domains(self, need: Need, nodes: Mask, field: Field) -> Iterator[Mask]:
         """Yield masks of nodes over which the gang may spread, each large enough."""
         if need.within is None:
             yield nodes
@@ -87,7 +87,7 @@ class VictimSearch:
                 mask[numbers] = True
                 yield mask
 
-    def _in_group(self, nodes: Bools, need: Need, field: Field) -> list[int] | None:
+    def _in_group(self, nodes: Mask, need: Need, field: Field) -> list[int] | None:
         if self._state.policy.victims in ("newest", "lowest"):
             return self._in_order(nodes, need, field)
         if need.units + (need.rest > 0) == 1:
@@ -106,7 +106,7 @@ class VictimSearch:
 
     # -- one node --------------------------------------------------------------------------------------------
 
-    def _on_one_node(self, nodes: Bools, gpus: int, field: Field) -> list[int] | None:
+    def _on_one_node(self, nodes: Mask, gpus: int, field: Field) -> list[int] | None:
         """Visit nodes in the order of their lower bounds, until no other can be cheaper."""
         there = nodes & (field.available >= gpus)
         if not there.any():
@@ -170,7 +170,7 @@ class VictimSearch:
 
     # -- several nodes ---------------------------------------------------------------------------------------
 
-    def _on_several(self, nodes: Bools, need: Need, field: Field) -> list[int] | None:
+    def _on_several(self, nodes: Mask, need: Need, field: Field) -> list[int] | None:
         smallest = min(need.unit, need.rest or need.unit)
         at = np.flatnonzero(nodes & (field.available >= smallest))
         counts = Counts(need, field, at)
@@ -233,7 +233,7 @@ class VictimSearch:
         cost, jobs = field.cost, self._state.running.jobs
         return counts.needed(chosen, sorted(chosen, key=lambda each: (-cost[each], jobs[each])))
 
-    def _in_order(self, nodes: Bools, need: Need, field: Field) -> list[int] | None:
+    def _in_order(self, nodes: Mask, need: Need, field: Field) -> list[int] | None:
         """Take the newest first, or the lowest tier and priority first, until they suffice (other policies)."""
         at = np.flatnonzero(nodes & (field.available >= min(need.unit, need.rest or need.unit)))
         counts = Counts(need, field, at)

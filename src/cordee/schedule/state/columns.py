@@ -5,12 +5,12 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cordee.schedule.arrays import Bools, Floats, Ints
-from cordee.schedule.state.journal import Journal
+from cordee.hardware.arrays import Floats, Ints, Mask
 from cordee.schedule.placement.entry import Kind
 from cordee.schedule.placement.view import Pool
+from cordee.schedule.state.journal import Journal
 
-Column = Ints | Floats | Bools
+Column = Ints | Floats | Mask
 Cell = int | float | bool
 
 _Number = TypeVar("_Number", np.int64, np.float64, np.bool_)
@@ -117,7 +117,7 @@ class NodeColumns:
         self._free, self._usable = np.zeros(64, np.int64), np.zeros(64, np.int64)
         self._kind: Ints = np.full(64, -1, np.int64)  # -1: nothing can be placed there
         self._kinds: dict[Kind, int] = {}
-        self._masks: dict[Pool, Bools] = {}
+        self._masks: dict[Pool, Mask] = {}
         self._ranks: Ints = np.empty(0, np.int64)
 
     @property
@@ -150,7 +150,7 @@ class NodeColumns:
             self._ranks[np.argsort(np.array(self.names))] = np.arange(len(self.names))
         return self._ranks
 
-    def of_pool(self, pool: Pool) -> Bools:
+    def of_pool(self, pool: Pool) -> Mask:
         """Return a mask of the nodes of these kinds, to be read only."""
         mask = self._masks.get(pool)
         if mask is None:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from cordee.events import Job, Lease, NodeCordoned, NodeDown, NodeReclaimed, NodeUncordoned, NodeUp
-from cordee.schedule.state.changes import Changes
-from cordee.schedule.state.columns import NodeColumns
-from cordee.schedule.state.journal import Journal
 from cordee.schedule.placement.entry import Entry, Used, entry_of, mask_of
 from cordee.schedule.placement.free import FreeIndex
 from cordee.schedule.placement.mix import Mix
 from cordee.schedule.quota.held import NOTHING, Held, offered_by
+from cordee.schedule.state.changes import Changes
+from cordee.schedule.state.columns import NodeColumns
+from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.records import NodeRecord
 from cordee.units import US_PER_HOUR
 

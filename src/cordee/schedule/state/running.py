@@ -7,14 +7,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from cordee.events import Lease
+from cordee.events import Job, Lease
+from cordee.hardware.arrays import Ints, Mask
 from cordee.ids import JobId
-from cordee.schedule.arrays import Bools, Ints
+from cordee.schedule.policy import Policy
 from cordee.schedule.state.columns import Cell, Columns, NodeColumns
 from cordee.schedule.state.journal import Journal
-from cordee.schedule.preemption.loss import min_run_us
 from cordee.schedule.state.order import counts_service, level, pace
-from cordee.schedule.policy import Policy
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord
 
 _INTS = (
@@ -164,7 +163,7 @@ class Running:
         rows = self.rows.ints
         return rows["value"] + rows["pace"] * np.maximum(0, now_us - rows["placed_us"])
 
-    def of_queues(self, names: frozenset[str]) -> Bools:
+    def of_queues(self, names: frozenset[str]) -> Mask:
         """Return for each row whether its job waits in one of these queues."""
         named = np.array([name in names for name in self.queues], np.bool_)  # by their numbers
         return named[self.rows.ints["queue"]]
@@ -217,6 +216,11 @@ def row_values(
 def is_exempt(record: JobRecord) -> bool:
     """Return whether a job was preempted as often as it allows."""
     return record.job.preemptions_max is not None and record.preemptions >= record.job.preemptions_max
+
+
+def min_run_us(job: Job, epoch: int) -> int:
+    """Return the least run time before a preemption; 0 for a first attempt, which has no restart to waste."""
+    return job.min_run_us if epoch > 1 else 0
 
 
 def min_run_ends_us(attempt: Attempt) -> int:

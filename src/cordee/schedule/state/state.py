@@ -1,18 +1,17 @@
 """The state: jobs, live attempts, nodes, queues, and the indexes that make a cycle cheap.
 
-`State` is the one mutable thing of this room. `apply(event)` is the only change, the events of the log in order give
+`State` is the one mutable thing of this room. Only `transitions.apply` changes it, the events of the log in order give
 the same state, and `journal.what_if()` takes back everything applied inside it. Records are frozen and replaced.
-
-`apply` ignores late and repeated reports: a job submitted twice; anything about a job that is not known or has ended;
-anything about an attempt that is not the job's live one (an older epoch, or one that ended); a second RanksEnded of a
-node; a NodeUp or NodeDown of an epoch below the node's newest; Reported, Restored and RankLeft, which are the ledger's.
-A placement that leases a GPU twice is a programming error and is asserted.
 """
 
 from dataclasses import dataclass
 
 from cordee.events import Event
 from cordee.ids import JobId
+from cordee.schedule.placement.mix import Mix
+from cordee.schedule.policy import Policy
+from cordee.schedule.quota.held import Held
+from cordee.schedule.quota.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.state.agenda import Agenda
 from cordee.schedule.state.changes import Changes
 from cordee.schedule.state.failed_searches import FailedSearches
@@ -21,13 +20,8 @@ from cordee.schedule.state.journal import Journal
 from cordee.schedule.state.nodes import Nodes
 from cordee.schedule.state.order import counts_service, standing
 from cordee.schedule.state.overdue import gpus_left, is_overdue
-from cordee.schedule.placement.mix import Mix
-from cordee.schedule.policy import Policy
-from cordee.schedule.quota.held import Held
-from cordee.schedule.quota.quotas import HALF_LIFE_US, Quotas
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import Running, row_values
-from cordee.schedule.state.transitions import HANDLERS
 from cordee.schedule.state.waiting import Waiting
 
 SAFE_PERCENT = 90
@@ -51,7 +45,7 @@ class Idle:
 
 
 class State:
-    """Everything that the scheduler knows; it has one owner, and only `apply` changes it.
+    """Everything that the scheduler knows; it has one owner, and only `transitions.apply` changes it.
 
     Attributes:
         journal: the undo journal of what-ifs.
@@ -92,16 +86,6 @@ class State:
         self.history = History()
         self.idle: Idle | None = None
         self.failed_searches = FailedSearches()
-
-    def apply(self, event: Event) -> None:
-        """Apply one event; a stale one changes nothing."""
-        handler = HANDLERS.get(type(event))
-        if handler is not None:
-            self.nodes.release(event.at_us)
-            before = self.changes.total
-            handler(self, event)  # type: ignore[arg-type]  # The table pairs types of events with their handlers.
-            if self.changes.total != before:
-                self.changes.name(event)
 
     def use(self, policy: Policy) -> None:
         """Index by the rules of another policy."""

@@ -1,13 +1,20 @@
-"""Transitions: the changes that each event makes in the state. Only `State.apply` calls them, and all are journaled."""
+"""Transitions: the changes that each event makes in the state, all of them journaled.
+
+`apply` ignores late and repeated reports: a job submitted twice; anything about a job that is not known or has ended;
+anything about an attempt that is not the job's live one (an older epoch, or one that ended); a second RanksEnded of a
+node; a NodeUp or NodeDown of an epoch below the node's newest; Reported, Restored and RankLeft, which are the ledger's.
+A placement that leases a GPU twice is a programming error and is asserted.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Never
+from typing import Never
 
 from cordee.events import (
     AttemptEnded,
     AttemptPlaced,
     Behind,
     CheckpointCommitted,
+    Event,
     JobEnded,
     JobSubmitted,
     KillOrdered,
@@ -28,15 +35,12 @@ from cordee.events import (
     StopRequested,
 )
 from cordee.ids import JobId
-from cordee.schedule.preemption.loss import min_run_us
 from cordee.schedule.quota.day import DAY_US
 from cordee.schedule.quota.held import held_by
 from cordee.schedule.quota.limits import notice_at_us
 from cordee.schedule.state.records import Attempt, JobRecord, Phase, micro_usd_per_hour
-from cordee.schedule.state.running import is_exempt, min_run_ends_us
-
-if TYPE_CHECKING:
-    from cordee.schedule.state.state import State
+from cordee.schedule.state.running import is_exempt, min_run_ends_us, min_run_us
+from cordee.schedule.state.state import State
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PREEMPTED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)
@@ -44,46 +48,57 @@ _RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, Notice
 """A job that left for one of these lost its place to no other job's turn: it starts again before others of its tier."""
 
 
+def apply(state: State, event: Event) -> None:
+    """Apply one event to the state; a stale one changes nothing."""
+    handler = _HANDLERS.get(type(event))
+    if handler is not None:
+        state.nodes.release(event.at_us)
+        before = state.changes.total
+        handler(state, event)  # type: ignore[arg-type]  # The table pairs types of events with their handlers.
+        if state.changes.total != before:
+            state.changes.name(event)
+
+
 # -- the server, nodes and queues ----------------------------------------------------------------------------
 
 
-def _server_up(state: "State", event: ServerUp) -> None:
+def _server_up(state: State, event: ServerUp) -> None:
     _shut_down(state, False)
 
 
-def _server_shutting_down(state: "State", event: ServerShuttingDown) -> None:
+def _server_shutting_down(state: State, event: ServerShuttingDown) -> None:
     _shut_down(state, True)
 
 
-def _node_up(state: "State", event: NodeUp) -> None:
+def _node_up(state: State, event: NodeUp) -> None:
     state.nodes.up(event)
 
 
-def _node_down(state: "State", event: NodeDown) -> None:
+def _node_down(state: State, event: NodeDown) -> None:
     state.nodes.down(event)
 
 
-def _node_uncordoned(state: "State", event: NodeUncordoned) -> None:
+def _node_uncordoned(state: State, event: NodeUncordoned) -> None:
     state.nodes.uncordoned(event)
 
 
-def _shut_down(state: "State", shutting_down: bool) -> None:
+def _shut_down(state: State, shutting_down: bool) -> None:
     state.journal.note(setattr, state, "shutting_down", state.shutting_down)
     state.shutting_down = shutting_down
     state.changes.count()
 
 
-def _node_reclaimed(state: "State", event: NodeReclaimed) -> None:
+def _node_reclaimed(state: State, event: NodeReclaimed) -> None:
     if state.nodes.reclaimed(event):
         _unsettle(state, event.node)
 
 
-def _node_cordoned(state: "State", event: NodeCordoned) -> None:
+def _node_cordoned(state: State, event: NodeCordoned) -> None:
     if state.nodes.cordoned(event):
         _unsettle(state, event.node)
 
 
-def _submitted(state: "State", event: JobSubmitted) -> None:
+def _submitted(state: State, event: JobSubmitted) -> None:
     job = event.job
     if job.job_id not in state.jobs:
         record = JobRecord(job=job, submitted_us=event.at_us, waits_since_us=event.at_us)
@@ -92,7 +107,7 @@ def _submitted(state: "State", event: JobSubmitted) -> None:
         state.journal.note(state.nodes.free.mix.unseen, state.nodes.free.mix.seen(job, event.at_us))
 
 
-def _stop_requested(state: "State", event: StopRequested) -> None:
+def _stop_requested(state: State, event: StopRequested) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase.ended or (record.stop and (record.stop.now or not event.now)):
         return
@@ -101,7 +116,7 @@ def _stop_requested(state: "State", event: StopRequested) -> None:
     state.changes.count()
 
 
-def _job_ended(state: "State", event: JobEnded) -> None:
+def _job_ended(state: State, event: JobEnded) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase.ended or event.job_id in state.attempts:
         return
@@ -115,7 +130,7 @@ def _job_ended(state: "State", event: JobEnded) -> None:
     state.changes.count()
 
 
-def _queues_set(state: "State", event: QueuesSet) -> None:
+def _queues_set(state: State, event: QueuesSet) -> None:
     state.journal.note(setattr, state, "quotas", state.quotas)
     state.quotas = state.quotas.regrouped(event.queues, event.at_us)
     for job_id in sorted(state.waiting.job_ids()):  # Each user has lines of its own where users have limits.
@@ -125,7 +140,7 @@ def _queues_set(state: "State", event: QueuesSet) -> None:
     state.changes.count()
 
 
-def _placed(state: "State", event: AttemptPlaced) -> None:
+def _placed(state: State, event: AttemptPlaced) -> None:
     record = state.jobs.get(event.job_id)
     if record is None or record.phase is not Phase.QUEUED or event.epoch <= record.epoch:
         return
@@ -165,7 +180,7 @@ def _placed(state: "State", event: AttemptPlaced) -> None:
     state.changes.count(gain=False)
 
 
-def _noticed(state: "State", event: NoticeGiven) -> None:
+def _noticed(state: State, event: NoticeGiven) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is not None and not attempt.leaving:
         if event.reason in _RETURNS:
@@ -175,13 +190,13 @@ def _noticed(state: "State", event: NoticeGiven) -> None:
         _stopping(state, attempt, attempt._replace(notice=event))
 
 
-def _kill_ordered(state: "State", event: KillOrdered) -> None:
+def _kill_ordered(state: State, event: KillOrdered) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is not None and attempt.kill is None:
         _stopping(state, attempt, attempt._replace(kill=event))
 
 
-def _ranks_started(state: "State", event: RanksStarted) -> None:
+def _ranks_started(state: State, event: RanksStarted) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is None or attempt.started_us is not None:
         return
@@ -194,7 +209,7 @@ def _ranks_started(state: "State", event: RanksStarted) -> None:
         state.changes.count()
 
 
-def _committed(state: "State", event: CheckpointCommitted) -> None:
+def _committed(state: State, event: CheckpointCommitted) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is not None and event.step > (attempt.committed_step or -1):
         # Steps that ran during the upload are not in the checkpoint.
@@ -207,7 +222,7 @@ def _committed(state: "State", event: CheckpointCommitted) -> None:
             state.running.set(event.job_id, work_from_us=max(attempt.started_us, captured_us), silent=False)
 
 
-def _behind(state: "State", event: RankBehind) -> None:
+def _behind(state: State, event: RankBehind) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is not None:
         over = event.how is Behind.OVER
@@ -215,7 +230,7 @@ def _behind(state: "State", event: RankBehind) -> None:
             state.journal.put(state.attempts, event.job_id, attempt._replace(behind=None if over else event))
 
 
-def _ranks_ended(state: "State", event: RanksEnded) -> None:
+def _ranks_ended(state: State, event: RanksEnded) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     lease = next((each for each in attempt.held if each.node == event.node), None) if attempt else None
     if attempt is None or lease is None:
@@ -240,7 +255,7 @@ def _ranks_ended(state: "State", event: RanksEnded) -> None:
     state.changes.count()
 
 
-def _attempt_ended(state: "State", event: AttemptEnded) -> None:
+def _attempt_ended(state: State, event: AttemptEnded) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is None or attempt.held:
         return
@@ -270,18 +285,18 @@ def _attempt_ended(state: "State", event: AttemptEnded) -> None:
     state.enqueue(queued)
 
 
-def _live(state: "State", job_id: JobId, epoch: int) -> Attempt | None:
+def _live(state: State, job_id: JobId, epoch: int) -> Attempt | None:
     attempt = state.attempts.get(job_id)
     return attempt if attempt is not None and attempt.epoch == epoch else None
 
 
-def _unsettle(state: "State", node: str) -> None:
+def _unsettle(state: State, node: str) -> None:
     for job_id, attempt in state.attempts.items():
         if any(lease.node == node for lease in attempt.held):
             state.journal.put(state.agenda.unsettled, job_id, None)
 
 
-def used_up_day(state: "State", attempt: Attempt, outcome: Outcome, at_us: int) -> str | None:
+def used_up_day(state: State, attempt: Attempt, outcome: Outcome, at_us: int) -> str | None:
     """Return the use of an attempt as text if it saved nothing and used `MOST_OF_DAY` of its queue's day; else None.
 
     The next attempt could use hardly more than that, so this one counts as failed. A script that saves without this
@@ -294,7 +309,7 @@ def used_up_day(state: "State", attempt: Attempt, outcome: Outcome, at_us: int) 
     return state.quotas.most_of_day(attempt.job, attempt.used_since(at_us - DAY_US))
 
 
-def _stopping(state: "State", before: Attempt, attempt: Attempt) -> None:
+def _stopping(state: State, before: Attempt, attempt: Attempt) -> None:
     job_id = attempt.job.job_id
     state.journal.put(state.attempts, job_id, attempt)
     state.journal.put(state.jobs, job_id, state.jobs[job_id]._replace(phase=Phase.STOPPING))
@@ -309,7 +324,7 @@ def _stopping(state: "State", before: Attempt, attempt: Attempt) -> None:
     state.changes.count()
 
 
-HANDLERS: Mapping[type, Callable[["State", Never], None]] = {
+_HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
     ServerUp: _server_up,
     ServerShuttingDown: _server_shutting_down,
     JobSubmitted: _submitted,
