@@ -4,19 +4,31 @@ A line marks the GPU's memory: a bar that crosses it does not fit. The parts dif
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cordee.units import format_bytes
 from cordee.view.markup import num, palette_css, text, twins
 
-# The parts of a bar from left to right: the names it gathers, its glyphs (Unicode, ASCII), colours (light, dark).
-PARTS: dict[str, tuple[tuple[str, ...], tuple[str, str], tuple[str, str]]] = {
+Parts = Mapping[str, tuple[tuple[str, ...], tuple[str, str], tuple[str, str]]]
+"""The parts of a bar from left to right: the names it gathers, its glyphs (Unicode, ASCII), colours (light, dark)."""
+
+PARTS: Parts = {
     "weights": (("weights",), ("█", "#"), ("#1f4e79", "#5b9bd5")),
     "gradients": (("gradients",), ("▓", "="), ("#2f8f6f", "#4bb08d")),
     "optimizer": (("optimizer",), ("▒", "+"), ("#8a6fb0", "#b39ad6")),
     "activations": (("activations",), ("░", "-"), ("#e3a72f", "#e9b949")),
     "other": (("loss", "buffers", "fragmentation", "context"), ("·", "."), ("#a8a296", "#83807a")),
 }
+"""Memory of a training step."""
+
+SERVING_PARTS: Parts = {
+    "weights": (("weights",), ("█", "#"), ("#1f4e79", "#5b9bd5")),
+    "activations": (("activations",), ("░", "-"), ("#e3a72f", "#e9b949")),
+    "other": (("graphs", "context", "communication"), ("·", "."), ("#a8a296", "#83807a")),
+    "kv": (("kv",), ("▒", "="), ("#2f8f6f", "#4bb08d")),
+}
+"""Memory of an engine: the KV cache takes what the rest leaves."""
+
 LIMIT = ("┃", "|")
 # Bars of layouts that are far too large are cut at so many GPUs' memory, so that the near ones can be compared.
 LONGEST_GPUS = 1.5
@@ -29,6 +41,7 @@ class MemoryBar:
     label: str
     parts: Mapping[str, int]
     note: str = ""
+    shown: Parts = field(default_factory=lambda: PARTS)
 
     @property
     def total_bytes(self) -> int:
@@ -37,8 +50,8 @@ class MemoryBar:
 
     def grouped(self) -> dict[str, int]:
         """Return the parts as they are drawn; parts without a colour of their own are `other`."""
-        named = {name for names, _, _ in PARTS.values() for name in names}
-        groups = {group: sum(self.parts.get(name, 0) for name in names) for group, (names, _, _) in PARTS.items()}
+        named = {name for names, _, _ in self.shown.values() for name in names}
+        groups = {group: sum(self.parts.get(name, 0) for name in names) for group, (names, _, _) in self.shown.items()}
         groups["other"] += sum(size for name, size in self.parts.items() if name not in named)
         return groups
 
@@ -90,6 +103,7 @@ def memory_svg(bars: Sequence[MemoryBar], gpu_memory_bytes: int, *, narrow: bool
     # Seven and a half units a letter at 13 pixels: long names shift the bars, they are never cut.
     width, gutter, right = (420, 0, 8) if narrow else (1080, max(210, round(7.5 * longest)), 150)
     top, row_height = (62, 52) if narrow else (46, 34)
+    shown = bars[0].shown if bars else PARTS
     scale = (width - gutter - right) / full_scale_bytes(bars, gpu_memory_bytes)
     height = top + row_height * len(bars) + 34
     limit_x = gutter + gpu_memory_bytes * scale
@@ -108,7 +122,7 @@ def memory_svg(bars: Sequence[MemoryBar], gpu_memory_bytes: int, *, narrow: bool
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'class="memory {"narrow" if narrow else "wide"}" role="img" '
         f'aria-label="memory of {len(bars)} layouts against {text(format_bytes(gpu_memory_bytes))}">'
-        f"<style>{palette_css()}{_svg_css()}</style>{_legend(gutter, 3 if narrow else len(PARTS))}{rows}"
+        f"<style>{palette_css()}{_svg_css(shown)}</style>{_legend(shown, gutter, 3 if narrow else len(shown))}{rows}"
         f'<path class="limit" d="{limit}"/>'
         f'<text class="limit-name" x="{num(limit_x)}" y="{height - 8}" text-anchor="{anchor}">{limit_name}</text></svg>'
     )
@@ -145,18 +159,18 @@ def _svg_row(bar: MemoryBar, gpu_memory_bytes: int, scale: float, width: int | N
     return "".join(pieces)
 
 
-def _legend(x: float, per_row: int) -> str:
+def _legend(shown: Parts, x: float, per_row: int) -> str:
     pieces = []
-    for index, group in enumerate(PARTS):
+    for index, group in enumerate(shown):
         at, top = x + index % per_row * 120, 8 + index // per_row * 20
         pieces.append(f'<rect class="m-{group}" x="{num(at)}" y="{top}" width="12" height="12" rx="2"/>')
         pieces.append(f'<text class="key" x="{num(at + 18)}" y="{top + 10}">{group}</text>')
     return "".join(pieces)
 
 
-def _svg_css() -> str:
-    light = "".join(f".memory .m-{group}{{fill:{colours[0]}}}" for group, (_, _, colours) in PARTS.items())
-    dark = "".join(f".memory .m-{group}{{fill:{colours[1]}}}" for group, (_, _, colours) in PARTS.items())
+def _svg_css(shown: Parts) -> str:
+    light = "".join(f".memory .m-{group}{{fill:{colours[0]}}}" for group, (_, _, colours) in shown.items())
+    dark = "".join(f".memory .m-{group}{{fill:{colours[1]}}}" for group, (_, _, colours) in shown.items())
     return (
         ".memory text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;fill:var(--ink)}"
         ".memory .key{fill:var(--soft)}.memory .note{font-variant-numeric:tabular-nums}"
