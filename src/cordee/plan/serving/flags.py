@@ -1,0 +1,231 @@
+"""Settings that make vLLM, SGLang, TensorRT-LLM or llama.cpp serve the layout that was chosen.
+
+One record for each engine: its names for the same settings, and the values of formats. Names were read in November 2026
+in vLLM's engine arguments, SGLang's server arguments, the reference of trtllm-serve and llama-server's README.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from cordee.errors import LayoutError
+from cordee.plan.launch import Launch
+from cordee.plan.serving.case import ServingCase
+from cordee.units import plural
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A case with what its settings need beside it: sequences at once, and the fractions of memory that hold its KV.
+
+    Attributes:
+        static_fraction: weights and KV cache over the GPU's memory.
+        free_fraction: KV cache over what weights, activations, graphs and the context leave of the GPU's memory.
+    """
+
+    model: str
+    case: ServingCase
+    replicas: int
+    sequences: int
+    static_fraction: float
+    free_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The names that one engine has for the settings.
+
+    Attributes:
+        command: the words before the settings; `{model}` is the checkpoint.
+        settings: return the settings of a case by their names; a value of "" is a switch.
+        weights: words for a format of the weights; a format in `checkpoints` is a property of the checkpoint instead.
+        kv: the value for a format of the KV cache; "" for the engine's default.
+        lacks: return what the engine does not do of a case.
+        file: return lines of the configuration file that `--config` reads.
+    """
+
+    command: str
+    settings: Callable[[Served], Mapping[str, object]]
+    kv_name: tuple[str, ...]
+    kv: Mapping[str, str]
+    checkpoints: Mapping[str, str]
+    weights: Mapping[str, str] = field(default_factory=dict)
+    lacks: Callable[[ServingCase], list[str]] = lambda _: []
+    file: Callable[[Served], list[str]] = lambda _: []
+
+
+def engine_settings(engine: str, served: Served) -> Launch:
+    """Return the settings for this engine as one command.
+
+    Raises:
+        LayoutError: no such engine.
+    """
+    if engine not in ENGINES:
+        raise LayoutError(f"unknown engine {engine!r}", hint="use " + ", ".join(ENGINES))
+    dialect, case = ENGINES[engine], served.case
+    cannot = dialect.lacks(case)
+    words = [dialect.command.format(model=served.model)]
+    words += [f"{name} {value}".rstrip() for name, value in dialect.settings(served).items() if value is not None]
+    notes = []
+    if case.weights.name in dialect.weights:
+        words.append(dialect.weights[case.weights.name])
+    elif case.weights.name in dialect.checkpoints:
+        notes.append(f"give a checkpoint in {dialect.checkpoints[case.weights.name]}")
+    else:
+        cannot.append(f"weights in {case.weights.name}")
+    if case.kv.name not in dialect.kv:
+        cannot.append(f"a KV cache in {case.kv.name}")
+    elif dialect.kv[case.kv.name]:
+        words += [f"{name} {dialect.kv[case.kv.name]}" for name in dialect.kv_name]
+    if served.replicas > 1:
+        gpus = plural(case.layout.gpus, "GPU")
+        notes.append(f"start it {served.replicas} times, each on {gpus} (CUDA_VISIBLE_DEVICES), behind one router")
+    text = " \\\n    ".join(words)
+    lines = dialect.file(served)
+    if lines:
+        text = "\n".join(["cat > serve.yaml <<'END'", *lines, "END", text + " \\\n    --config serve.yaml"])
+    return Launch(engine, str(case.layout), text, tuple(cannot), tuple(notes))
+
+
+def _many(number: int) -> int | None:
+    """Return a degree of parallelism, or None for 1, which is every engine's default."""
+    return number if number > 1 else None
+
+
+def _vllm(served: Served) -> Mapping[str, object]:
+    case, layout = served.case, served.case.layout
+    return {
+        "--tensor-parallel-size": _many(layout.tp),
+        "--pipeline-parallel-size": _many(layout.pp),
+        "--data-parallel-size": _many(layout.dp),
+        "--enable-expert-parallel": "" if layout.ep else None,
+        "--max-num-seqs": served.sequences,
+        "--max-num-batched-tokens": case.max_batched_tokens,
+        "--max-model-len": case.max_context_tokens,
+        "--gpu-memory-utilization": f"{case.memory_fraction:.3g}",
+    }
+
+
+def _sglang(served: Served) -> Mapping[str, object]:
+    case, layout = served.case, served.case.layout
+    return {
+        # Attention in data-parallel groups divides the tensor-parallel GPUs, so tp-size counts all of them.
+        "--tp-size": _many(layout.tp * layout.dp),
+        "--pp-size": _many(layout.pp),
+        "--dp-size": _many(layout.dp),
+        "--enable-dp-attention": "" if layout.dp > 1 else None,
+        "--ep-size": layout.tp * layout.dp if layout.ep else None,
+        "--max-running-requests": served.sequences,
+        "--chunked-prefill-size": case.max_batched_tokens,
+        "--context-length": case.max_context_tokens,
+        "--mem-fraction-static": f"{served.static_fraction:.3f}",
+    }
+
+
+def _tensorrt_llm(served: Served) -> Mapping[str, object]:
+    case, layout = served.case, served.case.layout
+    return {
+        "--tp_size": _many(layout.tp * layout.dp),
+        "--pp_size": _many(layout.pp),
+        "--ep_size": layout.tp * layout.dp if layout.ep else None,
+        "--max_batch_size": served.sequences,
+        "--max_num_tokens": case.max_batched_tokens,
+        "--max_seq_len": case.max_context_tokens,
+        "--kv_cache_free_gpu_memory_fraction": f"{served.free_fraction:.3f}",
+    }
+
+
+def _tensorrt_llm_file(served: Served) -> list[str]:
+    case = served.case
+    lines = ["enable_chunked_prefill: true"] if case.engine.chunked_prefill else []
+    lines += ["enable_attention_dp: true"] if case.layout.dp > 1 else []
+    kv = {"fp8": "fp8"}.get(case.kv.name)
+    return [*lines, "kv_cache_config:", f"  dtype: {kv}"] if kv else lines
+
+
+def _llama_cpp(served: Served) -> Mapping[str, object]:
+    case, layout = served.case, served.case.layout
+    gpus = layout.gpus
+    return {
+        "--n-gpu-layers": "all",
+        # The context is divided among the slots.
+        "--ctx-size": served.sequences * case.max_context_tokens,
+        "--parallel": served.sequences,
+        "--batch-size": case.max_batched_tokens,
+        "--flash-attn": "on",
+        "--split-mode": None if gpus == 1 else "tensor" if layout.tp > 1 else "layer",
+    }
+
+
+def _llama_cpp_lacks(case: ServingCase) -> list[str]:
+    layout = case.layout
+    lacks = ["tp and pp together"] if layout.tp > 1 and layout.pp > 1 else []
+    lacks += [f"data-parallel attention (dp{layout.dp})"] if layout.dp > 1 else []
+    return lacks + (["expert parallelism"] if layout.ep else [])
+
+
+_HF_CHECKPOINTS = {
+    "int4": "4 bits (AWQ or GPTQ): the engine reads the format from it",
+    "int8": "W8A8 int8 (compressed-tensors): the engine reads the format from it",
+    "int8-wo": "W8A16 int8 (GPTQ): the engine reads the format from it",
+    "mxfp4": "MXFP4: the engine reads the format from it",
+    "nvfp4": "NVFP4 (ModelOpt): the engine reads the format from it",
+    "fp8-block": "FP8 with block scales: the engine reads the format from it",
+}
+
+ENGINES: Mapping[str, Dialect] = {
+    "vllm": Dialect(
+        command="vllm serve {model}",
+        settings=_vllm,
+        weights={
+            "bf16": "--dtype bfloat16",
+            "fp16": "--dtype float16",
+            "fp32": "--dtype float32",
+            "fp8": "--quantization fp8",
+        },
+        checkpoints=_HF_CHECKPOINTS,
+        kv_name=("--kv-cache-dtype",),
+        kv={"bf16": "", "fp16": "", "fp32": "", "fp8": "fp8"},
+    ),
+    "sglang": Dialect(
+        command="python -m sglang.launch_server --model-path {model}",
+        settings=_sglang,
+        weights={
+            "bf16": "--dtype bfloat16",
+            "fp16": "--dtype float16",
+            "fp32": "--dtype float32",
+            "fp8": "--quantization fp8",
+        },
+        checkpoints=_HF_CHECKPOINTS,
+        kv_name=("--kv-cache-dtype",),
+        kv={"bf16": "", "fp16": "", "fp32": "", "fp8": "fp8_e4m3"},
+    ),
+    "tensorrt-llm": Dialect(
+        command="trtllm-serve {model}",
+        settings=_tensorrt_llm,
+        checkpoints={
+            "bf16": "bf16",
+            "fp16": "fp16",
+            "fp8": "FP8 (ModelOpt): the engine reads the format from it",
+            **_HF_CHECKPOINTS,
+        },
+        kv_name=(),
+        kv={"bf16": "", "fp16": "", "fp8": "fp8"},
+        file=_tensorrt_llm_file,
+    ),
+    "llama.cpp": Dialect(
+        command="llama-server --model {model}",
+        settings=_llama_cpp,
+        checkpoints={
+            "bf16": "GGUF BF16",
+            "fp16": "GGUF F16",
+            "fp32": "GGUF F32",
+            "int8-wo": "GGUF Q8_0",
+            "int4": "GGUF Q4_K_M",
+            "mxfp4": "GGUF MXFP4",
+        },
+        kv_name=("--cache-type-k", "--cache-type-v"),
+        kv={"fp16": "", "bf16": "bf16", "fp32": "f32", "int8": "q8_0"},
+        lacks=_llama_cpp_lacks,
+    ),
+}
+"""Engines, by name."""
