@@ -48,7 +48,7 @@ def parse_serving_layout(text: str) -> ServingLayoutWanted:
     for part in re.split(r"[,\s]+", text.strip()):
         match = re.fullmatch(r"(tp|pp|dp|ep)(?:=?(\d+))?", part)
         if match is None or (match[2] is None and match[1] != "ep"):
-            near = difflib.get_close_matches(re.split(r"[=\d]", part)[0], ("tp", "pp", "dp", "ep"), n=1)
+            near = difflib.get_close_matches(re.split(r"[=\d]", part)[0], ("tp", "pp", "dp", "ep"), n=1, cutoff=0.5)
             hint = (f"did you mean {near[0]}? " if near else "") + "write it as tp=2,pp=1,dp=1 or tp=8,ep"
             raise LayoutError(f"layout {text!r} has a part that cannot be read: {part!r}", hint=hint)
         sizes[match[1]] = int(match[2] or 1)
