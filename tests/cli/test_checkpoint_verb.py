@@ -8,7 +8,17 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
+from cordee.cli.checkpoint_document import (
+    CollectedDocument,
+    DiffDocument,
+    ExportDocument,
+    GenerationDocument,
+    ImportDocument,
+    PinDocument,
+    VerificationDocument,
+)
 from cordee.cli.main import main
 from cordee.storage import transfer
 from cordee.storage.destination import open_blobs
@@ -20,53 +30,21 @@ from cordee.train.checkpoint.checkpointer import Checkpointer
 STEPS = (10, 20, 30)
 
 
-def objects(required: dict) -> dict:
-    return {"type": "object", "properties": required, "required": list(required), "additionalProperties": False}
-
-
-def or_null(kind: str) -> dict:
-    return {"type": [kind, "null"]}
-
-
-INT, TEXT = {"type": "integer"}, {"type": "string"}
-TEXTS = {"type": "array", "items": TEXT}
-SCHEMAS = {
-    "ls": {
-        "type": "array",
-        "items": objects(
-            {
-                **dict.fromkeys(
-                    ("generation", "step", "epoch", "bytes", "missing_levels", "stall_us", "uploaded_us"), INT
-                ),
-                "at": or_null("string"),
-                "stored_bytes": or_null("integer"),
-                "world_size": or_null("integer"),
-                "verified": {"type": "boolean"},
-                "pin": or_null("string"),
-            }
-        ),
-    },
-    "verify": {
-        "type": "array",
-        "items": objects(
-            {
-                **dict.fromkeys(("generation", "step", "chunks", "bytes"), INT),
-                "intact": {"type": "boolean"},
-                "bad": {"type": "array", "items": objects({"level": TEXT, "why": TEXT})},
-            }
-        ),
-    },
-    "diff": objects(
-        {
-            **dict.fromkeys(("first", "second", "same", "shared_bytes", "second_bytes"), INT),
-            **dict.fromkeys(("only_first", "only_second", "changed"), TEXTS),
-        }
-    ),
-    "pin": objects({"generation": INT, "step": INT, "pin": or_null("string")}),
-    "gc": objects({"dry_run": {"type": "boolean"}, "retired": {"type": "array", "items": INT}, "deleted": INT}),
-    "export": objects({"step": INT, "bytes": INT, "files": TEXTS}),
-    "import": objects({"generation": INT, "step": INT, "bytes": INT, "pin": or_null("string")}),
+SCHEMAS = json.loads((Path(__file__).parent / "checkpoint_schemas.json").read_text())
+DOCUMENTS: dict[str, TypeAdapter] = {
+    "ls": TypeAdapter(list[GenerationDocument]),
+    "verify": TypeAdapter(list[VerificationDocument]),
+    "diff": TypeAdapter(DiffDocument),
+    "pin": TypeAdapter(PinDocument),
+    "gc": TypeAdapter(CollectedDocument),
+    "export": TypeAdapter(ExportDocument),
+    "import": TypeAdapter(ImportDocument),
 }
+
+
+def test_the_schemas_are_those_of_the_documents() -> None:
+    """After a change that is meant: write these schemas to checkpoint_schemas.json."""
+    assert {verb: document.json_schema(mode="serialization") for verb, document in DOCUMENTS.items()} == SCHEMAS
 
 
 def model() -> torch.nn.Sequential:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from cordee.cli.main import main
 from cordee.plan.document import CurveDocument, PlanDocument
+from cordee.plan.published import Figure
 from cordee.units import format_duration
 from cordee.workload.load import load_shape
 
@@ -400,4 +401,8 @@ def test_figures_that_contradict_themselves_are_marked(capsys: pytest.CaptureFix
     assert text.count("does not") >= 3 and "8 H100s, not 64" in " ".join(text.split())
     with pytest.raises(SystemExit):
         main(["figures", "--json"])
-    assert [figure["holds"] for figure in json.loads(capsys.readouterr().out)].count(False) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert [figure["holds"] for figure in found].count(False) == 3
+    schema = json.loads((Path(__file__).parent / "figures_schema.json").read_text())
+    assert TypeAdapter(list[Figure]).json_schema(mode="serialization") == schema
+    jsonschema.validate(found, schema)

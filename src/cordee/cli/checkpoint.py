@@ -3,24 +3,31 @@
 Nothing here connects to a server or fences a running job: inspecting, pinning and collecting are a visitor's.
 """
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from cordee.cli import terminal
+from cordee.cli.checkpoint_document import (
+    CollectedDocument,
+    DiffDocument,
+    ExportDocument,
+    GenerationDocument,
+    ImportDocument,
+    PinDocument,
+    VerificationDocument,
+)
 from cordee.cli.terminal import Json
 from cordee.errors import CorruptError, InputError, MissingExtraError
-from cordee.units import US_PER_S, format_bytes, plural
+from cordee.units import format_bytes, plural
 from cordee.workload.keep import parse_keep
 
 try:
@@ -63,7 +70,7 @@ def ls(to: To, *, as_json: Json = False) -> None:
     blobs = open_existing(to)
     found = audit.generations(blobs, read_entries(blobs))
     if as_json:
-        print(json.dumps([_listed(each) for each in found], indent=2))
+        terminal.print_json([GenerationDocument.model_validate(each) for each in found])
         return
     if not found:
         print(f"no checkpoints in {to}")
@@ -107,7 +114,7 @@ def verify(
             for entry in chosen
         ]
     if as_json:
-        print(json.dumps([_checked(each) for each in checked], indent=2))
+        terminal.print_json([VerificationDocument.model_validate(each) for each in checked])
     for each in [] if as_json else checked:
         state = f"lost: {each.lost}" if each.lost else "intact"
         if each.bad and not each.lost:
@@ -137,7 +144,7 @@ def diff(to: To, first: str, second: Which = None, *, as_json: Json = False) -> 
     except Damaged as damage:
         raise CorruptError(str(damage), hint="cordee checkpoint verify shows what is intact") from None
     if as_json:
-        print(json.dumps({"first": one.step, "second": two.step, **asdict(found)}, indent=2))
+        terminal.print_json(DiffDocument(first=one.step, second=two.step, **asdict(found)))
         return
     fraction = found.shared_bytes / found.second_bytes if found.second_bytes else 1
     equal = plural(found.same, "tensor is", "tensors are")
@@ -168,8 +175,8 @@ def pin(
     commit = generations.commit_of(audit.find(log.entries, which, log.blobs))
     generations.pin(log, commit.generation, None if remove else name)
     if as_json:
-        pinned = {"generation": commit.generation, "step": commit.step, "pin": None if remove else name}
-        print(json.dumps(pinned, indent=2))
+        pin = None if remove else name
+        terminal.print_json(PinDocument(generation=commit.generation, step=commit.step, pin=pin))
         return
     print(f"step {commit.step} (g{commit.generation}) is " + ("no longer pinned" if remove else f"pinned as {name}"))
 
@@ -197,7 +204,7 @@ def gc(
     else:
         done = generations.collect(log, blobs, keep=wanted)
     if as_json:
-        print(json.dumps({"dry_run": dry_run, "retired": done.retired, "deleted": done.deleted}, indent=2))
+        terminal.print_json(CollectedDocument(dry_run=dry_run, retired=done.retired, deleted=done.deleted))
         return
     verb = "would be " if dry_run else ""
     gone = plural(len(done.retired), "generation")
@@ -239,7 +246,7 @@ def export(
             f"step {whole.step}: {damage}", hint="cordee checkpoint verify shows what is intact"
         ) from None
     if as_json:
-        print(json.dumps({"step": whole.step, "bytes": size_bytes, "files": [str(path) for path in paths]}, indent=2))
+        terminal.print_json(ExportDocument(step=whole.step, bytes=size_bytes, files=paths))
         return
     print(f"step {whole.step}: {format_bytes(size_bytes)} in {plural(len(paths), 'file')}")
     for path in paths:
@@ -266,8 +273,7 @@ def import_(
     if name is not None:
         generations.pin(Log.visit(blobs, nonce=secrets.token_hex(8)), made.generation, name)
     if as_json:
-        made_json = {"generation": made.generation, "step": made.step, "bytes": made.bytes, "pin": name}
-        print(json.dumps(made_json, indent=2))
+        terminal.print_json(ImportDocument(generation=made.generation, step=made.step, bytes=made.bytes, pin=name))
         return
     print(
         f"step {made.step} (g{made.generation}): {format_bytes(made.bytes)}" + (f", pinned as {name}" if name else "")
@@ -282,39 +288,6 @@ def _read(blobs: Blobs, which: str | None) -> Manifest:
         raise CorruptError(
             f"step {commit.step}: {damage}", hint="cordee checkpoint ls lists the other generations"
         ) from None
-
-
-def _listed(each: audit.Generation) -> dict[str, Any]:
-    commit = each.commit
-    return {
-        "generation": commit.generation,
-        "step": commit.step,
-        "epoch": commit.epoch,
-        "at": _when(each.at_us),
-        "bytes": commit.bytes,
-        "stored_bytes": each.stored_bytes,
-        "world_size": each.world_size or None,
-        "verified": each.verified,
-        "missing_levels": commit.missing_levels,
-        "pin": each.pin,
-        "stall_us": commit.stall_us,
-        "uploaded_us": commit.uploaded_us,
-    }
-
-
-def _checked(each: audit.Verification) -> dict[str, Any]:
-    return {
-        "generation": each.commit.generation,
-        "step": each.commit.step,
-        "intact": each.lost is None,
-        "chunks": each.chunks,
-        "bytes": each.bytes,
-        "bad": [{"level": level, "why": why} for level, why in each.bad],
-    }
-
-
-def _when(at_us: int | None) -> str | None:
-    return datetime.fromtimestamp(at_us / US_PER_S, UTC).isoformat(timespec="seconds") if at_us else None
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def experts(
         windows_run, serving = follow([path.name for path in loads], windows, start, policy)
         _write(out, serving, layout, dense_layers)
         if as_json:
-            print(stream_document(windows_run, serving).model_dump_json(indent=2))
+            terminal.print_json(stream_document(windows_run, serving))
         else:
             print_stream(windows_run, policy, serving.slots.size)
         return
@@ -130,7 +130,7 @@ def experts(
     if html is not None:
         write_page(html, experts_page(answer))
     if as_json:
-        print(experts_document(answer).model_dump_json(indent=2))
+        terminal.print_json(experts_document(answer))
     else:
         print_answer(answer)
 

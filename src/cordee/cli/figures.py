@@ -1,23 +1,20 @@
 """`cordee figures`: figures that are quoted in the field, worked out again, and how some contradict themselves."""
 
-import json
 import textwrap
-from dataclasses import asdict
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
+from cordee.cli import terminal
 from cordee.cli.plan_text import console
 from cordee.plan.published import figures as all_figures
 from cordee.workload.load import load_shape
 
 
-def figures(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def figures(as_json: terminal.Json = False) -> None:
     """Recompute figures that are often quoted, and show which hold and which contradict themselves."""
     found = all_figures(load_shape("llama-3-70b"), load_shape("llama-3-405b"))
     if as_json:
-        print(json.dumps([asdict(figure) for figure in found], indent=2))
+        terminal.print_json(found)
         return
     out = console()
     for figure in found:

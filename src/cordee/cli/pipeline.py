@@ -114,7 +114,7 @@ def pipeline(
     if csv is not None:
         write_page(csv, table_csv(chosen.table))
     if as_json:
-        print(pipeline_document(answer).model_dump_json(indent=2))
+        terminal.print_json(pipeline_document(answer))
     else:
         print_comparison(answer)
 
@@ -240,7 +240,7 @@ def _own(
     if svg is not None and run is not None:
         write_page(svg, picture(run, in_seconds))
     if as_json:
-        print(table_document(own, wrong, run, costs).model_dump_json(indent=2))
+        terminal.print_json(table_document(own, wrong, run, costs))
     else:
         print_own(own, wrong, run, costs, in_seconds=in_seconds)
     if wrong:

@@ -194,7 +194,7 @@ def _print(answer: Answer, html: Path | None, *, model_path: str | None, show_al
     if html is not None:
         write_page(html, answer.page())
     if as_json:
-        print(plan_document(answer, model_path).model_dump_json(indent=2))
+        terminal.print_json(plan_document(answer, model_path))
     elif answer.launch is not None:
         print_launch(answer.launch, answer)
     else:
@@ -221,7 +221,7 @@ def _print_curve(request: Request, curve: Curve, html: Path | None, *, as_json: 
     if html is not None:
         write_page(html, curve_page(curve, shape, gpu))
     if as_json:
-        print(curve_document(curve, shape, gpu).model_dump_json(indent=2))
+        terminal.print_json(curve_document(curve, shape, gpu))
     else:
         print_curve(curve, shape, gpu)
     if curve.smallest is None:

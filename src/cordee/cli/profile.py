@@ -112,7 +112,7 @@ def profile(
 
         write_page(html, profile_page(answer))
     if as_json:
-        print(profile_document(answer).model_dump_json(indent=2, by_alias=True))
+        terminal.print_json(profile_document(answer))
     else:
         print_profile(answer)
 

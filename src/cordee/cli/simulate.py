@@ -1,6 +1,5 @@
 """The verbs in virtual time: simulate (a trace under several policies) and replay (a log under other policies)."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import TypeAdapter
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cordee.cli import terminal
@@ -20,7 +18,7 @@ from cordee.errors import CatalogueError, InputError
 from cordee.events import Node, Queue
 from cordee.hardware.catalog import Catalogue
 from cordee.hardware.load import load_catalogue
-from cordee.simulate.answer import PolicyComparison, Replay, comparison, replayed
+from cordee.simulate.answer import PolicyComparison, comparison, replayed
 from cordee.simulate.cluster import OutageRate, cluster, spot_series, vc_clusters
 from cordee.simulate.compare import CachedJobs, Result, Scenario, count_jobs
 from cordee.simulate.compare import simulate as simulate_one
@@ -121,7 +119,7 @@ def simulate(
     answer = comparison(scenario, tally, total, results)
     _write(html, chrome, scenario, answer, results)
     if as_json:
-        print(json.dumps(_plain(PolicyComparison, answer), indent=2))
+        terminal.print_json(answer)
         return
     print_comparison(answer)
 
@@ -156,7 +154,7 @@ def replay(
         raise InputError(f"{log} has no job", hint="run a job first, or give another log")
     answer = replayed(str(log), observed, policies, base)
     if as_json:
-        print(json.dumps(_plain(Replay, answer), indent=2))
+        terminal.print_json(answer)
     else:
         print_replay(answer)
 
@@ -278,7 +276,3 @@ def _queues(path: Path) -> tuple[Queue, ...]:
 
 def _left_out(tally: Tally) -> str:
     return "; ".join(f"{count:,} rows left out: {kind}" for kind, count in tally.kinds.items())
-
-
-def _plain(shape: Any, answer: Any) -> Any:
-    return TypeAdapter(shape).dump_python(answer, mode="json")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -74,12 +74,9 @@ def ask(facts: Sequence[str], question: str) -> None:
     typer.confirm(question, abort=True, err=True)
 
 
-def print_json(value: BaseModel | Sequence[BaseModel]) -> None:
-    """Print views as the API sent them."""
-    if isinstance(value, BaseModel):
-        print(json.dumps(value.model_dump(mode="json"), indent=2))
-    else:
-        print(json.dumps([each.model_dump(mode="json") for each in value], indent=2))
+def print_json(value: object) -> None:
+    """Print views, documents or dataclasses, one or a sequence of them; not a number is null."""
+    print(json.dumps(to_jsonable_python(value, by_alias=True, inf_nan_mode="null"), indent=2))
 
 
 def stdout() -> Console:

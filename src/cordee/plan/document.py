@@ -5,10 +5,11 @@ Version 2. New keys may come; old ones keep their meaning until the version chan
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AliasGenerator, AliasPath, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasGenerator, AliasPath, BeforeValidator, ConfigDict
 
+from cordee.document import Row, read_from
 from cordee.hardware.catalog import Capacity, Gpu
 from cordee.plan.ask import Answer
 from cordee.plan.cost import TrainingRun
@@ -27,11 +28,6 @@ Rounded = Annotated[int, BeforeValidator(lambda value: round(float(value)))]
 _AXES = {axis.name for axis in fields(Layout)}
 
 
-def _at(*path: str) -> Any:
-    """Return a field that is read from this path of attributes."""
-    return Field(validation_alias=AliasPath(*path))
-
-
 def _first(found: object) -> object:
     return found[0] if isinstance(found, tuple) else found
 
@@ -41,22 +37,16 @@ def _aliases(path: Callable[[str], str | AliasPath]) -> ConfigDict:
     return ConfigDict(alias_generator=AliasGenerator(validation_alias=path))
 
 
-class _Row(BaseModel):
-    """A part of the document, read from the attributes of a part of the answer, or by name from JSON."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True, populate_by_name=True)
-
-
-class ModelRow(_Row):
+class ModelRow(Row):
     """The model and its parameters by part."""
 
     name: str
     parameters: int
     active_parameters: int
-    parts: ParameterCount = _at("parameter_count")
+    parts: ParameterCount = read_from("parameter_count")
 
 
-class GpuRow(_Row):
+class GpuRow(Row):
     """The kind of GPU."""
 
     name: str
@@ -64,31 +54,31 @@ class GpuRow(_Row):
     source: Text
 
 
-class TrainingRow(_Row):
+class TrainingRow(Row):
     """The training, every default filled in."""
 
     seq_tokens: int
     global_batch: int
     tokens_per_step: int
-    optimizer: str = _at("optimizer", "name")
+    optimizer: str = read_from("optimizer", "name")
     precision: Precision
     framework: Framework
-    loss: Loss = _at("loss_kind")
+    loss: Loss = read_from("loss_kind")
     expert_imbalance_by_ep: Annotated[
         dict[int, float] | None, BeforeValidator(lambda pairs: dict(pairs or ()) or None)
-    ] = _at("imbalance_by_ep")
+    ] = read_from("imbalance_by_ep")
 
 
-class StateRow(_Row):
+class StateRow(Row):
     """Weights, gradients and optimizer states, and the GPUs that they need."""
 
-    bytes_per_parameter: float = _at("training", "optimizer", "bytes_per_parameter")
+    bytes_per_parameter: float = read_from("training", "optimizer", "bytes_per_parameter")
     state_bytes: int
-    fewest_gpus: int = _at("fewest_gpus_to_hold")
+    fewest_gpus: int = read_from("fewest_gpus_to_hold")
     fewest_gpus_to_train: Annotated[int | None, BeforeValidator(_first)]
 
 
-class PriceRow(_Row):
+class PriceRow(Row):
     """The price that the dollars are counted with."""
 
     capacity: Capacity
@@ -96,7 +86,7 @@ class PriceRow(_Row):
     source: Text
 
 
-class PartsRow(_Row):
+class PartsRow(Row):
     """Bytes of the fullest GPU, part by part."""
 
     model_config = _aliases(lambda name: f"{name}_bytes")
@@ -111,7 +101,7 @@ class PartsRow(_Row):
     context: int
 
 
-class StepRow(_Row):
+class StepRow(Row):
     """Seconds of a step, part by part."""
 
     compute_s: float
@@ -127,7 +117,7 @@ class StepRow(_Row):
     host_s: float
 
 
-class LayoutRow(_Row):
+class LayoutRow(Row):
     """One layout, its memory and, if it fits, its speed."""
 
     model_config = _aliases(lambda name: AliasPath("layout", name) if name in _AXES else name)
@@ -154,17 +144,17 @@ class LayoutRow(_Row):
     peak_bytes: int
     gpu_memory_bytes: int
     shortfall_bytes: int
-    fullest_stage: int = _at("memory", "worst_stage")
-    parts_bytes: PartsRow = _at("memory", "worst")
+    fullest_stage: int = read_from("memory", "worst_stage")
+    parts_bytes: PartsRow = read_from("memory", "worst")
     step_s: float | None
-    step_s_nine_of_ten: tuple[float, float] | None = _at("step_interval_s")
-    step_parts_s: StepRow | None = _at("step")
+    step_s_nine_of_ten: tuple[float, float] | None = read_from("step_interval_s")
+    step_parts_s: StepRow | None = read_from("step")
     mfu: float | None
     tokens_per_s: float | None
     usd_per_billion_tokens: float | None
 
 
-class MomentRow(_Row):
+class MomentRow(Row):
     """Bytes that are allocated at one event of the step."""
 
     event: str
@@ -176,24 +166,24 @@ class MomentRow(_Row):
     buffers_bytes: Rounded
 
 
-class TimelineRow(_Row):
+class TimelineRow(Row):
     """The events of the fullest stage of the best layout, in their order."""
 
     layout: Text
-    stage: int = _at("memory", "worst_stage")
-    peak_event: str = _at("memory", "peak_event")
-    events: tuple[MomentRow, ...] = _at("memory", "worst_timeline")
+    stage: int = read_from("memory", "worst_stage")
+    peak_event: str = read_from("memory", "peak_event")
+    events: tuple[MomentRow, ...] = read_from("memory", "worst_timeline")
 
 
-class RemedyRow(_Row):
+class RemedyRow(Row):
     """A change after which a layout fits."""
 
     change: str
     because: str
     gpus: int
-    seq_tokens: int = _at("training", "seq_tokens")
-    optimizer: str = _at("training", "optimizer", "name")
-    layout: LayoutRow = _at("candidate")
+    seq_tokens: int = read_from("training", "seq_tokens")
+    optimizer: str = read_from("training", "optimizer", "name")
+    layout: LayoutRow = read_from("candidate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,18 +196,18 @@ class SurvivalRow(Survival):
     mtbi_source: str
 
 
-class WhyRow(_Row):
+class WhyRow(Row):
     """Why the best layout is not another one."""
 
     asked: str
     ground: Ground
     message: str
     hint: str
-    layout: LayoutRow | None = _at("candidate")
+    layout: LayoutRow | None = read_from("candidate")
     more_s: Annotated[dict[str, float], BeforeValidator(dict)]
 
 
-class ContextRow(_Row):
+class ContextRow(Row):
     """The longest sequence of a layout."""
 
     layout: Text
@@ -225,7 +215,7 @@ class ContextRow(_Row):
     peak_bytes: int
 
 
-class RentOrBuyRow(_Row):
+class RentOrBuyRow(Row):
     """Rent against purchase, and the assumptions that move the answer most."""
 
     assumed: Ownership
@@ -238,7 +228,7 @@ class RentOrBuyRow(_Row):
     verdict: str
 
 
-class PlanDocument(_Row):
+class PlanDocument(Row):
     """The whole answer."""
 
     version: Literal[2] = 2
@@ -265,15 +255,15 @@ class PlanDocument(_Row):
     launch: Launch | None
 
 
-class PointRow(_Row):
+class PointRow(Row):
     """The best layout of one size; None where nothing fits or divides."""
 
     gpus: int
-    layout: LayoutRow | None = _at("candidate")
+    layout: LayoutRow | None = read_from("candidate")
     added_fraction: float | None
 
 
-class CurveDocument(_Row):
+class CurveDocument(Row):
     """The scaling curve."""
 
     version: Literal[2] = 2

@@ -3,19 +3,14 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from cordee.document import Row
 from cordee.plan.experts.answer import ControllerWindow, ExpertsAnswer
 from cordee.plan.experts.mappings import mapping
 from cordee.plan.experts.moves import Rebalance
 from cordee.plan.experts.shape import ExpertPlacement, Floats
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class BalanceDocument(_Row):
+class BalanceDocument(Row):
     """Balance of the layers: mean over max of the GPUs' loads."""
 
     mean: float
@@ -23,7 +18,7 @@ class BalanceDocument(_Row):
     layers: tuple[float, ...]
 
 
-class RebalanceDocument(_Row):
+class RebalanceDocument(Row):
     """The placement that few moves reach, and whether it pays."""
 
     pays: bool
@@ -37,7 +32,7 @@ class RebalanceDocument(_Row):
     saved_s: float
 
 
-class MappingDocument(_Row):
+class MappingDocument(Row):
     """A placement as DeepSeek's balancer returns it."""
 
     phy2log: tuple[tuple[int, ...], ...]
@@ -45,7 +40,7 @@ class MappingDocument(_Row):
     logcnt: tuple[tuple[int, ...], ...]
 
 
-class ExpertsDocument(_Row):
+class ExpertsDocument(Row):
     """The answer for one window of loads."""
 
     version: int = 2
@@ -68,7 +63,7 @@ class ExpertsDocument(_Row):
     placement: MappingDocument
 
 
-class WindowDocument(_Row):
+class WindowDocument(Row):
     """One window and the action of the controller after it."""
 
     name: str
@@ -81,7 +76,7 @@ class WindowDocument(_Row):
     moved_bytes: int
 
 
-class StreamDocument(_Row):
+class StreamDocument(Row):
     """Every window, and the placement after the last."""
 
     version: int = 2

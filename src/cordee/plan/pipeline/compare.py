@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from cordee.errors import LayoutError
 from cordee.plan.pipeline.bound import makespan_bound_s
-from cordee.plan.pipeline.schedules import SCHEDULES, build, find_schedule
+from cordee.plan.pipeline.schedules import SCHEDULES, PipelineSchedule, build, find_schedule
 from cordee.plan.pipeline.search import SearchedOrder, best_order
 from cordee.plan.pipeline.table import PassTimes, StagePlacement
 from cordee.plan.pipeline.timeline import ScheduleTimeline, makespan_s, timeline
@@ -41,6 +41,11 @@ class ScheduleRow:
     misfit: str | None = None
     bound_s: float | None = None
     room: float | None = None
+
+    @property
+    def record(self) -> PipelineSchedule:
+        """The record of the schedule."""
+        return find_schedule(self.schedule)
 
     @property
     def fits(self) -> bool:

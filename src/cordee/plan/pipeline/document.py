@@ -6,67 +6,61 @@ Version 2; the schemas are `PipelineDocument.model_json_schema()` and that of `T
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from cordee.document import Row, read_from
 from cordee.plan.pipeline.answer import PipelineAnswer, verdict
-from cordee.plan.pipeline.schedules import find_schedule
 from cordee.plan.pipeline.table import PassTimes, PlacementShape, ScheduleTable
 from cordee.plan.pipeline.timeline import ScheduleTimeline
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RunDocument(_Row):
+class RunDocument(Row):
     """One table in time."""
 
-    placement: PlacementShape
-    stages: int
-    weight_copies: int
-    step_s: float
+    placement: PlacementShape = read_from("table", "placement", "shape")
+    stages: int = read_from("table", "placement", "stages")
+    weight_copies: int = read_from("table", "placement", "copies")
+    step_s: float = read_from("makespan_s")
     bubble_s: float
-    bubble_s_without_barrier: float
+    bubble_s_without_barrier: float = read_from("bubble_without_barrier_s")
     idle_fraction: float
     idle_s: tuple[float, ...]
-    peak_activations: tuple[float, ...]
+    peak_activations: tuple[float, ...] = read_from("peaks")
 
 
-class ScheduleDocument(_Row):
+class ScheduleDocument(Row):
     """One named schedule, or why it does not exist for these numbers."""
 
     schedule: str
-    source: str
-    splits_backward: bool
+    source: str = read_from("record", "source")
+    splits_backward: bool = read_from("record", "splits_backward")
     misfit: str | None
     fits: bool
     bound_s: float | None
-    over_bound: float | None
-    run: RunDocument | None
+    over_bound: float | None = read_from("gap")
+    run: RunDocument | None = read_from("timeline")
 
 
-class SearchedDocument(_Row):
+class SearchedDocument(Row):
     """The best order found for one placement of the stages."""
 
-    placement: PlacementShape
+    placement: PlacementShape = read_from("timeline", "table", "placement", "shape")
     bound_s: float
-    over_bound: float
+    over_bound: float = read_from("gap")
     optimal: bool
-    orders_tried: int
-    run: RunDocument
+    orders_tried: int = read_from("tried")
+    run: RunDocument = read_from("timeline")
 
 
-class RehearsedDocument(_Row):
+class RehearsedDocument(Row):
     """A step that ran on ranks of this machine."""
 
-    bubble_s_measured: float
-    bubble_s_predicted: float
-    step_s_measured: float
-    step_s_predicted: float
+    bubble_s_measured: float = read_from("measured", "bubble_s")
+    bubble_s_predicted: float = read_from("predicted", "bubble_s")
+    step_s_measured: float = read_from("measured", "makespan_s")
+    step_s_predicted: float = read_from("predicted", "makespan_s")
     gradient_error: float
 
 
-class PipelineDocument(_Row):
+class PipelineDocument(Row):
     """Everything that was found."""
 
     version: int = 2
@@ -85,7 +79,7 @@ class PipelineDocument(_Row):
     rehearsed: RehearsedDocument | None
 
 
-class TableDocument(_Row):
+class TableDocument(Row):
     """A table of the user's: its violations, or its run."""
 
     version: int = 2
@@ -100,38 +94,24 @@ class TableDocument(_Row):
 
 def pipeline_document(answer: PipelineAnswer) -> PipelineDocument:
     """Return the document of a comparison."""
-    compared, best, ran = answer.compared, answer.compared.best, answer.ran
-    return PipelineDocument(
-        ranks=compared.ranks,
-        micro_batches=compared.micro_batches,
-        unit="s" if answer.in_seconds else "given",
-        times=compared.costs,
-        memory_limit_activations=None if compared.room is None else compared.room.activations,
-        schedules=tuple(
-            ScheduleDocument(
-                schedule=row.schedule, source=find_schedule(row.schedule).source,
-                splits_backward=find_schedule(row.schedule).splits_backward,
-                misfit=row.misfit, fits=row.fits, bound_s=row.bound_s, over_bound=row.gap,
-                run=None if row.timeline is None else _run(row.timeline),
-            ) for row in compared.rows
-        ),
-        searched=tuple(
-            SearchedDocument(
-                placement=found.timeline.table.placement.shape, bound_s=found.bound_s, over_bound=found.gap,
-                optimal=found.optimal, orders_tried=found.tried, run=_run(found.timeline),
-            ) for found in compared.found
-        ),
-        recommended=None if compared.choice is None else compared.choice.schedule,
-        best_placement=None if best is None else best.timeline.table.placement.shape,
-        overlap_break_even=compared.break_even,
-        sentences=tuple(verdict(answer)),
-        shown=answer.chosen.table.name,
-        rehearsed=None if ran is None else RehearsedDocument(
-            bubble_s_measured=ran.measured.bubble_s, bubble_s_predicted=ran.predicted.bubble_s,
-            step_s_measured=ran.measured.makespan_s, step_s_predicted=ran.predicted.makespan_s,
-            gradient_error=ran.gradient_error,
-        ),
-    )  # fmt: skip
+    compared, best = answer.compared, answer.compared.best
+    return PipelineDocument.model_validate(
+        {
+            "ranks": compared.ranks,
+            "micro_batches": compared.micro_batches,
+            "unit": "s" if answer.in_seconds else "given",
+            "times": compared.costs,
+            "memory_limit_activations": compared.room and compared.room.activations,
+            "schedules": compared.rows,
+            "searched": compared.found,
+            "recommended": compared.choice and compared.choice.schedule,
+            "best_placement": best and best.timeline.table.placement.shape,
+            "overlap_break_even": compared.break_even,
+            "sentences": tuple(verdict(answer)),
+            "shown": answer.chosen.table.name,
+            "rehearsed": answer.ran,
+        }
+    )
 
 
 def table_document(
@@ -139,16 +119,11 @@ def table_document(
 ) -> TableDocument:
     """Return the document of a table of the user's."""
     return TableDocument(
-        table=table.name, ranks=table.placement.ranks, placement=table.placement.shape,
-        micro_batches=table.micro_batches, times=costs, violations=tuple(violations),
-        run=None if run is None else _run(run),
-    )  # fmt: skip
-
-
-def _run(run: ScheduleTimeline) -> RunDocument:
-    place = run.table.placement
-    return RunDocument(
-        placement=place.shape, stages=place.stages, weight_copies=place.copies, step_s=run.makespan_s,
-        bubble_s=run.bubble_s, bubble_s_without_barrier=run.bubble_without_barrier_s, idle_fraction=run.idle_fraction,
-        idle_s=run.idle_s, peak_activations=run.peaks,
-    )  # fmt: skip
+        table=table.name,
+        ranks=table.placement.ranks,
+        placement=table.placement.shape,
+        micro_batches=table.micro_batches,
+        times=costs,
+        violations=tuple(violations),
+        run=None if run is None else RunDocument.model_validate(run),
+    )

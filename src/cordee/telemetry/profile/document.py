@@ -3,9 +3,12 @@
 Version 2. New keys may come; old ones keep their meaning until the version changes.
 """
 
-from pydantic import BaseModel, ConfigDict, Field
+from types import SimpleNamespace
 
-from cordee.telemetry.profile.account import RankReport, Side
+from pydantic import AliasGenerator, AliasPath, ConfigDict, Field
+
+from cordee.document import Row, read_from
+from cordee.telemetry.profile.account import Side
 from cordee.telemetry.profile.answer import ProfileAnswer
 from cordee.telemetry.profile.compare import Efficiency
 from cordee.telemetry.profile.host import Idle
@@ -13,11 +16,7 @@ from cordee.telemetry.profile.kernels import Kind
 from cordee.telemetry.profile.ranks import Skew
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, from_attributes=True, populate_by_name=True)
-
-
-class BreakdownRow(_Row):
+class BreakdownRow(Row):
     """The time of a step or of a file, by what it was spent on."""
 
     span_us: float
@@ -41,29 +40,29 @@ class BreakdownRow(_Row):
     exposed_fraction: float
 
 
-class ClassDocument(_Row):
+class ClassDocument(Row):
     """Kernels of one class."""
 
-    name: str
-    kind: Kind
+    name: str = read_from("kernel_class", "name")
+    kind: Kind = read_from("kernel_class", "kind")
     count: int
     total_us: float
     exposed_us: float
 
 
-class KernelDocument(_Row):
+class KernelDocument(Row):
     """Kernels of one name."""
 
     name: str
-    kernel_class: str = Field(serialization_alias="class")
-    kind: Kind
+    kernel_class: str = Field(validation_alias=AliasPath("kernel_class", "name"), serialization_alias="class")
+    kind: Kind = read_from("kernel_class", "kind")
     count: int
     total_us: float
     longest_us: float
     exposed_us: float
 
 
-class StreamDocument(_Row):
+class StreamDocument(Row):
     """One stream or thread."""
 
     name: str
@@ -72,7 +71,7 @@ class StreamDocument(_Row):
     kinds_us: dict[Kind, float]
 
 
-class StepDocument(_Row):
+class StepDocument(Row):
     """One step of the profiler."""
 
     number: int
@@ -80,7 +79,7 @@ class StepDocument(_Row):
     time: BreakdownRow
 
 
-class DefectDocument(_Row):
+class DefectDocument(Row):
     """One kind of defect of the file."""
 
     kind: str
@@ -88,12 +87,14 @@ class DefectDocument(_Row):
     example: str
 
 
-class RankDocument(_Row):
+class RankDocument(Row):
     """One rank."""
+
+    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=lambda name: AliasPath("report", name)))
 
     rank: int
     label: str
-    file: str
+    file: str = read_from("report", "source")
     side: Side
     gpu: str | None
     time: BreakdownRow
@@ -105,11 +106,11 @@ class RankDocument(_Row):
     streams: tuple[StreamDocument, ...]
     idle: Idle
     steps: tuple[StepDocument, ...]
-    efficiency: Efficiency
+    efficiency: Efficiency = read_from("efficiency")
     defects: tuple[DefectDocument, ...]
 
 
-class DeltaDocument(_Row):
+class DeltaDocument(Row):
     """One figure before and after, or planned and profiled."""
 
     name: str
@@ -118,18 +119,22 @@ class DeltaDocument(_Row):
     change_us: float
 
 
-class BaseDocument(_Row):
+class BaseDocument(Row):
     """The comparison with an earlier profile."""
 
-    files: tuple[str, ...]
+    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=lambda name: AliasPath("compared", name)))
+
+    files: tuple[str, ...] = read_from("files")
     per: str
     times: tuple[DeltaDocument, ...]
     classes: tuple[DeltaDocument, ...]
     kernels: tuple[DeltaDocument, ...]
 
 
-class PlanDocument(_Row):
+class PlanDocument(Row):
     """The comparison with the plan; `job` null: the plan comes from flags."""
+
+    model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=lambda name: AliasPath("planned", name)))
 
     job: str | None
     model: str
@@ -137,11 +142,11 @@ class PlanDocument(_Row):
     gpu: str
     layout: str
     mfu: float | None
-    steps: int
-    times: tuple[DeltaDocument, ...]
+    steps: int = read_from("against", "steps")
+    times: tuple[DeltaDocument, ...] = read_from("against", "rows")
 
 
-class ProfileDocument(_Row):
+class ProfileDocument(Row):
     """The whole answer."""
 
     version: int = 2
@@ -154,47 +159,14 @@ class ProfileDocument(_Row):
 def profile_document(answer: ProfileAnswer) -> ProfileDocument:
     """Return the document of an answer."""
     compared, against, planned = answer.compared, answer.against, answer.planned
-    deltas = [DeltaDocument.model_validate(row) for row in against.rows] if against else []
-    return ProfileDocument(
-        ranks=tuple(_rank(*each) for each in zip(answer.reports, answer.efficiency, strict=True)),
-        skew=answer.skew,
-        base=None if compared is None else BaseDocument.model_validate({
-            "files": tuple(answer.base), "per": compared.per, "times": compared.times, "classes": compared.classes,
-            "kernels": compared.kernels,
-        }),
-        plan=None if against is None or planned is None else PlanDocument(
-            job=planned.job, model=planned.model, gpus=planned.gpus, gpu=planned.gpu, layout=planned.layout,
-            mfu=planned.mfu, steps=against.steps, times=tuple(deltas),
-        ),
-    )  # fmt: skip
-
-
-def _rank(report: RankReport, efficient: Efficiency) -> RankDocument:
-    return RankDocument(
-        rank=report.rank,
-        label=report.label,
-        file=report.source,
-        side=report.side,
-        gpu=report.gpu,
-        time=BreakdownRow.model_validate(report.time),
-        kernels_us=report.kernels_us,
-        communication_kernels_us=report.communication_kernels_us,
-        waiting_kernels_us=report.waiting_kernels_us,
-        classes=tuple(
-            ClassDocument(
-                name=row.kernel_class.name, kind=row.kernel_class.kind, count=row.count, total_us=row.total_us,
-                exposed_us=row.exposed_us,
-            ) for row in report.classes
-        ),
-        kernels=tuple(
-            KernelDocument(
-                name=row.name, kernel_class=row.kernel_class.name, kind=row.kernel_class.kind, count=row.count,
-                total_us=row.total_us, longest_us=row.longest_us, exposed_us=row.exposed_us,
-            ) for row in report.kernels
-        ),
-        streams=tuple(StreamDocument.model_validate(row) for row in report.streams),
-        idle=report.idle,
-        steps=tuple(StepDocument.model_validate(step) for step in report.steps),
-        efficiency=efficient,
-        defects=tuple(DefectDocument.model_validate(defect) for defect in report.defects),
-    )  # fmt: skip
+    return ProfileDocument.model_validate(
+        {
+            "ranks": [
+                SimpleNamespace(report=report, efficiency=efficient)
+                for report, efficient in zip(answer.reports, answer.efficiency, strict=True)
+            ],
+            "skew": answer.skew,
+            "base": compared and SimpleNamespace(files=answer.base, compared=compared),
+            "plan": against and SimpleNamespace(planned=planned, against=against),
+        }
+    )
