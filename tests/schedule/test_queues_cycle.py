@@ -101,7 +101,7 @@ def test_what_is_kept_is_used_neither_by_a_claim_nor_by_jobs_that_leave():
     with world.state.journal.what_if():
         quotas, record = world.state.quotas, world.state.jobs[JobId("not")]
         held = world.state.attempts[JobId("in")].holds(world.state.attempts[JobId("in")].held)
-        quotas.promise(world.state.jobs[JobId("mine")].job, held, world.now_us)
+        quotas.assume(world.state.jobs[JobId("mine")].job, held, world.now_us)
         refusal = quotas.admits(record.job, world.now_us)
         assert refusal is not None and refusal.bound.value == "kept" and refusal.short_milli == 4000
         assert "8 are kept" in refusal.text

@@ -68,7 +68,7 @@ def _decided(state: State, now_us: int, policy: Policy | None, write: Write | No
             apply(state, event)
     if not imagined:  # Results inside a what-if say nothing about the state outside of it.
         state.idle = None if draft.errors else idle
-        state.failed_searches = draft.failed.preemptions
+        state.failed_searches = draft.failed_searches
         if draft.events and not written:
             state.failed_searches.placements = (
                 frozenset()

@@ -39,7 +39,7 @@ class Reason(StrEnum):
     NO_NODES = "no-nodes"
     NO_SUCH_GPU = "no-such-gpu"
     TOO_LARGE = "too-large"  # for the nodes that are up
-    WAITS_FOR_VICTIMS = "waits-for-victims"  # victims leave GPUs that it has claimed
+    WAITS_FOR_VICTIMS = "waits-for-victims"  # victims leave GPUs on which it is assumed
     WAITS_FOR_CHECKPOINT = "waits-for-checkpoint"  # its victims keep their places until they have saved
     WAITS_FOR_MINIMUM_RUN = "waits-for-minimum-run"  # its victims may run for a minimum time first
     RESERVED_FOR_OTHER = "reserved-for-other"  # enough are free, and kept for a gang that goes first
@@ -161,7 +161,7 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
                 return _why(record, Reason.ERROR, f"the scheduler failed on it: {type(error).__name__}: {error}")
         if any(isinstance(event, AttemptPlaced) and event.job_id == job.job_id for event in draft.events):
             return _why(record, Reason.STARTS_NOW, f"the next cycle places it on {job.gpus} {_asked(job)}")
-        leaving = _leaving_of(state, draft.claims.get(job.job_id, ()))
+        leaving = _leaving_of(state, draft.assumed.get(job.job_id, ()))
     if leaving:
         return _for_victims(state, record, leaving, now_us)
     kept = _kept_from(state, job, now_us)
@@ -201,9 +201,9 @@ def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:
     return _why(record, Reason.NO_SUCH_GPU, text)
 
 
-def _leaving_of(state: State, claim: tuple[Lease, ...]) -> list[Attempt]:
-    """Return the attempts that leave GPUs of a claim."""
-    wanted = {lease.node: mask_of(lease.gpus) for lease in claim}
+def _leaving_of(state: State, place: tuple[Lease, ...]) -> list[Attempt]:
+    """Return the attempts that leave GPUs of a place."""
+    wanted = {lease.node: mask_of(lease.gpus) for lease in place}
     return [
         attempt
         for attempt in state.attempts.values()
@@ -263,7 +263,7 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
     numbers = f"{needs}; {_are(free)} free"
     if any(fits(state.nodes.free, job, each) for each in candidates):
         before = {each.job.job_id for kind in pool if (each := draft.reservations.get(kind)) and each.job != job}
-        first = tuple(sorted(before) or sorted(draft.claims))
+        first = tuple(sorted(before) or sorted(draft.assumed))
         text = f"{numbers}, but reserved for {_and(first)}, ahead of it in the order"
         return _why(record, Reason.RESERVED_FOR_OTHER, text, gpus_free=free, blocking=first)
     everywhere = sum(state.nodes.free.free(kind) for kind in {kind for each in candidates for kind in each})

@@ -3,6 +3,8 @@
 A job may start on reserved GPUs if they are free again in time: it can be preempted at once, or it has ended by then.
 """
 
+from functools import partial
+
 from cordee.events import Lease
 from cordee.ids import JobId
 from cordee.schedule.cycle.draft import Draft, guarded
@@ -49,22 +51,21 @@ def backfill(state: State, draft: Draft, line: Line) -> None:
 
 
 def _backfill_around(state: State, draft: Draft, reservation: Reservation, line: Line) -> None:
-    def start_on_kept(state: State, draft: Draft, job_id: JobId) -> bool:
-        return _start_on_kept(state, draft, reservation, job_id)
-
+    step = partial(_start_on_reserved, reservation)
     place = line.places[0]
     while True:
         job_id, behind = place.job_id, line.behind(place)
         record = state.jobs[job_id]
-        may_start = job_id not in draft.claims and _is_in_time(state, draft, reservation, record)
-        if may_start and not guarded(state, draft, job_id, start_on_kept):
+        may_start = job_id not in draft.assumed and _is_in_time(state, draft, reservation, record)
+        if may_start and not guarded(state, draft, job_id, step):
             return
         if behind is None:
             return
         place = behind
 
 
-def _start_on_kept(state: State, draft: Draft, reservation: Reservation, job_id: JobId) -> bool:
+def _start_on_reserved(reservation: Reservation, state: State, draft: Draft, job_id: JobId) -> bool:
+    """Start a job with the GPUs of a reservation opened to it; return whether the jobs behind it may still start."""
     record = state.jobs[job_id]
     candidates = tuple(pool for pool in pools(record.job, draft.kinds) if set(pool) <= set(reservation.pool))
     if refusal_of(state, draft, record) is not None:

@@ -1,13 +1,12 @@
-"""Claims: GPUs that a cycle keeps for a job while victims leave them. Nothing is claimed between cycles.
+"""Claims: GPUs that a cycle keeps from other jobs, earmarked for a job or assumed as its place (see `draft.py`).
 
-GPUs that are vacated for a certain job are earmarked for it, so that other jobs consider them last. Otherwise a job
-could take the GPUs that are vacated for another one, which would have to search again.
+Without earmarks a job could take the GPUs that are vacated for another one, which would have to preempt again.
 """
 
 from collections.abc import Iterator
 
 from cordee.events import Job, Lease
-from cordee.schedule.cycle.draft import Draft, Promise
+from cordee.schedule.cycle.draft import AssumedQuota, Draft
 from cordee.schedule.cycle.heads import leaves_for
 from cordee.schedule.placement.entry import mask_of
 from cordee.schedule.placement.free import FreeIndex
@@ -55,40 +54,40 @@ def vacated_place(
 ) -> Leases | None:
     """Return a place where GPUs are being vacated: for this job, for no job, or else for the jobs behind it."""
     own = draft.earmarked.pop(record.job.job_id, [])
-    open_earmarked(state, own)
-    if shape in draft.failed.vacated and not own:
+    lift_earmarks(state, own)
+    if shape in draft.tried.vacated and not own:
         return None
     leases = find_place(state, state.nodes.soon, record.job, candidates)
     if leases is None and draft.earmarked and _could_hold(state, record.job, candidates):
         leases = find_place(state, state.nodes.vacated, record.job, candidates)
     if leases is None:
-        draft.failed.vacated.add(shape)
+        draft.tried.vacated.add(shape)
     return leases
 
 
-def open_earmarked(state: State, leases: list[Lease]) -> None:
-    """Open earmarked GPUs to all jobs."""
+def lift_earmarks(state: State, leases: list[Lease]) -> None:
+    """Lift the earmarks of leases, so that all jobs may get their GPUs."""
     for lease in leases:
         state.nodes.earmark(lease.node, state.nodes.earmarked[lease.node] & ~mask_of(lease.gpus))
 
 
-def claim_leases(state: State, draft: Draft, job: Job, leases: Leases) -> None:
-    """Keep GPUs for a job, some of them still being vacated; its queue counts them as held already."""
+def assume(state: State, draft: Draft, job: Job, leases: Leases) -> None:
+    """Assume a job on GPUs that victims still hold in part: no other job gets them, and its queue counts them."""
     state.nodes.claim(leases)
-    draft.claims[job.job_id] = leases
+    draft.assumed[job.job_id] = leases
     if state.quotas.queues:
         prices = [state.nodes.records[lease.node].node.micro_usd_per_gpu_hour for lease in leases]
-        promise = (job, held_by(job, leases, prices), tuple(_still_held(state, leases)))
-        _promise(state, draft, promise, +1)
-        draft.promises.append(promise)
+        assumed = (job, held_by(job, leases, prices), tuple(_still_held(state, leases)))
+        _count(state, draft, assumed, +1)
+        draft.assumed_quota.append(assumed)
         holdings_changed(state, draft)
 
 
 def release_claims(state: State, draft: Draft) -> None:
-    """Release the claims and earmarks of a cycle; its decisions stay."""
+    """Release everything that a cycle claimed or earmarked; its decisions stay."""
     state.nodes.open_all()
-    for promise in draft.promises:
-        _promise(state, draft, promise, -1)
+    for assumed in draft.assumed_quota:
+        _count(state, draft, assumed, -1)
 
 
 def holdings_changed(state: State, draft: Draft) -> None:
@@ -96,12 +95,12 @@ def holdings_changed(state: State, draft: Draft) -> None:
     draft.turns.fair_shares.clear()
     draft.turns.version += 1
     if state.quotas.rules:
-        draft.failed.lines.clear()
+        draft.tried.lines.clear()
 
 
-def _promise(state: State, draft: Draft, promise: Promise, sign: int) -> None:
-    (job, held, vacated), quotas = promise, state.quotas
-    change, undo = (quotas.promise, quotas.withdraw) if sign > 0 else (quotas.withdraw, quotas.promise)
+def _count(state: State, draft: Draft, assumed: AssumedQuota, sign: int) -> None:
+    (job, held, vacated), quotas = assumed, state.quotas
+    change, undo = (quotas.assume, quotas.withdraw) if sign > 0 else (quotas.withdraw, quotas.assume)
     change(job, held, draft.now_us, vacated)
     state.journal.note(undo, job, held, draft.now_us, vacated)
 

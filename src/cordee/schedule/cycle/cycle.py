@@ -1,7 +1,9 @@
 """The scheduling cycle: settle, order, try, reserve, grow, wake.
 
-Each step is a function over the state and the draft of the decision. The steps work on the state itself, inside the
-caller's what-if, so that each of them sees what those before it decided.
+Each step is a function over the state and the draft of the decision. A step applies its events to the state at once,
+inside the caller's what-if, so the steps after it see them. For a reader who knows Kueue: the heads of the lines are
+its heads of cluster queues; `nominate` looks up where a head may start; `assume` counts a job as placed while its
+victims leave. As in Slurm, the first gang that finds nothing gets a reservation, and other jobs are backfilled.
 """
 
 import heapq
@@ -17,8 +19,7 @@ from cordee.schedule.cycle.nominate import (
     nominate,
     refusal_of,
     restart,
-    resume,
-    start_or_claim,
+    start_or_assume,
     start_smaller,
 )
 from cordee.schedule.cycle.settle import settle, wake
@@ -33,11 +34,13 @@ def run(state: State, now_us: int) -> Draft:
     state.nodes.release(now_us)
     settle(state, draft)
     if not state.shutting_down:
-        _recall(state, draft)
+        draft.kinds = frozenset(state.nodes.free.kinds)
+        draft.failed_searches = state.failed_searches.at(state.changes.gains, now_us)
+        draft.tried.free.update(draft.failed_searches.placements)
         if state.waiting.count or state.agenda.returning:
             earmark(state, draft)
             _try_in_order(state, draft)
-            _remember(state, draft)
+            _keep_failed_searches(state, draft)
         grow(state, draft)
     wake(state, draft)
     return draft
@@ -47,72 +50,37 @@ def _try_in_order(state: State, draft: Draft) -> None:
     """Try the heads of the lines, the best turn first; backfill from a line whose head found nothing."""
     heads = order(state, draft)
     while heads:
-        head = heads[0]
-        if head.line is None:
-            _try_outside_lines(state, draft, head.turn)
+        turn, line, version = heads[0]
+        if line is None:  # A job that takes back its queue's quota, or one that was resized or moved.
             heapq.heappop(heads)
+            _take_turn(state, draft, turn.job_id, _try_job if turn.takes_back else restart)
+            draft.turns.version += 1
             continue
-        turn = _current_turn(state, draft, head)
-        if turn == head.turn:
-            turn = _try_head(state, draft, head)
-        if turn is not None:
-            heapq.heapreplace(heads, Head(turn, head.line, draft.turns.version))
+        next_turn: Turn | None = turn
+        if version != draft.turns.version:  # Another job may be the head now, or its turn may come later.
+            next_turn = _head_of_line(state, draft, line)
+        if next_turn == turn:
+            goes_on = _take_turn(state, draft, turn.job_id, _try_job)
+            next_turn = _head_of_line(state, draft, line) if goes_on else None
+        if next_turn is not None:
+            heapq.heapreplace(heads, Head(next_turn, line, draft.turns.version))
             continue
         heapq.heappop(heads)
-        line = state.waiting.lines.get(head.line)
-        if line is not None:
-            backfill(state, draft, line)
+        if line in state.waiting.lines:
+            backfill(state, draft, state.waiting.lines[line])
 
 
-def _try_outside_lines(state: State, draft: Draft, turn: Turn) -> None:
-    """Find something for a job that takes back its queue's quota, or restart one that was resized or moved."""
-    _in_turn(state, draft, turn.job_id, _try if turn.takes_back else restart)
-    draft.turns.version += 1
-
-
-def _current_turn(state: State, draft: Draft, head: Head) -> Turn | None:
-    """Return the turn that the line of a head has now; None if no job of the line is left to try."""
-    if head.version == draft.turns.version:
-        return head.turn
-    return _turn_of_line(state, draft, head.line)
-
-
-def _try_head(state: State, draft: Draft, head: Head) -> Turn | None:
-    """Find something for the head of a line; return the next turn of the line, None if the line has no more turns."""
-    goes_on = _in_turn(state, draft, head.turn.job_id, _try)
-    return _turn_of_line(state, draft, head.line) if goes_on else None
-
-
-def _turn_of_line(state: State, draft: Draft, key: LineKey | None) -> Turn | None:
-    line = None if key is None else state.waiting.lines.get(key)
+def _head_of_line(state: State, draft: Draft, key: LineKey) -> Turn | None:
+    """Return the turn of the next job of a line; None if each of its jobs had its turn, or none is left."""
+    line = state.waiting.lines.get(key)
     return None if line is None else head_of(state, draft, line)
 
 
-def _try(state: State, draft: Draft, job_id: JobId) -> bool:
-    """Find something for a waiting job; return whether the job behind it in its line could still find something."""
-    job = nominate(state, draft, job_id)
-    if job is None:
-        return True
-    if not job.pools:
-        return False
-    if resume(state, draft, job):
-        return True
-    refusal = refusal_of(state, draft, job.record)
-    if (
-        start_or_claim(state, draft, job, refusal)
-        or make_room(state, draft, job, refusal)
-        or start_smaller(state, draft, job)
-    ):
-        return True
-    if refusal is None:
-        reserve(state, draft, job)
-        if job.is_new:
-            draft.failed.lines.add(job.line)
-    return job.is_new
+def _take_turn(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
+    """Give a job its turn: run the step, then restart the jobs that were shrunk for it, in their order of placement.
 
-
-def _in_turn(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
-    """Run a step for a job, then restart the jobs that were shrunk for it, in the order in which they were placed."""
+    Returns the result of the step.
+    """
     goes_on = guarded(state, draft, job_id, step)
     for shrunk in draft.turns.followers.pop(job_id, ()):
         guarded(state, draft, shrunk, restart)
@@ -120,17 +88,46 @@ def _in_turn(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
     return goes_on
 
 
-def _recall(state: State, draft: Draft) -> None:
-    """Take over the failed searches of the last cycle that still hold."""
-    draft.kinds = frozenset(state.nodes.free.kinds)
-    draft.failed.preemptions = state.failed_searches.at(state.changes.gains, draft.now_us)
-    draft.failed.placements.update(draft.failed.preemptions.placements)
+def _try_job(state: State, draft: Draft, job_id: JobId) -> bool:
+    """Try to get GPUs for a waiting job, from the cheapest way to the dearest; return whether its line goes on.
+
+    1. Start it on free GPUs, or assume it on GPUs that are being vacated.
+    2. Preempt or move other jobs, and assume it on their GPUs.
+    3. Start it on fewer GPUs, if it is elastic.
+    4. Reserve GPUs for it, if it is the first gang that found none.
+
+    The line ends when a job finds nothing, because the jobs behind it have its shape; but a job behind a new one may
+    have waited long enough to preempt.
+    """
+    job = nominate(state, draft, job_id)
+    if job is None:
+        return True
+    if not job.pools:
+        return False
+    # A resized job starts at its new size, even if it is overdue.
+    if job.record.size is not None and job_id in state.agenda.returning and restart(state, draft, job_id):
+        return True
+    refusal = refusal_of(state, draft, job.record)
+    if (
+        start_or_assume(state, draft, job, refusal)
+        or make_room(state, draft, job, refusal)
+        or start_smaller(state, draft, job)
+    ):
+        return True
+    if refusal is None:
+        reserve(state, draft, job)
+        if job.is_new:
+            draft.tried.lines.add(job.line)
+    return job.is_new
 
 
-def _remember(state: State, draft: Draft) -> None:
-    """Keep the failed searches for the next cycle, but no shape that found no place only because GPUs are kept."""
-    searches = draft.failed.preemptions
-    is_kept = draft.claims or draft.reservations or draft.closed or state.policy.spares
-    searches.placements = frozenset() if is_kept else frozenset(draft.failed.placements)
+def _keep_failed_searches(state: State, draft: Draft) -> None:
+    """Keep the searches that failed for the next cycle, and wake when the next change of turns makes them void.
+
+    A shape without a place is kept only if no GPU was kept from it by a claim, a closed pool or spare nodes.
+    """
+    searches = draft.failed_searches
+    has_claims = draft.assumed or draft.reservations or draft.closed or state.policy.spares
+    searches.placements = frozenset() if has_claims else frozenset(draft.tried.free)
     searches.until_us = next_turn_us(state, draft.now_us)
-    draft.wake(searches.until_us)
+    draft.wake_by(searches.until_us)

@@ -1,4 +1,13 @@
-"""The draft of a decision: what a cycle has decided so far, and the searches that failed."""
+"""The draft of a decision: what a cycle has decided so far, and the searches that failed.
+
+GPUs are kept from other jobs in three ways. All end with the cycle, and the next one makes them anew:
+
+    earmark      GPUs that victims are vacating for a job; the jobs before it get them only if nothing else will do
+    assume       the place of a job that cannot start yet, because victims hold a part of it; its queue counts the GPUs
+    reserve      GPUs for the first gang that waits for a kind of GPU and found no victims; jobs are backfilled there
+
+Assumed and reserved GPUs are *claimed* from the nodes (`Nodes.claim`): no index of free GPUs shows them.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,8 +26,8 @@ from cordee.schedule.state.state import State
 from cordee.schedule.state.transitions import apply
 from cordee.schedule.state.waiting import LineKey, Shape
 
-Promise = tuple[Job, Held, Vacated]
-"""A job, the amounts that it will hold by its claim, and the part of them that leaving jobs still hold, by queue."""
+AssumedQuota = tuple[Job, Held, Vacated]
+"""An assumed job, the amounts that it will hold, and the part of them that leaving jobs still hold, by queue."""
 
 
 @dataclass(slots=True)
@@ -41,20 +50,18 @@ class Turns:
 
 
 @dataclass(slots=True)
-class Failed:
-    """Searches of one cycle that need not be repeated.
+class Tried:
+    """Searches that failed and need not be repeated within this cycle.
 
     Attributes:
-        placements: shapes without a place among free GPUs.
+        free: shapes without a place among free GPUs.
         vacated: shapes without a place among GPUs that are being vacated.
         lines: lines in which a new job found nothing, so that their other new jobs find nothing either.
-        preemptions: shapes for which no preemption makes room, kept from cycle to cycle.
     """
 
-    placements: set[Shape] = field(default_factory=set)
+    free: set[Shape] = field(default_factory=set)
     vacated: set[Shape] = field(default_factory=set)
     lines: set[LineKey] = field(default_factory=set)
-    preemptions: FailedSearches = field(default_factory=FailedSearches)
 
 
 @dataclass(slots=True)
@@ -69,12 +76,13 @@ class Draft:
         events: applied to the state already, in this order.
         errors: jobs on which a step failed.
         wake_at_us: the time at which the decision changes without an event.
-        claims: GPUs that are kept for jobs while victims leave them.
-        promises: the same claims as the queues count them.
         earmarked: leases of leaving attempts, by the job for which they leave.
+        assumed: places of jobs that cannot start yet, because victims hold a part of them.
+        assumed_quota: the same places as the queues count them.
         reservations: for each kind of GPU, the reservation of the first gang that waits for it.
         closed: kinds of GPUs on which nothing more starts, under policies in which no job may pass another.
-        failed: searches that need not be repeated.
+        tried: searches that need not be repeated in this cycle.
+        failed_searches: searches that need not be repeated in the next cycles either; the state keeps them.
     """
 
     now_us: int
@@ -84,20 +92,22 @@ class Draft:
     events: list[Event] = field(default_factory=list)
     errors: list[tuple[JobId, Exception]] = field(default_factory=list)
     wake_at_us: int | None = None
-    claims: dict[JobId, tuple[Lease, ...]] = field(default_factory=dict)
-    promises: list[Promise] = field(default_factory=list)
     earmarked: dict[JobId, list[Lease]] = field(default_factory=dict)
+    assumed: dict[JobId, tuple[Lease, ...]] = field(default_factory=dict)
+    assumed_quota: list[AssumedQuota] = field(default_factory=list)
     reservations: dict[Kind, Reservation] = field(default_factory=dict)
     closed: set[Kind] = field(default_factory=set)
-    failed: Failed = field(default_factory=Failed)
+    tried: Tried = field(default_factory=Tried)
+    failed_searches: FailedSearches = field(default_factory=FailedSearches)
 
-    def wake(self, at_us: int | None) -> None:
-        """Wake at this time at the latest; None changes nothing."""
+    def wake_by(self, at_us: int | None) -> None:
+        """Wake the scheduler at this time at the latest; None changes nothing."""
         if at_us is not None and (self.wake_at_us is None or at_us < self.wake_at_us):
             self.wake_at_us = at_us
 
 
 Step = Callable[[State, Draft, JobId], bool]
+"""A step for one job. Where the job stands in a line, the step returns whether the jobs behind it have their turns."""
 
 
 def new_draft(state: State, now_us: int) -> Draft:
@@ -115,13 +125,13 @@ def emit(state: State, draft: Draft, event: Event) -> None:
 
 def guarded(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
     """Run one step for one job; an error in it leaves no trace of the step and does not stop the cycle."""
-    mark, events, promises = state.journal.mark(), len(draft.events), len(draft.promises)
+    mark, events, assumed = state.journal.mark(), len(draft.events), len(draft.assumed_quota)
     try:
         return step(state, draft, job_id)
     except Exception as error:
         state.journal.take_back(mark)
-        del draft.events[events:], draft.promises[promises:]
+        del draft.events[events:], draft.assumed_quota[assumed:]
         draft.turns.version += 1
-        draft.claims.pop(job_id, None)
+        draft.assumed.pop(job_id, None)
         draft.errors.append((job_id, error))
         return True

@@ -2,7 +2,7 @@
 
 from cordee.events import Lease, NoticeReason
 from cordee.ids import JobId
-from cordee.schedule.cycle.claims import claim_leases
+from cordee.schedule.cycle.claims import assume
 from cordee.schedule.cycle.draft import Draft, emit, guarded
 from cordee.schedule.placement.place import place, pools
 from cordee.schedule.policy import Policy
@@ -28,13 +28,13 @@ def _grow_one(state: State, draft: Draft, job_id: JobId) -> bool:
         return True
     pays_us = pays_from_us(attempt, state.jobs[job_id], state.policy)
     if draft.now_us < pays_us:
-        draft.wake(pays_us)
+        draft.wake_by(pays_us)
         return True
     leases = _larger_place(state, draft, attempt)
     if leases is not None:
         gpus = sum(len(lease.gpus) for lease in leases)
         emit(state, draft, notice(attempt, NoticeReason.RESIZE, draft.now_us, gpus=gpus))
-        claim_leases(state, draft, attempt.job, leases)
+        assume(state, draft, attempt.job, leases)
     return True
 
 

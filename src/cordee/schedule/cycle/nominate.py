@@ -1,4 +1,8 @@
-"""Nomination of a waiting job: it gets a place, a claim, room that others make, or a smaller size."""
+"""The ways in which a nominated job gets GPUs: it starts, is assumed, preempts, starts smaller, or restarts.
+
+*Start* places a job on free GPUs now. *Restart* does so for a job that was resized or moved and returns at once; while
+it still leaves, its next place is assumed.
+"""
 
 from typing import NamedTuple
 
@@ -6,10 +10,10 @@ from cordee.events import AttemptPlaced, Job
 from cordee.ids import JobId
 from cordee.schedule.cycle.claims import (
     Leases,
-    claim_leases,
+    assume,
     find_place,
     holdings_changed,
-    open_earmarked,
+    lift_earmarks,
     vacated_place,
 )
 from cordee.schedule.cycle.draft import Draft, emit
@@ -36,7 +40,7 @@ def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
     record, line = state.jobs[job_id], state.waiting.key(job_id)
     draft.turns.considered.add(job_id)
     is_new = draft.now_us < record.waits_since_us + state.policy.preempt_after_us
-    if is_new and line in draft.failed.lines and job_id not in draft.earmarked and job_id not in state.agenda.returning:
+    if is_new and line in draft.tried.lines and job_id not in draft.earmarked and job_id not in state.agenda.returning:
         return None
     candidates = pools(record.job, draft.kinds)
     if draft.closed:  # No job passes the first one that waits, on any of the pools that are open to that one.
@@ -50,27 +54,18 @@ def refusal_of(state: State, draft: Draft, record: JobRecord, gpus: int | None =
         return None
     refusal = state.quotas.admits(record.job, draft.now_us, gpus)
     if refusal is not None:
-        draft.wake(refusal.until_us)
+        draft.wake_by(refusal.until_us)
     return refusal
 
 
-def resume(state: State, draft: Draft, nominee: Nominee) -> bool:
-    """Restart a resized job at its new size, even if it is overdue; return whether it found a place."""
-    job_id = nominee.record.job.job_id
-    if nominee.record.size is None or job_id not in state.agenda.returning:
-        return False
-    restart(state, draft, job_id)
-    return job_id in state.attempts or job_id in draft.claims
-
-
-def start_or_claim(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:
-    """Start a job on free GPUs, or claim a place that is being vacated."""
+def start_or_assume(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:
+    """Start a job on free GPUs, or assume it on a place that is being vacated; return whether one was found."""
     record, shape = nominee.record, nominee.line[-1]
     if refusal is None:
-        if shape not in draft.failed.placements:
+        if shape not in draft.tried.free:
             if _place(state, draft, record, nominee.pools, None):
                 return True
-            draft.failed.placements.add(shape)
+            draft.tried.free.add(shape)
         if not state.nodes.vacating:
             return False
     elif refusal.short_milli is None or refusal.short_milli > 0:
@@ -78,17 +73,17 @@ def start_or_claim(state: State, draft: Draft, nominee: Nominee, refusal: Refusa
     # The queue will admit the job once the attempts with notice have left; its place is kept until then.
     leases = vacated_place(state, draft, record, shape, nominee.pools)
     if leases is not None:
-        claim_leases(state, draft, record.job, leases)
+        assume(state, draft, record.job, leases)
     return leases is not None
 
 
 def start(state: State, draft: Draft, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None = None) -> bool:
-    """Start a job on free GPUs if its queue admits it."""
+    """Start a job on free GPUs if its queue admits it; return whether it started."""
     return refusal_of(state, draft, record, gpus) is None and _place(state, draft, record, candidates, gpus)
 
 
 def start_smaller(state: State, draft: Draft, nominee: Nominee) -> bool:
-    """Start an elastic job on fewer GPUs than it asks for; it grows later."""
+    """Start an elastic job on fewer GPUs than it asks for; it grows later. Return whether it started."""
     record = nominee.record
     if not record.job.sizes or not state.policy.resize:
         return False
@@ -97,7 +92,7 @@ def start_smaller(state: State, draft: Draft, nominee: Nominee) -> bool:
 
 
 def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | None) -> bool:
-    """Preempt or move other jobs, and claim the room that they make."""
+    """Preempt or move other jobs and assume the job on the room that they make; return whether they make any."""
     job = nominee.record.job
     if state.policy.victims == "none" or job.gpu_milli < 1000:
         return False
@@ -105,7 +100,7 @@ def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | N
     # The victims depend on the job's queue as well, and on its owner where the owner's limit refuses the job.
     of_queue = (job.queue, "" if refusal is None else job.owner) if state.quotas.queues else ("", "")
     key = (nominee.line[-1], of_queue)
-    searches = draft.failed.preemptions
+    searches = draft.failed_searches
     if searches.covers(key, scope):
         return False
     room = draft.preemption.preempt(nominee.record, scope, nominee.pools, refusal)
@@ -116,26 +111,26 @@ def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | N
         return False
     for event in room.events:
         emit(state, draft, event)
-    claim_leases(state, draft, job, room.leases)
+    assume(state, draft, job, room.leases)
     for other, leases in room.others:
-        claim_leases(state, draft, other, leases)
-    draft.failed.vacated.clear()
-    draft.failed.lines.clear()
+        assume(state, draft, other, leases)
+    draft.tried.vacated.clear()
+    draft.tried.lines.clear()
     return True
 
 
 def restart(state: State, draft: Draft, job_id: JobId) -> bool:
-    """Start a resized or moved job again, or claim its next place while it leaves."""
+    """Start a resized or moved job again, or assume it on its next place; return whether it has one."""
     record, attempt = state.jobs[job_id], state.attempts.get(job_id)
     candidates = pools(record.job, draft.kinds)
-    if job_id in draft.claims or (attempt is not None and not attempt.leaving):
-        return True  # It has started already: behind the job that gains, or by taking back quota.
+    if job_id in draft.assumed or (attempt is not None and not attempt.leaving):
+        return True  # It had its turn already: after its preemptor's, or to take back quota.
     if attempt is None:
-        if start(state, draft, record, candidates, record.size):
-            return True
-        if refusal_of(state, draft, record, record.size) is not None:
-            return True
         gpus = record.size
+        if refusal_of(state, draft, record, gpus) is not None:
+            return False
+        if _place(state, draft, record, candidates, gpus):
+            return True
     else:
         gpus = attempt.notice.gpus if attempt.notice is not None and attempt.notice.gpus else attempt.gpus
     leases = _beside_preemptor(state, draft, job_id, candidates, gpus)
@@ -143,8 +138,8 @@ def restart(state: State, draft: Draft, job_id: JobId) -> bool:
         leases = find_place(state, state.nodes.soon, record.job, candidates, gpus)
     if leases is not None:
         draft.turns.considered.add(job_id)
-        claim_leases(state, draft, record.job, leases)
-    return True
+        assume(state, draft, record.job, leases)
+    return leases is not None
 
 
 def _place(state: State, draft: Draft, record: JobRecord, candidates: tuple[Pool, ...], gpus: int | None) -> bool:
@@ -168,7 +163,7 @@ def _beside_preemptor(
     if preemptor is None or preemptor not in draft.earmarked:
         return None
     mark = state.journal.mark()
-    open_earmarked(state, draft.earmarked[preemptor])
+    lift_earmarks(state, draft.earmarked[preemptor])
     other: Job = state.jobs[preemptor].job
     leases, theirs = None, find_place(state, state.nodes.soon, other, pools(other, draft.kinds))
     if theirs is not None:

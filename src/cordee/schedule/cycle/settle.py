@@ -66,12 +66,12 @@ def wake(state: State, draft: Draft) -> None:
     }  # A step that failed now would fail again at once, so it waits for a change.
     for job_id in state.agenda.unsettled:
         if job_id in state.attempts and job_id not in failed:
-            draft.wake(wake_us(state.attempts[job_id]))
+            draft.wake_by(wake_us(state.attempts[job_id]))
     seen = state.agenda.unsettled.keys() | failed
-    draft.wake(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
-    draft.wake(next((until_us for until_us, _ in state.nodes.quarantines), None))
+    draft.wake_by(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
+    draft.wake_by(next((until_us for until_us, _ in state.nodes.quarantines), None))
     if state.quotas.has_days:
-        draft.wake(state.quotas.wake_us(draft.now_us))
+        draft.wake_by(state.quotas.wake_us(draft.now_us))
 
 
 def _due(state: State, now_us: int) -> set[JobId]:

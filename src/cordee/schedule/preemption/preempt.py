@@ -27,7 +27,7 @@ from cordee.schedule.state.transitions import apply
 _TRIES = 8
 """The number of sets tried when one makes less room than was counted (because of CPU, memory, islands, quotas)."""
 
-Claim = tuple[Job, tuple[Lease, ...]]
+NextPlace = tuple[Job, tuple[Lease, ...]]
 """A job, and its place at the next start."""
 
 
@@ -45,7 +45,7 @@ class Room:
 
     events: tuple[Event, ...]
     leases: tuple[Lease, ...]
-    others: tuple[Claim, ...] = ()
+    others: tuple[NextPlace, ...] = ()
 
 
 class Preemption:
@@ -171,7 +171,7 @@ class Preemption:
         leaving = [Terms(attempt, self._reason(attempt, record)) for attempt in attempts]
         self._try(leaving, record)
         leases = self._vacated_place(record.job, pool) if self._is_admitted(record) else None
-        others: list[Claim] = []
+        others: list[NextPlace] = []
         terms: list[Terms] = []
         if leases is not None:
             state.nodes.claim(leases)
@@ -196,7 +196,7 @@ class Preemption:
         terms = [Terms(attempt, NoticeReason.MOVE, attempt.gpus) for attempt in attempts]
         self._try(terms, record)
         leases = self._vacated_place(record.job, pool)
-        others: list[Claim] = []
+        others: list[NextPlace] = []
         if leases is not None:
             state.nodes.claim(leases)
             for attempt in sorted(attempts, key=lambda each: (-each.gpus, each.job.job_id)):

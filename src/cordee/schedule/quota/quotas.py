@@ -71,11 +71,11 @@ class Standing:
 
 
 @dataclass(slots=True)
-class _Promises:
-    """GPUs that waiting jobs will hold by their claims, by queue; empty between cycles.
+class _Assumed:
+    """GPUs of assumed jobs (their place is known, and victims hold a part of it) by queue; empty between cycles.
 
     Attributes:
-        held: all promised GPUs, counted as held already.
+        held: all their GPUs, counted as held already.
         awaited: the part that is being vacated.
         vacated: that part by the queues of the leaving jobs, where it counts as well.
     """
@@ -96,7 +96,7 @@ class Quotas:
         self._clock: Decay | None = None
         self._held: dict[_Key, Held] = {}
         self._leaving: dict[str, int] = {}  # by the queue that jobs name
-        self._promises = _Promises()
+        self._assumed = _Assumed()
         self._moves: list[tuple[int, _Key, Held]] = []  # of the last day at least
         self._cluster = Holder(Queue(name=_CLUSTER), None)
         self._holders: dict[str, Holder] = {}
@@ -136,25 +136,25 @@ class Quotas:
         """Take holdings from a job; `put` of the same at the same time undoes it."""
         self._move((job.queue, job.owner, job.grace_us), NOTHING.less(held), at_us)
 
-    def promise(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
+    def assume(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
         """Count the future holdings of a job that waits for its victims, inside a cycle, against the jobs behind it.
 
-        `withdraw` undoes it. A promise does not use the quota that a queue keeps: a job refused for it stays so.
+        `withdraw` undoes it. An assumed job does not use the quota that a queue keeps: a job refused for it stays so.
         `vacated` is the part of it that leaving jobs of these queues still hold.
         """
-        self._promise(job, held, at_us, vacated, +1)
+        self._count_assumed(job, held, at_us, vacated, +1)
 
     def withdraw(self, job: Job, held: Held, at_us: int, vacated: Vacated = ()) -> None:
-        """Withdraw a promise; `promise` undoes it."""
-        self._promise(job, held, at_us, vacated, -1)
+        """Count an assumed job no longer; `assume` undoes it."""
+        self._count_assumed(job, held, at_us, vacated, -1)
 
-    def _promise(self, job: Job, held: Held, at_us: int, vacated: Vacated, sign: int) -> None:
+    def _count_assumed(self, job: Job, held: Held, at_us: int, vacated: Vacated, sign: int) -> None:
         counted = held if sign > 0 else NOTHING.less(held)
         self._count((job.queue, job.owner, job.grace_us), counted, at_us, self._reading(at_us))  # not a move: it ends
-        count(self._promises.held, job.queue, sign * held.gpu_milli)
+        count(self._assumed.held, job.queue, sign * held.gpu_milli)
         for queue, left_milli in vacated:
-            count(self._promises.awaited, job.queue, sign * left_milli)
-            count(self._promises.vacated, queue, sign * left_milli)
+            count(self._assumed.awaited, job.queue, sign * left_milli)
+            count(self._assumed.vacated, queue, sign * left_milli)
 
     def leave(self, job: Job, gpu_milli: int) -> None:
         """Give notice to this part of a job's holdings: it no longer counts as borrowed. `stay` undoes it."""
@@ -368,12 +368,10 @@ class Quotas:
         if claimed(path, more, now=True) <= offered or (kept := self._unused(path, more)) <= 0:
             return None
         # GPUs that are being vacated count twice: they are either still with the victim, or already with the preemptor.
-        counts_once = (self._without(each, now=True) for each in (self._promises.awaited, self._promises.vacated))
-        if self._promises.vacated and all(claimed(path, more, gone, now=True) <= offered for gone in counts_once):
+        counts_once = (self._without(each, now=True) for each in (self._assumed.awaited, self._assumed.vacated))
+        if self._assumed.vacated and all(claimed(path, more, gone, now=True) <= offered for gone in counts_once):
             return None
-        text = (
-            f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held - sum(self._promises.vacated.values()))}"
-        )
+        text = f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held - sum(self._assumed.vacated.values()))}"
         text += f" of {show_gpus(offered)} are held, and {show_gpus(kept)} are kept by queues that do not lend"
         short = claimed(path, more) - self.offered.gpu_milli
         return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
@@ -381,10 +379,10 @@ class Quotas:
     def _unused(self, path: tuple[Holder, ...], more: int) -> int:
         """Return the quota that queues keep unused after `more` is held here and jobs with notice have left.
 
-        Promised GPUs are not used yet.
+        GPUs of assumed jobs are not used yet.
         """
-        held = self._cluster.staying + more - sum(self._promises.held.values())
-        return claimed(path, more, self._without(self._promises.held)) - held
+        held = self._cluster.staying + more - sum(self._assumed.held.values())
+        return claimed(path, more, self._without(self._assumed.held)) - held
 
     def _without(self, amounts: Mapping[str, int], *, now: bool = False) -> dict[Holder, int]:
         """Return the part of these amounts that each queue holds or keeps; they are keyed by the queues of jobs."""
