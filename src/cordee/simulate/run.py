@@ -88,7 +88,10 @@ def run(
             continue
         if endless and arrival is None and not (store.open_jobs and (wake_us or not cluster.idle)):
             break
-        at_us = _earliest(engine.next_us(), wake_us, None if arrival is None else arrival.at_us)
+        at_us = engine.next_us()
+        for other_us in (wake_us, None if arrival is None else arrival.at_us):
+            if other_us is not None and (at_us is None or other_us < at_us):
+                at_us = other_us
         if at_us is None or (until_us is not None and at_us > until_us):
             break
         assert at_us >= engine.now_us(), "a wake-up in the past never ends"
@@ -107,10 +110,6 @@ def run(
 def may_defer_reports(job: Job, policy: Policy) -> bool:
     """Return whether no decision rests on the job's newest checkpoint: it can save in its grace period."""
     return policy.notice and job.protected and job.grace_us >= job.save_us
-
-
-def _earliest(*times_us: int | None) -> int | None:
-    return min((at_us for at_us in times_us if at_us is not None), default=None)
 
 
 def _submit(submission: Submission, engine: Engine, cluster: SimCluster, control: Control, defer: bool) -> None:

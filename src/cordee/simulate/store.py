@@ -7,6 +7,7 @@ from cordee.events import AttemptEnded, AttemptPlaced, Event, JobEnded, JobSubmi
 from cordee.ids import JobId
 
 _COMMANDS = frozenset((AttemptPlaced, NoticeGiven, KillOrdered))
+_KEPT = _COMMANDS | {AttemptEnded, JobSubmitted, JobEnded}
 
 
 class MemoryStore:
@@ -14,7 +15,7 @@ class MemoryStore:
 
     def __init__(self, sink: Callable[[Event], None] | None = None) -> None:
         self.log: list[Event] = []
-        self._take = sink or self.log.append
+        self._sink = sink
         self._number = 0
         self._marks: dict[str, int] = {}
         self._pending: dict[int, Pending] = {}
@@ -27,20 +28,25 @@ class MemoryStore:
 
     def commit(self, events: Sequence[Event], *, seen: Iterable[tuple[str, int]] = ()) -> None:
         """Append events, enqueue their commands and move the marks; nothing here can fail half-way."""
-        take = self._take
-        for event in events:
-            take(event)
-            self._number += 1
+        if self._sink is None:
+            self.log.extend(events)
+        else:
+            for event in events:
+                self._sink(event)
+        for number, event in enumerate(events, start=self._number + 1):
             kind = type(event)
+            if kind not in _KEPT:
+                continue
             if kind in _COMMANDS:
                 spec = self._specs[event.job_id]  # type: ignore[union-attr]
-                self._pending[self._number] = Pending(number=self._number, command=event, spec=spec)  # type: ignore[arg-type]
+                self._pending[number] = Pending(number=number, command=event, spec=spec)  # type: ignore[arg-type]
             elif kind is AttemptEnded and self._pending:
                 self._forget(event)  # type: ignore[arg-type]
             elif kind is JobSubmitted:
                 self._specs[event.job.job_id] = event.spec  # type: ignore[union-attr]
             elif kind is JobEnded:
                 self._specs.pop(event.job_id, None)  # type: ignore[union-attr]
+        self._number += len(events)
         marks = self._marks
         for source, seq in seen:
             if seq > marks.get(source, 0):

@@ -7,7 +7,7 @@ defers its reports makes all of them when it gets notice, when it ends, or on `f
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import chain, count
 
 from cordee.control.ports import Pending, Report
 from cordee.events import (
@@ -125,15 +125,14 @@ class SimCluster:
 
     def reports(self) -> Sequence[Report]:
         """Return what is not acknowledged, stream by stream; ranks before nodes, as agents forward it."""
-        streams = (*self._rank_reports.values(), *self._node_reports.values())
-        return [report for waiting in streams for report in waiting]
+        return list(chain(*self._rank_reports.values(), *self._node_reports.values()))
 
     def acknowledge(self, source: str, seq: int) -> None:
         """Forget the stream's reports up to `seq`."""
         streams = self._rank_reports if source in self._rank_reports else self._node_reports
-        waiting = [report for report in streams.pop(source, ()) if report.seq > seq]
-        if waiting:
-            streams[source] = waiting
+        waiting = streams.pop(source, ())
+        if waiting and waiting[-1].seq > seq:
+            streams[source] = [report for report in waiting if report.seq > seq]
 
     def carry_out(self, pending: Pending) -> bool:
         """Carry a command out; agents in virtual time always answer."""
@@ -293,10 +292,10 @@ class SimCluster:
                 attempt.checkpoint.step, attempt.checkpoint.generation = event.step, event.generation
             if reports:
                 attempt.seq += 1
-                report = Report(source=stream, seq=attempt.seq, event=event)
+                report = Report(stream, attempt.seq, event)
                 self._rank_reports.setdefault(stream, []).append(report)
 
     def _report_node(self, name: str, event: Event) -> None:
         source = f"node/{name}/{self._nodes[name].epoch}"
-        report = Report(source=source, seq=next(self._node_seq[name]), event=event)
+        report = Report(source, next(self._node_seq[name]), event)
         self._node_reports.setdefault(source, []).append(report)
