@@ -168,14 +168,18 @@ _NO_ESTIMATE = Estimate(layout="", peak_bytes=0, gpu_memory_bytes=0)
 
 
 class Measurements:
-    """A fold over the log: the estimate and the measured values of every attempt."""
+    """A fold over the log: the estimate and the measured values of every attempt.
+
+    Attributes:
+        handlers: what `apply` calls, by the kind of event; other kinds change nothing.
+    """
 
     def __init__(self) -> None:
         self._estimates: dict[JobId, tuple[Estimate, ...]] = {}
         self._attempts: dict[JobId, list[Measurement]] = {}
         self._missed: dict[JobId, dict[Quantity, str]] = {}
         self._due: dict[tuple[JobId, Quantity], EstimateMissed] = {}
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+        self.handlers: dict[type[Event], Callable[[Any], None]] = {
             JobSubmitted: self._submitted,
             AttemptPlaced: self._placed,
             Restored: self._restored,
@@ -187,7 +191,7 @@ class Measurements:
 
     def apply(self, event: Event) -> None:
         """Take note of one event; what concerns no known attempt changes nothing."""
-        handler = self._handlers.get(type(event))
+        handler = self.handlers.get(type(event))
         if handler is not None:
             handler(event)
 
@@ -246,8 +250,7 @@ class Measurements:
         return attempts[-1] if attempts and attempts[-1].epoch == epoch else None
 
     def _reported(self, event: Reported) -> None:
-        attempt = self._live(event.job_id, event.epoch)
-        if attempt is None or event.span is not SpanClass.USEFUL:
+        if event.span is not SpanClass.USEFUL or (attempt := self._live(event.job_id, event.epoch)) is None:
             return
         attempt.step = event.first_step + event.steps
         if attempt.restart_us is None:

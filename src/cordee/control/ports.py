@@ -6,7 +6,7 @@ that code does not know which of the two it runs in.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cordee.events import AttemptPlaced, Estimate, Event, KillOrdered, NoticeGiven
 
@@ -14,8 +14,7 @@ Command = AttemptPlaced | NoticeGiven | KillOrdered
 """A decision that agents carry out: start, notify or kill. Idempotent by (job_id, epoch) and kind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(NamedTuple):
     """One record of a stream that an executor forwards.
 
     Attributes:

@@ -62,4 +62,4 @@ class Priced:
         if not isinstance(report.event, NodeUp):
             return report
         node = priced(report.event.node, self._catalogue, self._slots_as)
-        return replace(report, event=replace(report.event, node=node))
+        return report._replace(event=replace(report.event, node=node))

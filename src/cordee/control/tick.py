@@ -5,8 +5,9 @@ An event goes to the store first and then to the state: an event that the store 
 """
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from cordee.account.ledger import Ledger
 from cordee.account.measured import Measurements
@@ -21,6 +22,7 @@ from cordee.events import (
     NodeUncordoned,
     Queue,
     QueuesSet,
+    RankEvent,
     ReportsRefused,
     ServerShuttingDown,
     ServerUp,
@@ -36,13 +38,12 @@ from cordee.schedule.state.state import State
 from cordee.schedule.state.transitions import apply
 
 
-@dataclass(slots=True)
-class _Fresh:
+class _Fresh(NamedTuple):
     """Reports that the store has not seen, and the highest seq of each stream: of these reports, and of all reports."""
 
-    reports: list[Report] = field(default_factory=list)
-    marks: dict[str, int] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=dict)
+    reports: list[Report]
+    marks: dict[str, int]
+    seen: dict[str, int]
 
 
 class Control:
@@ -59,7 +60,8 @@ class Control:
 
     def __init__(self, *, clock: Clock, store: Store, executor: Executor, policy: Policy | None = None) -> None:
         """Rebuild everything from the store's log; decide by `policy`, or by the default one."""
-        self.changed = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
         self._policy = policy or Policy()
         self.state = State(self._policy)
         self.ledger = Ledger()
@@ -69,8 +71,8 @@ class Control:
         self._failed: list[tuple[str, Exception]] = []  # of reports, since the last tick
         self._clock, self._store, self._executor = clock, store, executor
         self._last_us = 0
-        for number, event in store.events():
-            self._apply(number, event)
+        with self._lock:
+            self._apply(store.events())
 
     def up(self) -> None:
         """Accept jobs, also after a shutdown."""
@@ -123,8 +125,9 @@ class Control:
         Raises:
             StoreError: the commit that failed changed nothing; the next tick tries again.
         """
-        with self.changed:
-            fresh = self._fresh(self._executor.reports())
+        with self._lock:  # The condition's own lock, without the two calls by which the condition takes it.
+            executor = self._executor
+            fresh = self._fresh(executor.reports())
             if fresh.marks:
                 point("reports.before_commit")
                 self._take_in(fresh)
@@ -133,19 +136,20 @@ class Control:
                 self._commit(missed, {})
             # Also records committed earlier: an agent repeats them because it has not received the acknowledgement.
             for source, seq in fresh.seen.items():
-                self._executor.acknowledge(source, seq)
+                executor.acknowledge(source, seq)
                 point("reports.acknowledged")
             # A decision is based on committed reports only. After a crash between the two commits it is made again.
             now_us = max(self._clock.now_us(), self._last_us)
             decision = enact(self.state, now_us, self._policy, self._write_decision)
-            self.errors, self._failed = (*self._failed, *decision.errors), []
+            if self.errors or self._failed or decision.errors:
+                self.errors, self._failed = (*self._failed, *decision.errors), []
             if decision.events:
                 self._follow(decision.events)
                 point("decision.after_commit")
         # Without the lock, so that an agent that hangs blocks no client. Only ticks write and end commands.
         for pending in self._store.pending():
             point("command.before_carry_out")
-            if self._executor.carry_out(self._with_estimate(pending)):
+            if executor.carry_out(self._with_estimate(pending)):
                 point("command.before_confirm")
                 self._store.confirm(pending.number)
                 point("command.after_confirm")
@@ -163,34 +167,36 @@ class Control:
 
     def _fresh(self, reports: Sequence[Report]) -> _Fresh:
         """Return the reports above their stream's mark. A report of a job unknown to the log only moves the mark."""
-        fresh, now_us = _Fresh(), self._clock.now_us()
-        seen = fresh.seen
+        kept: list[Report] = []
+        marks: dict[str, int] = {}
+        seen: dict[str, int] = {}
+        now_us, jobs = self._clock.now_us(), self.state.jobs
         for report in reports:
-            if report.source not in seen:
-                seen[report.source] = self._store.mark(report.source)
-            if report.seq <= seen[report.source]:
+            source, event = report.source, report.event
+            mark = seen.get(source)
+            if mark is None:
+                mark = seen[source] = self._store.mark(source)
+            if report.seq <= mark:
                 continue
-            seen[report.source] = fresh.marks[report.source] = report.seq
-            job_id = getattr(report.event, "job_id", None)
-            if job_id is None or job_id in self.state.jobs:
-                fresh.reports.append(self._checked(report, now_us))
-        return fresh
+            seen[source] = marks[source] = report.seq
+            job_id = getattr(event, "job_id", None)
+            if job_id is None or job_id in jobs:
+                kept.append(self._checked(report, now_us) if type(event) in RANK_REPORTS else report)
+        return _Fresh(kept, marks, seen)
 
     def _checked(self, report: Report, now_us: int) -> Report:
-        """Return the report, or a ReportsRefused in its place.
+        """Return a rank's report, or a ReportsRefused in its place.
 
         The rank's agent has checked it too; an agent may be of another version, or its clock may be wrong.
         """
-        event = report.event
-        if not is_rank_report(event):
-            return report
+        event: RankEvent = report.event  # type: ignore[assignment]  # The caller has looked at its type.
         record = self.state.jobs[event.job_id]
         scope = scope_of(report.source, event.job_id, event.epoch, record.job.gpus, record.submitted_us)
         try:
             checked = check_report(event, scope, now_us)
         except ReportError as error:
-            return replace(report, event=self._refused(report, error))
-        return report if checked is event else replace(report, event=checked)
+            return report._replace(event=self._refused(report, error))
+        return report if checked is event else report._replace(event=checked)
 
     def _refused(self, report: Report, error: Exception) -> ReportsRefused:
         job_id, epoch, rank = parse_stream(report.source) or (getattr(report.event, "job_id", ""), 0, 0)
@@ -209,7 +215,7 @@ class Control:
                 self._take_in_alone(report)
             self._commit([], fresh.marks)
         else:
-            self._apply_all(written)
+            self._apply_next(written)
 
     def _take_in_alone(self, report: Report) -> None:
         mark = {report.source: report.seq}
@@ -221,24 +227,32 @@ class Control:
             self._failed.append((report.source, error))
             is_rank = parse_stream(report.source) is not None
             written = self._write([self._refused(report, error)] if is_rank else [], mark)
-        self._apply_all(written)
+        self._apply_next(written)
 
     def _append(self, event: Event) -> None:
         with self.changed:
             self._commit([event], {})
 
     def _commit(self, events: Sequence[Event], marks: dict[str, int]) -> None:
-        self._apply_all(self._write(events, marks))
+        self._apply_next(self._write(events, marks))
 
     def _write(self, events: Sequence[Event], marks: dict[str, int]) -> Sequence[Event]:
-        stamped = self._stamped(events)
+        """Commit the events with times that never go back and are never ahead of the clock, and return them.
+
+        Reports of ranks keep their own time unless it is ahead: they may come late, for instance after a time
+        without a server.
+        """
+        now_us, last_us = self._clock.now_us(), self._last_us
+        stamped: list[Event] = []
+        for event in events:
+            at_us = event.at_us
+            if type(event) not in RANK_REPORTS:
+                at_us = last_us = max(last_us, min(at_us, now_us))
+            elif at_us > now_us:
+                at_us = now_us
+            stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
         self._store.commit(stamped, seen=marks.items())
         return stamped
-
-    def _apply_all(self, written: Sequence[Event]) -> None:
-        for number, event in enumerate(written, start=self.number + 1):
-            self._apply(number, event)
-        self.changed.notify_all()
 
     def _write_decision(self, events: Sequence[Event]) -> Sequence[Event]:
         point("decision.before_commit")
@@ -254,31 +268,24 @@ class Control:
         self._last_us = events[-1].at_us
         self.changed.notify_all()
 
-    def _stamped(self, events: Sequence[Event]) -> list[Event]:
-        """Return the events with times that never go back and are never ahead of the clock.
+    def _apply_next(self, written: Sequence[Event]) -> None:
+        self._apply(enumerate(written, start=self.number + 1))
 
-        Reports of ranks keep their own time unless it is ahead: they may come late, for instance after a time
-        without a server.
-        """
-        now_us, last_us = self._clock.now_us(), self._last_us
-        stamped = []
-        for event in events:
-            at_us = min(event.at_us, now_us)
-            if type(event) not in RANK_REPORTS:
-                at_us = last_us = max(last_us, at_us)
-            stamped.append(event if event.at_us == at_us else replace(event, at_us=at_us))
-        return stamped
-
-    def _apply(self, number: int, event: Event) -> None:
-        try:
-            apply(self.state, event)
-            self.ledger.apply(event)
-            self.measurements.apply(event)
-        except Exception as error:
-            # A rank's report, now or in an old log, must not keep the server from running.
-            if not is_rank_report(event):
-                raise
-            self._failed.append((event.job_id, error))
-        self.number = number
-        if type(event) not in RANK_REPORTS:
-            self._last_us = event.at_us
+    def _apply(self, numbered: Iterable[tuple[int, Event]]) -> None:
+        state, ledger, measures = self.state, self.ledger.apply, self.measurements.handlers.get
+        for number, event in numbered:
+            kind = type(event)
+            try:
+                apply(state, event)
+                ledger(event)
+                if (measure := measures(kind)) is not None:
+                    measure(event)
+            except Exception as error:
+                # A rank's report, now or in an old log, must not keep the server from running.
+                if not is_rank_report(event):
+                    raise
+                self._failed.append((event.job_id, error))
+            self.number = number
+            if kind not in RANK_REPORTS:
+                self._last_us = event.at_us
+        self.changed.notify_all()
