@@ -9,6 +9,7 @@ from typing import Any
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Efficiency, Gpu, Price, Source
+from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
 
 _DATA = Path(__file__).parent / "data"
@@ -35,6 +36,24 @@ def _shipped() -> Catalogue:
     gpus = tuple(_gpu(name, facts, tables) for name, facts in _read_toml(_DATA / "gpus.toml").items())
     bare = Catalogue(gpus=gpus, prices=())
     return Catalogue(gpus=gpus, prices=_read_prices(_read_toml(_DATA / "prices.toml"), bare, "prices.toml"))
+
+
+@cache
+def load_speedups() -> tuple[Speedups, ...]:
+    """Return the measured speed-ups of products in formats over bf16."""
+    table = _read_toml(_DATA / "speedups.toml")
+    source = _source(table)
+    found = []
+    for gpu, engines in table.items():
+        if not isinstance(engines, dict):
+            continue
+        for engine, versions in engines.items():
+            for version, formats in versions.items():
+                for name, ratios in formats.items():
+                    by_batch = ratios if isinstance(ratios, dict) else dict(zip(table["batches"], ratios, strict=True))
+                    batches = tuple(int(batch) for batch in by_batch)
+                    found.append(Speedups(gpu, engine, version, name, batches, tuple(by_batch.values()), source))
+    return tuple(found)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,106 @@
+"""Quantisation by batch: measured tables, the claims they contradict, and where both formats are equally fast."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordee.hardware.load import load_catalogue, load_speedups
+from cordee.plan.serving.formats import WEIGHTS
+from cordee.plan.serving.quantise import (
+    FormatCrossover,
+    find_crossovers,
+    measured_crossover,
+    step_crossover,
+    unpacking_crossover,
+)
+
+TABLES = load_speedups()
+
+
+def only(gpu: str, name: str) -> FormatCrossover:
+    (found,) = find_crossovers(TABLES, gpu, name)
+    return found
+
+
+def test_every_table_names_a_gpu_and_a_format_that_exist() -> None:
+    gpus = {gpu.name for gpu in load_catalogue().gpus}
+    assert {row.gpu for row in TABLES} <= gpus
+    assert {row.format for row in TABLES} <= set(WEIGHTS)
+    assert all(list(row.batches) == sorted(row.batches) and min(row.ratios) > 0 for row in TABLES)
+
+
+def test_weight_only_int4_wins_at_small_batch_and_loses_from_256_on_h200() -> None:
+    found = only("H200", "int4")
+    assert found.ratios[0] == 2.32
+    assert found.loses_from == 256
+    assert found.even_at[0] == pytest.approx(61, abs=2)
+    assert found.remark is not None
+    assert found.remark.startswith("the reverse of the claim")
+    assert "2.32 times as fast up to batch 16, 0.70 from 256" in str(found)
+
+
+def test_on_a100_it_loses_little_and_late() -> None:
+    found = only("A100-80", "int4")
+    assert found.winning[0].low == 1
+    assert found.winning[0].high == 128
+    assert found.even_at[0] == pytest.approx(209, abs=5)
+    assert min(found.ratios) == 0.93
+
+
+def test_w8a8_wins_everywhere_on_a100() -> None:
+    found = only("A100-80", "int8")
+    assert found.losing == ()
+    assert found.remark is None
+    assert str(found.winning[0]) == "from 1"
+
+
+def test_int8_weight_only_saves_time_at_batch_1_only_on_h100() -> None:
+    found = only("H100", "int8-wo")
+    assert found.loses_from == 16
+    assert "faster than bf16 at 1, slower from 16" in str(found)
+
+
+def test_a_format_that_saves_no_time_is_said_to() -> None:
+    found = FormatCrossover("by hand", "int8-wo", (1.0, 16.0, 256.0), (0.9, 0.8, 0.7))
+    assert found.remark is not None
+    assert "no time at any batch" in found.remark
+    assert "faster than bf16 at no batch, slower from 1" in str(found)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "vllm"])
+def test_fp8_wins_at_every_batch_on_hopper(engine: str) -> None:
+    for gpu in ("H100", "H200"):
+        (found,) = (each for each in find_crossovers(TABLES, gpu, "fp8") if engine in each.where)
+        assert found.losing == ()
+
+
+def test_fp8_on_b200_in_tensorrt_llm_pays_in_large_batches_only() -> None:
+    (found,) = (each for each in find_crossovers(TABLES, "B200", "fp8") if "tensorrt" in each.where)
+    assert found.winning[0].low == 512
+    assert "no time in small batches" in (found.remark or "")
+
+
+def test_a_table_answers_between_its_batches() -> None:
+    row = next(row for row in TABLES if row.gpu == "H200" and row.format == "int4")
+    assert row.at(0.5) == 2.32
+    assert 1.11 > row.at(50) > 0.96
+    assert row.at(1e6) == 1.26
+
+
+@given(st.floats(1, 16), st.floats(0.01, 1), st.floats(0.01, 10), st.floats(1e-4, 1))
+def test_at_the_crossover_of_unpacking_both_take_the_same_time(
+    ratio: float, unpack_s: float, weights_s: float, token_s: float
+) -> None:
+    batch = unpacking_crossover(ratio, unpack_s, weights_s, token_s)
+    if batch * token_s < weights_s / ratio:  # it never wins, or it already does where memory decides
+        return
+    plain = max(weights_s, batch * token_s)
+    packed = max(weights_s / ratio, batch * token_s) + unpack_s
+    assert packed == pytest.approx(plain, rel=1e-6)
+
+
+def test_a_crossover_of_steps() -> None:
+    found = step_crossover("by hand", "int4", (1.0, 1.0, 2.0), (0.5, 1.0, 2.5), (1, 8, 64))
+    assert found.ratios == (2.0, 1.0, 0.8)
+    assert found.loses_from == 64
+    assert measured_crossover(TABLES[0]).batches[0] == 1
