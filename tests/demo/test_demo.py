@@ -177,7 +177,7 @@ def test_the_screen_degrades_where_the_terminal_shows_only_ascii() -> None:
     raw = io.BytesIO()
     screen = Terminal(Console(file=io.TextIOWrapper(raw, encoding="ascii", errors="strict"), width=80))
     narrator = Narrator(screen)
-    with narrator.part("The bill", "A lead."):
+    with narrator.part("The memory", "A lead."):
         narrator.claim(Claim("it holds", "1 = 1"))
         screen.line(1.25, "something happened")
         screen.amounts([("a", 1.0, "$1")])
@@ -186,7 +186,7 @@ def test_the_screen_degrades_where_the_terminal_shows_only_ascii() -> None:
     lines = raw.getvalue().decode("ascii").splitlines()
     assert max(map(len, lines)) <= 80
     assert any("ok it holds" in line for line in lines)
-    assert [section.title for section in narrator.sections] == ["The bill"]
+    assert [section.title for section in narrator.sections] == ["The memory"]
     assert narrator.sections[0].notes == ("A note.",)
 
 

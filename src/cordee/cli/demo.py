@@ -23,7 +23,7 @@ from cordee.units import format_bytes, format_duration, format_micro_usd
 from cordee.view.report import Report, report_html
 
 NEEDS = ("torch", "fastapi", "sqlalchemy", "blake3", "xxhash")
-TITLE = "One job through the wall"
+TITLE = "One job, planned, preempted and resumed"
 
 
 def demo(
@@ -38,7 +38,7 @@ def demo(
     began_s = time.monotonic()
     terminal = Terminal()
     narrator = Narrator(terminal)
-    terminal.console.print(f"[bold]{TITLE}[/bold]  plan, gang, preemption, resume, cost: about two minutes")
+    terminal.console.print(f"[bold]{TITLE}[/bold] on this machine: about two minutes")
     sizing = show_memory(narrator)
     with stage(terminal, keep=keep, price_as="H100", ranks=ranks) as server:
         jobs = run_live(narrator, server, steps)

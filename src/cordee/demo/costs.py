@@ -23,7 +23,7 @@ def show_costs(narrator: Narrator, stage: Stage, jobs: LiveJobs, sizing: Sizing)
         "Every microsecond that a job held a GPU is in exactly one class. First the ledger of what just ran; then the "
         f"same scheduler under a virtual clock: {GPUS} H100s on spot capacity, 47 hours in, and the cloud takes a node."
     )
-    with narrator.part("The money", lead):
+    with narrator.part("The cost", lead):
         cost = stage.client.cost("job")
         _show_ledger(narrator, stage, cost)
         narrator.claim(_nothing_lost(cost, jobs))

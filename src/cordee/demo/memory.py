@@ -38,7 +38,7 @@ def show_memory(narrator: Narrator) -> Sizing:
         "Training keeps 16 bytes for each parameter: the weight, its gradient, a precise copy and two averages of the "
         f"optimizer. One GPU has {gpu_memory}. The question is where the rest goes."
     )
-    with narrator.part("The bill", lead):
+    with narrator.part("The memory", lead):
         shape = load_shape("llama-3-70b")
         plan = ask(Request(shape=shape, gpu=gpu, gpus=GPUS, assumed=Assumptions(mtbi_s=DEFAULTS.reclaim_mtbi_s)))
         assert plan.best is not None and plan.best.step_s is not None, "Llama-3-70B fits 64 H100s"
