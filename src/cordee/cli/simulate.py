@@ -133,9 +133,9 @@ def _write(
 
         write_page(html, comparison_page(scenario, answer, results))
     if chrome is not None:
-        from cordee.simulate.chrome_trace import trace_text
+        from cordee.simulate.chrome_trace import simulation_chrome_trace
 
-        write_page(chrome, trace_text(results))
+        write_page(chrome, simulation_chrome_trace(results))
 
 
 def replay(

@@ -7,7 +7,7 @@ from cordee.simulate.gantt import Held
 from cordee.view.chrome import Slice, Track, chrome_trace_text
 
 
-def trace_text(results: Sequence[Result]) -> str:
+def simulation_chrome_trace(results: Sequence[Result]) -> str:
     """Return the attempts on the nodes that a run keeps for drawing, one policy after the other."""
     slices: list[Slice] = []
     for order, result in enumerate(results):
