@@ -22,8 +22,15 @@ from cordee import answers as views
 from cordee.cli.main import main
 from cordee.cli.rehearse import VariantView
 from cordee.client import Client
+from cordee.control.admission import admit
+from cordee.control.store import SqlStore
 from cordee.errors import CordeeError
-from cordee.events import AttemptPlaced, Event, NodeDown, RanksStarted
+from cordee.events import AttemptPlaced, Event, JobSubmitted, Node, NodeDown, RanksStarted
+from cordee.hardware.load import load_catalogue
+from cordee.ids import JobId
+from cordee.schedule.quota.quotas import Quotas
+from cordee.workload.spec import JobSpec
+from kineto import Kineto
 
 SCHEMAS = Path(__file__).with_name("schemas.json")
 Verb = Callable[..., str]
@@ -238,6 +245,45 @@ def test_measured_values_stand_beside_the_plan(verb: Verb, home: Path, tmp_path:
     assert re.search(r"PLANNED +MEASURED +OFF BY", shown) and re.search(r"restart +\S+( s)? +\S+ m?s +-\d+ %", shown)
     assert "PLANNED" in verb("why", job_id) and job.estimate_missed == []
     assert re.search(rf"{job_id} +save +\S+", verb("cost"))
+
+
+def test_a_profile_is_compared_with_the_plan_that_the_server_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job was admitted to eight H100s; the server that answers has come up without them."""
+    home = tmp_path / "home"
+    home.mkdir()
+    wanted = JobSpec.model_validate(
+        {
+            "name": "gpt",
+            "run": ["true"],
+            "gpus": 8,
+            "gpu": "H100",
+            "cwd": str(tmp_path),
+            "checkpoint": {"to": str(tmp_path)},
+        }
+        | {"model": {"name": "llama-3-8b", "global_batch": 8}}
+    )
+    node = Node(name="a", epoch=1, gpu_name="NVIDIA H100 80GB HBM3", gpus=8)
+    job = admit(
+        wanted, job_id=JobId("gpt-abcdef"), owner="ada", nodes=[node], catalogue=load_catalogue(), quotas=Quotas(())
+    ).job
+    store = SqlStore(f"sqlite:///{home / 'cordee.db'}")
+    store.commit([JobSubmitted(at_us=1, job=job, spec=wanted.model_dump_json())])
+    store.close()
+    Kineto().kernel("gemm", 0, 1000).write(tmp_path / "rank0.json")
+    assert code_of("up", "--home", str(home), "--slots", "2") == 0
+    capsys.readouterr()
+    code = code_of("profile", "--job", "gpt", "--json", "--home", str(home))
+    said = capsys.readouterr()
+    assert code_of("down", "--home", str(home)) == 0
+    assert code == 0, said.err
+    found = json.loads(said.out)
+    plan = {key: found["plan"][key] for key in ("job", "model", "gpus", "gpu", "layout")}
+    assert plan == {
+        "job": "gpt-abcdef", "model": "llama-3-8b", "gpus": 8, "gpu": "H100", "layout": job.estimates[0].layout
+    }  # fmt: skip
+    assert [rank["file"] for rank in found["ranks"]] == ["rank0.json"], "the profile lies in the job's folder"
 
 
 def test_nodes_and_their_price(verb: Verb) -> None:
