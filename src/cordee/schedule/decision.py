@@ -70,7 +70,6 @@ def _decided(state: State, now_us: int, policy: Policy | None, write: Write | No
         state.idle = None if draft.errors else idle
         state.failed_searches = draft.failed_searches
         if draft.events and not written:
-            state.failed_searches.placements = (
-                frozenset()
-            )  # The GPUs of placements that were not written are free again.
+            # The GPUs of placements that were not written are free again.
+            state.failed_searches.placements = frozenset()
     return Decision(events=tuple(written or draft.events), wake_at_us=draft.wake_at_us, errors=tuple(draft.errors))

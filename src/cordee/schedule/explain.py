@@ -3,7 +3,7 @@
 For a waiting job the cycle itself is run, so the answer cannot disagree with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -22,7 +22,7 @@ from cordee.schedule.state.order import is_below
 from cordee.schedule.state.records import NEVER, Attempt, JobRecord, Phase
 from cordee.schedule.state.running import min_run_us
 from cordee.schedule.state.state import State
-from cordee.units import US_PER_S, format_duration
+from cordee.units import US_PER_S, format_duration, plural
 
 
 class Reason(StrEnum):
@@ -107,7 +107,7 @@ def _why(record: JobRecord, reason: Reason, text: str, **more: object) -> Explan
 
 def _live(record: JobRecord, attempt: Attempt, now_us: int) -> Explanation:
     name = attempt_name(record.job.job_id, attempt.epoch)
-    where = f"{_gpus(attempt.gpus)} on {', '.join(lease.node for lease in attempt.leases)}"
+    where = f"{plural(attempt.gpus, 'GPU')} on {', '.join(lease.node for lease in attempt.leases)}"
     held = ", ".join(lease.node for lease in attempt.held)
     if attempt.kill is not None:
         return _why(record, Reason.LEAVING, f"{name} is being killed: {attempt.kill.why}; it still holds {held}")
@@ -174,14 +174,13 @@ def _waiting(state: State, record: JobRecord, now_us: int) -> Explanation:
 
 def _refused(state: State, record: JobRecord, refusal: Refusal) -> Explanation:
     """Explain a queue's refusal; the jobs that hold what the queue, or in it the user, may hold block it."""
-    holders = sorted(
-        (attempt.placed_us, job_id)
-        for job_id, attempt in state.attempts.items()
-        if refusal.bound in (Bound.QUEUE_LIMIT, Bound.USER_LIMIT)
-        and (refusal.bound is not Bound.USER_LIMIT or attempt.job.owner == record.job.owner)
+    held_by_queue = refusal.bound in (Bound.QUEUE_LIMIT, Bound.USER_LIMIT)
+    blocking = _oldest_first(
+        attempt
+        for attempt in (state.attempts.values() if held_by_queue else ())
+        if (refusal.bound is not Bound.USER_LIMIT or attempt.job.owner == record.job.owner)
         and any(each.queue.name == refusal.queue for each in state.quotas.leaf(attempt.job.queue).path)
-    )
-    blocking = tuple(job_id for _, job_id in holders[:10])
+    )[:10]
     text, failed = refusal.text, record.attempts_without_commit
     if failed and record.last is not None and refusal.bound in (Bound.DAY_GPU_TIME, Bound.DAY_COST):
         text += f"; {attempt_name(record.job.job_id, record.last.epoch)} {record.last.why}"
@@ -195,7 +194,11 @@ def _nowhere(state: State, record: JobRecord, now_us: int) -> Explanation:
     if not up:
         return _why(record, Reason.NO_NODES, f"no node is up; {_are(len(state.nodes.records))} known")
     if not state.nodes.free.kinds:
-        return _why(record, Reason.NO_NODES, f"{_nodes_up(up)}, but none may be used{_out_of_use(state, now_us)}")
+        return _why(
+            record,
+            Reason.NO_NODES,
+            f"{plural(up, 'node')} {'is' if up == 1 else 'are'} up, but none may be used{_out_of_use(state, now_us)}",
+        )
     kinds = ", ".join(f"{name} ({capacity.value})" for name, capacity in sorted(state.nodes.free.kinds))
     text = f"it needs {record.job.gpus} {asked}; no node that is up has them, only {kinds}"
     return _why(record, Reason.NO_SUCH_GPU, text)
@@ -215,7 +218,7 @@ def _for_victims(state: State, record: JobRecord, leaving: list[Attempt], now_us
     ends = {attempt.job.job_id: attempt.notice.deadline_us for attempt in leaving if attempt.notice is not None}
     blocking = tuple(sorted((attempt.job.job_id for attempt in leaving), key=lambda each: (ends.get(each, 0), each)))
     until_us = max(ends.values(), default=None)
-    free = max(sum(state.nodes.free.free(kind) for kind in pool) for pool in pools(record.job, state.nodes.free.kinds))
+    free = _most_free(state, record.job)
     text = f"it needs {record.job.gpus} {_asked(record.job)}; {_are(free)} free, and "
     text += f"{_and(blocking)} {'makes' if len(blocking) == 1 else 'make'} room"
     if until_us is not None:
@@ -243,13 +246,10 @@ def _kept_from(state: State, job: Job, now_us: int) -> list[tuple[int, JobId]]:
 
 def _for_checkpoint(state: State, record: JobRecord, kept: list[tuple[int, JobId]], now_us: int) -> Explanation:
     blocking, until_us = tuple(job_id for _, job_id in kept), kept[-1][0]
-    free = max(sum(state.nodes.free.free(kind) for kind in pool) for pool in pools(record.job, state.nodes.free.kinds))
+    free = _most_free(state, record.job)
     text = f"it needs {record.job.gpus} {_asked(record.job)}; {_are(free)} free, and {_and(blocking)} "
-    text += (
-        "keeps its GPUs until its next checkpoint is"
-        if len(kept) == 1
-        else "keep their GPUs until their next checkpoints are"
-    )
+    one, several = "keeps its GPUs until its next checkpoint is", "keep their GPUs until their next checkpoints are"
+    text += one if len(kept) == 1 else several
     text += f" durable, for at most {format_duration((until_us - now_us) / US_PER_S)} more"
     more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
     return _why(record, Reason.WAITS_FOR_CHECKPOINT, text, **more)
@@ -278,12 +278,10 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
         blocking = tuple(job_id for _, job_id in protected)
         more = {"gpus_free": free, "blocking": blocking, "until_us": until_us}
         return _why(record, Reason.WAITS_FOR_MINIMUM_RUN, text, **more)
-    holders = sorted(
-        (attempt.placed_us, job_id)
-        for job_id, attempt in state.attempts.items()
-        if any(_is_of(state, lease.node, pool) for lease in attempt.held)
+    holders = _oldest_first(
+        attempt for attempt in state.attempts.values() if any(_is_of(state, lease.node, pool) for lease in attempt.held)
     )
-    blocking = tuple(job_id for _, job_id in holders[:10])
+    blocking = holders[:10]
     held = _held(len(holders), sum(state.nodes.free.usable(kind) for kind in pool) - free)
     if free >= job.gpus:
         text = f"{numbers}, but not together{_shape(job)}; {held}"
@@ -292,6 +290,17 @@ def _for_gpus(state: State, record: JobRecord, candidates: tuple[Pool, ...], dra
     text = numbers + (f", {_jobs(ahead, 'waits', 'wait')} before it" if ahead else "")
     text += f", and {held}{_out_of_use(state, now_us)}"
     return _why(record, Reason.NOT_ENOUGH_FREE, text, gpus_free=free, blocking=blocking)
+
+
+def _oldest_first(attempts: Iterable[Attempt]) -> tuple[JobId, ...]:
+    """Return the jobs of attempts, those that were placed first before the others."""
+    return tuple(job_id for _, job_id in sorted((each.placed_us, each.job.job_id) for each in attempts))
+
+
+def _most_free(state: State, job: Job) -> int:
+    """Return the free GPUs of the pool for a job that has most."""
+    free = state.nodes.free
+    return max(sum(free.free(kind) for kind in pool) for pool in pools(job, free.kinds))
 
 
 def _in_min_run(state: State, job: Job, pool: Pool, now_us: int) -> list[tuple[int, JobId]]:
@@ -324,10 +333,6 @@ def _out_of_use(state: State, now_us: int) -> str:
     return text + (f"; {_and(cordoned)} {'is' if len(cordoned) == 1 else 'are'} cordoned" if cordoned else "")
 
 
-def _nodes_up(count: int) -> str:
-    return "1 node is up" if count == 1 else f"{count} nodes are up"
-
-
 def _are(count: int) -> str:
     """Return the subject and verb of a sentence about so many GPUs or nodes.
 
@@ -347,7 +352,7 @@ def _held(jobs: int, gpus: int) -> str:
 
 
 def _jobs(count: int, one: str, several: str) -> str:
-    return f"{count} job {one}" if count == 1 else f"{count} jobs {several}"
+    return f"{plural(count, 'job')} {one if count == 1 else several}"
 
 
 def _asked(job: Job) -> str:
@@ -355,10 +360,6 @@ def _asked(job: Job) -> str:
     gpus = "GPU" if job.gpus == 1 else "GPUs"
     of_one_type = "" if job.gpus == 1 else " of one type"
     return (f"{job.gpu_name} {gpus}" if job.gpu_name else gpus + of_one_type) + capacity
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _and(jobs: Sequence[str]) -> str:

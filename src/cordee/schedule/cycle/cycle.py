@@ -14,14 +14,7 @@ from cordee.schedule.cycle.claims import earmark
 from cordee.schedule.cycle.draft import Draft, Step, guarded, new_draft
 from cordee.schedule.cycle.grow import grow
 from cordee.schedule.cycle.heads import Head, Turn, head_of, order
-from cordee.schedule.cycle.nominate import (
-    make_room,
-    nominate,
-    refusal_of,
-    restart,
-    start_or_assume,
-    start_smaller,
-)
+from cordee.schedule.cycle.nominate import make_room, nominate, refusal_of, restart, start_or_assume, start_smaller
 from cordee.schedule.cycle.settle import settle, wake
 from cordee.schedule.cycle.turns import next_turn_us
 from cordee.schedule.state.state import State

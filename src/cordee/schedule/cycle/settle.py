@@ -29,14 +29,7 @@ reports that when the lease of the node's agent has run out.
 from bisect import bisect_right
 from operator import itemgetter
 
-from cordee.events import (
-    AttemptEnded,
-    JobEnded,
-    KillOrdered,
-    NoticeReason,
-    Outcome,
-    RanksEnded,
-)
+from cordee.events import AttemptEnded, JobEnded, KillOrdered, NoticeReason, Outcome, RanksEnded
 from cordee.ids import JobId, attempt_name
 from cordee.schedule.cycle.draft import Draft, emit, guarded
 from cordee.schedule.preemption.notice import notice
@@ -61,12 +54,10 @@ def settle(state: State, draft: Draft) -> None:
 
 def wake(state: State, draft: Draft) -> None:
     """Set the time at which the decision changes without an event."""
-    failed = {
-        job_id for job_id, _ in draft.errors
-    }  # A step that failed now would fail again at once, so it waits for a change.
+    failed = {job_id for job_id, _ in draft.errors}  # A step that failed would fail again, so it waits for a change.
     for job_id in state.agenda.unsettled:
         if job_id in state.attempts and job_id not in failed:
-            draft.wake_by(wake_us(state.attempts[job_id]))
+            draft.wake_by(_wake_us(state.attempts[job_id]))
     seen = state.agenda.unsettled.keys() | failed
     draft.wake_by(next((at_us for at_us, job_id in state.agenda.limits if job_id not in seen), None))
     draft.wake_by(next((until_us for until_us, _ in state.nodes.quarantines), None))
@@ -82,10 +73,8 @@ def _due(state: State, now_us: int) -> set[JobId]:
     if state.quotas.has_days:
         jobs = {(each.job.queue, each.job.grace_us): each.job for each in state.attempts.values()}
         used_up = {key for key, job in jobs.items() if state.quotas.spent(job, now_us)}
-        if used_up:
-            due.update(
-                job_id for job_id, each in state.attempts.items() if (each.job.queue, each.job.grace_us) in used_up
-            )
+        attempts = state.attempts.items() if used_up else ()
+        due.update(job_id for job_id, each in attempts if (each.job.queue, each.job.grace_us) in used_up)
     return due | state.agenda.unsettled.keys()
 
 
@@ -110,14 +99,14 @@ def settle_job(state: State, draft: Draft, job_id: JobId) -> bool:
     return True
 
 
-def wake_us(attempt: Attempt) -> int | None:
+def _wake_us(attempt: Attempt) -> int | None:
     """Return the time at which `settle` does something else for a live attempt without an event."""
     if not attempt.held or attempt.kill is not None:
         return None
     return attempt.limit_at_us if attempt.notice is None else attempt.notice.deadline_us
 
 
-def outcome_of(attempt: Attempt) -> RanksEnded:
+def _worst_end(attempt: Attempt) -> RanksEnded:
     """Return the end of ranks that decides the outcome of an attempt: the first one of the worst outcome."""
     return min(attempt.ended, key=lambda ended: _WORST_FIRST.index(_judged(attempt, ended)))
 
@@ -167,7 +156,7 @@ def _reclaimed_us(state: State, attempt: Attempt) -> int | None:
 
 def _end(state: State, draft: Draft, attempt: Attempt) -> None:
     job_id, now_us = attempt.job.job_id, draft.now_us
-    worst = outcome_of(attempt)
+    worst = _worst_end(attempt)
     outcome = _judged(attempt, worst)
     failure = worst.failure or next((each.failure for each in attempt.ended if each.failure is not None), None)
     why = worst.why or _why_ended(attempt, outcome)
@@ -203,10 +192,7 @@ def _verdict(record: JobRecord, attempt: Attempt, ended: AttemptEnded) -> tuple[
         return Phase.STOPPED, "preempted, and the job asked not to be requeued"
     if record.attempts_without_commit >= ATTEMPTS_WITHOUT_COMMIT:
         name, failed = attempt_name(record.job.job_id, attempt.epoch), record.attempts_without_commit
-        return (
-            Phase.FAILED,
-            f"{failed} attempts in a row without a checkpoint; {name} {ended.why}",
-        )
+        return Phase.FAILED, f"{failed} attempts in a row without a checkpoint; {name} {ended.why}"
     return None
 
 

@@ -62,26 +62,6 @@ def apply(state: State, event: Event) -> None:
 # -- the server, nodes and queues ----------------------------------------------------------------------------
 
 
-def _server_up(state: State, event: ServerUp) -> None:
-    _shut_down(state, False)
-
-
-def _server_shutting_down(state: State, event: ServerShuttingDown) -> None:
-    _shut_down(state, True)
-
-
-def _node_up(state: State, event: NodeUp) -> None:
-    state.nodes.up(event)
-
-
-def _node_down(state: State, event: NodeDown) -> None:
-    state.nodes.down(event)
-
-
-def _node_uncordoned(state: State, event: NodeUncordoned) -> None:
-    state.nodes.uncordoned(event)
-
-
 def _shut_down(state: State, shutting_down: bool) -> None:
     state.journal.note(setattr, state, "shutting_down", state.shutting_down)
     state.shutting_down = shutting_down
@@ -325,16 +305,16 @@ def _stopping(state: State, before: Attempt, attempt: Attempt) -> None:
 
 
 _HANDLERS: Mapping[type, Callable[[State, Never], None]] = {
-    ServerUp: _server_up,
-    ServerShuttingDown: _server_shutting_down,
+    ServerUp: lambda state, event: _shut_down(state, False),
+    ServerShuttingDown: lambda state, event: _shut_down(state, True),
     JobSubmitted: _submitted,
     StopRequested: _stop_requested,
     JobEnded: _job_ended,
-    NodeUp: _node_up,
-    NodeDown: _node_down,
+    NodeUp: lambda state, event: state.nodes.up(event),
+    NodeDown: lambda state, event: state.nodes.down(event),
     NodeReclaimed: _node_reclaimed,
     NodeCordoned: _node_cordoned,
-    NodeUncordoned: _node_uncordoned,
+    NodeUncordoned: lambda state, event: state.nodes.uncordoned(event),
     QueuesSet: _queues_set,
     AttemptPlaced: _placed,
     NoticeGiven: _noticed,

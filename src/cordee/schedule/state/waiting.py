@@ -168,8 +168,5 @@ class Waiting:
         return {key: (tuple(line.places), tuple(line.ages)) for key, line in self.lines.items()}
 
     def _count(self, change: int) -> None:
+        self._journal.note(setattr, self, "count", self.count)
         self.count += change
-        self._journal.note(self._uncount, change)
-
-    def _uncount(self, change: int) -> None:
-        self.count -= change
