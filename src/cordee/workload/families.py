@@ -1,14 +1,14 @@
 """From a Hugging Face config.json to a `ModelShape`: one small reader for each family of models."""
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from cordee.errors import ShapeError
+from cordee.workload.families_mixed import MIXED_FAMILIES, every, kinds_of
+from cordee.workload.fields import Config, Fields, decoder, encoder_parameters, per_head
+from cordee.workload.layers import LayerKind, Mixed, Window
 from cordee.workload.model import Experts, LatentAttention, ModelShape
-
-Config = Mapping[str, Any]
 
 
 def shape_from_config(config: Config, *, name: str) -> ModelShape:
@@ -23,108 +23,65 @@ def shape_from_config(config: Config, *, name: str) -> ModelShape:
         known = ", ".join(FAMILIES)
         hint = (f"did you mean {near[0]}? " if near else "") + f"known families are {known}"
         raise ShapeError(f"{name}: model_type {family!r} is not a family that Cordee knows", hint=hint)
-    shape = FAMILIES[family](_Fields(config, name))
+    shape = FAMILIES[family](Fields(config, name))
     _check(shape)
     return shape
 
 
-class _Fields:
-    """The fields of a config; an error names the field."""
-
-    def __init__(self, config: Config, name: str) -> None:
-        self.config = config
-        self.name = name
-
-    def whole(self, *keys: str, default: int | None = None) -> int:
-        """Return the first of these fields that is given."""
-        for key in keys:
-            value = self.config.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ShapeError(
-                    f"{self.name}: {key} is {value!r}", hint=f"{key} must be a whole number that is not negative"
-                )
-            return value
-        if default is None:
-            raise ShapeError(
-                f"{self.name}: config.json has no {keys[0]}",
-                hint=f"add {' or '.join(keys)}: without it the parameters cannot be counted",
-            )
-        return default
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.config.get(key, default)
-        return default if value is None else bool(value)
-
-
-def _decoder(fields: _Fields, family: str) -> ModelShape:
-    """Return the shape of a decoder such as Llama, Mistral or Qwen."""
-    hidden = fields.whole("hidden_size")
-    heads = fields.whole("num_attention_heads")
-    return ModelShape(
-        name=fields.name,
-        family=family,
-        layers=fields.whole("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=fields.whole("num_key_value_heads", default=heads),
-        head_dim=fields.whole("head_dim", default=_per_head(fields.name, hidden, heads)),
-        ffn=fields.whole("intermediate_size"),
-        vocab=fields.whole("vocab_size"),
-        positions=fields.whole("max_position_embeddings", default=8192),
-        tied=fields.flag("tie_word_embeddings", False),
-    )
-
-
-def _per_head(name: str, hidden: int, heads: int) -> int:
-    if heads == 0 or hidden % heads:
-        raise ShapeError(
-            f"{name}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}",
-            hint="give head_dim if the heads have a width of their own",
-        )
-    return hidden // heads
-
-
-def _llama(fields: _Fields) -> ModelShape:
+def _llama(fields: Fields) -> ModelShape:
     bias = fields.flag("attention_bias", False)
-    shape = _decoder(fields, "llama")
+    shape = decoder(fields, "llama")
     return replace(shape, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias", False))
 
 
-def _mistral(fields: _Fields) -> ModelShape:
-    return _decoder(fields, "mistral")
+def _mistral(fields: Fields) -> ModelShape:
+    shape = decoder(fields, str(fields.config["model_type"]))
+    window = fields.whole("sliding_window", default=0)
+    mixed = Mixed(every(shape.layers, 1, "window", "window"), Window(window)) if window else None
+    return replace(shape, mixed=mixed, encoder=encoder_parameters(fields))
 
 
-def _mixtral(fields: _Fields) -> ModelShape:
-    shape = _decoder(fields, "mixtral")
+def _mixtral(fields: Fields) -> ModelShape:
+    shape = _mistral(fields)
     experts = Experts(
         routed=fields.whole("num_local_experts"), per_token=fields.whole("num_experts_per_tok"), ffn=shape.ffn
     )
     return replace(shape, experts=experts)
 
 
-def _qwen2(fields: _Fields) -> ModelShape:
+def _qwen2(fields: Fields) -> ModelShape:
     # Qwen2 always has biases on q, k and v, and none on the output, whatever its config says.
-    return replace(_decoder(fields, "qwen2"), qkv_bias=True)
+    return replace(_sliding(fields, decoder(fields, "qwen2")), qkv_bias=True, encoder=encoder_parameters(fields))
 
 
-def _qwen2_moe(fields: _Fields) -> ModelShape:
+def _sliding(fields: Fields, shape: ModelShape) -> ModelShape:
+    """Add the windows of Qwen 2 and 3: in the layers from `max_window_layers` on, where `use_sliding_window` is set."""
+    window = fields.whole("sliding_window", default=0)
+    if not window or not fields.flag("use_sliding_window", False):
+        return shape
+    first = min(shape.layers, fields.whole("max_window_layers", default=28))
+    otherwise: list[LayerKind] = ["full" if index < first else "window" for index in range(shape.layers)]
+    kinds = kinds_of(fields, shape.layers, otherwise)
+    return replace(shape, mixed=Mixed(kinds, Window(window)))
+
+
+def _qwen2_moe(fields: Fields) -> ModelShape:
     shared_ffn = fields.whole("shared_expert_intermediate_size")
     experts = replace(_qwen_experts(fields), shared_ffn=shared_ffn, shared_gate=True)
-    return replace(_decoder(fields, "qwen2_moe"), qkv_bias=True, experts=experts)
+    return replace(decoder(fields, "qwen2_moe"), qkv_bias=True, experts=experts)
 
 
-def _qwen3(fields: _Fields) -> ModelShape:
+def _qwen3(fields: Fields) -> ModelShape:
     bias = fields.flag("attention_bias", False)
-    return replace(_decoder(fields, "qwen3"), qkv_bias=bias, out_bias=bias, qk_norm=True)
+    shape = _sliding(fields, decoder(fields, "qwen3"))
+    return replace(shape, qkv_bias=bias, out_bias=bias, qk_norm=True, encoder=encoder_parameters(fields))
 
 
-def _qwen3_moe(fields: _Fields) -> ModelShape:
+def _qwen3_moe(fields: Fields) -> ModelShape:
     return replace(_qwen3(fields), family="qwen3_moe", experts=_qwen_experts(fields))
 
 
-def _qwen_experts(fields: _Fields) -> Experts:
+def _qwen_experts(fields: Fields) -> Experts:
     return Experts(
         routed=fields.whole("num_experts"),
         per_token=fields.whole("num_experts_per_tok"),
@@ -134,8 +91,30 @@ def _qwen_experts(fields: _Fields) -> Experts:
     )
 
 
-def _deepseek(fields: _Fields) -> ModelShape:
-    """Return the shape of DeepSeek V2 or V3: latent attention, a dense start, then routed and shared experts."""
+def _minimax_m2(fields: Fields) -> ModelShape:
+    # Norms of queries and keys span all heads here; the difference is some thousand parameters a layer.
+    shape = decoder(fields, "minimax_m2")
+    experts = Experts(
+        routed=fields.whole("num_local_experts"), per_token=fields.whole("num_experts_per_tok"), ffn=shape.ffn,
+        router_bias=True,
+    )  # fmt: skip
+    return replace(shape, qk_norm=True, experts=experts)
+
+
+def _glm4_moe(fields: Fields) -> ModelShape:
+    shape = decoder(fields, "glm4_moe")
+    ffn = fields.whole("moe_intermediate_size")
+    experts = Experts(
+        routed=fields.whole("n_routed_experts"), per_token=fields.whole("num_experts_per_tok"), ffn=ffn,
+        shared_ffn=ffn * fields.whole("n_shared_experts", default=0), router_bias=True,
+        first_dense=fields.whole("first_k_dense_replace", default=0),
+    )  # fmt: skip
+    bias = fields.flag("attention_bias", False)
+    return replace(shape, qkv_bias=bias, qk_norm=fields.flag("use_qk_norm", False), experts=experts)
+
+
+def _deepseek(fields: Fields) -> ModelShape:
+    """Return the shape of DeepSeek V2 or V3 and their kin: latent attention, a dense start, then experts."""
     family = str(fields.config["model_type"])
     heads = fields.whole("num_attention_heads")
     ffn = fields.whole("moe_intermediate_size")
@@ -145,13 +124,15 @@ def _deepseek(fields: _Fields) -> ModelShape:
         nope_dim=fields.whole("qk_nope_head_dim"),
         rope_dim=fields.whole("qk_rope_head_dim"),
         v_dim=fields.whole("v_head_dim"),
+        index_heads=fields.whole("index_n_heads", default=0),
+        index_dim=fields.whole("index_head_dim", default=0),
     )
     experts = Experts(
         routed=fields.whole("n_routed_experts"),
         per_token=fields.whole("num_experts_per_tok"),
         ffn=ffn,
         shared_ffn=ffn * fields.whole("n_shared_experts", default=0),
-        router_bias=family == "deepseek_v3",
+        router_bias=family != "deepseek_v2",
         first_dense=fields.whole("first_k_dense_replace", default=0),
         every=max(1, fields.whole("moe_layer_freq", default=1)),
     )
@@ -172,7 +153,16 @@ def _deepseek(fields: _Fields) -> ModelShape:
     )
 
 
-def _gpt2(fields: _Fields) -> ModelShape:
+def _opt(fields: Fields) -> ModelShape:
+    config = {"intermediate_size": fields.config.get("ffn_dim"), **fields.config}
+    shape = decoder(Fields(config, fields.name), "opt")
+    return replace(
+        shape, learned_positions=shape.positions + 2, tied=True, gated=False, norm="layer", qkv_bias=True,
+        out_bias=True, mlp_bias=True,
+    )  # fmt: skip
+
+
+def _gpt2(fields: Fields) -> ModelShape:
     hidden = fields.whole("n_embd", "hidden_size")
     heads = fields.whole("n_head", "num_attention_heads")
     positions = fields.whole("n_positions", "max_position_embeddings", default=1024)
@@ -183,7 +173,7 @@ def _gpt2(fields: _Fields) -> ModelShape:
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
-        head_dim=_per_head(fields.name, hidden, heads),
+        head_dim=per_head(fields.name, hidden, heads),
         ffn=fields.whole("n_inner", default=4 * hidden),
         vocab=fields.whole("vocab_size"),
         positions=positions,
@@ -197,17 +187,35 @@ def _gpt2(fields: _Fields) -> ModelShape:
     )
 
 
-FAMILIES: dict[str, Callable[[_Fields], ModelShape]] = {
+FAMILIES: dict[str, Callable[[Fields], ModelShape]] = {
     "llama": _llama,
+    "granite": _llama,
     "mistral": _mistral,
+    "ministral": _mistral,
     "mixtral": _mixtral,
+    "phi3": _mistral,
     "qwen2": _qwen2,
+    "qwen2_vl": _qwen2,
+    "qwen2_vl_text": _qwen2,
+    "qwen2_5_vl": _qwen2,
+    "qwen2_5_vl_text": _qwen2,
     "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
+    "qwen3_vl": _qwen3,
+    "qwen3_vl_text": _qwen3,
     "qwen3_moe": _qwen3_moe,
+    "qwen3_vl_moe": _qwen3_moe,
+    "qwen3_vl_moe_text": _qwen3_moe,
+    "minimax_m2": _minimax_m2,
+    "glm4_moe": _glm4_moe,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "deepseek_v32": _deepseek,
+    "kimi_k2": _deepseek,
+    "glm_moe_dsa": _deepseek,
     "gpt2": _gpt2,
+    "opt": _opt,
+    **MIXED_FAMILIES,
 }
 
 

@@ -11,7 +11,7 @@ from cordee.errors import CatalogueError, ShapeError
 from cordee.workload.families import shape_from_config
 from cordee.workload.model import ModelShape
 
-_SHAPES = Path(__file__).parent / "data" / "shapes.toml"
+_DATA = Path(__file__).parent / "data"
 
 
 def load_shape(model: str) -> ModelShape:
@@ -53,11 +53,15 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ShapeError(f"{path} cannot be read: {error}", hint="it must be a Hugging Face config.json") from None
     if not isinstance(config, dict):
         raise ShapeError(f"{path} is not a JSON object", hint="it must be a Hugging Face config.json")
-    # A multimodal config has its language model one level down.
+    # A multimodal config has its language model one level down; what is said beside it holds for the model as a whole.
     text = config.get("text_config")
-    return text if isinstance(text, dict) and "model_type" in text else config
+    if not isinstance(text, dict) or "model_type" not in text:
+        return config
+    beside = {key: config[key] for key in ("vision_config", "tie_word_embeddings") if key in config}
+    return beside | text
 
 
 @cache
 def _catalogue() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(_SHAPES.read_text(encoding="utf-8"))
+    files = ("shapes.toml", "shapes_serving.toml")
+    return {name: entry for file in files for name, entry in tomllib.loads((_DATA / file).read_text("utf-8")).items()}

@@ -7,21 +7,31 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from cordee.workload.layers import LayerKind, Mixed
+
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1). `q_rank` None: queries uncompressed."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1). `q_rank` None: queries uncompressed.
+
+    `index_heads` of width `index_dim` choose the tokens that are attended to (DeepSeek-V3.2); 0 without an indexer.
+    """
 
     q_rank: int | None
     kv_rank: int
     nope_dim: int
     rope_dim: int
     v_dim: int
+    index_heads: int = 0
+    index_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture of experts. The first `first_dense` layers, and those that `every` skips, are dense."""
+    """The mixture of experts. The first `first_dense` layers, and those that `every` skips, are dense.
+
+    With a `latent` width, experts work on a projection of the hidden state (Nemotron 3 Super).
+    """
 
     routed: int
     per_token: int
@@ -32,6 +42,7 @@ class Experts:
     first_dense: int = 0
     every: int = 1
     dense_layers: frozenset[int] = frozenset()
+    latent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +76,11 @@ class ParameterCount:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder-only transformer. `positions` is the longest sequence; `learned_positions` have an embedding."""
+    """A decoder-only transformer. `positions` is the longest sequence; `learned_positions` have an embedding.
+
+    `mixed` is None where all layers are alike and attend to all tokens. `encoder` counts the parameters of a vision
+    or audio encoder beside the decoder; they are part of no other count here.
+    """
 
     name: str
     family: str
@@ -87,6 +102,30 @@ class ModelShape:
     qk_norm: bool = False
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    mixed: Mixed | None = None
+    encoder: int = 0
+
+    def kind(self, layer: int) -> LayerKind:
+        """Return the kind of this layer (from 0)."""
+        return "full" if self.mixed is None else self.mixed.kinds[layer]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Return whether all layers are alike in all but their feed-forward block and their window."""
+        mixed = self.mixed
+        if mixed is None:
+            return True
+        window = mixed.window
+        own_heads = window is not None and bool(window.kv_heads or window.head_dim)
+        plain = mixed.norms == 2 and not (mixed.output_gate or mixed.keys_are_values or mixed.kv_shared or own_heads)
+        return plain and set(mixed.kinds) <= {"full", "window"}
+
+    def kv_shape(self, kind: LayerKind) -> tuple[int, int]:
+        """Return the key-value heads and their width in an attention layer of this kind."""
+        window = self.mixed.window if self.mixed is not None and kind == "window" else None
+        if window is None:
+            return self.kv_heads, self.head_dim
+        return window.kv_heads or self.kv_heads, window.head_dim or self.head_dim
 
     @property
     def norm_parameters(self) -> int:
@@ -96,6 +135,8 @@ class ModelShape:
     def is_expert_layer(self, layer: int) -> bool:
         """Return whether this layer (from 0) has experts in place of its MLP."""
         moe = self.experts
+        if self.mixed is not None and self.mixed.blocks_alone:
+            return self.kind(layer) == "experts"
         if moe is None or layer < moe.first_dense or layer in moe.dense_layers:
             return False
         return (layer + 1) % moe.every == 0
@@ -117,13 +158,24 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """The projections of one layer's attention with their biases."""
-        h = self.hidden
+        """The projections of one full layer's attention with their biases."""
+        return self.mixer_parameters("full")
+
+    def mixer_parameters(self, kind: LayerKind) -> int:
+        """Return the projections of one layer's attention, or of its recurrence, with their biases."""
+        if kind in ("mlp", "experts"):
+            return 0
+        mixed = self.mixed
+        if kind == "recurrent" and mixed is not None and mixed.recurrent is not None:
+            return mixed.recurrent.parameters(self.hidden)
         if self.latent is not None:
             return self._latent_parameters(self.latent)
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        biases = (q + 2 * kv) * self.qkv_bias + h * self.out_bias
-        return h * (q + 2 * kv) + q * h + biases
+        kv_heads, head_dim = self.kv_shape(kind)
+        h, q, kv = self.hidden, self.heads * head_dim, kv_heads * head_dim
+        gate = q if mixed is not None and mixed.output_gate else 0
+        stored = kv if mixed is not None and mixed.keys_are_values and kind == "full" else 2 * kv
+        biases = (q + stored) * self.qkv_bias + h * self.out_bias + self.heads * (mixed is not None and mixed.sinks)
+        return h * (q + gate + stored) + q * h + biases
 
     def _latent_parameters(self, latent: LatentAttention) -> int:
         h, a = self.hidden, self.heads
@@ -131,7 +183,9 @@ class ModelShape:
         q = h * a * key_dim if latent.q_rank is None else latent.q_rank * (h + a * key_dim)
         kv = h * (latent.kv_rank + latent.rope_dim) + latent.kv_rank * a * (latent.nope_dim + latent.v_dim)
         biases = ((latent.q_rank or 0) + latent.kv_rank + latent.rope_dim) * self.qkv_bias + h * self.out_bias
-        return q + kv + a * latent.v_dim * h + biases
+        # The indexer: its queries, its one key with a LayerNorm, and a weight for each head (DeepSeek-V3.2, section 2).
+        index = latent.index_heads * (latent.index_dim * (latent.q_rank or h) + h) + latent.index_dim * (h + 2)
+        return q + kv + a * latent.v_dim * h + biases + index * (latent.index_heads > 0)
 
     def mlp_parameters(self, ffn: int) -> int:
         """Return the parameters of one feed-forward block of this width."""
@@ -140,23 +194,35 @@ class ModelShape:
 
     def layer(self, index: int) -> ParameterCount:
         """Return the parameters of one layer."""
-        norms = 2 * self.norm_parameters
-        if self.qk_norm:
-            norms += 2 * self.head_dim
+        kind, mixed = self.kind(index), self.mixed
+        norms = self.norm_parameters * (2 if mixed is None else mixed.norms)
+        if self.qk_norm and kind in ("full", "window"):
+            norms += 2 * self.kv_shape(kind)[1]
         if self.latent is not None:
             norms += (self.latent.q_rank or 0) + self.latent.kv_rank
-        attention = self.attention_parameters
+        attention = self.mixer_parameters(kind)
+        if mixed is not None and mixed.blocks_alone and kind not in ("mlp", "experts"):
+            return ParameterCount(attention=attention, norms=norms)
         moe = self.experts
         if moe is None or not self.is_expert_layer(index):
             return ParameterCount(attention=attention, mlp=self.mlp_parameters(self.ffn), norms=norms)
         shared = self.mlp_parameters(moe.shared_ffn) if moe.shared_ffn else 0
         return ParameterCount(
             attention=attention,
-            mlp=shared + self.hidden * moe.shared_gate,
-            experts=moe.routed * self.mlp_parameters(moe.ffn),
+            mlp=shared + self.hidden * moe.shared_gate + 2 * self.hidden * moe.latent,
+            experts=moe.routed * self.expert_parameters,
             router=self.hidden * moe.routed + moe.routed * moe.router_bias,
             norms=norms,
         )
+
+    @property
+    def expert_parameters(self) -> int:
+        """The parameters of one routed expert; 0 without experts."""
+        moe = self.experts
+        if moe is None:
+            return 0
+        whole = self.mlp_parameters(moe.ffn)
+        return whole * moe.latent // self.hidden if moe.latent else whole
 
     @property
     def parameter_count(self) -> ParameterCount:
@@ -182,12 +248,26 @@ class ModelShape:
         return self.active_parameters - self.embedding_parameters + self.vocab * self.hidden * self.tied
 
     def attention_flop_per_token(self, seq_tokens: int) -> float:
-        """Return the forward FLOPs of scores and values for one token in one layer: causal, so half of the square."""
+        """Return the forward FLOPs of scores and values for one token in one layer, as the mean over the layers.
+
+        Attention is causal, so a token attends to half of the sequence, or to what its window leaves of it.
+        """
         if self.latent is not None:
             width = self.latent.nope_dim + self.latent.rope_dim + self.latent.v_dim
         else:
             width = 2 * self.head_dim
-        return 2 * seq_tokens * self.heads * width / 2
+        return 2 * self._attended_tokens(seq_tokens) * self.heads * width
+
+    def _attended_tokens(self, seq_tokens: int) -> float:
+        """Return the tokens that one attends to, as the mean over a sequence and over the layers."""
+        if self.mixed is None:
+            return seq_tokens / 2
+        window = self.mixed.window
+        near = seq_tokens / 2
+        if window is not None and window.tokens < seq_tokens:
+            near = window.tokens / 2 if window.chunked else window.tokens - window.tokens**2 / (2 * seq_tokens)
+        tokens = {"full": seq_tokens / 2, "window": near}
+        return sum(tokens.get(kind, 0.0) for kind in self.mixed.kinds) / self.layers
 
     def train_flop_per_token(self, seq_tokens: int) -> float:
         """Return the FLOPs of forward and backward passes (three times forward), without recomputation."""
