@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from cordee.errors import ShapeError
 from cordee.hardware.catalog import Capacity, Gpu, Price
 from cordee.plan.expect import Assumptions
 from cordee.plan.optimum import Case
@@ -60,7 +61,24 @@ class Request:
         Raises:
             LayoutError: contradictory training settings.
             CatalogueError: the GPU does not compute in this precision.
+            ShapeError: a model that is planned for serving only.
         """
+        refuse_serving_only(self.shape)
         settings = replace(self.settings, framework=self.settings.framework or framework)
         self.gpu.peak_flop_per_s(settings.precision)  # raises if it has no such precision
         return Case(self.shape, self.gpu, self.gpus, settings.training(self.shape, self.gpus))
+
+
+def refuse_serving_only(shape: ModelShape) -> None:
+    """Refuse a model whose training the formulas of this room do not describe.
+
+    Raises:
+        ShapeError: recurrent layers, layers with heads of their own, an indexer, or experts on a projection.
+    """
+    latent, moe = shape.latent, shape.experts
+    if shape.is_uniform and not (latent and latent.index_heads) and not (moe and moe.latent):
+        return
+    raise ShapeError(
+        f"{shape.name}: training a model of the family {shape.family} is not planned, since its layers differ",
+        hint="serving it is: cordee serve plan",
+    )
