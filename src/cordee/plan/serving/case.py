@@ -45,6 +45,9 @@ class ServingCase:
         max_batched_tokens: tokens of one step, at most (vLLM's max_num_batched_tokens).
         max_context_tokens: longest prompt with its answer (vLLM's max_model_len).
         memory_fraction: part of the GPU's memory that the engine may use (vLLM's gpu_memory_utilization).
+        visible_bytes: the GPU's memory as CUDA reports it on the machine; None: as its type usually shows.
+        eager: no CUDA graphs.
+        draft_weights_bytes: of a draft model or of prediction heads, on each GPU.
     """
 
     shape: ModelShape
@@ -57,3 +60,6 @@ class ServingCase:
     max_batched_tokens: int
     max_context_tokens: int
     memory_fraction: float
+    visible_bytes: int | None = None
+    eager: bool = False
+    draft_weights_bytes: int = 0

@@ -1,0 +1,82 @@
+"""Bytes of the KV cache on one GPU: heads, latents, windows and recurrent states, for a token and for a sequence.
+
+Per token and layer: 2 x key-value heads x width, or the latent and its rotary part for MLA (arXiv:2405.04434, section
+2.1). A window keeps its last tokens; a recurrent layer keeps a state that does not grow with the sequence.
+"""
+
+import math
+from functools import lru_cache
+
+from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.formats import Format
+from cordee.plan.serving.weights import stage_layers
+from cordee.workload.layers import LayerKind
+from cordee.workload.model import ModelShape
+
+INDEX_SCALE_BYTES = 4  # DeepSeek-V3.2 stores the indexer's keys in 8 bits with one 32-bit scale a token
+
+
+def kv_bytes_per_token(case: ServingCase, stage: int = 0) -> int:
+    """Return the bytes that one more token takes on one GPU while no window is full."""
+    return math.ceil(sum(_per_token(case, index) for index in _stored_layers(case, stage)))
+
+
+def kv_bytes(case: ServingCase, length_tokens: int, stage: int = 0) -> int:
+    """Return the bytes of one sequence of this length on one GPU, in whole blocks, with its recurrent states.
+
+    A window's blocks are rounded up and one more is held, since a window that moves begins and ends inside a block.
+    """
+    block = case.engine.block_tokens
+    whole = math.ceil(length_tokens / block) * block
+    window = window_tokens(case.shape)
+    near = whole if window is None else min(whole, (math.ceil(window / block) + 1) * block)
+    tokens: dict[LayerKind, int] = {"full": whole, "window": near}
+    stored = sum(_per_token(case, index) * tokens[case.shape.kind(index)] for index in _stored_layers(case, stage))
+    return math.ceil(stored) + state_bytes(case, stage)
+
+
+def state_bytes(case: ServingCase, stage: int = 0) -> int:
+    """Return the bytes of one sequence's recurrent states on one GPU; their heads are cut by tp."""
+    mixed = case.shape.mixed
+    if mixed is None or mixed.recurrent is None:
+        return 0
+    layers = stage_layers(case.shape.layers, case.layout.pp, stage)
+    recurrent = sum(case.shape.kind(index) == "recurrent" for index in layers)
+    return math.ceil(recurrent * mixed.recurrent.state_bytes() / case.layout.tp)
+
+
+def window_tokens(shape: ModelShape) -> int | None:
+    """Return the tokens that a windowed layer keeps; None without such layers."""
+    window = None if shape.mixed is None else shape.mixed.window
+    return None if window is None else window.tokens
+
+
+def is_linear(shape: ModelShape) -> bool:
+    """Return whether each token of a sequence takes the same bytes: no window, no recurrent layer."""
+    return shape.mixed is None or set(shape.mixed.kinds) <= {"full", "mlp", "experts"}
+
+
+def _stored_layers(case: ServingCase, stage: int) -> list[int]:
+    """Return the layers of a stage that keep keys and values."""
+    shared = 0 if case.shape.mixed is None else case.shape.mixed.kv_shared
+    layers = stage_layers(case.shape.layers, case.layout.pp, stage)
+    own = case.shape.layers - shared
+    return [index for index in layers if index < own and case.shape.kind(index) in ("full", "window")]
+
+
+def _per_token(case: ServingCase, index: int) -> float:
+    return layer_bytes_per_token(case.shape, case.shape.kind(index), case.layout.tp, case.kv)
+
+
+@lru_cache(maxsize=4096)
+def layer_bytes_per_token(shape: ModelShape, kind: LayerKind, tp: int, kv: Format) -> float:
+    """Return the bytes of one token in one attention layer of this kind on one of tp GPUs.
+
+    Every GPU has at least one key-value head; a latent is copied to each of them.
+    """
+    latent = shape.latent
+    if latent is not None:
+        index = latent.index_dim + INDEX_SCALE_BYTES if latent.index_heads else 0
+        return (latent.kv_rank + latent.rope_dim) * kv.bits / 8 + index
+    kv_heads, head_dim = shape.kv_shape(kind)
+    return 2 * max(1, math.ceil(kv_heads / tp)) * head_dim * kv.bits / 8

