@@ -8,7 +8,7 @@ from cordee.events import Capacity, NodeDown, Queue, QueuesSet, ServerUp
 from cordee.ids import JobId
 from cordee.schedule import NAMED, Policy, State, decide, enact
 from cordee.schedule.cycle import claims as claims_module
-from cordee.schedule.cycle import settle as lifecycle_module
+from cordee.schedule.cycle import settle as settle_module
 from cordee.schedule.state.transitions import apply
 from world import S, World, brief, job, node, ranks_ended
 
@@ -37,7 +37,7 @@ def test_a_preempted_job_keeps_its_turn():
     assert end(world, "p", "finished") == ["attempt p.1 finished", "job p done", "place a n1:8"]
 
 
-def test_the_preemptor_gets_what_its_victims_vacate_and_gets_it_whole():
+def test_a_preemptor_gets_the_gpus_of_its_victims_as_a_whole():
     """One victim leaves before the other: no job behind the preemptor takes what is free meanwhile."""
     world = World(node("n1"), node("n2"), job("a", 8, "preemptible"), job("b", 8, "preemptible"))
     world.play(until_s=2)
@@ -55,7 +55,7 @@ def test_no_second_notice_while_victims_leave():
     assert brief(world.cycle()) == brief(world.at(20).cycle()) == []
 
 
-def test_what_the_victims_vacate_beyond_the_need_is_open_to_others():
+def test_gpus_vacated_beyond_the_need_are_open_to_others():
     world = World(node("n1"), job("a", 8, "preemptible"))
     world.play(until_s=2)
     world.tell(job("p", 6, "production", at_us=5 * S), job("q", 2), job("r", 1))
@@ -136,7 +136,7 @@ def test_gpus_of_a_node_that_is_down_are_not_waited_for():
     assert brief(world.cycle()) == ["notice b preempt for p"]
 
 
-def test_a_gang_of_both_capacities_does_not_take_what_is_reserved_of_one():
+def test_a_gang_of_both_capacities_takes_no_gpus_reserved_of_one():
     spot = node("n3", 4, capacity=Capacity.SPOT)
     world = World(node("n1"), node("n2"), spot, job("a", 8, "production", capacity="on-demand"), policy=FIRST_COME)
     world.play(until_s=2)
@@ -144,7 +144,7 @@ def test_a_gang_of_both_capacities_does_not_take_what_is_reserved_of_one():
     assert brief(world.cycle()) == []
 
 
-def test_a_gang_larger_than_the_cluster_blocks_nobody():
+def test_a_gang_larger_than_the_cluster_blocks_no_job():
     assert brief(World(node("n1"), job("gang", 16), job("b", 8)).cycle()) == ["place b n1:8"]
 
 
@@ -182,7 +182,7 @@ def test_an_error_on_one_job_leaves_no_trace_and_does_not_stop_the_cycle(monkeyp
     assert world.state.snapshot() == before
 
 
-def test_what_is_enacted_is_what_is_decided_and_then_applied_and_what_is_refused_has_not_happened():
+def test_enact_equals_decide_and_apply_and_a_refused_write_changes_nothing():
     """With a claim, which counts to its queue, before and behind placements."""
     queues = QueuesSet(at_us=0, queues=(Queue(name="default", quota_gpus=4), Queue(name="b", quota_gpus=4)))
     log = [node("n1"), node("n2"), node("n3", 3), queues, job("a", 8, "preemptible"), job("c", 4, "preemptible")]
@@ -209,7 +209,7 @@ def test_what_is_enacted_is_what_is_decided_and_then_applied_and_what_is_refused
     assert tuple(written) == decision.events and enacted.snapshot() == asked.snapshot()
 
 
-def test_what_was_written_down_with_another_time_is_what_holds():
+def test_events_written_with_another_time_replace_the_decided_ones():
     world, at_us = World(node("n1"), job("a", 8)), 7
     enact(world.state, 9, None, lambda events: [replace(each, at_us=at_us) for each in events])
     again = World(node("n1"), job("a", 8)).state
@@ -217,7 +217,7 @@ def test_what_was_written_down_with_another_time_is_what_holds():
     assert world.state.snapshot() == again.snapshot() and world.state.attempts["a"].placed_us == at_us
 
 
-def test_what_was_only_imagined_cannot_be_enacted():
+def test_enact_inside_a_what_if_is_refused():
     world = World(node("n1"), job("a", 8))
     with world.state.journal.what_if(), pytest.raises(AssertionError):
         enact(world.state, 0, None, list)
@@ -230,7 +230,7 @@ def test_a_job_that_fails_to_settle_does_not_keep_the_cycle_awake(monkeypatch):
     def broken(*asked):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(lifecycle_module, "settle_job", broken)
+    monkeypatch.setattr(settle_module, "settle_job", broken)
     decision = decide(world.at(80).state, world.now_us)
     assert [name for name, _ in decision.errors] == ["a"]
     assert decision.wake_at_us is None
@@ -254,7 +254,7 @@ def test_a_job_waits_for_gpus_that_are_being_vacated_rather_than_preempting_othe
     assert JobId("q") in world.state.jobs
 
 
-def test_where_nobody_passes_a_gang_that_can_never_fit_holds_nobody_up():
+def test_without_backfill_a_gang_that_can_never_fit_holds_no_job_up():
     world = World(node("n1"), job("huge", 16), job("a", 4), policy=NAMED["fifo"])
     assert brief(world.cycle()) == ["place a n1:4"]
 

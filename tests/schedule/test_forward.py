@@ -68,7 +68,7 @@ def fates_of(log: tuple[Event, ...]) -> dict[JobId, tuple[int | None, int | None
 
 @pytest.mark.parametrize(("policy", "slow"), [("cordee", False), ("cordee", True), ("easy", False), ("las", False)])
 @pytest.mark.parametrize("seed", range(4))
-def test_perfect_run_times_give_what_the_simulator_does(seed: int, policy: str, slow: bool):
+def test_perfect_run_times_give_the_result_of_the_simulator(seed: int, policy: str, slow: bool):
     nodes, submissions = crowd(seed, slow=slow)
     log = run(nodes, submissions, policy=NAMED[policy]).log
     happened = fates_of(log)
@@ -235,7 +235,7 @@ def ended(count: int, length_s: int, gpus: int = 8, **more) -> World:
     return world.play()
 
 
-def test_what_is_left_is_learnt_from_those_that_ran_longer():
+def test_the_run_time_left_is_learnt_from_jobs_that_ran_longer():
     snapshot, one = Snapshot(ended(20, 100).state), job("x", 8).job
     lefts = [drawn_us(snapshot, one, 0, (u + 0.5) / 21) for u in range(21)]
     assert lefts[:20] == [(100 + number) * S for number in range(20)]
@@ -251,7 +251,7 @@ def test_an_estimate_is_believed_until_it_is_over():
 
 
 @given(ran_us=st.integers(0, 10**12), u=st.floats(0, 0.999))
-def test_what_is_left_grows_with_u_and_is_never_nothing(ran_us, u):
+def test_the_run_time_left_grows_with_u_and_is_never_zero(ran_us, u):
     snapshot, one = Snapshot(World(node("n")).state), job("x", 8).job
     assert 0 < drawn_us(snapshot, one, ran_us, u) <= drawn_us(snapshot, one, ran_us, 0.9999)
 
@@ -277,7 +277,7 @@ def test_a_forecast_is_a_function_of_its_seed_and_its_spread_is_in_order():
     assert second.start.p10_us >= world.now_us + 100 * S and third.start.p10_us >= world.now_us + 200 * S
 
 
-def test_a_forecast_that_runs_out_of_time_keeps_what_is_whole():
+def test_a_forecast_that_runs_out_of_time_keeps_its_complete_runs():
     world = ended(30, 100)
     world.tell(*(job(f"w{each}", 8, at_us=world.now_us) for each in range(5)))
     last = JobId("w4")

@@ -95,14 +95,14 @@ def of(*nodes) -> FreeIndex:
     return index
 
 
-def test_of_two_racks_the_one_that_needs_fewer_nodes():
+def test_the_rack_that_needs_fewer_nodes_is_chosen():
     scattered = [(node(f"a{number}", 4, domain=("r1",)), 3) for number in range(4)]
     index = of(*scattered, *[(node(f"b{number}", 4, domain=("r2",)), 0) for number in range(3)])
     asked = job("a", 8, unit_gpus=2).job
     assert [lease.node for lease in place(index, asked, pools(asked, index.kinds))] == ["b0", "b1"]
 
 
-def test_of_two_racks_that_need_as_many_nodes_the_fuller_one():
+def test_the_fuller_of_two_racks_that_need_as_many_nodes_is_chosen():
     index = of(*[(node(f"n{number}", domain=("r1" if number < 3 else "r2",)), 0) for number in range(5)])
     asked = job("a", 16).job
     assert [lease.node for lease in place(index, asked, pools(asked, index.kinds))] == ["n3", "n4"]

@@ -222,7 +222,7 @@ def check_place(cluster, asked: Job) -> None:
 
 
 @given(clusters(nodes_max=6), asks(), st.data())
-def test_a_place_does_not_depend_on_the_order_of_news_nor_on_what_was_asked_before(cluster, asked, data):
+def test_a_place_depends_neither_on_the_order_of_events_nor_on_earlier_searches(cluster, asked, data):
     index, pool = index_of(cluster), None
     pool = next(iter(index.kinds))
     other = FreeIndex()
@@ -236,7 +236,7 @@ def test_a_place_does_not_depend_on_the_order_of_news_nor_on_what_was_asked_befo
 
 
 @given(clusters(), asks(), st.data())
-def test_what_some_ends_would_change_is_what_they_change(cluster, asked, data):
+def test_predicted_changes_of_ends_equal_their_changes(cluster, asked, data):
     index = index_of(cluster)
     pool = (next(iter(index.kinds)),)
     lease_job = replace(asked, gpus=1, gpu_milli=1000, unit_gpus=None, within=None)

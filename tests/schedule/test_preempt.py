@@ -43,7 +43,7 @@ A_SECOND = 8 * PRICE * S // HOUR
         (36000, None, {"protected": False}, 36060, 1860),  # up to one interval
     ],
 )
-def test_what_is_lost_and_what_is_weighed(ran_s, committed_s, more, lost_s, charged_s):
+def test_the_expected_loss_and_the_charge(ran_s, committed_s, more, lost_s, charged_s):
     it = attempt(ran_s, committed_s, **more)
     assert expected_loss(it, ran_s * S) == Cost(lost_s * A_SECOND, lost_s * 8 * S)
     assert charge(it, ran_s * S) == Cost(charged_s * A_SECOND, charged_s * 8 * S)
@@ -187,7 +187,7 @@ def test_without_prices_gpu_time_decides():
     assert preempt(world, 4) == ["notice kept preempt for p"]
 
 
-def test_the_notice_says_what_it_is_expected_to_lose_and_for_which_job():
+def test_a_notice_has_the_expected_loss_and_the_preemptor():
     world = world_of(job("a", 4, "preemptible", protected=False))
     world.tell(job("p", 4, "production", at_us=world.now_us))
     (given,) = world.cycle()
@@ -195,7 +195,7 @@ def test_the_notice_says_what_it_is_expected_to_lose_and_for_which_job():
     assert given.expected_loss_micro_usd == 4 * PRICE * (999 + 60) * S // HOUR
 
 
-def test_where_gpus_are_free_somebody_leaves_cpu():
+def test_a_victim_leaves_its_cpu_where_gpus_are_free():
     world = World(node("n1", cpu_milli=8000), job("a", 2, "preemptible", cpu_milli=6000))
     world.play(until_s=2)
     world.tell(job("p", 2, "production", at_us=5 * S, cpu_milli=4000))

@@ -25,7 +25,7 @@ def reasons(world: World) -> list[str]:
     return [f"{each.job_id} {each.reason.value}" for each in world.log if isinstance(each, NoticeGiven)]
 
 
-def test_what_was_lent_comes_back_and_nobody_is_charged():
+def test_lent_quota_comes_back_without_a_charge():
     world = World(node("n1"), node("n2"), queues(*TWO), work={"x": 1000, "y": 1000})
     world.tell(job("x", 8, queue="a"), job("y", 8, queue="a")).play(until_s=200)
     assert held(world, "a") == 16
@@ -91,7 +91,7 @@ def test_a_queue_that_does_not_lend_starts_at_once():
     assert world.phase("mine") == "running"
 
 
-def test_what_is_kept_is_used_neither_by_a_claim_nor_by_jobs_that_leave():
+def test_kept_quota_is_used_neither_by_assumed_nor_by_leaving_jobs():
     """Of 16 GPUs `a` keeps 8; `in` leaves them and `mine` claims them: no reason to let another in."""
     tree = queues(Queue(name="a", quota_gpus=8, lend=False), Queue(name="b"))
     world = World(node("n1"), node("n2"), tree, job("in", 8, "preemptible", queue="a")).play(until_s=50)
@@ -146,7 +146,7 @@ def test_a_job_that_is_resized_comes_right_behind_the_job_that_gains_in_the_next
     assert look_again(world) == []
 
 
-def test_what_is_vacated_for_somebody_is_counted_once():
+def test_gpus_vacated_for_a_job_count_once():
     """`c` waits for the GPUs of `x`; of 3 free ones `r` keeps 1, so `f` starts, before `g` uses what is kept."""
     tree = (Queue(name="q", quota_gpus=4), Queue(name="r", quota_gpus=1, lend=False), Queue(name="s"))
     world = World(node("n0", 4), node("n1", 4), queues(*tree))
@@ -157,7 +157,7 @@ def test_what_is_vacated_for_somebody_is_counted_once():
     assert look_again(world) == []
 
 
-def test_what_leaves_for_another_queue_stays_kept():
+def test_gpus_that_leave_for_another_queue_stay_kept():
     """`x` leaves for `c`: from then on its own queue keeps its 4 GPUs, and `f` may have none of them."""
     tree = (Queue(name="q", quota_gpus=4), Queue(name="r", quota_gpus=4, lend=False), Queue(name="s"))
     world = World(node("n0", 4, "A100"), node("n1", 8), queues(*tree), job("y", 4, queue="s", gpu_name="H100"))
@@ -169,7 +169,7 @@ def test_what_leaves_for_another_queue_stays_kept():
     assert world.phase("f") == "queued"
 
 
-def test_what_is_kept_is_not_used_by_a_job_that_waits_for_other_gpus():
+def test_kept_quota_is_not_used_by_a_job_that_waits_for_other_gpus():
     """`q` keeps 4; that `c` waits for 4 that are leased lets `f` in no more than before."""
     tree = (Queue(name="q", quota_gpus=4, lend=False), Queue(name="s"))
     world = World(node("n0", 4, "A100"), node("n1", 4), queues(*tree))
@@ -181,7 +181,7 @@ def test_what_is_kept_is_not_used_by_a_job_that_waits_for_other_gpus():
     assert look_again(world) == []
 
 
-def test_an_elastic_job_starts_on_what_its_queue_admits():
+def test_an_elastic_job_starts_on_the_gpus_that_its_queue_admits():
     world = World(node("n1"), queues(Queue(name="a", limit_gpus=4)), job("e", 8, queue="a", sizes=(4, 2)))
     assert [each.job_id for each in world.cycle() if isinstance(each, AttemptPlaced)] == ["e"]
     assert held(world, "a") == 4
@@ -216,7 +216,7 @@ def test_a_job_that_saves_nothing_in_all_of_a_day_does_not_start_again_for_ever(
 
 
 @pytest.mark.parametrize(("by", "counts"), [("cost", 1), ("others", 0), ("checkpoint", 0), ("its own", 0)])
-def test_which_ends_of_a_day_count_as_fruitless(by, counts):
+def test_ends_by_a_day_limit_that_count_as_failed(by, counts):
     """An attempt that did not have seven eighths of the day may succeed with more; after a checkpoint none counts."""
     tree = queues(
         Queue(name="a", gpu_us_per_day=None if by == "cost" else 16 * US_PER_HOUR, micro_usd_per_day=16 * 10**6)

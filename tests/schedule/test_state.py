@@ -80,7 +80,7 @@ def test_a_rank_group_ends_once(world):
     assert world.state.nodes.free.free(("H100", "on-demand")) == 8
 
 
-def test_a_commit_covers_what_ran_before_its_capture_and_an_older_step_changes_nothing(world):
+def test_a_commit_covers_work_before_its_capture_and_an_older_step_changes_nothing(world):
     def commit(at_s: int, step: int, drain_s: int) -> CheckpointCommitted:
         more = {"generation": step, "size_bytes": 1, "stall_us": 0, "upload_us": drain_s * S}
         return CheckpointCommitted(at_us=at_s * S, job_id=A, epoch=2, step=step, **more)
@@ -96,7 +96,7 @@ def test_a_gpu_cannot_be_leased_twice(world):
         apply(world.state, AttemptPlaced(at_us=0, job_id=B, epoch=1, leases=(Lease(node="n1", gpus=(0,)),)))
 
 
-def test_what_if_takes_back_everything_also_nested_and_after_an_error(world):
+def test_a_what_if_takes_back_everything_also_nested_and_after_an_error(world):
     before = world.state.snapshot()
     with world.state.journal.what_if():
         apply(world.state, KillOrdered(at_us=10**9, job_id=A, epoch=2, why=""))

@@ -87,7 +87,7 @@ def test_a_job_that_loses_its_turn_just_before_its_checkpoint_keeps_its_place_un
     assert brief(world.at(7260).cycle()) == ["notice old time-slice for new"]
 
 
-def test_nobody_keeps_its_place_for_a_checkpoint_that_does_not_come_and_silence_gains_nothing():
+def test_no_attempt_keeps_its_place_for_a_missing_checkpoint_and_silence_gains_nothing():
     world = crossing(committed(5580, 1))
     assert brief(world.at(7320).cycle()) == []
     assert brief(world.at(7440).cycle()) == ["notice old time-slice for new"]
@@ -198,7 +198,7 @@ def test_small_jobs_move_where_they_fit_to_make_a_shape():
     assert {JobId("gang"), given.job_id} <= set(world.state.attempts)
 
 
-def test_an_elastic_victim_shrinks_and_starts_again_at_once_on_what_is_left():
+def test_an_elastic_victim_restarts_at_once_on_the_rest():
     world = World(node("n1"), job("e", 8, "preemptible", sizes=(4, 2)), work={"e": 10**6})
     world.play(until_s=100)
     (given,) = world.tell(job("p", 4, "production", at_us=world.now_us)).cycle()
@@ -206,7 +206,7 @@ def test_an_elastic_victim_shrinks_and_starts_again_at_once_on_what_is_left():
     assert end(world, "e") == ["attempt e.1 checkpointed", "place p n1:4", "place e n1:4"]
 
 
-def test_a_job_that_shrank_starts_again_on_what_is_left_also_when_it_has_waited_so_long_that_it_goes_first():
+def test_a_shrunk_job_restarts_on_the_rest_even_if_it_is_overdue():
     red = QueuesSet(at_us=0, queues=(Queue(name="red", quota_gpus=4),))
     elastic = job("e", 8, sizes=(4, 2), grace_us=0)
     world = World(
@@ -241,7 +241,7 @@ def test_a_node_that_goes_down_again_and_again_rests_for_an_hour():
     assert brief(world.at(180 + HOUR_S).cycle()) == ["place x n1:1"]
 
 
-def test_a_drained_node_takes_nobody_and_with_evict_gives_notice():
+def test_a_cordoned_node_takes_no_job_and_a_drained_one_gives_notice():
     world = World(node("n1"), node("n2"), job("a", 8), work={"a": 10**6})
     world.play(until_s=100)
     world.tell(NodeCordoned(at_us=100 * S, node="n1", by="ann"), job("b", 16))
@@ -257,7 +257,7 @@ def queues_of(**quotas: int) -> QueuesSet:
     return QueuesSet(at_us=0, queues=tuple(Queue(name=name, quota_gpus=gpus) for name, gpus in quotas.items()))
 
 
-def test_what_was_lent_comes_back_whatever_the_tier_and_is_not_taken_again():
+def test_lent_quota_comes_back_whatever_the_tier_and_is_not_taken_again():
     jobs = (job("b1", 8, "standard", queue="b"), job("b2", 8, "standard", queue="b"))
     world = World(node("n1"), node("n2"), queues_of(a=8, b=8), *jobs, work={"b1": 10**6, "b2": 10**6})
     world.play(until_s=100)

@@ -57,7 +57,7 @@ def frees(world: World, chosen, asking) -> bool:
 
 @settings(max_examples=150)
 @given(drawn=running, shape=shapes)
-def test_the_cheapest_set_that_frees_the_shape_is_found_and_nobody_in_it_is_needless(drawn, shape):
+def test_the_cheapest_set_that_frees_the_shape_is_found_without_a_needless_victim(drawn, shape):
     world = full_world(drawn)
     asking = job("p", shape["gpus"], "production", **{k: v for k, v in shape.items() if k != "gpus"}).job
     pool = tuple(world.state.nodes.free.kinds)
