@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cordee.hardware.catalog import Efficiency
+from cordee.hardware.catalog import ChipEfficiency
 from cordee.plan.step import INTERVAL_SIGMAS
 from step_cases import Stack
 
@@ -39,7 +39,9 @@ HOSTS_DIFFER = 0.3
 NINE_OF_TEN = 0.9
 
 
-def fit_table(stack: Stack, start: Efficiency, rows: np.ndarray, names: Sequence[str] = tuple(FREEDOM)) -> Efficiency:
+def fit_table(
+    stack: Stack, start: ChipEfficiency, rows: np.ndarray, names: Sequence[str] = tuple(FREEDOM)
+) -> ChipEfficiency:
     """The table that explains these rows of a stack best, without going far from `start`.
 
     Its `host_spread` is what is not known of `host_s` after the fit, and never less than hosts differ.
@@ -75,11 +77,11 @@ def _weighed(error: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndar
     return lines, np.concatenate([[middle * whole], (error - middle) * each])
 
 
-def _errors(stack: Stack, start: Efficiency, names: Sequence[str], logs: np.ndarray) -> np.ndarray:
+def _errors(stack: Stack, start: ChipEfficiency, names: Sequence[str], logs: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(stack.predict(_table(start, names, logs)) / stack.measured))
 
 
-def _table(start: Efficiency, names: Sequence[str], logs: np.ndarray) -> Efficiency:
+def _table(start: ChipEfficiency, names: Sequence[str], logs: np.ndarray) -> ChipEfficiency:
     return replace(start, **{name: float(np.exp(value)) for name, value in zip(names, logs, strict=True)})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cordee.hardware.catalog import Efficiency
+from cordee.hardware.catalog import ChipEfficiency
 from cordee.plan.step import INTERVAL_SIGMAS
 from least_squares import FREEDOM, fit_table, spread_of
 from published import Published
@@ -83,7 +83,7 @@ def everything(stack: Stack) -> np.ndarray:
     return np.ones(len(stack.measured), dtype=bool)
 
 
-def predict_left_out(stack: Stack, plain: Efficiency) -> tuple[np.ndarray, np.ndarray, dict[str, Efficiency]]:
+def predict_left_out(stack: Stack, plain: ChipEfficiency) -> tuple[np.ndarray, np.ndarray, dict[str, ChipEfficiency]]:
     """Each source predicted by a table that was fitted on the others of its GPU type; alone, by the uncalibrated.
 
     With the standard deviation that what is not known of the host gives each.

@@ -48,7 +48,7 @@ from cordee.events import (
 from cordee.ids import JobId
 from cordee.schedule import State, enact
 from cordee.schedule.state.transitions import apply
-from cordee.view.chart import Axis, Line, chart_svg
+from cordee.view.chart import Axis, ChartLine, chart_svg
 
 S = 1_000_000
 SIZES = (1, 1, 1, 1, 1, 2, 2, 2, 4, 4, 8, 8, 8, 8, 16, 16, 32, 64)  # 9.9 on average: 0.8 jobs a node
@@ -284,7 +284,7 @@ def plot(rows: list[dict[str, Any]]) -> str:
     """The curve."""
     kinds = {"p99": ("", "p99_ms"), "p50": ("", "p50_ms"), "decides nothing": ("idle", "p50_ms")}
     lines = [
-        Line(name, [(row["nodes"], (row[part] if part else row)[key]) for row in rows])
+        ChartLine(name, [(row["nodes"], (row[part] if part else row)[key]) for row in rows])
         for name, (part, key) in kinds.items()
     ]
     x = Axis("nodes of 8 GPUs", "{:,.0f}".format, log=True, ticks=[row["nodes"] for row in rows])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cordee.hardware.catalog import Efficiency, Gpu
+from cordee.hardware.catalog import ChipEfficiency, Gpu
 from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
 from cordee.plan.step import step_time
@@ -139,11 +139,11 @@ class Stack:
         self.measured = np.array([case.measured_s for case in cases])
         self.sources = np.array([case.source for case in cases])
 
-    def predict(self, table: Efficiency) -> np.ndarray:
+    def predict(self, table: ChipEfficiency) -> np.ndarray:
         """Seconds of each case with this table."""
         return self.predict_with_host(table)[0]
 
-    def predict_with_host(self, table: Efficiency) -> tuple[np.ndarray, np.ndarray]:
+    def predict_with_host(self, table: ChipEfficiency) -> tuple[np.ndarray, np.ndarray]:
         """Seconds of each case, and the share of them that waits for the host."""
         seconds, shares = np.empty(len(self.measured)), np.empty(len(self.measured))
         for members, shape, gpu, layout, training in self.parts:

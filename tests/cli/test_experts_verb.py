@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cordee.cli.main import main
-from cordee.plan.experts.document import ExpertsDocument, StreamDocument
+from cordee.plan.experts.document import ExpertsDocument, WindowsDocument
 
 FLEET = ["--gpus", "8", "--nodes", "2", "--replicas", "40", "--groups", "4"]
 SCHEMAS = json.loads((Path(__file__).parent / "experts_schemas.json").read_text())
@@ -19,7 +19,7 @@ def test_the_schemas_are_those_of_the_documents() -> None:
     """After a change that is meant: write these two to experts_schemas.json."""
     found = {
         document.__name__: document.model_json_schema(mode="serialization")
-        for document in (ExpertsDocument, StreamDocument)
+        for document in (ExpertsDocument, WindowsDocument)
     }
     assert found == SCHEMAS
 
@@ -84,7 +84,7 @@ def test_several_windows_show_the_controller(
     windows = [loads, loads, *[other] * 7]
     _, out, _ = _run(capsys, *windows, *FLEET, "--json", "--out", maps)
     told = json.loads(out)
-    jsonschema.validate(told, SCHEMAS["StreamDocument"])
+    jsonschema.validate(told, SCHEMAS["WindowsDocument"])
     actions = [one["action"] for one in told["windows"]]
     assert actions[:5] == ["hold", "hold", "watch", "move", "move"]  # so far a jump that one window cannot follow
     assert actions[-1] in ("rest", "hold")

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cordee.view.chart import BOTTOM, NARROW, TOP, WIDE, Axis, Line, Mark, chart_html, chart_svg
+from cordee.view.chart import BOTTOM, NARROW, TOP, WIDE, Axis, ChartLine, Mark, chart_html, chart_svg
 from cordee.view.tables import table_html
 
 PLAIN = Axis("GPUs", lambda value: f"{value:g}")
@@ -19,34 +19,34 @@ def _paths(svg: str) -> list[list[tuple[float, float]]]:
 
 
 def test_points_stand_where_their_numbers_say() -> None:
-    svg = chart_svg([Line("a", [(0, 0), (50, 5), (100, 10)])], PLAIN, PLAIN)
+    svg = chart_svg([ChartLine("a", [(0, 0), (50, 5), (100, 10)])], PLAIN, PLAIN)
     ElementTree.fromstring(svg)
     left, right, top, bottom = WIDE.left, WIDE.width - WIDE.right, TOP, WIDE.height - BOTTOM
     assert _paths(svg) == [[(left, bottom), ((left + right) / 2, (top + bottom) / 2), (right, top)]]
 
 
 def test_a_logarithmic_axis_gives_each_doubling_the_same_room() -> None:
-    (line,) = _paths(chart_svg([Line("a", [(8, 8), (16, 16), (32, 32), (64, 64)])], LOG, LOG))
+    (line,) = _paths(chart_svg([ChartLine("a", [(8, 8), (16, 16), (32, 32), (64, 64)])], LOG, LOG))
     steps = [after[0] - before[0] for before, after in pairwise(line)]
     assert steps == pytest.approx([steps[0]] * 3, abs=0.02)
 
 
 def test_names_at_the_ends_are_kept_apart_and_escaped() -> None:
-    svg = chart_svg([Line("<rent>", [(0, 1), (1, 2)]), Line("own", [(0, 1), (1, 2.001)])], PLAIN, PLAIN)
+    svg = chart_svg([ChartLine("<rent>", [(0, 1), (1, 2)]), ChartLine("own", [(0, 1), (1, 2.001)])], PLAIN, PLAIN)
     rows = [float(y) for y in re.findall(r'class="name"[^>]* y="([\d.]+)"', svg)]
     assert abs(rows[0] - rows[1]) >= 18
     assert "&lt;rent&gt;" in svg and "<rent>" not in svg
 
 
 def test_a_value_that_holds_until_the_next_is_drawn_as_steps() -> None:
-    svg = chart_svg([Line("held", [(0, 4), (10, 0), (20, 8)], steps=True)], PLAIN, PLAIN)
+    svg = chart_svg([ChartLine("held", [(0, 4), (10, 0), (20, 8)], steps=True)], PLAIN, PLAIN)
     (path,) = re.findall(r'class="line"[^>]* d="([^"]+)"', svg)
     assert re.fullmatch(r"M[\d.]+ [\d.]+(H[\d.]+V[\d.]+){2}", path)
 
 
 def test_a_narrow_page_gets_a_chart_of_its_own_with_the_names_below() -> None:
     page = ElementTree.fromstring(
-        chart_html([Line("rent", [(0, 1), (1, 2)]), Line("own", [(0, 2), (1, 1)])], PLAIN, PLAIN)
+        chart_html([ChartLine("rent", [(0, 1), (1, 2)]), ChartLine("own", [(0, 2), (1, 1)])], PLAIN, PLAIN)
     )
     _, wide, narrow = list(page)
     assert [(each.get("class") or "").split()[1] for each in (wide, narrow)] == ["wide", "narrow"]
@@ -58,7 +58,7 @@ def test_a_narrow_page_gets_a_chart_of_its_own_with_the_names_below() -> None:
 
 
 def test_a_mark_is_named_and_a_single_point_is_no_error() -> None:
-    svg = chart_svg([Line("a", [(4, 4)])], LOG, LOG, [Mark(4, 4, "knee: 4 GPUs")])
+    svg = chart_svg([ChartLine("a", [(4, 4)])], LOG, LOG, [Mark(4, 4, "knee: 4 GPUs")])
     assert "knee: 4 GPUs" in svg
     ElementTree.fromstring(svg)
 

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 from cordee.view.markup import text
 from cordee.view.money import MoneyRow, cases_html, gpu_time, money_html
-from cordee.view.report import Claim, Report, Section, report_html
+from cordee.view.report import Claim, HtmlReport, Section, report_html
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -34,7 +34,7 @@ def page(evil: str = "plain") -> str:
     figures = [money_html(rows), cases_html([(evil, evil, 80, 20)], worst_micro_usd=100)]
     claims = [Claim(evil, evil), Claim("this one fails", "1 is not 2", holds=False)]
     section = Section(evil, evil, figures=figures, claims=claims, notes=[evil])
-    return report_html(Report(evil, evil, [section], facts=[(evil, evil)], footer=evil))
+    return report_html(HtmlReport(evil, evil, [section], facts=[(evil, evil)], footer=evil))
 
 
 def test_tags_are_balanced_and_words_survive() -> None:

@@ -16,11 +16,11 @@ from cordee.demo.costs import show_costs
 from cordee.demo.live import run_live
 from cordee.demo.memory import Sizing, show_memory
 from cordee.demo.narrator import Narrator
-from cordee.demo.reclaim import Reclaims
+from cordee.demo.reclaim import ReclaimLosses
 from cordee.demo.stage import stage
 from cordee.errors import InputError, MissingExtraError
 from cordee.units import format_bytes, format_duration, format_micro_usd
-from cordee.view.report import Report, report_html
+from cordee.view.report import HtmlReport, report_html
 
 NEEDS = ("torch", "fastapi", "sqlalchemy", "blake3", "xxhash")
 TITLE = "One job, planned, preempted and resumed"
@@ -74,7 +74,7 @@ def _check_writable(out: Path) -> None:
         ) from None
 
 
-def _report(narrator: Narrator, sizing: Sizing, seen: Reclaims, took: str, n_claims: int) -> Report:
+def _report(narrator: Narrator, sizing: Sizing, seen: ReclaimLosses, took: str, n_claims: int) -> HtmlReport:
     facts = [
         (format_bytes(sizing.plan.state_bytes), f"to hold {sizing.plan.request.shape.name} in training"),
         ("0", "steps repeated after the preemption, weights bitwise equal"),
@@ -92,9 +92,9 @@ def _report(narrator: Narrator, sizing: Sizing, seen: Reclaims, took: str, n_cla
         f"{n_claims} claims were checked in {took}. Written by cordee {cordee.__version__} with `cordee demo`. "
         "This page loads nothing from elsewhere."
     )
-    return Report(TITLE, lead, narrator.sections, facts, footer)
+    return HtmlReport(TITLE, lead, narrator.sections, facts, footer)
 
 
-def _write(out: Path, report: Report) -> Path:
+def _write(out: Path, report: HtmlReport) -> Path:
     out.write_text(report_html(report), encoding="utf-8")
     return out.absolute()

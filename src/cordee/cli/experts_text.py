@@ -12,8 +12,8 @@ from cordee.plan.experts import Rebalance
 from cordee.plan.experts.answer import ExpertsAnswer
 from cordee.plan.experts.shape import Floats
 from cordee.units import format_bytes, plural
-from cordee.view.chart import Axis, Line, chart_html
-from cordee.view.report import Report, Section, report_html
+from cordee.view.chart import Axis, ChartLine, chart_html
+from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
 HEIGHT = 6
@@ -115,13 +115,15 @@ def experts_page(answer: ExpertsAnswer) -> str:
     figures = [table_html(names, rows)]
     if len(loads) > 1:
         lines = [
-            Line(what, [(float(at), float(balance[at])) for at in layers], dashed=what == answer.rows[-1][0])
+            ChartLine(what, [(float(at), float(balance[at])) for at in layers], dashed=what == answer.rows[-1][0])
             for what, balance, _ in answer.rows
         ]
         axes = Axis("layer", lambda value: f"{value:.0f}"), Axis("balance", lambda value: f"{value:.2f}")
         figures.append(chart_html(lines, *axes, label="balance of each layer"))
     sorted_loads = [
-        Line(name, [(float(at), float(load)) for at, load in enumerate(np.sort(found.gpu_loads(loads)[layer])[::-1])])
+        ChartLine(
+            name, [(float(at), float(load)) for at, load in enumerate(np.sort(found.gpu_loads(loads)[layer])[::-1])]
+        )
         for name, found in (("before", answer.before), ("after", answer.drawn))
     ]
     drawn = []
@@ -133,7 +135,7 @@ def experts_page(answer: ExpertsAnswer) -> str:
         words = f"{answer.found.sentence[0].upper()}{answer.found.sentence[1:]}. {words}"
     fleet = answer.fleet
     return report_html(
-        Report(
+        HtmlReport(
             title=f"{loads.shape[1]} experts on {plural(fleet.gpus, 'GPU')}",
             lead=f"{answer.name}: {plural(len(loads), 'layer')}, {plural(fleet.slots, 'slot')} a GPU, "
             f"{plural(fleet.replicas, 'replica')}.",

@@ -10,7 +10,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan import Request, Settings, ask
 from cordee.plan.training import PRECISIONS
 from cordee.plan.wanted import layout_wanted
-from cordee.telemetry.profile.answer import Planned
+from cordee.telemetry.profile.answer import PlanOfProfile
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
 from cordee.workload.spec import JobSpec
@@ -35,11 +35,11 @@ class PlanFlags:
 class ProfiledJob:
     """A job whose profile is read: its plan, and the folders in which its profile may lie."""
 
-    planned: Planned
+    planned: PlanOfProfile
     folders: tuple[Path, ...]
 
 
-def planned_by_flags(flags: PlanFlags) -> Planned | None:
+def planned_by_flags(flags: PlanFlags) -> PlanOfProfile | None:
     """Return the plan that the flags describe.
 
     Raises:
@@ -136,7 +136,7 @@ def _from_home(name: str, folder: Path) -> Known:
     return name, spec, layout, spec.gpu, sum(len(lease["gpus"]) for lease in order["leases"])
 
 
-def _planned(request: Request, job: str | None = None) -> Planned:
+def _planned(request: Request, job: str | None = None) -> PlanOfProfile:
     answer = ask(request)
     best = answer.best
     if best is None or best.step is None:
@@ -147,6 +147,6 @@ def _planned(request: Request, job: str | None = None) -> Planned:
     training = answer.training
     flop = request.shape.train_flop_per_token(training.seq_tokens) * training.tokens_per_step / request.gpus
     mesh = best.layout.mesh
-    return Planned(
+    return PlanOfProfile(
         request.shape.name, request.gpus, request.gpu.name, mesh, best.step, best.mfu, float(flop), job
     )  # fmt: skip

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from cordee.cli.plan_text import console, indented, title
 from cordee.telemetry.profile import Efficiency, PlanComparison, ProfileComparison, RankReport, Skew
-from cordee.telemetry.profile.answer import Planned, ProfileAnswer
+from cordee.telemetry.profile.answer import PlanOfProfile, ProfileAnswer
 from cordee.telemetry.profile.compare import Delta
 from cordee.telemetry.profile.kernels import Kind
 from cordee.telemetry.profile.sentences import (
@@ -278,7 +278,7 @@ def _print_compared(out: Console, compared: ProfileComparison, base: Sequence[st
         out.print(table)
 
 
-def _print_plan(out: Console, against: PlanComparison, planned: Planned, efficient: Efficiency) -> None:
+def _print_plan(out: Console, against: PlanComparison, planned: PlanOfProfile, efficient: Efficiency) -> None:
     title(out, "Planned and profiled", planned_layout(planned))
     table = grid("a step", "planned", "profiled", "off by", "")
     for delta in against.rows:

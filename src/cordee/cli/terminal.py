@@ -131,17 +131,17 @@ def ranges(gpus: list[int]) -> str:
 
 
 @contextmanager
-def waiting(text: str) -> Iterator["Waiting"]:
+def waiting(text: str) -> Iterator["WaitText"]:
     """Show a spinner with a text that can change; without a terminal, print each new text as a line."""
     console = stderr()
     if not console.is_terminal:
-        yield Waiting(lambda said: console.print(said, highlight=False), text)
+        yield WaitText(lambda said: console.print(said, highlight=False), text)
         return
     with console.status(text) as status:
-        yield Waiting(status.update, text, silent_first=True)
+        yield WaitText(status.update, text, silent_first=True)
 
 
-class Waiting:
+class WaitText:
     """A text about a wait, shown once each time it changes."""
 
     def __init__(self, say: Callable[[str], None], text: str, *, silent_first: bool = False) -> None:

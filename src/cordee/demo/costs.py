@@ -7,7 +7,7 @@ from cordee.demo import claims
 from cordee.demo.live import LiveJobs
 from cordee.demo.memory import GPUS, Sizing
 from cordee.demo.narrator import Narrator
-from cordee.demo.reclaim import BACK_US, USD_PER_GPU_HOUR, Reclaims, play_reclaims
+from cordee.demo.reclaim import BACK_US, USD_PER_GPU_HOUR, ReclaimLosses, play_reclaims
 from cordee.demo.stage import Stage
 from cordee.events import AttemptPlaced, Event, RanksEnded
 from cordee.ids import JobId
@@ -17,7 +17,7 @@ from cordee.view.money import CLASSES, MoneyRow, cases_html, gpu_time, money_htm
 from cordee.view.report import Claim
 
 
-def show_costs(narrator: Narrator, stage: Stage, jobs: LiveJobs, sizing: Sizing) -> Reclaims:
+def show_costs(narrator: Narrator, stage: Stage, jobs: LiveJobs, sizing: Sizing) -> ReclaimLosses:
     """Show the ledger of the live run, check that it adds up, and simulate a reclaim of 64 GPUs."""
     lead = (
         "Every microsecond that a job held a GPU is in exactly one class. First the ledger of what just ran; then the "
@@ -75,7 +75,7 @@ def _nothing_lost(cost: CostView, jobs: LiveJobs) -> Claim:
     return claims.check(holds, "The preemption cost a restart, and no work", measured)
 
 
-def _show_reclaims(narrator: Narrator, seen: Reclaims) -> None:
+def _show_reclaims(narrator: Narrator, seen: ReclaimLosses) -> None:
     period, notice = _minutes(seen.period_s), _minutes(seen.notice_s)
     plain, worst = seen.plain.lost_micro_usd, seen.interval_worst
     cases = [
@@ -110,7 +110,7 @@ def _show_reclaims(narrator: Narrator, seen: Reclaims) -> None:
     )
 
 
-def _with_interval(seen: Reclaims) -> Claim:
+def _with_interval(seen: ReclaimLosses) -> Claim:
     worst, plain = seen.interval_worst.micro_usd, seen.plain.lost_micro_usd
     expected, highest = seen.interval_micro_usd, max(loss.micro_usd for loss in seen.interval)
     measured = (
@@ -124,7 +124,7 @@ def _with_interval(seen: Reclaims) -> Claim:
     return claims.check(expected <= highest <= worst < plain / 10, says, measured)
 
 
-def _with_notice(seen: Reclaims) -> Claim:
+def _with_notice(seen: ReclaimLosses) -> Claim:
     lost = sum(loss.lost_micro_usd for loss in seen.noticed)
     measured = f"{len(seen.noticed)} seeded reclaims: {format_micro_usd(lost)} of work lost in total"
     restart = format_micro_usd(seen.noticed_worst.micro_usd)
@@ -142,12 +142,12 @@ def _range(least: int, most: int) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _mean(seen: Reclaims) -> tuple[int, int]:
+def _mean(seen: ReclaimLosses) -> tuple[int, int]:
     n = len(seen.interval)
     lost = sum(loss.lost_micro_usd for loss in seen.interval) // n
     return lost, seen.interval_micro_usd - lost
 
 
-def _noticed(seen: Reclaims) -> tuple[int, int]:
+def _noticed(seen: ReclaimLosses) -> tuple[int, int]:
     worst = seen.noticed_worst
     return worst.lost_micro_usd, worst.restart_micro_usd

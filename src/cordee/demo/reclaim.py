@@ -51,7 +51,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reclaims:
+class ReclaimLosses:
     """The losses without checkpoints, with checkpoints only, and with a notice that is handled."""
 
     period_s: float
@@ -94,7 +94,7 @@ def play_reclaims(
     notice_s: float = 120.0,
     moments: int = 16,
     seed: int = 47,
-) -> Reclaims:
+) -> ReclaimLosses:
     """Simulate the job with a reclaim at several times.
 
     Args:
@@ -119,7 +119,7 @@ def play_reclaims(
     period_us = round(survival.period_s * US_PER_S)
     times = sorted(AT_US + rng.randrange(-period_us // 2, period_us // 2) for _ in range(moments))
     notice_us = round(notice_s * US_PER_S)
-    return Reclaims(
+    return ReclaimLosses(
         period_s=survival.period_s,
         save_s=survival.checkpoint_s,
         step_s=step_s,

@@ -27,7 +27,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Efficiency:
+class ChipEfficiency:
     """The fractions of its nameplate that a chip reaches, as a handful of physical numbers.
 
     The uncalibrated table holds vendor facts, published ceilings and stated assumptions; a calibrated one was fitted to
@@ -89,8 +89,8 @@ class Gpu:
     source: Source
     matmul_source: Source
     node_source: Source
-    uncalibrated: Efficiency
-    efficiency: Efficiency
+    uncalibrated: ChipEfficiency
+    efficiency: ChipEfficiency
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Return the dense FLOP/s in `dtype`.

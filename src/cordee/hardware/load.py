@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.errors import CatalogueError
-from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Efficiency, Gpu, Price, Source
+from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, ChipEfficiency, Gpu, Price, Source
 from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
 
@@ -92,20 +92,20 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
     )
 
 
-def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[Efficiency, Efficiency]:
+def _efficiencies(facts: dict[str, Any], tables: dict[str, Any]) -> tuple[ChipEfficiency, ChipEfficiency]:
     """Return the uncalibrated table of a GPU's chip, and the calibrated one, the same where nothing was fitted."""
     chip = find_chip(facts["chip"], tables["chips"])
     assumed = {key: value for key, value in tables["assumed"].items() if key not in ("source", "as_of")}
     ceiling = facts["matmul"]["fraction"]
     own = {key: value for key, value in chip.items() if key not in ("calibrated", "source", "as_of")}
     fractions = {"product_fraction": ceiling, "product8_fraction": ceiling} | assumed | own
-    plain = Efficiency(**fractions, source=_source(chip))
+    plain = ChipEfficiency(**fractions, source=_source(chip))
     if "calibrated" not in chip:
         return plain, plain
     fitted = dict(chip["calibrated"])
     source, names = _source(fitted), tuple(fitted.pop("fitted_on"))
     numbers = {key: value for key, value in fitted.items() if key not in ("source", "as_of")}
-    return plain, Efficiency(**(fractions | numbers), source=source, fitted_on=names)
+    return plain, ChipEfficiency(**(fractions | numbers), source=source, fitted_on=names)
 
 
 def find_chip(name: str, chips: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Winner:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SearchSize:
     """The size of a search. Candidates are whole layouts; rows are candidates without their burden."""
 
     candidates: int
@@ -102,12 +102,12 @@ def count(case: Case, wanted: LayoutWanted, choices: Choices) -> int:
     return each * sum(len(block) for block in _blocks(case, wanted, choices))
 
 
-def best_of_meshes(case: Case, wanted: LayoutWanted, choices: Choices) -> tuple[list[Winner], Tally]:
+def best_of_meshes(case: Case, wanted: LayoutWanted, choices: Choices) -> tuple[list[Winner], SearchSize]:
     """Return the best layout of every mesh."""
     return _search(case, wanted, choices, lambda block: block.mesh)
 
 
-def optimum(case: Case, wanted: LayoutWanted, choices: Choices) -> tuple[Winner | None, Tally]:
+def optimum(case: Case, wanted: LayoutWanted, choices: Choices) -> tuple[Winner | None, SearchSize]:
     """Return the one best layout."""
     found, tally = _search(case, wanted, choices, lambda block: np.zeros(len(block), dtype=np.int64))
     return (found[0] if found else None), tally
@@ -149,7 +149,7 @@ def _slices(block: Rows) -> list[Rows]:
 
 def _search(
     case: Case, wanted: LayoutWanted, choices: Choices, group_of: Callable[[Rows], Ints]
-) -> tuple[list[Winner], Tally]:
+) -> tuple[list[Winner], SearchSize]:
     blocks = _blocks(case, wanted, choices)
     every = burdens(wanted, choices)
     light = every[0]
@@ -165,7 +165,7 @@ def _search(
     for floors, part in parts:
         tried, met = _climb(case, ladder, (floors, part), every, group_of)
         weighed, timed = weighed + tried, timed + met
-    return _winners(case, ladder), Tally(total * len(every), total, weighed, timed)
+    return _winners(case, ladder), SearchSize(total * len(every), total, weighed, timed)
 
 
 def _climb(

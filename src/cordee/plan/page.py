@@ -11,10 +11,10 @@ from cordee.plan.request import Request
 from cordee.plan.step import step_interval_s
 from cordee.plan.training import Training
 from cordee.units import format_count, format_gb, plural
-from cordee.view.chart import Axis, Line, Mark, chart_html
+from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.memory import MemoryBar, memory_html
 from cordee.view.page import page
-from cordee.view.report import Report, Section, report_html
+from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 from cordee.workload.model import ModelShape
 
@@ -76,7 +76,7 @@ def curve_page(curve: Curve, shape: ModelShape, gpu: Gpu) -> str:
     lead = f"{knee} Beyond the knee an added GPU brings less than {WORTH:.0%} of what one brings at its best."
     figures = (curve_svg(curve), table_html(names, rows)) if known else ()
     return report_html(
-        Report(
+        HtmlReport(
             title=f"{shape.name}: how speed grows with {gpu.name}s",
             lead=(
                 f"The same step on every size: {curve.training.global_batch:,} sequences of "
@@ -97,7 +97,10 @@ def curve_svg(curve: Curve) -> str:
     marks = []
     if curve.knee is not None and curve.knee.tokens_per_s:
         marks = [Mark(curve.knee.gpus, curve.knee.tokens_per_s, f"knee: {curve.knee.gpus} GPUs")]
-    lines = (Line("planned", points), Line("all at the best speed", [(gpus, gpus * most) for gpus, _ in points], True))
+    lines = (
+        ChartLine("planned", points),
+        ChartLine("all at the best speed", [(gpus, gpus * most) for gpus, _ in points], True),
+    )
     return chart_html(
         lines,
         Axis("GPUs", lambda value: f"{value:,.0f}", log=True),
@@ -141,7 +144,7 @@ def _spending_svg(own: Comparison) -> str:
     month = own.break_even_month
     marks = [] if month is None else [Mark(month, assumed.rent_usd_per_month * month, f"month {month}")]
     return chart_html(
-        (Line("rent", rent), Line("own", bought)),
+        (ChartLine("rent", rent), ChartLine("own", bought)),
         Axis("month", lambda value: f"{value:.0f}"),
         Axis("dollars spent", lambda value: f"${format_count(value) if value else 0}"),
         marks,

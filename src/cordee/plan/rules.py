@@ -57,7 +57,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LayoutRule:
     """One condition on a layout; where it does not apply, it holds."""
 
     name: str
@@ -76,29 +76,29 @@ def _moe(at: Proposal) -> bool:
     return at.shape.experts is not None
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[LayoutRule, ...] = (
+    LayoutRule(
         "the axes fill the GPUs",
         _axes("tp pp cp dp"),
         holds=lambda at: at.layout.gpus == at.gpus,
         message=lambda at: _gpus_message(at.layout, at.gpus),
         hint=lambda at: _dp_hint(at.layout, at.gpus),
     ),
-    Rule(
+    LayoutRule(
         "ZeRO has stages 0 to 3",
         _axes("zero"),
         holds=lambda at: (at.layout.zero >= 0) & (at.layout.zero <= 3),
         message=lambda at: f"there is no ZeRO stage {at.layout.zero}",
         hint=lambda at: "use zero=0, 1, 2 or 3 (3 is FSDP)",
     ),
-    Rule(
+    LayoutRule(
         "tp divides the attention heads",
         _axes("tp"),
         holds=lambda at: at.shape.heads % at.layout.tp == 0,
         message=lambda at: f"tp={at.layout.tp} does not divide the {at.shape.heads} attention heads of {at.shape.name}",
         hint=lambda at: "use tp of " + ", ".join(str(n) for n in (1, 2, 4, 8, 16, 32) if at.shape.heads % n == 0),
     ),
-    Rule(
+    LayoutRule(
         "tp divides the key-value heads, or copies them evenly",
         _axes("tp"),
         holds=lambda at: (at.shape.kv_heads % at.layout.tp == 0) | (at.layout.tp % at.shape.kv_heads == 0),
@@ -108,7 +108,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: f"use a tp that divides {at.shape.kv_heads}, or a multiple of it",
     ),
-    Rule(
+    LayoutRule(
         "tp divides the feed-forward width",
         _axes("tp"),
         holds=lambda at: at.dense_ffn % at.layout.tp == 0,
@@ -117,14 +117,14 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use a smaller tp",
     ),
-    Rule(
+    LayoutRule(
         "each stage has a layer",
         _axes("pp"),
         holds=lambda at: at.layout.pp <= at.shape.layers,
         message=lambda at: f"pp={at.layout.pp} stages need as many layers, but {at.shape.name} has {at.shape.layers}",
         hint=lambda at: f"use pp <= {at.shape.layers}",
     ),
-    Rule(
+    LayoutRule(
         "sequence parallelism divides the tokens",
         _axes("sp tp cp"),
         applies=lambda at: at.layout.sp,
@@ -132,7 +132,7 @@ RULES: tuple[Rule, ...] = (
         message=lambda at: f"sp over {_tp_cp(at.layout)} does not divide {at.training.seq_tokens} tokens",
         hint=lambda at: "use a sequence that tp divides",
     ),
-    Rule(
+    LayoutRule(
         "the data ranks divide the batch",
         _axes("dp micro_batch"),
         holds=lambda at: at.training.global_batch % (at.layout.dp * at.layout.micro_batch) == 0,
@@ -142,7 +142,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: f"use a global batch that is a multiple of {at.layout.dp * at.layout.micro_batch}",
     ),
-    Rule(
+    LayoutRule(
         "context parallelism divides the sequence",
         _axes("cp cp_kind"),
         applies=lambda at: at.layout.cp > 1,
@@ -153,7 +153,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: f"use a sequence that is a multiple of {at.pieces}",
     ),
-    Rule(
+    LayoutRule(
         "ulysses divides the heads",
         _axes("tp cp cp_kind"),
         applies=lambda at: (at.layout.cp > 1) & (at.layout.cp_kind == "ulysses"),
@@ -164,14 +164,14 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use a smaller cp, or ring",
     ),
-    Rule(
+    LayoutRule(
         "sharding groups divide the data ranks",
         _axes("shard dp cp"),
         holds=lambda at: at.layout.data_ranks % at.layout.shard_ranks == 0,
         message=lambda at: f"shard={at.layout.shard} does not divide the {at.layout.data_ranks} data ranks (dp*cp)",
         hint=lambda at: "use a shard that divides dp*cp",
     ),
-    Rule(
+    LayoutRule(
         "expert parallelism needs experts",
         _axes("ep"),
         applies=lambda at: not _moe(at),
@@ -179,7 +179,7 @@ RULES: tuple[Rule, ...] = (
         message=lambda at: f"ep={at.layout.ep} needs experts, but {at.shape.name} has none",
         hint=lambda at: "use ep=1",
     ),
-    Rule(
+    LayoutRule(
         "ep divides the experts",
         _axes("ep"),
         applies=_moe,
@@ -187,7 +187,7 @@ RULES: tuple[Rule, ...] = (
         message=lambda at: f"ep={at.layout.ep} does not divide the {at.experts.routed} experts of {at.shape.name}",
         hint=lambda at: f"use an ep that divides {at.experts.routed}",
     ),
-    Rule(
+    LayoutRule(
         "etp divides an expert's width",
         _axes("tp etp"),
         applies=_moe,
@@ -197,7 +197,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use a smaller etp",
     ),
-    Rule(
+    LayoutRule(
         "tp divides the shared experts' width",
         _axes("tp"),
         applies=_moe,
@@ -207,7 +207,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use a smaller tp",
     ),
-    Rule(
+    LayoutRule(
         "experts divide the GPUs of a stage",
         _axes("tp cp dp ep etp"),
         applies=_moe,
@@ -218,7 +218,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use an ep whose product with etp divides them",
     ),
-    Rule(
+    LayoutRule(
         "schedules and chunks need a pipeline",
         _axes("pp schedule vpp"),
         applies=lambda at: at.layout.pp == 1,
@@ -226,7 +226,7 @@ RULES: tuple[Rule, ...] = (
         message=lambda at: f"{at.layout.schedule} with {at.layout.chunks} chunks needs a pipeline, but pp=1",
         hint=lambda at: "use pp of 2 or more, or 1f1b",
     ),
-    Rule(
+    LayoutRule(
         "each chunk has a layer",
         _axes("pp schedule vpp"),
         holds=lambda at: at.layout.stages <= at.shape.layers,
@@ -236,14 +236,14 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use fewer chunks",
     ),
-    Rule(
+    LayoutRule(
         "vpp is for the interleaved schedule",
         _axes("schedule vpp"),
         holds=lambda at: (at.layout.vpp > 1) == (at.schedule.chunks is None),
         message=lambda at: f"vpp={at.layout.vpp} does not go with {at.layout.schedule}",
         hint=lambda at: "vpp of 2 or more is for interleaved, and it needs that",
     ),
-    Rule(
+    LayoutRule(
         "a split has every layer",
         _axes("pp schedule vpp split"),
         applies=lambda at: at.layout.split is not None,
@@ -257,7 +257,7 @@ RULES: tuple[Rule, ...] = (
             "each with one at least"
         ),
     ),
-    Rule(
+    LayoutRule(
         "stages divide the layers, unless a split says how",
         _axes("pp schedule vpp split"),
         applies=lambda at: at.layout.split is None,
@@ -265,7 +265,7 @@ RULES: tuple[Rule, ...] = (
         message=lambda at: f"{_stages(at.layout)} does not divide the {at.shape.layers} layers of {at.shape.name}",
         hint=lambda at: _split_hint(at.layout, at.shape.layers),
     ),
-    Rule(
+    LayoutRule(
         "interleaved passes fill the pipeline",
         _axes("pp schedule dp micro_batch"),
         applies=lambda at: at.schedule.rounds,
@@ -275,7 +275,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use a larger global batch, a smaller micro-batch, or 1f1b",
     ),
-    Rule(
+    LayoutRule(
         "micro-batches fill a schedule of two directions",
         _axes("pp schedule dp micro_batch"),
         applies=lambda at: at.schedule.fills,
@@ -286,7 +286,7 @@ RULES: tuple[Rule, ...] = (
         ),
         hint=lambda at: "use a larger global batch or a smaller micro-batch",
     ),
-    Rule(
+    LayoutRule(
         "a schedule of two halves has even ones",
         _axes("pp schedule dp micro_batch"),
         applies=lambda at: at.schedule.even,

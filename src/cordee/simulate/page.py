@@ -9,9 +9,9 @@ from cordee.simulate.answer import PolicyComparison, PolicyResult
 from cordee.simulate.compare import Result, Scenario
 from cordee.simulate.gantt import Held
 from cordee.units import US_PER_HOUR, US_PER_S, format_duration, format_micro_usd
-from cordee.view.chart import Axis, Line, chart_html
+from cordee.view.chart import Axis, ChartLine, chart_html
 from cordee.view.gantt import Bar, gantt_svg
-from cordee.view.report import Report, Section, report_html
+from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
 _QUANTILES = 200
@@ -40,7 +40,7 @@ def comparison_page(scenario: Scenario, answer: PolicyComparison, results: Seque
         f"Written by cordee {cordee.__version__} with `cordee simulate`, seed {answer.seed}. "
         "The same trace, cluster, policy and seed give the same page."
     )
-    return report_html(Report("Policies on one trace", lead, [each for each in sections if each], facts, footer))
+    return report_html(HtmlReport("Policies on one trace", lead, [each for each in sections if each], facts, footer))
 
 
 def _table(answer: PolicyComparison) -> Section:
@@ -79,8 +79,8 @@ def _table(answer: PolicyComparison) -> Section:
 
 
 def _waits(results: Sequence[Result]) -> Section:
-    ended = [Line(each.policy.name, _cdf(each.metrics.jct_us)) for each in results if each.metrics.jct_us]
-    waited = [Line(each.policy.name, _cdf(each.metrics.wait_us)) for each in results if each.metrics.wait_us]
+    ended = [ChartLine(each.policy.name, _cdf(each.metrics.jct_us)) for each in results if each.metrics.jct_us]
+    waited = [ChartLine(each.policy.name, _cdf(each.metrics.wait_us)) for each in results if each.metrics.wait_us]
     fraction = Axis("fraction of jobs", lambda value: f"{value:.0%}")
     figures = []
     if ended:
@@ -116,8 +116,8 @@ def _cluster(results: Sequence[Result]) -> Section:
             days = [(at_us - points[0][0]) / (24 * US_PER_HOUR) for at_us, *_ in points]
             held_gpus = [(day, point[1] / 1000) for day, point in zip(days, points, strict=True)]
             waiting_jobs = [(day, float(point[2])) for day, point in zip(days, points, strict=True)]
-            held.append(Line(each.policy.name, held_gpus, steps=True))
-            waiting.append(Line(each.policy.name, waiting_jobs, steps=True))
+            held.append(ChartLine(each.policy.name, held_gpus, steps=True))
+            waiting.append(ChartLine(each.policy.name, waiting_jobs, steps=True))
     if not held:
         return Section("The cluster over time", "No run was long enough to be drawn.")
     day = Axis("day", lambda value: f"{value:g}")

@@ -60,14 +60,14 @@ Announcement = Reclaim | Hint
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MetadataAnswer:
     """An answer of the metadata service."""
 
     status: int
     text: str
     etag: str
 
-    def good(self) -> "Answer":
+    def good(self) -> "MetadataAnswer":
         """Return this answer.
 
         Raises:
@@ -100,7 +100,7 @@ class Http:
         *,
         method: str = "GET",
         more_s: float = 0.0,
-    ) -> Answer:
+    ) -> MetadataAnswer:
         """Send one request; the service may take `more_s` seconds longer than usual.
 
         Raises:
@@ -113,7 +113,7 @@ class Http:
             connection.sock.settimeout(self.patience_s + more_s)
             connection.request(method, f"{path}?{urlencode(params)}" if params else path, headers=dict(headers))
             answer = connection.getresponse()
-            return Answer(answer.status, answer.read().decode(errors="replace"), answer.headers.get("ETag", ""))
+            return MetadataAnswer(answer.status, answer.read().decode(errors="replace"), answer.headers.get("ETag", ""))
         finally:
             connection.close()
 

@@ -18,7 +18,7 @@ INKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """A line through points (x, y); dashed if it is only an ideal.
 
     With `steps` a value holds until the next point, as a number of GPUs does.
@@ -64,13 +64,13 @@ WIDE = Frame("wide", 1080, 400, 92, 190)
 NARROW = Frame("narrow", 420, 300, 64, 0)
 
 
-def chart_html(lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "") -> str:
+def chart_html(lines: Sequence[ChartLine], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "") -> str:
     """Return the chart twice: the page shows the one that its width has room for."""
     return twins(*(chart_svg(lines, x, y, marks, label, frame=frame) for frame in (WIDE, NARROW)))
 
 
 def chart_svg(
-    lines: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "", *, frame: Frame = WIDE
+    lines: Sequence[ChartLine], x: Axis, y: Axis, marks: Sequence[Mark] = (), label: str = "", *, frame: Frame = WIDE
 ) -> str:
     """Return the lines as a self-contained SVG."""
     points = [point for line in lines for point in line.points]
@@ -150,7 +150,7 @@ def _grid(across: _Scale, up: _Scale, x: Axis, y: Axis) -> list[str]:
     return drawn
 
 
-def _line(line: Line, index: int, across: _Scale, up: _Scale) -> str:
+def _line(line: ChartLine, index: int, across: _Scale, up: _Scale) -> str:
     places = [(num(across.at(px)), num(up.at(py))) for px, py in line.points]
     if line.steps:
         path = f"{places[0][0]} {places[0][1]}" + "".join(f"H{at_x}V{at_y}" for at_x, at_y in places[1:])
@@ -163,7 +163,7 @@ def _line(line: Line, index: int, across: _Scale, up: _Scale) -> str:
     return f'<path class="line" {style} d="M{path}"/>{"".join(dots)}'
 
 
-def _names(lines: Sequence[Line], up: _Scale, right: float) -> str:
+def _names(lines: Sequence[ChartLine], up: _Scale, right: float) -> str:
     """Draw names at the lines' ends, kept apart where the lines end close together."""
     ends = sorted((up.at(line.points[-1][1]), index, line.name) for index, line in enumerate(lines))
     places: list[float] = []
@@ -180,7 +180,7 @@ def _names(lines: Sequence[Line], up: _Scale, right: float) -> str:
     )
 
 
-def _legend(lines: Sequence[Line], frame: Frame) -> str:
+def _legend(lines: Sequence[ChartLine], frame: Frame) -> str:
     return "".join(
         f'<text class="name" style="fill:{INKS[index % len(INKS)]}" x="{frame.left}" '
         f'y="{frame.height + NAME * index}" dy="4">{text(line.name)}</text>'

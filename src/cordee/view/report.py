@@ -30,7 +30,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class HtmlReport:
     """The whole page. `facts` stand large on top: (number, what it is)."""
 
     title: str
@@ -40,7 +40,7 @@ class Report:
     footer: str = ""
 
 
-def report_html(report: Report) -> str:
+def report_html(report: HtmlReport) -> str:
     """Return the page, self-contained."""
     return page(
         "report.html.j2",

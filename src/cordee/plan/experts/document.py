@@ -76,7 +76,7 @@ class WindowDocument(Row):
     moved_bytes: int
 
 
-class StreamDocument(Row):
+class WindowsDocument(Row):
     """Every window, and the placement after the last."""
 
     version: int = 2
@@ -102,7 +102,7 @@ def experts_document(answer: ExpertsAnswer) -> ExpertsDocument:
     )  # fmt: skip
 
 
-def stream_document(windows: Sequence[ControllerWindow], placement: ExpertPlacement) -> StreamDocument:
+def stream_document(windows: Sequence[ControllerWindow], placement: ExpertPlacement) -> WindowsDocument:
     """Return the document of several windows."""
     rows = []
     for window in windows:
@@ -112,7 +112,7 @@ def stream_document(windows: Sequence[ControllerWindow], placement: ExpertPlacem
             action=observation.action, sentence=None if found is None else found.sentence,
             moved_slots=window.moved_slots, moved_bytes=found.moved_bytes if window.moved_slots and found else 0,
         ))  # fmt: skip
-    return StreamDocument(windows=tuple(rows), placement=_mapping(placement))
+    return WindowsDocument(windows=tuple(rows), placement=_mapping(placement))
 
 
 def _mapping(placement: ExpertPlacement) -> MappingDocument:

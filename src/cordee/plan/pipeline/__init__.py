@@ -15,12 +15,13 @@ from cordee.plan.pipeline.table import (
     table_csv,
     table_of,
 )
-from cordee.plan.pipeline.timeline import ScheduleTimeline, Span, timeline
+from cordee.plan.pipeline.timeline import CellSpan, ScheduleTimeline, timeline
 
 __all__ = [
     "SCHEDULES",
     "Action",
     "Cell",
+    "CellSpan",
     "MemoryLimit",
     "PassTimes",
     "PipelineSchedule",
@@ -29,7 +30,6 @@ __all__ = [
     "ScheduleTable",
     "ScheduleTimeline",
     "SearchedOrder",
-    "Span",
     "StagePlacement",
     "best_order",
     "build",

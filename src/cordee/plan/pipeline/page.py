@@ -14,10 +14,10 @@ from cordee.plan.pipeline.answer import (
 )
 from cordee.plan.pipeline.measured import RecordedStep
 from cordee.plan.pipeline.table import Action, StagePlacement
-from cordee.plan.pipeline.timeline import ScheduleTimeline, Span
+from cordee.plan.pipeline.timeline import CellSpan, ScheduleTimeline
 from cordee.view.chrome import Flow, Slice, Track, chrome_trace_text
 from cordee.view.pipeline import Block, RankRow, pipeline_svg
-from cordee.view.report import Report, Section, report_html
+from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
 US = 1_000_000
@@ -37,7 +37,7 @@ def picture(run: ScheduleTimeline, in_seconds: bool, *, end: float | None = None
     return pipeline_svg(run.table.name, lines, aside=aside, end=end)
 
 
-def _blocks(span: Span, place: StagePlacement, in_seconds: bool) -> list[Block]:
+def _blocks(span: CellSpan, place: StagePlacement, in_seconds: bool) -> list[Block]:
     """Return the blocks of a cell; an overlapped one is two halves, one above the other."""
     halves: tuple[int | None, ...] = (None,) if len(span.cell) == 1 else (0, 1)
     return [
@@ -49,7 +49,7 @@ def _blocks(span: Span, place: StagePlacement, in_seconds: bool) -> list[Block]:
     ]  # fmt: skip
 
 
-def _about(action: Action, span: Span, in_seconds: bool) -> str:
+def _about(action: Action, span: CellSpan, in_seconds: bool) -> str:
     times = f"{format_time(span.start_s, in_seconds)} to {format_time(span.end_s, in_seconds)}"
     return f"{KINDS[action.kind]} of micro-batch {action.micro_batch} on stage {action.stage}: {times}"
 
@@ -96,7 +96,7 @@ def pipeline_page(answer: PipelineAnswer) -> str:
             (f"{choice.timeline.peak:g}", "activations on the fullest rank"),
         ]
     return report_html(
-        Report(
+        HtmlReport(
             title="Pipeline schedules", lead=f"{costs_text(compared.costs, answer.in_seconds)}; {room_text(compared)}.",
             sections=sections, facts=facts, footer=overlap_text(compared),
         )

@@ -14,7 +14,7 @@ STEPS_APART = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CellSpan:
     """A cell in time."""
 
     cell: Cell
@@ -36,7 +36,7 @@ class ScheduleTimeline:
     """
 
     table: ScheduleTable
-    spans: tuple[tuple[Span, ...], ...]
+    spans: tuple[tuple[CellSpan, ...], ...]
     peaks: tuple[float, ...]
     period_s: float
 
@@ -104,7 +104,7 @@ def makespan_s(table: ScheduleTable, costs: PassTimes) -> float:
     return max(row[-1].end_s for row in one_step(table, costs))
 
 
-def one_step(table: ScheduleTable, costs: PassTimes) -> list[list[Span]]:
+def one_step(table: ScheduleTable, costs: PassTimes) -> list[list[CellSpan]]:
     """Return the spans of one step alone."""
     return _run(table, costs, _lengths(table, costs, None), [0.0] * len(table.cells))
 
@@ -134,11 +134,11 @@ def _lengths(
 
 def _run(
     table: ScheduleTable, costs: PassTimes, length_of: Callable[[Cell], float], free_s: Sequence[float]
-) -> list[list[Span]]:
+) -> list[list[CellSpan]]:
     place = table.placement
     ranks_of = [place.rank_of(stage) for stage in range(place.stages)]
     free = list(free_s)
-    spans: list[list[Span]] = [[] for _ in table.cells]
+    spans: list[list[CellSpan]] = [[] for _ in table.cells]
     ends: dict[tuple[str, int, int], float] = {}
     waits = True
     while waits:
@@ -158,7 +158,7 @@ def _run(
                     waits = True
                     break
                 free[rank] = end = start + length_of(cell)
-                done.append(Span(cell, start, end))
+                done.append(CellSpan(cell, start, end))
                 moved = True
                 for action in cell:
                     ends["I" if action.kind == "B" else action.kind, action.stage, action.micro_batch] = end
@@ -193,7 +193,7 @@ def _ready_s(
     return end if ranks_of[source] == ranks_of[stage] else end + latency_s
 
 
-def _stuck(table: ScheduleTable, spans: Sequence[Sequence[Span]]) -> list[str]:
+def _stuck(table: ScheduleTable, spans: Sequence[Sequence[CellSpan]]) -> list[str]:
     return [
         f"rank {rank} waits before {cell_text(row[len(done)])}, its cell {len(done) + 1} of {len(row)}"
         for rank, (row, done) in enumerate(zip(table.cells, spans, strict=True))

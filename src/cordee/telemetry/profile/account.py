@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cordee.telemetry.profile.defects import Defect, Defects
-from cordee.telemetry.profile.host import NOT_LAUNCHED, Idle, idle, launches_of, self_times
+from cordee.telemetry.profile.host import NOT_LAUNCHED, IdleGaps, idle, launches_of, self_times
 from cordee.telemetry.profile.kernels import KernelClass, KernelTable, Kind
 from cordee.telemetry.profile.read import NONE, Ops, Profile, track_label
 from cordee.telemetry.profile.sweep import BIT, US, Breakdown, Sweep, sweep
@@ -88,7 +88,7 @@ class RankReport:
     classes: tuple[ClassRow, ...]
     kernels: tuple[KernelRow, ...]
     streams: tuple[StreamRow, ...]
-    idle: Idle
+    idle: IdleGaps
     steps: tuple[ProfiledStep, ...]
     collectives: Collectives
     swept: Sweep

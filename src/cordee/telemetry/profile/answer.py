@@ -10,7 +10,7 @@ from cordee.telemetry.profile.ranks import Skew
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanOfProfile:
     """The plan of the layout that was profiled; `flop_per_step` is for one GPU."""
 
     model: str
@@ -33,6 +33,6 @@ class ProfileAnswer:
     skew: Skew | None
     compared: ProfileComparison | None
     base: Sequence[str]
-    planned: Planned | None
+    planned: PlanOfProfile | None
     against: PlanComparison | None
     top: int

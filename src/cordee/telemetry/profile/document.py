@@ -11,7 +11,7 @@ from cordee.document import Row, read_from
 from cordee.telemetry.profile.account import Side
 from cordee.telemetry.profile.answer import ProfileAnswer
 from cordee.telemetry.profile.compare import Efficiency
-from cordee.telemetry.profile.host import Idle
+from cordee.telemetry.profile.host import IdleGaps
 from cordee.telemetry.profile.kernels import Kind
 from cordee.telemetry.profile.ranks import Skew
 
@@ -104,7 +104,7 @@ class RankDocument(Row):
     classes: tuple[ClassDocument, ...]
     kernels: tuple[KernelDocument, ...]
     streams: tuple[StreamDocument, ...]
-    idle: Idle
+    idle: IdleGaps
     steps: tuple[StepDocument, ...]
     efficiency: Efficiency = read_from("efficiency")
     defects: tuple[DefectDocument, ...]
@@ -131,7 +131,7 @@ class BaseDocument(Row):
     kernels: tuple[DeltaDocument, ...]
 
 
-class PlanDocument(Row):
+class PlanComparisonDocument(Row):
     """The comparison with the plan; `job` null: the plan comes from flags."""
 
     model_config = ConfigDict(alias_generator=AliasGenerator(validation_alias=lambda name: AliasPath("planned", name)))
@@ -153,7 +153,7 @@ class ProfileDocument(Row):
     ranks: tuple[RankDocument, ...]
     skew: Skew | None
     base: BaseDocument | None
-    plan: PlanDocument | None
+    plan: PlanComparisonDocument | None
 
 
 def profile_document(answer: ProfileAnswer) -> ProfileDocument:

@@ -40,7 +40,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleGaps:
     """The gaps of a device: their number, causes, the longest ones, and launch-bound stretches."""
 
     gaps: int
@@ -71,7 +71,7 @@ def launches_of(ops: Ops, launches: Ops) -> tuple[Longs, Longs]:
     return begin, end
 
 
-def idle(profile: Profile, ops: Ops, swept: Sweep, most: int) -> Idle:
+def idle(profile: Profile, ops: Ops, swept: Sweep, most: int) -> IdleGaps:
     """Return the gaps of one device, the `most` longest in full."""
     origin = int(swept.edge_ns[0])
     begin, end = launches_of(ops, profile.launches)
@@ -94,7 +94,7 @@ def idle(profile: Profile, ops: Ops, swept: Sweep, most: int) -> Idle:
     stretches = _stretches(ops, begin, swept)
     known = begin != NOT_LAUNCHED
     ahead = float(np.median(ops.start_ns[known] - end[known])) / US if known.any() else None
-    return Idle(
+    return IdleGaps(
         gaps=len(empty),
         host_us=float(length[late].sum()) / US,
         queued_us=float(length[~late & ~unknown].sum()) / US,

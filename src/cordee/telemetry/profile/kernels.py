@@ -33,7 +33,7 @@ class KernelClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class KernelRule:
     """A class with the pattern of its kernels' names, or of their category."""
 
     kernel_class: KernelClass
@@ -56,7 +56,7 @@ class Categories:
 class KernelTable:
     """The rules, in the order of their precedence."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[KernelRule, ...]
     categories: Categories
 
     def of(self, name: str, category: str = "") -> KernelClass:
@@ -101,7 +101,7 @@ def _in_another(name: str, part: str, more: Categories) -> bool:
 
 
 @cache
-def _shipped() -> tuple[tuple[Rule, ...], Categories]:
+def _shipped() -> tuple[tuple[KernelRule, ...], Categories]:
     facts = _toml(_SHIPPED)
     return tuple(_rules(facts, _SHIPPED.name)), _categories(facts["categories"], _SHIPPED.name)
 
@@ -128,14 +128,14 @@ def _are_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _rules(facts: dict[str, Any], where: str) -> Iterable[Rule]:
+def _rules(facts: dict[str, Any], where: str) -> Iterable[KernelRule]:
     tables = facts.get("class", [])
     if not isinstance(tables, list):
         raise CatalogueError(f"{where}: class is {tables!r}, not a list of tables", hint=f"write {_EXAMPLE}")
     return [_rule(table, f"{where}: class {number}") for number, table in enumerate(tables, start=1)]
 
 
-def _rule(table: Any, where: str) -> Rule:
+def _rule(table: Any, where: str) -> KernelRule:
     known = {"name", "kind", "pattern", "category", "matched", "source", "as_of"}
     if not isinstance(table, dict) or not table.keys() <= known:
         wrong = sorted(table.keys() - known) if isinstance(table, dict) else table
@@ -148,7 +148,7 @@ def _rule(table: Any, where: str) -> Rule:
     if ("pattern" in table) == ("category" in table):
         raise CatalogueError(f"{where}, {name!r}: give either pattern or category", hint=f"write {_EXAMPLE}")
     kernel_class = KernelClass(name, kind, matched)
-    return Rule(kernel_class, _compiled(table, "pattern", where), _compiled(table, "category", where))
+    return KernelRule(kernel_class, _compiled(table, "pattern", where), _compiled(table, "category", where))
 
 
 def _compiled(table: dict[str, Any], key: str, where: str) -> re.Pattern[str] | None:

@@ -24,7 +24,7 @@ from cordee.telemetry.profile.sentences import (
 from cordee.telemetry.profile.sweep import BIT, Sweep
 from cordee.units import plural
 from cordee.view.profile import SLOTS, Strip, breakdown_svg, strips_svg
-from cordee.view.report import Report, Section, report_html
+from cordee.view.report import HtmlReport, Section, report_html
 from cordee.view.tables import table_html
 
 STREAMS_DRAWN, RANKS_DRAWN, ROWS = 12, 64, 24
@@ -68,7 +68,7 @@ def profile_page(answer: ProfileAnswer) -> str:
         facts.append((f"{mfu:.1%}", "MFU"))
     on = f" on {report.gpu}" if report.gpu else ""
     return report_html(
-        Report(
+        HtmlReport(
             title=f"{report.label}{on}", lead=f"{report.source}: {format_us(time.span_us)}{SIDES[report.side]}.",
             sections=sections, facts=facts,
             footer="Fractions of the span are of unions over the streams; other times are sums.",

@@ -32,7 +32,7 @@ MOST_US = 4e15
 
 
 @dataclass(frozen=True, slots=True)
-class Track:
+class ProfileTrack:
     """The process and the thread of an event, as the file names them; on a GPU they are the device and the stream."""
 
     pid: int | str
@@ -81,8 +81,8 @@ class Profile:
     host: Ops
     marks: Ops
     names: tuple[Name, ...]
-    tracks: tuple[Track, ...]
-    track_names: dict[Track, str]
+    tracks: tuple[ProfileTrack, ...]
+    track_names: dict[ProfileTrack, str]
     process_names: dict[int | str, str]
     groups: tuple[str, ...]
     defects: tuple[Defect, ...]
@@ -186,7 +186,7 @@ class _Columns:
         self._names: dict[tuple[str, str | None], int] = {}
         self._tracks: dict[tuple[int | str, int | str], int] = {}
         self._groups: dict[str, int] = {}
-        self._track_names: dict[Track, str] = {}
+        self._track_names: dict[ProfileTrack, str] = {}
         self._process_names: dict[int | str, str] = {}
         self._base_us: float | None = None
         self.events = 0
@@ -247,7 +247,7 @@ class _Columns:
             if not isinstance(name, str) or not name:
                 return
             if event.name == "thread_name":
-                self._track_names[Track(event.pid, event.tid)] = name
+                self._track_names[ProfileTrack(event.pid, event.tid)] = name
             elif event.name == "process_name":
                 self._process_names[event.pid] = name
         elif event.ph in ("B", "E", "b", "e", "n", "S", "T", "p", "F"):
@@ -266,7 +266,7 @@ class _Columns:
         return Profile(
             path=path, device=device.ops(), launches=self._launches.ops(), host=self._host.ops(),
             marks=self._marks.ops(), names=tuple(Name(text, category or "") for text, category in self._names),
-            tracks=tuple(Track(*each) for each in self._tracks), track_names=self._track_names,
+            tracks=tuple(ProfileTrack(*each) for each in self._tracks), track_names=self._track_names,
             process_names=self._process_names, groups=tuple(self._groups), defects=self._defects.found(),
             events=self.events, bytes_read=batches.bytes_read, about=batches.about(), plain=plain,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Sentences about a profile, for the terminal and the page."""
 
 from cordee.telemetry.profile.account import RankReport, short_name
-from cordee.telemetry.profile.answer import Planned
+from cordee.telemetry.profile.answer import PlanOfProfile
 from cordee.telemetry.profile.compare import Efficiency
 from cordee.telemetry.profile.ranks import Skew
 from cordee.telemetry.profile.sweep import Breakdown
@@ -147,7 +147,7 @@ def skew_sentences(waits: Skew) -> list[str]:
     return words
 
 
-def planned_layout(planned: Planned) -> str:
+def planned_layout(planned: PlanOfProfile) -> str:
     """Return the model, the GPUs and the layout that were planned, with the job."""
     job = f"job {planned.job}: " if planned.job else ""
     return f"{job}{planned.model}, {planned.gpus} x {planned.gpu}, {planned.layout}"
