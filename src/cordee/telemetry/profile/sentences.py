@@ -72,7 +72,8 @@ def efficiency_sentences(efficient: Efficiency) -> tuple[str, str]:
     if efficient.mfu is not None:
         assert efficient.peak_flop_per_s is not None and efficient.flop_per_step is not None, "the MFU is of both"
         steps = plural(efficient.steps, "step")
-        doubt = " More than 100%: the model, the layout or the number of steps is wrong."
+        wrong = " More than 100%: the model, the layout or the number of steps is wrong."
+        doubt = wrong if efficient.mfu > 1 else ""
         return busy, (
             f"MFU: {efficient.mfu:.1%}, {efficient.flop_per_step / 1e12:,.4g} TFLOP a step, {steps}, of a peak of "
             f"{efficient.peak_flop_per_s / 1e12:,.4g} TFLOP/s.{doubt}"
