@@ -325,7 +325,7 @@ def the_log_keeps_the_rules(world: World) -> None:
             gpu_milli = sum(lease.gpu_milli for lease in attempt.held)
             assert victims.allows(attempt.job, gpu_milli, below=below), f"{event.job_id} is shielded: {event.reason}"
         if isinstance(event, AttemptPlaced):
-            state.nodes.release(event.at_us)  # time alone ends a quarantine
+            state.nodes.end_quarantines(event.at_us)  # time alone ends a quarantine
             gpus = sum(len(lease.gpus) for lease in event.leases)
             refusal = state.quotas.admits(state.jobs[event.job_id].job, event.at_us, gpus)
             assert refusal is None, f"{event.job_id} was placed although {refusal.text}"

@@ -1,9 +1,12 @@
 """The scheduling cycle: settle, order, try, reserve, grow, wake.
 
 Each step is a function over the state and the draft of the decision. A step applies its events to the state at once,
-inside the caller's what-if, so the steps after it see them. For a reader who knows Kueue: the heads of the lines are
-its heads of cluster queues; `nominate` looks up where a head may start; `assume` counts a job as placed while its
-victims leave. As in Slurm, the first gang that finds nothing gets a reservation, and other jobs are backfilled.
+inside the caller's what-if, so the steps after it see them.
+
+Waiting jobs stand in lines, one for each tier, priority, queue and shape, and the head of a line is tried for all of
+it. For a reader who knows Kueue: these are the heads of its cluster queues; `nominate` looks up where a head may start;
+`assume` counts a job as placed while its victims leave. As in Slurm, the first gang that finds nothing gets a
+reservation, and other jobs are backfilled around it.
 """
 
 import heapq
@@ -24,7 +27,7 @@ from cordee.schedule.state.waiting import LineKey
 def run(state: State, now_us: int) -> Draft:
     """Run one cycle: change the state by what follows now, and return what was decided."""
     draft = new_draft(state, now_us)
-    state.nodes.release(now_us)
+    state.nodes.end_quarantines(now_us)
     settle(state, draft)
     if not state.shutting_down:
         draft.kinds = frozenset(state.nodes.free.kinds)

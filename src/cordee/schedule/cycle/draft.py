@@ -2,7 +2,7 @@
 
 GPUs are kept from other jobs in three ways. All end with the cycle, and the next one makes them anew:
 
-    earmark      GPUs that victims are vacating for a job; the jobs before it get them only if nothing else will do
+    earmark      GPUs that victims are vacating for a job; jobs of an earlier turn get them only if nothing else does
     assume       the place of a job that cannot start yet, because victims hold a part of it; its queue counts the GPUs
     reserve      GPUs for the first gang that waits for a kind of GPU and found no victims; jobs are backfilled there
 

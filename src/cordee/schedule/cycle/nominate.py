@@ -8,14 +8,7 @@ from typing import NamedTuple
 
 from cordee.events import AttemptPlaced, Job
 from cordee.ids import JobId
-from cordee.schedule.cycle.claims import (
-    Leases,
-    assume,
-    find_place,
-    holdings_changed,
-    lift_earmarks,
-    vacated_place,
-)
+from cordee.schedule.cycle.claims import Leases, assume, find_place, holdings_changed, lift_earmarks, vacated_place
 from cordee.schedule.cycle.draft import Draft, emit
 from cordee.schedule.cycle.heads import shrinks_for
 from cordee.schedule.placement.place import pools
@@ -36,7 +29,7 @@ class Nominee(NamedTuple):
 
 
 def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
-    """Return a waiting job with the pools that are open to it; None if a job of its line found nothing."""
+    """Return a waiting job with the pools that are open to it; None if a new job of its line found nothing before."""
     record, line = state.jobs[job_id], state.waiting.key(job_id)
     draft.turns.considered.add(job_id)
     is_new = draft.now_us < record.waits_since_us + state.policy.preempt_after_us

@@ -117,7 +117,7 @@ class Nodes:
         if known is not None:
             self._set(replace(known, cordoned_by=None, cordon_why="", drains=False), event.at_us)
 
-    def release(self, now_us: int) -> None:
+    def end_quarantines(self, now_us: int) -> None:
         """End the quarantines that are over by now."""
         while self.quarantines and self.quarantines[0][0] <= now_us:
             until_us, name = self.quarantines[0]

@@ -52,7 +52,7 @@ def apply(state: State, event: Event) -> None:
     """Apply one event to the state; a stale one changes nothing."""
     handler = _HANDLERS.get(type(event))
     if handler is not None:
-        state.nodes.release(event.at_us)
+        state.nodes.end_quarantines(event.at_us)
         before = state.changes.total
         handler(state, event)  # type: ignore[arg-type]  # The table pairs types of events with their handlers.
         if state.changes.total != before:
