@@ -80,7 +80,6 @@ class Link:
         except (OSError, ValueError, KeyError, TypeError):
             return False
         self.channel, self.welcomed = wire.Channel(sock), False
-        self._on_ready = on_ready
         self._selector.register(sock, selectors.EVENT_READ, on_ready)
         return True
 
@@ -111,7 +110,7 @@ class Link:
         except ConnectionError:
             self.hang_up()
             return False
-        self._watch()
+        self.channel.watch(self._selector)
         return True
 
     def receive(self) -> list[wire.Message]:
@@ -125,14 +124,8 @@ class Link:
             _log.info("the connection to the server ended: %s", error)
             self.hang_up()
             return []
-        self._watch()
+        self.channel.watch(self._selector)
         return messages
-
-    def _watch(self) -> None:
-        assert self.channel is not None
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.channel.pending else 0)
-        if self._selector.get_key(self.channel.sock).events != wanted:
-            self._selector.modify(self.channel.sock, wanted, self._on_ready)
 
     def welcome(self, marks: dict[str, int]) -> None:
         """Continue each stream after the server's mark."""

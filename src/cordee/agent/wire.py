@@ -6,6 +6,7 @@ A line is an object with one key, the message's name, and its fields as the valu
 import dataclasses
 import hmac
 import json
+import selectors
 import socket
 from dataclasses import dataclass
 from types import UnionType
@@ -137,9 +138,8 @@ def encode(message: Message) -> bytes:
     b'{"confirm":{"number":7}}\\n'
     """
     fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
-    fields = {
-        name: value for name, value in fields.items() if value is not None
-    }  # an older agent does not know every field
+    # An older agent does not know every field.
+    fields = {name: value for name, value in fields.items() if value is not None}
     return json.dumps({_NAMES[type(message)]: fields}, separators=(",", ":")).encode() + b"\n"
 
 
@@ -191,6 +191,13 @@ class Channel:
     def fileno(self) -> int:
         """Return the socket's file descriptor, for selectors."""
         return self.sock.fileno()
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Select for writing only while messages wait to be sent; the socket is registered already."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.pending else 0)
+        key = selector.get_key(self.sock)
+        if key.events != wanted:
+            selector.modify(self.sock, wanted, key.data)
 
     def send(self, message: Message) -> None:
         """Send a message; bytes that the socket does not take wait for `flush`.

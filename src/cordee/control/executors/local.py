@@ -300,7 +300,7 @@ class LocalExecutor:
             self._hang_up(node)
             self._notify()
             return
-        self._watch(node)
+        node.channel.watch(self._selector)
 
     def _handle(self, node: Supervised, message: wire.Message) -> None:
         if isinstance(message, wire.Confirm):
@@ -349,16 +349,7 @@ class LocalExecutor:
             node.channel.send(message)
         except ConnectionError:
             return  # the executor's thread sees the error too, and hangs up
-        self._watch(node)
-
-    def _watch(self, node: Supervised) -> None:
-        """Select for writing only while messages wait to be sent."""
-        if node.channel is None:
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if node.channel.pending else 0)
-        key = self._selector.get_key(node.channel.sock)
-        if key.events != wanted:
-            self._selector.modify(node.channel.sock, wanted, key.data)
+        node.channel.watch(self._selector)
 
     def _hang_up(self, node: Supervised) -> None:
         if node.channel is not None:
