@@ -18,10 +18,10 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from cordee.control import tables
-from cordee.control.ports import Pending
+from cordee.control.ports import Command, Pending
 from cordee.errors import StoreError
 from cordee.event_json import decode
-from cordee.events import AttemptPlaced, Event, KillOrdered, NodeUp, NoticeGiven
+from cordee.events import Event, NodeUp
 
 _PAGE = 1000  # events fetched at once: no transaction stays open while the reader works
 _BUSY_MS = 10_000
@@ -131,7 +131,7 @@ class SqlStore:
 
 def _pending(row: Mapping[str, Any]) -> Pending:
     command = decode(json.loads(row["body"]))
-    assert isinstance(command, AttemptPlaced | NoticeGiven | KillOrdered), "only decisions enter the outbox"
+    assert isinstance(command, Command), "only decisions enter the outbox"
     return Pending(number=row["number"], command=command, spec=row["spec"])
 
 

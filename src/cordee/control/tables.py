@@ -9,9 +9,11 @@ import json
 
 import sqlalchemy as sa
 
+from cordee.control.ports import Command
 from cordee.event_json import encode
 from cordee.events import (
     AttemptEnded,
+    AttemptEvent,
     AttemptPlaced,
     Behind,
     CheckpointCommitted,
@@ -29,19 +31,6 @@ from cordee.events import (
     Restored,
 )
 from cordee.schedule.explain import held_up
-
-_OfAttempt = (
-    AttemptPlaced
-    | NoticeGiven
-    | KillOrdered
-    | RanksStarted
-    | Restored
-    | Reported
-    | CheckpointCommitted
-    | RankLeft
-    | ReportsRefused
-    | AttemptEnded
-)
 
 metadata = sa.MetaData()
 
@@ -113,7 +102,7 @@ def record(connection: sa.Connection, number: int, event: Event) -> None:
     body = encode(event)
     row = {"number": number, "at_us": event.at_us, "kind": body["kind"], "job_id": job_id, "body": json.dumps(body)}
     connection.execute(log.insert().values(row))
-    if isinstance(event, AttemptPlaced | NoticeGiven | KillOrdered):
+    if isinstance(event, Command):
         connection.execute(commands.insert().values(number=number, job_id=event.job_id, epoch=event.epoch))
     _follow_job(connection, event)
     _follow_attempt(connection, event)
@@ -122,32 +111,18 @@ def record(connection: sa.Connection, number: int, event: Event) -> None:
 def _follow_job(connection: sa.Connection, event: Event) -> None:
     match event:
         case JobSubmitted(job=job):
-            row = {
-                "job_id": job.job_id,
-                "name": job.name,
-                "owner": job.owner,
-                "queue": job.queue,
-                "tier": job.tier.value,
-                "gpus": job.gpus,
-                "gpu_name": job.gpu_name,
-                "state": "queued",
-                "why": "",
-                "epoch": 0,
-                "submitted_us": event.at_us,
-                "spec": event.spec,
-            }
-            connection.execute(jobs.insert().values(row))
+            row = {name: getattr(job, name) for name in ("job_id", "name", "owner", "queue", "gpus", "gpu_name")}
+            row |= {"tier": job.tier.value, "state": "queued", "why": "", "epoch": 0}
+            connection.execute(jobs.insert().values(**row, submitted_us=event.at_us, spec=event.spec))
         case AttemptPlaced():
             _set_job(connection, event.job_id, state="running", why="", epoch=event.epoch)
         case NoticeGiven() | KillOrdered():
             _set_job(connection, event.job_id, state="stopping")
         case RankBehind():
             why = "" if event.how is Behind.OVER else held_up(event)
-            runs = (jobs.c.job_id == event.job_id) & (jobs.c.epoch == event.epoch) & (jobs.c.state == "running")
-            connection.execute(jobs.update().where(runs).values(why=why))
+            connection.execute(jobs.update().where(_runs(event)).values(why=why))
         case EstimateMissed():
-            runs = (jobs.c.job_id == event.job_id) & (jobs.c.epoch == event.epoch) & (jobs.c.state == "running")
-            connection.execute(jobs.update().where(runs & (jobs.c.why == "")).values(why=event.why))
+            connection.execute(jobs.update().where(_runs(event) & (jobs.c.why == "")).values(why=event.why))
         case AttemptEnded():
             _set_job(connection, event.job_id, state="queued", why=event.why)
         case JobEnded():
@@ -184,10 +159,15 @@ def _follow_attempt(connection: sa.Connection, event: Event) -> None:
             connection.execute(commands.delete().where(of_attempt))
 
 
+def _runs(event: AttemptEvent) -> sa.ColumnElement[bool]:
+    """Return the condition that the event's attempt is the running one of its job."""
+    return (jobs.c.job_id == event.job_id) & (jobs.c.epoch == event.epoch) & (jobs.c.state == "running")
+
+
 def _set_job(connection: sa.Connection, job_id: str, **values: object) -> None:
     connection.execute(jobs.update().where(jobs.c.job_id == job_id).values(values))
 
 
-def _set_attempt(connection: sa.Connection, event: _OfAttempt, **values: object) -> None:
+def _set_attempt(connection: sa.Connection, event: AttemptEvent, **values: object) -> None:
     which = (attempts.c.job_id == event.job_id) & (attempts.c.epoch == event.epoch)
     connection.execute(attempts.update().where(which).values(values))

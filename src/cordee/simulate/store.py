@@ -1,12 +1,13 @@
 """The Store port in memory: the log, the marks of the streams and the pending commands."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import get_args
 
-from cordee.control.ports import Pending
-from cordee.events import AttemptEnded, AttemptPlaced, Event, JobEnded, JobSubmitted, KillOrdered, NoticeGiven
+from cordee.control.ports import Command, Pending
+from cordee.events import AttemptEnded, Event, JobEnded, JobSubmitted
 from cordee.ids import JobId
 
-_COMMANDS = frozenset((AttemptPlaced, NoticeGiven, KillOrdered))
+_COMMANDS = frozenset(get_args(Command))
 _KEPT = _COMMANDS | {AttemptEnded, JobSubmitted, JobEnded}
 
 
