@@ -44,7 +44,7 @@ class Journal:
 
     def keep_ranks(self, order: Assignment, ranks: list[Process]) -> None:
         """Record the direct children."""
-        _write(self.folder(order.job_id, order.epoch) / "ranks.json", [list(process) for process in ranks])
+        write_json(self.folder(order.job_id, order.epoch) / "ranks.json", [list(process) for process in ranks])
 
     def ranks(self, order: Assignment) -> list[Process]:
         """Return the direct children that were recorded."""
@@ -56,7 +56,7 @@ class Journal:
 
     def settle(self, ended: RanksEnded) -> None:
         """Record that the server has committed the end of the rank group."""
-        _write(self.folder(ended.job_id, ended.epoch) / "ended.json", encode(ended))
+        write_json(self.folder(ended.job_id, ended.epoch) / "ended.json", encode(ended))
 
     def unsettled(self) -> list[Assignment]:
         """Return the orders of rank groups without a committed end, oldest first."""
@@ -75,7 +75,8 @@ def _read_order(path: Path) -> Assignment:
     return Assignment(**known | {"leases": leases})
 
 
-def _write(path: Path, data: Any, *, sync: bool = False) -> None:
+def write_json(path: Path, data: Any, *, sync: bool = False) -> None:
+    """Write a file of JSON whole or not at all; with `sync` its content is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     with fresh.open("w") as file:
@@ -87,7 +88,7 @@ def _write(path: Path, data: Any, *, sync: bool = False) -> None:
 
 
 def _write_durably(path: Path, data: Any) -> None:
-    _write(path, data, sync=True)
+    write_json(path, data, sync=True)
     # The folders may be new too, and a file's name is durable only if its folders are.
     for folder in path.parents[:4]:
         fd = os.open(folder, os.O_RDONLY)

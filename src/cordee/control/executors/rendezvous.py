@@ -1,12 +1,13 @@
 """The rendezvous address of an attempt's ranks: picked once, kept on disk, the same for every node."""
 
 import json
-import os
 import random
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from cordee.agent.journal import write_json
 
 # Below the ephemeral range, so that no outgoing connection of another program takes the port.
 _PORTS = range(20_000, 30_000)
@@ -28,7 +29,7 @@ def known(home: Path, job_id: str, epoch: int) -> Meeting | None:
         data = json.loads(_path(home, job_id, epoch).read_text())
     except OSError:
         return None
-    return Meeting(master_addr=data["master_addr"], master_port=data["master_port"], nodes=tuple(data["nodes"]))
+    return Meeting(**data | {"nodes": tuple(data["nodes"])})
 
 
 def agree(home: Path, job_id: str, epoch: int, nodes: Sequence[str]) -> Meeting:
@@ -37,14 +38,7 @@ def agree(home: Path, job_id: str, epoch: int, nodes: Sequence[str]) -> Meeting:
     if found is not None:
         return found
     meeting = Meeting(master_addr="127.0.0.1", master_port=_free_port(), nodes=tuple(nodes))
-    path = _path(home, job_id, epoch)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
-        json.dump(asdict(meeting), file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    write_json(_path(home, job_id, epoch), asdict(meeting), sync=True)
     return meeting
 
 
