@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from cordee.agent import process, wire
-from cordee.agent.gpus import Devices, DeviceWatch, lock_file
+from cordee.agent.gpus import Devices, lock_file
 from cordee.agent.journal import Journal
 from cordee.agent.launch import Assignment, LaunchError, prepare
 from cordee.agent.link import Link
@@ -62,7 +62,7 @@ class NodeAgent:
     """
 
     def __init__(self, home: Path, node: str, epoch: int, devices: Devices) -> None:
-        self._home, self._node, self._epoch, self._devices = home, node, epoch, DeviceWatch(devices)
+        self._home, self._node, self._epoch, self._devices = home, node, epoch, devices
         self._journal = Journal(home, node)
         self._selector = selectors.DefaultSelector()
         self._link = Link(home, node, epoch, self._selector)

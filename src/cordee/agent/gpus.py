@@ -27,6 +27,7 @@ class Devices:
         count: the number of GPUs or slots.
         says: one sentence that names their source.
         real: whether they are GPUs, not slots.
+        next_s: monotonic time of the next `look`, since other processes may take and release them.
     """
 
     def __init__(self, gpu_name: str, count: int, says: str) -> None:
@@ -34,6 +35,8 @@ class Devices:
         self.count = count
         self.says = says
         self.real = False
+        self.next_s = 0.0
+        self._seen: tuple[int, ...] | None = None  # the unavailable ones at the last look
 
     def unavailable(self, is_ours: Callable[[int], bool]) -> tuple[int, ...]:
         """Return the indices of GPUs in use by others; `is_ours` says whether this agent started a pid."""
@@ -42,25 +45,11 @@ class Devices:
     def release(self) -> None:
         """Release the locks that `unavailable` took."""
 
-
-class DeviceWatch:
-    """Devices that are checked repeatedly, since other processes may take and release them.
-
-    Attributes:
-        next_s: monotonic time of the next check.
-    """
-
-    def __init__(self, devices: Devices) -> None:
-        self.gpu_name, self.count, self.real = devices.gpu_name, devices.count, devices.real
-        self.next_s = 0.0
-        self._devices = devices
-        self._unavailable: tuple[int, ...] | None = None
-
     def look(self, ours: Container[int]) -> tuple[int, ...] | None:
         """Return the indices of unavailable GPUs, or None if they have not changed; `ours` are the agent's own pids."""
         self.next_s = time.monotonic() + LOOK_S
-        before, self._unavailable = self._unavailable, self._devices.unavailable(ours.__contains__)
-        return None if before == self._unavailable else self._unavailable
+        before, self._seen = self._seen, self.unavailable(ours.__contains__)
+        return None if before == self._seen else self._seen
 
 
 class _NvmlDevices(Devices):
