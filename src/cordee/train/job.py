@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -133,7 +134,7 @@ class Job:
                 log.warning("no checkpoint destination: this job is unprotected; name one: cordee.job(state, to=...)")
             return
         self._exit = rank_exit = RankExit(self._settings, self.rank, self._reporter, self._timer, self._on_hint)
-        try:
+        with self._closing_on_error():
             self._saving = rank_exit.saving = Saver(
                 self.state,
                 self._settings,
@@ -143,19 +144,13 @@ class Job:
                 reporter=self._reporter,
                 on_estimate=self._plan_save,
             )
-        except BaseException:
-            self._close()
-            raise
 
     def find(self) -> None:
         """Find the checkpoint to start from, and its step, before there is a state; `load` reads it again."""
         if self._saving is None:
             return
-        try:
+        with self._closing_on_error():
             self.start_step = self._timer.step = self._saving.find()
-        except BaseException:
-            self._close()
-            raise
 
     def load(self) -> None:
         """Put the newest checkpoint into the state and set `start_step`; from now on the ranks can agree to leave."""
@@ -163,24 +158,31 @@ class Job:
             self._reporter.restored(0, None)
             return
         rank_exit = self._exit
-        try:
-            self.start_step = self._saving.load()
-            self._timer.step = self.start_step
+        with self._closing_on_error():
+            self.start_step = self._timer.step = self._saving.load()
             self._agreement = rank_exit.agreement = Agreement(
                 first_step=_boundary_number(self.start_step - 1),
                 rank=self.rank,
                 world_size=self.world_size,
-                store=dist.distributed_c10d._get_default_store() if self.world_size > 1 else None,
+                store=self._store(),
                 prefix=f"stop/{self._settings.epoch or 0}.{next(_numbers)}",
                 on_leave=rank_exit.follow,
                 on_abort=rank_exit.abort,
             )
-        except BaseException:
-            self._close()
-            raise
         if rank_exit.by_s is not None:
             rank_exit.request()  # a notice came while the checkpoint was read
         self._plan_save()
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._close()
+            raise
+
+    def _store(self) -> dist.Store | None:
+        return dist.distributed_c10d._get_default_store() if self.world_size > 1 else None
 
     def steps(self, n: int) -> Iterator[int]:
         """Yield the steps from the restored one to n - 1, then make a final checkpoint.
@@ -217,7 +219,7 @@ class Job:
                 self._settings,
                 rank=self.rank,
                 world_size=self.world_size,
-                store=dist.distributed_c10d._get_default_store() if self.world_size > 1 else None,
+                store=self._store(),
                 prefix=f"watch/{self._settings.epoch or 0}.{next(_numbers)}",
                 timer=self._timer,
                 reporter=self._reporter,
