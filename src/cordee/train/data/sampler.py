@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -225,14 +226,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
             )
 
     def _order_fields(self) -> dict[str, Any]:
-        order = self.order
-        return {
-            "drop_last": order.drop_last,
-            "global_batch": order.global_batch,
-            "length": order.length,
-            "seed": order.seed,
-            "shuffle": order.shuffle,
-        }
+        return dict(sorted(asdict(self.order).items()))
 
 
 class _Ahead:
