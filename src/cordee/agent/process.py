@@ -68,9 +68,7 @@ def find(tag: str, known: Iterable[Process] = (), *, node: str | None = None) ->
     entries = {entry.process.pid: entry for entry in _table()}
     mine = {p.pid for p in known if p.pid in entries and entries[p.pid].process == p}
     mine |= {pid for pid in entries if pid not in mine and _is_tagged(pid, tag, node)}
-    children: dict[int, list[int]] = {}
-    for entry in entries.values():
-        children.setdefault(entry.parent, []).append(entry.process.pid)
+    children = _children(entries.values())
     stack = list(mine)
     while stack:
         for child in children.get(stack.pop(), ()):
@@ -129,10 +127,7 @@ def notice_targets(pid: int) -> set[Process]:
     get it, if there are any: `tee` shall stay until the program's last line.
     """
     entries = {entry.process.pid: entry for entry in _table()}
-    children: dict[int, list[int]] = {}
-    for entry in entries.values():
-        if entry.running:
-            children.setdefault(entry.parent, []).append(entry.process.pid)
+    children = _children(entry for entry in entries.values() if entry.running)
     leaves: list[int] = []
     stack = [pid]
     while stack:
@@ -143,6 +138,13 @@ def notice_targets(pid: int) -> set[Process]:
             leaves.append(each)
     handling = [leaf for leaf in leaves if _handles_sigterm(leaf)]
     return {entries[leaf].process for leaf in handling or leaves}
+
+
+def _children(entries: Iterable[_Entry]) -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for entry in entries:
+        children.setdefault(entry.parent, []).append(entry.process.pid)
+    return children
 
 
 def _is_shell(pid: int) -> bool:
