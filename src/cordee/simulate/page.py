@@ -79,23 +79,21 @@ def _table(answer: PolicyComparison) -> Section:
 
 
 def _waits(results: Sequence[Result]) -> Section:
-    ended = [ChartLine(each.policy.name, _cdf(each.metrics.jct_us)) for each in results if each.metrics.jct_us]
-    waited = [ChartLine(each.policy.name, _cdf(each.metrics.wait_us)) for each in results if each.metrics.wait_us]
     fraction = Axis("fraction of jobs", lambda value: f"{value:.0%}")
+    distributions = (
+        ("time from submission to the end", "times to the end", [each.metrics.jct_us for each in results]),
+        ("wait for the first start", "waits", [each.metrics.wait_us for each in results]),
+    )
     figures = []
-    if ended:
-        figures.append(
-            chart_html(ended, _time_axis("time from submission to the end"), fraction, label="times to the end")
-        )
-    if waited:
-        figures.append(chart_html(waited, _time_axis("wait for the first start"), fraction, label="waits"))
+    for axis, label, times_us in distributions:
+        lines = [ChartLine(each.policy.name, _cdf(own)) for each, own in zip(results, times_us, strict=True) if own]
+        if lines:
+            figures.append(chart_html(lines, _time_axis(axis), fraction, label=label))
     return Section("Waits", "Distributions over all jobs; further left is better.", figures)
 
 
 def _time_axis(name: str) -> Axis:
-    return Axis(
-        name, format_duration, log=True, ticks=(1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_400)
-    )
+    return Axis(name, format_duration, log=True, ticks=_TICKS_S)
 
 
 def _cdf(values_us: Sequence[int]) -> list[tuple[float, float]]:
@@ -134,16 +132,10 @@ def _thinned(points: Sequence[tuple[int, int, int, int]]) -> list[tuple[int, int
 
 
 def _losses(answer: PolicyComparison) -> Section | None:
+    losses = [(each.policy, lost) for each in answer.policies for lost in each.summary.lost]
     rows = [
-        [
-            each.policy,
-            lost.cause,
-            _hours(lost.redone_gpu_us),
-            _hours(lost.save_gpu_us),
-            format_micro_usd(lost.micro_usd),
-        ]
-        for each in answer.policies
-        for lost in each.summary.lost
+        [policy, lost.cause, _hours(lost.redone_gpu_us), _hours(lost.save_gpu_us), format_micro_usd(lost.micro_usd)]
+        for policy, lost in losses
     ]
     if not rows:
         return None
