@@ -1,0 +1,47 @@
+"""A server on a port of its own, without its control loop."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from stage import Scene
+
+from cordee.client import Client
+from cordee.control.server import _Http
+from cordee.control.service import Service
+from cordee.hardware.load import load_catalogue
+
+TOKEN, OTHER = "the-token-of-this-home", "the-token-of-somebody-else"
+
+
+SPEC: dict[str, Any] = {"run": ["true"], "gpus": 4, "name": "gpt"}
+
+
+class Api:
+    """A server without its control loop: a test turns it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scene = Scene(folder)
+        self.service = Service(
+            control=self.scene.control,
+            store=self.scene.store,
+            clock=self.scene.time,
+            home=folder,
+            catalogue=load_catalogue(),
+            wake=lambda: None,
+            owners={TOKEN: "ada", OTHER: "bob"},
+        )
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._http = _Http(self.service, listener)
+        self._http.begin()
+        self.client = Client(folder, url=self.url, token=TOKEN)
+
+    def stop(self) -> None:
+        self.service.closing = True
+        self._http.end()
+
+    def close(self) -> None:
+        self.client.close()
+        self.stop()
+        self.scene.store.close()
