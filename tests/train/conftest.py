@@ -1,9 +1,11 @@
-"""What several of the tests here need."""
+"""Fixtures of several files."""
 
 import os
 import subprocess
 
 import pytest
+
+from cordee.train.checkpoint.checkpointer import Checkpointer
 
 
 @pytest.fixture
@@ -16,3 +18,17 @@ def small_disk(tmp_path):
         pytest.skip("a small file system needs root and mount()")
     yield at
     subprocess.run(["umount", "-l", str(at)], check=True)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Checkpointers on one destination, closed at the end."""
+    made = []
+
+    def one(**options) -> Checkpointer:
+        made.append(Checkpointer(str(tmp_path), rank=0, world_size=1, **options))
+        return made[-1]
+
+    yield one
+    for checkpointer in made:
+        checkpointer.close()
