@@ -86,9 +86,7 @@ class HostileCluster:
         """Bring all nodes up now, or after a delay of their own."""
         self._engine, self._rng, self.network = engine, rng, network
         self.jitter_us = 2 * US_PER_S
-        self.ranks = Ranks(
-            engine, self._rank_reported, self._rank_group_ended, lambda: rng.randrange(1 + self.jitter_us)
-        )
+        self.ranks = Ranks(engine, self._rank_reported, self._rank_group_ended, self._jitter_us)
         self.machines = {node.name: Machine(replace(node, epoch=node.epoch - 1)) for node in nodes}
         self._membership: dict[str, list[Event]] = {}  # streams that outlive machines
         self._acknowledged: dict[str, int] = {}
@@ -104,13 +102,7 @@ class HostileCluster:
 
     def reports(self) -> Sequence[Report]:
         """Return records after the acknowledged ones from each stream that comes through, some of them again."""
-        streams = [
-            (name, machine.streams[name], machine.acknowledged.get(name, 0))
-            for machine in self.machines.values()
-            if machine.reachable
-            for name in machine.streams
-        ]
-        streams += [(name, reported, self._acknowledged.get(name, 0)) for name, reported in self._membership.items()]
+        streams = self._streams()
         found: list[Report] = []
         self._rng.shuffle(streams)
         for name, reported, seen in streams:
@@ -165,14 +157,13 @@ class HostileCluster:
     @property
     def has_reports(self) -> bool:
         """Return whether a stream that comes through has records that are not acknowledged."""
-        return any(
-            len(reported) > self._acknowledged.get(name, 0) for name, reported in self._membership.items()
-        ) or any(
-            len(reported) > machine.acknowledged.get(name, 0)
-            for machine in self.machines.values()
-            if machine.reachable
-            for name, reported in machine.streams.items()
-        )
+        return any(len(reported) > seen for _, reported, seen in self._streams())
+
+    def _streams(self) -> list[tuple[str, list[Event], int]]:
+        """Return the streams that come through, each with its name and the number of acknowledged records."""
+        disks = [machine for machine in self.machines.values() if machine.reachable]
+        known = [(each.streams, each.acknowledged) for each in disks] + [(self._membership, self._acknowledged)]
+        return [(name, reported, seen.get(name, 0)) for streams, seen in known for name, reported in streams.items()]
 
     def _jitter_us(self) -> int:
         return self._rng.randrange(1 + self.jitter_us)
@@ -343,8 +334,7 @@ class HostileCluster:
             for key in machine.orders:
                 if key not in machine.ended or self._is_unheard(machine, key):
                     self._report_lost(name, key, "the machine is gone")
-            fresh = Machine(machine.node, connection=machine.connection)
-            self.machines[name] = fresh
+            self.machines[name] = Machine(machine.node, connection=machine.connection)
         if back_us is not None:
             self._engine.at(self._now_us() + back_us, self.power_on, name)
         return True
