@@ -30,7 +30,7 @@ class Captures:
         self._starting = threading.Lock()
         self._ended = False
 
-    def prepare(self, state: dict[str, Any], *, in_memory: bool) -> None:
+    def prepare(self, state: dict[str, object], *, in_memory: bool) -> None:
         """Allocate the buffers while training runs; `in_memory`: also the one for captures that stay in memory."""
         with contextlib.suppress(CheckpointError):  # The first save reports errors of the state.
             tensors, _ = gather(state)
@@ -75,7 +75,7 @@ class Captures:
         at = writer.layout.total_bytes
         writer.staging.bytes[at : at + len(extras)] = torch.frombuffer(bytearray(extras), dtype=torch.uint8)
 
-    def shards(self, slot: int, plan: RankPlan) -> list[list[Any]]:
+    def shards(self, slot: int, plan: RankPlan) -> list[list[object]]:
         """Return the rows of the part record for each shard in a buffer."""
         return plan.shards(self._writers[slot].layout)
 

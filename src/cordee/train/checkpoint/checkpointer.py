@@ -167,7 +167,7 @@ class Checkpointer:
         state: dict[str, Any],
         *,
         step: int,
-        extras: dict[str, Any],
+        extras: dict[str, object],
         problem: CheckpointError | None = None,
         reach: int | None = None,
         last: bool = False,
@@ -193,7 +193,7 @@ class Checkpointer:
         link = self._link or self._start_uploader(saves_before=0)  # The caller may not have loaded the generation.
         self._number += 1
         tensors: dict[str, torch.Tensor] = {}
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         encoded = b""
         problem = self._record.fenced or problem
         try:

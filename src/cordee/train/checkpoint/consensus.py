@@ -23,7 +23,7 @@ class Consensus:
         self.rank = rank
         self.world_size = world_size
         self.grace_s = grace_s
-        self.group: Any = None
+        self.group: dist.ProcessGroup | None = None
         if world_size > 1:
             if not dist.is_initialized():
                 raise CheckpointError(

@@ -89,7 +89,7 @@ class RankPlan:
     fingerprint: str
     writes_values: bool  # this rank writes its values too
 
-    def shards(self, layout: ChunkLayout) -> list[list[Any]]:
+    def shards(self, layout: ChunkLayout) -> list[list[object]]:
         """Return the rows of the part record: name, dtype, shape, offsets, sizes and pieces of each shard."""
         rows = []
         for item, pieces in zip(self.items.items, layout.pieces, strict=True):
@@ -110,7 +110,7 @@ class _Offer:
     samples: dict[str, list[float]]
 
 
-def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str, consensus: Consensus) -> RankPlan:
+def make_plan(state: dict[str, object], tensors: dict[str, torch.Tensor], mark: str, consensus: Consensus) -> RankPlan:
     """Plan a save with DCP's default planner; a collective of all ranks.
 
     Raises:
@@ -126,7 +126,7 @@ def make_plan(state: dict[str, Any], tensors: dict[str, torch.Tensor], mark: str
         return RankPlan(name, plans[0], mark, True)
     gathered: list[Any] | None = [None] * consensus.world_size if rank == 0 else None
     dist.gather_object(offer, gathered, group_dst=0, group=group)
-    answers: list[Any] = [None] * consensus.world_size
+    answers: list[object] = [None] * consensus.world_size
     if gathered is not None:
         plans, name, problem = _join_plans(planner, [each.plan for each in gathered])
         problem = _conflict(gathered) or problem
@@ -156,7 +156,7 @@ def _conflict(offers: list[_Offer]) -> str:
     Stages of a pipeline that each count from 0 would do that. Small differences of replicas are allowed, since not all
     are equal to the last bit.
     """
-    seen: dict[Any, tuple[int, list[float]]] = {}
+    seen: dict[object, tuple[int, list[float]]] = {}
     for rank, offer in enumerate(offers):
         for item in offer.plan.items:
             mine = offer.samples.get(item.index.fqn)
@@ -172,14 +172,14 @@ def _conflict(offers: list[_Offer]) -> str:
     return ""
 
 
-def planner_for(tensors: dict[str, torch.Tensor], rank: int) -> Any:
+def planner_for(tensors: dict[str, torch.Tensor], rank: int) -> DefaultSavePlanner:
     """Return DCP's default planner over flat names."""
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(tensors, is_coordinator=rank == 0)
     return planner
 
 
-def _join_plans(planner: Any, plans: list[Any]) -> tuple[list[Any] | None, str, str]:
+def _join_plans(planner: DefaultSavePlanner, plans: list[SavePlan]) -> tuple[list[SavePlan] | None, str, str]:
     try:
         joined, _ = planner.create_global_plan(_small_tensors_once(plans))
     except (ValueError, RuntimeError) as error:
@@ -193,7 +193,7 @@ def _small_tensors_once(plans: list[SavePlan]) -> list[SavePlan]:
 
     Buffers, such as BatchNorm's, may differ from rank to rank, and DistributedDataParallel uses rank 0's.
     """
-    seen: set[Any] = set()
+    seen: set[object] = set()
     thinned = []
     for plan in plans:
         items = [item for item in plan.items if item.index not in seen or _shard_bytes(item) > OWN_CHUNK_BYTES]

@@ -79,7 +79,7 @@ class UploaderLink:
         with self._changed:
             return self._changed.wait_for(lambda: self._ended or any(s not in self._reading for s in slots), timeout_s)
 
-    def send_layout(self, layout: dict[str, Any]) -> None:
+    def send_layout(self, layout: dict[str, object]) -> None:
         """Send the layout of the state, which is the same from save to save."""
         self._pipe.send({"do": "layout", **layout})
 

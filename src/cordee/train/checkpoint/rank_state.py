@@ -23,7 +23,7 @@ log = logging.getLogger("cordee")
 _FSDP1 = "FullyShardedDataParallel"  # compared by name, since importing it takes a second
 
 
-def enter(state: dict[str, Any]) -> None:
+def enter(state: dict[str, object]) -> None:
     """Check the state before anything is loaded.
 
     Raises:
@@ -53,13 +53,13 @@ def enter(state: dict[str, Any]) -> None:
         sampler.enter()
 
 
-def begin(state: dict[str, Any], step: int) -> None:
+def begin(state: dict[str, object], step: int) -> None:
     """Note the position in the data just before the first step."""
     for sampler in _samplers(state):
         sampler.begin(step)
 
 
-def learning_rates(state: dict[str, Any]) -> dict[str, list[float]]:
+def learning_rates(state: dict[str, object]) -> dict[str, list[float]]:
     """Return the learning rates of each optimizer's groups; where a scheduler changes them, the initial ones."""
     return {
         name: [float(group.get("initial_lr", group["lr"])) for each in optimizers for group in each.param_groups]
@@ -69,7 +69,7 @@ def learning_rates(state: dict[str, Any]) -> dict[str, list[float]]:
     }
 
 
-def _samplers(state: dict[str, Any]) -> list[ElasticBatchSampler]:
+def _samplers(state: dict[str, object]) -> list[ElasticBatchSampler]:
     return [entry for entry in state.values() if isinstance(entry, ElasticBatchSampler)]
 
 
@@ -87,12 +87,12 @@ def capture(state: dict[str, Any], step: int | None = None) -> dict[str, Any]:
     return {"rng": capture_rng(), "own": own, "dp": dp_of(state)}
 
 
-def dp_of(state: dict[str, Any]) -> list[int] | None:
+def dp_of(state: dict[str, object]) -> list[int] | None:
     """Return this rank's data-parallel rank and the number of them, by its sampler; None without one."""
     return next(([each.dp_rank, each.dp_size] for each in _samplers(state)), None)
 
 
-def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
+def restore(state: dict[str, object], extras: dict[str, Any]) -> None:
     """Replace rank 0's objects by this rank's; `restore_rng` restores the generators, just before the loop."""
     for name, value in extras["own"].items():
         if name not in state:
@@ -103,7 +103,7 @@ def restore(state: dict[str, Any], extras: dict[str, Any]) -> None:
             state[name] = value
 
 
-def rng_elsewhere(first: dict[str, Any], last: dict[str, Any], step: int, stream: int) -> Any:
+def rng_elsewhere(first: dict[str, Any], last: dict[str, Any], step: int, stream: int) -> object:
     """Return generators for `restore_rng` on another world size or layout than the checkpoint's.
 
     If the first and the last rank read different data and yet had the same generators, all ranks share one seed and go
@@ -134,9 +134,9 @@ def differing(first: dict[str, Any], last: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def capture_rng() -> dict[str, Any]:
+def capture_rng() -> dict[str, object]:
     """Return the state of every generator that this rank may draw from, as plain values and CPU tensors."""
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    state: dict[str, object] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         import numpy as np
 

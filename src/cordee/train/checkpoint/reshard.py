@@ -12,7 +12,7 @@ from cordee.errors import CheckpointError
 from cordee.train.checkpoint.state import FRESH, TAG, decode, encode, names_in, parts_of
 
 
-def fit(state: dict[str, Any], saved: Sequence[dict[str, Any]], mine: dict[str, Any]) -> dict[str, Any]:
+def fit(state: dict[str, object], saved: Sequence[dict[str, object]], mine: dict[str, object]) -> dict[str, object]:
     """Return the saved value of each object in this rank's state.
 
     Args:
@@ -44,13 +44,13 @@ def fit(state: dict[str, Any], saved: Sequence[dict[str, Any]], mine: dict[str, 
     return fitted
 
 
-def model_names(state: dict[str, Any], values: Iterable[dict[str, Any]]) -> set[str]:
+def model_names(state: dict[str, object], values: Iterable[dict[str, object]]) -> set[str]:
     """Return the names of the tensors in these values that belong to the state's modules."""
     modules = [name for name, entry in state.items() if parts_of(entry, torch.nn.Module)]
     return {tensor for each in values for name in modules if name in each for tensor in names_in(each[name])}
 
 
-def _fit_optimizer(name: str, found: list[Any], mine: dict[str, Any]) -> Any:
+def _fit_optimizer(name: str, found: list[object], mine: dict[str, Any]) -> object:
     saved = [_fields(each) for each in found]
     if fresh := [each[FRESH] for each in saved if FRESH in each]:
         count = len(mine["param_groups"])
@@ -75,9 +75,9 @@ def _fit_optimizer(name: str, found: list[Any], mine: dict[str, Any]) -> Any:
     return _json({"state": _json({fqn: states[fqn] for fqn in names if fqn in states}), "param_groups": fitted})
 
 
-def _union(found: Iterable[Any]) -> dict[str, Any]:
+def _union(found: Iterable[object]) -> dict[str, object]:
     """Merge by key; where several ranks have a key, take the first rank's value."""
-    whole: dict[str, Any] = {}
+    whole: dict[str, object] = {}
     for each in found:
         whole = {**_fields(each), **whole}
     return whole
@@ -91,5 +91,5 @@ def _fields(value: Any) -> dict[str, Any]:
     return {decode(key): item for key, item in value["v"]}
 
 
-def _json(fields: dict[str, Any]) -> Any:
+def _json(fields: dict[str, object]) -> object:
     return {TAG: "dict", "v": [[encode(key, "key"), item] for key, item in fields.items()]}

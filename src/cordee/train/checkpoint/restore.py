@@ -39,7 +39,7 @@ class Loaded:
     """
 
     step: int
-    extras: dict[str, Any] | None
+    extras: dict[str, object] | None
     world_size: int
     rng: Any = None
     differed: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def restore(
-    state: dict[str, Any], commit: Commit, *, blobs: Blobs, consensus: Consensus, is_verified: bool = False
+    state: dict[str, object], commit: Commit, *, blobs: Blobs, consensus: Consensus, is_verified: bool = False
 ) -> Loaded:
     """Put a generation into the state: tensors in place, resharded as needed; plain values by replacing them.
 
@@ -92,14 +92,16 @@ def restore(
 
 
 def _fitted(
-    state: dict[str, Any], commit: Commit, blobs: Blobs
-) -> tuple[Manifest, dict[str, torch.Tensor], dict[str, Any]]:
+    state: dict[str, object], commit: Commit, blobs: Blobs
+) -> tuple[Manifest, dict[str, torch.Tensor], dict[str, object]]:
     manifest = read_manifest(blobs, commit.manifest)
     template, mine = gather(state, template=True)
     return manifest, template, fit(state, manifest.all_values(), mine)
 
 
-def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], consensus: Consensus) -> None:
+def _require_all_taken(
+    state: dict[str, object], manifest: Manifest, fitted: dict[str, object], consensus: Consensus
+) -> None:
     """Refuse a checkpoint with tensors that no rank has a place for: it belongs to another model."""
     saved = sorted(model_names(state, manifest.all_values()))
     mine = model_names(state, [fitted])
@@ -112,8 +114,8 @@ def _require_all_taken(state: dict[str, Any], manifest: Manifest, fitted: dict[s
 
 
 def _read(
-    reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, Any], consensus: Consensus
-) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
+    reader: GenerationReader, template: dict[str, torch.Tensor], fitted: dict[str, object], consensus: Consensus
+) -> tuple[dict[str, torch.Tensor], dict[str, object] | None]:
     """Read the tensors by name, those of the template in place, and this rank's extras if the world is the same."""
     wanted = {}
     for name in sorted(names_in(list(fitted.values()))):
@@ -130,7 +132,7 @@ def _read(
 
 
 def _scatter(
-    state: dict[str, Any], manifest: Manifest, fitted: dict[str, Any], wanted: dict[str, torch.Tensor]
+    state: dict[str, object], manifest: Manifest, fitted: dict[str, object], wanted: dict[str, torch.Tensor]
 ) -> None:
     try:
         scatter(state, {name: decode(value, wanted.__getitem__) for name, value in fitted.items()})
@@ -152,6 +154,6 @@ def _elsewhere(manifest: Manifest, blobs: Blobs, stream: int) -> Loaded:
     return Loaded(manifest.step, None, manifest.world_size, rng, rank_state.differing(first, last))
 
 
-def _extras(blobs: Blobs, manifest: Manifest, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = decode(read_extras(blobs, manifest, rank))
+def _extras(blobs: Blobs, manifest: Manifest, rank: int) -> dict[str, object]:
+    found: dict[str, object] = decode(read_extras(blobs, manifest, rank))
     return found

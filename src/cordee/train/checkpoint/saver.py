@@ -7,7 +7,6 @@ ranks save at the same boundary; `train/rank_exit.py` ends a rank.
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -45,7 +44,7 @@ class Saver:
 
     def __init__(
         self,
-        state: dict[str, Any],
+        state: dict[str, object],
         settings: Settings,
         to: str,
         *,
@@ -60,7 +59,7 @@ class Saver:
         self._levels = level_urls(to)
         self._start_step = 0
         self._is_open = False  # whether the checkpoint to load is known
-        self._rng: dict[str, Any] | None = None  # restored when the loop begins
+        self._rng: dict[str, object] | None = None  # restored when the loop begins
         self._last: Save | None = None  # the newest of this rank; another rank may have failed at this step
         self._handed_over_s = 0.0  # time of the newest hand-over to the uploader
         self._estimate = settings.planned.estimate
@@ -237,7 +236,7 @@ class Saver:
             self._handed_over_s = now_s
         return True
 
-    def _extras(self, step: int) -> tuple[dict[str, Any], CheckpointError | None]:
+    def _extras(self, step: int) -> tuple[dict[str, object], CheckpointError | None]:
         """Return the state of this rank alone, or the error to report to the other ranks."""
         try:
             return rank_state.capture(self._state, step), None

@@ -36,7 +36,7 @@ OWN_TENSORS_BYTES_MAX = 1 * MiB
 SAMPLES = 4
 
 
-def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def gather(state: dict[str, object], *, template: bool = False) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
     """Return every tensor by its name `object/path/to/it`, and for each object the JSON that refers to them.
 
     A template is the target of a load: an optimizer without state gets one of the right shape.
@@ -46,7 +46,7 @@ def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, 
     """
     tensors: dict[str, torch.Tensor] = {}
 
-    def keep(tensor: torch.Tensor, path: str) -> dict[str, Any]:
+    def keep(tensor: torch.Tensor, path: str) -> dict[str, object]:
         if path in tensors:
             raise CheckpointError(f"two tensors of the state are named {path}", hint="rename one of its keys")
         tensors[path] = tensor
@@ -59,7 +59,7 @@ def gather(state: dict[str, Any], *, template: bool = False) -> tuple[dict[str, 
     return tensors, values
 
 
-def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
+def scatter(state: dict[str, object], loaded: dict[str, Any]) -> None:
     """Give each object of the state its loaded value."""
     for name, value in loaded.items():
         target = state[name]
@@ -75,7 +75,7 @@ def scatter(state: dict[str, Any], loaded: dict[str, Any]) -> None:
             state[name] = value
 
 
-def samples_of(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+def samples_of(state: dict[str, object], tensors: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """Return a few numbers of this rank's part of each weight, but not of buffers, which may differ by replica."""
     modules = [module for entry in state.values() for module in parts_of(entry, torch.nn.Module)]
     weights = {_local(parameter).data_ptr() for module in modules for parameter in module.parameters()}
@@ -91,7 +91,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def give(name: str, target: Any, value: Any) -> None:
+def give(name: str, target: Any, value: object) -> None:
     """Give an object its state back.
 
     Raises:
@@ -109,7 +109,7 @@ def give(name: str, target: Any, value: Any) -> None:
     target.load_state_dict(value)
 
 
-def is_own(entry: Any, value: Any) -> bool:
+def is_own(entry: object, value: object) -> bool:
     """Return whether each rank keeps its own copy of this object, whose state is `value`.
 
     Each rank does for an object without tensors or with small ones, such as a data loader with a generator's state.
@@ -123,7 +123,7 @@ def is_own(entry: Any, value: Any) -> bool:
     return here and sum(each.numel() * each.element_size() for each in tensors) <= OWN_TENSORS_BYTES_MAX
 
 
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (dict, list, tuple)):
@@ -131,7 +131,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
 
 
-def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], Any] | None = None) -> Any:
+def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], object] | None = None) -> object:
     """Return JSON for the value; `keep` returns the JSON of a tensor, and without it tensors are written inline.
 
     Raises:
@@ -169,7 +169,7 @@ def encode(value: Any, path: str, keep: Callable[[torch.Tensor, str], Any] | Non
     )
 
 
-def decode(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any:
+def decode(value: object, find: Callable[[str], torch.Tensor] | None = None) -> Any:
     """Return the value that `encode` wrote; `find` returns the tensor of a name."""
     if isinstance(value, list):
         return [decode(item, find) for item in value]
@@ -184,7 +184,7 @@ def decode(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any
         data = base64.b64decode(value["v"])
         array = np.frombuffer(data, dtype=np.dtype(value["dtype"])).reshape(value["shape"]).copy()
         return array if kind == "ndarray" else array[()]
-    makers: dict[str, Callable[[Any], Any]] = {
+    makers: dict[str, Callable[[Any], object]] = {
         "float": float,
         "dict": lambda v: {decode(key): decode(item, find) for key, item in v},
         "counter": lambda v: Counter({decode(key): count for key, count in v}),
@@ -203,7 +203,7 @@ def decode(value: Any, find: Callable[[str], torch.Tensor] | None = None) -> Any
     return makers[kind](value["v"])
 
 
-def names_in(value: Any) -> set[str]:
+def names_in(value: object) -> set[str]:
     """Return the names of all tensors that an encoded value refers to."""
     if isinstance(value, list):
         return set().union(*map(names_in, value)) if value else set()
@@ -226,7 +226,7 @@ def dtype_of(name: str) -> torch.dtype:
     return found
 
 
-def _state_of(name: str, state: dict[str, Any], template: bool) -> Any:
+def _state_of(name: str, state: dict[str, Any], template: bool) -> object:
     value = state[name]
     if modules := parts_of(value, torch.nn.Module):
         return _joined(name, [get_model_state_dict(module) for module in modules])
@@ -244,8 +244,8 @@ def _state_of(name: str, state: dict[str, Any], template: bool) -> Any:
     return value.state_dict() if is_stateful(value) else value
 
 
-def _joined(name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
-    whole: dict[str, Any] = {}
+def _joined(name: str, parts: list[dict[str, object]]) -> dict[str, object]:
+    whole: dict[str, object] = {}
     for part in parts:
         if twice := whole.keys() & part.keys():
             raise CheckpointError(
@@ -256,7 +256,7 @@ def _joined(name: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _load_optimizers(
-    name: str, state: dict[str, Any], optimizers: list[torch.optim.Optimizer], value: dict[str, Any]
+    name: str, state: dict[str, object], optimizers: list[torch.optim.Optimizer], value: dict[str, Any]
 ) -> None:
     groups = iter(value[FRESH] if FRESH in value else value["param_groups"])
     for optimizer in optimizers:
@@ -274,7 +274,7 @@ def _load_optimizers(
         set_optimizer_state_dict(owner, optimizer, {"state": mine, "param_groups": own}, options=options)
 
 
-def is_sharded(value: Any) -> bool:
+def is_sharded(value: object) -> bool:
     """Return whether it is a module, an optimizer, or a list of them; they are saved under global names."""
     return bool(parts_of(value, torch.nn.Module) or parts_of(value, torch.optim.Optimizer))
 
@@ -285,12 +285,12 @@ def parts_of(value: Any, kind: type[T]) -> list[T]:
     return list(parts) if all(isinstance(part, kind) for part in parts) else []
 
 
-def is_stateful(value: Any) -> bool:
+def is_stateful(value: object) -> bool:
     """Return whether it has state_dict() and load_state_dict()."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def _owner(name: str, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> torch.nn.Module:
+def _owner(name: str, state: dict[str, object], optimizer: torch.optim.Optimizer) -> torch.nn.Module:
     """Return the module with this optimizer's parameters; its names make the state independent of their order."""
     wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for value in state.values():
@@ -303,7 +303,7 @@ def _owner(name: str, state: dict[str, Any], optimizer: torch.optim.Optimizer) -
     )
 
 
-def _inline(tensor: torch.Tensor) -> dict[str, Any]:
+def _inline(tensor: torch.Tensor) -> dict[str, object]:
     plain = tensor.detach().cpu().contiguous()
     data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
     name = str(plain.dtype).removeprefix("torch.")

@@ -102,7 +102,7 @@ class Uploader:
         self,
         setup: UploaderSetup,
         blobs: Blobs,
-        emit: Callable[[dict[str, Any]], None],
+        emit: Callable[[dict[str, object]], None],
         memory: Callable[[int, int], memoryview],
         *,
         is_busy: Callable[[], bool] = lambda: False,
@@ -183,7 +183,7 @@ class Uploader:
 
     # -- the trainer has ended -----------------------------------------------------------------------------
 
-    def rescue(self, in_memory: dict[int, dict[str, Any]], *, died: bool) -> None:
+    def rescue(self, in_memory: dict[int, dict[str, object]], *, died: bool) -> None:
         """Commit the newest capture that all ranks have in memory, if nothing newer is durable.
 
         Args:
@@ -200,7 +200,9 @@ class Uploader:
         if rescued is not None:
             self._follow_up(*rescued)
 
-    def _rescue(self, in_memory: dict[int, dict[str, Any]], *, died: bool) -> tuple[dict[str, Any], _Uploaded] | None:
+    def _rescue(
+        self, in_memory: dict[int, dict[str, object]], *, died: bool
+    ) -> tuple[dict[str, object], _Uploaded] | None:
         setup = self.setup
         self.report_failures()
         self.log.refresh()
@@ -288,7 +290,7 @@ class Uploader:
 
     def _part(
         self, command: dict[str, Any], chunks: list[Chunk], written: list[Chunk], started_s: float
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Return this rank's part record."""
         this = (self.setup.epoch, command["save"])
         reuses = any(written_by(chunk.key) != this for chunk in chunks)
@@ -310,7 +312,7 @@ class Uploader:
         name = write_manifest(self.blobs, whole)
         point("commit.before")
 
-        def fields() -> dict[str, Any]:
+        def fields() -> dict[str, object]:
             live = {entry.index for entry in self.log.commits()}
             for rank, part in parts.items():
                 if part["since"] is not None and part["since"] not in live:
@@ -324,8 +326,8 @@ class Uploader:
         point("commit.after")
         return commit_of(self.log.entries[index])
 
-    def _await_parts(self, prefix: str, save: int, patience_s: float) -> dict[int, dict[str, Any]]:
-        parts: dict[int, dict[str, Any]] = {}
+    def _await_parts(self, prefix: str, save: int, patience_s: float) -> dict[int, dict[str, object]]:
+        parts: dict[int, dict[str, object]] = {}
 
         def all_there() -> bool:
             self._raise_if_failed(prefix)

@@ -71,7 +71,7 @@ def _serve(
     uploader: Uploader, commands: "queue.SimpleQueue[dict[str, Any] | None]", newest: int, marks: CaptureMarks
 ) -> None:
     """Handle commands until they end, then the captures in memory; `newest`: the save before."""
-    layout: dict[str, Any] = {}
+    layout: dict[str, object] = {}
     in_memory: dict[int, dict[str, Any]] = {}  # by buffer
     closed = False
     while True:
@@ -111,7 +111,7 @@ class _StagingMemory:
         return memoryview(self._mapped[slot])
 
 
-def _emit(event: dict[str, Any]) -> None:
+def _emit(event: dict[str, object]) -> None:
     with contextlib.suppress(BrokenPipeError):  # The trainer has ended; the log has the outcome.
         print(json.dumps(event), flush=True)
 

@@ -174,7 +174,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
         self._seeded = True
         return _Seeded(dataset)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the position, and the parameters of the order: the same on every rank, and on any number of them."""
         return {**self._order_fields(), "position": self.position}
 
@@ -225,7 +225,7 @@ class ElasticBatchSampler(Sampler[list[int]]):  # type: ignore[misc]
                 self.micro_batches,
             )
 
-    def _order_fields(self) -> dict[str, Any]:
+    def _order_fields(self) -> dict[str, object]:
         return dict(sorted(asdict(self.order).items()))
 
 

@@ -164,7 +164,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         self._trainer, self._job = trainer, job
         self._began_epoch = self._began_step = False
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: object, state: object, control: object, **_: object) -> None:
         """Load, since the model is wrapped and its optimizer exists."""
         trainer = self._trainer
         self._progress = _TrainerProgress(trainer)
@@ -178,7 +178,7 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
         self._job.state.update({name: part for name, part in parts.items() if part is not None})
         self._job.load()
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_epoch_begin(self, args: object, state: object, control: object, **_: object) -> None:
         """Capture or restore the generators before the epoch's data is shuffled."""
         loaders = [self._trainer.callback_handler.train_dataloader]
         if self._began_epoch or not self._job.start_step:
@@ -187,17 +187,19 @@ class _Steps(TrainerCallback):  # type: ignore[misc]
             order.restore(loaders, self._progress.order)
         self._began_epoch = True
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: object, state: Any, control: object, **_: object) -> None:
         if not self._began_step:
             self._began_step = True
             self._job.begin(state.max_steps if state.max_steps > 0 else None)
         self._job.boundary()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: object, state: object, control: object, **_: object) -> None:
         self._job.stepped()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(
+        self, args: object, state: object, control: object, logs: dict[str, object] | None = None, **_: object
+    ) -> None:
         self._job.log(loss=(logs or {}).get("loss"))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_end(self, args: object, state: object, control: object, **_: object) -> None:
         self._job.finish()

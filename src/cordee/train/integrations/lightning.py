@@ -44,28 +44,30 @@ class Protect(Callback):  # type: ignore[misc]
         self._settings = settings(**options)
         self._fitting: _Fitting | None = None
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: Any, pl_module: object, stage: str) -> None:
         if stage == "fit":
             self._fitting = _Fitting(trainer, Job({}, self._settings), protected=self._settings.to is not None)
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: object, pl_module: object) -> None:
         """Load, since the model is wrapped and its optimizers exist."""
         if self._fitting is not None:
             self._fitting.start()
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: object, pl_module: object, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         if self._fitting is not None:
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             self._fitting.job.log(loss=loss)
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_end(self, trainer: object, pl_module: object) -> None:
         if self._fitting is not None:
             self._fitting.job.finish()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: object, pl_module: object, exception: BaseException) -> None:
         self._end(exception)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: object, pl_module: object, stage: str) -> None:
         self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
