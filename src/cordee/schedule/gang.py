@@ -143,14 +143,17 @@ class Gang:
         """Return the time of the next end of a span or durable capture before it leaves; None if nothing is left."""
         if now_us < self.train_us:
             return self.train_us
-        period, durable = self.done_periods(now_us), self.durable_periods(now_us)
-        began_us = self.train_us + period * self.period_us
-        times = [began_us + self.interval_steps * self.step_us if period < self.periods else self.last_us]
-        if durable < self.periods:
-            times.append(self.train_us + (durable + 1) * self.period_us + self.work.upload_us)
-        if period < self.periods:
-            times.append(began_us + self.period_us)
-        return min((at_us for at_us in times if now_us < at_us < self.leave_us), default=None)
+        period, periods = self.done_periods(now_us), self.periods
+        if period < periods:
+            end_us = self.train_us + (period + 1) * self.period_us
+            steps_us = end_us - self.work.stall_us
+            next_us = steps_us if now_us < steps_us else end_us
+        else:
+            next_us = self.last_us if now_us < self.last_us else self.leave_us
+        durable = self.durable_periods(now_us)
+        if durable < periods:
+            next_us = min(next_us, self.train_us + (durable + 1) * self.period_us + self.work.upload_us)
+        return next_us if next_us < self.leave_us else None
 
 
 @dataclass(slots=True)
@@ -182,7 +185,8 @@ class Reporter:
 
     def report(self, now_us: int) -> list[Event]:
         """Return every span that is over and the newest checkpoint, unless they were reported."""
-        gang, found = self.gang, list[Event]()
+        gang = self.gang
+        found: list[Event] = []
         if now_us < gang.train_us:
             return found
         if not self.restored:
