@@ -48,11 +48,14 @@ class FreeIndex:
         old = self.entries.get(name)
         if old is entry or old == entry:
             return old
+        self._now.put(name, entry)
         if old is not None and entry is not None and old.node is entry.node and old.shared == entry.shared:
             tally = self.kinds[entry.kind]
             tally.free += entry.free.bit_count() - old.free.bit_count()
-            tally.usable += entry.usable - old.usable
             self.entries[name] = entry
+            if old.usable == entry.usable:
+                return old
+            tally.usable += entry.usable - old.usable
         else:
             if old is not None:
                 del self.entries[name]
@@ -60,7 +63,6 @@ class FreeIndex:
             if entry is not None:
                 self.entries[name] = entry
                 self._count(name, entry, +1)
-        self._now.put(name, entry)
         if old is None or entry is None or old.node is not entry.node or old.usable != entry.usable:
             self._empty.put(name, None if entry is None else entry_of(entry.node, Used()))
             self.needs.clear()
