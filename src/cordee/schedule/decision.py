@@ -4,8 +4,8 @@ Both run the cycle on the state itself. `decide` leaves the state as it found it
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import is_
+from typing import NamedTuple
 
 from cordee.events import Event
 from cordee.ids import JobId
@@ -16,8 +16,7 @@ from cordee.schedule.state.state import Idle, State
 from cordee.schedule.state.transitions import apply
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """The events that follow from a state at a time.
 
     Attributes:
@@ -50,7 +49,7 @@ def enact(state: State, now_us: int, policy: Policy | None, write: Write) -> Dec
 
 
 def _decided(state: State, now_us: int, policy: Policy | None, write: Write | None) -> Decision:
-    if policy is not None:
+    if policy is not None and policy is not state.policy:
         state.use(policy)
     if state.idle is not None and state.idle.holds(state.changes, now_us):
         return Decision(events=(), wake_at_us=state.idle.until_us)
