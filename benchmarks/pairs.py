@@ -149,6 +149,7 @@ def main() -> None:
     given = parser.parse_args()
     given.before, given.after, given.traces = (each.resolve() for each in (given.before, given.after, given.traces))
     if given.child:
+        del sys.path[0]  # The folder of this file holds the benchmarks of one version only.
         action = WORK[given.child]
         figures = {"opcodes": counted(lambda: action(given.traces, 2))} if given.opcodes else None
         print(json.dumps(figures or action(given.traces, WORLDS)))
