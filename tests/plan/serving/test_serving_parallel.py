@@ -1,0 +1,129 @@
+"""Tensor parallel or more replicas, which GPU for which phase, and slices of a GPU."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cordee.errors import CatalogueError, SpecError
+from cordee.hardware.load import load_catalogue
+from cordee.plan.serving.mig import MIG_PROFILES, MIG_SLICE_GB, profile_name, slice_gpu, slices
+from cordee.plan.serving.parallel import PhaseCost, ReplicaPoint, choose_layout, phase_costs, split_phases
+from cordee.plan.serving.price import PhaseRates, TokenMix
+
+CATALOGUE = load_catalogue()
+H100 = CATALOGUE.find_gpu("H100")
+
+POINTS = (
+    ReplicaPoint("tp1", 1, 4.0, 0.30, 0.030),
+    ReplicaPoint("tp1", 1, 2.0, 0.15, 0.015),
+    ReplicaPoint("tp2", 2, 7.0, 0.18, 0.017),
+    ReplicaPoint("tp2", 2, 3.5, 0.10, 0.009),
+    ReplicaPoint("tp4", 4, 10.0, 0.11, 0.011),
+)
+
+
+class TestChooseLayout:
+    def test_without_limits_more_replicas_win(self) -> None:
+        found = choose_layout(POINTS, 28.0)
+        assert str(found.best) == "7 replicas of tp1 on 7 GPUs"
+        assert [each.gpus for each, _ in found.others] == [8, 12]
+
+    def test_a_latency_makes_tensor_parallel_cheaper(self) -> None:
+        found = choose_layout(POINTS, 28.0, tpot_s=0.020)
+        assert str(found) == "4 replicas of tp2 on 8 GPUs; tp4 needs 12 GPUs; tp1 needs 14 GPUs"
+
+    def test_a_small_rate_is_served_by_the_smallest_replica(self) -> None:
+        assert choose_layout(POINTS, 0.1, tpot_s=0.02).best.point.layout == "tp1"
+
+    def test_what_misses_the_latencies_is_named(self) -> None:
+        found = choose_layout(POINTS, 28.0, tpot_s=0.012)
+        assert str(found) == "3 replicas of tp4 on 12 GPUs; tp2 needs 16 GPUs; tp1 misses them by 1.25 times"
+
+    def test_no_layout_keeps_them(self) -> None:
+        found = choose_layout(POINTS, 28.0, tpot_s=0.005)
+        assert not found.keeps_slo
+        assert str(found) == "no layout keeps the latencies; 8 replicas of tp2 on 16 GPUs is nearest"
+
+    def test_spare_throughput_costs_replicas(self) -> None:
+        assert choose_layout(POINTS, 28.0, busy_fraction_max=0.7).best.replicas == 10
+
+    def test_no_points_are_refused(self) -> None:
+        with pytest.raises(SpecError, match="no layout"):
+            choose_layout([], 1.0)
+
+    @given(st.floats(0.1, 500), st.floats(1.01, 3), st.floats(0.008, 0.05))
+    def test_a_higher_rate_never_needs_fewer_gpus(self, rate: float, factor: float, tpot_s: float) -> None:
+        few, many = (choose_layout(POINTS, each, tpot_s=tpot_s) for each in (rate, rate * factor))
+        if few.keeps_slo:
+            assert many.best.gpus >= few.best.gpus
+            assert few.best.replicas * few.best.point.requests_per_s >= rate * (1 - 1e-9)
+
+
+class TestPhases:
+    COSTS = phase_costs(
+        {"H100": PhaseRates(40_000, 4_000), "H200": PhaseRates(40_000, 6_000), "L40S": PhaseRates(9_000, 900)},
+        {"H100": 1, "H200": 1, "L40S": 1},
+        {"H100": 2.0, "H200": 2.5, "L40S": 0.8},
+    )
+
+    def test_dollars_of_each_phase(self) -> None:
+        assert self.COSTS[0].prefill_usd == pytest.approx(2.0 / 3600 / 40_000 * 1e6)
+        assert self.COSTS[0].decode_usd == pytest.approx(2.0 / 3600 / 4_000 * 1e6)
+
+    def test_compute_for_prompts_and_bandwidth_for_answers(self) -> None:
+        found = split_phases(self.COSTS, TokenMix(8000, 400))
+        assert (found.prefill.gpu, found.decode.gpu, found.together.gpu) == ("H100", "H200", "H100")
+        assert found.pays
+        assert str(found) == "prefill on H100, decode on H200: 6% less than H100"
+
+    def test_sending_the_cache_over_the_internet_eats_it_up(self) -> None:
+        found = split_phases(self.COSTS, TokenMix(8000, 400), kv_bytes=1e9, usd_per_gb_sent=0.09)
+        assert not found.pays
+        assert str(found) == "both phases on H100"
+
+    def test_one_gpu_is_no_split(self) -> None:
+        only = PhaseCost("H100", 0.01, 0.1)
+        found = split_phases([only], TokenMix(100, 100))
+        assert found.split_usd == found.together_usd
+        assert not found.pays
+        with pytest.raises(SpecError, match="no GPU"):
+            split_phases([], TokenMix(1, 1))
+
+
+class TestMig:
+    @pytest.mark.parametrize(
+        ("name", "profiles"),
+        [
+            ("A100-40", "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
+            ("A100-80", "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+            ("H100", "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+            ("H200", "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+            ("B200", "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
+            ("B300", "1g.34gb 1g.67gb 2g.67gb 3g.135gb 4g.135gb 7g.269gb"),
+        ],
+    )
+    def test_profiles_have_nvidias_names(self, name: str, profiles: str) -> None:
+        gpu = CATALOGUE.find_gpu(name)
+        assert " ".join(profile_name(gpu, each) for each in MIG_PROFILES) == profiles
+
+    def test_no_profile_takes_more_than_the_gpu_has(self) -> None:
+        for each in MIG_PROFILES:
+            assert each.instances * each.compute_slices <= 7
+            assert each.instances * each.memory_slices <= 8
+            assert (each.instances + 1) * each.compute_slices > 7 or (each.instances + 1) * each.memory_slices > 8
+
+    def test_a_slice_is_a_gpu(self) -> None:
+        small = slice_gpu(H100, MIG_PROFILES[0])
+        assert small.name == "H100 1g.10gb"
+        assert small.memory_bytes == 10_000_000_000
+        assert small.memory_bytes_per_s == pytest.approx(3.35e12 / 8)
+        assert small.peak_flop_per_s("bf16") == pytest.approx(989.4e12 / 7)
+        assert small.island_gpus == 1
+        assert [number for _, number in slices(H100)] == [7, 4, 3, 2, 1]
+
+    def test_others_have_no_slices(self) -> None:
+        l40s = CATALOGUE.find_gpu("L40S")
+        assert slices(l40s) == ()
+        assert l40s.name not in MIG_SLICE_GB
+        with pytest.raises(CatalogueError, match="cannot be cut"):
+            slice_gpu(l40s, MIG_PROFILES[0])
