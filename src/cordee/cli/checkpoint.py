@@ -5,15 +5,13 @@ Nothing here connects to a server or fences a running job: inspecting, pinning a
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from cordee.cli import terminal
 from cordee.cli.checkpoint_document import (
@@ -41,6 +39,8 @@ except ImportError as error:
     raise MissingExtraError(
         f"checkpoints need the library {error.name}, which is not installed", hint="pip install 'cordee[train]'"
     ) from error
+
+_BYTES = (DownloadColumn(), TransferSpeedColumn())
 
 checkpoint = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -108,7 +108,7 @@ def verify(
     live = live_commits(entries)
     chosen = audit.meant_for(blobs, live) if every and which is None else [audit.find(entries, which, blobs)]
     total_bytes = sum(generations.commit_of(entry).bytes for entry in chosen) * len(blobs.levels)
-    with _bar("verifying", total_bytes, quiet=as_json) as advance:
+    with terminal.progress("verifying", total_bytes, *_BYTES, adds=True, quiet=as_json) as advance:
         checked = [
             audit.verify(blobs, entry, repair=repair, on_bytes=lambda n: advance(n * len(blobs.levels)))
             for entry in chosen
@@ -236,7 +236,7 @@ def export(
     of = of or ("model" if form is ExportFormat.HF else None)
     size_bytes = transfer.exported_bytes(whole, of)
     try:
-        with _bar("writing", size_bytes, quiet=as_json) as advance:
+        with terminal.progress("writing", size_bytes, *_BYTES, adds=True, quiet=as_json) as advance:
             if form is ExportFormat.HF:
                 paths = transfer.export_hf(blobs, whole, out, of=of, like=like, on_bytes=advance)
             else:
@@ -266,7 +266,7 @@ def import_(
     """Make the first generation of a destination from safetensors files."""
     blobs = open_blobs(to)
     size_bytes = sum(path.stat().st_size for path in ([source] if source.is_file() else source.glob("*.safetensors")))
-    with _bar("reading", size_bytes, quiet=as_json) as advance:
+    with terminal.progress("reading", size_bytes, *_BYTES, adds=True, quiet=as_json) as advance:
         made = transfer.import_safetensors(
             blobs, source, nonce=secrets.token_hex(8), of=of, step=step, on_bytes=advance
         )
@@ -288,22 +288,3 @@ def _read(blobs: Blobs, which: str | None) -> Manifest:
         raise CorruptError(
             f"step {commit.step}: {damage}", hint="cordee checkpoint ls lists the other generations"
         ) from None
-
-
-@contextmanager
-def _bar(text: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; the yielded function advances it by bytes."""
-    console = terminal.stderr()
-    if quiet or not console.is_terminal:
-        yield lambda n: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task(text, total=total_bytes or None)
-        yield lambda n: progress.advance(bar, n)

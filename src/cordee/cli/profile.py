@@ -1,14 +1,12 @@
 """`cordee profile`: where the time of GPUs went, by the files of PyTorch's profiler; compared with the plan."""
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn
 
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
@@ -122,7 +120,8 @@ def _reports(paths: Sequence[Path], table: KernelTable) -> list[RankReport]:
     found: list[RankReport] = []
     empty = []
     for order, path in enumerate(paths):
-        with _bar(path) as progress:
+        size_bytes = path.stat().st_size if path.exists() else 0
+        with terminal.progress(path.name[:32], size_bytes, DownloadColumn()) as progress:
             read = read_profile(path, table.categories, progress)
         reports = account(read, table, order)
         found += reports
@@ -141,18 +140,6 @@ def _reports(paths: Sequence[Path], table: KernelTable) -> list[RankReport]:
         replace(report, label=f"{report.label} of {report.source}") if labels.count(report.label) > 1 else report
         for report in found
     ]
-
-
-@contextmanager
-def _bar(path: Path) -> Iterator[Callable[[int], None] | None]:
-    """Show the progress of reading a file, on terminals only."""
-    if not sys.stderr.isatty() or not path.exists():
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal.stderr(), transient=True) as shown:
-        task = shown.add_task(path.name[:32], total=path.stat().st_size)
-        yield lambda done: shown.update(task, completed=done)
 
 
 def _shown(reports: Sequence[RankReport], rank: int | None, straggler: int) -> int:

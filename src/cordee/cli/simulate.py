@@ -1,14 +1,12 @@
 """The verbs in virtual time: simulate (a trace under several policies) and replay (a log under other policies)."""
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 from cordee.cli import terminal
 from cordee.cli.plan_more import write_page
@@ -164,20 +162,8 @@ def _names(text: str) -> list[str]:
 
 
 def _run(scenario: Scenario, named: NamedPolicy, total: int) -> Result:
-    with _bar(named.name, total) as progress:
+    with terminal.progress(f"{named.name:<10}", total, MofNCompleteColumn()) as progress:
         return simulate_one(scenario, named, progress)
-
-
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """Show the progress, on terminals only."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal.stderr(), transient=True) as shown:
-        task = shown.add_task(f"{name:<10}", total=total)
-        yield lambda done: shown.update(task, completed=done)
 
 
 def _scenario(trace: str, nodes: tuple[Node, ...], *, form: str | None, synthetic: Synthetic, **more: Any) -> Scenario:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -17,6 +17,9 @@ from rich.text import Text
 
 from cordee.client import Client, default_home
 from cordee.units import US_PER_S, format_duration
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Folder of the server.", show_default="CORDEE_HOME, ~/.cordee")
@@ -77,6 +80,23 @@ def ask(facts: Sequence[str], question: str) -> None:
 def print_json(value: object) -> None:
     """Print views, documents or dataclasses, one or a sequence of them; not a number is null."""
     print(json.dumps(to_jsonable_python(value, by_alias=True, inf_nan_mode="null"), indent=2))
+
+
+@contextmanager
+def progress(
+    text: str, total: int, *figures: "ProgressColumn", adds: bool = False, quiet: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; the yielded function takes the amount done or, with `adds`, what is added."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = stderr()
+    if quiet or not console.is_terminal:
+        yield lambda n: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), *figures, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        task = shown.add_task(text, total=total or None)
+        yield lambda n: shown.update(task, advance=n if adds else None, completed=None if adds else n)
 
 
 def stdout() -> Console:
