@@ -41,27 +41,12 @@ class Split:
         return self.useful + self.checkpoint + self.restart + self.stall + self.lost + self.unreported
 
     def __add__(self, other: "Split") -> "Split":
-        return Split(
-            useful=self.useful + other.useful,
-            checkpoint=self.checkpoint + other.checkpoint,
-            restart=self.restart + other.restart,
-            stall=self.stall + other.stall,
-            lost=self.lost + other.lost,
-            unreported=self.unreported + other.unreported,
-        )
+        return Split(**{cls.value: getattr(self, cls) + getattr(other, cls) for cls in _CLASSES})
 
     @staticmethod
     def of(amounts: Mapping[Class, int]) -> "Split":
         """Return the amounts by class; a class that is missing has none."""
-        get = amounts.get
-        return Split(
-            useful=get(Class.USEFUL, 0),
-            checkpoint=get(Class.CHECKPOINT, 0),
-            restart=get(Class.RESTART, 0),
-            stall=get(Class.STALL, 0),
-            lost=get(Class.LOST, 0),
-            unreported=get(Class.UNREPORTED, 0),
-        )
+        return Split(**{cls.value: amounts.get(cls, 0) for cls in _CLASSES})
 
 
 def rounded(numerators: Mapping[Class, int], denominator: int) -> Split:
