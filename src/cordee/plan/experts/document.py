@@ -1,12 +1,14 @@
 """The answers as JSON documents, version 2; `placement` has DeepSeek's names, and `--from` reads it."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BeforeValidator
 
 from cordee.document import Row
 from cordee.plan.experts.answer import ControllerWindow, ExpertsAnswer
 from cordee.plan.experts.mappings import mapping
-from cordee.plan.experts.moves import Rebalance
 from cordee.plan.experts.shape import ExpertPlacement, Floats
 
 
@@ -23,7 +25,7 @@ class RebalanceDocument(Row):
 
     pays: bool
     sentence: str
-    balance_found: float
+    balance_found: Annotated[float, BeforeValidator(np.mean)]
     layers_beyond_noise: int
     moved_slots: int
     moved_fraction: float
@@ -95,7 +97,7 @@ def experts_document(answer: ExpertsAnswer) -> ExpertsDocument:
         before=_balance(answer.before.balance(loads)),
         after=_balance(answer.placement.balance(loads)),
         fresh=_balance(answer.fresh.balance(loads)),
-        rebalance=None if answer.found is None else _rebalance(answer.found),
+        rebalance=None if answer.found is None else RebalanceDocument.model_validate(answer.found),
         gpu_loads_before=answer.before.gpu_loads(loads).tolist(),
         gpu_loads_after=answer.placement.gpu_loads(loads).tolist(),
         placement=_mapping(answer.placement),
@@ -121,12 +123,3 @@ def _mapping(placement: ExpertPlacement) -> MappingDocument:
 
 def _balance(found: Floats) -> BalanceDocument:
     return BalanceDocument(mean=float(found.mean()), worst=float(found.min()), layers=found.tolist())
-
-
-def _rebalance(found: Rebalance) -> RebalanceDocument:
-    return RebalanceDocument(
-        pays=found.pays, sentence=found.sentence, balance_found=float(found.balance_found.mean()),
-        layers_beyond_noise=found.layers_beyond_noise, moved_slots=found.moved_slots,
-        moved_fraction=found.moved_slots / found.before.slots.size, moved_bytes=found.moved_bytes,
-        transfer_s=found.transfer_s, saved_s=found.saved_s,
-    )  # fmt: skip

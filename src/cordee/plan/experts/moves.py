@@ -54,6 +54,11 @@ class Rebalance:
     sentence: str
 
     @property
+    def moved_fraction(self) -> float:
+        """The fraction of all slots that differ."""
+        return self.moved_slots / self.before.slots.size
+
+    @property
     def after(self) -> ExpertPlacement:
         """The placement to serve with."""
         return self.found if self.pays else self.before
