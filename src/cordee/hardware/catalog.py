@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cordee.errors import CatalogueError
+from cordee.hardware.kernels import Kernels
 
 Capacity = Literal["on-demand", "spot"]
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot")
@@ -72,7 +73,8 @@ class Gpu:
     `memory_bytes` is the nameplate in decimal bytes. `flop_per_s` is dense, by dtype. `link_bytes_per_s` (inside an
     island) and `network_bytes_per_s` (between nodes) are per GPU and per direction. `matmul_fraction` is the part of
     the dense bf16 peak that large matrix products reach. `island_gpus` may exceed `gpus_per_node` (GB200 NVL72).
-    `efficiency` is what step times are predicted with: the calibrated table of the chip, if it has one.
+    `efficiency` is what step times are predicted with: the calibrated table of the chip, if it has one. `kernels` holds
+    the single kernels that were measured on it, or on another GPU with its chip.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Gpu:
     node_source: Source
     uncalibrated: ChipEfficiency
     efficiency: ChipEfficiency
+    kernels: Kernels = field(default=Kernels(), hash=False, compare=False, repr=False)
 
     def peak_flop_per_s(self, dtype: str) -> float:
         """Return the dense FLOP/s in `dtype`.

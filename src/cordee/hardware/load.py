@@ -9,6 +9,7 @@ from typing import Any
 
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, ChipEfficiency, Gpu, Price, Source
+from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.speedups import Speedups
 from cordee.units import parse_bytes, parse_bytes_per_s
 
@@ -33,7 +34,9 @@ def load_catalogue(prices_path: Path | None = None) -> Catalogue:
 @cache
 def _shipped() -> Catalogue:
     tables = _read_toml(_DATA / "efficiency.toml")
-    gpus = tuple(_gpu(name, facts, tables) for name, facts in _read_toml(_DATA / "gpus.toml").items())
+    every = _read_toml(_DATA / "gpus.toml")
+    kernels = _measured(every)
+    gpus = tuple(_gpu(name, facts, tables, kernels[name]) for name, facts in every.items())
     bare = Catalogue(gpus=gpus, prices=())
     return Catalogue(gpus=gpus, prices=_read_prices(_read_toml(_DATA / "prices.toml"), bare, "prices.toml"))
 
@@ -69,7 +72,26 @@ def _source(facts: dict[str, Any]) -> Source:
     return Source(title=str(facts["source"]), as_of=str(facts["as_of"]))
 
 
-def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
+def _measured(gpus: Mapping[str, dict[str, Any]]) -> dict[str, Kernels]:
+    """Return the measured kernels of each GPU: its own, else those of the first GPU with the same chip."""
+    found: dict[str, Kernels] = {}
+    for path in sorted((_DATA / "kernels").glob("*.csv")):
+        grids = {}
+        lines = path.read_text(encoding="utf-8").splitlines()
+        comments = [line for line in lines if line.startswith("#")]
+        for row in lines[len(comments) :]:
+            kernel, each, *axes, values = row.split(";")
+            grids[kernel, each] = Grid(tuple(_numbers(axis) for axis in axes), _numbers(values))
+        found[path.stem] = Kernels(" ".join(line.strip("# ") for line in comments), grids)
+    chips = {gpus[name]["chip"]: kernels for name, kernels in reversed(found.items())}
+    return {name: found.get(name, chips.get(facts["chip"], Kernels())) for name, facts in gpus.items()}
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(each) for each in text.split())
+
+
+def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any], kernels: Kernels) -> Gpu:
     node = facts["node"]
     plain, fitted = _efficiencies(facts, tables)
     return Gpu(
@@ -89,6 +111,7 @@ def _gpu(name: str, facts: dict[str, Any], tables: dict[str, Any]) -> Gpu:
         node_source=_source(node),
         uncalibrated=plain,
         efficiency=fitted,
+        kernels=kernels,
     )
 
 
