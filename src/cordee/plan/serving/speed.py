@@ -1,0 +1,183 @@
+"""Seconds of one step of an engine: chunks of prompts and single tokens of answers, in one batch.
+
+All tokens of a step pass the products together; attention is counted apart for prompts and for answers. A step ends
+with the sampler and the host's own work. Nothing here queues: see `batching.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from cordee.plan.serving.attention import (
+    decode_attention,
+    decode_attention_s,
+    prefill_attention,
+    prefill_attention_s,
+)
+from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.formats import WEIGHTS, Format
+from cordee.plan.serving.grouped import Grouped, grouped_s
+from cordee.plan.serving.products import product_s
+from cordee.plan.serving.traffic import handover_s, scatter_s, sum_s
+
+# 16-bit words that a layer reads and writes for each token beside its products: two norms with their residuals (each
+# reads two and writes two), the rotation of queries and keys, the activation of the MLP.
+NORM_WORDS = 8
+# Kernels of a layer that only move memory, in an engine that fuses norms with residuals and the rotation with the
+# writing of the KV cache.
+SMALL_KERNELS = 4
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Step times of one replica.
+
+    Attributes:
+        imbalance: tokens of the fullest expert-parallel GPU over the mean.
+    """
+
+    case: ServingCase
+    imbalance: float = 1.0
+    _products: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False, hash=False)
+
+    def prefill_s(self, tokens: int, past: int = 0) -> float:
+        """Return the seconds of one step with nothing but `tokens` of a prompt, `past` of which are in the cache."""
+        return self.step_s([(tokens, past)])
+
+    def decode_s(self, sequences: int, context_tokens: float, *, each: int = 1) -> float:
+        """Return the seconds of one step for sequences with so many tokens of context in all; see `step_s`."""
+        return self.step_s([], sequences, context_tokens, each=each)
+
+    def step_s(
+        self,
+        prefill: Sequence[tuple[int, int]],
+        sequences: int = 0,
+        context_tokens: float = 0.0,
+        *,
+        each: int = 1,
+    ) -> float:
+        """Return the seconds of one step.
+
+        Args:
+            prefill: for each prompt in the batch its tokens in this step and those that are in the cache already.
+            sequences: answers that are continued.
+            context_tokens: tokens of context of these answers in all.
+            each: tokens that pass the model for each answer: 1, or a speculated draft and one more.
+        """
+        layout, gpu = self.case.layout, self.case.gpu
+        groups = layout.dp * layout.pp
+        answers = sequences * each
+        tokens = sum(new for new, _ in prefill) + answers
+        if tokens <= 0:
+            return 0.0
+        here, sampled_here = ceil(tokens / groups), ceil((len(prefill) + answers) / groups)
+        seconds = self._token_s(_padded(here), _padded(sampled_here))
+        seconds += self.case.shape.layers * self._attention_s(prefill, sequences, context_tokens)
+        if layout.pp > 1:
+            seconds += (layout.pp - 1) * handover_s(gpu, 2.0 * here * self.case.shape.hidden, layout.gpus)
+        return seconds
+
+    def _attention_s(self, prefill: Sequence[tuple[int, int]], sequences: int, context_tokens: float) -> float:
+        """Return one layer's seconds; data-parallel ranks and stages each have their part of the sequences."""
+        case, groups = self.case, self.case.layout.dp * self.case.layout.pp
+        prompts = prefill_attention(case.shape, case.layout.tp)
+        seconds = sum(prefill_attention_s(case.gpu, prompts, case.kv, new, past) for new, past in prefill) / groups
+        answers = decode_attention(case.shape, case.layout.tp)
+        per_group = ceil(sequences / groups)
+        context = context_tokens * per_group / sequences if sequences else 0.0
+        return seconds + decode_attention_s(case.gpu, answers, case.kv, per_group, context)
+
+    def _token_s(self, tokens: int, sampled: int) -> float:
+        """Return the seconds of all that does not look at the context, for the tokens of one rank."""
+        key = (tokens, sampled)
+        if key not in self._products:
+            shape = self.case.shape
+            dense = shape.layers - shape.expert_layers
+            seconds = shape.layers * self._common_s(tokens) + dense * self._mlp_s(tokens, shape.ffn)
+            if shape.expert_layers:
+                seconds += shape.expert_layers * self._experts_s(tokens)
+            self._products[key] = seconds + self._head_s(sampled)
+        return self._products[key]
+
+    def _common_s(self, tokens: int) -> float:
+        """Return one layer's projections of attention, norms, and the sum over tensor-parallel ranks."""
+        case, shape, tp = self.case, self.case.shape, self.case.layout.tp
+        seconds = sum(product_s(case.gpu, case.weights, tokens, n, k) for n, k in self._projections())
+        words = NORM_WORDS * shape.hidden + 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim / tp
+        seconds += 2 * words * tokens / (case.gpu.memory_bytes_per_s * case.gpu.efficiency.memory_fraction)
+        seconds += SMALL_KERNELS * case.gpu.efficiency.launch_s
+        return seconds + sum_s(case.gpu, 2.0 * tokens * shape.hidden, tp)
+
+    def _projections(self) -> list[tuple[float, float]]:
+        """Return n and k of the products before and after attention on one GPU."""
+        shape, tp = self.case.shape, self.case.layout.tp
+        heads = ceil(shape.heads / tp)
+        latent = shape.latent
+        if latent is None:
+            wide = (heads + 2 * ceil(shape.kv_heads / tp)) * shape.head_dim
+            return [(wide, shape.hidden), (shape.hidden, heads * shape.head_dim)]
+        key = latent.nope_dim + latent.rope_dim
+        down = (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
+        return [
+            (down, shape.hidden),
+            (heads * key, latent.q_rank or shape.hidden),
+            (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank),
+            (shape.hidden, heads * latent.v_dim),
+        ]
+
+    def _mlp_s(self, tokens: int, ffn: int) -> float:
+        """Return one feed-forward block with its sum over tensor-parallel ranks."""
+        case, hidden = self.case, self.case.shape.hidden
+        width = ceil(ffn / case.layout.tp)
+        up = 2 if case.shape.gated else 1
+        seconds = product_s(case.gpu, case.weights, tokens, up * width, hidden)
+        seconds += product_s(case.gpu, case.weights, tokens, hidden, width)
+        seconds += 2 * (up + 1) * width * tokens / (case.gpu.memory_bytes_per_s * case.gpu.efficiency.memory_fraction)
+        seconds += case.gpu.efficiency.launch_s
+        return seconds + sum_s(case.gpu, 2.0 * tokens * hidden, case.layout.tp)
+
+    def _experts_s(self, tokens: int) -> float:
+        """Return one layer of experts: routing, tokens on their way, grouped products, shared experts."""
+        case, shape, layout = self.case, self.case.shape, self.case.layout
+        moe = shape.experts
+        assert moe is not None, "only a model with experts has layers of experts"
+        ranks = layout.tp * layout.dp
+        spread = ranks if layout.ep else 1
+        group = Grouped(
+            moe.routed / spread, moe.routed, moe.per_token, shape.hidden, moe.ffn * spread / ranks, shape.gated
+        )
+        seconds = grouped_s(case.gpu, case.weights, group, tokens * layout.dp, imbalance=self.imbalance)
+        seconds += product_s(case.gpu, WEIGHTS["bf16"], tokens, moe.routed, shape.hidden)
+        seconds += 2 * case.gpu.efficiency.launch_s
+        if layout.dp > 1:
+            sent = tokens * min(moe.per_token, ranks) * shape.hidden
+            seconds += scatter_s(case.gpu, 1.0 * sent, ranks) + scatter_s(case.gpu, 2.0 * sent, ranks)
+        elif not moe.shared_ffn:
+            seconds += sum_s(case.gpu, 2.0 * tokens * shape.hidden, layout.tp)
+        return seconds + (self._mlp_s(tokens, moe.shared_ffn) if moe.shared_ffn else 0.0)
+
+    def _head_s(self, sampled: int) -> float:
+        """Return the output head, the sampler over the vocabulary, and the host's work of one step."""
+        case, shape, tp = self.case, self.case.shape, self.case.layout.tp
+        head: Format = WEIGHTS["bf16"] if case.weights.keeps_head else case.weights
+        seconds = product_s(case.gpu, head, sampled, ceil(shape.vocab / tp), shape.hidden)
+        return seconds + 3 * 4.0 * sampled * shape.vocab / case.gpu.memory_bytes_per_s + host_s(case, sampled)
+
+
+def _padded(tokens: int) -> int:
+    """Return the tokens that kernels compute: engines pad small batches to the sizes of their graphs, tiles the others.
+
+    >>> [_padded(tokens) for tokens in (7, 9, 65, 700)]
+    [7, 9, 72, 704]
+    """
+    step = 1 if tokens <= 64 else 8 if tokens <= 512 else 64
+    return -(-tokens // step) * step
+
+
+def host_s(case: ServingCase, sampled: int) -> float:
+    """Return the seconds between two steps in which the GPU waits for the host: scheduling, inputs, the new tokens."""
+    return STEP_HOST_S + SEQUENCE_HOST_S * sampled
+
+
+STEP_HOST_S = 1e-3
+SEQUENCE_HOST_S = 5e-6

@@ -1,0 +1,72 @@
+"""The steady state of a replica that always has requests waiting: tokens a second at the largest batch.
+
+In each step every running answer gets a token. So sequences / output requests end in a step and as many prompts begin:
+a step carries sequences x input / output tokens of prompts beside the answers, as far as its limit allows.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from cordee.plan.serving.speculation import Speculation
+from cordee.plan.serving.speed import Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """A replica under full load.
+
+    Attributes:
+        output_tokens_per_s: tokens of answers a second, of the whole replica.
+        sequences: answers that run at once.
+        step_s: seconds of a mixed step.
+        ttft_s: seconds from the start of a prompt to its first token; waiting for a place is not in it.
+        tpot_s: seconds between two tokens of one answer.
+    """
+
+    output_tokens_per_s: float
+    sequences: int
+    step_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+def saturated(
+    speed: Speed, input_tokens: int, output_tokens: int, *, sequences: int, speculation: Speculation | None = None
+) -> Throughput:
+    """Return the steady state with so many sequences at once, at most.
+
+    Args:
+        speed: step times of the replica.
+        input_tokens: tokens of each prompt.
+        output_tokens: tokens of each answer.
+        sequences: sequences that fit in memory and in the engine's limits, at least 1.
+        speculation: how tokens are guessed, if they are.
+    """
+    gained = speculation.tokens_per_step if speculation else 1.0
+    each = speculation.draft_tokens + 1 if speculation else 1
+    steps = max(1.0, output_tokens / gained)
+    limit = max(speed.case.max_batched_tokens * speed.case.layout.dp, input_tokens // 64 + 1)
+    running = max(1, min(sequences, speed.case.max_sequences * speed.case.layout.dp))
+    # A request occupies its place while its prompt passes, too: `steps` of answers and a few of prompts.
+    answering: float = running
+    for _ in range(8):
+        prompt_tokens = min(answering * input_tokens / steps, max(1.0, limit - answering * each))
+        prompt_steps = max(1.0, input_tokens / limit)
+        answering = min(
+            running, max(1.0, running * steps / (steps + prompt_steps)), prompt_tokens * steps / input_tokens
+        )
+    chunk = max(1, ceil(prompt_tokens))
+    context = answering * (input_tokens + output_tokens / 2)
+    seconds = _step_s(speed, chunk, input_tokens, answering, context, each)
+    if speculation:
+        seconds += speculation.draft_tokens * speculation.draft_s
+    rate = answering * gained / seconds
+    first = seconds * prompt_steps
+    return Throughput(rate, running, seconds, first, seconds / gained)
+
+
+def _step_s(speed: Speed, chunk: int, prompt: int, sequences: float, context: float, each: int) -> float:
+    """Return the seconds of a step in which `chunk` tokens of prompts pass, on average in the middle of theirs."""
+    whole, rest = divmod(chunk, prompt)
+    parts = [(prompt, 0)] * whole + ([(rest, (prompt - rest) // 2)] if rest else [])
+    return speed.step_s(parts, max(1, round(sequences)), context, each=each)
