@@ -10,7 +10,6 @@ import json
 import os
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 from cordee.agent.launch import Assignment
 from cordee.agent.process import Process
@@ -33,7 +32,7 @@ class Journal:
         """Return whether the rank group has this file: `order`, `killed`, `ended`."""
         return (self.folder(job_id, epoch) / f"{name}.json").exists()
 
-    def keep_order(self, order: Assignment, **recorded: Any) -> None:
+    def keep_order(self, order: Assignment, **recorded: object) -> None:
         """Make the order durable, with the agent's own decisions about it."""
         data = {"version": 1, **asdict(order), **recorded}
         _write_durably(self.folder(order.job_id, order.epoch) / "order.json", data)
@@ -75,7 +74,7 @@ def _read_order(path: Path) -> Assignment:
     return Assignment(**known | {"leases": leases})
 
 
-def write_json(path: Path, data: Any, *, sync: bool = False) -> None:
+def write_json(path: Path, data: object, *, sync: bool = False) -> None:
     """Write a file of JSON whole or not at all; with `sync` its content is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
@@ -87,7 +86,7 @@ def write_json(path: Path, data: Any, *, sync: bool = False) -> None:
     fresh.replace(path)
 
 
-def _write_durably(path: Path, data: Any) -> None:
+def _write_durably(path: Path, data: object) -> None:
     write_json(path, data, sync=True)
     # The folders may be new too, and a file's name is durable only if its folders are.
     for folder in path.parents[:4]:

@@ -9,7 +9,6 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Any
 
 from cordee.errors import HomeInUseError, HomeUnsuitableError
 
@@ -134,7 +133,7 @@ class Home:
         """Keep the options of this `up`."""
         self._replace(self.path / "settings.json", json.dumps(options) + "\n")
 
-    def announce(self, facts: dict[str, Any]) -> None:
+    def announce(self, facts: dict[str, object]) -> None:
         """Publish the server's address in `server.json`, which is complete whenever it exists."""
         self._replace(self.path / "server.json", json.dumps(facts) + "\n")
 

@@ -121,7 +121,7 @@ class SqlStore:
         claims = (json.loads(row["body"])["node"] for row in self._read(query))
         return max((node["epoch"] for node in claims if node["name"] == name), default=0)
 
-    def _read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
+    def _read(self, query: sa.Select[object]) -> list[Mapping[str, Any]]:
         try:
             with self._engine.connect().execution_options(cordee_read=True) as connection:
                 return [dict(row) for row in connection.execute(query).mappings()]
@@ -141,7 +141,7 @@ def _move_mark(connection: sa.Connection, source: str, seq: int) -> None:
         connection.execute(tables.marks.insert().values(source=source, seq=seq))
 
 
-def _prepare_sqlite(connection: Any, _: Any) -> None:
+def _prepare_sqlite(connection: Any, _: object) -> None:
     connection.isolation_level = None  # BEGIN is explicit below: Python's sqlite3 would begin late, and not immediate
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MS}"):
         connection.execute(f"PRAGMA {pragma}")

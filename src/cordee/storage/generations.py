@@ -185,7 +185,7 @@ def collect(
     """
     made: list[tuple[list[int], list[str], str]] = []
 
-    def fields() -> dict[str, Any]:
+    def fields() -> dict[str, object]:
         retired, doomed = _plan(log, blobs, keep, save, lambda entry: _verifies(blobs, entry, verified, damaged))
         if not (retired or doomed):
             raise _Nothing
@@ -290,7 +290,7 @@ def pin(log: Log, generation: int, name: str | None) -> None:
         CheckpointError: the generation is retired already.
     """
 
-    def fields() -> dict[str, Any]:
+    def fields() -> dict[str, object]:
         if generation not in {entry.index for entry in live_commits(log.entries)}:
             raise CheckpointError(
                 f"generation {generation} is retired", hint="cordee checkpoint ls lists those that are not"

@@ -120,7 +120,7 @@ class Log:
         log.refresh()
         return log
 
-    def append(self, kind: str, make: Callable[[], dict[str, Any]] | None = None, **fields: Any) -> int:
+    def append(self, kind: str, make: Callable[[], dict[str, object]] | None = None, **fields: object) -> int:
         """Append one record, and return its index.
 
         `make` returns the fields, and is called again if another record came first, so that they fit the entries before
@@ -170,7 +170,7 @@ class Log:
         """Return the entries of live generations, oldest first."""
         return live_commits(self.entries)
 
-    def _record(self, kind: str, fields: dict[str, Any]) -> tuple[LogRecord, bytes]:
+    def _record(self, kind: str, fields: dict[str, object]) -> tuple[LogRecord, bytes]:
         data = LogRecord(kind, self.epoch, self.nonce, fields).to_bytes()
         return LogRecord.from_bytes(data), data
 

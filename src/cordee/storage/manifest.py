@@ -52,7 +52,7 @@ class RankPart:
     written_bytes: int
     stall_us: int
     uploaded_us: int
-    values: dict[str, Any] | None = None
+    values: dict[str, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Manifest:
             }
         )
 
-    def all_values(self) -> list[dict[str, Any]]:
+    def all_values(self) -> list[dict[str, object]]:
         """Return the values of rank 0, then those of the ranks with more names."""
         return [self.values, *(rank.values for rank in self.ranks if rank.values is not None)]
 
@@ -152,7 +152,7 @@ def read_manifest(blobs: Blobs, name: str) -> Manifest:
     return Manifest.from_bytes(read_intact(blobs, f"{FOLDER}/{name}", problem))
 
 
-def read_extras(blobs: Blobs, manifest: Manifest, rank: int) -> Any:
+def read_extras(blobs: Blobs, manifest: Manifest, rank: int) -> object:
     """Return the extras that this rank saved, as encoded JSON.
 
     Raises:
@@ -210,12 +210,12 @@ def read_failed(blobs: Blobs, prefix: str) -> str | None:
     return None if data is None else str(unseal(data)["reason"])
 
 
-def write_part(blobs: Blobs, prefix: str, rank: int, body: dict[str, Any]) -> None:
+def write_part(blobs: Blobs, prefix: str, rank: int, body: dict[str, object]) -> None:
     """Store one rank's part, sealed."""
     blobs.put_if_absent(part_key(prefix, rank), seal({"format": FORMAT, "rank": rank, **body}))
 
 
-def read_part(blobs: Blobs, prefix: str, rank: int) -> dict[str, Any] | None:
+def read_part(blobs: Blobs, prefix: str, rank: int) -> dict[str, object] | None:
     """Return one rank's part, or None if it is not there yet.
 
     Raises:
@@ -274,7 +274,7 @@ def _rank_part(plain: dict[str, Any], extras: tuple[Piece, ...]) -> RankPart:
     return RankPart(extras=extras, values=plain.get("values"), **costs)
 
 
-def _rank_plain(rank: RankPart) -> dict[str, Any]:
+def _rank_plain(rank: RankPart) -> dict[str, object]:
     plain = {**asdict(rank), "extras": _plain(rank.extras)}
     if rank.values is None:
         del plain["values"]

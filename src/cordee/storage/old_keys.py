@@ -8,7 +8,7 @@ OLD_KEYS = {
 }
 
 
-def renamed(fields: dict[str, Any]) -> dict[str, Any]:
+def renamed(fields: dict[str, object]) -> dict[str, Any]:
     """Return the fields under the names of this version.
 
     >>> renamed({"step": 3, "drained_us": 7})

@@ -171,7 +171,7 @@ def _short(text: str) -> str:
     return answer if len(answer) <= 300 else f"{answer[:297]}..."
 
 
-def _connect(url: str, request_s: float) -> tuple[Any, Any]:
+def _connect(url: str, request_s: float) -> tuple[Any, object]:
     try:
         import obstore
         import obstore.store

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from cordee.errors import DestinationError
 from cordee.storage.files import Blobs
@@ -149,12 +148,12 @@ class SignsOfLife:
                 self._blobs.delete(self._key)
 
 
-def process() -> dict[str, Any]:
+def process() -> dict[str, object]:
     """Describe this process, so that another on the same machine can check whether it still runs."""
     return {"host": socket.gethostname(), "where": _where(), "pid": os.getpid(), "started": _started(os.getpid())}
 
 
-def give_sign(blobs: Blobs, key: str, sign: int, process: dict[str, Any]) -> None:
+def give_sign(blobs: Blobs, key: str, sign: int, process: dict[str, object]) -> None:
     """Write one sign of life; each has a new number."""
     blobs.put(key, seal({"format": FORMAT, "sign": sign, **process}))
 

@@ -54,7 +54,7 @@ def write_file(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], in
     Raises:
         CheckpointError: the format does not have a tensor's type.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, dtype, shape, size_bytes in tensors:
         if dtype not in DTYPES:
@@ -105,7 +105,7 @@ def open_file(path: Path) -> Iterator[dict[str, FileTensor]]:
             view.release()
 
 
-def _header(path: Path, length: bytes, file: Any) -> tuple[dict[str, Any], int]:
+def _header(path: Path, length: bytes, file: Any) -> tuple[dict[str, object], int]:
     bytes_said = int.from_bytes(length, "little")
     try:
         if len(length) < 8 or bytes_said > _HEADER_BYTES_MAX:

@@ -15,7 +15,7 @@ class Damaged(Exception):
     """The bytes are not those that were written."""
 
 
-def canonical(value: Any) -> bytes:
+def canonical(value: object) -> bytes:
     """Return the one encoding of a JSON value.
 
     >>> canonical({"b": 1, "a": [1.5, None]})
@@ -25,7 +25,7 @@ def canonical(value: Any) -> bytes:
     return text.encode()
 
 
-def seal(body: dict[str, Any]) -> bytes:
+def seal(body: dict[str, object]) -> bytes:
     """Return the body with its checksum."""
     return canonical({"body": body, "xxh3": xxhash.xxh3_128_hexdigest(canonical(body))})
 

@@ -275,7 +275,7 @@ class Job:
         self._meter.report()
         self._reporter.switch(SpanClass.RESTART, self._timer.step)
 
-    def log(self, *, loss: Any = None, tokens: int = 0) -> None:
+    def log(self, *, loss: object = None, tokens: int = 0) -> None:
         """Report the loss of the step that runs, and the tokens of the whole gang in it."""
         self._reporter.log(loss, tokens)
         self._meter.log(tokens)

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cordee.errors import EXIT_CHECKPOINTED, StopError
 from cordee.storage.rescue import RESCUE_S_MAX
@@ -298,7 +297,7 @@ def durable_name(saving: Saver | None) -> str:
     return f"step {newest.step}" if newest else "nothing"
 
 
-def beside(call: Callable[[], Any]) -> threading.Thread:
+def beside(call: Callable[[], object]) -> threading.Thread:
     """Run a call on a new thread, since a store that hangs must not delay the deadline."""
 
     def run() -> None:

@@ -109,7 +109,7 @@ class Reporter:
             if time.monotonic() - self._progress_s >= PROGRESS_S:
                 self._progress(step + 1)
 
-    def log(self, loss: Any, tokens: int) -> None:
+    def log(self, loss: object, tokens: int) -> None:
         """Take loss and tokens of the step that runs; a loss that is a tensor is read only when a span is reported."""
         with self._lock:
             self._loss = loss.detach() if hasattr(loss, "detach") else loss

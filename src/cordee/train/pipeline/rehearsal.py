@@ -35,7 +35,7 @@ def main() -> int:
     return 0
 
 
-def _be_rank(folder: Path, rank: int, spec: Mapping[str, Any]) -> NoReturn:
+def _be_rank(folder: Path, rank: int, spec: Mapping[str, object]) -> NoReturn:
     """Run every schedule of the spec, in its order; never return into the code of the parent."""
     code = 1
     try:

@@ -72,8 +72,8 @@ def _model(stage_model: Mapping[str, Any], placement: StagePlacement) -> list[nn
 
 
 def run_rank(
-    spec: Mapping[str, Any], table_from: Callable[[Mapping[str, Any], int], ScheduleTable]
-) -> list[dict[str, Any]]:
+    spec: Mapping[str, Any], table_from: Callable[[Mapping[str, object], int], ScheduleTable]
+) -> list[dict[str, object]]:
     """Run every schedule of the spec on this rank of a new group; return the records as JSON values."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -91,7 +91,7 @@ def run_rank(
 
 def _run(
     one: Mapping[str, Any], placement: StagePlacement, table: ScheduleTable | None, spec: Mapping[str, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     rank, stage_model = dist.get_rank(), spec["stage_model"]
     count = one["micro_batches"] // placement.copies
     held = placement.stages_of(rank)

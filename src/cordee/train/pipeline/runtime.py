@@ -56,13 +56,13 @@ class TimedStage(PipelineStage):  # type: ignore[misc]
         yield
         self.passes.append(Pass(int(self.stage_index), kind, micro_batch, start_s, time.monotonic()))
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: object, **kwargs: object) -> object:
         """Run F."""
         with self._timed("F", fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, **kwargs: Any
+        self, bwd_chunk_id: int, loss: object = None, full_backward: bool = True, **kwargs: object
     ) -> None:
         """Run B, or I alone."""
         with self._timed("B" if full_backward else "I", bwd_chunk_id):
@@ -85,16 +85,16 @@ class TimedStage(PipelineStage):  # type: ignore[misc]
 
     # Torch would pass tensors between the two models of a rank, as in a V.
 
-    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+    def set_local_fwd_input(self, prev_stage_outputs: object, mb_index: int) -> None:
         """Set the output of the previous stage, if it is of the same model."""
         if not self.is_first:
             super().set_local_fwd_input(prev_stage_outputs, mb_index)
 
-    def get_local_bwd_output(self, mb_index: int) -> Any:
+    def get_local_bwd_output(self, mb_index: int) -> object:
         """Return the gradient for the previous stage, if it is of the same model."""
         return () if self.is_first else super().get_local_bwd_output(mb_index)
 
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+    def set_local_bwd_input(self, next_stage_bwd_outputs: object, mb_index: int) -> None:
         """Set the gradient from the next stage, if it is of the same model."""
         if not self.is_last:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
@@ -161,7 +161,7 @@ def _stages(placement: StagePlacement, modules: Mapping[int, nn.Module], device:
 def torch_pipeline(
     name: str, placement: StagePlacement, micro_batches: int, modules: Mapping[int, nn.Module], *, loss: Loss,
     device: torch.device,
-) -> tuple[Any, list[TimedStage]]:  # fmt: skip
+) -> tuple[object, list[TimedStage]]:  # fmt: skip
     """Return a schedule of torch's own, by its name there, on stages that record their passes."""
     stages = _stages(placement, modules, device)
     made = torch_schedules.get_schedule_class(name)

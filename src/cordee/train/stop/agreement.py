@@ -15,10 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cordee.errors import StopError
 from cordee.train.torch_version import clone_of
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 log = logging.getLogger("cordee")
 
@@ -58,7 +61,7 @@ class Agreement:
         first_step: int,
         rank: int = 0,
         world_size: int = 1,
-        store: Any = None,
+        store: "Store | None" = None,
         prefix: str = "stop/0",
         on_leave: Callable[[float], None] = lambda left_s: None,
         on_abort: Callable[[], None] = lambda: None,
@@ -278,7 +281,7 @@ class Agreement:
 class _Keys:
     """One client of the ranks' store, with all keys below one prefix."""
 
-    def __init__(self, store: Any, prefix: str) -> None:
+    def __init__(self, store: "Store", prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def has(self, key: str) -> bool:
@@ -331,7 +334,7 @@ class _GangStore(_Keys):
     other users. It does so at the start, since connecting can be slow (name servers).
     """
 
-    def __init__(self, store: Any, prefix: str, rank: int, world_size: int) -> None:
+    def __init__(self, store: "Store", prefix: str, rank: int, world_size: int) -> None:
         self.waiting = _Keys(clone_of(store), prefix)
         super().__init__(clone_of(store), prefix)
         self.rank, self.world_size = rank, world_size

@@ -9,13 +9,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cordee.events import Behind
 from cordee.train.torch_version import clone_of
 from cordee.train.watch import stacks
 from cordee.train.watch.findings import Findings
 from cordee.train.watch.stragglers import ENDED, Sign, SlowRank, SlowRankDetector, find_stuck
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 MISSED_BEATS = 3  # then a rank is silent
 
@@ -34,7 +37,7 @@ class SignExchange:
 
     def __init__(
         self,
-        store: Any,
+        store: "Store",
         prefix: str,
         *,
         rank: int,

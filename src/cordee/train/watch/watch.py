@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cordee.events import Behind
 from cordee.train.report import Reporter
@@ -25,6 +25,9 @@ from cordee.train.watch.exchange import SignExchange
 from cordee.train.watch.findings import Findings
 from cordee.train.watch.loop_progress import LoopProgress, Progress
 from cordee.train.watch.stragglers import Sign
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 log = logging.getLogger("cordee")
 
@@ -47,7 +50,7 @@ class RankWatch:
         *,
         rank: int,
         world_size: int,
-        store: Any,
+        store: "Store | None",
         prefix: str,
         timer: StepTimer,
         reporter: Reporter,
