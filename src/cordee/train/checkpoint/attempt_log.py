@@ -61,14 +61,12 @@ class AttemptLog:
         assert self._epoch is not None, "call resume() first"
         return self._epoch
 
-    def prefix(self, number: int) -> str:
-        """Return the prefix of the parts of this save of this attempt."""
-        return parts_prefix(self.epoch, self.nonce, number)
-
     def report_failed(self, number: int, reason: object) -> None:
         """Report to the other ranks that this save cannot succeed."""
         with suppress(CheckpointError):  # The deadline of the other ranks ends the save anyway.
-            write_failed(self.blobs, self.prefix(number), f"rank {self._consensus.rank}: {reason}")
+            write_failed(
+                self.blobs, parts_prefix(self.epoch, self.nonce, number), f"rank {self._consensus.rank}: {reason}"
+            )
 
     def find(self, take: Callable[[Commit], None], on_read: Callable[[Commit | None], None]) -> Commit | None:
         """Begin the attempt, and return the newest generation that can be taken; None: nothing was ever committed.

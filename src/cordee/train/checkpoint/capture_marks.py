@@ -22,9 +22,5 @@ class CaptureMarks:
         return int(_WORD.unpack_from(self._page, slot * _WORD.size)[0])
 
     def set(self, slot: int, save: int) -> None:
-        """Mark the capture of this save as whole."""
+        """Mark the capture of this save as whole; 0: the buffer is being written."""
         _WORD.pack_into(self._page, slot * _WORD.size, save)
-
-    def clear(self, slot: int) -> None:
-        """Mark the buffer as being written."""
-        self.set(slot, 0)

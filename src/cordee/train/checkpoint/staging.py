@@ -111,7 +111,7 @@ class StagingBuffers:
 
     def filling(self, slot: int) -> None:
         """Mark the buffer as being written: it holds no capture."""
-        self.marks.clear(slot)
+        self.marks.set(slot, 0)
         if slot == self._memory_slot:
             self._memory_slot = self.memory_step = None
 
