@@ -20,7 +20,7 @@ FUNCTION_LINES_MAX = 70
 ATTRIBUTES_MAX = 15
 RECORDS = {
     "AttemptRow": "one row of the ledger",
-    "Efficiency": "one entry of efficiency.toml",
+    "ChipEfficiency": "one entry of efficiency.toml",
     "Gpu": "one entry of gpus.toml",
     "Job": "the scheduler's part of a JobSpec",
     "JobSpec": "the keys of a job file",

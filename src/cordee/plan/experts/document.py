@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import BeforeValidator
 
-from cordee.document import Row
+from cordee.document import Row, read_from
 from cordee.plan.experts.answer import ControllerWindow, ExpertsAnswer
 from cordee.plan.experts.mappings import mapping
 from cordee.plan.experts.shape import ExpertPlacement, Floats
@@ -28,7 +28,7 @@ class RebalanceDocument(Row):
     balance_found: Annotated[float, BeforeValidator(np.mean)]
     layers_beyond_noise: int
     moved_slots: int
-    moved_fraction: float
+    moved_fraction: float = read_from("moved_fraction")
     moved_bytes: int
     transfer_s: float
     saved_s: float
