@@ -38,14 +38,15 @@ def trace(traces: Path, worlds: int) -> dict[str, float]:
     from cordee.cli.main import main as cordee
 
     os.environ["COLUMNS"] = "200"
-    given = ["simulate", str(traces / "philly_oct_10k.csv.gz"), "--cluster", "80x8", "--jobs", "2500"]
-    sys.argv = ["cordee", *given, "--policy", "house,2d-las,easy,srsf"]
+    given = ["simulate", str(traces / "philly_oct_10k.csv.gz"), "--cluster", "80x8"]
 
-    def simulate() -> None:
+    def simulate(jobs: int) -> None:
+        sys.argv = ["cordee", *given, "--policy", "house,2d-las,easy,srsf", "--jobs", str(jobs)]
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
             cordee()
 
-    return measured(simulate)
+    simulate(10)  # The command imports what it needs when it runs.
+    return measured(lambda: simulate(2500))
 
 
 def cycle(traces: Path, worlds: int) -> dict[str, float]:
