@@ -41,7 +41,7 @@ def trace(traces: Path, worlds: int) -> dict[str, float]:
     given = ["simulate", str(traces / "philly_oct_10k.csv.gz"), "--cluster", "80x8"]
 
     def simulate(jobs: int) -> None:
-        sys.argv = ["cordee", *given, "--policy", "house,2d-las,easy,srsf", "--jobs", str(jobs)]
+        sys.argv = ["cordee", *given, "--policy", "2d-las,easy,srsf,no-notice", "--jobs", str(jobs)]
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
             cordee()
 

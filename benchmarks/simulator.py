@@ -148,7 +148,7 @@ def million(jobs: int) -> dict[str, Any]:
             tally.jobs += 1
             yield job
 
-    result, cpu_s = timed(lambda: simulate(Scenario(jobs=draw, name="synthetic", nodes=nodes), POLICIES["house"]))
+    result, cpu_s = timed(lambda: simulate(Scenario(jobs=draw, name="synthetic", nodes=nodes), POLICIES["cordee"]))
     return {
         "jobs": jobs,
         "gpus": 100_000,
@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--only", default="fidelity,speed,determinism,million")
-    parser.add_argument("--policy", default="house,fifo,easy,2d-las")
+    parser.add_argument("--policy", default="cordee,fifo,easy,2d-las")
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--digest", action="store_true", help=argparse.SUPPRESS)

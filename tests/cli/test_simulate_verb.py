@@ -71,12 +71,12 @@ def test_json_follows_its_schema_and_the_schema_is_held(capsys: pytest.CaptureFi
     assert now == json.loads(SCHEMAS.read_text())
     printed = json.loads(said(capsys, "simulate", str(trace), "--cluster", "2x8", "--json"))
     jsonschema.validate(printed, now["simulate"])
-    assert [each["policy"] for each in printed["policies"]] == ["house", "fifo"]
+    assert [each["policy"] for each in printed["policies"]] == ["cordee", "fifo"]
     assert printed["policies"][1]["summary"]["wait_s"]["mean"] == 1995
 
 
 def test_the_same_bytes_twice_and_under_two_hash_seeds(tmp_path: Path) -> None:
-    words = "synthetic --cluster 6x8 --jobs 120 --policy house,2d-las --seed 3 --failures 0.3/1h --spot 0.05"
+    words = "synthetic --cluster 6x8 --jobs 120 --policy cordee,2d-las --seed 3 --failures 0.3/1h --spot 0.05"
     words += " --tiers 20,50,30"
     told = []
     for seed in ("1", "2"):
@@ -96,7 +96,7 @@ def test_the_same_bytes_twice_and_under_two_hash_seeds(tmp_path: Path) -> None:
 
 def test_a_page_that_loads_nothing(capsys: pytest.CaptureFixture[str], trace: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    said(capsys, "simulate", str(trace), "--cluster", "2x8", "--policy", "house,fifo", "--html", str(page))
+    said(capsys, "simulate", str(trace), "--cluster", "2x8", "--policy", "cordee,fifo", "--html", str(page))
     text = page.read_text()
     assert (
         text.count('class="gantt"') == 2 and text.count('class="chart wide"') == text.count('class="chart narrow"') == 4
@@ -116,7 +116,7 @@ def test_virtual_clusters_windows_tiers_and_queues(
     assert cut["jobs"] == 1 and cut["policies"][0]["summary"]["jct_s"]["mean"] == 1200
     queues.write_text("queues:\n  v1: {quota: 8}\n  v2: {quota: 8}\n")
     with_queues = said(capsys, "simulate", str(trace), "--cluster", "2x8", "--queues", str(queues), "--tiers", "1,1,1")
-    assert "house" in with_queues
+    assert "cordee" in with_queues
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_log_is_decided_again(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     log = run(nodes, submissions(drawn.draw(1), nodes, Tally("x"), costs=Costs()), defer_reports=True).log
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(encode(event)) + "\n" for event in log))
-    told = said(capsys, "replay", str(path), "--policy", "house,fifo")
+    told = said(capsys, "replay", str(path), "--policy", "cordee,fifo")
     assert "50 jobs;" in told and "are the same as in the log" in told and "the log" in told
     printed = json.loads(said(capsys, "replay", str(path), "--policy", "fifo", "--json"))
     jsonschema.validate(printed, json.loads(SCHEMAS.read_text())["replay"])

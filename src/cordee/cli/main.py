@@ -65,7 +65,7 @@ EXAMPLES = {
     "cost": "cordee cost --by user",
     "up": "cordee up --slots 4 --price-as H100",
     "down": "cordee down --yes",
-    "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy house,fifo,easy --html compare.html",
+    "simulate": "cordee simulate jobs.csv.gz --cluster 80x8xH100 --policy cordee,fifo,easy --html compare.html",
     "replay": "cordee replay ~/.cordee --policy fifo",
     "checkpoint": "cordee checkpoint export s3://bucket/run/my-job 400 --to hf --out my-model",
 }

@@ -57,7 +57,7 @@ def simulate(
     trace: Annotated[str, typer.Argument(help="A trace file, a folder of tables, a Cordee home, or `synthetic`.")],
     *,
     cluster_: Annotated[str, typer.Option("--cluster", help="Nodes x GPUs, 80x8 or 80x8xH100; or a table of nodes.")],
-    policy: Policies = "house,fifo",
+    policy: Policies = "cordee,fifo",
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Number of jobs to run at most.", show_default="all")] = None,
     from_: Annotated[str, typer.Option("--from", help="Leave out jobs submitted before this time: 30d.")] = "0s",
@@ -139,8 +139,8 @@ def _write(
 def replay(
     log: Annotated[Path, typer.Argument(help="A Cordee home, its database, or its log as JSON lines.")],
     *,
-    policy: Policies = "house,fifo",
-    baseline: Annotated[str, typer.Option(help="Policy that the log ran under.")] = "house",
+    policy: Policies = "cordee,fifo",
+    baseline: Annotated[str, typer.Option(help="Policy that the log ran under.")] = "cordee",
     as_json: terminal.Json = False,
 ) -> None:
     """Replay a server's log under another policy, and compare."""

@@ -22,15 +22,15 @@ class NamedPolicy:
 
 
 _DESCRIPTIONS: dict[str, tuple[str, str, bool]] = {  # name: policy, description, true run times
-    "house": ("cordee", "the policy of `cordee up`", False),
+    "cordee": ("cordee", "the policy of `cordee up`", False),
     "fifo": ("fifo", "strict order of arrival", False),
     "fit": ("fit", "order of arrival, every job that fits", False),
     "easy": ("easy", "order of arrival, a reservation, backfill around it", True),
     "sjf": ("sjf", "shortest first, every job that fits", True),
     "srsf": ("srsf", "shortest remaining service first, preempts", True),
     "2d-las": ("las", "least attained service first in two levels, preempts (Tiresias)", False),
-    "fgd": ("fgd", "as house, but places by fragmentation gradient descent (FGD)", False),
-    "no-notice": ("kill", "as house, but kills victims without notice", False),
+    "fgd": ("fgd", "as cordee, but places by fragmentation gradient descent (FGD)", False),
+    "no-notice": ("kill", "as cordee, but kills victims without notice", False),
 }
 
 POLICIES = {
