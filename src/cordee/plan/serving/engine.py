@@ -6,11 +6,32 @@ measurements, and what each constant misses by.
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cordee.errors import LayoutError
 from cordee.units import GiB
+
+PLANNER = "https://github.com/llm-d-incubation/llm-d-planner/blob/main/docs/"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRun:
+    """The run by which an engine learns what a step takes beside weights and KV.
+
+    Attributes:
+        sampler_bytes: bytes for each sequence and vocabulary entry when it tries the sampler.
+        workspace_bytes: of libraries, allocated by torch, on GPUs with NVLink 4 or later; `small_workspace_bytes` on
+            others.
+        expert_workspace: buffers of the experts' kernel stay, so that they add to the sampler's run.
+        counts_reserved: what the allocator has reserved counts, so that moments of the run add up.
+    """
+
+    sampler_bytes: float = 38.0
+    workspace_bytes: int = round(0.044 * GiB)
+    small_workspace_bytes: int = round(0.012 * GiB)
+    expert_workspace: bool = False
+    counts_reserved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,29 +42,31 @@ class MemoryRule:
         covers: what `memory_fraction` is a part of and covers: "all" of the GPU's memory, for everything; "static":
             of the memory that is free before the weights, for weights and KV alone; "free": of the memory that is
             free after the weights and a trial run, for KV alone; "none": the cache is as large as the user says.
-        sampler_bytes: bytes for each sequence and vocabulary entry in the trial run of the sampler.
-        workspace_bytes: of libraries, allocated by torch in the trial run.
-        non_torch_bytes: of modules and library handles, outside torch's allocator, without the CUDA context.
-        communication_bytes: of NCCL and custom reductions, from two GPUs on.
+        non_torch_bytes: of modules and library handles, outside torch's allocator, without the CUDA context, on
+            GPUs with NVLink 4 or later; `small_non_torch_bytes` on others.
+        communication_bytes: of NCCL and custom reductions with NVLink, on two GPUs and on more; `pcie_bytes` without.
         counts_context: the CUDA context counts as used.
         graphs: "after": graphs are captured from what the fraction leaves; "before": their estimate is subtracted.
         graph_bytes: of all captured graphs.
         swap_bytes: of pinned host memory for swapped KV blocks.
         spread: half of the interval of the parts that a version changes, as a part of them.
         spread_bytes: the same for what is not modelled.
+        fitted_on: sources of these constants: a benchmark must not count them as evidence.
     """
 
     covers: Literal["all", "static", "free", "none"] = "all"
-    sampler_bytes: float = 38.0
-    workspace_bytes: int = round(0.044 * GiB)
+    trial: TrialRun = TrialRun()
     non_torch_bytes: int = round(0.13 * GiB)
-    communication_bytes: int = round(0.41 * GiB)
+    small_non_torch_bytes: int = round(0.03 * GiB)
+    communication_bytes: tuple[int, int] = (round(0.41 * GiB), round(1.4 * GiB))
+    pcie_bytes: int = round(0.07 * GiB)
     counts_context: bool = False
     graphs: Literal["before", "after"] = "after"
     graph_bytes: int = round(0.5 * GiB)
     swap_bytes: int = 0
-    spread: float = 0.25
+    spread: float = 0.12
     spread_bytes: int = round(0.15 * GiB)
+    fitted_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +82,7 @@ class Engine:
         max_batched_tokens: default number of tokens of one step.
         large: both defaults on a GPU of 70 GiB and more that is no A100, where they differ.
         chunked_prefill: prompts are cut so that a step holds at most `max_batched_tokens`.
+        chunks_above: prompts are cut to so many tokens where the longest exceeds 32,768; 0: never.
         memory: what it holds beside weights and KV.
     """
 
@@ -70,6 +94,7 @@ class Engine:
     max_batched_tokens: int
     large: tuple[int, int] | None = None
     chunked_prefill: bool = True
+    chunks_above: int = 0
     memory: MemoryRule = field(default_factory=MemoryRule)
 
     def limits(self, gpu_name: str, visible_bytes: int, max_context_tokens: int) -> tuple[int, int]:
@@ -79,31 +104,56 @@ class Engine:
         """
         if self.large is not None and visible_bytes >= 70 * GiB and "A100" not in gpu_name.upper():
             return self.large
+        if self.chunks_above and max_context_tokens > 32_768:
+            return self.max_sequences, self.chunks_above
         tokens = self.max_batched_tokens if self.chunked_prefill else max(self.max_batched_tokens, max_context_tokens)
         return self.max_sequences, tokens
 
 
-_VLLM_V1 = {"block_tokens": 16, "memory_fraction": 0.9, "max_sequences": 256, "max_batched_tokens": 2048}
+# The older engine (V0). Until 0.6.2 it took what the driver reports as used, with the allocator's unused blocks.
+_V0 = MemoryRule(
+    non_torch_bytes=round(0.16 * GiB), small_non_torch_bytes=round(0.1 * GiB), pcie_bytes=round(0.15 * GiB),
+    communication_bytes=(round(0.15 * GiB), round(0.15 * GiB)), swap_bytes=4 * GiB, spread=0.3, spread_bytes=GiB // 4,
+)  # fmt: skip
+_V0_RESERVED = replace(_V0, trial=TrialRun(counts_reserved=True), spread_bytes=GiB // 2)
+# The first logs of V1 with all parts: 0.11.0 on H100.
+_V1 = MemoryRule(fitted_on=(f"{PLANNER}empirical-vllm-memory-results.md",))
+# Version 0.17 samples with less memory: 5.64 GiB became 2.23 for Qwen3-14B; 14.2 is the slope over nine vocabularies.
+_V1_LEAN = replace(
+    _V1, trial=TrialRun(sampler_bytes=14.2, workspace_bytes=round(0.09 * GiB), expert_workspace=True),
+    fitted_on=(f"{PLANNER}accuracy/vllm-v0.19.0-accuracy-report.md",),
+)  # fmt: skip
+# From 0.18 on, reductions are fused with norms: 2.08 GiB outside torch with tp=2, 2.13 with tp=4, on H100.
+_V1_FUSED = replace(
+    _V1_LEAN, non_torch_bytes=round(0.25 * GiB), small_non_torch_bytes=round(0.15 * GiB),
+    communication_bytes=(round(1.82 * GiB), round(1.89 * GiB)),
+)  # fmt: skip
 
 ENGINES = (
     # Before 0.2.5 the memory of NCCL was not counted (pull request 2031).
     Engine(
         "vllm", "0.2", 16, 0.9, 256, 2560, chunked_prefill=False,
-        memory=MemoryRule(communication_bytes=0, counts_context=True, swap_bytes=4 * GiB, spread_bytes=GiB // 2),
+        memory=replace(_V0_RESERVED, communication_bytes=(0, 0), pcie_bytes=0, counts_context=True),
     ),
+    Engine("vllm", "0.2.5", 16, 0.9, 256, 2560, chunked_prefill=False, memory=_V0_RESERVED),
+    Engine("vllm", "0.5", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=512, memory=_V0_RESERVED),
+    # 0.6.3 and 0.6.4 subtract what lies outside torch twice (pull request 10511).
     Engine(
-        "vllm", "0.2.5", 16, 0.9, 256, 2560, chunked_prefill=False,
-        memory=MemoryRule(counts_context=True, swap_bytes=4 * GiB, spread_bytes=GiB // 2),
+        "vllm", "0.6.3", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=2048,
+        memory=replace(_V0, non_torch_bytes=round(0.7 * GiB), small_non_torch_bytes=round(0.7 * GiB)),
     ),
+    Engine("vllm", "0.6.5", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=2048, memory=_V0),
+    Engine("vllm", "0.8", 16, 0.9, 256, 2048, large=(1024, 8192), memory=_V1),
+    Engine("vllm", "0.17", 16, 0.9, 256, 2048, large=(1024, 8192), memory=_V1_LEAN),
+    Engine("vllm", "0.18", 16, 0.9, 256, 2048, large=(1024, 8192), memory=_V1_FUSED),
+    # From 0.21 on, an estimate of the graphs is subtracted. Later ones run a new model runner: no log has all parts.
     Engine(
-        "vllm", "0.6.5", 16, 0.9, 256, 2048, chunked_prefill=False,
-        memory=MemoryRule(non_torch_bytes=round(0.35 * GiB), swap_bytes=4 * GiB, spread_bytes=GiB // 2),
+        "vllm", "0.21", 16, 0.9, 256, 8192, large=(1024, 8192),
+        memory=replace(_V1_FUSED, graphs="before", spread=0.3, spread_bytes=GiB // 3),
     ),
-    Engine("vllm", "0.8", 16, 0.9, 256, 2048, large=(1024, 8192)),
-    Engine("vllm", "0.21", 16, 0.9, 256, 2048, large=(1024, 8192), memory=MemoryRule(graphs="before")),
     Engine("sglang", "0.4", 1, 0.88, 256, 8192, memory=MemoryRule(covers="static")),
     Engine("tensorrt-llm", "1.0", 32, 0.9, 256, 8192, memory=MemoryRule(covers="free")),
-    Engine("llama.cpp", "b4000", 1, 1.0, 1, 512, memory=MemoryRule(covers="none", sampler_bytes=4, graph_bytes=0)),
+    Engine("llama.cpp", "b4000", 1, 1.0, 1, 512, memory=MemoryRule(covers="none", trial=TrialRun(4), graph_bytes=0)),
 )  # fmt: skip
 """Known engines; of one name, the later version stands later."""
 

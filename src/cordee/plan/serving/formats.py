@@ -44,7 +44,7 @@ WEIGHTS = {
     for each in (
         Format("bf16", 16, "bf16"),
         Format("fp16", 16, "fp16"),
-        Format("fp32", 32, "fp32"),
+        Format("fp32", 32, "fp32", keeps_head=False),
         Format("fp8", 8, "fp8"),
         # One 32-bit scale for each block of 128 x 128 weights: DeepSeek-V3, arXiv:2412.19437, section 3.3.2.
         Format("fp8-block", 8 + 32 / 128**2, "fp8"),

@@ -7,13 +7,14 @@ import math
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
-from cordee.plan.serving.activations import activation_bytes
+from cordee.plan.serving.activations import activation_bytes, has_fast_links
 from cordee.plan.serving.case import ServingCase
 from cordee.plan.serving.kv import is_linear, kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.visible import case_visible_bytes
 from cordee.plan.serving.weights import weights_bytes
 from cordee.units import GiB
 
+ENCODER_SPREAD_BYTES = round(0.7 * GiB)  # the trial run of a vision encoder is not modelled
 CONTEXT_BYTES = round(0.5 * GiB)  # of CUDA itself, on each GPU that a process uses
 
 
@@ -134,26 +135,27 @@ def _stage(case: ServingCase, stage: int) -> ServingMemory:
     weights = weights_bytes(case, stage) + case.draft_weights_bytes
     activations = activation_bytes(case)
     graphs = 0 if case.eager else rule.graph_bytes
-    communication = rule.communication_bytes if case.layout.gpus > 1 else 0
-    others = activations + rule.non_torch_bytes + communication
+    communication = _communication_bytes(case)
+    non_torch = rule.non_torch_bytes if has_fast_links(case.gpu) else rule.small_non_torch_bytes
+    others = activations + non_torch + communication
     if rule.covers == "all":
         others += CONTEXT_BYTES * rule.counts_context + graphs * (rule.graphs == "before")
         left = case.memory_fraction * total - weights - others
     elif rule.covers == "static":
         left = case.memory_fraction * (total - CONTEXT_BYTES - communication) - weights
-        others = rule.non_torch_bytes + communication
+        others = non_torch + communication
     elif rule.covers == "free":
         left = case.memory_fraction * (total - CONTEXT_BYTES - weights - others)
     else:
         left = total - CONTEXT_BYTES - weights - others
-    spread = rule.spread * others + rule.spread_bytes
+    spread = rule.spread * others + rule.spread_bytes + ENCODER_SPREAD_BYTES * (case.shape.encoder > 0)
     return ServingMemory(
         case=case,
         stage=stage,
         weights_bytes=weights,
         activation_bytes=activations,
         graph_bytes=graphs,
-        context_bytes=CONTEXT_BYTES + rule.non_torch_bytes,
+        context_bytes=CONTEXT_BYTES + non_torch,
         communication_bytes=communication,
         pinned_host_bytes=pinned_host_bytes(case),
         kv_bytes=math.floor(left),
@@ -161,6 +163,14 @@ def _stage(case: ServingCase, stage: int) -> ServingMemory:
         kv_high_bytes=math.floor(left + spread),
         block_bytes=max(1, kv_bytes_per_token(case, stage) * case.engine.block_tokens),
     )
+
+
+def _communication_bytes(case: ServingCase) -> int:
+    """Return the bytes of NCCL and of reductions; a pipeline's sends take too little to show in engines' logs."""
+    rule, ranks = case.engine.memory, case.layout.tp * case.layout.dp
+    if ranks == 1:
+        return 0
+    return rule.communication_bytes[ranks > 2] if case.gpu.link.startswith("NVLink") else rule.pcie_bytes
 
 
 def pinned_bytes(size_bytes: int) -> int:
