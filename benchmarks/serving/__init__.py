@@ -1,0 +1,1 @@
+"""The parts of `serving_accuracy.py`: memory (`kv`, `paging`) and speed."""
