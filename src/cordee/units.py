@@ -74,6 +74,36 @@ def parse_bytes_per_s(text: str) -> float:
     raise UnitError(f"{text!r} is not a bandwidth", hint="write 400Gbps (bits) or 50GB/s (bytes)")
 
 
+def parse_rate_per_s(text: str) -> float:
+    """Return the events per second of `5/s`, `300/m` or `2000/h`.
+
+    >>> parse_rate_per_s("5/s"), parse_rate_per_s("90/m")
+    (5.0, 1.5)
+
+    Raises:
+        UnitError: a bare number or an unknown unit.
+    """
+    match = re.fullmatch(_NUMBER + r"\s*/\s*(s|m|h|d)", text.strip())
+    if match is None:
+        raise UnitError(f"{text!r} is not a rate", hint="write a number with a unit: 5/s, 300/m or 2000/h")
+    return float(match[1]) / _SECONDS[match[2]]
+
+
+def parse_token_count(text: str) -> int:
+    """Return the tokens of `16384`, `32k` (32,000) or `32K` (32,768), as vLLM reads them.
+
+    >>> parse_token_count("16384"), parse_token_count("32k"), parse_token_count("32K")
+    (16384, 32000, 32768)
+
+    Raises:
+        UnitError: not a whole number of tokens, or none.
+    """
+    match = re.fullmatch(r"(\d+)\s*([kK]?)", text.strip().replace(",", ""))
+    if match is None or int(match[1]) == 0:
+        raise UnitError(f"{text!r} is not a number of tokens", hint="write 16384, 32k (32,000) or 32K (32,768)")
+    return int(match[1]) * {"": 1, "k": 1000, "K": 1024}[match[2]]
+
+
 def parse_micro_usd(text: str) -> int:
     """Return the integer micro-dollars of `$12.50` or `12.50usd`.
 
@@ -165,6 +195,17 @@ def format_whole_usd(usd: float) -> str:
     ('$135', '$2.99')
     """
     return f"${usd:,.0f}" if usd >= 100 else format_usd(usd)
+
+
+def format_digits_usd(usd: float) -> str:
+    """Format dollars with three digits, for a column whose amounts differ by orders of magnitude.
+
+    >>> format_digits_usd(0.03461), format_digits_usd(1.335), format_digits_usd(2_500)
+    ('$0.0346', '$1.33', '$2,500')
+    """
+    if usd >= 100:
+        return f"${usd:,.0f}"
+    return f"${usd:.{max(0, 2 - math.floor(math.log10(usd)))}f}" if usd > 0 else "$0"
 
 
 def format_count(number: float) -> str:
