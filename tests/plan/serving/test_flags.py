@@ -8,7 +8,7 @@ from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import Engine
-from cordee.plan.serving.flags import ENGINES, Served, engine_settings
+from cordee.plan.serving.flags import DIALECTS, Deployment, engine_settings
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.workload.load import load_shape
 
@@ -24,11 +24,11 @@ CASE = ServingCase(
     max_context_tokens=16384,
     memory_fraction=0.9,
 )
-SERVED = Served("meta-llama/Meta-Llama-3-8B", CASE, 1, 256, static_fraction=0.88, free_fraction=0.9)
+DEPLOYED = Deployment("meta-llama/Meta-Llama-3-8B", CASE, 1)
 
 
 def test_vllm_serves_the_case() -> None:
-    launch = engine_settings("vllm", SERVED)
+    launch = engine_settings("vllm", DEPLOYED)
     assert " ".join(launch.text.replace("\\\n", "").split()) == (
         "vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 2 --max-num-seqs 256 "
         "--max-num-batched-tokens 8192 --max-model-len 16384 --gpu-memory-utilization 0.9 --dtype bfloat16 "
@@ -48,7 +48,7 @@ def test_vllm_serves_the_case() -> None:
 )
 def test_each_engine_has_its_own_names_for_a_mixture(engine: str, words: list[str]) -> None:
     case = replace(CASE, shape=load_shape("deepseek-v3"), layout=ServingLayout(tp=2, dp=4, ep=True))
-    launch = engine_settings(engine, replace(SERVED, case=case))
+    launch = engine_settings(engine, replace(DEPLOYED, case=case))
     assert not launch.cannot
     for each in words:
         assert each in launch.text
@@ -56,7 +56,7 @@ def test_each_engine_has_its_own_names_for_a_mixture(engine: str, words: list[st
 
 def test_what_an_engine_cannot_do_is_said() -> None:
     case = replace(CASE, layout=ServingLayout(tp=2, dp=2, ep=True), weights=WEIGHTS["fp8"])
-    launch = engine_settings("llama.cpp", replace(SERVED, case=case))
+    launch = engine_settings("llama.cpp", replace(DEPLOYED, case=case))
     assert launch.cannot == (
         "data-parallel attention (dp2)",
         "expert parallelism",
@@ -66,29 +66,29 @@ def test_what_an_engine_cannot_do_is_said() -> None:
 
 
 def test_replicas_are_started_one_by_one_and_formats_of_a_checkpoint_are_named() -> None:
-    launch = engine_settings("vllm", replace(SERVED, case=replace(CASE, weights=WEIGHTS["int4"]), replicas=4))
+    launch = engine_settings("vllm", replace(DEPLOYED, case=replace(CASE, weights=WEIGHTS["int4"]), replicas=4))
     assert any("AWQ or GPTQ" in note for note in launch.notes)
     assert any("4 times, each on 2 GPUs" in note for note in launch.notes)
 
 
 def test_the_context_of_llama_cpp_is_divided_among_its_slots() -> None:
-    case = replace(CASE, layout=ServingLayout(), kv=KV["int8"], max_context_tokens=4096)
-    text = engine_settings("llama.cpp", replace(SERVED, case=case, sequences=8)).text
+    case = replace(CASE, layout=ServingLayout(), kv=KV["int8"], max_context_tokens=4096, max_sequences=8)
+    text = engine_settings("llama.cpp", replace(DEPLOYED, case=case)).text
     assert "--ctx-size 32768" in text and "--parallel 8" in text and "--cache-type-v q8_0" in text
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", DIALECTS)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("kv", KV)
 def test_every_format_is_a_setting_a_property_of_the_checkpoint_or_refused(engine: str, weights: str, kv: str) -> None:
     case = replace(CASE, weights=WEIGHTS[weights], kv=KV[kv], layout=ServingLayout())
-    launch = engine_settings(engine, replace(SERVED, case=case))
+    launch = engine_settings(engine, replace(DEPLOYED, case=case))
     assert "None" not in launch.text and launch.text.count("\n\n") == 0
-    dialect = ENGINES[engine]
+    dialect = DIALECTS[engine]
     known = weights in dialect.weights or weights in dialect.checkpoints
     assert known != (f"weights in {weights}" in launch.cannot)
 
 
 def test_an_unknown_engine_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(LayoutError, match="unknown engine 'tgi'"):
-        engine_settings("tgi", SERVED)
+        engine_settings("tgi", DEPLOYED)

@@ -14,20 +14,12 @@ from cordee.units import plural
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A case with what its settings need beside it: sequences at once, and the fractions of memory that hold its KV.
-
-    Attributes:
-        static_fraction: weights and KV cache over the GPU's memory.
-        free_fraction: KV cache over what weights, activations, graphs and the context leave of the GPU's memory.
-    """
+class Deployment:
+    """A case, the checkpoint that it serves, and the number of its replicas."""
 
     model: str
     case: ServingCase
     replicas: int
-    sequences: int
-    static_fraction: float
-    free_fraction: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +36,27 @@ class Dialect:
     """
 
     command: str
-    settings: Callable[[Served], Mapping[str, object]]
+    settings: Callable[[Deployment], Mapping[str, object]]
     kv_name: tuple[str, ...]
     kv: Mapping[str, str]
     checkpoints: Mapping[str, str]
     weights: Mapping[str, str] = field(default_factory=dict)
     lacks: Callable[[ServingCase], list[str]] = lambda _: []
-    file: Callable[[Served], list[str]] = lambda _: []
+    file: Callable[[Deployment], list[str]] = lambda _: []
 
 
-def engine_settings(engine: str, served: Served) -> Launch:
+def engine_settings(engine: str, deployed: Deployment) -> Launch:
     """Return the settings for this engine as one command.
 
     Raises:
         LayoutError: no such engine.
     """
-    if engine not in ENGINES:
-        raise LayoutError(f"unknown engine {engine!r}", hint="use " + ", ".join(ENGINES))
-    dialect, case = ENGINES[engine], served.case
+    if engine not in DIALECTS:
+        raise LayoutError(f"unknown engine {engine!r}", hint="use " + ", ".join(DIALECTS))
+    dialect, case = DIALECTS[engine], deployed.case
     cannot = dialect.lacks(case)
-    words = [dialect.command.format(model=served.model)]
-    words += [f"{name} {value}".rstrip() for name, value in dialect.settings(served).items() if value is not None]
+    words = [dialect.command.format(model=deployed.model)]
+    words += [f"{name} {value}".rstrip() for name, value in dialect.settings(deployed).items() if value is not None]
     notes = []
     if case.weights.name in dialect.weights:
         words.append(dialect.weights[case.weights.name])
@@ -76,11 +68,11 @@ def engine_settings(engine: str, served: Served) -> Launch:
         cannot.append(f"a KV cache in {case.kv.name}")
     elif dialect.kv[case.kv.name]:
         words += [f"{name} {dialect.kv[case.kv.name]}" for name in dialect.kv_name]
-    if served.replicas > 1:
+    if deployed.replicas > 1:
         gpus = plural(case.layout.gpus, "GPU")
-        notes.append(f"start it {served.replicas} times, each on {gpus} (CUDA_VISIBLE_DEVICES), behind one router")
+        notes.append(f"start it {deployed.replicas} times, each on {gpus} (CUDA_VISIBLE_DEVICES), behind one router")
     text = " \\\n    ".join(words)
-    lines = dialect.file(served)
+    lines = dialect.file(deployed)
     if lines:
         text = "\n".join(["cat > serve.yaml <<'END'", *lines, "END", text + " \\\n    --config serve.yaml"])
     return Launch(engine, str(case.layout), text, tuple(cannot), tuple(notes))
@@ -91,22 +83,22 @@ def _many(number: int) -> int | None:
     return number if number > 1 else None
 
 
-def _vllm(served: Served) -> Mapping[str, object]:
-    case, layout = served.case, served.case.layout
+def _vllm(deployed: Deployment) -> Mapping[str, object]:
+    case, layout = deployed.case, deployed.case.layout
     return {
         "--tensor-parallel-size": _many(layout.tp),
         "--pipeline-parallel-size": _many(layout.pp),
         "--data-parallel-size": _many(layout.dp),
         "--enable-expert-parallel": "" if layout.ep else None,
-        "--max-num-seqs": served.sequences,
+        "--max-num-seqs": case.max_sequences,
         "--max-num-batched-tokens": case.max_batched_tokens,
         "--max-model-len": case.max_context_tokens,
         "--gpu-memory-utilization": f"{case.memory_fraction:.3g}",
     }
 
 
-def _sglang(served: Served) -> Mapping[str, object]:
-    case, layout = served.case, served.case.layout
+def _sglang(deployed: Deployment) -> Mapping[str, object]:
+    case, layout = deployed.case, deployed.case.layout
     return {
         # Attention in data-parallel groups divides the tensor-parallel GPUs, so tp-size counts all of them.
         "--tp-size": _many(layout.tp * layout.dp),
@@ -114,42 +106,42 @@ def _sglang(served: Served) -> Mapping[str, object]:
         "--dp-size": _many(layout.dp),
         "--enable-dp-attention": "" if layout.dp > 1 else None,
         "--ep-size": layout.tp * layout.dp if layout.ep else None,
-        "--max-running-requests": served.sequences,
+        "--max-running-requests": case.max_sequences,
         "--chunked-prefill-size": case.max_batched_tokens,
         "--context-length": case.max_context_tokens,
-        "--mem-fraction-static": f"{served.static_fraction:.3f}",
+        "--mem-fraction-static": f"{case.memory_fraction:.3g}",
     }
 
 
-def _tensorrt_llm(served: Served) -> Mapping[str, object]:
-    case, layout = served.case, served.case.layout
+def _tensorrt_llm(deployed: Deployment) -> Mapping[str, object]:
+    case, layout = deployed.case, deployed.case.layout
     return {
         "--tp_size": _many(layout.tp * layout.dp),
         "--pp_size": _many(layout.pp),
         "--ep_size": layout.tp * layout.dp if layout.ep else None,
-        "--max_batch_size": served.sequences,
+        "--max_batch_size": case.max_sequences,
         "--max_num_tokens": case.max_batched_tokens,
         "--max_seq_len": case.max_context_tokens,
-        "--kv_cache_free_gpu_memory_fraction": f"{served.free_fraction:.3f}",
+        "--kv_cache_free_gpu_memory_fraction": f"{case.memory_fraction:.3g}",
     }
 
 
-def _tensorrt_llm_file(served: Served) -> list[str]:
-    case = served.case
+def _tensorrt_llm_file(deployed: Deployment) -> list[str]:
+    case = deployed.case
     lines = ["enable_chunked_prefill: true"] if case.engine.chunked_prefill else []
     lines += ["enable_attention_dp: true"] if case.layout.dp > 1 else []
     kv = {"fp8": "fp8"}.get(case.kv.name)
     return [*lines, "kv_cache_config:", f"  dtype: {kv}"] if kv else lines
 
 
-def _llama_cpp(served: Served) -> Mapping[str, object]:
-    case, layout = served.case, served.case.layout
+def _llama_cpp(deployed: Deployment) -> Mapping[str, object]:
+    case, layout = deployed.case, deployed.case.layout
     gpus = layout.gpus
     return {
         "--n-gpu-layers": "all",
         # The context is divided among the slots.
-        "--ctx-size": served.sequences * case.max_context_tokens,
-        "--parallel": served.sequences,
+        "--ctx-size": case.max_sequences * case.max_context_tokens,
+        "--parallel": case.max_sequences,
         "--batch-size": case.max_batched_tokens,
         "--flash-attn": "on",
         "--split-mode": None if gpus == 1 else "tensor" if layout.tp > 1 else "layer",
@@ -172,7 +164,7 @@ _HF_CHECKPOINTS = {
     "fp8-block": "FP8 with block scales: the engine reads the format from it",
 }
 
-ENGINES: Mapping[str, Dialect] = {
+DIALECTS: Mapping[str, Dialect] = {
     "vllm": Dialect(
         command="vllm serve {model}",
         settings=_vllm,
@@ -222,9 +214,10 @@ ENGINES: Mapping[str, Dialect] = {
             "int8-wo": "GGUF Q8_0",
             "int4": "GGUF Q4_K_M",
             "mxfp4": "GGUF MXFP4",
+            **{f"gguf-{name}": f"GGUF {name.upper()}" for name in ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0")},
         },
         kv_name=("--cache-type-k", "--cache-type-v"),
-        kv={"fp16": "", "bf16": "bf16", "fp32": "f32", "int8": "q8_0"},
+        kv={"fp16": "", "bf16": "bf16", "fp32": "f32", "int8": "q8_0", "q8_0": "q8_0", "q4_0": "q4_0"},
         lacks=_llama_cpp_lacks,
     ),
 }

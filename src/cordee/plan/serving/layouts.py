@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from cordee.errors import LayoutError
 from cordee.hardware.catalog import Gpu
+from cordee.hardware.collectives import near_gpus
 from cordee.plan.serving.case import ServingLayout
 from cordee.units import plural
 from cordee.workload.model import ModelShape
@@ -64,16 +65,13 @@ def misfit(layout: ServingLayout, shape: ModelShape, gpu: Gpu, gpus: int) -> tup
     tp, ranks = layout.tp, layout.tp * layout.dp
     good = ", ".join(str(size) for size in _degrees(shape, gpu))
     rules = (
-        (layout.gpus > gpus,
-         f"layout needs tp*pp*dp = {tp}*{layout.pp}*{layout.dp} = {plural(layout.gpus, 'GPU')}, but there are {gpus}",
-         "use a smaller layout, or give more GPUs"),
         (shape.heads % tp != 0,
          f"tp={tp} does not divide the {shape.heads} attention heads", f"use tp of {good}"),
         (shape.latent is None and shape.kv_heads % tp != 0 and tp % shape.kv_heads != 0,
          f"tp={tp} neither divides the {shape.kv_heads} KV heads nor is a multiple of them", f"use tp of {good}"),
         (shape.ffn % tp != 0, f"tp={tp} does not divide the feed-forward width of {shape.ffn}", f"use tp of {good}"),
-        (tp > gpu.island_gpus,
-         f"tp={tp} is more than the {gpu.island_gpus} GPUs that {gpu.link} joins",
+        (tp > near_gpus(gpu),
+         f"tp={tp} is more than the {near_gpus(gpu)} GPUs that {gpu.link} joins",
          "use pp between nodes, or more replicas"),
         (layout.pp > shape.layers, f"pp={layout.pp} is more than the {shape.layers} layers", "use fewer stages"),
         (layout.dp > 1 and shape.experts is None,
@@ -83,6 +81,9 @@ def misfit(layout: ServingLayout, shape: ModelShape, gpu: Gpu, gpus: int) -> tup
         (layout.ep and shape.experts is not None and shape.experts.routed % ranks != 0,
          f"tp*dp = {ranks} does not divide the {0 if shape.experts is None else shape.experts.routed} experts",
          "use fewer GPUs in a replica"),
+        (layout.gpus > gpus,
+         f"layout needs tp*pp*dp = {tp}*{layout.pp}*{layout.dp} = {plural(layout.gpus, 'GPU')}, but there are {gpus}",
+         "use a smaller layout, or give more GPUs"),
     )  # fmt: skip
     return next(((message, hint) for broken, message, hint in rules if broken), None)
 
@@ -106,7 +107,7 @@ def _degrees(shape: ModelShape, gpu: Gpu) -> list[int]:
     """Return the degrees of tensor parallelism that divide heads, KV heads and feed-forward width."""
     return [
         tp
-        for tp in range(1, max(8, gpu.island_gpus) + 1)
+        for tp in range(1, near_gpus(gpu) + 1)
         if shape.heads % tp == 0
         and shape.ffn % tp == 0
         and (shape.latent is not None or shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0)

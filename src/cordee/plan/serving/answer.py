@@ -1,0 +1,167 @@
+"""The answer: layouts of a replica by price, their memory, latencies, levers, and what would help where none does.
+
+Parts that take seconds and that not every caller reads (remedies, the curve, the levers) are computed on first use.
+Renderers are elsewhere: the terminal in `cli/`, the page in `page.py`, JSON in `document.py`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from cordee.errors import DoesNotFitError, LayoutError
+from cordee.plan.launch import Launch
+from cordee.plan.serving.curve import ServingCurve, serving_curve
+from cordee.plan.serving.flags import Deployment, engine_settings
+from cordee.plan.serving.judge import ServingCandidate
+from cordee.plan.serving.levers import Lever, levers
+from cordee.plan.serving.memory import engine_log
+from cordee.plan.serving.page import serving_page
+from cordee.plan.serving.remedies import ServingRemedy, remedies
+from cordee.plan.serving.request import ServingRequest
+from cordee.plan.serving.why import ServingWhy, why_not
+from cordee.units import format_digits_usd, format_gb, plural
+
+
+@dataclass(frozen=True)
+class ServingAnswer:
+    """All layouts of one request, ranked. It draws itself in a notebook."""
+
+    request: ServingRequest
+    candidates: tuple[ServingCandidate, ...]
+
+    @property
+    def serving(self) -> tuple[ServingCandidate, ...]:
+        """Layouts that keep the latencies, the cheapest first."""
+        return tuple(each for each in self.candidates if each.keeps_slo)
+
+    @property
+    def late(self) -> tuple[ServingCandidate, ...]:
+        """Layouts that fit and miss a latency or do not keep up, the nearest first."""
+        return tuple(each for each in self.candidates if each.fits and not each.keeps_slo)
+
+    @property
+    def rejected(self) -> tuple[ServingCandidate, ...]:
+        """Layouts that do not fit, the nearest to fitting first."""
+        return tuple(each for each in self.candidates if not each.fits)
+
+    @property
+    def best(self) -> ServingCandidate | None:
+        """The cheapest layout that keeps the latencies."""
+        return self.candidates[0] if self.candidates[0].keeps_slo else None
+
+    @property
+    def nearest(self) -> ServingCandidate:
+        """The best layout, or the one nearest to keeping the latencies, or to fitting."""
+        return self.candidates[0]
+
+    @property
+    def fits(self) -> bool:
+        """Return whether any layout fits."""
+        return self.nearest.fits
+
+    @property
+    def engine_log(self) -> str:
+        """The lines of memory and KV cache that the engine will print."""
+        return engine_log(self.nearest.memory)
+
+    @cached_property
+    def remedies(self) -> tuple[ServingRemedy, ...]:
+        """Changes after which a layout keeps the latencies; none where one does already."""
+        return () if self.best is not None else remedies(self.request)
+
+    @cached_property
+    def curve(self) -> ServingCurve | None:
+        """Throughput against latency of the nearest layout by requests at once; None where it does not fit."""
+        return serving_curve(self.nearest) if self.fits else None
+
+    @cached_property
+    def levers(self) -> tuple[Lever, ...]:
+        """The levers on the price, each with its effect here and its crossover; none where nothing fits."""
+        return levers(self.nearest) if self.fits else ()
+
+    @cached_property
+    def why(self) -> ServingWhy | None:
+        """Why the best is not what the request asks about."""
+        return None if self.request.why is None else why_not(self, self.request.why)
+
+    @cached_property
+    def launch(self) -> Launch | None:
+        """Settings of the best layout for the request's launcher.
+
+        Raises:
+            LayoutError: another engine than the plan's.
+            DoesNotFitError: nothing fits.
+        """
+        if self.request.launcher is None:
+            return None
+        found, engine = self.nearest, self.request.engine.name
+        if not found.fits:
+            raise self.error()
+        if self.request.launcher != engine:
+            message = f"the plan is for {engine}, not for {self.request.launcher}: their memory differs"
+            raise LayoutError(message, hint=f"give --engine {self.request.launcher}, or --launch {engine}")
+        deployed = Deployment(self.request.model or self.request.shape.name, found.case, found.replicas)
+        return engine_settings(self.request.launcher, deployed)
+
+    @property
+    def where(self) -> str:
+        """The GPUs, for a message."""
+        return f"{self.request.gpus} x {self.request.gpu.name}"
+
+    @property
+    def summary(self) -> str:
+        """One line: layout, replicas, requests at once, latencies and price; or what is missing."""
+        found = self.nearest
+        if not found.fits:
+            short = format_gb(found.shortfall_bytes)
+            return f"{self.request.shape.name} does not fit: {found.name}, the nearest, is short by {short} on each GPU"
+        if found.performance is None:
+            most = f"at most {found.capacity_per_s:,.1f} requests/s"
+            return f"{found.name} fits, but {plural(found.replicas, 'replica')} cannot keep up: {most}"
+        speed, at = found.performance, self.request.slo.statistic
+        ttft, tpot = (1000 * getattr(each, at) for each in (speed.ttft, speed.tpot))
+        price = "" if found.usd_per_mtok is None else f", {format_digits_usd(found.usd_per_mtok)} a million tokens"
+        verdict = "" if found.keeps_slo else f"; {found.excess:.2f} times the SLO"
+        where = f"{found.gpus} of {plural(self.request.gpus, 'GPU')}"
+        return (
+            f"{plural(found.replicas, 'replica')} of {found.name} on {where}: {speed.requests_per_s:,.1f} requests/s, "
+            f"TTFT {ttft:,.0f} ms, TPOT {tpot:,.1f} ms{price}{verdict}"
+        )
+
+    def error(self) -> DoesNotFitError:
+        """Return the refusal of a request in which nothing fits or keeps the latencies."""
+        found = self.nearest
+        hint = "; or ".join(str(each) for each in self.remedies) or "use larger or more GPUs"
+        name = self.request.shape.name
+        if not found.fits:
+            message = (
+                f"{name} does not fit {self.where}, not even for one request: {found.name}, which is nearest, needs "
+                f"{format_gb(found.shortfall_bytes)} more on each GPU"
+            )
+        else:
+            message = f"{name} on {self.where} does not keep {self.request.slo}: {self.summary}"
+        return DoesNotFitError(message, hint=hint)
+
+    def page(self) -> str:
+        """Return the answer as one self-contained HTML page."""
+        return serving_page(self)
+
+    def _repr_html_(self) -> str:
+        return serving_page(self, notebook=True)
+
+    def table(self) -> list[dict[str, object]]:
+        """Return a row for each layout in base units, ready for `pandas.DataFrame`."""
+        return [
+            {
+                "layout": each.name,
+                "replicas": each.replicas,
+                "fits": each.fits,
+                "keeps_slo": each.keeps_slo,
+                "kv_tokens": each.memory.kv_tokens,
+                "sequences_max": each.sequences,
+                "requests_per_s": None if each.performance is None else each.performance.requests_per_s,
+                "ttft_s_p99": None if each.performance is None else each.performance.ttft.p99,
+                "tpot_s_p99": None if each.performance is None else each.performance.tpot.p99,
+                "usd_per_mtok": each.usd_per_mtok,
+            }
+            for each in self.candidates
+        ]

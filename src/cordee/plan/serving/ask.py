@@ -1,0 +1,24 @@
+"""The serving door: `ask(ServingRequest) -> ServingAnswer`.
+
+Each layout of a replica that divides the model is judged in each format, and ranked by the price of a million tokens
+among those that keep the latencies. The command line and notebooks ask here, so they make the same assumptions.
+"""
+
+from cordee.plan.serving.answer import ServingAnswer
+from cordee.plan.serving.judge import judge_all, rank
+from cordee.plan.serving.request import ServingRequest
+
+__all__ = ["ServingAnswer", "ServingRequest", "ask"]
+
+
+def ask(request: ServingRequest) -> ServingAnswer:
+    """Judge the layouts of a replica on these GPUs under the request's traffic.
+
+    If none keeps the latencies, `ServingAnswer.best` is None and `nearest` is the one that misses them least, or that
+    lacks the fewest bytes.
+
+    Raises:
+        LayoutError: no layout that is asked for divides the model.
+        CatalogueError: the GPU does not compute in a format.
+    """
+    return ServingAnswer(request, tuple(sorted(judge_all(request), key=rank)))

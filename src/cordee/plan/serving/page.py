@@ -1,0 +1,86 @@
+"""The serving answer as an HTML page: drawings are made here, the words stand in `view/templates/serve.html.j2`."""
+
+from typing import TYPE_CHECKING
+
+from cordee.plan.serving.curve import ServingCurve
+from cordee.plan.serving.judge import ServingCandidate
+from cordee.units import format_count, format_digits_usd, format_gb
+from cordee.view.chart import Axis, ChartLine, Mark, chart_html
+from cordee.view.memory import SERVING_PARTS, MemoryBar, memory_html
+from cordee.view.page import page
+
+if TYPE_CHECKING:
+    from cordee.plan.serving.answer import ServingAnswer
+
+SHOWN = 8
+
+
+def serving_page(answer: "ServingAnswer", *, notebook: bool = False) -> str:
+    """Return the page, self-contained, or its parts alone for the output of a notebook's cell."""
+    request = answer.request
+    traffic = request.traffic
+    verdict = "it does not fit" if not answer.fits else "it misses its latencies" if answer.best is None else "it fits"
+    curve = answer.curve
+    return page(
+        "serve.html.j2",
+        frame="notebook.html.j2" if notebook else "base.html.j2",
+        title=f"{request.shape.name} served on {request.gpus} x {request.gpu.name}: {verdict}",
+        lead=(
+            f"{request.engine.name} {request.engine.version}, requests of {traffic.input_tokens:,} + "
+            f"{traffic.output_tokens:,} tokens; {request.slo}."
+        ),
+        answer=answer,
+        shown=SHOWN,
+        milliseconds=milliseconds,
+        dollars=lambda usd: "no price" if usd is None else format_digits_usd(usd),
+        memory_svg=_memory_svg(answer),
+        curve_svg="" if curve is None or len(curve.points) < 2 else curve_svg(curve, answer),
+        footer=f"{request.gpu.name}: {request.gpu.source}. step times: {request.gpu.efficiency.source}"
+        + (
+            ""
+            if request.price is None
+            else f". ${request.price.usd_per_gpu_hour:.2f} a GPU-hour: {request.price.source}"
+        ),
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a latency in milliseconds.
+
+    >>> milliseconds(0.0123), milliseconds(0.5), milliseconds(75.0)
+    ('12.3 ms', '500 ms', '75,000 ms')
+    """
+    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
+
+
+def curve_svg(curve: ServingCurve, answer: "ServingAnswer") -> str:
+    """Draw tokens a second over the time per output token, with the knee and the limit that is to be kept."""
+    points = [(1000 * point.tpot_s, point.output_tokens_per_s) for point in curve.points]
+    points.sort()
+    marks = []
+    if curve.knee is not None:
+        at = f"knee: {curve.knee.sequences} at once"
+        marks = [Mark(1000 * curve.knee.tpot_s, curve.knee.output_tokens_per_s, at)]
+    lines = [ChartLine("planned", points)]
+    limit = answer.request.slo.tpot_s
+    if limit is not None:
+        lines.append(
+            ChartLine(f"limit {1000 * limit:g} ms", [(1000 * limit, 0.0), (1000 * limit, points[-1][1])], True)
+        )
+    return chart_html(
+        lines,
+        Axis("ms per output token", lambda value: f"{value:,.0f}"),
+        Axis("output tokens/s", lambda value: format_count(value) if value else "0"),
+        marks,
+        label="output tokens a second over time per output token",
+    )
+
+
+def _memory_svg(answer: "ServingAnswer") -> str:
+    shown = (*answer.serving[:SHOWN], *answer.late[:2], *answer.rejected[: 2 if answer.fits else SHOWN])
+    bars = [MemoryBar(f"{each.replicas}x {each.name}", each.parts, _note(each), SERVING_PARTS) for each in shown]
+    return memory_html(bars, answer.request.gpu.memory_bytes)
+
+
+def _note(each: ServingCandidate) -> str:
+    return f"{each.sequences:,} at once" if each.fits else f"short by {format_gb(each.shortfall_bytes)}"

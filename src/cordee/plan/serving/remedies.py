@@ -1,0 +1,85 @@
+"""Changes after which a model fits or keeps its latencies: other formats, a shorter context, more or larger GPUs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cordee.errors import LayoutError
+from cordee.plan.serving.case import ServingLayout
+from cordee.plan.serving.formats import KV, WEIGHTS
+from cordee.plan.serving.judge import ServingCandidate, judge_all, rank
+from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT
+from cordee.plan.serving.request import ServingRequest
+from cordee.units import format_digits_usd
+
+SHOWN = 4
+GPUS_TRIED = 3
+FEW_SEQUENCES = 64
+CONTEXTS = (32_768, 16_384, 8_192, 4_096, 2_048)
+
+
+@dataclass(frozen=True)
+class ServingRemedy:
+    """One change, and the layout that keeps the latencies after it."""
+
+    change: str
+    candidate: ServingCandidate
+
+    def __str__(self) -> str:
+        found = self.candidate
+        price = "" if found.usd_per_mtok is None else f", {format_digits_usd(found.usd_per_mtok)} a million tokens"
+        return f"{self.change}: {found.replicas} x {found.name}{price}"
+
+
+def remedies(request: ServingRequest) -> tuple[ServingRemedy, ...]:
+    """Return changes that help, each alone, the first few."""
+    found: list[ServingRemedy] = []
+    for change, changed in _changes(request):
+        more_gpus = change.startswith("--gpus") and any(each.change.startswith("--gpus") for each in found)
+        best = None if more_gpus and len(found) > 1 else cheapest(changed)
+        if best is not None:
+            found.append(ServingRemedy(change, best))
+        if len(found) == SHOWN:
+            break
+    return tuple(found)
+
+
+def cheapest(request: ServingRequest) -> ServingCandidate | None:
+    """Return the first candidate of the ranking; None if it does not keep the latencies, or nothing divides."""
+    try:
+        best = min(judge_all(request), key=rank)
+    except LayoutError:
+        return None
+    return best if best.keeps_slo else None
+
+
+def _changes(request: ServingRequest) -> Iterator[tuple[str, ServingRequest]]:
+    """Yield requests with one change each, the cheapest first."""
+    if request.layout != ANY_SERVING_LAYOUT:
+        yield "without --layout", replace(request, layout=ANY_SERVING_LAYOUT)
+    sequences = request.case(ServingLayout(), request.weights[0], request.kv[0]).max_sequences
+    if sequences > FEW_SEQUENCES:
+        # The trial run of the sampler takes memory for each of them.
+        yield f"--max-sequences {FEW_SEQUENCES}", _limited(request, max_sequences=FEW_SEQUENCES)
+    if request.kv[0].name != "fp8":
+        yield "--kv fp8", replace(request, kv=(KV["fp8"],))
+    for name in ("fp8", "int8", "int4"):
+        if WEIGHTS[name].bits < request.weights[0].bits and _computes(request, name):
+            yield f"--weights {name}", replace(request, weights=(WEIGHTS[name],))
+    asked = request.limits.context_tokens
+    shorter = [tokens for tokens in CONTEXTS if request.traffic.request_tokens <= tokens < (asked or 0)]
+    for context in shorter[:1]:
+        yield f"--context {context}", _limited(request, context_tokens=context)
+    larger = [gpu for gpu in request.pricing.other_gpus if gpu.memory_bytes > request.gpu.memory_bytes]
+    for gpu in sorted(larger, key=lambda gpu: gpu.memory_bytes)[:GPUS_TRIED]:
+        yield f"--gpus {request.gpus}x{gpu.name}", replace(request, gpu=gpu)
+    for factor in (2, 4, 8, 16, 32):
+        yield f"--gpus {factor * request.gpus}x{request.gpu.name}", replace(request, gpus=factor * request.gpus)
+
+
+def _limited(request: ServingRequest, **limits: int) -> ServingRequest:
+    return replace(request, limits=replace(request.limits, **limits))
+
+
+def _computes(request: ServingRequest, name: str) -> bool:
+    """Return whether the GPU has units for the products of this format."""
+    return WEIGHTS[name].products in request.gpu.flop_per_s

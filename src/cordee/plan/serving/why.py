@@ -1,0 +1,153 @@
+"""The reason against a layout, or against so many requests at once: the rule, the bytes, the latency or the price."""
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from cordee.plan.serving.formats import KV, WEIGHTS
+from cordee.plan.serving.judge import ServingCandidate, judge, rank, steady
+from cordee.plan.serving.kv import kv_bytes
+from cordee.plan.serving.layouts import misfit, parse_serving_layout
+from cordee.units import format_digits_usd, format_gb, plural
+
+if TYPE_CHECKING:
+    from cordee.plan.serving.answer import ServingAnswer
+
+Ground = Literal[
+    "does not divide",
+    "does not fit",
+    "misses the SLO",
+    "does not keep up",
+    "costs more",
+    "the engine's limit",
+    "possible",
+    "the best",
+]
+
+
+@dataclass(frozen=True)
+class ServingWhy:
+    """Why a layout is not the best, or why so many requests do not run at once; `hint` names what would do."""
+
+    asked: str
+    ground: Ground
+    message: str
+    hint: str
+    candidate: ServingCandidate | None
+
+
+def why_not(answer: "ServingAnswer", text: str) -> ServingWhy:
+    """Return why the best layout is not this one (`tp=2`), or why a replica does not run so many at once (`128`).
+
+    Axes that the text leaves out are 1.
+
+    Raises:
+        LayoutError: the text cannot be read.
+    """
+    return _sequences(answer, int(text)) if text.strip().isdecimal() else _layout(answer, text)
+
+
+def _layout(answer: "ServingAnswer", text: str) -> ServingWhy:
+    request, layout = answer.request, parse_serving_layout(text).plainest
+    broken = misfit(layout, request.shape, request.gpu, request.gpus)
+    if broken is not None:
+        return ServingWhy(text, "does not divide", *broken, None)
+    formats = product(request.weights, request.kv)
+    found = min((judge(request, layout, weights, kv) for weights, kv in formats), key=rank)
+    best = answer.best
+    if not found.fits:
+        return ServingWhy(text, "does not fit", f"{found.name} {_shortfall(found)}", _fits_instead(answer), found)
+    if found.performance is None:
+        message = f"{plural(found.replicas, 'replica')} of {found.name} cannot keep up with the requests"
+        return ServingWhy(text, "does not keep up", message, _fits_instead(answer), found)
+    if not found.keeps_slo:
+        return ServingWhy(text, "misses the SLO", f"{found.name}: {latencies(found)}", _fits_instead(answer), found)
+    if best is None or best.case == found.case:
+        return ServingWhy(text, "the best", f"{found.name} is the best: {latencies(found)}", "", found)
+    return ServingWhy(text, "costs more", _dearer(found, best), f"{best.name}: {latencies(best)}", found)
+
+
+def _dearer(found: ServingCandidate, best: ServingCandidate) -> str:
+    assert found.performance is not None and best.performance is not None, "both keep the latencies"
+    mine, its = (each.performance.requests_per_s / each.gpus for each in (found, best) if each.performance)
+    price = ""
+    if found.usd_per_mtok is not None and best.usd_per_mtok is not None:
+        both = f"{format_digits_usd(found.usd_per_mtok)} against {format_digits_usd(best.usd_per_mtok)}"
+        price = f" ({both} a million tokens)"
+    return (
+        f"{found.name} keeps the latencies ({latencies(found)}) but answers {mine:,.2f} requests/s on each GPU, "
+        f"{1 - mine / its:.0%} less than {best.name} with {its:,.2f}{price}"
+    )
+
+
+def latencies(found: ServingCandidate) -> str:
+    """Return TTFT and TPOT in the request's statistic beside their limits."""
+    slo, speed = found.request.slo, found.performance
+    if speed is None:
+        return "does not keep up"
+    pairs = (("TTFT", speed.ttft, slo.ttft_s), ("TPOT", speed.tpot, slo.tpot_s))
+    return ", ".join(
+        f"{name} {1000 * getattr(seconds, slo.statistic):,.1f} ms" + (f" of {1000 * limit:,g}" if limit else "")
+        for name, seconds, limit in pairs
+    )
+
+
+def _shortfall(found: ServingCandidate) -> str:
+    parts = sorted(((name, size) for name, size in found.parts.items() if size), key=lambda pair: -pair[1])
+    largest = ", ".join(f"{name} {format_gb(size)}" for name, size in parts[:3])
+    return (
+        f"lacks {format_gb(found.shortfall_bytes)} for the KV cache of one sequence of "
+        f"{found.case.max_context_tokens:,} tokens: of {format_gb(found.budget_bytes)} that the engine may use it has "
+        f"{largest}"
+    )
+
+
+def _fits_instead(answer: "ServingAnswer") -> str:
+    best = answer.best
+    if best is not None:
+        return f"{best.name} keeps them: {latencies(best)}"
+    return "; or ".join(str(each) for each in answer.remedies)
+
+
+def _sequences(answer: "ServingAnswer", wanted: int) -> ServingWhy:
+    """Return what keeps a replica of the nearest layout from running so many requests at once."""
+    found, text = answer.nearest, str(wanted)
+    tokens = answer.request.traffic.request_tokens
+    name = f"{wanted} at once on {found.name}"
+    if not found.fits:
+        return ServingWhy(text, "does not fit", f"{found.name} {_shortfall(found)}", _fits_instead(answer), found)
+    room = found.memory.sequences(tokens)
+    if wanted > room:
+        needs, has = wanted * kv_bytes(found.case, tokens), found.memory.kv_bytes
+        message = (
+            f"{name} need {format_gb(needs)} of KV cache on each GPU ({tokens:,} tokens each), but it has "
+            f"{format_gb(has)}: room for {room}"
+        )
+        return ServingWhy(text, "does not fit", message, _room_hint(answer, found, wanted), found)
+    if wanted > found.case.max_sequences:
+        message = f"{name}: the memory has room for {room}, but the engine runs {found.case.max_sequences} at most"
+        return ServingWhy(text, "the engine's limit", message, f"give --max-sequences {wanted}", found)
+    tried = steady(found, wanted)
+    if tried.excess > 1:
+        return ServingWhy(text, "misses the SLO", f"{name}: {latencies(tried)}", _slo_hint(found), tried)
+    message = f"{name}: {latencies(tried)}; there is room for {room}"
+    return ServingWhy(text, "possible", message, "", tried)
+
+
+def _room_hint(answer: "ServingAnswer", found: ServingCandidate, wanted: int) -> str:
+    request, tokens = answer.request, answer.request.traffic.request_tokens
+    eight = KV["fp8"]
+    four = WEIGHTS["int4"]
+    tries = [("--kv fp8", judge(request, found.case.layout, found.case.weights, eight))]
+    tries += [("--kv fp8 --weights int4", judge(request, found.case.layout, four, eight))]
+    tries += [(str(each.case.layout), each) for each in answer.candidates if each.fits]
+    for change, each in tries:
+        if each.fits and each.memory.sequences(tokens) >= wanted:
+            return f"{change} has room for {each.memory.sequences(tokens)}"
+    return "shorter requests, or GPUs with more memory"
+
+
+def _slo_hint(found: ServingCandidate) -> str:
+    if found.performance is None:
+        return ""
+    return f"{found.performance.sequences:,.0f} at once keep it: {latencies(found)}"
