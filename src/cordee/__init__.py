@@ -10,12 +10,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from cordee import plan
+    from cordee.planning import serve_plan
     from cordee.train.data.sampler import ElasticBatchSampler
     from cordee.train.job import Job, job
 
-__all__ = ["ElasticBatchSampler", "Job", "__version__", "job", "plan"]
+__all__ = ["ElasticBatchSampler", "Job", "__version__", "job", "plan", "serve_plan"]
 
-_SDK = {"job": "cordee.train.job", "Job": "cordee.train.job", "ElasticBatchSampler": "cordee.train.data.sampler"}
+_LAZY = {
+    "job": "cordee.train.job",
+    "Job": "cordee.train.job",
+    "ElasticBatchSampler": "cordee.train.data.sampler",
+    "serve_plan": "cordee.planning",
+}
 
 
 def __dir__() -> list[str]:
@@ -24,9 +30,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the SDK on first use, so that `import cordee` needs no torch."""
-    if name in _SDK:
-        return getattr(import_module(_SDK[name]), name)
+    """Import the SDK and the planners on first use, so that `import cordee` needs no torch."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     if name == "plan":
         return import_module("cordee.plan")  # a package that can be called
     raise AttributeError(f"module 'cordee' has no attribute {name!r}")

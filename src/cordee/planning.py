@@ -3,23 +3,33 @@
 `plan/` itself reads no file. What a user writes (`64xH100`, a folder, a list of prices) becomes a `Request` here.
 """
 
+import json
 import os
 import re
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TypedDict, TypeVar, Unpack
 
-from cordee.errors import CatalogueError, SpecError
-from cordee.hardware.catalog import Capacity, Catalogue, Gpu
+from cordee.errors import CatalogueError, SpecError, TraceError
+from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Gpu
 from cordee.hardware.load import load_catalogue
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import Assumptions
 from cordee.plan.layout import Recompute
+from cordee.plan.serving.ask import ServingAnswer, ServingRequest
+from cordee.plan.serving.ask import ask as ask_serving
+from cordee.plan.serving.engine import Engine, find_engine
+from cordee.plan.serving.formats import KV, WEIGHTS, Format, find_format
+from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
+from cordee.plan.serving.request import STATISTICS, EngineLimits, Pricing, Slo, Traffic
 from cordee.plan.settings import Settings
 from cordee.plan.training import Loss, Precision
 from cordee.plan.wanted import layout_wanted
+from cordee.units import parse_duration_s, parse_rate_per_s, parse_token_count
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
+from cordee.workload.requests import Request as TracedRequest
 
+T = TypeVar("T", bound=str)
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 
 
@@ -79,6 +89,183 @@ def plan(
             tokens=None if tokens is None else parse_tokens(tokens),
         )
     )
+
+
+class ServingGiven(TypedDict, total=False):
+    """The rest of a serving question beside the model and the GPUs, as it is written on the command line."""
+
+    input_tokens: int
+    output_tokens: int
+    rate: str | None
+    concurrency: int | None
+    requests: Path | None
+    cached: float
+    ttft: str | None
+    tpot: str | None
+    statistic: str
+    weights: str
+    kv: str
+    layout: str | None
+    engine: str | None
+    context: str | None
+    max_sequences: int | None
+    memory_fraction: float | None
+    capacity: str
+    prices: Path | None
+    hours: str | None
+    why: str | None
+    launcher: str | None
+
+
+def serve_plan(model: str | Path, gpus: str, **given: Unpack[ServingGiven]) -> ServingAnswer:
+    """Plan the serving of a model of the catalogue, a config.json or a folder with one, on GPUs such as `8xH100`.
+
+    Args:
+        model: what to serve.
+        gpus: the GPUs of all replicas, and their kind.
+        **given: as on the command line: `rate="5/s"`, `ttft="500ms"`, `kv="fp8"`, `layout="tp=2"`, ...
+
+    Raises:
+        CatalogueError, ShapeError, LayoutError, SpecError, UnitError, TraceError: something is unknown, unreadable or
+            does not divide.
+    """
+    return ask_serving(serving_request(model, gpus, **given))
+
+
+def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven]) -> ServingRequest:
+    """Return the question of `serve_plan`.
+
+    Raises:
+        CatalogueError, ShapeError, LayoutError, SpecError, UnitError, TraceError: something is unknown or unreadable.
+    """
+    catalogue = load_catalogue(given.get("prices") or home_prices())
+    count, kind = parse_gpus(gpus)
+    gpu = find_gpu(catalogue, gpus, count, kind)
+    layout, context = given.get("layout"), given.get("context")
+    ttft, tpot = given.get("ttft"), given.get("tpot")
+    return ServingRequest(
+        shape=load_shape(str(model)),
+        gpu=gpu,
+        gpus=count,
+        engine=parse_engine(given.get("engine") or "vllm"),
+        model=str(model),
+        traffic=_traffic(given),
+        slo=Slo(
+            ttft_s=None if ttft is None else parse_duration_s(ttft),
+            tpot_s=None if tpot is None else parse_duration_s(tpot),
+            statistic=_one_of("statistic", given.get("statistic", "p99"), STATISTICS),
+        ),
+        weights=_formats(WEIGHTS, given.get("weights", "bf16"), gpu),
+        kv=_formats(KV, given.get("kv", "bf16"), None),
+        layout=ANY_SERVING_LAYOUT if layout is None else parse_serving_layout(layout),
+        limits=EngineLimits(
+            context_tokens=None if context is None else parse_token_count(context),
+            max_sequences=given.get("max_sequences"),
+            memory_fraction=given.get("memory_fraction"),
+        ),
+        pricing=Pricing(
+            prices=catalogue.prices,
+            capacity=_one_of("capacity", given.get("capacity", "on-demand"), CAPACITIES),
+            busy_fractions=_hours(given.get("hours")),
+            other_gpus=tuple(each for each in catalogue.gpus if each.name != gpu.name),
+        ),
+        why=given.get("why"),
+        launcher=given.get("launcher"),
+    )
+
+
+def parse_engine(text: str) -> Engine:
+    """Return the engine of `vllm` or `vllm@0.21`.
+
+    Raises:
+        LayoutError: no such engine, or a version before the first that is known.
+    """
+    name, _, version = text.partition("@")
+    return find_engine(name, version or None)
+
+
+def _traffic(given: ServingGiven) -> Traffic:
+    """Return the traffic; a trace brings its own lengths and its own rate."""
+    path, rate = given.get("requests"), given.get("rate")
+    if path is None:
+        return Traffic(
+            input_tokens=given.get("input_tokens", 1000),
+            output_tokens=given.get("output_tokens", 200),
+            rate_per_s=None if rate is None else parse_rate_per_s(rate),
+            concurrency=given.get("concurrency"),
+            cached_fraction=given.get("cached", 0.0),
+        )
+    if rate is not None or given.get("concurrency") is not None:
+        raise SpecError(f"{path} has its own arrivals", hint="leave out --rate and --concurrency beside --requests")
+    found = load_requests(path)
+    return Traffic(
+        input_tokens=max(1, round(sum(each.input_tokens for each in found) / len(found))),
+        output_tokens=max(1, round(sum(each.output_tokens for each in found) / len(found))),
+        requests=found,
+    )
+
+
+def load_requests(path: Path) -> tuple[TracedRequest, ...]:
+    """Return the requests of a trace: JSON lines as Mooncake's, with milliseconds, lengths and ids of prefix blocks.
+
+    Raises:
+        TraceError: it cannot be read, is empty, or a row lacks a column.
+    """
+    hint = 'each line is {"timestamp": 0, "input_length": 1000, "output_length": 200}, with "hash_ids" for reuse'
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TraceError(f"{path} cannot be read: {error}", hint=hint) from None
+    if not rows:
+        raise TraceError(f"{path} has no requests", hint=hint)
+    names = ("timestamp", "input_length", "output_length")
+    for number, row in enumerate(rows, 1):
+        missing = [name for name in names if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
+        if missing:
+            raise TraceError(f"{path}:{number}: a request without {', '.join(missing)}", hint=hint)
+    found = [
+        TracedRequest(
+            row["timestamp"] / 1000, int(row["input_length"]), max(1, int(row["output_length"])),
+            tuple(row.get("hash_ids", ())),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda each: each.arrival_s))
+
+
+def _formats(table: dict[str, Format], text: str, gpu: Gpu | None) -> tuple[Format, ...]:
+    """Return the formats to try: one, several (`bf16,fp8`), or `any`: those that need no kernels that the GPU lacks."""
+    if text != "any":
+        return tuple(find_format(table, name.strip()) for name in text.split(","))
+    names = ("bf16", "fp8", "int4") if gpu is not None else ("bf16", "fp8")
+    return tuple(table[name] for name in names if gpu is None or table[name].products in gpu.flop_per_s)
+
+
+def _hours(text: str | None) -> tuple[float, ...]:
+    """Return the loads of the hours of a day.
+
+    Raises:
+        SpecError: not 24 numbers from 0, or all of them 0.
+    """
+    if text is None:
+        return (1.0,)
+    try:
+        loads = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        loads = ()
+    if len(loads) != 24 or min(loads) < 0 or max(loads) <= 0:
+        count = f"{len(loads)} loads" if loads else repr(text)
+        raise SpecError(
+            f"--hours {count} is not a day", hint="write 24 numbers, the busiest hour the largest: 0.2,...,1"
+        )
+    return loads
+
+
+def _one_of(what: str, text: str, known: tuple[T, ...]) -> T:
+    for name in known:
+        if text == name:
+            return name
+    raise SpecError(f"unknown {what} {text!r}", hint=f"use one of: {', '.join(known)}")
 
 
 def find_gpu(catalogue: Catalogue, text: str, count: int, kind: str | None) -> Gpu:

@@ -18,6 +18,7 @@ from cordee.errors import CordeeError
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Before a run": {
         "plan": ("cordee.cli.plan", "Find the layouts that fit, with their speed and cost."),
+        "serve": ("cordee.cli.serve", "Plan a service: replicas, requests at once, latencies, price of a token."),
         "simulate": ("cordee.cli.simulate", "Run a trace of jobs under several policies, and compare them."),
         "pipeline": ("cordee.cli.pipeline", "Compare pipeline schedules for your pass times."),
         "experts": ("cordee.cli.experts", "Place and replicate a model's experts by load."),
@@ -51,6 +52,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 EXAMPLES = {
     "demo": "cordee demo --out report.html",
     "plan": "cordee plan llama-3-70b --gpus 64xH100 --layout tp=8,pp=2",
+    "serve": "cordee serve plan llama-3-8b --gpus 8xH100 --rate 20/s --ttft 500ms --tpot 50ms",
     "figures": "cordee figures --json",
     "experts": "cordee experts loads.csv --gpus 32 --nodes 4 --replicas 288 --groups 8 --json > plan.json",
     "pipeline": "cordee pipeline --ranks 8 --microbatches 20 --times f=1,b=1,w=1 --memory 9",

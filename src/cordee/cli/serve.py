@@ -1,0 +1,159 @@
+"""`cordee serve`: what a model needs to be served: layouts, requests at once, latencies, price, engine settings."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cordee.cli import terminal
+from cordee.cli.plan_more import write_page
+from cordee.cli.serve_text import print_serving, print_settings
+from cordee.errors import DoesNotFitError
+from cordee.plan.serving.ask import ServingAnswer, ask
+from cordee.plan.serving.document import serving_document
+from cordee.planning import serving_request
+from cordee.workload.load import model_path
+
+serve = typer.Typer(no_args_is_help=True, add_completion=False)
+
+Model = Annotated[str, typer.Argument(help="Name of a catalogued model, a config.json, or a folder with one.")]
+Gpus = Annotated[str, typer.Option(help="GPUs for all replicas: 8xH100 or H100:8.")]
+Input = Annotated[int, typer.Option("--input", help="Tokens of a prompt, on average.")]
+Output = Annotated[int, typer.Option("--output", help="Tokens of an answer, on average.")]
+Rate = Annotated[
+    str | None, typer.Option(help="Requests that arrive: 5/s, 300/m.", show_default="as many as it serves")
+]
+Concurrency = Annotated[int | None, typer.Option(help="Requests that are open at any time, instead of a rate.")]
+Requests = Annotated[
+    Path | None, typer.Option("--requests", help="A trace of requests (JSON lines or CSV): lengths, rate and reuse.")
+]
+Cached = Annotated[float, typer.Option(help="Part of each prompt that is found in the prefix cache.")]
+Ttft = Annotated[str | None, typer.Option(help="Time to first token to keep: 500ms.", show_default="any")]
+Tpot = Annotated[str | None, typer.Option(help="Time per output token to keep: 50ms.", show_default="any")]
+StatisticName = Annotated[str, typer.Option("--statistic", help="Statistic that must keep them: p50, p99 or mean.")]
+Weights = Annotated[str, typer.Option(help="Format of the weights: bf16, fp8, int8, int4, ...; any searches.")]
+Kv = Annotated[str, typer.Option(help="Format of the KV cache: bf16, fp8, ...; any searches.")]
+LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=2 or tp=8,ep.")]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="Engine and version: vllm@0.21, sglang, ...", show_default="vllm")
+]
+Context = Annotated[
+    str | None, typer.Option(help="Longest prompt with its answer: 16384, 32K.", show_default="the model's, if it fits")
+]
+MaxSequences = Annotated[int | None, typer.Option(help="Requests at once, at most.", show_default="the engine's")]
+MemoryFraction = Annotated[
+    float | None, typer.Option(help="Part of a GPU's memory for the engine.", show_default="the engine's")
+]
+CapacityName = Annotated[str, typer.Option("--capacity", help="Capacity to price: on-demand or spot.")]
+Prices = Annotated[
+    Path | None,
+    typer.Option(help="TOML file of your prices.", show_default="prices.toml in CORDEE_HOME, ~/.cordee"),
+]
+Hours = Annotated[
+    str | None,
+    typer.Option(help="Load of each hour of a day over that of the busiest: 0.2,0.2,...,1; prices pay for all hours."),
+]
+Launcher = Annotated[
+    str | None, typer.Option("--launch", help="Print an engine's command: vllm, sglang, tensorrt-llm or llama.cpp.")
+]
+WhyText = Annotated[
+    str | None, typer.Option("--why", help="Explain why not this layout (tp=2), or so many at once (128).")
+]
+WithCurve = Annotated[bool, typer.Option("--curve", help="Show throughput against latency, and the knee.")]
+WithLevers = Annotated[bool, typer.Option("--levers", help="Show what lowers the price, and where each lever turns.")]
+All = Annotated[bool, typer.Option("--all", help="Show every layout.")]
+
+
+@serve.callback()
+def _verbs() -> None:
+    """Plan the serving of a model."""
+
+
+@serve.command()
+def plan(
+    model: Model,
+    *,
+    gpus: Gpus,
+    input_tokens: Input = 1000,
+    output_tokens: Output = 200,
+    rate: Rate = None,
+    concurrency: Concurrency = None,
+    requests: Requests = None,
+    cached: Cached = 0.0,
+    ttft: Ttft = None,
+    tpot: Tpot = None,
+    statistic: StatisticName = "p99",
+    weights: Weights = "bf16",
+    kv: Kv = "bf16",
+    layout: LayoutText = None,
+    engine: EngineName = None,
+    context: Context = None,
+    max_sequences: MaxSequences = None,
+    memory_fraction: MemoryFraction = None,
+    capacity: CapacityName = "on-demand",
+    prices: Prices = None,
+    hours: Hours = None,
+    launcher: Launcher = None,
+    why: WhyText = None,
+    with_curve: WithCurve = False,
+    with_levers: WithLevers = False,
+    html: terminal.Html = None,
+    show_all: All = False,
+    as_json: terminal.Json = False,
+) -> None:
+    """Plan a service: which layout and how many replicas keep the latencies, and what a token costs.
+
+    Exits with 21 if nothing fits or keeps them; the answer then shows the nearest, and what would do.
+    """
+    request = serving_request(
+        model,
+        gpus,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        rate=rate,
+        concurrency=concurrency,
+        requests=requests,
+        cached=cached,
+        ttft=ttft,
+        tpot=tpot,
+        statistic=statistic,
+        weights=weights,
+        kv=kv,
+        layout=layout,
+        engine=engine or launcher,
+        context=context,
+        max_sequences=max_sequences,
+        memory_fraction=memory_fraction,
+        capacity=capacity,
+        prices=prices,
+        hours=hours,
+    )
+    answer = ask(replace(request, why=why, launcher=launcher))
+    _print(
+        answer, html, model_path=model_path(model), show_all=show_all, with_curve=with_curve, with_levers=with_levers,
+        as_json=as_json,
+    )  # fmt: skip
+
+
+def _print(
+    answer: ServingAnswer,
+    html: Path | None,
+    *,
+    model_path: str | None,
+    show_all: bool,
+    with_curve: bool,
+    with_levers: bool,
+    as_json: bool,
+) -> None:
+    """Print the answer in the form that was asked for; exit with 21 if nothing keeps the latencies."""
+    if html is not None:
+        write_page(html, answer.page())
+    if as_json:
+        print(serving_document(answer, model_path).model_dump_json(indent=2))
+    elif answer.launch is not None:
+        print_settings(answer.launch, answer)
+    else:
+        print_serving(answer, show_all=show_all, with_curve=with_curve, with_levers=with_levers)
+    if answer.best is None:
+        raise typer.Exit(DoesNotFitError.exit_code)

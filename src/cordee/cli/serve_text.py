@@ -1,0 +1,303 @@
+"""A serving answer in a terminal: layouts by price, the memory of a GPU, prices of tokens, the curve, the levers."""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cordee.cli.plan_text import console, indented, title
+from cordee.plan.launch import Launch
+from cordee.plan.serving.ask import ServingAnswer
+from cordee.plan.serving.curve import ServingCurve
+from cordee.plan.serving.judge import ServingCandidate
+from cordee.plan.serving.levers import Lever
+from cordee.plan.serving.request import Traffic
+from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, plural
+from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes, memory_cells
+
+SHOWN = 8
+COLOURS = {"weights": "blue", "kv": "green", "activations": "yellow", "other": "bright_black", "limit": "bold"}
+NARROW_BAR, WIDE_BAR = 14, 40
+
+
+def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, with_levers: bool) -> None:
+    """Print the answer; the summary comes last."""
+    out = console()
+    if answer.why is not None:
+        title(out, f"Why not {answer.why.asked}", answer.why.ground)
+        indented(out, answer.why.message, style="")
+        if answer.why.hint:
+            indented(out, answer.why.hint)
+        return
+    _header(out, answer)
+    _layouts(out, answer, show_all=show_all)
+    _memory(out, answer.nearest)
+    if answer.nearest.fits:
+        _cache(out, answer)
+    if answer.nearest.prices is not None:
+        _prices(out, answer.nearest)
+    if with_curve and answer.curve is not None:
+        _curve(out, answer.curve, answer)
+    if with_levers and answer.levers:
+        _levers(out, answer.levers)
+    _sources(out, answer)
+    out.print()
+    out.print(answer.summary, style="bold")
+
+
+def print_settings(launch: Launch, answer: ServingAnswer) -> None:
+    """Print the engine's command, and on standard error what has to be said of it."""
+    print(launch.text)
+    notes = [f"layout {launch.layout}: {answer.summary}", *launch.notes]
+    for each in (*notes, *(f"not as planned: {launch.launcher} has no {each}" for each in launch.cannot)):
+        print(f"note: {each}", file=sys.stderr)
+
+
+def _header(out: Console, answer: ServingAnswer) -> None:
+    request = answer.request
+    where, each = f"{request.gpus} x {request.gpu.name}", f" of {format_bytes(request.gpu.memory_bytes)}"
+    engine = f", {request.engine.name} {request.engine.version}"
+    out.print(Text.assemble((request.shape.name, "bold"), " on ", (where, "bold"), each, engine))
+    case = answer.nearest.case
+    indented(out, f"{_load(request.traffic)}; {request.slo}; a context of up to {case.max_context_tokens:,} tokens; "
+             f"weights in {', '.join(each.name for each in request.weights)}, "
+             f"KV in {', '.join(each.name for each in request.kv)}")  # fmt: skip
+
+
+def _load(traffic: Traffic) -> str:
+    lengths = f"requests of {traffic.input_tokens:,} + {traffic.output_tokens:,} tokens"
+    cached = f", {traffic.cached_fraction:.0%} of each prompt cached" if traffic.cached_fraction else ""
+    if traffic.requests:
+        return f"{len(traffic.requests):,} requests of a trace, {lengths.removeprefix('requests of ')} on average"
+    if traffic.rate_per_s is not None:
+        return f"{traffic.rate_per_s:g} {lengths} a second{cached}"
+    if traffic.concurrency is not None:
+        return f"{traffic.concurrency:,} {lengths} at once{cached}"
+    return f"as many {lengths} as the latencies allow{cached}"
+
+
+def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
+    groups = (
+        (
+            "Layouts that keep the SLO" if answer.request.slo.limits else "Layouts that fit",
+            "cheapest first",
+            answer.serving,
+        ),
+        ("Layouts that do not keep it", "nearest first", answer.late),
+        ("Layouts that do not fit", "nearest first", answer.rejected),
+    )
+    shown = [each for *_, found in groups for each in (found if show_all else found[:SHOWN])]
+    scale = _Scale(out, shown, answer.request.gpu.memory_bytes)
+    for name, order, found in groups:
+        if not found:
+            continue
+        title(out, f"{name}: {len(found)}", order)
+        fits = found[0].fits
+        table = scale.table(_columns(answer, out) if fits else ("short by",))
+        for each in found if show_all else found[:SHOWN]:
+            cells = _speeds(each, answer, out) if fits else [Text(format_gb(each.shortfall_bytes), "red")]
+            table.add_row("", each.name, f"{each.replicas}x", scale.bar(each), *cells)
+        out.print(table)
+        if len(found) > SHOWN and not show_all:
+            out.print(f"  and {len(found) - SHOWN} more (--all)", style="dim")
+    out.print(scale.legend())
+    if answer.best is None and answer.remedies:
+        title(out, "What would do")
+        for remedy in answer.remedies:
+            indented(out, str(remedy), style="")
+
+
+def _columns(answer: ServingAnswer, out: Console) -> tuple[str, ...]:
+    names = ["at once", "req/s", "TTFT", "TPOT"]
+    if out.width >= 100:
+        names.insert(0, "KV tokens")
+    return (*names, *(["$/Mtok"] if answer.request.price is not None else []))
+
+
+def _speeds(each: ServingCandidate, answer: ServingAnswer, out: Console) -> list[str | Text]:
+    """Return the columns of a layout that fits; a latency over its limit is red."""
+    slo, speed = answer.request.slo, each.performance
+    cells: list[str | Text] = [format_count(each.memory.kv_tokens)] if out.width >= 100 else []
+    if speed is None:
+        busy = Text(f"at most {each.capacity_per_s:,.1f}/s", "red")
+        return [*cells, f"{each.sequences:,}", busy, "", "", *([""] if answer.request.price is not None else [])]
+    cells += [f"{speed.sequences:,.0f}", f"{speed.requests_per_s:,.1f}"]
+    for found, limit in ((speed.ttft, slo.ttft_s), (speed.tpot, slo.tpot_s)):
+        seconds = getattr(found, slo.statistic)
+        cells.append(Text(_ms(seconds), "red" if limit is not None and seconds > limit else ""))
+    if answer.request.price is not None:
+        cells.append("" if each.usd_per_mtok is None else format_digits_usd(each.usd_per_mtok))
+    return cells
+
+
+def _ms(seconds: float) -> str:
+    return (
+        f"{seconds:,.1f} s"
+        if seconds >= 10
+        else f"{1000 * seconds:,.0f} ms"
+        if seconds >= 0.1
+        else f"{1000 * seconds:.1f} ms"
+    )
+
+
+class _Scale:
+    """One scale for all bars, so that the GPU's memory is in one line."""
+
+    def __init__(self, out: Console, shown: Sequence[ServingCandidate], memory_bytes: int) -> None:
+        self.ascii_only = not out.encoding.lower().startswith("utf")
+        self.memory_bytes = memory_bytes
+        self.full_bytes = full_scale_bytes([_memory_bar(each) for each in shown], memory_bytes)
+        self.names = max(len("layout"), *(len(each.name) for each in shown))
+        columns = 58 if out.width >= 100 else 48
+        self.width = max(NARROW_BAR, min(WIDE_BAR, out.width - self.names - columns))
+
+    def table(self, others: Sequence[str]) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+        table.add_column("", no_wrap=True, width=1)
+        table.add_column("layout", no_wrap=True, min_width=self.names)
+        table.add_column("", no_wrap=True, justify="right")
+        table.add_column("one GPU", no_wrap=True, min_width=self.width)
+        for name in others:
+            table.add_column(name, justify="right", no_wrap=True)
+        return table
+
+    def bar(self, each: ServingCandidate) -> Text:
+        drawn = Text()
+        for part, cells in memory_cells(_memory_bar(each), self.memory_bytes, self.full_bytes, self.width):
+            drawn.append(self.glyph(part) * cells, COLOURS.get(part, ""))
+        return drawn
+
+    def glyph(self, part: str) -> str:
+        if part == "limit":
+            return LIMIT[self.ascii_only]
+        return SERVING_PARTS[part][1][self.ascii_only] if part else " "
+
+    def legend(self) -> Text:
+        legend = Text("  ")
+        for part in SERVING_PARTS:
+            legend.append(self.glyph(part), COLOURS[part])
+            legend.append(f" {'KV cache' if part == 'kv' else part}  ", "dim")
+        legend.append(self.glyph("limit"), "bold")
+        return legend.append(f" {format_bytes(self.memory_bytes)}", "dim")
+
+
+def _memory_bar(each: ServingCandidate) -> MemoryBar:
+    return MemoryBar(each.name, each.parts, shown=SERVING_PARTS)
+
+
+def _memory(out: Console, found: ServingCandidate) -> None:
+    """Print one GPU of the nearest layout, part by part."""
+    title(out, f"Memory of one GPU of {found.name}", f"the engine may use {found.case.memory_fraction:.0%}")
+    limit = found.case.gpu.memory_bytes
+    scale = _Scale(out, [found], limit)
+    width = max(10, min(50, out.width - 36))
+    full, done = max(scale.full_bytes, sum(found.parts.values())), 0
+    for part, size in found.parts.items():
+        if not size:
+            continue
+        group = next(name for name, (names, _, _) in SERVING_PARTS.items() if part in names)
+        start, end = (round(at / full * width) for at in (done, done + size))
+        end = min(width, max(end, start + 1))
+        row = Text(f"  {'KV cache' if part == 'kv' else part:<14}{format_gb(size):>9}  ")
+        row.append(" " * min(start, end - 1)).append(scale.glyph(group) * (end - min(start, end - 1)), COLOURS[group])
+        out.print(row)
+        done += size
+    if not found.fits:
+        indented(out, f"short by {format_gb(found.shortfall_bytes)} for one request of "
+                 f"{found.case.max_context_tokens:,} tokens", style="red")  # fmt: skip
+
+
+def _cache(out: Console, answer: ServingAnswer) -> None:
+    found, traffic = answer.nearest, answer.request.traffic
+    held = found.memory
+    low, high = held.kv_tokens_interval
+    title(out, "KV cache of one replica")
+    block = plural(found.case.engine.block_tokens, "token")
+    each = found.case.max_context_tokens
+    lines = (
+        f"{held.kv_tokens:,} tokens ({format_count(low)} to {format_count(high)}) in {held.blocks:,} blocks of {block}",
+        (f"{plural(held.sequences(traffic.request_tokens), 'request')} of {traffic.request_tokens:,} tokens at once; "
+         f"the engine runs {found.case.max_sequences:,} at most"),
+        (f"longest context {held.longest_context_tokens:,} tokens; the model has {answer.request.shape.positions:,} "
+         f"positions; at {each:,} each, {held.sequences(each):,} at once"),
+    )  # fmt: skip
+    for line in lines:
+        indented(out, line, style="")
+    title(out, f"What {found.case.engine.name} will log")
+    for line in answer.engine_log.splitlines():
+        out.print("  " + line, style="dim", no_wrap=True)
+
+
+def _prices(out: Console, found: ServingCandidate) -> None:
+    prices, price = found.prices, found.request.price
+    assert prices is not None and price is not None and found.usd_per_hour is not None, "printed with a price"
+    title(
+        out,
+        "Price of a million tokens",
+        f"{plural(found.gpus, 'GPU')}, {format_digits_usd(found.usd_per_hour)} an hour",
+    )
+    parts = (("input", prices.input_usd), ("cached input", prices.cached_usd), ("output", prices.output_usd))
+    out.print("  " + "   ".join(f"{name} {format_digits_usd(usd)}" for name, usd in parts))
+
+
+def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
+    title(out, f"Throughput against latency of {answer.nearest.name}", "one replica's requests at once")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    bars = max(8, min(40, out.width - 72))
+    table.add_column("  at once", justify="right", no_wrap=True)
+    table.add_column("output tok/s", no_wrap=True, min_width=bars)
+    for name in ("", "each added", "TTFT", "TPOT", "$/Mtok"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    ascii_only = not out.encoding.lower().startswith("utf")
+    most = max(point.output_tokens_per_s for point in curve.points)
+    for point in curve.points:
+        knee = curve.knee is not None and point.sequences == curve.knee.sequences
+        keeps = point.candidate.keeps_slo
+        usd = point.candidate.usd_per_mtok
+        table.add_row(
+            f"  {point.sequences:,}",
+            Text(("#" if ascii_only else "▓") * max(1, round(bars * point.output_tokens_per_s / most)),
+                 "bold" if knee else "green" if keeps else "red"),
+            format_count(point.output_tokens_per_s),
+            f"{point.added_fraction:.0%}",
+            _ms(point.ttft_s),
+            _ms(point.tpot_s),
+            "" if usd is None else format_digits_usd(usd),
+            Text("<- knee" if knee else "" if keeps else "over the SLO", "bold" if knee else "red"),
+        )  # fmt: skip
+    out.print(table)
+
+
+def _levers(out: Console, levers: Sequence[Lever]) -> None:
+    title(out, "Levers", "tokens of a GPU and dollars of a token, after over before, at full load")
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("  lever", no_wrap=True)
+    table.add_column("change", no_wrap=True)
+    table.add_column("tok/s", justify="right", no_wrap=True)
+    table.add_column("$", justify="right", no_wrap=True)
+    table.add_column("where it turns", overflow="fold")
+    for each in levers:
+        good = each.factor > 1.02
+        factor = "-" if not each.factor else f"{each.factor:.2f}x"
+        table.add_row(
+            f"  {each.name}", each.change, Text(factor, "green" if good else "red" if 0 < each.factor < 0.98 else ""),
+            "" if each.usd_factor is None else f"{each.usd_factor:.2f}x", Text(each.turns, "dim"),
+        )  # fmt: skip
+    out.print(table)
+
+
+def _sources(out: Console, answer: ServingAnswer) -> None:
+    title(out, "Sources")
+    request = answer.request
+    price = request.price
+    said = (
+        "price unknown: give --prices" if price is None else f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}"
+    )
+    indented(out, f"{request.pricing.capacity} {said}")
+    indented(out, f"{request.gpu.name}: {request.gpu.source}")
+    played = answer.nearest.performance is not None and answer.nearest.performance.played
+    how = "requests drawn at random and played through one replica" if played else "the steady state of one replica"
+    indented(out, f"latencies: {how}; step times: {request.gpu.efficiency.source}")

@@ -1,0 +1,56 @@
+"""Commands that a page of the documentation shows, with what they print.
+
+A block begins with `$ cordee ...`; below it stand sections of the output, each from its heading to the next empty line,
+with `...` between them. `python tests/pages.py` writes the blocks anew after a change that is meant.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = (DOCS / "how-to" / "serve-plan.md",)
+BLOCK = re.compile(r"^    \$ cordee ([^\n]+)\n((?:    (?!\$)[^\n]*\n|\n(?=    (?!\$)))*)", re.MULTILINE)
+
+
+def printed(words: str) -> str:
+    """Return what the command prints on 100 columns, with the catalogue's prices."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cordee", *words.split()],
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "CORDEE_HOME": os.devnull},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 21), done.stderr
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip("\n")
+
+
+def sections(output: str) -> list[str]:
+    """Return the parts of an output that empty lines divide."""
+    return output.split("\n\n")
+
+
+def refreshed(page: str) -> str:
+    """Return the page with its blocks as the commands print them now: the same sections, the last one by its place."""
+
+    def block(found: re.Match[str]) -> str:
+        now = sections(printed(found[1]))
+        shown = re.sub(r"^    ", "", found[2], flags=re.MULTILINE).strip("\n").split("\n...\n")
+        kept = [next((each for each in now if _heading(each).startswith(_heading(old))), now[-1]) for old in shown]
+        lines = [f"$ cordee {found[1]}", *"\n...\n".join(kept).splitlines()]
+        return "".join(f"    {line}".rstrip() + "\n" for line in lines)
+
+    return BLOCK.sub(block, page)
+
+
+def _heading(section: str) -> str:
+    """Return a section's first line without its numbers and its aside."""
+    return re.sub(r"\d+", "#", section.splitlines()[0].split("  ")[0]) if section else ""
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(refreshed(path.read_text(encoding="utf-8")), encoding="utf-8")
