@@ -46,7 +46,7 @@ def test_the_schema_is_that_of_the_document() -> None:
     "words",
     [
         ["llama-3-8b", "--gpus", "8xH100", "--rate", "20/s", "--ttft", "500ms", "--tpot", "50ms"],
-        ["llama-3-70b", "--gpus", "2xH100", "--why", "tp=2"],
+        ["llama-3-70b", "--gpus", "2xL40S", "--why", "tp=2"],
         ["llama-3-8b", "--gpus", "H100:1", "--weights", "any", "--kv", "any", "--why", "128"],
         ["mixtral-8x7b", "--gpus", "8xA100-80", "--concurrency", "32", "--layout", "tp=4,ep", "--launch", "vllm"],
         ["llama-3-70b", "--gpus", "8xH100", "--tpot", "1ms", "--context", "4K"],
@@ -84,7 +84,7 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch.setenv("FORCE_COLOR", "1")  # A terminal, as far as rich can see.
     every = (
         ["llama-3-70b", "--gpus", "16xH100", "--all", "--curve", "--levers", "--tpot", "30ms"],
-        ["deepseek-v3", "--gpus", "16xH200", "--weights", "bf16,fp8", "--kv", "any"],
+        ["mixtral-8x7b", "--gpus", "4xH200", "--weights", "bf16,fp8", "--kv", "any"],
         ["llama-3-8b", "--gpus", "1xH100", "--rate", "500/s"],
     )
     for words in every:
@@ -105,7 +105,7 @@ def test_curve_and_levers_are_printed_when_asked_for(capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("wide")
 def test_where_nothing_fits_it_prints_what_would_and_exits_with_21(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "2xH100")
+    code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "2xL40S")
     assert code == 21
     assert "Layouts that do not fit" in out and "short by" in out
     assert "What would do" in out and "--weights fp8: 1 x " in out
