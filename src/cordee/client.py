@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
-from cordee import errors
 from cordee.answers import (
     CostView,
     HealthView,
@@ -30,7 +29,7 @@ from cordee.answers import (
     Submitted,
     WhyView,
 )
-from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError
+from cordee.errors import CordeeError, NoServerError, ServerError, SpecError, TokenError, find_error
 from cordee.event_json import decode
 from cordee.events import Event, Queue
 from cordee.ids import JobId
@@ -57,10 +56,7 @@ def from_body(body: Any) -> CordeeError | None:
     found = body.get("error") if isinstance(body, dict) else None
     if not isinstance(found, dict) or "message" not in found:
         return None
-    cls = getattr(errors, str(found.get("kind")), None)
-    if not (isinstance(cls, type) and issubclass(cls, CordeeError)):
-        cls = ServerError
-    return cls(str(found["message"]), hint=found.get("hint"))
+    return find_error(str(found.get("kind")))(str(found["message"]), hint=found.get("hint"))
 
 
 class Client:

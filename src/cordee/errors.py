@@ -216,3 +216,9 @@ class ClaimError(CordeeError):
     """A claim of the demo does not hold."""
 
     exit_code = 80
+
+
+def find_error(kind: str) -> type[CordeeError]:
+    """Return the error class of this name; `ServerError` for a name from another version."""
+    found = globals().get(kind)
+    return found if isinstance(found, type) and issubclass(found, CordeeError) else ServerError
