@@ -53,9 +53,23 @@ def decoder(fields: Fields, family: str) -> ModelShape:
         head_dim=fields.whole("head_dim", default=0) or per_head(fields.name, hidden, heads),
         ffn=fields.whole("intermediate_size"),
         vocab=fields.whole("vocab_size"),
-        positions=fields.whole("max_position_embeddings", default=8192),
+        positions=round(fields.whole("max_position_embeddings", default=8192) * _stretch(fields)),
         tied=fields.flag("tie_word_embeddings", False),
     )
+
+
+def _stretch(fields: Fields) -> float:
+    """Return by how much linear or dynamic scaling of rotary positions lengthens the longest sequence.
+
+    Other kinds (yarn, llama3, longrope) already count in max_position_embeddings.
+    """
+    scaling = fields.config.get("rope_scaling")
+    if not isinstance(scaling, Mapping) or scaling.get("rope_type", scaling.get("type")) not in ("linear", "dynamic"):
+        return 1.0
+    factor = scaling.get("factor", 1.0)
+    if not isinstance(factor, int | float) or factor < 1:
+        raise ShapeError(f"{fields.name}: rope_scaling has factor {factor!r}", hint="it must be a number of at least 1")
+    return float(factor)
 
 
 def per_head(name: str, hidden: int, heads: int) -> int:
