@@ -62,12 +62,11 @@ def forward_bytes(case: ServingCase) -> float:
 def reserved_bytes(case: ServingCase) -> float:
     """Return the bytes that an allocator without reuse between sizes reserves in a forward pass that is not compiled.
 
-    Beside the block's products: hidden state, residual and norm, and attention's queries, keys, values and outputs.
+    Beside what is live at the widest moment: attention's queries, keys, values and outputs.
     """
     shape, tp = case.shape, case.layout.tp
     attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim / tp
-    extra = case.max_batched_tokens * ELEMENT_BYTES * (shape.hidden + attention)
-    return forward_bytes(case) + extra
+    return forward_bytes(case) + case.max_batched_tokens * ELEMENT_BYTES * attention
 
 
 def expert_workspace_bytes(case: ServingCase) -> float:

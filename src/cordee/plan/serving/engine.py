@@ -118,9 +118,9 @@ _V0 = MemoryRule(
 _V0_RESERVED = replace(_V0, trial=TrialRun(counts_reserved=True), spread_bytes=GiB // 2)
 # The first logs of V1 with all parts: 0.11.0 on H100.
 _V1 = MemoryRule(fitted_on=(f"{PLANNER}empirical-vllm-memory-results.md",))
-# Version 0.17 samples with less memory: 5.64 GiB became 2.23 for Qwen3-14B; 14.2 is the slope over nine vocabularies.
+# Version 0.17 samples with less memory: 5.64 GiB became 2.23 for Qwen3-14B. Least squares over 11 models without experts.
 _V1_LEAN = replace(
-    _V1, trial=TrialRun(sampler_bytes=14.2, workspace_bytes=round(0.09 * GiB), expert_workspace=True),
+    _V1, trial=TrialRun(sampler_bytes=14.34, workspace_bytes=round(0.073 * GiB), expert_workspace=True),
     fitted_on=(f"{PLANNER}accuracy/vllm-v0.19.0-accuracy-report.md",),
 )  # fmt: skip
 # From 0.18 on, reductions are fused with norms: 2.08 GiB outside torch with tp=2, 2.13 with tp=4, on H100.
@@ -136,7 +136,8 @@ ENGINES = (
         memory=replace(_V0_RESERVED, communication_bytes=(0, 0), pcie_bytes=0, counts_context=True),
     ),
     Engine("vllm", "0.2.5", 16, 0.9, 256, 2560, chunked_prefill=False, memory=_V0_RESERVED),
-    Engine("vllm", "0.5", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=512, memory=_V0_RESERVED),
+    # Long contexts are cut into chunks from 0.5.4 on (pull request 6666).
+    Engine("vllm", "0.5.4", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=512, memory=_V0_RESERVED),
     # 0.6.3 and 0.6.4 subtract what lies outside torch twice (pull request 10511).
     Engine(
         "vllm", "0.6.3", 16, 0.9, 256, 2048, chunked_prefill=False, chunks_above=2048,
