@@ -169,6 +169,11 @@ def judge(row: Row) -> Judged:
     return Judged(row, found, dense, error, tokens_error, naive / GiB / logged - 1, inside, _held_out(row))
 
 
+def _has_v1(case: ServingCase) -> bool:
+    numbers = tuple(map(int, re.findall(r"\d+", case.engine.version)))
+    return case.engine.name == "vllm" and numbers >= (0, 8)
+
+
 def _held_out(row: Row) -> bool:
     return row.source not in row.case.engine.memory.fitted_on
 
@@ -197,7 +202,7 @@ def report(path: Path) -> dict[str, Any]:
         "not_judged": dict(skipped + broken),
         "dense": _summary(dense),
         "dense_held_out": _summary(each for each in dense if each.held_out),
-        "dense_v1": _summary(each for each in dense if each.row.case.engine.version >= "0.8"),
+        "dense_v1": _summary(each for each in dense if _has_v1(each.row.case)),
         "hybrid": _summary(each for each in judged if not each.dense),
         "weights": {"n": len(weights), "median": _median(weights), "worst": _worst(weights)},
         "refusals": _refusals(judged),

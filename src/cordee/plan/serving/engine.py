@@ -118,7 +118,7 @@ _V0 = MemoryRule(
 _V0_RESERVED = replace(_V0, trial=TrialRun(counts_reserved=True), spread_bytes=GiB // 2)
 # The first logs of V1 with all parts: 0.11.0 on H100.
 _V1 = MemoryRule(fitted_on=(f"{PLANNER}empirical-vllm-memory-results.md",))
-# Version 0.17 samples with less memory: 5.64 GiB became 2.23 for Qwen3-14B. Least squares over 11 models without experts.
+# Version 0.17 samples with less memory: 5.64 GiB became 2.23 for Qwen3-14B. Least squares, 11 models without experts.
 _V1_LEAN = replace(
     _V1, trial=TrialRun(sampler_bytes=14.34, workspace_bytes=round(0.073 * GiB), expert_workspace=True),
     fitted_on=(f"{PLANNER}accuracy/vllm-v0.19.0-accuracy-report.md",),
