@@ -256,6 +256,7 @@ def _detail(each: Judged) -> dict[str, Any]:
         "naive": each.naive, "inside": each.inside, "weights_gib": round(found.weights_bytes / GiB, 3),
         "loaded_gib": each.row.loaded_gib, "activation_gib": round(found.activation_bytes / GiB, 3),
         "communication_gib": round(found.communication_bytes / GiB, 3), "fits": found.fits, "refused": each.row.refused,
+        "refusal": found.refusal, "last_block_waste": found.last_block_waste,
     }  # fmt: skip
 
 

@@ -65,6 +65,41 @@ def test_the_log_is_in_the_engines_words() -> None:
     assert "Maximum concurrency for 16,000 tokens per request: 26." in log
 
 
+def test_a_replica_that_starts_is_not_refused() -> None:
+    assert memory(served("llama-3.1-8b")).refusal is None
+
+
+def test_weights_that_leave_no_room_are_refused() -> None:
+    """vLLM 0.11.0 did not start so on one H100: -1.44 GiB were left (llm-d-planner)."""
+    case = served("llama-3.1-70b", weights="fp8")
+    found = memory(case)
+    assert found.refusal == "67.70 GiB of weights and 4.83 GiB of the trial run leave -1.40 GiB for the KV cache"
+    assert (found.blocks, found.kv_tokens, found.sequences(1), found.longest_context_tokens) == (0, 0, 0, 0)
+    assert memory(served("llama-3.1-70b", weights="fp8", tp=2)).refusal is None
+
+
+def test_a_context_that_is_too_long_is_refused() -> None:
+    """vLLM 0.6.4 refused 29,000 tokens of Llama-3.1-8B on 24 GB: vllm#10517."""
+    found = memory(served("llama-3.1-8b", "RTX-4090", version="0.6.4", context=29_000))
+    assert found.refusal is not None
+    assert found.refusal.startswith("a sequence of 29,000 tokens takes 3.54 GiB of KV cache, but 2.")
+    assert found.starts
+    shorter = served("llama-3.1-8b", "RTX-4090", version="0.6.4", context=found.longest_context_tokens)
+    assert memory(shorter).refusal is None
+
+
+def test_fewer_sequences_give_the_sampler_back_its_memory() -> None:
+    case = served("qwen3-32b", context=24_000)
+    fewer = memory(replace(case, max_sequences=512))
+    assert not memory(case).fits
+    assert fewer.fits
+    assert fewer.kv_bytes - memory(case).kv_bytes > 2 * GiB
+
+
+def test_half_of_a_block_is_wasted_on_average() -> None:
+    assert memory(served("llama-3.1-8b", context=1500)).last_block_waste == 7.5 / 1500
+
+
 def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
     assert [pinned_bytes(size) for size in (0, 1, 3, 4, 5)] == [0, 1, 4, 4, 8]
 

@@ -100,6 +100,22 @@ class ServingMemory:
         return self.starts and self._holds(self.case.max_context_tokens)
 
     @property
+    def refusal(self) -> str | None:
+        """Return why the engine will not start, with the numbers; None if it starts."""
+        if self.fits:
+            return None
+        left = f"{self.kv_bytes / GiB:.2f} GiB"
+        if not self.starts:
+            weights, trial = self.weights_bytes / GiB, self.activation_bytes / GiB
+            return f"{weights:.2f} GiB of weights and {trial:.2f} GiB of the trial run leave {left} for the KV cache"
+        longest = self.case.max_context_tokens
+        one = kv_bytes(self.case, longest, self.stage) / GiB
+        return (
+            f"a sequence of {longest:,} tokens takes {one:.2f} GiB of KV cache, but {left} are left: "
+            f"{self.longest_context_tokens:,} tokens"
+        )
+
+    @property
     def last_block_waste(self) -> float:
         """The mean part of the cache that last blocks leave empty, for sequences of the longest context."""
         block = self.case.engine.block_tokens
