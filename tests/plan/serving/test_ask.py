@@ -1,6 +1,5 @@
 """The serving answer: ranked layouts, what they hold and cost, and the reasons against the others."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.judge import drawn, steady
 from cordee.plan.serving.layouts import parse_serving_layout
+from cordee.plan.serving.price import TokenPrices
 from cordee.plan.serving.request import EngineLimits, Pricing, Slo, Traffic
 from cordee.workload.load import load_shape
 from cordee.workload.requests import Request
@@ -192,13 +192,29 @@ def test_the_curve_grows_to_its_knee_and_beyond_it_brings_less_than_half() -> No
 def test_each_lever_has_its_effect_and_its_turn() -> None:
     answer = ask(request(slo=Slo(tpot_s=0.05), pricing=Pricing(prices=CATALOGUE.prices, other_gpus=CATALOGUE.gpus[:2])))
     names = [each.name for each in answer.levers]
-    assert {"batch", "prefix cache", "weights", "KV cache", "speculation", "parallelism", "GPU", "KV offload"} == set(
-        names
-    )
+    assert set(names) == {
+        "batch", "prefix cache", "weights", "KV cache", "speculation", "parallelism", "GPU", "GPU of a phase",
+        "MIG", "KV offload",
+    }  # fmt: skip
     for each in answer.levers:
-        assert each.turns and math.isfinite(each.factor)
-        if each.usd_factor is not None and each.name != "GPU":
+        assert each.turns
+        if each.usd_factor is not None and each.factor is not None and each.name != "GPU":
             assert each.factor * each.usd_factor == pytest.approx(1, rel=1e-3)
+
+
+def test_an_api_is_cheaper_until_the_replicas_are_full() -> None:
+    dear, cheap = (TokenPrices(10.0, 1.0, 30.0), TokenPrices(1e-4, 1e-4, 1e-4))
+    prices = [Pricing(prices=CATALOGUE.prices, api=each) for each in (dear, cheap)]
+    pays, never = (ask(request(pricing=each, layout="tp=1")).against_api for each in prices)
+    assert pays is not None and pays.first_per_day is not None and pays.own_usd_per_request < pays.api_usd_per_request
+    assert never is not None and never.first_per_day is None
+    assert ask(request()).against_api is None
+
+
+def test_electricity_is_a_part_of_the_rent() -> None:
+    answer = ask(request(layout="tp=1"))
+    assert answer.electricity_usd_per_mtok is not None and answer.nearest.usd_per_mtok is not None
+    assert 0 < answer.electricity_usd_per_mtok < answer.nearest.usd_per_mtok
 
 
 def test_settings_are_those_of_the_best_layout_for_the_engine_that_was_planned() -> None:

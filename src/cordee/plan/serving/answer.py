@@ -10,12 +10,15 @@ from functools import cached_property
 from cordee.errors import DoesNotFitError, LayoutError
 from cordee.plan.launch import Launch
 from cordee.plan.serving.curve import ServingCurve, serving_curve
+from cordee.plan.serving.energy import Electricity, energy_usd_per_mtok
 from cordee.plan.serving.flags import Deployment, engine_settings
+from cordee.plan.serving.hours import Renting
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers import Lever, levers
 from cordee.plan.serving.memory import engine_log
+from cordee.plan.serving.own_or_api import BreakEven, OwnReplicas, break_even
 from cordee.plan.serving.page import serving_page
-from cordee.plan.serving.remedies import ServingRemedy, remedies
+from cordee.plan.serving.remedies import ServiceRemedy, remedies
 from cordee.plan.serving.request import ServingRequest
 from cordee.plan.serving.why import ServingWhy, why_not
 from cordee.units import format_digits_usd, format_gb, plural
@@ -64,7 +67,7 @@ class ServingAnswer:
         return engine_log(self.nearest.memory)
 
     @cached_property
-    def remedies(self) -> tuple[ServingRemedy, ...]:
+    def remedies(self) -> tuple[ServiceRemedy, ...]:
         """Changes after which a layout keeps the latencies; none where one does already."""
         return () if self.best is not None else remedies(self.request)
 
@@ -72,6 +75,32 @@ class ServingAnswer:
     def curve(self) -> ServingCurve | None:
         """Throughput against latency of the nearest layout by requests at once; None where it does not fit."""
         return serving_curve(self.nearest) if self.fits else None
+
+    @cached_property
+    def electricity_usd_per_mtok(self) -> float | None:
+        """Dollars of electricity of a million tokens, which a rented GPU's price holds already; None: unknown."""
+        found = self.nearest.performance
+        if found is None:
+            return None
+        tokens_per_s = found.requests_per_s * found.mix.tokens / self.nearest.busy_fraction
+        at = Electricity()
+        return energy_usd_per_mtok(self.request.gpu, self.nearest.gpus, tokens_per_s, at, self.nearest.busy_fraction)
+
+    @cached_property
+    def against_api(self) -> BreakEven | None:
+        """The load from which this costs less than the request's API; None without one, or without a price."""
+        api, price, found = self.request.pricing.api, self.request.price, self.nearest.performance
+        if api is None or price is None or found is None:
+            return None
+        hours = self.request.pricing.busy_fractions
+        own = OwnReplicas(
+            rates=found.rates,
+            gpus=self.nearest.case.layout.gpus,
+            renting=Renting(price.usd_per_gpu_hour),
+            profile=hours if len(hours) > 1 else (1.0,) * 24,
+            busy_fraction_max=self.nearest.busy_fraction,
+        )
+        return break_even(own, api, found.mix)
 
     @cached_property
     def levers(self) -> tuple[Lever, ...]:

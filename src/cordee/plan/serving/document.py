@@ -13,6 +13,7 @@ from cordee.plan.launch import Launch
 from cordee.plan.serving.answer import ServingAnswer
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers import Lever
+from cordee.plan.serving.own_or_api import BreakEven
 from cordee.plan.serving.price import TokenPrices
 from cordee.plan.serving.request import Statistic
 from cordee.plan.serving.served import Percentiles
@@ -158,6 +159,8 @@ class ServingDocument(Row):
     curve: tuple[ServingPointRow, ...]
     knee_sequences: int | None
     levers: tuple[Lever, ...]
+    electricity_usd_per_mtok: float | None
+    against_api: BreakEven | None
     remedies: tuple[ServingRemedyRow, ...]
     why: ServingWhyRow | None
     launch: Launch | None
@@ -184,6 +187,8 @@ def serving_document(answer: ServingAnswer, model_path: str | None = None) -> Se
             "curve": () if curve is None else curve.points,
             "knee_sequences": None if curve is None or curve.knee is None else curve.knee.sequences,
             "levers": answer.levers,
+            "electricity_usd_per_mtok": answer.electricity_usd_per_mtok,
+            "against_api": answer.against_api,
             "remedies": answer.remedies,
             "why": answer.why,
             "launch": answer.launch,

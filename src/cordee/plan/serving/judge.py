@@ -135,16 +135,25 @@ class ServingCandidate:
         price = self.request.price
         return None if price is None else price.usd_per_gpu_hour * self.gpus
 
+    @property
+    def busy_fraction(self) -> float:
+        """The part of the busiest hour in which a replica works; at most 1."""
+        return min(1.0, self._work_s_per_s)
+
+    @property
+    def _work_s_per_s(self) -> float:
+        """Seconds of prompts and answers, each alone, in a second: above 1 where a batch computes both in one pass."""
+        found = self.performance
+        return 1.0 if found is None else replica_s(found.rates, found.mix) * found.requests_per_s / self.replicas
+
     @cached_property
     def prices(self) -> TokenPrices | None:
         """Dollars of a million tokens of each kind, all hours of the day paid for."""
         if self.performance is None or self.usd_per_hour is None:
             return None
-        found = self.performance
-        busy_s = replica_s(found.rates, found.mix) * found.requests_per_s / self.replicas
         hours = self.request.pricing.busy_fractions
-        busy = busy_s * sum(hours) / len(hours) / max(hours)
-        return token_prices(found.rates, self.usd_per_hour / self.replicas, busy)
+        busy = self._work_s_per_s * sum(hours) / len(hours) / max(hours)
+        return token_prices(self.performance.rates, self.usd_per_hour / self.replicas, busy)
 
     @property
     def usd_per_mtok(self) -> float | None:
@@ -185,8 +194,9 @@ def rank(each: ServingCandidate) -> tuple[float, ...]:
     if found is None:
         return (2, each.gpus / max(each.capacity_per_s, 1e-9))
     price = each.gpus / found.requests_per_s
-    # To the cent: layouts of one price are ordered by what a user waits for.
-    return (0, round(price, 6), each.excess, found.tpot.mean) if each.keeps_slo else (1, each.excess, price)
+    # Of layouts with one price the smallest replica is first: it is the simplest, and what fails with it is the least.
+    replica = each.case.layout.gpus
+    return (0, round(price, 6), replica, each.excess, found.tpot.mean) if each.keeps_slo else (1, each.excess, price)
 
 
 def judge(request: ServingRequest, layout: ServingLayout, weights: Format, kv: Format) -> ServingCandidate:

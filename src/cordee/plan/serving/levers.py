@@ -4,16 +4,22 @@ Each is the same layout under full load with one thing changed, against the plan
 after over before; a lever that also changes the GPU is compared in dollars.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cordee.errors import CatalogueError, LayoutError
+from cordee.hardware.kernels import Kernels
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, steady
 from cordee.plan.serving.kv import kv_bytes_per_token
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
+from cordee.plan.serving.mig import slices
+from cordee.plan.serving.offload import KV_LEVELS, break_even_bytes_per_s
+from cordee.plan.serving.parallel import phase_costs, split_phases
+from cordee.plan.serving.quantise import find_crossovers
 from cordee.plan.serving.request import ServingRequest
+from cordee.plan.serving.speculate import BATCHES, best_draft, speculation_curve
 from cordee.plan.serving.speculation import Speculation
 from cordee.plan.serving.speed import Speed
 from cordee.plan.serving.throughput import saturated
@@ -21,8 +27,7 @@ from cordee.plan.serving.why import latencies
 from cordee.units import format_bytes, plural
 
 CACHED_FRACTION = 0.5
-DRAFT = Speculation(draft_tokens=3, acceptance=0.7)
-BATCH_MAX = 1024
+ACCEPTANCE = 0.7
 GPUS_SHOWN = 3
 
 
@@ -32,7 +37,7 @@ class Lever:
 
     name: str
     change: str
-    factor: float
+    factor: float | None
     usd_factor: float | None
     turns: str
 
@@ -64,14 +69,16 @@ def _levers(base: ServingCandidate) -> Iterator[Lever]:
     for name in ("fp8", "int4"):
         if name != case.weights.name and WEIGHTS[name].products in case.gpu.flop_per_s:
             found = judge(base.request, case.layout, WEIGHTS[name], case.kv)
-            yield _lever(base, "weights", name, found, turns=_turn(base, _format_gain(base, WEIGHTS[name])))
+            yield _lever(base, "weights", name, found, turns=_format_turn(base, WEIGHTS[name]))
     if case.kv.name != "fp8":
         found = judge(base.request, case.layout, case.weights, KV["fp8"])
-        turns = f"room for {found.sequences:,} at once, not {base.sequences:,}"
+        tokens = base.request.traffic.request_tokens
+        turns = f"room for {found.memory.sequences(tokens):,} at once, not {base.memory.sequences(tokens):,}"
         yield _lever(base, "KV cache", "fp8", found, turns=turns)
     yield _speculation(base)
     yield from _parallel(base)
     yield from _gpus(base)
+    yield from _slices(base)
     yield _offload(base)
 
 
@@ -86,7 +93,7 @@ def _lever(
 ) -> Lever:
     before = of or base
     if found.performance is None or before.performance is None:
-        return Lever(name, change, 0.0, None, "does not fit")
+        return Lever(name, change, None, None, "does not fit")
     mine, its = (each.performance.requests_per_s / each.gpus for each in (found, before) if each.performance)
     usd = None
     if found.usd_per_mtok is not None and before.usd_per_mtok is not None:
@@ -94,45 +101,43 @@ def _lever(
     return Lever(name, change, mine / its, usd, turns)
 
 
-def _turn(base: ServingCandidate, gain: Callable[[int], float]) -> str:
-    """Return the batches at which a change of decoding pays: where its gain crosses 1."""
-    sizes = [2**bits for bits in range(BATCH_MAX.bit_length())]
-    gains = [gain(size) for size in sizes]
-    paying = [size for size, each in zip(sizes, gains, strict=True) if each > 1]
-    if not paying:
-        return f"decoding is slower at every batch up to {BATCH_MAX}"
-    if len(paying) == len(sizes):
-        return f"decoding {gains[0]:.2f} times as fast at 1, {gains[-1]:.2f} at {BATCH_MAX}"
-    if paying[0] == 1:
-        last = next(size for size in sizes if size not in paying)
-        return f"decoding {gains[0]:.2f} times as fast at 1, slower from {last}"
-    return f"decoding is faster from {paying[0]} on"
-
-
-def _format_gain(base: ServingCandidate, weights: Format) -> Callable[[int], float]:
+def _format_turn(base: ServingCandidate, weights: Format) -> str:
+    """Return the batches at which a format of the weights loses: as measured on this GPU, else by the step times."""
+    request = base.request
+    rows = find_crossovers(request.speedups, request.gpu.name, weights.name)
+    named = [row for row in rows if request.engine.name.replace("tensorrt-llm", "trtllm") in row.where] or list(rows)
+    if named:
+        row = named[-1]
+        slower = ", ".join(map(str, row.losing))
+        return (
+            f"products slower {slower} (measured, {row.where})" if slower else f"never slower (measured, {row.where})"
+        )
     plain, other = Speed(base.case), Speed(replace(base.case, weights=weights))
-    context = mean_context(base.request.traffic)
-    return lambda size: plain.decode_s(size, size * context) / other.decode_s(size, size * context)
+    context = mean_context(request.traffic)
+    gains = [plain.decode_s(size, size * context) / other.decode_s(size, size * context) for size in BATCHES]
+    slower_from = next((size for size, gain in zip(BATCHES, gains, strict=True) if gain < 1), None)
+    end = f"slower from {slower_from}" if slower_from else f"{gains[-1]:.2f} at {BATCHES[-1]:,}"
+    return f"decoding {gains[0]:.2f} times as fast at 1, {end}"
 
 
 def _speculation(base: ServingCandidate) -> Lever:
-    """Return the lever of a draft that costs nothing (a look-up in the prompt)."""
-    speed, context = Speed(base.case), mean_context(base.request.traffic)
-
-    def gain(size: int) -> float:
-        drafted = speed.decode_s(size, size * context, each=DRAFT.draft_tokens + 1)
-        return DRAFT.tokens_per_step * speed.decode_s(size, size * context) / drafted
-
-    traffic, found = base.request.traffic, base.performance
+    """Return the lever of a draft that costs nothing (a look-up in the prompt), the best one at this batch."""
+    speed, traffic, found = Speed(base.case), base.request.traffic, base.performance
     assert found is not None, "under load"
-    sequences = round(found.sequences)
-    lengths = (traffic.input_tokens, traffic.output_tokens)
+    sequences, context = round(found.sequences), mean_context(traffic)
+
+    def step_s(batch: int, each: int) -> float:
+        return speed.decode_s(batch, batch * context, each=each)
+
+    best = best_draft(step_s, sequences, ACCEPTANCE)
+    drafted = Speculation(max(1, best.draft_tokens), ACCEPTANCE)
     rates = [
-        saturated(speed, *lengths, sequences=sequences, speculation=each).output_tokens_per_s for each in (None, DRAFT)
+        saturated(speed, traffic.input_tokens, traffic.output_tokens, sequences=sequences, speculation=each)
+        for each in (None, drafted)
     ]
-    change = f"{DRAFT.draft_tokens} drafted, {DRAFT.acceptance:.0%} accepted"
-    factor = rates[1] / rates[0]
-    return Lever("speculation", change, factor, 1 / factor, _turn(base, gain))
+    factor = rates[1].output_tokens_per_s / rates[0].output_tokens_per_s
+    change = f"{drafted.draft_tokens} drafted, {ACCEPTANCE:.0%} right"
+    return Lever("speculation", change, factor, 1 / factor, str(speculation_curve(step_s, ACCEPTANCE)))
 
 
 def _parallel(base: ServingCandidate) -> Iterator[Lever]:
@@ -146,7 +151,7 @@ def _parallel(base: ServingCandidate) -> Iterator[Lever]:
             continue
         found = judge(request, layout, base.case.weights, base.case.kv)
         if found.performance is None or base.performance is None:
-            yield Lever("parallelism", str(layout), 0.0, None, "does not fit")
+            yield Lever("parallelism", str(layout), None, None, "does not fit")
             continue
         speed, plain = Speed(found.case), Speed(base.case)
         context = mean_context(request.traffic)
@@ -156,29 +161,70 @@ def _parallel(base: ServingCandidate) -> Iterator[Lever]:
 
 
 def _gpus(base: ServingCandidate) -> Iterator[Lever]:
-    """Yield the other GPUs on which a token costs least, as many as here, each in its best layout."""
-    found: list[tuple[float, Lever]] = []
+    """Yield the other GPUs on which a token costs least, as many as here, and whether each phase wants its own."""
+    found = []
     for gpu in base.request.pricing.other_gpus:
-        request = replace(base.request, gpu=gpu, layout=ANY_SERVING_LAYOUT)
-        if request.price is None:
-            continue
         try:
-            best = min(judge_all(request), key=rank)
+            best = min(judge_all(replace(base.request, gpu=gpu, layout=ANY_SERVING_LAYOUT)), key=rank)
         except (LayoutError, CatalogueError):
             continue
-        if best.performance is None or best.usd_per_mtok is None or not best.keeps_slo:
-            continue
-        lever = _lever(base, "GPU", f"{gpu.name}, {best.case.layout}", best, turns=f"{latencies(best)}")
-        found.append((best.usd_per_mtok, lever))
-    yield from (lever for _, lever in sorted(found, key=lambda pair: pair[0])[:GPUS_SHOWN])
+        if best.keeps_slo and best.usd_per_mtok is not None:
+            found.append(best)
+    found.sort(key=lambda each: each.usd_per_mtok or 0.0)
+    for each in found[:GPUS_SHOWN]:
+        yield _lever(base, "GPU", f"{each.case.gpu.name}, {each.case.layout}", each, turns=latencies(each))
+    if base.usd_per_mtok is not None and found:
+        yield _phases(base, found)
+
+
+def _phases(base: ServingCandidate, others: list[ServingCandidate]) -> Lever:
+    """Return the lever of prompts and answers on GPUs of two kinds, without the price of the way between them."""
+    every = {each.case.gpu.name: each for each in (*others, base)}
+    rates = {name: each.performance.rates for name, each in every.items() if each.performance is not None}
+    gpus = {name: each.case.layout.gpus for name, each in every.items()}
+    hourly = {name: each.request.price.usd_per_gpu_hour for name, each in every.items() if each.request.price}
+    assert base.performance is not None, "under load"
+    mix = base.performance.mix
+    costs = phase_costs(rates, gpus, hourly)
+    split = split_phases(costs, mix)
+    here = next(each for each in costs if each.gpu == base.case.gpu.name)
+    both = split.prefill.gpu == split.decode.gpu
+    change = f"{split.prefill.gpu} for both" if both else f"{split.prefill.gpu}, then {split.decode.gpu}"
+    return Lever("GPU of a phase", change, None, split.split_usd / here.usd(mix), str(split))
+
+
+def _slices(base: ServingCandidate) -> Iterator[Lever]:
+    """Yield the cheapest slice of this GPU, if the model fits one."""
+    request, found = base.request, []
+    for part, number in slices(request.gpu):
+        price = request.price
+        prices = (
+            () if price is None else (replace(price, gpu=part.name, usd_per_gpu_hour=price.usd_per_gpu_hour / number),)
+        )
+        pricing = replace(request.pricing, prices=prices)
+        gpu = replace(part, kernels=Kernels())  # what was measured is of the whole GPU
+        sliced = replace(
+            request, gpu=gpu, gpus=number * request.gpus, pricing=pricing, layout=ServingLayoutWanted(1, 1)
+        )
+        best = min(judge_all(sliced), key=rank)
+        if best.keeps_slo and best.performance is not None:
+            found.append((best.performance.requests_per_s / number / request.gpus * number, number, best))
+    if found:
+        rate, number, best = max(found, key=lambda each: each[0])
+        whole = base.performance.requests_per_s / base.gpus if base.performance else 1.0
+        usd = None
+        if best.usd_per_mtok is not None and base.usd_per_mtok is not None:
+            usd = best.usd_per_mtok / base.usd_per_mtok
+        yield Lever("MIG", f"{number} x {best.case.gpu.name}", rate / whole, usd, latencies(best))
 
 
 def _offload(base: ServingCandidate) -> Lever:
-    """Return the lever of a KV cache on the host: it pays where it is read faster than computed."""
+    """Return the lever of a KV cache beyond the GPU: it pays where it is read faster than computed."""
     assert base.performance is not None, "under load"
     per_token = kv_bytes_per_token(base.case) * base.case.layout.gpus
-    bytes_per_s = per_token * base.performance.rates.prefill_tokens_per_s
-    return Lever(
-        "KV offload", f"{format_bytes(per_token)} a token", 1.0, None,
-        f"pays if restored faster than {format_bytes(bytes_per_s)}/s",
-    )  # fmt: skip
+    needed = break_even_bytes_per_s(per_token, 1 / base.performance.rates.prefill_tokens_per_s)
+    paying = [level.name for level in KV_LEVELS if level.bytes_per_s * base.case.layout.gpus > needed]
+    where = " and ".join(paying) if paying else "neither host memory nor NVMe"
+    verb = "pays" if len(paying) == 1 else "pay"
+    return Lever("KV offload", f"{format_bytes(per_token)} a token", None, None,
+                 f"{where} {verb}: restored faster than {format_bytes(needed)}/s")  # fmt: skip

@@ -18,7 +18,7 @@ CONTEXTS = (32_768, 16_384, 8_192, 4_096, 2_048)
 
 
 @dataclass(frozen=True)
-class ServingRemedy:
+class ServiceRemedy:
     """One change, and the layout that keeps the latencies after it."""
 
     change: str
@@ -30,14 +30,14 @@ class ServingRemedy:
         return f"{self.change}: {found.replicas} x {found.name}{price}"
 
 
-def remedies(request: ServingRequest) -> tuple[ServingRemedy, ...]:
+def remedies(request: ServingRequest) -> tuple[ServiceRemedy, ...]:
     """Return changes that help, each alone, the first few."""
-    found: list[ServingRemedy] = []
+    found: list[ServiceRemedy] = []
     for change, changed in _changes(request):
         more_gpus = change.startswith("--gpus") and any(each.change.startswith("--gpus") for each in found)
         best = None if more_gpus and len(found) > 1 else cheapest(changed)
         if best is not None:
-            found.append(ServingRemedy(change, best))
+            found.append(ServiceRemedy(change, best))
         if len(found) == SHOWN:
             break
     return tuple(found)

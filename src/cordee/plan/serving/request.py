@@ -5,10 +5,12 @@ from typing import Literal
 
 from cordee.errors import LayoutError, SpecError
 from cordee.hardware.catalog import Capacity, Gpu, Price
+from cordee.hardware.speedups import Speedups
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import Engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted
+from cordee.plan.serving.price import TokenPrices
 from cordee.plan.serving.visible import visible_bytes
 from cordee.workload.model import ModelShape
 from cordee.workload.requests import Request as TracedRequest
@@ -111,12 +113,14 @@ class Pricing:
         prices: the price list; `capacity` (on-demand or spot) selects the rows that count.
         busy_fractions: load of each hour of a day over that of the busiest.
         other_gpus: kinds of GPU to compare with.
+        api: the price list of an API to compare with.
     """
 
     prices: tuple[Price, ...] = ()
     capacity: Capacity = "on-demand"
     busy_fractions: tuple[float, ...] = (1.0,)
     other_gpus: tuple[Gpu, ...] = ()
+    api: TokenPrices | None = None
 
     def price(self, gpu: Gpu) -> Price | None:
         """Return the price of this GPU in this kind of capacity; None: unknown."""
@@ -134,6 +138,7 @@ class ServingRequest:
         weights: formats of the weights to try, the first one as default.
         kv: formats of the KV cache to try.
         layout: the axes that are asked for; the others are searched.
+        speedups: measured products in formats against bf16, for the levers.
         why: a layout (`tp=2`), or a number of sequences (`128`): explain why not.
         launcher: an engine: write the settings that reproduce the plan.
     """
@@ -150,6 +155,7 @@ class ServingRequest:
     layout: ServingLayoutWanted = ANY_SERVING_LAYOUT
     limits: EngineLimits = EngineLimits()
     pricing: Pricing = Pricing()
+    speedups: tuple[Speedups, ...] = ()
     why: str | None = None
     launcher: str | None = None
 
