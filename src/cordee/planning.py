@@ -11,7 +11,7 @@ from typing import TypedDict, TypeVar, Unpack
 
 from cordee.errors import CatalogueError, SpecError, TraceError
 from cordee.hardware.catalog import CAPACITIES, Capacity, Catalogue, Gpu
-from cordee.hardware.load import load_catalogue
+from cordee.hardware.load import load_catalogue, load_speedups
 from cordee.plan.ask import Answer, Request, ask
 from cordee.plan.expect import Assumptions
 from cordee.plan.layout import Recompute
@@ -20,6 +20,7 @@ from cordee.plan.serving.ask import ask as ask_serving
 from cordee.plan.serving.engine import Engine, find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format, find_format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
+from cordee.plan.serving.price import TokenPrices
 from cordee.plan.serving.request import STATISTICS, EngineLimits, Pricing, Slo, Traffic
 from cordee.plan.settings import Settings
 from cordee.plan.training import Loss, Precision
@@ -113,6 +114,7 @@ class ServingGiven(TypedDict, total=False):
     capacity: str
     prices: Path | None
     hours: str | None
+    api: str | None
     why: str | None
     launcher: str | None
 
@@ -168,7 +170,9 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
             capacity=_one_of("capacity", given.get("capacity", "on-demand"), CAPACITIES),
             busy_fractions=_hours(given.get("hours")),
             other_gpus=tuple(each for each in catalogue.gpus if each.name != gpu.name),
+            api=_api_prices(given.get("api")),
         ),
+        speedups=load_speedups(),
         why=given.get("why"),
         launcher=given.get("launcher"),
     )
@@ -239,6 +243,24 @@ def _formats(table: dict[str, Format], text: str, gpu: Gpu | None) -> tuple[Form
         return tuple(find_format(table, name.strip()) for name in text.split(","))
     names = ("bf16", "fp8", "int4") if gpu is not None else ("bf16", "fp8")
     return tuple(table[name] for name in names if gpu is None or table[name].products in gpu.flop_per_s)
+
+
+def _api_prices(text: str | None) -> TokenPrices | None:
+    """Return dollars of a million input, cached and output tokens; cached ones cost as others if two are given.
+
+    Raises:
+        SpecError: not two or three amounts.
+    """
+    if text is None:
+        return None
+    try:
+        prices = [float(part.strip().removeprefix("$")) for part in text.split(",")]
+    except ValueError:
+        prices = []
+    if len(prices) not in (2, 3) or min(prices) < 0:
+        hint = "write dollars of a million input, cached and output tokens: 0.5,0.05,1.5"
+        raise SpecError(f"--api {text} is not a price list", hint=hint)
+    return TokenPrices(prices[0], prices[1] if len(prices) == 3 else prices[0], prices[-1])
 
 
 def _hours(text: str | None) -> tuple[float, ...]:

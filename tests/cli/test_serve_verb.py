@@ -45,7 +45,7 @@ def test_the_schema_is_that_of_the_document() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["llama-3-8b", "--gpus", "8xH100", "--rate", "20/s", "--ttft", "500ms", "--tpot", "50ms"],
+        ["llama-3-8b", "--gpus", "8xH100", "--rate", "20/s", "--tpot", "50ms", "--api", "0.5,0.1,1.5"],
         ["llama-3-70b", "--gpus", "2xL40S", "--why", "tp=2"],
         ["llama-3-8b", "--gpus", "H100:1", "--weights", "any", "--kv", "any", "--why", "128"],
         ["mixtral-8x7b", "--gpus", "8xA100-80", "--concurrency", "32", "--layout", "tp=4,ep", "--launch", "vllm"],
@@ -72,7 +72,7 @@ def test_people_read_layouts_the_cache_and_the_price(capsys: pytest.CaptureFixtu
     assert "Layouts that keep the SLO" in out and "Memory of one GPU of tp1" in out
     assert "GPU KV cache size: " in out and "blocks of 16 tokens" in out
     assert "Price of a million tokens  1 GPU, $2.99 an hour" in out
-    assert "$2.99 a GPU-hour: Lambda H100 SXM" in out
+    assert "$2.99 a GPU-hour: Lambda H100 SXM" in out and "of electricity for a million tokens" in out
     assert out.rstrip().splitlines()[-1].startswith("1 replica of tp1 on 1 of 8 GPUs: 20.0 requests/s, TTFT ")
 
 
@@ -175,6 +175,9 @@ BAD = [
     (["llama-3-8b", "--gpus", "1xH100", "--hours", "1,2"], 12, "2 loads is not a day", "24 numbers"),
     (["llama-3-8b", "--gpus", "1xH100", "--input", "9000"], 12, "do not go into a context of 8,192", "shorter"),
     (["llama-3-8b", "--gpus", "1xH100", "--engine", "vllm", "--launch", "sglang"], 15, "not for sglang", "--engine"),
+    (["llama-3-8b", "--gpus", "1xH100", "--api", "cheap"], 12, "--api cheap is not a price list", "0.5,0.05,1.5"),
+    (["llama-3-8b", "--gpus", "1xH100", "--max-sequences", "0"], 12, "0 sequences at once", "at least 1"),
+    (["llama-3-8b", "--gpus", "1xH100", "--memory-fraction", "90"], 12, "is not between 0 and 1", "0.9"),
     (["llama-3-405b", "--gpus", "1xH100", "--launch", "vllm"], 21, "not even for one request", "--gpus"),
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ Rate = Annotated[
 ]
 Concurrency = Annotated[int | None, typer.Option(help="Requests that are open at any time, instead of a rate.")]
 Requests = Annotated[
-    Path | None, typer.Option("--requests", help="A trace of requests (JSON lines or CSV): lengths, rate and reuse.")
+    Path | None, typer.Option("--requests", help="A trace of requests (JSON lines): lengths, rate and reuse.")
 ]
 Cached = Annotated[float, typer.Option(help="Part of each prompt that is found in the prefix cache.")]
 Ttft = Annotated[str | None, typer.Option(help="Time to first token to keep: 500ms.", show_default="any")]
@@ -53,6 +53,10 @@ Prices = Annotated[
 Hours = Annotated[
     str | None,
     typer.Option(help="Load of each hour of a day over that of the busiest: 0.2,0.2,...,1; prices pay for all hours."),
+]
+Api = Annotated[
+    str | None,
+    typer.Option(help="Compare with an API: dollars of a million input, cached and output tokens: 0.5,0.05,1.5."),
 ]
 Launcher = Annotated[
     str | None, typer.Option("--launch", help="Print an engine's command: vllm, sglang, tensorrt-llm or llama.cpp.")
@@ -94,6 +98,7 @@ def plan(
     capacity: CapacityName = "on-demand",
     prices: Prices = None,
     hours: Hours = None,
+    api: Api = None,
     launcher: Launcher = None,
     why: WhyText = None,
     with_curve: WithCurve = False,
@@ -128,6 +133,7 @@ def plan(
         capacity=capacity,
         prices=prices,
         hours=hours,
+        api=api,
     )
     answer = ask(replace(request, why=why, launcher=launcher))
     _print(

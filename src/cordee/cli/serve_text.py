@@ -14,7 +14,7 @@ from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers import Lever
 from cordee.plan.serving.request import Traffic
-from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, plural
+from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, format_usd, plural
 from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
@@ -37,7 +37,7 @@ def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, wi
     if answer.nearest.fits:
         _cache(out, answer)
     if answer.nearest.prices is not None:
-        _prices(out, answer.nearest)
+        _prices(out, answer)
     if with_curve and answer.curve is not None:
         _curve(out, answer.curve, answer)
     if with_levers and answer.levers:
@@ -230,16 +230,24 @@ def _cache(out: Console, answer: ServingAnswer) -> None:
         out.print("  " + line, style="dim", no_wrap=True)
 
 
-def _prices(out: Console, found: ServingCandidate) -> None:
+def _prices(out: Console, answer: ServingAnswer) -> None:
+    found = answer.nearest
     prices, price = found.prices, found.request.price
     assert prices is not None and price is not None and found.usd_per_hour is not None, "printed with a price"
     title(
         out,
         "Price of a million tokens",
-        f"{plural(found.gpus, 'GPU')}, {format_digits_usd(found.usd_per_hour)} an hour",
+        f"{plural(found.gpus, 'GPU')}, {format_usd(found.usd_per_hour)} an hour",
     )
     parts = (("input", prices.input_usd), ("cached input", prices.cached_usd), ("output", prices.output_usd))
     out.print("  " + "   ".join(f"{name} {format_digits_usd(usd)}" for name, usd in parts))
+    if answer.electricity_usd_per_mtok is not None:
+        watts = (
+            f"{format_digits_usd(answer.electricity_usd_per_mtok)} of electricity for a million tokens, if you own them"
+        )
+        indented(out, watts)
+    if answer.against_api is not None:
+        indented(out, f"Against the API: {answer.against_api}.", style="")
 
 
 def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
@@ -280,10 +288,10 @@ def _levers(out: Console, levers: Sequence[Lever]) -> None:
     table.add_column("$", justify="right", no_wrap=True)
     table.add_column("where it turns", overflow="fold")
     for each in levers:
-        good = each.factor > 1.02
-        factor = "-" if not each.factor else f"{each.factor:.2f}x"
+        factor = "" if each.factor is None else f"{each.factor:.2f}x"
+        style = "" if each.factor is None else "green" if each.factor > 1.02 else "red" if each.factor < 0.98 else ""
         table.add_row(
-            f"  {each.name}", each.change, Text(factor, "green" if good else "red" if 0 < each.factor < 0.98 else ""),
+            f"  {each.name}", each.change, Text(factor, style),
             "" if each.usd_factor is None else f"{each.usd_factor:.2f}x", Text(each.turns, "dim"),
         )  # fmt: skip
     out.print(table)
