@@ -94,7 +94,7 @@ def test_kill_9_of_the_agent_ends_its_ranks_before_the_node_is_up_again(world):
     assert not process.find(TAG)
     assert ended.outcome is Outcome.LOST
     # Some of the four may end by themselves after their agent's death, before they are counted.
-    assert re.search(r"the agent of local died; [1-4] process(es)? that it left w(as|ere) ended", ended.why), ended.why
+    assert re.search(r"the agent of local died; its successor ended [1-4] process", ended.why), ended.why
     world.until(lambda: epochs_up(world) == [1, 2])
     tail = [event for event in world.log if isinstance(event, NodeDown | RanksEnded | NodeUp)][-3:]
     assert [type(event).__name__ for event in tail] == ["NodeDown", "RanksEnded", "NodeUp"]
@@ -202,7 +202,7 @@ def test_order_is_on_disk_before_it_is_confirmed(world):
     (pending,) = world.pending
     assert world.executor.carry_out(pending)
     order = json.loads((world.folder() / "order.json").read_text())
-    assert (order["job_id"], order["epoch"], order["leases"]) == (JOB, 1, [{"node": "local", "gpus": [0]}])
+    assert (order["job_id"], order["epoch"], order["leases"]) == (JOB, 1, [{"node": "local", "gpus": [0], "milli": 1000}])
     assert (
         json.loads((world.home / f"attempts/{JOB}/1/meeting.json").read_text())["master_port"] == order["master_port"]
     )
