@@ -14,7 +14,7 @@ Order = Literal["service", "fifo", "sjf", "srsf", "las"]
 """Orders in a tier and a queue: least service in a few levels (ours), arrival, SJF, shortest remaining, 2D-LAS."""
 
 Backfill = Literal["easy", "fit", "none"]
-"""Backfill around a reservation for the first gang that waits; around nothing; never."""
+"""Backfill around a reservation for the first gang that waits (`service`: that is overdue); around nothing; never."""
 
 Victims = Literal["dollars", "newest", "lowest", "none"]
 """Choice of victims: the set that loses the fewest dollars; newest first; lowest tier and priority first; none."""

@@ -1,4 +1,4 @@
-"""Reservations for the first gang that waits, and backfilling around them.
+"""Reservations for the first gang that waits (by default: the first overdue one), and backfilling around them.
 
 A job may start on reserved GPUs if they are free again in time: it can be preempted at once, or it has ended by then.
 """
@@ -19,7 +19,10 @@ from cordee.schedule.state.waiting import Line
 
 
 def reserve(state: State, draft: Draft, nominee: Nominee) -> None:
-    """Reserve the GPUs that a gang will get first, if it is the first gang that waits for them and can ever fit."""
+    """Reserve the GPUs that a gang will get first, if it is the first one that waits for them and can ever fit.
+
+    Where overdue jobs go first (`Policy.guards`, the default), only an overdue gang reserves.
+    """
     policy, job = state.policy, nominee.record.job
     if policy.backfill == "none":
         possible = (pool for pool in nominee.pools if need_of(state.nodes.free, job, pool) is not None)

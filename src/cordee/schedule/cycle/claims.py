@@ -31,7 +31,7 @@ def find_place(
         candidates,
         gpus=gpus,
         avoid=state.nodes.went_down,
-        spares=0 if job.job_id in state.agenda.returning else policy.spares,
+        spares=0 if job.job_id in state.agenda.restarting else policy.spares,
         packing=policy.packing,
     )
 

@@ -1,12 +1,12 @@
-"""The scheduling cycle: settle, order, try, reserve, grow, wake.
+"""The scheduling cycle: settle, try the waiting jobs in order, grow, wake.
 
-Each step is a function over the state and the draft of the decision. A step applies its events to the state at once,
-inside the caller's what-if, so the steps after it see them.
+Each part is a function over the state and the draft of the decision. It applies its events to the state at once, inside
+a transaction that the caller commits or rolls back, so later parts see them.
 
-Waiting jobs stand in lines, one for each tier, priority, queue and shape, and the head of a line is tried for all of
-it. For a reader who knows Kueue: these are the heads of its cluster queues; `nominate` looks up where a head may start;
-`assume` counts a job as placed while its victims leave. As in Slurm, the first gang that finds nothing gets a
-reservation, and other jobs are backfilled around it.
+Waiting jobs stand in lines: one for each tier, priority, queue and shape, and for each owner where users have a limit.
+If the head of a line cannot start, no job behind it can. Unlike a ClusterQueue of Kueue, a line gives one job after
+another within a cycle. A job that has victims is assumed on its place while they leave, as kube-scheduler nominates a
+node. Under the default policy only an overdue gang reserves GPUs; other jobs are backfilled around it.
 """
 
 import heapq
@@ -25,41 +25,43 @@ from cordee.schedule.state.waiting import LineKey
 
 
 def run(state: State, now_us: int) -> Draft:
-    """Run one cycle: change the state by what follows now, and return what was decided."""
+    """Run one cycle: apply what is decided now to the state, and return it."""
     draft = new_draft(state, now_us)
     state.nodes.end_quarantines(now_us)
     settle(state, draft)
     if not state.shutting_down:
         draft.kinds = frozenset(state.nodes.free.kinds)
-        draft.failed_searches = state.failed_searches.at(state.changes.gains, now_us)
+        draft.failed_searches = state.failed_searches.valid(state.changes.gains, now_us)
         draft.tried.free.update(draft.failed_searches.placements)
-        if state.waiting.count or state.agenda.returning:
+        if state.waiting.count or state.agenda.restarting:
             earmark(state, draft)
             _try_in_order(state, draft)
-            _keep_failed_searches(state, draft)
+            _limit_failed_searches(state, draft)
         grow(state, draft)
     wake(state, draft)
     return draft
 
 
 def _try_in_order(state: State, draft: Draft) -> None:
-    """Try the heads of the lines, the best turn first; backfill from a line whose head found nothing."""
+    """Try the heads of the lines, the best turn first; backfill from each line whose jobs cannot start otherwise."""
     heads = order(state, draft)
     while heads:
         turn, line, version = heads[0]
-        if line is None:  # A job that takes back its queue's quota, or one that was resized or moved.
+        if line is None:  # A job outside the lines: it takes back its queue's quota, or restarts.
             heapq.heappop(heads)
-            _take_turn(state, draft, turn.job_id, _try_job if turn.takes_back else restart)
+            step = _try_job if turn.takes_back else restart
+            _schedule_one(state, draft, turn.job_id, step)
             draft.turns.version += 1
             continue
-        next_turn: Turn | None = turn
+        # The turn with which the line stays in the heap; without one it leaves.
+        current: Turn | None = turn
         if version != draft.turns.version:  # Another job may be the head now, or its turn may come later.
-            next_turn = _head_of_line(state, draft, line)
-        if next_turn == turn:
-            goes_on = _take_turn(state, draft, turn.job_id, _try_job)
-            next_turn = _head_of_line(state, draft, line) if goes_on else None
-        if next_turn is not None:
-            heapq.heapreplace(heads, Head(next_turn, line, draft.turns.version))
+            current = _head_of_line(state, draft, line)
+        if current == turn:
+            try_next = _schedule_one(state, draft, turn.job_id, _try_job)
+            current = _head_of_line(state, draft, line) if try_next else None
+        if current is not None:
+            heapq.heapreplace(heads, Head(current, line, draft.turns.version))
             continue
         heapq.heappop(heads)
         if line in state.waiting.lines:
@@ -67,41 +69,43 @@ def _try_in_order(state: State, draft: Draft) -> None:
 
 
 def _head_of_line(state: State, draft: Draft, key: LineKey) -> Turn | None:
-    """Return the turn of the next job of a line; None if each of its jobs had its turn, or none is left."""
+    """Return the turn of the next job of a line; None if each of its jobs was considered, or none is left."""
     line = state.waiting.lines.get(key)
     return None if line is None else head_of(state, draft, line)
 
 
-def _take_turn(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
-    """Give a job its turn: run the step, then restart the jobs that were shrunk for it, in their order of placement.
+def _schedule_one(state: State, draft: Draft, job_id: JobId, step: Step) -> bool:
+    """Run the step for a job, then restart the jobs that were shrunk for it, in their order of placement.
 
     Returns the result of the step.
     """
-    goes_on = guarded(state, draft, job_id, step)
-    for shrunk in draft.turns.followers.pop(job_id, ()):
+    result = guarded(state, draft, job_id, step)
+    for shrunk in draft.turns.shrunk_for.pop(job_id, ()):
         guarded(state, draft, shrunk, restart)
         draft.turns.version += 1
-    return goes_on
+    return result
 
 
 def _try_job(state: State, draft: Draft, job_id: JobId) -> bool:
-    """Try to get GPUs for a waiting job, from the cheapest way to the dearest; return whether its line goes on.
+    """Try to get GPUs for a waiting job; return whether the next job of its line is tried as well.
 
-    1. Start it on free GPUs, or assume it on GPUs that are being vacated.
-    2. Preempt or move other jobs, and assume it on their GPUs.
-    3. Start it on fewer GPUs, if it is elastic.
-    4. Reserve GPUs for it, if it is the first gang that found none.
+    The ways are tried in a fixed order; their costs are not compared:
 
-    The line ends when a job finds nothing, because the jobs behind it have its shape; but a job behind a new one may
-    have waited long enough to preempt.
+    1. Restart it at its new size, if it was resized, even if it is overdue.
+    2. Start it on free GPUs, or assume it on GPUs that are being vacated.
+    3. Preempt or move other jobs, and assume it on their GPUs.
+    4. Start it on fewer GPUs, if it is elastic.
+    5. Reserve GPUs for it, if the policy reserves any for it.
+
+    The line ends when a job finds nothing, because the jobs behind it have its shape. Only behind a job that was queued
+    recently it goes on: a job that has waited longer may preempt more.
     """
     job = nominate(state, draft, job_id)
-    if job is None:
+    if job is None:  # Another job of the line, queued recently as well, found nothing.
         return True
-    if not job.pools:
+    if not job.pools:  # Each is closed, or has no GPU that the job may use.
         return False
-    # A resized job starts at its new size, even if it is overdue.
-    if job.record.size is not None and job_id in state.agenda.returning and restart(state, draft, job_id):
+    if job.record.size is not None and job_id in state.agenda.restarting and restart(state, draft, job_id):
         return True
     refusal = refusal_of(state, draft, job.record)
     if (
@@ -112,18 +116,19 @@ def _try_job(state: State, draft: Draft, job_id: JobId) -> bool:
         return True
     if refusal is None:
         reserve(state, draft, job)
-        if job.is_new:
+        if job.queued_recently:
             draft.tried.lines.add(job.line)
-    return job.is_new
+    return job.queued_recently
 
 
-def _keep_failed_searches(state: State, draft: Draft) -> None:
-    """Keep the searches that failed for the next cycle, and wake when the next change of turns makes them void.
+def _limit_failed_searches(state: State, draft: Draft) -> None:
+    """Set how long the failed searches hold, and wake at the next change of turns, which invalidates those for victims.
 
-    A shape without a place is kept only if no GPU was kept from it by a claim, a closed pool or spare nodes.
+    A shape without a place stays in them only if no GPU was withheld from it: none was assumed or reserved, no pool was
+    closed, and no nodes are spare.
     """
     searches = draft.failed_searches
-    has_claims = draft.assumed or draft.reservations or draft.closed or state.policy.spares
-    searches.placements = frozenset() if has_claims else frozenset(draft.tried.free)
+    gpus_withheld = draft.assumed or draft.reservations or draft.closed or state.policy.spares
+    searches.placements = frozenset() if gpus_withheld else frozenset(draft.tried.free)
     searches.until_us = next_turn_us(state, draft.now_us)
     draft.wake_by(searches.until_us)

@@ -4,7 +4,7 @@ GPUs are kept from other jobs in three ways. All end with the cycle, and the nex
 
     earmark      GPUs that victims are vacating for a job; jobs of an earlier turn get them only if nothing else does
     assume       the place of a job that cannot start yet, because victims hold a part of it; its queue counts the GPUs
-    reserve      GPUs for the first gang that waits for a kind of GPU and found no victims; jobs are backfilled there
+    reserve      GPUs for the first gang that found no victims (by default: that is overdue); jobs are backfilled there
 
 Assumed and reserved GPUs are *claimed* from the nodes (`Nodes.claim`): no index of free GPUs shows them.
 """
@@ -36,16 +36,16 @@ class Turns:
 
     Attributes:
         overdue: jobs that have waited too long; they go first in their tier.
-        considered: jobs that had their turn.
+        considered: jobs that were tried.
         fair_shares: of queues, computed when they are first needed.
-        followers: for a job, the jobs that were shrunk for it; they have their turn right after it.
+        shrunk_for: for a job, the jobs that were shrunk for it; they restart right after it was tried.
         version: grows with each change after which another job may be the head of a line, or have another turn.
     """
 
     overdue: frozenset[JobId]
     considered: set[JobId] = field(default_factory=set)
     fair_shares: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    followers: dict[JobId, list[JobId]] = field(default_factory=dict)
+    shrunk_for: dict[JobId, list[JobId]] = field(default_factory=dict)
     version: int = 0
 
 
@@ -56,7 +56,7 @@ class Tried:
     Attributes:
         free: shapes without a place among free GPUs.
         vacated: shapes without a place among GPUs that are being vacated.
-        lines: lines in which a new job found nothing, so that their other new jobs find nothing either.
+        lines: lines in which a job that was queued recently found nothing: other such jobs find nothing either.
     """
 
     free: set[Shape] = field(default_factory=set)
@@ -79,7 +79,7 @@ class Draft:
         earmarked: leases of leaving attempts, by the job for which they leave.
         assumed: places of jobs that cannot start yet, because victims hold a part of them.
         assumed_quota: the same places as the queues count them.
-        reservations: for each kind of GPU, the reservation of the first gang that waits for it.
+        reservations: for each kind of GPU, the reservation of one gang that waits for it.
         closed: kinds of GPUs on which nothing more starts, under policies in which no job may pass another.
         tried: searches that need not be repeated in this cycle.
         failed_searches: searches that need not be repeated in the next cycles either; the state keeps them.
@@ -107,7 +107,7 @@ class Draft:
 
 
 Step = Callable[[State, Draft, JobId], bool]
-"""A step for one job. Where the job stands in a line, the step returns whether the jobs behind it have their turns."""
+"""A step for one job. Where the job stands in a line, the step returns whether the jobs behind it are tried."""
 
 
 def new_draft(state: State, now_us: int) -> Draft:

@@ -1,6 +1,6 @@
 """The order of a cycle: the turn of each waiting job, and the head of each line.
 
-Turns compare by: tier; overdue jobs, then jobs that start again at once, then the others; priority; the fair share of
+Turns compare by: tier; overdue jobs, then jobs that restart, then the others; priority; the fair share of
 the queue; standing; time of submission; job id. A job that takes back its queue's quota comes before all others: if a
 higher tier borrowed the quota again, other attempts would have to leave once more.
 """
@@ -18,7 +18,7 @@ from cordee.schedule.state.state import State
 from cordee.schedule.state.waiting import Line, LineKey
 
 _TAKES_BACK = -1
-_OVERDUE, _STARTS_AGAIN, _OTHER = range(3)
+_OVERDUE, _RESTARTS, _OTHER = range(3)
 
 
 class Turn(NamedTuple):
@@ -26,7 +26,7 @@ class Turn(NamedTuple):
 
     Attributes:
         level: of its tier; -1 if the job takes back its queue's quota.
-        urgency: 0 if the job is overdue, 1 if it starts again at once, 2 for all others.
+        urgency: 0 if the job is overdue, 1 if it restarts, 2 for all others.
         precedence: minus its priority; the time since which it is overdue; of jobs that take back, their submission.
         fair_share: the key of its queue.
         standing: in its line.
@@ -60,18 +60,18 @@ class Head(NamedTuple):
 
 
 def order(state: State, draft: Draft) -> list[Head]:
-    """Return a heap of the heads of all lines, of the jobs that start again at once, and of those that take back."""
+    """Return a heap of the heads of all lines, of the jobs that restart, and of those that take back."""
     heads: list[Head] = []
     for key, line in state.waiting.lines.items():
         turn = head_of(state, draft, line)
         if turn is not None:
             heads.append(Head(turn, key, draft.turns.version))
-    for job_id in state.agenda.returning:
-        turn = Turn(level(state.jobs[job_id].job.tier), _STARTS_AGAIN, 0, (), 0, 0, job_id)
+    for job_id in state.agenda.restarting:
+        turn = Turn(level(state.jobs[job_id].job.tier), _RESTARTS, 0, (), 0, 0, job_id)
         heads.append(Head(turn, None, 0))
         preemptor = shrinks_for(state, job_id)
         if preemptor is not None:
-            draft.turns.followers.setdefault(preemptor, []).append(job_id)
+            draft.turns.shrunk_for.setdefault(preemptor, []).append(job_id)
     heads += [Head(turn, None, 0) for job_id in state.agenda.entitled if (turn := _entitled(state, job_id)) is not None]
     heapq.heapify(heads)
     return heads

@@ -1,7 +1,7 @@
 """The ways in which a nominated job gets GPUs: it starts, is assumed, preempts, starts smaller, or restarts.
 
-*Start* places a job on free GPUs now. *Restart* does so for a job that was resized or moved and returns at once; while
-it still leaves, its next place is assumed.
+*Start* places a job on free GPUs now. *Restart* does so for a job that left for no other job's turn: it was resized or
+moved, or lost its node. While it still leaves, its next place is assumed.
 """
 
 from typing import NamedTuple
@@ -25,20 +25,21 @@ class Nominee(NamedTuple):
     record: JobRecord
     line: LineKey
     pools: tuple[Pool, ...]  # where it may start
-    is_new: bool  # it has waited too briefly to preempt; jobs behind it may have waited long enough
+    queued_recently: bool  # too recently to preempt jobs of its own tier, or to move any (`preempt_after_us`)
 
 
 def nominate(state: State, draft: Draft, job_id: JobId) -> Nominee | None:
-    """Return a waiting job with the pools that are open to it; None if a new job of its line found nothing before."""
+    """Return a waiting job with the pools open to it; None if another recently queued job of its line found nothing."""
     record, line = state.jobs[job_id], state.waiting.key(job_id)
     draft.turns.considered.add(job_id)
-    is_new = draft.now_us < record.waits_since_us + state.policy.preempt_after_us
-    if is_new and line in draft.tried.lines and job_id not in draft.earmarked and job_id not in state.agenda.returning:
+    recently = draft.now_us < record.waits_since_us + state.policy.preempt_after_us
+    has_place = job_id in draft.earmarked or job_id in state.agenda.restarting
+    if recently and line in draft.tried.lines and not has_place:
         return None
     candidates = pools(record.job, draft.kinds)
     if draft.closed:  # No job passes the first one that waits, on any of the pools that are open to that one.
         candidates = tuple(pool for pool in candidates if draft.closed.isdisjoint(pool))
-    return Nominee(record, line, candidates, is_new)
+    return Nominee(record, line, candidates, recently)
 
 
 def refusal_of(state: State, draft: Draft, record: JobRecord, gpus: int | None = None) -> Refusal | None:
@@ -113,11 +114,11 @@ def make_room(state: State, draft: Draft, nominee: Nominee, refusal: Refusal | N
 
 
 def restart(state: State, draft: Draft, job_id: JobId) -> bool:
-    """Start a resized or moved job again, or assume it on its next place; return whether it has one."""
+    """Restart a job, or assume it on its next place; return whether it has one."""
     record, attempt = state.jobs[job_id], state.attempts.get(job_id)
     candidates = pools(record.job, draft.kinds)
     if job_id in draft.assumed or (attempt is not None and not attempt.leaving):
-        return True  # It had its turn already: after its preemptor's, or to take back quota.
+        return True  # It was considered already: after its preemptor, or to take back quota.
     if attempt is None:
         gpus = record.size
         if refusal_of(state, draft, record, gpus) is not None:

@@ -43,7 +43,7 @@ class FailedSearches:
     preemptions: dict[object, list[Scope]] = field(default_factory=dict)
     placements: frozenset[tuple[object, ...]] = frozenset()
 
-    def at(self, gains: int, now_us: int) -> "FailedSearches":
+    def valid(self, gains: int, now_us: int) -> "FailedSearches":
         """Return a copy with the searches that still hold."""
         if gains != self.gains or self.from_us > now_us:
             return FailedSearches(gains, now_us)

@@ -1,6 +1,6 @@
 """The order of jobs: tiers, and the standing of a job among those of its tier, priority and queue.
 
-The whole order is: tier; overdue jobs, then jobs that start again at once, then the others; priority; the fair share of
+The whole order is: tier; overdue jobs, then jobs that restart, then the others; priority; the fair share of
 the queue; standing; time of submission; job id. No two jobs are equal, and the order of reports does not matter. A
 preempted job keeps its time of submission and so its turn.
 """

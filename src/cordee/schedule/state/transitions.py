@@ -44,7 +44,7 @@ from cordee.schedule.state.state import State
 
 _COUNTED = (Outcome.FAILED, Outcome.LOST)
 _PREEMPTED = (NoticeReason.PREEMPT, NoticeReason.TIME_SLICE, NoticeReason.QUOTA)
-_RETURNS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
+_RESTARTS = (NoticeReason.RESIZE, NoticeReason.MOVE, NoticeReason.RECLAIM, NoticeReason.DRAIN, NoticeReason.DOWN)
 """A job that left for one of these lost its place to no other job's turn: it starts again before others of its tier."""
 
 
@@ -102,7 +102,7 @@ def _job_ended(state: State, event: JobEnded) -> None:
         return
     state.waiting.remove(record)
     state.journal.drop(state.agenda.unsettled, event.job_id)
-    state.journal.drop(state.agenda.returning, event.job_id)
+    state.journal.drop(state.agenda.restarting, event.job_id)
     if event.state != Phase.STOPPED and record.used_us:
         state.journal.note(state.history.forget, state.history.add(record.job, record.used_us))
     state.journal.drop(state.agenda.entitled, event.job_id)
@@ -148,7 +148,7 @@ def _placed(state: State, event: AttemptPlaced) -> None:
     state.journal.note(state.quotas.take, record.job, held, event.at_us)
     state.waiting.remove(record)
     state.journal.put(state.attempts, event.job_id, attempt)
-    state.journal.drop(state.agenda.returning, event.job_id)
+    state.journal.drop(state.agenda.restarting, event.job_id)
     state.journal.drop(state.agenda.entitled, event.job_id)
     if attempt.gpus < record.job.gpus:
         state.journal.put(state.agenda.shrunk, event.job_id, None)
@@ -163,8 +163,8 @@ def _placed(state: State, event: AttemptPlaced) -> None:
 def _noticed(state: State, event: NoticeGiven) -> None:
     attempt = _live(state, event.job_id, event.epoch)
     if attempt is not None and not attempt.leaving:
-        if event.reason in _RETURNS:
-            state.journal.put(state.agenda.returning, event.job_id, None)
+        if event.reason in _RESTARTS:
+            state.journal.put(state.agenda.restarting, event.job_id, None)
         if event.reason is NoticeReason.QUOTA and event.for_job is not None:
             state.journal.put(state.agenda.entitled, event.for_job, None)
         _stopping(state, attempt, attempt._replace(notice=event))
@@ -242,14 +242,14 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
     record, notice = state.jobs[event.job_id], attempt.notice
     used_up = used_up_day(state, attempt, event.outcome, event.at_us)
     counted = (event.outcome in _COUNTED and notice is None) or used_up is not None
-    returns = event.outcome is Outcome.LOST if notice is None else notice.reason in _RETURNS
+    restarts = event.outcome is Outcome.LOST if notice is None else notice.reason in _RESTARTS
     queued = record._replace(
         phase=Phase.QUEUED,
         waits_since_us=event.at_us,
         attempts_without_commit=0 if attempt.captured_us is not None else record.attempts_without_commit + counted,
         preemptions=record.preemptions + (notice is not None and notice.reason in _PREEMPTED),
         used_us=record.used_us + max(each.at_us for each in attempt.ended) - attempt.placed_us,
-        size=notice.gpus if notice is not None and returns else None,
+        size=notice.gpus if notice is not None and restarts else None,
         last=event,
     )
     state.journal.drop(state.attempts, event.job_id)
@@ -260,8 +260,8 @@ def _attempt_ended(state: State, event: AttemptEnded) -> None:
         state.journal.remove(state.agenda.limits, (attempt.limit_at_us, event.job_id))
     state.journal.drop(state.agenda.unsettled, event.job_id)
     state.journal.put(state.jobs, event.job_id, queued)
-    if returns:
-        state.journal.put(state.agenda.returning, event.job_id, None)
+    if restarts:
+        state.journal.put(state.agenda.restarting, event.job_id, None)
     state.enqueue(queued)
 
 
