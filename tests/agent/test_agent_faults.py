@@ -202,7 +202,11 @@ def test_order_is_on_disk_before_it_is_confirmed(world):
     (pending,) = world.pending
     assert world.executor.carry_out(pending)
     order = json.loads((world.folder() / "order.json").read_text())
-    assert (order["job_id"], order["epoch"], order["leases"]) == (JOB, 1, [{"node": "local", "gpus": [0], "milli": 1000}])
+    assert (order["job_id"], order["epoch"], order["leases"]) == (
+        JOB,
+        1,
+        [{"node": "local", "gpus": [0], "milli": 1000}],
+    )
     assert (
         json.loads((world.home / f"attempts/{JOB}/1/meeting.json").read_text())["master_port"] == order["master_port"]
     )
