@@ -2,6 +2,8 @@
 
 import pytest
 from cases import served
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cordee.plan.serving.kv import kv_bytes, kv_bytes_per_token, state_bytes
 
@@ -55,3 +57,15 @@ def test_the_last_block_is_whole() -> None:
     case = served("llama-3-8b")
     assert kv_bytes(case, 1) == kv_bytes(case, 16) == 16 * 131_072
     assert kv_bytes(case, 17) == 32 * 131_072
+
+
+@given(
+    model=st.sampled_from(["llama-3-8b", "qwen3-235b-a22b", "deepseek-v3", "gemma-4-31b", "qwen3.5-27b"]),
+    tp=st.sampled_from([1, 2, 4, 8]), kv=st.sampled_from(["bf16", "fp8"]), length=st.integers(1, 300_000),
+)  # fmt: skip
+def test_a_sequence_never_shrinks_and_tp_never_more_than_halves_it(model: str, tp: int, kv: str, length: int) -> None:
+    case, twice = served(model, tp=tp, kv=kv), served(model, tp=2 * tp, kv=kv)
+    one = kv_bytes(case, length)
+    assert 0 < one <= kv_bytes(case, length + 16)
+    assert one / 2 <= kv_bytes(twice, length) + 1 <= one + 1
+    assert kv_bytes(case, 2 * length) <= 2 * one + 32 * kv_bytes_per_token(case)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import LayoutError
-from cordee.plan.serving.memory import engine_log, memory, pinned_bytes
+from cordee.plan.serving.memory import CONTEXT_BYTES, engine_log, memory, pinned_bytes
+from cordee.plan.serving.visible import visible_bytes
 from cordee.units import GiB
 
 
@@ -50,6 +51,10 @@ MODELS = ["llama-3-8b", "qwen3-30b-a3b", "deepseek-v3", "qwen3.5-27b", "gemma-3-
 )  # fmt: skip
 def test_parts_fill_what_the_engine_may_use(model: str, tp: int, context: int, sequences: int, fraction: float) -> None:
     found = memory(served(model, tp=tp, context=context, fraction=fraction, max_sequences=sequences))
+    usable = found.case.memory_fraction * visible_bytes(found.case.gpu)
+    libraries = found.context_bytes - CONTEXT_BYTES  # the CUDA context itself does not count in this version
+    parts = found.weights_bytes + found.activation_bytes + found.communication_bytes + libraries + found.kv_bytes
+    assert parts == pytest.approx(usable, abs=2)
     assert found.kv_low_bytes <= found.kv_bytes <= found.kv_high_bytes
     assert found.blocks >= 0 and found.kv_tokens >= 0 and found.longest_context_tokens >= 0
     assert (found.sequences(context) >= 1) == found.fits

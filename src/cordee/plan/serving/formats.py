@@ -19,6 +19,7 @@ class Format:
         experts_only: only routed experts are in this format, the rest in 16 bits.
         keeps_mixers: attention and recurrent layers stay in 16 bits.
         padded_hidden: experts are stored as if the hidden size were the next multiple of this (1: as it is).
+        spread: how much checkpoints of this format differ in size, since some keep attention or more in 16 bits.
         mixed_bits: a GGUF mix: bits of the parts that differ: `value` and `down` in about half of the layers,
             `output` and `embedding`.
     """
@@ -31,6 +32,7 @@ class Format:
     experts_only: bool = False
     keeps_mixers: bool = False
     padded_hidden: int = 1
+    spread: float = 0.0
     mixed_bits: Mapping[str, float] = field(default_factory=dict, hash=False)
 
 
@@ -51,10 +53,10 @@ WEIGHTS = {
         Format("int8", 8, "int8"),
         Format("int8-wo", 8, "bf16", weight_only=True),
         # Groups of 128 weights share a 16-bit scale and a 4-bit zero point: AWQ, GPTQ.
-        Format("int4", 4 + 20 / 128, "bf16", weight_only=True),
+        Format("int4", 4 + 20 / 128, "bf16", weight_only=True, spread=0.05),
         # An 8-bit scale for 32 weights: OCP MX 1.0. gpt-oss has its experts so, and engines pad them to full tiles.
         Format("mxfp4", 4 + 8 / 32, "bf16", weight_only=True, experts_only=True, padded_hidden=256),
-        Format("nvfp4", 4 + 8 / 16, "fp4"),  # an 8-bit scale for 16 weights
+        Format("nvfp4", 4 + 8 / 16, "fp4", spread=0.15),  # an 8-bit scale for 16 weights
         # llama.cpp, ggml-common.h: a block's bytes x 8 / its weights. In the K mixes, half of the layers have more
         # bits for values and for the down projection (llama-quant.cpp, use_more_bits), and the head has 6.5625.
         _gguf("q8_0", 8.5),

@@ -165,6 +165,7 @@ def _stage(case: ServingCase, stage: int) -> ServingMemory:
     else:
         left = total - CONTEXT_BYTES - weights - others
     spread = rule.spread * others + rule.spread_bytes + ENCODER_SPREAD_BYTES * (case.shape.encoder > 0)
+    spread += case.weights.spread * weights
     return ServingMemory(
         case=case,
         stage=stage,
