@@ -16,13 +16,15 @@ from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.kv import is_linear, kv_bytes_per_token
 from cordee.plan.serving.memory import ServingMemory, memory
 from cordee.units import GiB
+from cordee.workload.model import ModelShape
 from serving.models import find_gpu, find_shape
 
 COLUMNS = {"engine", "version", "model", "gpu", "tp", "gpu_memory_utilization", "kv_cache_gib_reported"}
-WEIGHT_FORMATS = {
-    "bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "fp8", "int8": "int8", "w8a8": "int8", "awq": "int4",
-    "gptq": "int4", "int4": "int4", "w4a16": "int4", "nvfp4": "nvfp4", "mxfp4": "mxfp4",
-}  # fmt: skip
+# The first that is found in the column decides; an empty one or "auto" means 16 bits.
+WEIGHT_FORMATS = (
+    ("nvfp4|fp4 ", "nvfp4"), ("mxfp4", "mxfp4"), ("awq|gptq|int4|w4a16|autoround", "int4"), ("fp8", "fp8"),
+    ("int8|w8a8", "int8"), ("fp32|float32", "fp32"), ("bf16|bfloat16|fp16|float16|half|auto|^$", "bf16"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ def _row(line: Mapping[str, str]) -> Row | str:
     if shape is None:
         return f"shape not known: {line['model']}"
     gpu = find_gpu(line["gpu"] + " " + _stated_total(note), _number(line["gpu_memory_gb"]))
-    weights = WEIGHT_FORMATS.get(line["dtype"].lower().split(" ")[0] or "bf16")
+    dtype = "mxfp4" if shape.family == "gpt_oss" and not line["dtype"] else line["dtype"].lower()
+    weights = next((name for pattern, name in WEIGHT_FORMATS if re.search(pattern, dtype)), None)
     if gpu is None or weights is None:
         return f"GPU or format not known: {line['gpu']}, {line['dtype']}"
     numbers = re.search(r"\d+(?:\.\d+)+", version)
@@ -102,7 +105,8 @@ def _row(line: Mapping[str, str]) -> Row | str:
         engine=engine, max_sequences=_said(note, "max_num_seqs") or limits[0],
         max_batched_tokens=_said(note, "mbt|max_num_batched_tokens") or limits[1],
         max_context_tokens=round(context or shape.positions), memory_fraction=fraction, visible_bytes=gpu[1],
-        eager="enforce_eager" in note or "eager" in note.split(),
+        eager=re.search(r"\beager\b|enforce_eager", note) is not None,
+        draft_weights_bytes=_prediction_bytes(line["model"], shape, round(_number(line["tp"]) or 1)),
     )  # fmt: skip
     label = f"{line['model']} on {line['gpu']} x{line['n_gpus'] or 1}, {line['engine']} {version}"
     loaded = _number(line["weights_gib_reported"])
@@ -120,6 +124,13 @@ def _contradicts(note: str, usable_gib: float, weights_and_kv_gib: float) -> boo
     if activation is None or other is None:
         return False
     return abs(usable_gib - weights_and_kv_gib - float(activation[1]) - float(other[1])) > 1.5
+
+
+def _prediction_bytes(model: str, shape: ModelShape, tp: int) -> int:
+    """Return the bytes of a head that predicts further tokens (MTP): a layer and what joins its two inputs, 16 bit."""
+    if not re.search(r"\bMTP\b", model):
+        return 0
+    return round((shape.layer(shape.layers - 1).total + 2 * shape.hidden**2) * 2 / tp)
 
 
 def _layout(line: Mapping[str, str], note: str) -> ServingLayout:

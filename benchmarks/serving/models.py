@@ -6,6 +6,7 @@ from dataclasses import replace
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.load import load_catalogue
+from cordee.plan.serving.visible import USUAL_FRACTION
 from cordee.units import GiB
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
@@ -97,7 +98,10 @@ def find_gpu(name: str, memory_gb: float | None) -> tuple[Gpu, int] | None:
     """Return a GPU of this name with the bytes that CUDA reports; a figure in GiB in the name is taken as it stands."""
     lowered = name.lower()
     stated = re.search(r"([0-9.]+) gib", lowered)
-    usual = next((gib for pattern, gib in VISIBLE_GIB if re.search(pattern, lowered)), None)
+    sized = f"{lowered} {memory_gb:g}" if memory_gb else lowered
+    usual = next((gib for pattern, gib in VISIBLE_GIB if re.search(pattern, sized)), None)
+    if usual is None and memory_gb and not re.search(r"ascend|arc|tpu|gaudi", lowered):
+        usual = memory_gb * USUAL_FRACTION
     gib = float(stated[1]) if stated else usual
     if gib is None:
         return None
