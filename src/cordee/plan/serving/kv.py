@@ -5,9 +5,11 @@ Per token and layer: 2 x key-value heads x width, or the latent and its rotary p
 """
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from functools import lru_cache
 
-from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.formats import Format
 from cordee.plan.serving.weights import stage_layers
 from cordee.workload.layers import LayerKind
@@ -18,7 +20,7 @@ INDEX_SCALE_BYTES = 4  # DeepSeek-V3.2 stores the indexer's keys in 8 bits with 
 
 def kv_bytes_per_token(case: ServingCase, stage: int = 0) -> int:
     """Return the bytes that one more token takes on one GPU while no window is full."""
-    return math.ceil(sum(_per_token(case, index) for index in _stored_layers(case, stage)))
+    return math.ceil(sum(_bytes_by_kind(case.shape, case.layout, case.kv, stage).values()))
 
 
 def kv_bytes(case: ServingCase, length_tokens: int, stage: int = 0) -> int:
@@ -31,7 +33,7 @@ def kv_bytes(case: ServingCase, length_tokens: int, stage: int = 0) -> int:
     window = window_tokens(case.shape)
     near = whole if window is None else min(whole, (math.ceil(window / block) + 1) * block)
     tokens: dict[LayerKind, int] = {"full": whole, "window": near}
-    stored = sum(_per_token(case, index) * tokens[case.shape.kind(index)] for index in _stored_layers(case, stage))
+    stored = sum(size * tokens[kind] for kind, size in _bytes_by_kind(case.shape, case.layout, case.kv, stage).items())
     return math.ceil(stored) + state_bytes(case, stage)
 
 
@@ -56,16 +58,17 @@ def is_linear(shape: ModelShape) -> bool:
     return shape.mixed is None or set(shape.mixed.kinds) <= {"full", "mlp", "experts"}
 
 
-def _stored_layers(case: ServingCase, stage: int) -> list[int]:
-    """Return the layers of a stage that keep keys and values."""
-    shared = 0 if case.shape.mixed is None else case.shape.mixed.kv_shared
-    layers = stage_layers(case.shape.layers, case.layout.pp, stage)
-    own = case.shape.layers - shared
-    return [index for index in layers if index < own and case.shape.kind(index) in ("full", "window")]
-
-
-def _per_token(case: ServingCase, index: int) -> float:
-    return layer_bytes_per_token(case.shape, case.shape.kind(index), case.layout.tp, case.kv)
+@lru_cache(maxsize=4096)
+def _bytes_by_kind(shape: ModelShape, layout: ServingLayout, kv: Format, stage: int) -> Mapping[LayerKind, float]:
+    """Return the bytes of one token in all layers of a stage that keep keys and values, by their kind."""
+    shared = 0 if shape.mixed is None else shape.mixed.kv_shared
+    own = shape.layers - shared
+    kinds = Counter(shape.kind(index) for index in stage_layers(shape.layers, layout.pp, stage) if index < own)
+    return {
+        kind: count * layer_bytes_per_token(shape, kind, layout.tp, kv)
+        for kind, count in kinds.items()
+        if kind in ("full", "window")
+    }
 
 
 @lru_cache(maxsize=4096)
