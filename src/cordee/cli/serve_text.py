@@ -14,6 +14,7 @@ from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers import Lever
 from cordee.plan.serving.request import Traffic
+from cordee.plan.serving.visible import case_visible_bytes, visible_bytes
 from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, format_usd, plural
 from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes, memory_cells
 
@@ -85,11 +86,15 @@ def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
             "cheapest first",
             answer.serving,
         ),
-        ("Layouts that do not keep it", "nearest first", answer.late),
+        (
+            "Layouts that do not keep it" if answer.request.slo.limits else "Layouts that do not keep up",
+            "nearest first",
+            answer.late,
+        ),
         ("Layouts that do not fit", "nearest first", answer.rejected),
     )
     shown = [each for *_, found in groups for each in (found if show_all else found[:SHOWN])]
-    scale = _Scale(out, shown, answer.request.gpu.memory_bytes)
+    scale = _Scale(out, shown, visible_bytes(answer.request.gpu))
     for name, order, found in groups:
         if not found:
             continue
@@ -180,7 +185,7 @@ class _Scale:
             legend.append(self.glyph(part), COLOURS[part])
             legend.append(f" {'KV cache' if part == 'kv' else part}  ", "dim")
         legend.append(self.glyph("limit"), "bold")
-        return legend.append(f" {format_bytes(self.memory_bytes)}", "dim")
+        return legend.append(f" {format_gb(self.memory_bytes)} as CUDA counts them", "dim")
 
 
 def _memory_bar(each: ServingCandidate) -> MemoryBar:
@@ -190,7 +195,7 @@ def _memory_bar(each: ServingCandidate) -> MemoryBar:
 def _memory(out: Console, found: ServingCandidate) -> None:
     """Print one GPU of the nearest layout, part by part."""
     title(out, f"Memory of one GPU of {found.name}", f"the engine may use {found.case.memory_fraction:.0%}")
-    limit = found.case.gpu.memory_bytes
+    limit = case_visible_bytes(found.case)
     scale = _Scale(out, [found], limit)
     width = max(10, min(50, out.width - 36))
     full, done = max(scale.full_bytes, sum(found.parts.values())), 0

@@ -6,7 +6,7 @@ a replica that always has so many requests.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 
 from cordee.plan.serving.batching import Limits, serve
@@ -199,6 +199,12 @@ def rank(each: ServingCandidate) -> tuple[float, ...]:
     return (0, round(price, 6), replica, each.excess, found.tpot.mean) if each.keeps_slo else (1, each.excess, price)
 
 
+@lru_cache(maxsize=1024)
+def speed_of(case: ServingCase) -> Speed:
+    """Return the step times of a case; they remember the products that were computed."""
+    return Speed(case)
+
+
 def judge(request: ServingRequest, layout: ServingLayout, weights: Format, kv: Format) -> ServingCandidate:
     """Return this layout in these formats, with the fewest replicas that keep the latencies, or with all."""
     case = request.case(layout, weights, kv)
@@ -214,7 +220,7 @@ def judge(request: ServingRequest, layout: ServingLayout, weights: Format, kv: F
     most = request.gpus // layout.gpus
     if not held.fits:
         return ServingCandidate(request, case, held, most)
-    speed = Speed(case)
+    speed = speed_of(case)
     traffic = request.traffic
     if traffic.rate_per_s is None and not traffic.requests:
         return _steady(request, case, held, speed, most)
@@ -343,7 +349,7 @@ def _limits(held: ServingMemory, *, prefix_caching: bool) -> Limits:
 
 def steady(candidate: ServingCandidate, sequences: int) -> ServingCandidate:
     """Return a layout that fits with so many requests at once in each replica."""
-    speed = Speed(candidate.case)
+    speed = speed_of(candidate.case)
     found = _steady_state(candidate.request.traffic, speed, candidate.replicas, sequences)
     return replace(candidate, performance=found)
 

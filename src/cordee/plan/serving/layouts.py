@@ -78,6 +78,7 @@ def misfit(layout: ServingLayout, shape: ModelShape, gpu: Gpu, gpus: int) -> tup
          f"dp={layout.dp} within a replica is for mixtures of experts; {shape.name} is dense",
          "leave dp out: each data-parallel copy is a replica of its own"),
         (layout.ep and shape.experts is None, f"{shape.name} has no experts to spread", "leave ep out"),
+        (layout.ep and ranks == 1, "ep spreads experts over tp*dp = 1 GPU", "give tp or dp, or leave ep out"),
         (layout.ep and shape.experts is not None and shape.experts.routed % ranks != 0,
          f"tp*dp = {ranks} does not divide the {0 if shape.experts is None else shape.experts.routed} experts",
          "use fewer GPUs in a replica"),
@@ -121,5 +122,5 @@ def _all(shape: ModelShape, gpu: Gpu, wanted: ServingLayoutWanted) -> Iterator[S
     for tp in _degrees(shape, gpu):
         for pp in stages:
             for dp in copies if wanted.dp is None else (wanted.dp,):
-                for ep in (False, True) if shape.experts is not None else (False,):
+                for ep in (False, True) if shape.experts is not None and tp * dp > 1 else (False,):
                     yield ServingLayout(tp, pp, dp, ep)

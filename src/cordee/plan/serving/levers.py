@@ -11,7 +11,7 @@ from cordee.errors import CatalogueError, LayoutError
 from cordee.hardware.kernels import Kernels
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
-from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, steady
+from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, speed_of, steady
 from cordee.plan.serving.kv import kv_bytes_per_token
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
 from cordee.plan.serving.mig import slices
@@ -21,7 +21,6 @@ from cordee.plan.serving.quantise import find_crossovers
 from cordee.plan.serving.request import ServingRequest
 from cordee.plan.serving.speculate import BATCHES, best_draft, speculation_curve
 from cordee.plan.serving.speculation import Speculation
-from cordee.plan.serving.speed import Speed
 from cordee.plan.serving.throughput import saturated
 from cordee.plan.serving.why import latencies
 from cordee.units import format_bytes, plural
@@ -112,7 +111,7 @@ def _format_turn(base: ServingCandidate, weights: Format) -> str:
         return (
             f"products slower {slower} (measured, {row.where})" if slower else f"never slower (measured, {row.where})"
         )
-    plain, other = Speed(base.case), Speed(replace(base.case, weights=weights))
+    plain, other = speed_of(base.case), speed_of(replace(base.case, weights=weights))
     context = mean_context(request.traffic)
     gains = [plain.decode_s(size, size * context) / other.decode_s(size, size * context) for size in BATCHES]
     slower_from = next((size for size, gain in zip(BATCHES, gains, strict=True) if gain < 1), None)
@@ -122,7 +121,7 @@ def _format_turn(base: ServingCandidate, weights: Format) -> str:
 
 def _speculation(base: ServingCandidate) -> Lever:
     """Return the lever of a draft that costs nothing (a look-up in the prompt), the best one at this batch."""
-    speed, traffic, found = Speed(base.case), base.request.traffic, base.performance
+    speed, traffic, found = speed_of(base.case), base.request.traffic, base.performance
     assert found is not None, "under load"
     sequences, context = round(found.sequences), mean_context(traffic)
 
@@ -153,7 +152,7 @@ def _parallel(base: ServingCandidate) -> Iterator[Lever]:
         if found.performance is None or base.performance is None:
             yield Lever("parallelism", str(layout), None, None, "does not fit")
             continue
-        speed, plain = Speed(found.case), Speed(base.case)
+        speed, plain = speed_of(found.case), speed_of(base.case)
         context = mean_context(request.traffic)
         faster = plain.decode_s(1, context) / speed.decode_s(1, context)
         replicas = plural(found.replicas, "replica")
@@ -163,7 +162,8 @@ def _parallel(base: ServingCandidate) -> Iterator[Lever]:
 def _gpus(base: ServingCandidate) -> Iterator[Lever]:
     """Yield the other GPUs on which a token costs least, as many as here, and whether each phase wants its own."""
     found = []
-    for gpu in base.request.pricing.other_gpus:
+    pricing = base.request.pricing
+    for gpu in (each for each in pricing.other_gpus if pricing.price(each) is not None):
         try:
             best = min(judge_all(replace(base.request, gpu=gpu, layout=ANY_SERVING_LAYOUT)), key=rank)
         except (LayoutError, CatalogueError):

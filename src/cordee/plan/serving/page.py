@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
+from cordee.plan.serving.visible import visible_bytes
 from cordee.units import format_count, format_digits_usd, format_gb
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.memory import SERVING_PARTS, MemoryBar, memory_html
@@ -79,7 +80,7 @@ def curve_svg(curve: ServingCurve, answer: "ServingAnswer") -> str:
 def _memory_svg(answer: "ServingAnswer") -> str:
     shown = (*answer.serving[:SHOWN], *answer.late[:2], *answer.rejected[: 2 if answer.fits else SHOWN])
     bars = [MemoryBar(f"{each.replicas}x {each.name}", each.parts, _note(each), SERVING_PARTS) for each in shown]
-    return memory_html(bars, answer.request.gpu.memory_bytes)
+    return memory_html(bars, visible_bytes(answer.request.gpu))
 
 
 def _note(each: ServingCandidate) -> str:
