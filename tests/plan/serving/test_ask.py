@@ -194,12 +194,22 @@ def test_each_lever_has_its_effect_and_its_turn() -> None:
     names = [each.name for each in answer.levers]
     assert set(names) == {
         "batch", "prefix cache", "weights", "KV cache", "speculation", "parallelism", "GPU", "GPU of a phase",
-        "MIG", "KV offload",
+        "MIG", "KV offload", "idle session",
     }  # fmt: skip
     for each in answer.levers:
         assert each.turns
         if each.usd_factor is not None and each.factor is not None and each.name != "GPU":
             assert each.factor * each.usd_factor == pytest.approx(1, rel=1e-3)
+
+
+def test_a_trace_with_prefixes_sets_the_cache_and_the_levels_of_offload() -> None:
+    traced = tuple(
+        Request(index, 2048, 100, (index % 7, 100 + index % 7, 1000 + index, 2000 + index)) for index in range(60)
+    )
+    traffic = Traffic(input_tokens=2048, output_tokens=100, requests=traced)
+    levers = {each.change: each for each in ask(request(gpus="1xH100", traffic=traffic)).levers}
+    assert "44% of prompts cached" in levers and "host memory, by the trace" in levers
+    assert "by the trace" in levers["44% of prompts cached"].turns
 
 
 def test_an_api_is_cheaper_until_the_replicas_are_full() -> None:

@@ -11,19 +11,21 @@ from cordee.errors import CatalogueError, LayoutError
 from cordee.hardware.kernels import Kernels
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
+from cordee.plan.serving.idle import leave_after_s
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, speed_of, steady
-from cordee.plan.serving.kv import kv_bytes_per_token
+from cordee.plan.serving.kv import kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
 from cordee.plan.serving.mig import slices
-from cordee.plan.serving.offload import KV_LEVELS, break_even_bytes_per_s
+from cordee.plan.serving.offload import KV_LEVELS, Offloading, best_levels, break_even_bytes_per_s
 from cordee.plan.serving.parallel import phase_costs, split_phases
 from cordee.plan.serving.quantise import find_crossovers
 from cordee.plan.serving.request import ServingRequest
+from cordee.plan.serving.reuse import BlockReuse, block_reuse
 from cordee.plan.serving.speculate import BATCHES, best_draft, speculation_curve
 from cordee.plan.serving.speculation import Speculation
 from cordee.plan.serving.throughput import saturated
 from cordee.plan.serving.why import latencies
-from cordee.units import format_bytes, plural
+from cordee.units import format_bytes, format_duration, plural
 
 CACHED_FRACTION = 0.5
 ACCEPTANCE = 0.7
@@ -44,7 +46,11 @@ class Lever:
 def levers(candidate: ServingCandidate) -> tuple[Lever, ...]:
     """Return the levers on this layout under full load."""
     base = _loaded(candidate.request, candidate)
-    return tuple(_levers(base)) if base.performance is not None else ()
+    traced = [each for each in candidate.request.traffic.requests if each.blocks]
+    reuse = None
+    if traced:
+        reuse = block_reuse(((each.arrival_s, each.blocks) for each in traced), traced[0].block_tokens)
+    return tuple(_levers(base, reuse)) if base.performance is not None else ()
 
 
 def _loaded(request: ServingRequest, like: ServingCandidate) -> ServingCandidate:
@@ -53,18 +59,19 @@ def _loaded(request: ServingRequest, like: ServingCandidate) -> ServingCandidate
     return judge(replace(request, traffic=traffic), like.case.layout, like.case.weights, like.case.kv)
 
 
-def _levers(base: ServingCandidate) -> Iterator[Lever]:
+def _levers(base: ServingCandidate, reuse: BlockReuse | None) -> Iterator[Lever]:
     request, case = base.request, base.case
     assert base.performance is not None, "under load"
     at_once = round(base.performance.sequences)
     knee = serving_curve(base).knee
     turns = "more always bring more than half" if knee is None else f"from {knee.sequences} on, one more brings half"
     yield _lever(base, "batch", f"{at_once} at once, not 1", base, of=steady(base, 1), turns=turns)
-    traffic = replace(request.traffic, cached_fraction=CACHED_FRACTION)
-    cached = _loaded(replace(request, traffic=traffic), base)
-    yield _lever(
-        base, "prefix cache", f"{CACHED_FRACTION:.0%} of prompts cached", cached, turns="pays from the first hit"
+    hits = CACHED_FRACTION if reuse is None else min(0.99, reuse.hit_fraction(base.memory.kv_tokens))
+    cached = _loaded(replace(request, traffic=replace(request.traffic, cached_fraction=hits)), base)
+    turns = (
+        "pays from the first hit" if reuse is None else f"by the trace; {reuse.hit_fraction_max:.1%} if nothing left"
     )
+    yield _lever(base, "prefix cache", f"{hits:.0%} of prompts cached", cached, turns=turns)
     for name in ("fp8", "int4"):
         if name != case.weights.name and WEIGHTS[name].products in case.gpu.flop_per_s:
             found = judge(base.request, case.layout, WEIGHTS[name], case.kv)
@@ -79,6 +86,8 @@ def _levers(base: ServingCandidate) -> Iterator[Lever]:
     yield from _gpus(base)
     yield from _slices(base)
     yield _offload(base)
+    yield _idle(base)
+    yield from () if reuse is None else _levels(base, reuse)
 
 
 def _lever(
@@ -228,3 +237,28 @@ def _offload(base: ServingCandidate) -> Lever:
     verb = "pays" if len(paying) == 1 else "pay"
     return Lever("KV offload", f"{format_bytes(per_token)} a token", None, None,
                  f"{where} {verb}: restored faster than {format_bytes(needed)}/s")  # fmt: skip
+
+
+def _idle(base: ServingCandidate) -> Lever:
+    """Return the pause after which a session that waits for its user should leave the GPU for the host's memory."""
+    case, tokens = base.case, base.request.traffic.request_tokens
+    size = kv_bytes(case, tokens, base.memory.stage)
+    pause_s = leave_after_s(base.memory.kv_bytes, size, KV_LEVELS[0].restore_s(size))
+    change = f"{tokens:,} tokens that wait"
+    return Lever("idle session", change, None, None, f"leaves for {KV_LEVELS[0].name} after {format_duration(pause_s)}")
+
+
+def _levels(base: ServingCandidate, reuse: BlockReuse) -> Iterator[Lever]:
+    """Yield the size of each level for KV blocks that saves most beyond its rent, by the reuse of a trace."""
+    if base.performance is None or base.usd_per_hour is None:
+        return
+    prefix = base.request.traffic.input_tokens
+    replica = Offloading(
+        gpu_tokens=base.memory.kv_tokens,
+        token_bytes=kv_bytes_per_token(base.case) * base.case.layout.gpus,
+        prefix_tokens=prefix,
+        recompute_s=prefix / base.performance.rates.prefill_tokens_per_s,
+        usd_per_replica_hour=base.usd_per_hour / base.replicas,
+    )
+    for plan in best_levels(reuse, replica):
+        yield Lever("KV offload", f"{plan.level.name}, by the trace", None, None, str(plan))
