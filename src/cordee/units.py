@@ -154,6 +154,17 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 60}m" + (f"{whole % 60}s" if whole % 60 else "")
 
 
+def format_latency(seconds: float) -> str:
+    """Format a latency in milliseconds, or in seconds from one on.
+
+    >>> format_latency(0.0123), format_latency(0.5), format_latency(75.0)
+    ('12.3 ms', '500 ms', '75.00 s')
+    """
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
+
+
 def format_micro_usd(micro_usd: int) -> str:
     """Format micro-dollars as dollars, with more digits for small amounts.
 

@@ -15,7 +15,7 @@ from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers import Lever
 from cordee.plan.serving.request import Traffic
 from cordee.plan.serving.visible import case_visible_bytes, visible_bytes
-from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, format_usd, plural
+from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, format_latency, format_usd, plural
 from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
@@ -35,6 +35,7 @@ def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, wi
     _header(out, answer)
     _layouts(out, answer, show_all=show_all)
     _memory(out, answer.nearest)
+    _speed(out, answer.nearest)
     if answer.nearest.fits:
         _cache(out, answer)
     if answer.nearest.prices is not None:
@@ -59,7 +60,7 @@ def print_settings(launch: Launch, answer: ServingAnswer) -> None:
 def _header(out: Console, answer: ServingAnswer) -> None:
     request = answer.request
     where, each = f"{request.gpus} x {request.gpu.name}", f" of {format_bytes(request.gpu.memory_bytes)}"
-    engine = f", {request.engine.name} {request.engine.version}"
+    engine = f", {request.engine.name} as of {request.engine.version}"
     out.print(Text.assemble((request.shape.name, "bold"), " on ", (where, "bold"), each, engine))
     case = answer.nearest.case
     indented(out, f"{_load(request.traffic)}; {request.slo}; a context of up to {case.max_context_tokens:,} tokens; "
@@ -126,25 +127,15 @@ def _speeds(each: ServingCandidate, answer: ServingAnswer, out: Console) -> list
     slo, speed = answer.request.slo, each.performance
     cells: list[str | Text] = [format_count(each.memory.kv_tokens)] if out.width >= 100 else []
     if speed is None:
-        busy = Text(f"at most {each.capacity_per_s:,.1f}/s", "red")
+        busy = Text(f"< {each.capacity_per_s:,.1f}", "red")
         return [*cells, f"{each.sequences:,}", busy, "", "", *([""] if answer.request.price is not None else [])]
     cells += [f"{speed.sequences:,.0f}", f"{speed.requests_per_s:,.1f}"]
     for found, limit in ((speed.ttft, slo.ttft_s), (speed.tpot, slo.tpot_s)):
         seconds = getattr(found, slo.statistic)
-        cells.append(Text(_ms(seconds), "red" if limit is not None and seconds > limit else ""))
+        cells.append(Text(format_latency(seconds), "red" if limit is not None and seconds > limit else ""))
     if answer.request.price is not None:
         cells.append("" if each.usd_per_mtok is None else format_digits_usd(each.usd_per_mtok))
     return cells
-
-
-def _ms(seconds: float) -> str:
-    return (
-        f"{seconds:,.1f} s"
-        if seconds >= 10
-        else f"{1000 * seconds:,.0f} ms"
-        if seconds >= 0.1
-        else f"{1000 * seconds:.1f} ms"
-    )
 
 
 class _Scale:
@@ -214,6 +205,23 @@ def _memory(out: Console, found: ServingCandidate) -> None:
                  f"{found.case.max_context_tokens:,} tokens", style="red")  # fmt: skip
 
 
+def _speed(out: Console, found: ServingCandidate) -> None:
+    speed = found.performance
+    if speed is None:
+        return
+    title(out, f"Speed of {plural(found.replicas, 'replica')}", plural(found.gpus, "GPU"))
+    prompts, answers = format_count(speed.input_tokens_per_s), format_count(speed.output_tokens_per_s)
+    indented(out, f"{prompts} tokens of prompts and {answers} of answers a second", style="")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    names = ("mean", "p50", "p90", "p99") if speed.played else ("mean",)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for what, seconds in (("TTFT", speed.ttft), ("TPOT", speed.tpot), ("end to end", speed.e2e)):
+        table.add_row(f"  {what}", *(format_latency(getattr(seconds, name)) for name in names))
+    out.print(table)
+
+
 def _cache(out: Console, answer: ServingAnswer) -> None:
     found, traffic = answer.nearest, answer.request.traffic
     held = found.memory
@@ -276,8 +284,8 @@ def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
                  "bold" if knee else "green" if keeps else "red"),
             format_count(point.output_tokens_per_s),
             f"{point.added_fraction:.0%}",
-            _ms(point.ttft_s),
-            _ms(point.tpot_s),
+            format_latency(point.ttft_s),
+            format_latency(point.tpot_s),
             "" if usd is None else format_digits_usd(usd),
             Text("<- knee" if knee else "" if keeps else "over the SLO", "bold" if knee else "red"),
         )  # fmt: skip
@@ -312,5 +320,6 @@ def _sources(out: Console, answer: ServingAnswer) -> None:
     indented(out, f"{request.pricing.capacity} {said}")
     indented(out, f"{request.gpu.name}: {request.gpu.source}")
     played = answer.nearest.performance is not None and answer.nearest.performance.played
-    how = "requests drawn at random and played through one replica" if played else "the steady state of one replica"
+    steady = "the steady state of one replica, alike for all requests (--rate plays them one by one)"
+    how = "requests in the order of their arrival, played through one replica" if played else steady
     indented(out, f"latencies: {how}; step times: {request.gpu.efficiency.source}")

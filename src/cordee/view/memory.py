@@ -102,7 +102,9 @@ def memory_svg(bars: Sequence[MemoryBar], gpu_memory_bytes: int, *, narrow: bool
     longest = max((len(bar.label) for bar in bars), default=0)
     # Seven and a half units a letter at 13 pixels: long names shift the bars, they are never cut.
     notes = max((len(bar.note) for bar in bars), default=0)
-    width, gutter, right = (420, 0, 8) if narrow else (1080, max(210, round(7.5 * longest)), max(150, 90 + 7 * notes))
+    width, gutter, right = (
+        (420, 0, 8) if narrow else (1080, max(210, round(7.5 * longest)), max(150, 110 + round(7.5 * notes)))
+    )
     top, row_height = (62, 52) if narrow else (46, 34)
     shown = bars[0].shown if bars else PARTS
     scale = (width - gutter - right) / full_scale_bytes(bars, gpu_memory_bytes)

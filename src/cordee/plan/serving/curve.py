@@ -18,11 +18,6 @@ class ServingPoint:
     tpot_s: float
     added_fraction: float
 
-    @property
-    def tokens_per_s_of_one(self) -> float:
-        """Tokens a second that one user sees."""
-        return 1 / self.tpot_s
-
 
 @dataclass(frozen=True)
 class ServingCurve:

@@ -81,6 +81,7 @@ class PerformanceRow(Row):
     output_tokens_per_s: float
     ttft_s: Percentiles = read_from("ttft")
     tpot_s: Percentiles = read_from("tpot")
+    e2e_s: Percentiles = read_from("e2e")
     played: bool
 
 

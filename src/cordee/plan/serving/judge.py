@@ -49,6 +49,7 @@ class Performance:
     rates: PhaseRates
     ttft: Percentiles
     tpot: Percentiles
+    e2e: Percentiles
     played: bool
 
     @property
@@ -264,13 +265,15 @@ def _largest(candidate: ServingCandidate, fits: int) -> ServingCandidate:
 def _steady_state(traffic: Traffic, speed: Speed, replicas: int, sequences: int) -> Performance:
     computed = max(1, round(traffic.input_tokens * (1 - traffic.cached_fraction)))
     found: Throughput = saturated(speed, computed, traffic.output_tokens, sequences=sequences)
+    first_s = _first_token_s(traffic, speed, sequences, found.step_s)
     return Performance(
         sequences=sequences,
         requests_per_s=replicas * found.output_tokens_per_s / traffic.output_tokens,
         mix=_mix(traffic),
         rates=_rates(speed, traffic, sequences),
-        ttft=_same(_first_token_s(traffic, speed, sequences, found.step_s)),
+        ttft=_same(first_s),
         tpot=_same(found.tpot_s),
+        e2e=_same(first_s + found.tpot_s * (traffic.output_tokens - 1)),
         played=False,
     )
 
@@ -322,6 +325,7 @@ def _performance(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: 
         rates=_rates(speed, traffic, max(1, round(at_once))),
         ttft=served.ttft,
         tpot=served.tpot,
+        e2e=served.e2e,
         played=True,
     )
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.visible import visible_bytes
-from cordee.units import format_count, format_digits_usd, format_gb
+from cordee.units import format_count, format_digits_usd, format_gb, format_latency
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.memory import SERVING_PARTS, MemoryBar, memory_html
 from cordee.view.page import page
@@ -27,12 +27,12 @@ def serving_page(answer: "ServingAnswer", *, notebook: bool = False) -> str:
         frame="notebook.html.j2" if notebook else "base.html.j2",
         title=f"{request.shape.name} served on {request.gpus} x {request.gpu.name}: {verdict}",
         lead=(
-            f"{request.engine.name} {request.engine.version}, requests of {traffic.input_tokens:,} + "
+            f"{request.engine.name} as of {request.engine.version}, requests of {traffic.input_tokens:,} + "
             f"{traffic.output_tokens:,} tokens; {request.slo}."
         ),
         answer=answer,
         shown=SHOWN,
-        milliseconds=milliseconds,
+        milliseconds=format_latency,
         dollars=lambda usd: "no price" if usd is None else format_digits_usd(usd),
         memory_svg=_memory_svg(answer),
         curve_svg="" if curve is None or len(curve.points) < 2 else curve_svg(curve, answer),
@@ -43,15 +43,6 @@ def serving_page(answer: "ServingAnswer", *, notebook: bool = False) -> str:
             else f". ${request.price.usd_per_gpu_hour:.2f} a GPU-hour: {request.price.source}"
         ),
     )
-
-
-def milliseconds(seconds: float) -> str:
-    """Return a latency in milliseconds.
-
-    >>> milliseconds(0.0123), milliseconds(0.5), milliseconds(75.0)
-    ('12.3 ms', '500 ms', '75,000 ms')
-    """
-    return f"{1000 * seconds:,.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
 
 
 def curve_svg(curve: ServingCurve, answer: "ServingAnswer") -> str:
