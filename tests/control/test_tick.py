@@ -235,7 +235,7 @@ def test_a_rank_cannot_drag_the_log_into_the_future(scene: Scene) -> None:
 
 def test_an_error_on_one_job_is_reported_and_stops_no_other(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = ((PROD, ValueError("a bug")),)
-    monkeypatch.setattr("cordee.control.tick.enact", lambda *given: replace(enact(*given), errors=errors))
+    monkeypatch.setattr("cordee.control.tick.enact", lambda *given: enact(*given)._replace(errors=errors))
     scene.control.submit(JOB, "{}")
     scene.control.tick()
     assert scene.control.errors == errors

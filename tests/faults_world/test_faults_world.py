@@ -78,7 +78,7 @@ def test_a_failing_seed_prints_its_events_and_the_command_that_replays_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The control plane here does not apply what it has committed."""
-    monkeypatch.setattr("cordee.control.tick.Control._apply", lambda self, number, event: None)
+    monkeypatch.setattr("cordee.control.tick.Control._apply", lambda self, numbered: None)
     assert main(["--seed", "7"]) == 1
     printed = capsys.readouterr().out
     assert "replay: make faults SEED=7\n" in printed
