@@ -18,7 +18,15 @@ def activation_bytes(case: ServingCase) -> int:
         return round(reserved_bytes(case) + sampler_bytes(case) + libraries)
     # A step's forward pass uses the experts' buffers that a sampler's run finds still held.
     workspace = expert_workspace_bytes(case) if rule.expert_workspace else 0.0
-    return round(max(forward_bytes(case), sampler_bytes(case) + workspace) + libraries)
+    return round(max(forward_bytes(case), sampler_bytes(case) + workspace) + libraries + encoder_bytes(case))
+
+
+def encoder_bytes(case: ServingCase) -> int:
+    """Return the bytes of a step's embeddings, which a model with an encoder gets as input, and of its outputs.
+
+    The encoder's own forward pass is not modelled: it ends before the decoder's begins.
+    """
+    return 2 * case.max_batched_tokens * case.shape.hidden * ELEMENT_BYTES if case.shape.encoder else 0
 
 
 def has_fast_links(gpu: Gpu) -> bool:

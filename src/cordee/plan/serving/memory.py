@@ -14,7 +14,7 @@ from cordee.plan.serving.visible import case_visible_bytes
 from cordee.plan.serving.weights import weights_bytes
 from cordee.units import GiB
 
-ENCODER_SPREAD_BYTES = round(0.7 * GiB)  # the trial run of a vision encoder is not modelled
+ENCODER_SPREAD_BYTES = round(0.7 * GiB)  # a vision encoder's own forward pass is not modelled
 CONTEXT_BYTES = round(0.5 * GiB)  # of CUDA itself, on each GPU that a process uses
 
 
