@@ -39,6 +39,7 @@ class Row:
     loaded_gib: float | None
     refused: bool
     context_stated: bool
+    version_stated: bool
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,6 @@ def _row(line: Mapping[str, str]) -> Row | str:
     if gpu is None or weights is None:
         return f"GPU or format not known: {line['gpu']}, {line['dtype']}"
     numbers = re.search(r"\d+(?:\.\d+)+", version)
-    if line["engine"] == "vllm" and numbers is None:
-        return "the version is not stated"
     try:
         # In 0.8, the older engine (V0) could still be chosen.
         engine = find_engine(line["engine"], "0.7" if "V0" in version else numbers[0] if numbers else None)
@@ -114,7 +113,7 @@ def _row(line: Mapping[str, str]) -> Row | str:
         return "its parts are not what gpu_memory_utilization gives"
     return Row(
         line["source_url"], label, case, logged_gib, None if tokens is None else round(tokens), loaded, refused,
-        context is not None,
+        context is not None, numbers is not None or line["engine"] != "vllm",
     )  # fmt: skip
 
 
@@ -201,7 +200,8 @@ def report(path: Path) -> dict[str, Any]:
     sources = defaultdict(list)
     for each in judged:
         sources[each.row.source].append(each)
-    dense = [each for each in judged if each.dense]
+    stated = [each for each in judged if each.row.version_stated]
+    dense = [each for each in stated if each.dense]
     weights = [
         each.found.weights_bytes / GiB / each.row.loaded_gib - 1
         for each in judged
@@ -214,7 +214,8 @@ def report(path: Path) -> dict[str, Any]:
         "dense": _summary(dense),
         "dense_held_out": _summary(each for each in dense if each.held_out),
         "dense_v1": _summary(each for each in dense if _has_v1(each.row.case)),
-        "hybrid": _summary(each for each in judged if not each.dense),
+        "hybrid": _summary(each for each in stated if not each.dense),
+        "assumed": _summary(each for each in judged if not each.row.version_stated),
         "weights": {"n": len(weights), "median": _median(weights), "worst": _worst(weights)},
         "refusals": _refusals(judged),
         "sources": {source: _summary(each) for source, each in sorted(sources.items())},
@@ -276,7 +277,8 @@ def show(found: Mapping[str, Any]) -> None:
     print(f"{found['rows']} rows, {found['judged']} with an error; errors are (predicted - logged) / logged, %\n")
     print(f"{'rows':46} {'n':>3} {'median':>7} {'worst':>7} {'naive':>7} {'worst':>7} {'inside':>7}")
     names = {"dense": "dense", "dense_held_out": "dense, source not fitted on", "dense_v1": "dense, vLLM 0.8 and later"}
-    for key, name in {**names, "hybrid": "windows or states (GiB)"}.items():
+    names |= {"hybrid": "windows or states (GiB)", "assumed": "no version stated: the latest assumed"}
+    for key, name in names.items():
         _line(name, found[key])
     for source, summary in found["sources"].items():
         _line(source.removeprefix("https://github.com/"), summary)
