@@ -23,7 +23,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.layout import OFFLOADS, RECOMPUTES, SCHEDULES
 from cordee.plan.memory import peak_bytes
 from cordee.plan.optimum import Case, brute_force, count, optimum
-from cordee.plan.space import EVERYTHING
+from cordee.plan.space import ALL_CHOICES
 from cordee.plan.step import step_time
 from cordee.plan.training import Training
 from cordee.plan.wanted import LayoutWanted
@@ -35,17 +35,17 @@ SEED, EVALUATIONS = 7, 50
 def the_large_space(quiet: bool, prove: bool) -> dict[str, Any]:
     """GPT-3 175B on 1,024 A100s, 1,536 sequences of 2,048 tokens: everything that divides."""
     case = Case(load_shape("gpt-3-175b"), load_catalogue().find_gpu("A100-80"), 1024, Training(2048, 1536))
-    candidates = count(case, LayoutWanted(), EVERYTHING)
+    candidates = count(case, LayoutWanted(), ALL_CHOICES)
     if not quiet:
         print(f"GPT-3 175B on 1,024 x A100-80: {candidates:,} candidates", flush=True)
     started, cpu = time.perf_counter(), time.process_time()
-    best, tally = optimum(case, LayoutWanted(), EVERYTHING)
+    best, tally = optimum(case, LayoutWanted(), ALL_CHOICES)
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
     assert best is not None and best.seconds is not None, "GPT-3 175B fits 1,024 A100s"
     proof: dict[str, Any] = {}
     if prove:
         cpu = time.process_time()
-        sure = brute_force(case, LayoutWanted(), EVERYTHING)
+        sure = brute_force(case, LayoutWanted(), ALL_CHOICES)
         proof = {"same": sure is not None and sure.seconds == best.seconds, "brute_cpu_s": time.process_time() - cpu}
     return proof | {
         "candidates": candidates,
@@ -63,7 +63,7 @@ def the_large_space(quiet: bool, prove: bool) -> dict[str, Any]:
 def one_evaluation() -> dict[str, float]:
     """Memory and time of one layout, as a plan of one judges it: milliseconds, median and worst."""
     case = Case(load_shape("gpt-3-175b"), load_catalogue().find_gpu("A100-80"), 1024, Training(2048, 1536))
-    best, _ = optimum(case, LayoutWanted(tp=8), EVERYTHING)
+    best, _ = optimum(case, LayoutWanted(tp=8), ALL_CHOICES)
     assert best is not None, "something divides"
     taken = []
     for _ in range(EVALUATIONS):
@@ -85,7 +85,7 @@ def against_brute_force(number: int) -> list[dict[str, Any]]:
         case = Case(load_shape(name), gpu, draw.choice([64, 128, 512, 1024]), Training(2048, draw.choice([256, 1536])))
         wanted = LayoutWanted(tp=draw.choice([None, 2, 8]), zero=draw.choice([None, 1, 3]))
         choices = replace(
-            EVERYTHING,
+            ALL_CHOICES,
             schedules=tuple(draw.sample(SCHEDULES, draw.randint(2, 8))),
             recomputes=("none", *draw.sample(RECOMPUTES[1:], draw.randint(1, 2))),
             offloads=("none", *draw.sample(OFFLOADS[1:], draw.randint(1, 3))),

@@ -63,7 +63,7 @@ def plan(
     Args:
         model: what to train.
         gpus: the job's total and the kind of GPU.
-        layout: judge only layouts like this one: `tp=8,pp=2`.
+        layout: consider only layouts like this one: `tp=8,pp=2`.
         recompute: none, selective or full; None tries all.
         micro_batch: sequences; None tries 1 to 8.
         capacity: the kind whose price counts.

@@ -8,7 +8,7 @@ from asking import asked, planned
 import cordee
 from cordee.errors import LayoutError
 from cordee.hardware.load import load_catalogue
-from cordee.plan import Layout, Settings, ask_curve
+from cordee.plan import Layout, Settings, ask, ask_curve
 from cordee.plan.curve import sizes
 from cordee.plan.longest import longest_context, longest_contexts
 from cordee.plan.memory import peak_bytes
@@ -104,6 +104,20 @@ def test_what_is_too_small_has_no_layout_and_the_fewest_is_said() -> None:
     fewest = fewest_gpus_to_train(Case(L70, H100, 64, training))
     assert fewest is not None and fewest[0] == 16 and fewest[1].gpus == 16
     assert fewest_gpus_to_train(Case(L70, H100, 8, training)) is None
+
+
+def test_a_curve_falls_back_to_another_framework_as_a_plan_does() -> None:
+    request = asked(L70, H100, 16, framework=None)
+    assert ask(request).layouts.case.training.framework == "megatron"
+    assert ask_curve(request, 16).training.framework == "megatron"
+    assert not ask_curve(asked(L70, H100, 16, framework="torch"), 16).fits
+
+
+def test_an_exhaustive_curve_searches_as_widely_as_an_exhaustive_plan() -> None:
+    request = replace(asked(GPT2, H100, 2, seq_tokens=1024, global_batch=8), search="everything")
+    best, point = ask(request).best, ask_curve(request, 2).points[0].candidate
+    assert best is not None and point is not None
+    assert (point.layout, point.step_s) == (best.layout, best.step_s)
 
 
 def test_the_longest_context_fits_and_a_longer_one_does_not() -> None:

@@ -13,7 +13,7 @@ from cordee.plan.layout import OFFLOADS, RECOMPUTES, SCHEDULES, Layout
 from cordee.plan.memory import peak_bytes, rank_memory
 from cordee.plan.optimum import Case, best_of_meshes, brute_force, count, optimum
 from cordee.plan.rules import first_misfit
-from cordee.plan.space import EVERYTHING, Choices
+from cordee.plan.space import ALL_CHOICES, Choices
 from cordee.plan.step import step_time
 from cordee.plan.training import Training
 from cordee.plan.wanted import LayoutWanted
@@ -42,7 +42,7 @@ def _sub_space(seed: int, size: int) -> tuple[Case, LayoutWanted, Choices]:
             tp=draw.choice([None, None, 2, 8]), pp=draw.choice([None, None, 4]), zero=draw.choice([None, None, 1, 3])
         )
         choices = replace(
-            EVERYTHING,
+            ALL_CHOICES,
             schedules=tuple(draw.sample(SCHEDULES, draw.randint(2, 8))),
             recomputes=("none", *draw.sample(["selective", "full"], draw.randint(1, 2))),
             offloads=("none", *draw.sample(["optimizer", "activations", "both"], draw.randint(1, 3))),
@@ -90,7 +90,7 @@ def test_the_best_of_each_mesh_is_that_of_brute_force(seed: int, size: int) -> N
 
 def test_pruning_leaves_most_of_a_large_space_alone() -> None:
     case = Case(SHAPES["gpt-3-175b"], CATALOGUE.find_gpu("A100-80"), 512, Training(2048, 1536))
-    _, tally = optimum(case, LayoutWanted(tp=8), EVERYTHING)
+    _, tally = optimum(case, LayoutWanted(tp=8), ALL_CHOICES)
     assert tally.timed <= tally.weighed < tally.candidates / 10
     assert tally.candidates == 12 * tally.rows
 

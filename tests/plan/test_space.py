@@ -9,7 +9,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.layout import CONTEXT_KINDS, OFFLOADS, RECOMPUTES, SCHEDULES, Layout
 from cordee.plan.optimum import Case, count
 from cordee.plan.rules import first_misfit
-from cordee.plan.space import EVERYTHING, Choices, Space, burdens, divisors, pipelines, rows, ways
+from cordee.plan.space import ALL_CHOICES, Choices, Space, burdens, divisors, pipelines, rows, ways
 from cordee.plan.training import Training
 from cordee.plan.wanted import LayoutWanted
 from cordee.workload.load import load_shape
@@ -91,9 +91,9 @@ def test_the_space_is_what_loops_over_all_axes_find(gpus: int, batch: int, seq: 
 @pytest.mark.parametrize(("shape", "gpus", "batch"), [(V2, 8, 8), (L8, 12, 24)])
 def test_every_layout_of_the_space_divides_and_stands_once(shape, gpus: int, batch: int) -> None:
     training = Training(1024, batch)
-    found = _all_layouts(shape, training, gpus, NOTHING, EVERYTHING)
+    found = _all_layouts(shape, training, gpus, NOTHING, ALL_CHOICES)
     assert len({repr(layout) for layout in found}) == len(found)
-    assert len(found) == count(Case(shape, H100, gpus, training), NOTHING, EVERYTHING)
+    assert len(found) == count(Case(shape, H100, gpus, training), NOTHING, ALL_CHOICES)
     for layout in found:
         assert first_misfit(layout, shape, gpus, training) is None, layout
     assert {layout.recompute for layout in found} == set(RECOMPUTES)
@@ -122,7 +122,7 @@ def test_every_layout_of_the_space_divides_and_stands_once(shape, gpus: int, bat
     ],
 )  # fmt: skip
 def test_what_is_asked_for_is_all_that_is_tried(wanted: LayoutWanted, holds) -> None:
-    found = _all_layouts(L8, Training(1024, 24), 8, wanted, EVERYTHING)
+    found = _all_layouts(L8, Training(1024, 24), 8, wanted, ALL_CHOICES)
     assert found and all(holds(layout) for layout in found)
 
 
@@ -135,6 +135,6 @@ def test_experts_are_spread_over_the_ranks_of_a_stage() -> None:
 
 def test_what_cannot_be_leaves_nothing() -> None:
     training = Training(1024, 16)
-    assert _all_layouts(L8, training, 8, LayoutWanted(tp=3), EVERYTHING) == []
-    assert _all_layouts(L8, training, 8, LayoutWanted(zero=7), EVERYTHING) == []
-    assert _all_layouts(L8, training, 8, LayoutWanted(micro_batch=5), EVERYTHING) == []
+    assert _all_layouts(L8, training, 8, LayoutWanted(tp=3), ALL_CHOICES) == []
+    assert _all_layouts(L8, training, 8, LayoutWanted(zero=7), ALL_CHOICES) == []
+    assert _all_layouts(L8, training, 8, LayoutWanted(micro_batch=5), ALL_CHOICES) == []

@@ -1,4 +1,4 @@
-"""Parts of the answer: a layout that was judged, a remedy, and the ranked layouts of one case."""
+"""Parts of the answer: a layout that was evaluated, a remedy, and the ranked layouts of one case."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +75,11 @@ class Layouts:
     def best(self) -> Candidate | None:
         """The fastest layout that fits."""
         return self.fitting[0] if self.fitting else None
+
+    @property
+    def fits(self) -> bool:
+        """Return whether any layout fits."""
+        return bool(self.fitting)
 
     @property
     def nearest(self) -> Candidate:

@@ -1,5 +1,6 @@
 """The scaling curve: the same step on 8, 16, 32, ... GPUs, and the knee beyond which more do not pay."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -7,7 +8,8 @@ from cordee.errors import LayoutError
 from cordee.hardware.catalog import Price
 from cordee.plan.candidates import Candidate
 from cordee.plan.optimum import Case, optimum
-from cordee.plan.search import judge, ordinary
+from cordee.plan.search import default_choices, evaluate
+from cordee.plan.space import Choices
 from cordee.plan.training import Training
 from cordee.plan.wanted import ANY_LAYOUT, LayoutWanted
 
@@ -39,6 +41,11 @@ class Curve:
     knee: Point | None
 
     @property
+    def fits(self) -> bool:
+        """Return whether any layout fits on any of the sizes."""
+        return self.smallest is not None
+
+    @property
     def smallest(self) -> Point | None:
         """The fewest GPUs of the range on which it can be trained at all."""
         return next((point for point in self.points if point.candidate is not None), None)
@@ -66,7 +73,12 @@ def sizes(first: int, last: int) -> tuple[int, ...]:
 
 
 def scaling_curve(
-    largest: Case, counts: tuple[int, ...], *, price: Price | None = None, wanted: LayoutWanted = ANY_LAYOUT
+    largest: Case,
+    counts: tuple[int, ...],
+    *,
+    price: Price | None = None,
+    wanted: LayoutWanted = ANY_LAYOUT,
+    choices: Callable[[Case], Choices] = default_choices,
 ) -> Curve:
     """Return the best layout of each size for one and the same step, and the knee.
 
@@ -77,8 +89,8 @@ def scaling_curve(
     last: tuple[int, float] | None = None
     for count in counts:
         case = replace(largest, gpus=count)
-        winner, _ = optimum(case, wanted, ordinary(case))
-        candidate = None if winner is None or winner.seconds is None else judge(case, winner.layout, price)
+        winner, _ = optimum(case, wanted, choices(case))
+        candidate = None if winner is None or winner.seconds is None else evaluate(case, winner.layout, price)
         added_fraction = None
         if candidate is not None and candidate.tokens_per_s is not None:
             speed = candidate.tokens_per_s

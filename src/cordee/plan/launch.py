@@ -119,7 +119,7 @@ def _deepspeed_notes(layout: Layout, training: Training) -> list[str]:
 
 
 def _cordee(shape: ModelShape, layout: Layout, training: Training) -> tuple[str, list[str], list[str]]:
-    """Return a job's YAML, whose model section admission judges by the same plan, and the mesh of its script."""
+    """Return a job's YAML, whose model section admission evaluates by the same plan, and the mesh of its script."""
     notes = [
         "the script makes the mesh; Cordee starts, stops and restores it",
         "`cordee plan ... --json > plan.json` and `cordee run --plan plan.json` do the same without a YAML",

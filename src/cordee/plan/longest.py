@@ -7,7 +7,7 @@ from cordee.plan.layout import Layout
 from cordee.plan.memory import peak_bytes
 from cordee.plan.optimum import Case, optimum
 from cordee.plan.rules import first_misfit
-from cordee.plan.search import ordinary
+from cordee.plan.search import default_choices
 from cordee.plan.settings import default_batch
 from cordee.plan.training import Training
 from cordee.plan.wanted import LayoutWanted
@@ -49,7 +49,7 @@ def _best_at(case: Case, wanted: LayoutWanted, seq_tokens: int) -> Layout | None
         return None
     batch = default_batch(seq_tokens, case.gpus)
     longer = replace(case, training=replace(training, seq_tokens=seq_tokens, global_batch=batch))
-    winner, _ = optimum(longer, wanted, ordinary(longer))
+    winner, _ = optimum(longer, wanted, default_choices(longer))
     return None if winner is None or winner.seconds is None else replace(winner.layout, micro_batch=1)
 
 

@@ -26,7 +26,7 @@ from cordee.plan.training import Training
 from cordee.plan.wanted import LayoutWanted
 from cordee.workload.model import ModelShape
 
-# Rows that are judged at once: few enough for the processor's cache, many enough to hide the interpreter.
+# Rows that are evaluated at once: few enough for the processor's cache, many enough to hide the interpreter.
 SLICE = 8192
 # Rounding may let a heavier burden appear faster by this fraction; more than that is a fault of the model.
 ROUNDING = 1e-9

@@ -80,5 +80,5 @@ def refuse_serving_only(shape: ModelShape) -> None:
         return
     raise ShapeError(
         f"{shape.name}: training a model of the family {shape.family} is not planned, since its layers differ",
-        hint="serving it is: cordee serve plan",
+        hint="`cordee serve plan` plans how it is served",
     )

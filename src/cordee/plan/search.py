@@ -29,8 +29,8 @@ def fewest_gpus_to_hold(n_bytes: float, gpu: Gpu) -> int:
     return max(1, -(-round(n_bytes) // gpu.memory_bytes))
 
 
-def ordinary(case: Case) -> Choices:
-    """Return what is tried where nobody asks for more: what torch and Megatron-LM run every day.
+def default_choices(case: Case) -> Choices:
+    """Return the choices that are searched by default: what torch and Megatron-LM run every day.
 
     tp stays inside an island, or inside a node of GPUs without a fast link; a context is divided only where it is long.
     """
@@ -56,14 +56,14 @@ def best_layout(case: Case, wanted: LayoutWanted = ANY_LAYOUT, price: Price | No
     Raises:
         LayoutError: no layout divides.
     """
-    winner, tally = optimum(case, wanted, ordinary(case))
+    winner, tally = optimum(case, wanted, default_choices(case))
     if winner is None:
         raise _nothing_divides(case, wanted)
-    found = (judge(case, winner.layout, price),)
+    found = (evaluate(case, winner.layout, price),)
     return Layouts(case, price, found if found[0].fits else (), () if found[0].fits else found, tally.candidates)
 
 
-def every_mesh(case: Case, wanted: LayoutWanted, choices: Choices, price: Price | None = None) -> Layouts:
+def best_per_mesh(case: Case, wanted: LayoutWanted, choices: Choices, price: Price | None = None) -> Layouts:
     """Return one candidate for each mesh: those that fit, fastest first; the others, nearest to fitting first.
 
     Raises:
@@ -72,7 +72,7 @@ def every_mesh(case: Case, wanted: LayoutWanted, choices: Choices, price: Price 
     winners, tally = best_of_meshes(case, wanted, choices)
     if not winners:
         raise _nothing_divides(case, wanted)
-    ranked = sorted((judge(case, winner.layout, price) for winner in winners), key=_rank)
+    ranked = sorted((evaluate(case, winner.layout, price) for winner in winners), key=_rank)
     fitting = tuple(candidate for candidate in ranked if candidate.fits)
     return Layouts(case, price, fitting, tuple(c for c in ranked if not c.fits), tally.candidates)
 
@@ -92,8 +92,8 @@ def _rank(candidate: Candidate) -> tuple[bool, float, Layout]:
     return (not candidate.fits, seconds, candidate.layout)
 
 
-def judge(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
-    """Judge one layout: its memory, and its speed if it fits."""
+def evaluate(case: Case, layout: Layout, price: Price | None = None) -> Candidate:
+    """Evaluate one layout: its memory, and its speed if it fits."""
     shape, gpu, training = case.shape, case.gpu, case.training
     candidate = Candidate(layout, rank_memory(shape, layout, training), gpu.memory_bytes)
     if not candidate.fits:
@@ -119,7 +119,7 @@ def fewest_gpus_to_train(case: Case) -> tuple[int, Layout] | None:
     """Return the smallest of 1, 2, 3, 4, 6, 8, 12, ... GPUs, up to the case's, on which some layout fits, and how."""
     held = fewest_gpus_to_hold(state_bytes(case.shape, case.training), case.gpu)
     for count in _sizes(held, case.gpus):
-        winner, _ = optimum(replace(case, gpus=count), ANY_LAYOUT, ordinary(case))
+        winner, _ = optimum(replace(case, gpus=count), ANY_LAYOUT, default_choices(case))
         if winner is not None and winner.seconds is not None:
             return count, winner.layout
     return None
@@ -136,7 +136,7 @@ def remedies(case: Case, global_batch: int | None) -> tuple[Remedy, ...]:
     training, state = case.training, state_bytes(case.shape, case.training)
     same = f"on the same {plural(case.gpus, 'GPU')}"
     found = [_more_gpus(case, global_batch)]
-    offload = replace(ordinary(case), offloads=("optimizer", "activations", "both"))
+    offload = replace(default_choices(case), offloads=("optimizer", "activations", "both"))
     found.append(_if_fits(case, f"offload to the host {same}", _on_the_host, offload))
     smaller = find_optimizer("adamw-8bit", training.precision)
     if training.optimizer.bytes_per_parameter > smaller.bytes_per_parameter:
@@ -183,10 +183,10 @@ def _on_the_host(case: Case, layout: Layout) -> str:
 def _if_fits(
     case: Case, change: str, because: Callable[[Case, Layout], str], choices: Choices | None = None
 ) -> Remedy | None:
-    winner, _ = optimum(case, ANY_LAYOUT, choices or ordinary(case))
+    winner, _ = optimum(case, ANY_LAYOUT, choices or default_choices(case))
     if winner is None or winner.seconds is None:
         return None
-    candidate = judge(case, winner.layout)
+    candidate = evaluate(case, winner.layout)
     if not candidate.fits:
         return None
     return Remedy(change, case.gpus, case.training, candidate, because(case, winner.layout))

@@ -1,4 +1,4 @@
-"""Every layout that divides a job, as blocks of arrays: nothing is judged here, only counted out.
+"""Every layout that divides a job, as blocks of arrays: nothing is evaluated here, only enumerated.
 
 A block is one `Layout` whose sizes are arrays of candidates, while its words (schedule, recomputation, ...) and its
 pipeline are one for all of them, as the formulas of memory and time want it.
@@ -54,7 +54,7 @@ class Choices:
     zero2_in_pipeline: bool = True
 
 
-EVERYTHING = Choices()
+ALL_CHOICES = Choices()
 
 
 class Words(TypedDict, total=False):

@@ -217,7 +217,7 @@ def survival(
         gpus: the job's total.
         saving: how its checkpoints are written and read.
         mtbi_s: mean time between failures; None takes Llama 3's rate for so many GPUs.
-        period_s: the period to judge; None takes the best one.
+        period_s: the period to evaluate; None takes the best one.
         usd_per_gpu_hour: None leaves the dollars out.
         reclaim_mtbi_s: mean time between the cloud's reclaims; None: there are none.
         grace_s: the notice that a reclaim gives.

@@ -7,7 +7,7 @@ from typing import Literal
 from cordee.plan.candidates import Candidate, Layouts, Remedy
 from cordee.plan.optimum import optimum
 from cordee.plan.rules import first_misfit
-from cordee.plan.search import judge, ordinary
+from cordee.plan.search import default_choices, evaluate
 from cordee.plan.wanted import LayoutWanted, parse_layout
 from cordee.units import format_bytes
 
@@ -39,11 +39,11 @@ def why_not(plan: Layouts, text: str, remedies: Callable[[], tuple[Remedy, ...]]
     """
     wanted = parse_layout(text)
     case = plan.case
-    choices = replace(ordinary(case), micro_batches=None)
+    choices = replace(default_choices(case), micro_batches=None)
     winner, _ = optimum(case, wanted, choices)
     if winner is None:
         return _does_not_divide(plan, text, wanted)
-    candidate = judge(case, winner.layout, plan.price)
+    candidate = evaluate(case, winner.layout, plan.price)
     if not candidate.fits:
         return _does_not_fit(plan, text, wanted, candidate, remedies)
     best = plan.best
@@ -88,7 +88,7 @@ def _does_not_fit(
 
 def _hint(plan: Layouts, wanted: LayoutWanted, remedies: Callable[[], tuple[Remedy, ...]]) -> str:
     """Say what makes this very layout fit; else what fits at all."""
-    case, free = plan.case, ordinary(plan.case)
+    case, free = plan.case, default_choices(plan.case)
     tries = (
         ("recomputation", replace(wanted, recompute="full"), free),
         ("more sharding", replace(wanted, zero=3, shard=None), free),
