@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cordee.errors import InputError, LayoutError
+from cordee.hardware.arrays import Floats
 from cordee.hardware.load import load_catalogue
 from cordee.plan.ask import Request, ask
 from cordee.plan.experts import (
@@ -35,7 +36,7 @@ from cordee.plan.experts.moves import aligned
 from cordee.plan.experts.pack import lightest_worst_node, node_orders, packings, replica_counts
 from cordee.plan.experts.prove import least_max_of_pairs
 from cordee.plan.experts.replica_counts import pair_counts, pair_max
-from cordee.plan.experts.shape import ExpertPlacement, Floats
+from cordee.plan.experts.shape import ExpertPlacement
 from cordee.plan.settings import Settings
 from cordee.plan.wanted import LayoutWanted, layout_wanted
 from cordee.workload.load import load_shape

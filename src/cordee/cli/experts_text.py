@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cordee.cli.plan_text import console, indented, title
+from cordee.hardware.arrays import Floats
 from cordee.plan.experts import Rebalance
 from cordee.plan.experts.answer import ExpertsAnswer
-from cordee.plan.experts.shape import Floats
 from cordee.units import format_bytes, plural
 from cordee.view.chart import Axis, ChartLine, chart_html
 from cordee.view.report import HtmlReport, Section, report_html

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from cordee.errors import InputError
+from cordee.hardware.arrays import Floats
 from cordee.plan.experts.control import ControllerState, Observation, RebalancePolicy, observe
 from cordee.plan.experts.moves import Rebalance, aligned
-from cordee.plan.experts.shape import ExpertPlacement, Fleet, Floats
+from cordee.plan.experts.shape import ExpertPlacement, Fleet
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,9 @@ of the heaviest node under the best packing. `prove.py` has a tighter one for tw
 
 import numpy as np
 
+from cordee.hardware.arrays import Floats
 from cordee.plan.experts.pack import lightest_worst_node, replica_counts
-from cordee.plan.experts.shape import Fleet, Floats
+from cordee.plan.experts.shape import Fleet
 
 
 def least_max(loads: Floats, fleet: Fleet) -> Floats:

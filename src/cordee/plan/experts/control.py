@@ -10,10 +10,11 @@ from typing import Literal
 
 import numpy as np
 
+from cordee.hardware.arrays import Floats
 from cordee.plan.experts.bound import least_max
 from cordee.plan.experts.moves import MoveCosts, Rebalance, rebalance
 from cordee.plan.experts.noise import beyond_noise, updated
-from cordee.plan.experts.shape import ExpertPlacement, Floats
+from cordee.plan.experts.shape import ExpertPlacement
 
 
 @dataclass(frozen=True, slots=True)

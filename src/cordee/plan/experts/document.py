@@ -7,9 +7,10 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from cordee.document import Row, read_from
+from cordee.hardware.arrays import Floats
 from cordee.plan.experts.answer import ControllerWindow, ExpertsAnswer
 from cordee.plan.experts.mappings import mapping
-from cordee.plan.experts.shape import ExpertPlacement, Floats
+from cordee.plan.experts.shape import ExpertPlacement
 
 
 class BalanceDocument(Row):

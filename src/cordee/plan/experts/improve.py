@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cordee.plan.experts.shape import Floats, Ints, counted, gpu_loads
+from cordee.hardware.arrays import Floats, Ints
+from cordee.plan.experts.shape import counted, gpu_loads
 
 GIVERS = 6
 """Candidates: replicas to give up, and experts to place instead."""

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from cordee.plan.experts.shape import ExpertPlacement, Ints
+from cordee.hardware.arrays import Ints
+from cordee.plan.experts.shape import ExpertPlacement
 
 MAPPING_FORMATS = ("deepseek", "vllm", "sglang")
 MappingFormat = Literal["deepseek", "vllm", "sglang"]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cordee.hardware.arrays import Floats, Ints
 from cordee.plan.experts.bound import least_max
 from cordee.plan.experts.improve import PlacementSearch, SearchSteps
 from cordee.plan.experts.noise import beyond_noise
-from cordee.plan.experts.shape import ExpertPlacement, Floats, Ints
+from cordee.plan.experts.shape import ExpertPlacement
 from cordee.units import format_bytes, format_duration
 
 STEPS = 40

@@ -8,7 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from cordee.plan.experts.shape import ExpertPlacement, Floats, gpu_loads
+from cordee.hardware.arrays import Floats
+from cordee.plan.experts.shape import ExpertPlacement, gpu_loads
 
 CONFIDENCE = 0.95
 """The confidence that a layer's imbalance is more than noise."""

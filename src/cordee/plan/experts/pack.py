@@ -9,7 +9,8 @@ from math import comb, factorial
 
 import numpy as np
 
-from cordee.plan.experts.shape import Fleet, Floats, Ints
+from cordee.hardware.arrays import Floats, Ints
+from cordee.plan.experts.shape import Fleet
 
 PACKINGS_MAX = 3000
 """Most packings of groups on nodes that are enumerated; beyond, a heuristic and a weaker bound are used."""

@@ -8,8 +8,9 @@ prices refute T is then added up here, over every number of replicas, so nothing
 import numpy as np
 
 from cordee.errors import MissingExtraError
+from cordee.hardware.arrays import Floats
 from cordee.plan.experts.bound import least_max
-from cordee.plan.experts.shape import Fleet, Floats
+from cordee.plan.experts.shape import Fleet
 
 CHOICES = 24
 """Most replica counts of an expert in the program, from the fewest; the check uses all."""

@@ -10,7 +10,7 @@ changed rests (tabu).
 import numpy as np
 from numpy.typing import NDArray
 
-from cordee.plan.experts.shape import Floats, Ints
+from cordee.hardware.arrays import Floats, Ints
 
 CONDITIONS = (128, 64)
 """Most conditions, for small and for large problems; the first is nearly always all of them."""

@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cordee.errors import InputError, LayoutError
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from cordee.hardware.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

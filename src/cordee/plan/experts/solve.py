@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from cordee.hardware.arrays import Floats, Ints
 from cordee.plan.experts.bound import least_max
 from cordee.plan.experts.improve import PlacementSearch
 from cordee.plan.experts.pack import node_orders, pack, replica_counts
 from cordee.plan.experts.replica_counts import pair_counts
-from cordee.plan.experts.shape import ExpertPlacement, Fleet, Floats, Ints, gpu_loads
+from cordee.plan.experts.shape import ExpertPlacement, Fleet, gpu_loads
 
 STEPS = 400
 """Most moves of a layer; real loads took up to 55."""

@@ -9,14 +9,12 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
 
 import numpy as np
-import numpy.typing as npt
 
+from cordee.hardware.arrays import Floats, Ints
 from cordee.plan.pipeline.schedules import Form, find_schedule
 from cordee.plan.pipeline.table import Action, PassKind, PassTimes, ScheduleTable, StagePlacement
 from cordee.plan.pipeline.timeline import one_step
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Times = float | np.float64 | Floats
 Counts = int | float | np.int64 | Ints | Floats
 # The forms are exact where each of F, I and W is at least this part of their sum.
