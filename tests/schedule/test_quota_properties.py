@@ -99,14 +99,14 @@ def test_limits_hold_and_no_quota_is_exceeded_without_a_lender(queues, seed):
                     by_user[job.owner] += job.gpus if job.queue in inside else 0
                 assert max(by_user.values()) <= queue.user_gpus
         # Queues that do not lend could have the rest of their quotas now, with all that is held.
-        assert claim(crowd, None) <= 32
+        assert occupied(crowd, None) <= 32
 
 
-def claim(crowd: Crowd, queue: Queue | None) -> int:
+def occupied(crowd: Crowd, queue: Queue | None) -> int:
     """Return the GPUs that a queue holds or keeps, counted anew."""
     name = queue.name if queue else None
     own = sum(job.gpus for job in crowd.running.values() if job.queue == (name or "default"))
-    inner = own + sum(claim(crowd, each) for each in crowd.queues if each.parent == name)
+    inner = own + sum(occupied(crowd, each) for each in crowd.queues if each.parent == name)
     return inner if queue is None or queue.lend else max(inner, queue.quota_gpus)
 
 

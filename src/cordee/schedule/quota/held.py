@@ -104,7 +104,6 @@ class Holder:
 
     __slots__ = (
         "borrowed",
-        "claim",
         "day",
         "graces",
         "held",
@@ -113,7 +112,8 @@ class Holder:
         "leaving",
         "nano",
         "net",
-        "net_claim",
+        "net_occupied",
+        "occupied",
         "path",
         "queue",
         "quota",
@@ -127,9 +127,9 @@ class Holder:
         self.held = self.nano = 0
         self.leaving = 0  # the part of `held` that has notice
         self.inner = 0  # `held`, and the quota that inner queues keep
-        self.claim = 0  # `inner`, or its quota if it does not lend
+        self.occupied = 0  # GPUs that no other queue may use: `inner`, or its quota if it does not lend
         self.net = 0  # `inner` after jobs with notice have left
-        self.net_claim = 0  # `claim` after jobs with notice have left
+        self.net_occupied = 0  # `occupied` after jobs with notice have left
         self.users: dict[str, int] = {}
         self.graces: dict[int, int] = {}  # thousandths of GPUs held by jobs with that grace period
         self.borrowed = Borrowed()
@@ -164,14 +164,14 @@ class Holder:
             self.nano,
             self.leaving,
             self.inner,
-            self.claim,
+            self.occupied,
             self.net,
         )
         day = None if self.day is None else self.day.value(since_us)
         return (held, dict(self.users), dict(self.graces), borrowed.base, borrowed.rate, day)
 
-    def claim_of(self, inner: int) -> int:
-        """Return its claim if it and its inner queues held and kept this amount."""
+    def occupied_with(self, inner: int) -> int:
+        """Return the GPUs that it would occupy if it and its inner queues held and kept this amount."""
         return inner if self.queue.lend else max(inner, self.quota)
 
 

@@ -19,7 +19,7 @@ from cordee.schedule.quota.day import DAY_US, Pair
 from cordee.schedule.quota.decay import Decay
 from cordee.schedule.quota.held import MILLI, NOTHING, Held, Holder, count
 from cordee.schedule.quota.queues import DEFAULT
-from cordee.schedule.quota.tree import claimed, first_claim, has_rules, leaf_of, net, over_quota, upward
+from cordee.schedule.quota.tree import has_rules, leaf_of, net, occupied, over_quota, set_occupied, upward
 from cordee.schedule.quota.victims import VictimFilter
 from cordee.units import US_PER_HOUR
 
@@ -108,7 +108,7 @@ class Quotas:
         self.keeps = any(not queue.lend for queue in named.values())  # its unused quota, from others
         self.has_days = any(holder.day is not None for holder in self._holders.values())
         self._leaves = {name: leaf_of(holder) for name, holder in self._holders.items()}
-        first_claim(self._cluster)
+        set_occupied(self._cluster)
 
     def _grow(self, queue: Queue, named: dict[str, Queue]) -> Holder:
         if queue.name not in self._holders:
@@ -234,8 +234,8 @@ class Quotas:
         for holder in path:
             holder.move(owner, grace_us, held, clock, at_us)
             holder.inner += more
-            before, holder.claim = holder.claim, holder.claim_of(holder.inner)
-            more = holder.claim - before
+            before, holder.occupied = holder.occupied, holder.occupied_with(holder.inner)
+            more = holder.occupied - before
         net(path, held.gpu_milli)
 
     def _reading(self, at_us: int) -> int:
@@ -365,15 +365,15 @@ class Quotas:
     def _kept(self, job: Job, path: tuple[Holder, ...], more: int) -> Refusal | None:
         """Return a refusal if it needs GPUs that non-lending queues keep."""
         offered = self.offered.gpu_milli
-        if claimed(path, more, now=True) <= offered or (kept := self._unused(path, more)) <= 0:
+        if occupied(path, more, now=True) <= offered or (kept := self._unused(path, more)) <= 0:
             return None
         # GPUs that are being vacated count twice: they are either still with the victim, or already with the preemptor.
         counts_once = (self._without(each, now=True) for each in (self._assumed.awaited, self._assumed.vacated))
-        if self._assumed.vacated and all(claimed(path, more, gone, now=True) <= offered for gone in counts_once):
+        if self._assumed.vacated and all(occupied(path, more, gone, now=True) <= offered for gone in counts_once):
             return None
         text = f"it needs {show_gpus(more)} GPUs; {show_gpus(self._cluster.held - sum(self._assumed.vacated.values()))}"
         text += f" of {show_gpus(offered)} are held, and {show_gpus(kept)} are kept by queues that do not lend"
-        short = claimed(path, more) - self.offered.gpu_milli
+        short = occupied(path, more) - self.offered.gpu_milli
         return Refusal(bound=Bound.KEPT, queue=job.queue, text=text, short_milli=short)
 
     def _unused(self, path: tuple[Holder, ...], more: int) -> int:
@@ -382,7 +382,7 @@ class Quotas:
         GPUs of assumed jobs are not used yet.
         """
         held = self._cluster.staying + more - sum(self._assumed.held.values())
-        return claimed(path, more, self._without(self._assumed.held)) - held
+        return occupied(path, more, self._without(self._assumed.held)) - held
 
     def _without(self, amounts: Mapping[str, int], *, now: bool = False) -> dict[Holder, int]:
         """Return the part of these amounts that each queue holds or keeps; they are keyed by the queues of jobs."""

@@ -19,19 +19,19 @@ def has_rules(queue: Queue) -> bool:
     return queue != Queue(name=queue.name, parent=queue.parent, weight=queue.weight)
 
 
-def first_claim(holder: Holder) -> int:
-    """Set the claims of a queue and all under it that holds nothing yet; return its own."""
-    holder.inner = holder.net = sum(first_claim(each) for each in holder.inside)
-    holder.claim = holder.net_claim = holder.claim_of(holder.inner)
-    return holder.claim
+def set_occupied(holder: Holder) -> int:
+    """Set the occupied GPUs of a queue and of all under it while none holds anything; return its own."""
+    holder.inner = holder.net = sum(set_occupied(each) for each in holder.inside)
+    holder.occupied = holder.net_occupied = holder.occupied_with(holder.inner)
+    return holder.occupied
 
 
 def net(path: Sequence[Holder], more: int) -> None:
     """Add to the holdings without notice, from the innermost queue up."""
     for holder in path:
         holder.net += more
-        before, holder.net_claim = holder.net_claim, holder.claim_of(holder.net)
-        more = holder.net_claim - before
+        before, holder.net_occupied = holder.net_occupied, holder.occupied_with(holder.net)
+        more = holder.net_occupied - before
 
 
 def upward(
@@ -43,11 +43,11 @@ def upward(
     """
     for holder in path:
         has, here = (holder.inner if now else holder.net) - gone.get(holder, 0), more
-        more = holder.claim_of(has + here) - holder.claim_of(has)
+        more = holder.occupied_with(has + here) - holder.occupied_with(has)
         yield holder, here
 
 
-def claimed(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False) -> int:
+def occupied(path: Sequence[Holder], more: int, gone: Mapping[Holder, int] = {}, *, now: bool = False) -> int:
     """Return the cluster's holdings and kept quota with `more` in the innermost queue, without `gone`."""
     *_, (cluster, added) = upward(path, more, gone, now=now)
     return (cluster.inner if now else cluster.net) - gone.get(cluster, 0) + added
