@@ -212,6 +212,13 @@ def test_a_trace_with_prefixes_sets_the_cache_and_the_levels_of_offload() -> Non
     assert "by the trace" in levers["44% of prompts cached"].turns
 
 
+def test_quiet_hours_need_fewer_replicas() -> None:
+    pricing = Pricing(prices=CATALOGUE.prices, busy_fractions=(0.25,) * 12 + (1.0,) * 12)
+    levers = ask(request(traffic=Traffic(rate_per_s=100), pricing=pricing, layout="tp=1")).levers
+    (hours,) = (each for each in levers if each.name == "hours")
+    assert hours.usd_factor is not None and hours.usd_factor < 0.8 and "spot replica-hours" in hours.turns
+
+
 def test_an_api_is_cheaper_until_the_replicas_are_full() -> None:
     dear, cheap = (TokenPrices(10.0, 1.0, 30.0), TokenPrices(1e-4, 1e-4, 1e-4))
     prices = [Pricing(prices=CATALOGUE.prices, api=each) for each in (dear, cheap)]

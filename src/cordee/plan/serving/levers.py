@@ -4,20 +4,30 @@ Each is the same layout under full load with one thing changed, against the plan
 after over before; a lever that also changes the GPU is compared in dollars.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cordee.errors import CatalogueError, LayoutError
 from cordee.hardware.kernels import Kernels
+from cordee.plan.expect import DEFAULTS
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
-from cordee.plan.serving.idle import leave_after_s
+from cordee.plan.serving.hours import DAY_HOURS, Renting, SpotReplicas, cheapest_hours, replicas_by_hour
+from cordee.plan.serving.idle import idle_plan, leave_after_s, session_pauses_s
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, speed_of, steady
 from cordee.plan.serving.kv import kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
 from cordee.plan.serving.mig import slices
-from cordee.plan.serving.offload import KV_LEVELS, Offloading, best_levels, break_even_bytes_per_s
+from cordee.plan.serving.offload import (
+    KV_LEVELS,
+    Offloading,
+    best_levels,
+    break_even_bytes_per_s,
+    shortest_restore_tokens,
+)
 from cordee.plan.serving.parallel import phase_costs, split_phases
+from cordee.plan.serving.price import DAY_S
 from cordee.plan.serving.quantise import find_crossovers
 from cordee.plan.serving.request import ServingRequest
 from cordee.plan.serving.reuse import BlockReuse, block_reuse
@@ -50,7 +60,7 @@ def levers(candidate: ServingCandidate) -> tuple[Lever, ...]:
     reuse = None
     if traced:
         reuse = block_reuse(((each.arrival_s, each.blocks) for each in traced), traced[0].block_tokens)
-    return tuple(_levers(base, reuse)) if base.performance is not None else ()
+    return (*_levers(base, reuse), *_hours(candidate)) if base.performance is not None else ()
 
 
 def _loaded(request: ServingRequest, like: ServingCandidate) -> ServingCandidate:
@@ -86,7 +96,7 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None) -> Iterator[Lever]
     yield from _gpus(base)
     yield from _slices(base)
     yield _offload(base)
-    yield _idle(base)
+    yield _idle(base, reuse)
     yield from () if reuse is None else _levels(base, reuse)
 
 
@@ -229,23 +239,56 @@ def _slices(base: ServingCandidate) -> Iterator[Lever]:
 
 def _offload(base: ServingCandidate) -> Lever:
     """Return the lever of a KV cache beyond the GPU: it pays where it is read faster than computed."""
-    assert base.performance is not None, "under load"
-    per_token = kv_bytes_per_token(base.case) * base.case.layout.gpus
-    needed = break_even_bytes_per_s(per_token, 1 / base.performance.rates.prefill_tokens_per_s)
-    paying = [level.name for level in KV_LEVELS if level.bytes_per_s * base.case.layout.gpus > needed]
-    where = " and ".join(paying) if paying else "neither host memory nor NVMe"
-    verb = "pays" if len(paying) == 1 else "pay"
-    return Lever("KV offload", f"{format_bytes(per_token)} a token", None, None,
-                 f"{where} {verb}: restored faster than {format_bytes(needed)}/s")  # fmt: skip
+    case, gpus, speed = base.case, base.case.layout.gpus, speed_of(base.case)
+    chunk = case.max_batched_tokens
+
+    def size(tokens: int) -> float:
+        return float(kv_bytes(case, tokens, base.memory.stage) * gpus)
+
+    def recompute_s(tokens: int) -> float:
+        return sum(speed.prefill_s(min(chunk, tokens - past), past) for past in range(0, tokens, chunk))
+
+    paying = []
+    for level in KV_LEVELS:  # each GPU has a link of its own
+        linked = replace(level, bytes_per_s=level.bytes_per_s * gpus)
+        shortest = shortest_restore_tokens(size, recompute_s, linked, case.max_context_tokens)
+        if shortest is not None:
+            paying.append(level.name if shortest == 1 else f"{level.name} from {shortest:,} tokens on")
+    prompt = base.request.traffic.input_tokens
+    needed = break_even_bytes_per_s(size(prompt), recompute_s(prompt))
+    where = f"faster than computing: {', '.join(paying)}" if paying else "computing is faster than any level"
+    return Lever("KV offload", f"{format_bytes(needed)}/s to break even", None, None, where)
 
 
-def _idle(base: ServingCandidate) -> Lever:
+def _idle(base: ServingCandidate, reuse: BlockReuse | None) -> Lever:
     """Return the pause after which a session that waits for its user should leave the GPU for the host's memory."""
     case, tokens = base.case, base.request.traffic.request_tokens
-    size = kv_bytes(case, tokens, base.memory.stage)
-    pause_s = leave_after_s(base.memory.kv_bytes, size, KV_LEVELS[0].restore_s(size))
-    change = f"{tokens:,} tokens that wait"
-    return Lever("idle session", change, None, None, f"leaves for {KV_LEVELS[0].name} after {format_duration(pause_s)}")
+    size, pool, level = kv_bytes(case, tokens, base.memory.stage), base.memory.kv_bytes, KV_LEVELS[0]
+    pauses_s = () if reuse is None else session_pauses_s(reuse)
+    limit_s = leave_after_s(pool, size, level.restore_s(size))
+    source = ""
+    if pauses_s:
+        limit_s, source = idle_plan(pauses_s, size / pool, level.restore_s(size)).limit_s, ", by the trace's pauses"
+    turns = "stays" if limit_s == math.inf else f"leaves for {level.name} after {format_duration(limit_s)}{source}"
+    return Lever("idle session", f"{tokens:,} tokens that wait", None, None, turns)
+
+
+def _hours(candidate: ServingCandidate) -> Iterator[Lever]:
+    """Yield the lever of renting replicas by the hour of the day, with spot ones where they have a price."""
+    request, hours = candidate.request, candidate.request.pricing.busy_fractions
+    price, spot = request.price, replace(request.pricing, capacity="spot").price(request.gpu)
+    if len(hours) < DAY_HOURS or price is None or candidate.performance is None or candidate.usd_per_hour is None:
+        return
+    busy_s = candidate.busy_fraction * candidate.replicas * DAY_S * sum(hours) / len(hours) / max(hours)
+    renting = Renting(
+        on_demand_usd_per_gpu_hour=price.usd_per_gpu_hour,
+        spot=None if spot is None else SpotReplicas(spot.usd_per_gpu_hour, DEFAULTS.reclaim_mtbi_s),
+    )
+    needed = replicas_by_hour(hours, busy_s, candidate.busy_fraction)
+    found = cheapest_hours(needed, candidate.case.layout.gpus, renting)
+    factor = found.usd_per_day / (candidate.usd_per_hour * DAY_HOURS)
+    turns = f"{found.on_demand_hours:,.0f} on-demand and {found.spot_hours:,.0f} spot replica-hours a day"
+    yield Lever("hours", f"{min(needed)} to {max(needed)} replicas", None, factor, turns)
 
 
 def _levels(base: ServingCandidate, reuse: BlockReuse) -> Iterator[Lever]:
