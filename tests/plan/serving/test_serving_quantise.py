@@ -33,7 +33,7 @@ def test_weight_only_int4_wins_at_small_batch_and_loses_from_256_on_h200() -> No
     found = only("H200", "int4")
     assert found.ratios[0] == 2.32
     assert found.loses_from == 256
-    assert found.even_at[0] == pytest.approx(61, abs=2)
+    assert found.even_at[0] == pytest.approx(59, abs=1)
     assert found.remark is not None
     assert found.remark.startswith("the reverse of the claim")
     assert "2.32 times as fast up to batch 16, 0.70 from 256" in str(found)
@@ -43,7 +43,7 @@ def test_on_a100_it_loses_little_and_late() -> None:
     found = only("A100-80", "int4")
     assert found.winning[0].low == 1
     assert found.winning[0].high == 128
-    assert found.even_at[0] == pytest.approx(209, abs=5)
+    assert found.even_at[0] == pytest.approx(205, abs=1)
     assert min(found.ratios) == 0.93
 
 
@@ -78,13 +78,6 @@ def test_fp8_on_b200_in_tensorrt_llm_pays_in_large_batches_only() -> None:
     (found,) = (each for each in find_crossovers(TABLES, "B200", "fp8") if "tensorrt" in each.where)
     assert found.winning[0].low == 512
     assert "no time in small batches" in (found.remark or "")
-
-
-def test_a_table_answers_between_its_batches() -> None:
-    row = next(row for row in TABLES if row.gpu == "H200" and row.format == "int4")
-    assert row.at(0.5) == 2.32
-    assert 1.11 > row.at(50) > 0.96
-    assert row.at(1e6) == 1.26
 
 
 @given(st.floats(1, 16), st.floats(0.01, 1), st.floats(0.01, 10), st.floats(1e-4, 1))

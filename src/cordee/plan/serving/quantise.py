@@ -5,10 +5,10 @@ format unpacks its weights for each of them and then multiplies in 16 bits, so i
 own (fp8, W8A8, nvfp4) does not. The figures are measured ones, of products or of whole steps.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf, log
 
 from cordee.hardware.speedups import Speedups
 from cordee.plan.serving.formats import WEIGHTS
@@ -50,10 +50,10 @@ class FormatCrossover:
 
     @property
     def even_at(self) -> tuple[float, ...]:
-        """Batches at which both are equally fast, linear between the logarithms of measured batches."""
+        """Batches at which both are equally fast, on straight lines between the logarithms, as rooflines are."""
         points = list(zip(self.batches, self.ratios, strict=True))
         return tuple(
-            low * (high / low) ** ((1 - left) / (right - left))
+            low * (high / low) ** (log(left) / log(left / right))
             for (low, left), (high, right) in pairwise(points)
             if (left - 1) * (right - 1) < 0 and low > 0
         )
@@ -149,4 +149,4 @@ def unpacking_crossover(pack_ratio: float, unpack_s: float, weights_s: float, to
     """
     if weights_s / pack_ratio + unpack_s >= weights_s:
         return 0.0
-    return max(0.0, (weights_s - unpack_s) / token_s) if token_s > 0 else math.inf
+    return max(0.0, (weights_s - unpack_s) / token_s) if token_s > 0 else inf
