@@ -288,7 +288,7 @@ def _job(spec: JobSpec, job_id: JobId, owner: str, kind: str | None, expected: E
         save_us=save_us,
         restart_us=restart_us,
         # A job that is preempted before it has run as long as its restart takes would only ever restart. The value
-        # cannot be raised in the spec: a job that must not be preempted belongs in a higher tier.
+        # cannot be raised in the spec: a job that must not be preempted has `limit.preemptions: 0`.
         min_run_us=restart_us,
         gpu_milli=spec.gpu_milli,
         cpu_milli=_cpu_milli(spec),
