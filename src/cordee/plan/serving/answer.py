@@ -164,7 +164,7 @@ class ServingAnswer:
         if not found.fits:
             message = (
                 f"{name} does not fit {self.where}, not even for one request: {found.name}, which is nearest, needs "
-                f"{format_gb(found.shortfall_bytes)} more on each GPU"
+                f"{format_gb(found.shortfall_bytes)} more on each GPU: {found.memory.refusal}"
             )
         else:
             message = f"{name} on {self.where} does not keep {self.request.slo}: {self.summary}"

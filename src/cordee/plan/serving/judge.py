@@ -120,11 +120,6 @@ class ServingCandidate:
         return 0.0 if found is None else found.requests_per_s
 
     @property
-    def budget_bytes(self) -> int:
-        """Bytes of a GPU that weights, activations and the KV cache have together."""
-        return sum(self.parts.values()) + min(0, self.memory.kv_bytes)
-
-    @property
     def shortfall_bytes(self) -> int:
         """Bytes on each GPU that the KV cache of one sequence of the longest context lacks; 0 if it fits."""
         needed = kv_bytes(self.case, self.case.max_context_tokens, self.memory.stage)

@@ -14,6 +14,7 @@ from cordee.units import format_digits_usd
 SHOWN = 4
 GPUS_TRIED = 3
 FEW_SEQUENCES = 64
+LARGEST_FRACTION = 0.95
 CONTEXTS = (32_768, 16_384, 8_192, 4_096, 2_048)
 
 
@@ -56,8 +57,10 @@ def _changes(request: ServingRequest) -> Iterator[tuple[str, ServingRequest]]:
     """Yield requests with one change each, the cheapest first."""
     if request.layout != ANY_SERVING_LAYOUT:
         yield "without --layout", replace(request, layout=ANY_SERVING_LAYOUT)
-    sequences = request.case(ServingLayout(), request.weights[0], request.kv[0]).max_sequences
-    if sequences > FEW_SEQUENCES:
+    case = request.case(ServingLayout(), request.weights[0], request.kv[0])
+    if case.memory_fraction < LARGEST_FRACTION and case.engine.memory.covers == "all":
+        yield f"--memory-fraction {LARGEST_FRACTION}", _limited(request, memory_fraction=LARGEST_FRACTION)
+    if case.max_sequences > FEW_SEQUENCES:
         # The trial run of the sampler takes memory for each of them.
         yield f"--max-sequences {FEW_SEQUENCES}", _limited(request, max_sequences=FEW_SEQUENCES)
     if request.kv[0].name != "fp8":
@@ -76,8 +79,8 @@ def _changes(request: ServingRequest) -> Iterator[tuple[str, ServingRequest]]:
         yield f"--gpus {factor * request.gpus}x{request.gpu.name}", replace(request, gpus=factor * request.gpus)
 
 
-def _limited(request: ServingRequest, **limits: int) -> ServingRequest:
-    return replace(request, limits=replace(request.limits, **limits))
+def _limited(request: ServingRequest, **limits: float) -> ServingRequest:
+    return replace(request, limits=replace(request.limits, **limits))  # type: ignore[arg-type]
 
 
 def _computes(request: ServingRequest, name: str) -> bool:

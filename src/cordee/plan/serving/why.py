@@ -93,13 +93,7 @@ def latencies(found: ServingCandidate) -> str:
 
 
 def _shortfall(found: ServingCandidate) -> str:
-    parts = sorted(((name, size) for name, size in found.parts.items() if size), key=lambda pair: -pair[1])
-    largest = ", ".join(f"{name} {format_gb(size)}" for name, size in parts[:3])
-    return (
-        f"lacks {format_gb(found.shortfall_bytes)} for the KV cache of one sequence of "
-        f"{found.case.max_context_tokens:,} tokens: of {format_gb(found.budget_bytes)} that the engine may use it has "
-        f"{largest}"
-    )
+    return f"lacks {format_gb(found.shortfall_bytes)} on each GPU: {found.memory.refusal}"
 
 
 def _fits_instead(answer: "ServingAnswer") -> str:
