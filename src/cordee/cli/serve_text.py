@@ -72,7 +72,7 @@ def _load(traffic: Traffic) -> str:
     lengths = f"requests of {traffic.input_tokens:,} + {traffic.output_tokens:,} tokens"
     cached = f", {traffic.cached_fraction:.0%} of each prompt cached" if traffic.cached_fraction else ""
     if traffic.requests:
-        return f"{len(traffic.requests):,} requests of a trace, {lengths.removeprefix('requests of ')} on average"
+        return f"a trace of {len(traffic.requests):,} {lengths} on average"
     if traffic.rate_per_s is not None:
         return f"{traffic.rate_per_s:g} {lengths} a second{cached}"
     if traffic.concurrency is not None:
@@ -109,6 +109,8 @@ def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
         if len(found) > SHOWN and not show_all:
             out.print(f"  and {len(found) - SHOWN} more (--all)", style="dim")
     out.print(scale.legend())
+    if answer.fits and not answer.request.slo.limits:
+        indented(out, "Any latency will do: with --ttft and --tpot only layouts that keep them are compared.")
     if answer.best is None and answer.remedies:
         title(out, "What would do")
         for remedy in answer.remedies:

@@ -79,7 +79,7 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None) -> Iterator[Lever]
     hits = CACHED_FRACTION if reuse is None else min(0.99, reuse.hit_fraction(base.memory.kv_tokens))
     cached = _loaded(replace(request, traffic=replace(request.traffic, cached_fraction=hits)), base)
     turns = (
-        "pays from the first hit" if reuse is None else f"by the trace; {reuse.hit_fraction_max:.1%} if nothing left"
+        "pays from the first hit" if reuse is None else f"by the trace; {reuse.hit_fraction_max:.1%} if none is evicted"
     )
     yield _lever(base, "prefix cache", f"{hits:.0%} of prompts cached", cached, turns=turns)
     for name in ("fp8", "int4"):
@@ -269,7 +269,8 @@ def _idle(base: ServingCandidate, reuse: BlockReuse | None) -> Lever:
     source = ""
     if pauses_s:
         limit_s, source = idle_plan(pauses_s, size / pool, level.restore_s(size)).limit_s, ", by the trace's pauses"
-    turns = "stays" if limit_s == math.inf else f"leaves for {level.name} after {format_duration(limit_s)}{source}"
+    after = "at once" if not limit_s else "never" if limit_s == math.inf else f"after {format_duration(limit_s)}"
+    turns = f"leaves for {level.name} {after}{source}"
     return Lever("idle session", f"{tokens:,} tokens that wait", None, None, turns)
 
 
@@ -303,5 +304,10 @@ def _levels(base: ServingCandidate, reuse: BlockReuse) -> Iterator[Lever]:
         recompute_s=prefix / base.performance.rates.prefill_tokens_per_s,
         usd_per_replica_hour=base.usd_per_hour / base.replicas,
     )
-    for plan in best_levels(reuse, replica):
+    plans = [plan for plan in best_levels(reuse, replica) if plan.capacity_bytes]
+    for plan in plans:
         yield Lever("KV offload", f"{plan.level.name}, by the trace", None, None, str(plan))
+    if not plans:
+        yield Lever(
+            "KV offload", "by the trace", None, None, "no level saves more than its rent beyond the GPU's cache"
+        )

@@ -99,7 +99,7 @@ def _shortfall(found: ServingCandidate) -> str:
 def _fits_instead(answer: "ServingAnswer") -> str:
     best = answer.best
     if best is not None:
-        return f"{best.name} keeps them: {latencies(best)}"
+        return f"{best.name} {'keeps them' if answer.request.slo.limits else 'fits'}: {latencies(best)}"
     return "; or ".join(str(each) for each in answer.remedies)
 
 
