@@ -193,8 +193,8 @@ def test_each_lever_has_its_effect_and_its_turn() -> None:
     answer = ask(request(slo=Slo(tpot_s=0.05), pricing=Pricing(prices=CATALOGUE.prices, other_gpus=CATALOGUE.gpus[:2])))
     names = [each.name for each in answer.levers]
     assert set(names) == {
-        "batch", "prefix cache", "weights", "KV cache", "speculation", "parallelism", "GPU", "GPU of a phase",
-        "MIG", "KV offload", "idle session",
+        "batch", "dynamic batching", "prefix cache", "weights", "KV cache", "speculation", "parallelism", "GPU",
+        "GPU of a phase", "MIG", "KV offload", "idle session",
     }  # fmt: skip
     for each in answer.levers:
         assert each.turns

@@ -1,14 +1,12 @@
 """Prices of tokens: identities that are public, the hour profile, spot replicas, and the break-even against an API."""
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import SpecError
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.energy import Electricity, energy_usd_per_gpu_hour, energy_usd_per_mtok
+from cordee.plan.serving.energy import Electricity, energy_usd_per_mtok, gpu_watts
 from cordee.plan.serving.hours import (
     Renting,
     ReplicaHours,
@@ -157,7 +155,7 @@ class TestHourProfile:
         day = cheapest_hours(replicas_by_hour((0.5, 1.5) * 12, 86_400 * 4, 1.0), 1, Renting(1.0))
         assert day.replicas[:2] == (2, 6)
         assert day.busy_fraction(86_400 * 4) == pytest.approx(1.0)
-        assert day.usd_per_needed_hour == pytest.approx(1.0)
+        assert day.usd == pytest.approx(sum(day.replicas))
 
 
 class TestRenting:
@@ -224,8 +222,7 @@ class TestBreakEven:
 
 class TestEnergy:
     def test_an_h100_with_its_part_of_a_dgx(self) -> None:
-        usd = energy_usd_per_gpu_hour(GPUS["H100"], Electricity(usd_per_kwh=0.10))
-        assert usd == pytest.approx((700 + 575) * 1.56 / 1000 * 0.10)
+        assert gpu_watts(GPUS["H100"], Electricity()) == pytest.approx((700 + 575) * 1.56)
 
     def test_a_million_tokens(self) -> None:
         at = Electricity(usd_per_kwh=0.10)
@@ -236,5 +233,4 @@ class TestEnergy:
         assert full < half < 2 * full
 
     def test_every_gpu_of_the_catalogue_has_watts(self) -> None:
-        usd = [energy_usd_per_gpu_hour(gpu, Electricity()) for gpu in GPUS.values()]
-        assert all(each is not None and math.isfinite(each) for each in usd)
+        assert all(gpu_watts(gpu, Electricity()) is not None for gpu in GPUS.values())

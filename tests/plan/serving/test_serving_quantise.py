@@ -32,7 +32,7 @@ def test_every_table_names_a_gpu_and_a_format_that_exist() -> None:
 def test_weight_only_int4_wins_at_small_batch_and_loses_from_256_on_h200() -> None:
     found = only("H200", "int4")
     assert found.ratios[0] == 2.32
-    assert found.loses_from == 256
+    assert found.losing[0].low == 256
     assert found.even_at[0] == pytest.approx(59, abs=1)
     assert found.remark is not None
     assert found.remark.startswith("the reverse of the claim")
@@ -56,7 +56,7 @@ def test_w8a8_wins_everywhere_on_a100() -> None:
 
 def test_int8_weight_only_saves_time_at_batch_1_only_on_h100() -> None:
     found = only("H100", "int8-wo")
-    assert found.loses_from == 16
+    assert found.losing[0].low == 16
     assert "faster than bf16 at 1, slower from 16" in str(found)
 
 
@@ -95,5 +95,5 @@ def test_at_the_crossover_of_unpacking_both_take_the_same_time(
 def test_a_crossover_of_steps() -> None:
     found = step_crossover("by hand", "int4", (1.0, 1.0, 2.0), (0.5, 1.0, 2.5), (1, 8, 64))
     assert found.ratios == (2.0, 1.0, 0.8)
-    assert found.loses_from == 64
+    assert found.losing[0].low == 64
     assert measured_crossover(TABLES[0]).batches[0] == 1

@@ -6,7 +6,7 @@ A rented GPU's price holds its electricity already; these dollars count where th
 from dataclasses import dataclass
 
 from cordee.hardware.catalog import Gpu, Source
-from cordee.plan.serving.price import HOUR_S, MTOK
+from cordee.plan.serving.price import MTOK
 
 J_PER_KWH = 3.6e6
 
@@ -74,9 +74,3 @@ def energy_usd_per_mtok(
         return None
     kwh_per_token = watts * gpus / (tokens_per_s * busy_fraction) / J_PER_KWH
     return kwh_per_token * MTOK * at.usd_per_kwh
-
-
-def energy_usd_per_gpu_hour(gpu: Gpu, at: Electricity, busy_fraction: float = 1.0) -> float | None:
-    """Return the dollars of electricity of a GPU-hour."""
-    watts = gpu_watts(gpu, at, busy_fraction)
-    return None if watts is None else watts * HOUR_S / J_PER_KWH * at.usd_per_kwh

@@ -13,7 +13,6 @@ from cordee.plan.serving.price import HOUR_S
 from cordee.plan.survive import Interruptions, lost_fraction
 
 DAY_HOURS = 24
-WEEK_HOURS = 168
 
 
 def hour_profile(arrivals: Iterable[tuple[float, float]], hours: int = DAY_HOURS) -> tuple[float, ...]:
@@ -120,11 +119,6 @@ class ReplicaHours:
     def usd_per_day(self) -> float:
         """Dollars of a mean day."""
         return self.usd * DAY_HOURS / len(self.replicas)
-
-    @property
-    def usd_per_needed_hour(self) -> float:
-        """Dollars of a replica-hour that some hour needed."""
-        return self.usd / sum(self.replicas)
 
     def busy_fraction(self, replica_s_per_day: float) -> float:
         """Return the part of the needed replica-hours in which a replica works."""

@@ -31,8 +31,9 @@ from cordee.plan.serving.price import DAY_S
 from cordee.plan.serving.quantise import find_crossovers
 from cordee.plan.serving.request import ServingRequest
 from cordee.plan.serving.reuse import BlockReuse, block_reuse
-from cordee.plan.serving.speculate import BATCHES, best_draft, speculation_curve
+from cordee.plan.serving.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
 from cordee.plan.serving.speculation import Speculation
+from cordee.plan.serving.static import static_use
 from cordee.plan.serving.throughput import saturated
 from cordee.plan.serving.why import latencies
 from cordee.units import format_bytes, format_duration, plural
@@ -76,6 +77,7 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None) -> Iterator[Lever]
     knee = serving_curve(base).knee
     turns = "more always bring more than half" if knee is None else f"from {knee.sequences} on, one more brings half"
     yield _lever(base, "batch", f"{at_once} at once, not 1", base, of=steady(base, 1), turns=turns)
+    yield _dynamic(base)
     hits = CACHED_FRACTION if reuse is None else min(0.99, reuse.hit_fraction(base.memory.kv_tokens))
     cached = _loaded(replace(request, traffic=replace(request.traffic, cached_fraction=hits)), base)
     turns = (
@@ -119,17 +121,26 @@ def _lever(
     return Lever(name, change, mine / its, usd, turns)
 
 
+def _dynamic(base: ServingCandidate) -> Lever:
+    """Return the lever of continuous batching against batches that wait for their longest answer."""
+    assert base.performance is not None, "under load"
+    at_once = max(1, round(base.performance.sequences))
+    lengths = [each.output_tokens for each in base.request.traffic.requests]
+    use = static_use(at_once, lengths)
+    source = "by the trace's answers" if lengths else "if answers are exponential"
+    turns = f"a static batch uses {use:.0%} of its places, {source}; no gain where all are equally long"
+    return Lever("dynamic batching", f"continuous, {at_once} at once", 1 / use, use, turns)
+
+
 def _format_turn(base: ServingCandidate, weights: Format) -> str:
     """Return the batches at which a format of the weights loses: as measured on this GPU, else by the step times."""
     request = base.request
     rows = find_crossovers(request.speedups, request.gpu.name, weights.name)
-    named = [row for row in rows if request.engine.name.replace("tensorrt-llm", "trtllm") in row.where] or list(rows)
+    named = [row for row in rows if request.engine.name in row.where] or list(rows)
     if named:
         row = named[-1]
-        slower = ", ".join(map(str, row.losing))
-        return (
-            f"products slower {slower} (measured, {row.where})" if slower else f"never slower (measured, {row.where})"
-        )
+        slower = f"products slower {', '.join(map(str, row.losing))}" if row.losing else "never slower"
+        return "; ".join(filter(None, (f"{slower} (measured, {row.where})", row.remark)))
     plain, other = speed_of(base.case), speed_of(replace(base.case, weights=weights))
     context = mean_context(request.traffic)
     gains = [plain.decode_s(size, size * context) / other.decode_s(size, size * context) for size in BATCHES]
@@ -155,7 +166,10 @@ def _speculation(base: ServingCandidate) -> Lever:
     ]
     factor = rates[1].output_tokens_per_s / rates[0].output_tokens_per_s
     change = f"{drafted.draft_tokens} drafted, {ACCEPTANCE:.0%} right"
-    return Lever("speculation", change, factor, 1 / factor, str(speculation_curve(step_s, ACCEPTANCE)))
+    needed = acceptance_needed(step_s, sequences, drafted.draft_tokens)
+    least = f"{needed:.0%} must be right" if needed is not None else "slower even if all are right"
+    turns = f"{speculation_curve(step_s, ACCEPTANCE)}; at {sequences} {least}"
+    return Lever("speculation", change, factor, 1 / factor, turns)
 
 
 def _parallel(base: ServingCandidate) -> Iterator[Lever]:

@@ -81,11 +81,6 @@ class FormatCrossover:
         return tuple(found)
 
     @property
-    def loses_from(self) -> float | None:
-        """The first measured batch at which it is slower; None: never."""
-        return self.losing[0].low if self.losing else None
-
-    @property
     def remark(self) -> str | None:
         """A sentence where the measurement contradicts a common claim; None: it does not."""
         small = [ratio for batch, ratio in zip(self.batches, self.ratios, strict=True) if batch <= MEMORY_BATCH]
@@ -115,7 +110,7 @@ def measured_crossover(speedups: Speedups) -> FormatCrossover:
 
     >>> from cordee.hardware.load import load_speedups
     >>> row = next(row for row in load_speedups() if (row.gpu, row.format) == ("H200", "int4"))
-    >>> measured_crossover(row).loses_from
+    >>> measured_crossover(row).losing[0].low
     256.0
     """
     where = f"{speedups.gpu}, {speedups.engine} {speedups.version}"
