@@ -179,7 +179,7 @@ class Queue:
     """A node of the tree of queues. Jobs wait in any of them; GPUs that a queue holds count for all queues above it.
 
     Attributes:
-        quota_gpus: GPUs that it can always get back from borrowers; a part of its parent's quota.
+        quota_gpus: GPUs that it holds without borrowing, and may take back; a part of its parent's quota.
         limit_gpus: the most GPUs that it may hold, quota and borrowed together; None: the whole cluster.
         lend: whether others may use the unused part of its quota.
         weight: its fair share of lent GPUs, against its siblings.
