@@ -84,7 +84,7 @@ def test_people_read_the_state_the_layouts_and_the_prices_source(capsys: pytest.
     code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "64xH100")
     assert code == 0
     assert "70,553,706,496 parameters x 16 bytes = 1.129 TB" in out
-    assert "needs at least 15 GPUs for its state and 24 to train (" in out
+    assert "needs at least 15 GPUs for its state; 24 is the fewest tried that trains it (" in out
     assert "Layouts that fit" in out and "Layouts that do not fit" in out
     assert "a checkpoint is 846.6 GB" in out
     assert "$2.99 a GPU-hour: Lambda H100 SXM" in out

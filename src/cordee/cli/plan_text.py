@@ -35,6 +35,12 @@ COLOURS = {
     "other": "bright_black",
     "limit": "bold",
 }
+WORDS = {
+    "vpp": "vpp4: 4 chunks a rank",
+    "mb": "mb2: micro-batches of 2 sequences",
+    "split=": "split=27x2-26: stages of 27, 27 and 26 layers",
+    "full": "full: full recomputation",
+}
 
 
 def print_plan(out: Console, answer: Answer, *, show_all: bool) -> None:
@@ -96,7 +102,7 @@ def _state(out: Console, plan: Answer) -> None:
     have = format_bytes(gpus * plan.request.gpu.memory_bytes)
     hold = plural(plan.fewest_gpus_to_hold, "GPU")
     fewest = plan.fewest_gpus_to_train
-    train = "" if fewest is None else f" and {fewest[0]} to train ({_in_words(fewest[1])})"
+    train = "" if fewest is None else f"; {fewest[0]} is the fewest tried that trains it ({_in_words(fewest[1])})"
     has = plural(gpus, "GPU has", "GPUs have")
     indented(out, f"needs at least {hold} for its state{train}; {has} {have}", style="")
 
@@ -132,6 +138,11 @@ def _layouts(out: Console, plan: Answer, show_all: bool) -> None:
         out.print(table)
         _more(out, len(plan.rejected) - len(rejected))
     out.print(_legend(plan, scale.ascii_only))
+    fewest = plan.fewest_gpus_to_train
+    layouts = [each.layout for each in (*fitting, *rejected)]
+    words = _legend_of_words(layouts if fewest is None else [*layouts, fewest[1]])
+    if words:
+        indented(out, words)
     if plan.expert_balance is not None:
         indented(out, plan.expert_balance, style="")
     if plan.remedies:
@@ -249,6 +260,13 @@ def _legend(plan: Answer, ascii_only: bool) -> Text:
     legend.append(_glyph("limit", ascii_only), "bold")
     legend.append(f" {format_bytes(plan.request.gpu.memory_bytes)}", "dim")
     return legend
+
+
+def _legend_of_words(layouts: Sequence[Layout]) -> str:
+    """Explain the words of these layouts that are no axis of the mesh."""
+    used = " ".join(map(str, layouts)).split()
+    meanings = (meaning for word, meaning in WORDS.items() if any(each.startswith(word) for each in used))
+    return "; ".join(meanings)
 
 
 def _speed(candidate: Candidate, scale: _Scale) -> list[str]:
