@@ -153,15 +153,15 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
         model=str(model),
         traffic=_traffic(given),
         slo=Slo(
-            ttft_s=None if ttft is None else parse_duration_s(ttft),
-            tpot_s=None if tpot is None else parse_duration_s(tpot),
+            ttft_s=None if ttft is None else parse_duration_s(str(ttft)),
+            tpot_s=None if tpot is None else parse_duration_s(str(tpot)),
             statistic=_one_of("statistic", given.get("statistic", "p99"), STATISTICS),
         ),
         weights=_formats(WEIGHTS, given.get("weights", "bf16"), gpu),
         kv=_formats(KV, given.get("kv", "bf16"), None),
         layout=ANY_SERVING_LAYOUT if layout is None else parse_serving_layout(layout),
         limits=EngineLimits(
-            context_tokens=None if context is None else parse_token_count(context),
+            context_tokens=None if context is None else parse_token_count(str(context)),
             max_sequences=given.get("max_sequences"),
             memory_fraction=given.get("memory_fraction"),
         ),
@@ -195,7 +195,7 @@ def _traffic(given: ServingGiven) -> Traffic:
         return Traffic(
             input_tokens=given.get("input_tokens", 1000),
             output_tokens=given.get("output_tokens", 200),
-            rate_per_s=None if rate is None else parse_rate_per_s(rate),
+            rate_per_s=None if rate is None else parse_rate_per_s(str(rate)),
             concurrency=given.get("concurrency"),
             cached_fraction=given.get("cached", 0.0),
         )

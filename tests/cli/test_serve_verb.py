@@ -10,6 +10,7 @@ import pytest
 
 import cordee
 from cordee.cli.main import main
+from cordee.errors import UnitError
 from cordee.plan.serving.document import ServingDocument
 
 sys.path.append(str(Path(__file__).parent.parent))
@@ -232,6 +233,8 @@ def test_a_notebook_asks_the_same_and_draws_the_answer() -> None:
     answer = cordee.serve_plan("llama-3-8b", "2xH100", rate="5/s", kv="fp8", layout="tp=1")
     assert answer.best is not None and answer.best.case.kv.name == "fp8"
     assert "<svg" in answer._repr_html_() and "<html" not in answer._repr_html_()
+    with pytest.raises(UnitError, match="'5' is not a rate"):
+        cordee.serve_plan("llama-3-8b", "2xH100", rate=5)  # type: ignore[arg-type]
     rows = answer.table()
     assert rows[0]["layout"] == "tp1" and rows[0]["keeps_slo"]
 

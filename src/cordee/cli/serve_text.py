@@ -266,7 +266,8 @@ def _prices(out: Console, answer: ServingAnswer) -> None:
 
 
 def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
-    title(out, f"Throughput against latency of {answer.nearest.name}", "one replica's requests at once")
+    replicas = plural(answer.nearest.replicas, "replica")
+    title(out, f"Throughput against latency of {replicas} of {answer.nearest.name}", "by requests at once in each")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     bars = max(8, min(40, out.width - 72))
     table.add_column("  at once", justify="right", no_wrap=True)
