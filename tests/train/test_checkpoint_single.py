@@ -15,7 +15,7 @@ from cordee.errors import CheckpointError, CorruptError, DestinationError, Fence
 from cordee.storage.chunks import FOLDER as CHUNKS
 from cordee.storage.files import FileBlobs
 from cordee.storage.log import live_commits, log_key, read_entries
-from cordee.storage.manifest import read_failed, read_manifest
+from cordee.storage.manifest import parts_prefix, read_failed, read_manifest
 from cordee.train.checkpoint import link
 from cordee.train.checkpoint.checkpointer import Checkpointer
 
@@ -220,7 +220,9 @@ def test_the_other_ranks_hear_of_a_dead_uploader_also_when_the_next_one_runs_alr
     assert checkpointer._link is not dead and checkpointer._link.alive
     told.set()
     dead._thread.join(WAIT_S)
-    assert "signal 9 before save 2" in str(read_failed(checkpointer._attempt.blobs, checkpointer._attempt.prefix(2)))
+    attempt = checkpointer._attempt
+    reason = read_failed(attempt.blobs, parts_prefix(attempt.epoch, attempt.nonce, 2))
+    assert "signal 9 before save 2" in str(reason)
     checkpointer.wait(WAIT_S)
 
 

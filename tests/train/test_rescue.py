@@ -34,7 +34,7 @@ class Rank(Process):
     def hold(self, save: int, step: int, *, torn: bool = False) -> None:
         slot = save % 2
         memory, command = capture(save, step, self.rank, self.world)
-        self.marks.clear(slot)
+        self.marks.set(slot, 0)
         fd = (self.fd, self.second)[slot]
         os.ftruncate(fd, len(memory))
         os.pwrite(fd, memory, 0)
@@ -44,7 +44,7 @@ class Rank(Process):
 
     def bring(self, save: int, step: int) -> None:
         """As `save` of an uploader, with the seal that the trainer sets."""
-        self.marks.clear(0)
+        self.marks.set(0, 0)
         self.save(save, step, self.rank, self.world)
         self.marks.set(0, save)
 
