@@ -210,6 +210,7 @@ def test_a_trace_with_prefixes_sets_the_cache_and_the_levels_of_offload() -> Non
     levers = {each.change: each for each in ask(request(gpus="1xH100", traffic=traffic)).levers}
     assert "44% of prompts cached" in levers and any(change.endswith("by the trace") for change in levers)
     assert "by the trace" in levers["44% of prompts cached"].turns
+    assert any("by the trace's answers" in each.turns for each in levers.values())
 
 
 def test_quiet_hours_need_fewer_replicas() -> None:

@@ -5,7 +5,7 @@ after over before; a lever that also changes the GPU is compared in dollars.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cordee.errors import CatalogueError, LayoutError
@@ -29,7 +29,7 @@ from cordee.plan.serving.offload import (
 from cordee.plan.serving.parallel import phase_costs, split_phases
 from cordee.plan.serving.price import DAY_S
 from cordee.plan.serving.quantise import find_crossovers
-from cordee.plan.serving.request import ServingRequest
+from cordee.plan.serving.request import ServingRequest, Traffic
 from cordee.plan.serving.reuse import BlockReuse, block_reuse
 from cordee.plan.serving.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
 from cordee.plan.serving.speculation import Speculation
@@ -61,7 +61,9 @@ def levers(candidate: ServingCandidate) -> tuple[Lever, ...]:
     reuse = None
     if traced:
         reuse = block_reuse(((each.arrival_s, each.blocks) for each in traced), traced[0].block_tokens)
-    return (*_levers(base, reuse), *_hours(candidate)) if base.performance is not None else ()
+    return (
+        (*_levers(base, reuse, candidate.request.traffic), *_hours(candidate)) if base.performance is not None else ()
+    )
 
 
 def _loaded(request: ServingRequest, like: ServingCandidate) -> ServingCandidate:
@@ -70,14 +72,14 @@ def _loaded(request: ServingRequest, like: ServingCandidate) -> ServingCandidate
     return judge(replace(request, traffic=traffic), like.case.layout, like.case.weights, like.case.kv)
 
 
-def _levers(base: ServingCandidate, reuse: BlockReuse | None) -> Iterator[Lever]:
+def _levers(base: ServingCandidate, reuse: BlockReuse | None, traffic: Traffic) -> Iterator[Lever]:
     request, case = base.request, base.case
     assert base.performance is not None, "under load"
     at_once = round(base.performance.sequences)
     knee = serving_curve(base).knee
     turns = "more always bring more than half" if knee is None else f"from {knee.sequences} on, one more brings half"
     yield _lever(base, "batch", f"{at_once} at once, not 1", base, of=steady(base, 1), turns=turns)
-    yield _dynamic(base)
+    yield _dynamic(base, [each.output_tokens for each in traffic.requests])
     hits = CACHED_FRACTION if reuse is None else min(0.99, reuse.hit_fraction(base.memory.kv_tokens))
     cached = _loaded(replace(request, traffic=replace(request.traffic, cached_fraction=hits)), base)
     turns = (
@@ -121,11 +123,10 @@ def _lever(
     return Lever(name, change, mine / its, usd, turns)
 
 
-def _dynamic(base: ServingCandidate) -> Lever:
+def _dynamic(base: ServingCandidate, lengths: Sequence[int]) -> Lever:
     """Return the lever of continuous batching against batches that wait for their longest answer."""
     assert base.performance is not None, "under load"
     at_once = max(1, round(base.performance.sequences))
-    lengths = [each.output_tokens for each in base.request.traffic.requests]
     use = static_use(at_once, lengths)
     source = "by the trace's answers" if lengths else "if answers are exponential"
     turns = f"a static batch uses {use:.0%} of its places, {source}; no gain where all are equally long"
