@@ -302,13 +302,15 @@ def _levers(out: Console, levers: Sequence[Lever]) -> None:
     table.add_column("change", no_wrap=True)
     table.add_column("tok/s", justify="right", no_wrap=True)
     table.add_column("$", justify="right", no_wrap=True)
+    table.add_column("$/M", justify="right", no_wrap=True)
     table.add_column("where it turns", overflow="fold")
     for each in levers:
         factor = "" if each.factor is None else f"{each.factor:.2f}x"
         style = "" if each.factor is None else "green" if each.factor > 1.02 else "red" if each.factor < 0.98 else ""
         table.add_row(
             f"  {each.name}", each.change, Text(factor, style),
-            "" if each.usd_factor is None else f"{each.usd_factor:.2f}x", Text(each.turns, "dim"),
+            "" if each.usd_factor is None else f"{each.usd_factor:.2f}x",
+            "" if each.usd_per_mtok is None else format_digits_usd(each.usd_per_mtok), Text(each.turns, "dim"),
         )  # fmt: skip
     out.print(table)
 

@@ -200,6 +200,10 @@ def test_each_lever_has_its_effect_and_its_turn() -> None:
         assert each.turns
         if each.usd_factor is not None and each.factor is not None and each.name != "GPU":
             assert each.factor * each.usd_factor == pytest.approx(1, rel=1e-3)
+    by_name = {each.name: each for each in answer.levers}
+    batch, speculation = by_name["batch"].usd_per_mtok, by_name["speculation"]
+    assert batch is not None and speculation.usd_factor is not None
+    assert speculation.usd_per_mtok == pytest.approx(batch * speculation.usd_factor)
 
 
 def test_a_trace_with_prefixes_sets_the_cache_and_the_levels_of_offload() -> None:

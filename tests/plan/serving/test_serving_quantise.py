@@ -39,6 +39,13 @@ def test_weight_only_int4_wins_at_small_batch_and_loses_from_256_on_h200() -> No
     assert "2.32 times as fast up to batch 16, 0.70 from 256" in str(found)
 
 
+def test_a_format_that_was_not_measured_is_taken_from_the_same_chip() -> None:
+    assert only("H100", "int4").where.startswith("H200")
+    assert only("A100-40", "int8").where.startswith("A100-80")
+    assert find_crossovers(TABLES, "A100-40") == ()
+    assert find_crossovers(TABLES, "MI300X", "fp8") == ()
+
+
 def test_on_a100_it_loses_little_and_late() -> None:
     found = only("A100-80", "int4")
     assert found.winning[0].low == 1

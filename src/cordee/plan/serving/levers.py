@@ -5,7 +5,7 @@ after over before; a lever that also changes the GPU is compared in dollars.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cordee.errors import CatalogueError, LayoutError
@@ -45,13 +45,17 @@ GPUS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """One change: tokens a second of a GPU after over before, dollars after over before, and where it turns."""
+    """One change: tokens a second of a GPU after over before, dollars after over before, and where it turns.
+
+    `usd_per_mtok` are the dollars of a million tokens after it; None without a price.
+    """
 
     name: str
     change: str
     factor: float | None
     usd_factor: float | None
     turns: str
+    usd_per_mtok: float | None = None
 
 
 def levers(candidate: ServingCandidate) -> tuple[Lever, ...]:
@@ -61,9 +65,19 @@ def levers(candidate: ServingCandidate) -> tuple[Lever, ...]:
     reuse = None
     if traced:
         reuse = block_reuse(((each.arrival_s, each.blocks) for each in traced), traced[0].block_tokens)
-    return (
-        (*_levers(base, reuse, candidate.request.traffic), *_hours(candidate)) if base.performance is not None else ()
-    )
+    if base.performance is None:
+        return ()
+    found = _levers(base, reuse, candidate.request.traffic)
+    return (*_priced(found, base.usd_per_mtok), *_priced(_hours(candidate), candidate.usd_per_mtok))
+
+
+def _priced(found: Iterable[Lever], usd_per_mtok: float | None) -> Iterator[Lever]:
+    """Yield levers with their dollars, where they do not have them yet: the price before them times their factor."""
+    for each in found:
+        if each.usd_per_mtok is not None or each.usd_factor is None or usd_per_mtok is None:
+            yield each
+        else:
+            yield replace(each, usd_per_mtok=usd_per_mtok * each.usd_factor)
 
 
 def _loaded(request: ServingRequest, like: ServingCandidate) -> ServingCandidate:
@@ -120,7 +134,7 @@ def _lever(
     usd = None
     if found.usd_per_mtok is not None and before.usd_per_mtok is not None:
         usd = found.usd_per_mtok / before.usd_per_mtok
-    return Lever(name, change, mine / its, usd, turns)
+    return Lever(name, change, mine / its, usd, turns, found.usd_per_mtok)
 
 
 def _dynamic(base: ServingCandidate, lengths: Sequence[int]) -> Lever:
@@ -130,7 +144,7 @@ def _dynamic(base: ServingCandidate, lengths: Sequence[int]) -> Lever:
     use = static_use(at_once, lengths)
     source = "by the trace's answers" if lengths else "if answers are exponential"
     turns = f"a static batch uses {use:.0%} of its places, {source}; no gain where all are equally long"
-    return Lever("dynamic batching", f"continuous, {at_once} at once", 1 / use, use, turns)
+    return Lever("dynamic batching", f"continuous, {at_once} at once", 1 / use, use, turns, base.usd_per_mtok)
 
 
 def _format_turn(base: ServingCandidate, weights: Format) -> str:

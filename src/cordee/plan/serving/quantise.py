@@ -15,6 +15,7 @@ from cordee.plan.serving.formats import WEIGHTS
 
 EVEN = 0.05
 """A difference of 5 % is none: tables of two versions of an engine differ by as much."""
+SAME_CHIP = (("A100-40", "A100-80"), ("H100", "H800", "H200"))
 MEMORY_BATCH, COMPUTE_BATCH = 16, 256
 """A decode step of a few sequences waits for memory on each GPU of the catalogue, one of 256 and more for its units."""
 
@@ -120,8 +121,14 @@ def measured_crossover(speedups: Speedups) -> FormatCrossover:
 def find_crossovers(
     tables: Iterable[Speedups], gpu: str, format_name: str | None = None
 ) -> tuple[FormatCrossover, ...]:
-    """Return the measured crossovers of a GPU, of one format or of all, a row for each engine and version."""
-    return tuple(measured_crossover(row) for row in tables if row.gpu == gpu and format_name in (None, row.format))
+    """Return the measured crossovers of a GPU, of one format or of all, a row for each engine and version.
+
+    A format that was not measured on this GPU is taken from others with its chip, which the rows name.
+    """
+    rows = [row for row in tables if format_name in (None, row.format)]
+    chip = next((names for names in SAME_CHIP if gpu in names), (gpu,))
+    found = [row for row in rows if row.gpu == gpu] or [row for row in rows if row.gpu in chip and format_name]
+    return tuple(map(measured_crossover, found))
 
 
 def step_crossover(
