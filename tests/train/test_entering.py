@@ -59,6 +59,7 @@ def test_a_resume_says_when_the_checkpoints_learning_rate_wins(tmp_path: Path, c
 
 SCRIPT = """
 import os, signal, sys, cordee
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
 with cordee.job({"n": 0}, to=sys.argv[1], every=2, grace="10s") as job:
     for step in job.steps(1000):
         if step == 5:
