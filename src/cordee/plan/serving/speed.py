@@ -4,8 +4,10 @@ All tokens of a step pass the products together; attention is counted apart for 
 with the sampler and the host's own work. Nothing here queues: see `batching.py`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
 
 from cordee.plan.serving.attention import (
@@ -19,6 +21,7 @@ from cordee.plan.serving.formats import WEIGHTS, Format
 from cordee.plan.serving.grouped import Grouped, grouped_s
 from cordee.plan.serving.products import product_s
 from cordee.plan.serving.traffic import handover_s, scatter_s, sum_s
+from cordee.workload.layers import LayerKind
 
 # 16-bit words that a layer reads and writes for each token beside its products: two norms with their residuals (each
 # reads two and writes two), the rotation of queries and keys, the activation of the MLP.
@@ -72,37 +75,73 @@ class Speed:
             return 0.0
         here, sampled_here = ceil(tokens / groups), ceil((len(prefill) + answers) / groups)
         seconds = self._token_s(_padded(here), _padded(sampled_here))
-        seconds += self.case.shape.layers * self._attention_s(prefill, sequences, context_tokens)
+        seconds += self._attention_s(prefill, sequences, context_tokens, each)
         if layout.pp > 1:
             seconds += (layout.pp - 1) * handover_s(gpu, 2.0 * here * self.case.shape.hidden, layout.gpus)
         return seconds
 
-    def _attention_s(self, prefill: Sequence[tuple[int, int]], sequences: int, context_tokens: float) -> float:
-        """Return one layer's seconds; data-parallel ranks and stages each have their part of the sequences."""
-        case, groups = self.case, self.case.layout.dp * self.case.layout.pp
-        prompts = prefill_attention(case.shape, case.layout.tp)
-        seconds = sum(prefill_attention_s(case.gpu, prompts, case.kv, new, past) for new, past in prefill) / groups
-        answers = decode_attention(case.shape, case.layout.tp)
+    def _attention_s(
+        self, prefill: Sequence[tuple[int, int]], sequences: int, context_tokens: float, each: int
+    ) -> float:
+        """Return the seconds in all layers; data-parallel ranks and stages each have their part of the sequences."""
+        case, tp, groups = self.case, self.case.layout.tp, self.case.layout.dp * self.case.layout.pp
         per_group = ceil(sequences / groups)
         context = context_tokens * per_group / sequences if sequences else 0.0
-        return seconds + decode_attention_s(case.gpu, answers, case.kv, per_group, context)
+        # Of a few prompts not every group has one, but the others wait for those that do.
+        chunks = prefill if groups == 1 else [(ceil(new / min(groups, new)), past) for new, past in prefill]
+        seconds = 0.0
+        for kind, layers in self.mixers:
+            if kind == "recurrent":
+                seconds += layers * self._recurrent_s(per_group)
+                continue
+            seconds += layers * prefill_attention_s(case.gpu, prefill_attention(case.shape, tp, kind), case.kv, chunks)
+            answers = decode_attention(case.shape, tp, kind)
+            seconds += layers * decode_attention_s(case.gpu, answers, case.kv, per_group, context, each=each)
+        return seconds
+
+    @cached_property
+    def mixers(self) -> tuple[tuple[LayerKind, int], ...]:
+        """How many layers mix tokens in each way."""
+        kinds = Counter(self.case.shape.kind(layer) for layer in range(self.case.shape.layers))
+        return tuple((kind, count) for kind, count in kinds.items() if kind not in ("mlp", "experts"))
+
+    def _recurrent_s(self, sequences: int) -> float:
+        """Return one recurrent layer's seconds: its states are read and written."""
+        mixed, gpu = self.case.shape.mixed, self.case.gpu
+        if mixed is None or mixed.recurrent is None or not sequences:
+            return 0.0
+        moved = 2 * sequences * mixed.recurrent.state_bytes() / self.case.layout.tp
+        return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction) + gpu.efficiency.launch_s
 
     def _token_s(self, tokens: int, sampled: int) -> float:
         """Return the seconds of all that does not look at the context, for the tokens of one rank."""
         key = (tokens, sampled)
         if key not in self._products:
             shape = self.case.shape
-            dense = shape.layers - shape.expert_layers
-            seconds = shape.layers * self._common_s(tokens) + dense * self._mlp_s(tokens, shape.ffn)
+            mixing = sum(layers for _, layers in self.mixers)
+            alone = shape.mixed is not None and shape.mixed.blocks_alone
+            dense = shape.layers - shape.expert_layers - (mixing if alone else 0)
+            seconds = mixing * self._common_s(tokens) + dense * self._mlp_s(tokens, shape.ffn)
             if shape.expert_layers:
                 seconds += shape.expert_layers * self._experts_s(tokens)
             self._products[key] = seconds + self._head_s(sampled)
         return self._products[key]
 
+    @property
+    def mixer_weights(self) -> Format:
+        """The format of attention's projections."""
+        weights = self.case.weights
+        return WEIGHTS["bf16"] if weights.experts_only or weights.keeps_mixers else weights
+
+    @property
+    def dense_weights(self) -> Format:
+        """The format of feed-forward blocks that every token passes."""
+        return WEIGHTS["bf16"] if self.case.weights.experts_only else self.case.weights
+
     def _common_s(self, tokens: int) -> float:
         """Return one layer's projections of attention, norms, and the sum over tensor-parallel ranks."""
         case, shape, tp = self.case, self.case.shape, self.case.layout.tp
-        seconds = sum(product_s(case.gpu, case.weights, tokens, n, k) for n, k in self._projections())
+        seconds = sum(product_s(case.gpu, self.mixer_weights, tokens, n, k) for n, k in self._projections())
         words = NORM_WORDS * shape.hidden + 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim / tp
         seconds += 2 * words * tokens / (case.gpu.memory_bytes_per_s * case.gpu.efficiency.memory_fraction)
         seconds += SMALL_KERNELS * case.gpu.efficiency.launch_s
@@ -130,8 +169,8 @@ class Speed:
         case, hidden = self.case, self.case.shape.hidden
         width = ceil(ffn / case.layout.tp)
         up = 2 if case.shape.gated else 1
-        seconds = product_s(case.gpu, case.weights, tokens, up * width, hidden)
-        seconds += product_s(case.gpu, case.weights, tokens, hidden, width)
+        seconds = product_s(case.gpu, self.dense_weights, tokens, up * width, hidden)
+        seconds += product_s(case.gpu, self.dense_weights, tokens, hidden, width)
         seconds += 2 * (up + 1) * width * tokens / (case.gpu.memory_bytes_per_s * case.gpu.efficiency.memory_fraction)
         seconds += case.gpu.efficiency.launch_s
         return seconds + sum_s(case.gpu, 2.0 * tokens * hidden, case.layout.tp)
