@@ -1,10 +1,26 @@
 """Seconds of the products of routed experts on one GPU: each touched expert's weights are read once a step."""
 
 from dataclasses import dataclass
+from math import log, sqrt
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.serving.formats import Format
 from cordee.plan.serving.products import MEASURED_AS, computed_in, peak_flop_per_s
+
+EXPERT_SPREAD = 0.7
+"""Standard deviation of an expert's tokens over the mean: routing dumps of four tasks (deepseek-ai/ESFT, 64 experts, 26
+layers) have a fullest GPU of 1.45, 1.83 and 2.6 times the mean with 8, 16 and 32 GPUs, which this gives to 15 %."""
+
+
+def expected_imbalance(routed: int, ranks: int) -> float:
+    """Return the fullest GPU's tokens over the mean: the maximum of `ranks` normal sums of routed / ranks experts.
+
+    >>> [round(expected_imbalance(64, ranks), 2) for ranks in (1, 8, 16, 32)]
+    [1.0, 1.5, 1.82, 2.3]
+    """
+    if ranks <= 1:
+        return 1.0
+    return 1 + EXPERT_SPREAD * sqrt(2 * log(ranks) * ranks / routed)
 
 
 @dataclass(frozen=True, slots=True)

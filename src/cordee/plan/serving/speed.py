@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapreplace
 from math import ceil
 
 from cordee.plan.serving.attention import (
@@ -18,7 +19,7 @@ from cordee.plan.serving.attention import (
 )
 from cordee.plan.serving.case import ServingCase
 from cordee.plan.serving.formats import WEIGHTS, Format
-from cordee.plan.serving.grouped import Grouped, grouped_s
+from cordee.plan.serving.grouped import Grouped, expected_imbalance, grouped_s
 from cordee.plan.serving.products import product_s
 from cordee.plan.serving.traffic import handover_s, scatter_s, sum_s
 from cordee.workload.layers import LayerKind
@@ -36,12 +37,12 @@ class Speed:
     """Step times of one replica.
 
     Attributes:
-        imbalance: tokens of the fullest expert-parallel GPU over the mean.
+        imbalance: tokens of the fullest expert-parallel GPU over the mean; None: as routing without a balancer has it.
     """
 
     case: ServingCase
-    imbalance: float = 1.0
-    _products: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False, hash=False)
+    imbalance: float | None = None
+    _products: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False, hash=False)
 
     def prefill_s(self, tokens: int, past: int = 0) -> float:
         """Return the seconds of one step with nothing but `tokens` of a prompt, `past` of which are in the cache."""
@@ -68,14 +69,17 @@ class Speed:
             each: tokens that pass the model for each answer: 1, or a speculated draft and one more.
         """
         layout, gpu = self.case.layout, self.case.gpu
-        groups = layout.dp * layout.pp
         answers = sequences * each
         tokens = sum(new for new, _ in prefill) + answers
         if tokens <= 0:
             return 0.0
-        here, sampled_here = ceil(tokens / groups), ceil((len(prefill) + answers) / groups)
-        seconds = self._token_s(_padded(here), _padded(sampled_here))
-        seconds += self._attention_s(prefill, sequences, context_tokens, each)
+        # All ranks wait for the one with most tokens of prompts.
+        slowest = _fullest(prefill, layout.dp)
+        new = sum(tokens for tokens, _ in slowest)
+        here = ceil((new + ceil(answers / layout.dp)) / layout.pp)
+        sampled = ceil((len(slowest) + ceil(answers / layout.dp)) / layout.pp)
+        seconds = self._token_s(_padded(here), _padded(ceil(tokens / layout.pp)), _padded(sampled))
+        seconds += self._attention_s(slowest, sequences, context_tokens, each)
         if layout.pp > 1:
             seconds += (layout.pp - 1) * handover_s(gpu, 2.0 * here * self.case.shape.hidden, layout.gpus)
         return seconds
@@ -87,8 +91,7 @@ class Speed:
         case, tp, groups = self.case, self.case.layout.tp, self.case.layout.dp * self.case.layout.pp
         per_group = ceil(sequences / groups)
         context = context_tokens * per_group / sequences if sequences else 0.0
-        # Of a few prompts not every group has one, but the others wait for those that do.
-        chunks = prefill if groups == 1 else [(ceil(new / min(groups, new)), past) for new, past in prefill]
+        chunks = [(new / case.layout.pp, past) for new, past in prefill]
         seconds = 0.0
         for kind, layers in self.mixers:
             if kind == "recurrent":
@@ -113,9 +116,9 @@ class Speed:
         moved = 2 * sequences * mixed.recurrent.state_bytes() / self.case.layout.tp
         return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction) + gpu.efficiency.launch_s
 
-    def _token_s(self, tokens: int, sampled: int) -> float:
-        """Return the seconds of all that does not look at the context, for the tokens of one rank."""
-        key = (tokens, sampled)
+    def _token_s(self, tokens: int, everywhere: int, sampled: int) -> float:
+        """Return the seconds of all that does not look at the context, for one rank's tokens among those of all."""
+        key = (tokens, everywhere, sampled)
         if key not in self._products:
             shape = self.case.shape
             mixing = sum(layers for _, layers in self.mixers)
@@ -123,7 +126,7 @@ class Speed:
             dense = shape.layers - shape.expert_layers - (mixing if alone else 0)
             seconds = mixing * self._common_s(tokens) + dense * self._mlp_s(tokens, shape.ffn)
             if shape.expert_layers:
-                seconds += shape.expert_layers * self._experts_s(tokens)
+                seconds += shape.expert_layers * self._experts_s(tokens, everywhere)
             self._products[key] = seconds + self._head_s(sampled)
         return self._products[key]
 
@@ -175,7 +178,7 @@ class Speed:
         seconds += case.gpu.efficiency.launch_s
         return seconds + sum_s(case.gpu, 2.0 * tokens * hidden, case.layout.tp)
 
-    def _experts_s(self, tokens: int) -> float:
+    def _experts_s(self, tokens: int, everywhere: int) -> float:
         """Return one layer of experts: routing, tokens on their way, grouped products, shared experts."""
         case, shape, layout = self.case, self.case.shape, self.case.layout
         moe = shape.experts
@@ -185,11 +188,12 @@ class Speed:
         group = Grouped(
             moe.routed / spread, moe.routed, moe.per_token, shape.hidden, moe.ffn * spread / ranks, shape.gated
         )
-        seconds = grouped_s(case.gpu, case.weights, group, tokens * layout.dp, imbalance=self.imbalance)
+        imbalance = expected_imbalance(moe.routed, spread) if self.imbalance is None else self.imbalance
+        seconds = grouped_s(case.gpu, case.weights, group, everywhere, imbalance=imbalance)
         seconds += product_s(case.gpu, WEIGHTS["bf16"], tokens, moe.routed, shape.hidden)
         seconds += 2 * case.gpu.efficiency.launch_s
         if layout.dp > 1:
-            sent = tokens * min(moe.per_token, ranks) * shape.hidden
+            sent = everywhere / layout.dp * min(moe.per_token, ranks) * shape.hidden
             seconds += scatter_s(case.gpu, 1.0 * sent, ranks) + scatter_s(case.gpu, 2.0 * sent, ranks)
         elif not moe.shared_ffn:
             seconds += sum_s(case.gpu, 2.0 * tokens * shape.hidden, layout.tp)
@@ -201,6 +205,21 @@ class Speed:
         head: Format = WEIGHTS["bf16"] if case.weights.keeps_head else case.weights
         seconds = product_s(case.gpu, head, sampled, ceil(shape.vocab / tp), shape.hidden)
         return seconds + 3 * 4.0 * sampled * shape.vocab / case.gpu.memory_bytes_per_s + host_s(case, sampled)
+
+
+def _fullest(prefill: Sequence[tuple[int, int]], ranks: int) -> Sequence[tuple[int, int]]:
+    """Return the chunks of the rank with most tokens, if each goes whole to the rank with least, the longest first.
+
+    >>> _fullest([(5, 0), (4, 0), (3, 0)], 2)
+    [(4, 0), (3, 0)]
+    """
+    if ranks == 1 or not prefill:
+        return prefill
+    loads: list[tuple[int, int, list[tuple[int, int]]]] = [(0, rank, []) for rank in range(ranks)]
+    for chunk in sorted(prefill, reverse=True):
+        tokens, rank, chunks = loads[0]
+        heapreplace(loads, (tokens + chunk[0], rank, [*chunks, chunk]))
+    return max(loads)[2]
 
 
 def _padded(tokens: int) -> int:
