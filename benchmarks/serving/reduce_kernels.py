@@ -3,8 +3,9 @@
 `reduce_kernels.py FOLDER`, where FOLDER is `systems/data` of the unpacked wheel. It needs pandas and pyarrow, which
 Cordee does not: run it in an environment of its own with PYTHONPATH=src.
 
-At each point of a grid the fastest engine's median is taken, as a percentage of the nameplate roofline of
-`plan/serving`. Weight-only int4 that the wheel lacks is bf16 times the quoted speed-ups of speedups.toml.
+At each point of a grid the fastest engine's median is taken (for experts the median of tuned engines), as a percentage
+of the nameplate roofline of `plan/serving`. Weight-only int4 that the wheel lacks is bf16 times the quoted speed-ups of
+speedups.toml.
 """
 
 import sys
@@ -53,9 +54,11 @@ PROMPTS = (16, 64, 256, 1024, 4096, 16384)
 GROUPS = (1, 8)
 ROWS = (1, 8, 32, 128, 512, 2048, 8192)
 CONTEXTS = (128, 512, 2048, 8192, 32768, 131072)
-PAIRS = (1 / 64, 1 / 16, 1 / 4, 1, 4, 16, 64, 256, 1024, 4096)
+PAIRS = (1 / 64, 1 / 8, 1, 4, 16, 64, 256, 2048)
 EXPERTS = (1, 4, 16, 64, 256)
-EXPERT_WEIGHTS = (2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
+EXPERT_WEIGHTS = (2**18, 2**21, 2**23, 2**25, 2**27)
+SPREADS = (1, 8)
+FALLBACK = 0.45  # an engine slower than this part of the fastest, by the median of common points, ran without tuning
 BYTES = (256, 4096, 16384, 65536, 2**18, 2**20, 2**22, 2**24, 2**26, 2**28)
 
 
@@ -71,24 +74,30 @@ def tables(folder: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
         yield engine, table.assign(latency=table.latency / 1e3)
 
 
-def fill(points: pd.DataFrame, axes: Sequence[Sequence[float]]) -> Grid:
+def fill(points: pd.DataFrame, axes: Sequence[Sequence[float]], *, radius: float = 0.5) -> Grid:
     """Return the grid of `percent` at (a, b, c), each the median of the nearest measured points in logarithms."""
-    names = ["a", "b", "c"][: len(axes)]
+    names = ["a", "b", "c", "d"][: len(axes)]
     logs = np.log2(points[names].to_numpy(dtype=float).clip(min=1e-3))
     percent = np.log(points.percent.to_numpy())
     mesh = np.array(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), -1).T
     values = []
     for at in np.log2(mesh):
         distance = np.abs(logs - at).sum(axis=1)
-        near = distance <= max(distance.min() + 0.01, 0.5)
+        near = distance <= max(distance.min() + radius - 0.49, radius)
         values.append(float(np.exp(np.median(percent[near]))))
     return Grid(tuple(tuple(map(float, axis)) for axis in axes), tuple(values))
 
 
-def best(found: list[pd.DataFrame], keys: list[str]) -> pd.DataFrame:
-    """Return the fastest engine's median at each point."""
+def best(found: list[pd.DataFrame], keys: list[str], *, of_engines: str = "max") -> pd.DataFrame:
+    """Return the fastest engine's median at each point, or the median of all that are tuned."""
     medians = [table.groupby(keys, as_index=False).percent.median() for table in found if len(table)]
-    return pd.concat(medians).groupby(keys, as_index=False).percent.max()
+    fastest = pd.concat(medians).groupby(keys, as_index=False).percent.max()
+    tuned = []
+    for table in medians:
+        both = table.merge(fastest, on=keys)
+        if (both.percent_x / both.percent_y).median() >= FALLBACK:
+            tuned.append(table)
+    return pd.concat(tuned).groupby(keys, as_index=False).percent.agg(of_engines)
 
 
 def products(gpu: Gpu, folder: Path) -> Iterator[tuple[str, str, Grid]]:
@@ -147,7 +156,6 @@ def decode(gpu: Gpu, folder: Path) -> Iterator[tuple[str, str, Grid]]:
         found = []
         for _, table in tables(folder, "generation_attention_perf"):
             rows = table[(table.kv_cache_dtype == raw) & (table.window_size == 0) & (table.step >= 63)]
-            rows = rows[rows.head_dim == 128]
             heads = rows.num_key_value_heads.where(rows.num_key_value_heads > 0, rows.num_heads)
             percent = [
                 100
@@ -157,11 +165,15 @@ def decode(gpu: Gpu, folder: Path) -> Iterator[tuple[str, str, Grid]]:
             ]
             found.append(
                 rows.assign(
-                    a=rows.num_heads / heads, b=heads * rows.batch_size, c=rows.step + 1, percent=np.array(percent)
+                    a=rows.num_heads / heads,
+                    b=heads * rows.batch_size,
+                    c=rows.step + 1,
+                    d=rows.head_dim,
+                    percent=np.array(percent),
                 )
             )
         if any(len(table) for table in found):
-            yield "decode", name, fill(best(found, ["a", "b", "c"]), (GROUPS, ROWS, CONTEXTS))
+            yield "decode", name, fill(best(found, ["a", "b", "c", "d"]), (GROUPS, ROWS, CONTEXTS, DIMS))
 
 
 def latent(gpu: Gpu, folder: Path) -> Iterator[tuple[str, str, Grid]]:
@@ -222,13 +234,18 @@ def experts(gpu: Gpu, folder: Path) -> Iterator[tuple[str, str, Grid]]:
                 a=rows.num_tokens * rows.topk / rows.num_experts,
                 b=rows.num_experts / rows.moe_ep_size,
                 c=np.array(weights),
+                d=rows.moe_ep_size,
                 percent=np.array(percent),
             )
             if len(rows):
                 by_name.setdefault(name, []).append(rows)
     for name, found in by_name.items():
-        keys = ["a", "b", "c", "hidden_size", "topk"]
-        yield "experts", name, fill(best(found, keys), (PAIRS, EXPERTS, EXPERT_WEIGHTS))
+        keys = ["a", "b", "c", "d", "hidden_size", "topk"]
+        yield (
+            "experts",
+            name,
+            fill(best(found, keys, of_engines="median"), (PAIRS, EXPERTS, EXPERT_WEIGHTS, SPREADS), radius=1.0),
+        )
 
 
 def sums(folder: Path) -> Iterator[tuple[str, str, Grid]]:

@@ -122,5 +122,7 @@ def decode_attention_s(
     grid = gpu.kernels.find("latent_decode" if attention.latent else "decode", kv.name, "bf16")
     if grid is None:
         return max(ideal, computed) / gpu.efficiency.memory_fraction + gpu.efficiency.launch_s
-    group = attention.heads if attention.latent else attention.heads / attention.kv_heads
-    return max(ideal, computed) * 100 / grid.at(group, sequences * attention.kv_heads, length)
+    if attention.latent:
+        return max(ideal, computed) * 100 / grid.at(attention.heads, sequences, length)
+    group, rows = attention.heads / attention.kv_heads, sequences * attention.kv_heads
+    return max(ideal, computed) * 100 / grid.at(group, rows, length, attention.key_dim)

@@ -50,6 +50,12 @@ class Limits:
     prefix_caching: bool = False
     reserves_output: bool = False
 
+    def holds(self, input_tokens: int, output_tokens: int) -> bool:
+        """Return whether a request of this length has room in an empty replica."""
+        if not self.chunked_prefill and input_tokens > self.max_batched_tokens:
+            return False
+        return input_tokens + output_tokens + (self.block_tokens - 1) / 2 <= self.kv_tokens
+
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
@@ -146,11 +152,7 @@ class _Replica:
     def _receive(self) -> None:
         while self.arrivals and self.arrivals[0].request.arrival_s <= self.now_s:
             each = self.arrivals.popleft()
-            longest = each.request.input_tokens + each.request.output_tokens + self.pool.waste
-            fits = longest <= self.limits.kv_tokens
-            if not self.limits.chunked_prefill and not self.prefilled:
-                fits = fits and each.prompt <= self.limits.max_batched_tokens
-            if fits:
+            if self.limits.holds(each.request.input_tokens, each.request.output_tokens):
                 self.waiting.append(each)
             else:
                 self.tally.refused += 1

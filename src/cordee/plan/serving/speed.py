@@ -145,7 +145,8 @@ class Speed:
         """Return one layer's projections of attention, norms, and the sum over tensor-parallel ranks."""
         case, shape, tp = self.case, self.case.shape, self.case.layout.tp
         seconds = sum(product_s(case.gpu, self.mixer_weights, tokens, n, k) for n, k in self._projections())
-        words = NORM_WORDS * shape.hidden + 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim / tp
+        rotated = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim / tp
+        words = NORM_WORDS * shape.hidden + rotated * (2 if shape.qk_norm else 1)
         seconds += 2 * words * tokens / (case.gpu.memory_bytes_per_s * case.gpu.efficiency.memory_fraction)
         seconds += SMALL_KERNELS * case.gpu.efficiency.launch_s
         return seconds + sum_s(case.gpu, 2.0 * tokens * shape.hidden, tp)

@@ -1,0 +1,176 @@
+"""Step times against rooflines by hand, and what must hold for every table."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cordee.hardware.kernels import Grid, Kernels
+from cordee.hardware.load import load_catalogue
+from cordee.plan.serving.attention import (
+    decode_attention,
+    decode_roofline_s,
+    prefill_attention,
+    prefill_roofline_s,
+    seen_pairs,
+)
+from cordee.plan.serving.case import ServingCase, ServingLayout
+from cordee.plan.serving.engine import find_engine
+from cordee.plan.serving.formats import KV, WEIGHTS
+from cordee.plan.serving.grouped import Grouped, expected_imbalance, grouped_roofline_s, grouped_s
+from cordee.plan.serving.products import product_s, roofline_s
+from cordee.plan.serving.speculation import Speculation
+from cordee.plan.serving.speed import Speed
+from cordee.plan.serving.throughput import saturated
+from cordee.plan.serving.traffic import sum_s
+from cordee.workload.load import load_shape
+
+CATALOGUE = load_catalogue()
+H100 = CATALOGUE.find_gpu("H100")
+BARE = replace(H100, kernels=Kernels())
+
+
+def case(model: str = "llama-3-8b", gpu: str = "H100", weights: str = "bf16", **layout: int) -> ServingCase:
+    return ServingCase(
+        shape=load_shape(model),
+        gpu=CATALOGUE.find_gpu(gpu),
+        layout=ServingLayout(**layout),
+        weights=WEIGHTS[weights],
+        kv=KV["bf16"],
+        engine=find_engine("vllm"),
+        max_sequences=256,
+        max_batched_tokens=8192,
+        max_context_tokens=8192,
+        memory_fraction=0.9,
+    )
+
+
+def test_product_at_one_token_reads_the_weights_and_at_many_computes() -> None:
+    """8192 x 8192 in bf16: 134 MB over 3.35 TB/s, and 2 x 8192^3 FLOPs over 989.4 TFLOP/s."""
+    assert roofline_s(H100, WEIGHTS["bf16"], 1, 8192, 8192) == pytest.approx(40.07e-6, rel=1e-3)
+    assert roofline_s(H100, WEIGHTS["bf16"], 8192, 8192, 8192) == pytest.approx(1.1113e-3, rel=1e-3)
+
+
+def test_grid_scales_the_roofline() -> None:
+    half = replace(H100, kernels=Kernels("by hand", {("product", "bf16"): Grid(((1,), (1,), (1,)), (50.0,))}))
+    ideal = roofline_s(half, WEIGHTS["bf16"], 7, 4096, 4096)
+    assert product_s(half, WEIGHTS["bf16"], 7, 4096, 4096) == pytest.approx(2 * ideal)
+
+
+def test_measured_product_of_an_h100_is_what_the_table_says() -> None:
+    """vLLM 0.24.0 and others on H100: 8192 x 8192 x 8192 in bf16 reaches 60 to 85 % of 989.4 TFLOP/s."""
+    fraction = roofline_s(H100, WEIGHTS["bf16"], 8192, 8192, 8192) / product_s(H100, WEIGHTS["bf16"], 8192, 8192, 8192)
+    assert 0.6 < fraction < 0.9
+
+
+def test_gpus_without_own_tables_use_those_of_their_chip() -> None:
+    assert CATALOGUE.find_gpu("H800").kernels == H100.kernels
+    assert not CATALOGUE.find_gpu("MI300X").kernels.grids
+    assert product_s(CATALOGUE.find_gpu("MI300X"), WEIGHTS["bf16"], 64, 4096, 4096) > 0
+
+
+def test_weight_only_wins_at_small_batches_and_not_at_large_ones() -> None:
+    h200 = CATALOGUE.find_gpu("H200")
+
+    def speedup(m: int) -> float:
+        return product_s(h200, WEIGHTS["bf16"], m, 8192, 8192) / product_s(h200, WEIGHTS["int4"], m, 8192, 8192)
+
+    assert speedup(1) > 1.8
+    assert speedup(512) < 1.1
+
+
+def test_attention_by_hand() -> None:
+    """Llama 3 8B, 32 heads of 128: 4 x 32 x 128 FLOPs a pair; decode reads 4 KiB of KV a token."""
+    attention = prefill_attention(load_shape("llama-3-8b"), 1)
+    assert attention.pair_flop == 4 * 32 * 128
+    computed = 4 * 32 * 128 * 4096 * 4097 / 2 / 989.4e12
+    assert prefill_roofline_s(H100, attention, KV["bf16"], 4096, 0) == pytest.approx(computed)
+    read = (64 * 1000 * 2 * 8 * 128 * 2 + 64 * 4 * 32 * 128) / 3.35e12
+    answers = decode_attention(load_shape("llama-3-8b"), 1)
+    assert decode_roofline_s(H100, answers, KV["bf16"], 64, 64_000) == pytest.approx(read)
+
+
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(1, 200))
+def test_windowed_pairs_equal_a_count(new: int, past: int, window: int) -> None:
+    counted = sum(min(past + index + 1, window) for index in range(new))
+    assert seen_pairs(new, past, window) == counted
+
+
+def test_experts_touched_are_read_once() -> None:
+    """DeepSeek-V3's layer at one token: 8 of 256 experts of 44 MB in fp8, over 3.35 TB/s."""
+    group = Grouped(256, 256, 8, 7168, 2048)
+    expected = (8 * 3 * 7168 * 2048 + 4 * 8 * (7168 + 2048)) / 3.35e12
+    assert grouped_roofline_s(H100, WEIGHTS["fp8"], group, 1) == pytest.approx(expected, rel=1e-3)
+    even, uneven = (grouped_s(H100, WEIGHTS["fp8"], group, 4096, imbalance=each) for each in (1.0, 1.5))
+    assert uneven > even
+
+
+def test_imbalance_is_what_routing_dumps_showed() -> None:
+    """Fullest of 8, 16 and 32 GPUs with 64 experts: mean balance of four tasks .69, .545 and .39."""
+    for ranks, balance in ((8, 0.69), (16, 0.545), (32, 0.39)):
+        assert expected_imbalance(64, ranks) == pytest.approx(1 / balance, rel=0.15)
+
+
+def test_measured_all_reduce_moves_its_bytes_no_faster_than_the_switch() -> None:
+    """In-switch reduction sends each byte once: 256 MB over 450 GB/s."""
+    n_bytes = 2.0**28
+    assert sum_s(H100, n_bytes, 8) > n_bytes / 450e9
+    assert sum_s(H100, n_bytes, 8) < 3 * n_bytes / 450e9
+    assert sum_s(H100, n_bytes, 1) == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(["llama-3-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "gemma-3-12b"]),
+    st.sampled_from(["H100", "B200", "L40S", "MI300X"]),
+    st.integers(1, 400),
+    st.integers(100, 20_000),
+)
+def test_step_grows_with_context_and_never_beats_the_weights(
+    model: str, gpu: str, sequences: int, context: int
+) -> None:
+    speed = Speed(case(model, gpu))
+    now = speed.decode_s(sequences, sequences * context)
+    assert speed.decode_s(sequences, 4 * sequences * context) >= 0.99 * now
+    assert speed.step_s([(512, 0)], sequences, sequences * context) > now
+    assert speed.prefill_s(4096) > speed.prefill_s(1024)
+    dense_bytes = speed.case.shape.matmul_parameters * 2 if speed.case.shape.experts is None else 0
+    assert now > 0.99 * dense_bytes / speed.case.gpu.memory_bytes_per_s
+
+
+def test_tensor_parallel_answers_sooner_and_data_parallel_waits_for_the_longest_prompt() -> None:
+    assert Speed(case("llama-3-70b", tp=4)).decode_s(8, 8000) < Speed(case("llama-3-70b", tp=2)).decode_s(8, 8000)
+    spread = Speed(case("qwen3-30b-a3b", dp=4))
+    assert spread.step_s([(4096, 0)]) > spread.step_s([(1024, 0)] * 4)
+
+
+def test_pipeline_stages_share_a_round() -> None:
+    """A round of all micro-batches costs a pass of one with its part of the sequences."""
+    staged, alone = Speed(case("llama-3-70b", pp=4)), Speed(case("llama-3-70b"))
+    assert staged.decode_s(64, 64_000) == pytest.approx(alone.decode_s(16, 16_000), rel=0.05)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 256), st.integers(16, 4000), st.integers(16, 2000))
+def test_throughput_stays_below_the_roofline(sequences: int, prompt: int, answer: int) -> None:
+    speed = Speed(case())
+    found = saturated(speed, prompt, answer, sequences=sequences)
+    shape = speed.case.shape
+    flop = 2 * shape.matmul_parameters * (prompt + answer) / answer
+    assert 0 < found.output_tokens_per_s < H100.peak_flop_per_s("bf16") / flop
+    per_step = sequences * H100.memory_bytes_per_s / (2 * shape.matmul_parameters)
+    assert found.output_tokens_per_s < per_step
+    assert found.ttft_s > 0 and found.tpot_s > 0
+
+
+def test_speculation_pays_alone_and_less_in_a_crowd() -> None:
+    speed, draft = Speed(case("llama-3-70b", tp=4)), Speculation(4, 0.7)
+
+    def gain(sequences: int) -> float:
+        plain = saturated(speed, 500, 500, sequences=sequences)
+        guessed = saturated(speed, 500, 500, sequences=sequences, speculation=draft)
+        return guessed.output_tokens_per_s / plain.output_tokens_per_s
+
+    assert gain(1) > 1.8
+    assert gain(1) > gain(256)
