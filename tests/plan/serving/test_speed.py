@@ -146,9 +146,9 @@ def test_tensor_parallel_answers_sooner_and_data_parallel_waits_for_the_longest_
 
 
 def test_pipeline_stages_share_a_round() -> None:
-    """A round of all micro-batches costs a pass of one with its part of the sequences."""
+    """A round of all micro-batches costs a pass of one with its part of the sequences, and the waits for the head."""
     staged, alone = Speed(case("llama-3-70b", pp=4)), Speed(case("llama-3-70b"))
-    assert staged.decode_s(64, 64_000) == pytest.approx(alone.decode_s(16, 16_000), rel=0.05)
+    assert alone.decode_s(16, 16_000) < staged.decode_s(64, 64_000) < 1.15 * alone.decode_s(16, 16_000)
 
 
 @settings(max_examples=20, deadline=None)

@@ -81,7 +81,9 @@ class Speed:
         seconds = self._token_s(_padded(here), _padded(ceil(tokens / layout.pp)), _padded(sampled))
         seconds += self._attention_s(slowest, sequences, context_tokens, each)
         if layout.pp > 1:
-            seconds += (layout.pp - 1) * handover_s(gpu, 2.0 * here * self.case.shape.hidden, layout.gpus)
+            # The last stage has the head and the sampler beside its layers: the others wait for it each time.
+            sent_s = handover_s(gpu, 2.0 * here * self.case.shape.hidden, layout.gpus)
+            seconds += (layout.pp - 1) * (sent_s + self._head_s(_padded(sampled)))
         return seconds
 
     def _attention_s(
