@@ -1,6 +1,7 @@
 """The serving answer: ranked layouts, what they hold and cost, and the reasons against the others."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -184,7 +185,8 @@ def test_the_curve_grows_to_its_knee_and_beyond_it_brings_less_than_half() -> No
     curve = ask(request()).curve
     assert curve is not None and curve.knee is not None
     rates = [point.output_tokens_per_s for point in curve.points]
-    assert rates == sorted(rates)
+    # Measured kernels lose up to a few percent from one batch to the next, where tiles no longer fill the chip.
+    assert all(after > 0.98 * before for before, after in pairwise(rates))
     after = next(point for point in curve.points if point.sequences > curve.knee.sequences)
     assert after.added_fraction < 0.5 <= curve.knee.added_fraction
 
