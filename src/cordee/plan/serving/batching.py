@@ -232,7 +232,7 @@ class _Replica:
         if self.pool.caching and not self.prefilled:
             request = each.request
             own = request.blocks[len(each.shared) : request.input_tokens // request.block_tokens]
-            self.pool.share(own, request.block_tokens)
+            self.pool.publish(own, request.block_tokens)
             each.private -= len(own) * request.block_tokens
             each.shared += tuple(own)
         if not each.generated:

@@ -60,7 +60,7 @@ class Pool:
                 self._idle[block] = None
         self._shrink()
 
-    def share(self, blocks: Sequence[int], block_tokens: int) -> None:
+    def publish(self, blocks: Sequence[int], block_tokens: int) -> None:
         """Turn private tokens of a finished prompt into shared blocks, pinned for the request that made them."""
         self.shared_block_tokens = block_tokens
         self.private -= block_tokens * len(blocks)
