@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from serving import kv, paging
+from serving import kv, paging, speed
 
 
 def judge(path: Path) -> dict[str, Any]:
@@ -24,10 +24,14 @@ def judge(path: Path) -> dict[str, Any]:
         return {"kind": "kv", **kv.report(path)}
     if columns >= paging.COLUMNS:
         return {"kind": "paging", **paging.report(path)}
-    raise SystemExit(f"{path}: neither the columns of published_kv.csv nor those of a trace of requests")
+    if columns >= speed.COLUMNS:
+        return {"kind": "speed", **speed.report(path)}
+    raise SystemExit(
+        f"{path}: the columns are neither of published_kv.csv, nor of published_serving.csv, nor of requests"
+    )
 
 
-SHOW = {"kv": kv.show, "paging": paging.show}
+SHOW = {"kv": kv.show, "paging": paging.show, "speed": speed.show}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

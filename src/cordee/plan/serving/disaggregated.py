@@ -12,7 +12,7 @@ from cordee.workload.requests import Request
 
 @dataclass(frozen=True)
 class Replicas:
-    """So many equal replicas; requests go to them in turn."""
+    """Equal replicas; requests go to them in turn."""
 
     count: int
     speed: Steps

@@ -1,4 +1,4 @@
-"""What happened to each request of a trace, and its percentiles."""
+"""Times of the answered requests of a trace, and their percentiles."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

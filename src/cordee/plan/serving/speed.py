@@ -106,7 +106,7 @@ class Speed:
 
     @cached_property
     def mixers(self) -> tuple[tuple[LayerKind, int], ...]:
-        """How many layers mix tokens in each way."""
+        """Layers by the way in which they mix tokens, with their number."""
         kinds = Counter(self.case.shape.kind(layer) for layer in range(self.case.shape.layers))
         return tuple((kind, count) for kind, count in kinds.items() if kind not in ("mlp", "experts"))
 

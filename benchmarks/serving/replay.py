@@ -1,0 +1,61 @@
+"""Replay a trace of requests through one replica: `replay.py TRACE [--model llama-3-8b] [--gpu H100] [--limit N]`.
+
+It prints latencies, what the prefix cache found, the same with two replicas of which one has the prompts, the largest
+rate of like requests that keeps a promise, and the seconds that the replay took.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from cordee.hardware.load import load_catalogue
+from cordee.plan.serving.batching import Limits, serve
+from cordee.plan.serving.case import ServingCase, ServingLayout
+from cordee.plan.serving.disaggregated import Replicas, serve_apart, transfer_s
+from cordee.plan.serving.engine import find_engine
+from cordee.plan.serving.formats import KV, WEIGHTS
+from cordee.plan.serving.kv import kv_bytes
+from cordee.plan.serving.memory import memory
+from cordee.plan.serving.rates import Load, Promise, knee, largest_rate, rate_curve
+from cordee.plan.serving.speed import Speed
+from cordee.workload.load import load_shape
+from cordee.workload.request_files import load_requests
+
+
+def main() -> None:
+    """Print the replay."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--model", default="llama-3-8b")
+    parser.add_argument("--gpu", default="H100")
+    parser.add_argument("--limit", type=int)
+    options = parser.parse_args()
+    shape, gpu, engine = load_shape(options.model), load_catalogue().find_gpu(options.gpu), find_engine("vllm")
+    case = ServingCase(
+        shape, gpu, ServingLayout(), WEIGHTS["bf16"], KV["bf16"], engine, 256, 8192, shape.positions, 0.9
+    )
+    limits = Limits(256, 8192, memory(case).kv_tokens, engine.block_tokens, prefix_caching=True)
+    requests, speed = load_requests(options.trace, limit=options.limit), Speed(case)
+    began = time.perf_counter()
+    served = serve(requests, speed, limits)
+    print(f"{len(requests)} requests in {time.perf_counter() - began:.1f} s of this machine")
+    print(f"TTFT {served.ttft}\nTPOT {served.tpot}\ne2e {served.e2e}")
+    prompts = sum(each.input_tokens for each in requests)
+    print(f"refused {served.refused}, preemptions {served.preemptions}, cached {served.cached_tokens / prompts:.1%}")
+    pool = Replicas(1, speed, limits)
+    apart = serve_apart(requests, pool, pool, lambda tokens: transfer_s(gpu, kv_bytes(case, tokens), 1))
+    print(f"one replica for prompts and one for answers: TTFT {apart.ttft}\nTPOT {apart.tpot}")
+    load = Load([(each.input_tokens, each.output_tokens) for each in requests], requests=300)
+    points = rate_curve(speed, limits, load, [0.1 * 2**step for step in range(8)])
+    for point in points:
+        print(f"{point.requests_per_s:6.1f} requests/s: e2e {point.served.e2e}")
+    found = knee(points)
+    print("knee: " + (f"{found.requests_per_s:.1f} requests/s" if found else "none"))
+    print(f"largest rate with p99 of TTFT within 2 s: {largest_rate(speed, limits, load, Promise(ttft_s=2.0)):.2f}")
+
+
+if __name__ == "__main__":
+    main()
