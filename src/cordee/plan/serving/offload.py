@@ -144,7 +144,7 @@ class LevelPlan:
 
     @property
     def pays(self) -> bool:
-        """Whether it saves more than it costs."""
+        """Return whether it saves more than it costs."""
         return self.saved_usd_per_hour > self.usd_per_hour
 
     def __str__(self) -> str:

@@ -144,7 +144,7 @@ class PhaseSplit:
 
     @property
     def pays(self) -> bool:
-        """Whether two kinds of GPU cost less than one."""
+        """Return whether two kinds of GPU cost less than one."""
         return self.prefill.gpu != self.decode.gpu and self.split_usd < self.together_usd
 
     def __str__(self) -> str:

@@ -59,7 +59,7 @@ class SpeculationCurve:
 
     @property
     def always(self) -> bool:
-        """Whether drafts are faster at the largest batch that was tried, too."""
+        """Return whether drafts are faster at the largest batch that was tried, too."""
         return self.pays_up_to == self.points[-1].batch
 
     def __str__(self) -> str:
