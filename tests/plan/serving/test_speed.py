@@ -15,6 +15,7 @@ from cordee.plan.serving.attention import (
     prefill_roofline_s,
     seen_pairs,
 )
+from cordee.plan.serving.batching import Limits, serve
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
@@ -25,6 +26,7 @@ from cordee.plan.serving.speed import Speed
 from cordee.plan.serving.throughput import saturated
 from cordee.plan.serving.traffic import sum_s
 from cordee.workload.load import load_shape
+from cordee.workload.requests import Request
 
 CATALOGUE = load_catalogue()
 H100 = CATALOGUE.find_gpu("H100")
@@ -174,3 +176,13 @@ def test_speculation_pays_alone_and_less_in_a_crowd() -> None:
 
     assert gain(1) > 1.8
     assert gain(1) > gain(256)
+
+
+@pytest.mark.parametrize(("prompt", "answer", "places"), [(1000, 1000, 100), (2000, 100, 64)])
+def test_steady_state_is_what_a_long_queue_comes_to(prompt: int, answer: int, places: int) -> None:
+    speed = Speed(case())
+    steady = saturated(speed, prompt, answer, sequences=places)
+    queue = [Request(0.0, prompt, answer)] * (10 * places)
+    served = serve(queue, speed, Limits(places, 8192, 1e9))
+    assert served.output_tokens_per_s == pytest.approx(steady.output_tokens_per_s, rel=0.12)
+    assert served.tpot.mean == pytest.approx(steady.tpot_s, rel=0.12)
