@@ -20,7 +20,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.batching import Limits, serve
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
-from cordee.plan.serving.formats import KV, WEIGHTS
+from cordee.plan.serving.formats import KV, WEIGHTS, find_format
 from cordee.plan.serving.kv import kv_bytes_per_token
 from cordee.plan.serving.memory import memory
 from cordee.plan.serving.speed import Speed
@@ -151,8 +151,11 @@ def read(line: dict[str, str]) -> Row | str:
         return f"unknown {'model ' + line['model'] if shape is None else 'GPU ' + line['gpu']}"
     batch = re.search(r"batch=(\d+)", line["precision"])
     name = f"{line['model']} {line['gpu']} {line['parallelism']} {line['precision']} {line['isl']}/{line['osl']}"
-    case = read_case(line, shape, gpu)
-    value = float(line["value"]) * (case.layout.gpus if "per_gpu" in line["metric"] else 1)
+    try:
+        case = read_case(line, shape, gpu)
+    except CordeeError as error:
+        return str(error).splitlines()[0]
+    value = float(line["value"].replace(",", "")) * (case.layout.gpus if "per_gpu" in line["metric"] else 1)
     return Row(
         line["source"],
         name,
@@ -198,7 +201,7 @@ def read_case(line: dict[str, str], shape: ModelShape, gpu: Gpu) -> ServingCase:
     weights = {"fp4": "nvfp4", "fp8": "fp8", "fp16": "fp16", "bf16": "bf16"}.get(precision, precision)
     if shape.name.startswith("gpt-oss"):
         weights = "mxfp4"
-    form = WEIGHTS[weights]
+    form = find_format(WEIGHTS, weights)
     if shape.latent is not None:  # nvidia/DeepSeek-*-NVFP4 excludes attention; DeepSeek's own FP8 has blocks
         form = replace(form, keeps_mixers=True) if weights == "nvfp4" else WEIGHTS["fp8-block"]
     narrow = precision in ("fp4", "fp8") and vendor and not (weights == "mxfp4" and precision == "fp8")
@@ -298,7 +301,10 @@ def bound(line: dict[str, str]) -> list[tuple[str, float]]:
     shape, gpu = find_shape(line["model"]), find_gpu(line["gpu"])
     if shape is None or gpu is None or line["metric"] != "itl_mean":
         return []
-    case = read_case(line, shape, gpu)
+    try:
+        case = read_case(line, shape, gpu)
+    except CordeeError:
+        return []
     return [("itl_mean", Speed(case).decode_s(1, 500) / (float(line["value"]) / 1000))]
 
 
