@@ -3,7 +3,6 @@
 `plan/` itself reads no file. What a user writes (`64xH100`, a folder, a list of prices) becomes a `Request` here.
 """
 
-import json
 import os
 import re
 from pathlib import Path
@@ -28,7 +27,7 @@ from cordee.plan.wanted import layout_wanted
 from cordee.units import parse_duration_s, parse_rate_per_s, parse_token_count
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
-from cordee.workload.requests import Request as TracedRequest
+from cordee.workload.request_files import load_requests
 
 T = TypeVar("T", bound=str)
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
@@ -202,39 +201,13 @@ def _traffic(given: ServingGiven) -> Traffic:
     if rate is not None or given.get("concurrency") is not None:
         raise SpecError(f"{path} has its own arrivals", hint="leave out --rate and --concurrency beside --requests")
     found = load_requests(path)
+    if not found:
+        raise TraceError(f"{path} has no requests with an answer", hint="give a trace of at least one")
     return Traffic(
         input_tokens=max(1, round(sum(each.input_tokens for each in found) / len(found))),
         output_tokens=max(1, round(sum(each.output_tokens for each in found) / len(found))),
         requests=found,
     )
-
-
-def load_requests(path: Path) -> tuple[TracedRequest, ...]:
-    """Return the requests of a trace: JSON lines as Mooncake's, with milliseconds, lengths and ids of prefix blocks.
-
-    Raises:
-        TraceError: it cannot be read, is empty, or a row lacks a column.
-    """
-    hint = 'each line is {"timestamp": 0, "input_length": 1000, "output_length": 200}, with "hash_ids" for reuse'
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TraceError(f"{path} cannot be read: {error}", hint=hint) from None
-    if not rows:
-        raise TraceError(f"{path} has no requests", hint=hint)
-    names = ("timestamp", "input_length", "output_length")
-    for number, row in enumerate(rows, 1):
-        missing = [name for name in names if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
-        if missing:
-            raise TraceError(f"{path}:{number}: a request without {', '.join(missing)}", hint=hint)
-    found = [
-        TracedRequest(
-            row["timestamp"] / 1000, int(row["input_length"]), max(1, int(row["output_length"])),
-            tuple(row.get("hash_ids", ())),
-        )
-        for row in rows
-    ]  # fmt: skip
-    return tuple(sorted(found, key=lambda each: each.arrival_s))
 
 
 def _formats(table: dict[str, Format], text: str, gpu: Gpu | None) -> tuple[Format, ...]:

@@ -26,7 +26,8 @@ Rate = Annotated[
 ]
 Concurrency = Annotated[int | None, typer.Option(help="Requests that are open at any time, instead of a rate.")]
 Requests = Annotated[
-    Path | None, typer.Option("--requests", help="A trace of requests (JSON lines): lengths, rate and reuse.")
+    Path | None,
+    typer.Option("--requests", help="A trace of requests (Mooncake, Azure, BurstGPT)."),
 ]
 Cached = Annotated[float, typer.Option(help="Part of each prompt that is found in the prefix cache.")]
 Ttft = Annotated[str | None, typer.Option(help="Time to first token to keep: 500ms.", show_default="any")]

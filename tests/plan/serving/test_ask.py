@@ -13,7 +13,7 @@ from cordee.plan.serving.answer import ServingAnswer
 from cordee.plan.serving.ask import ServingRequest, ask
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.judge import drawn, steady
+from cordee.plan.serving.judge import steady
 from cordee.plan.serving.layouts import parse_serving_layout
 from cordee.plan.serving.price import TokenPrices
 from cordee.plan.serving.request import EngineLimits, Pricing, Slo, Traffic
@@ -94,8 +94,7 @@ def test_a_trace_brings_its_own_arrivals() -> None:
     traffic = Traffic(input_tokens=800, output_tokens=100, requests=traced)
     answer = ask(request(gpus="2xH100", traffic=traffic, layout="tp=1"))
     check(answer)
-    assert drawn(traffic, 2) == traced[::2]
-    assert answer.best is not None and answer.best.performance is not None
+    assert answer.best is not None and answer.best.performance is not None and answer.best.performance.played
     assert answer.best.performance.requests_per_s == pytest.approx(2, rel=0.1)
 
 

@@ -23,7 +23,9 @@ from cordee.plan.serving.throughput import Throughput, saturated
 from cordee.workload.requests import Request, poisson
 
 PLAYED = 400
-"""Requests that are drawn for a rate: enough for a 99th percentile, few enough for a search."""
+"""Requests that are drawn for a rate, at least: enough for a 99th percentile."""
+ROUNDS = 4
+"""A replica is filled and emptied so often, or its batch would not have grown before the last request has come."""
 SEED = 7
 # Of what a replica could do at most: a queue beyond it grows for as long as the load lasts.
 KEEPS_UP = 0.97
@@ -258,7 +260,7 @@ def _largest(candidate: ServingCandidate, fits: int) -> ServingCandidate:
 
 
 def _steady_state(traffic: Traffic, speed: Speed, replicas: int, sequences: int) -> Performance:
-    computed = max(1, round(traffic.input_tokens * (1 - traffic.cached_fraction)))
+    computed = traffic.computed_tokens
     found: Throughput = saturated(speed, computed, traffic.output_tokens, sequences=sequences)
     first_s = _first_token_s(traffic, speed, sequences, found.step_s)
     return Performance(
@@ -302,13 +304,13 @@ def _played(
 
 def _performance(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: int) -> Performance | None:
     """Play a replica's part of the traffic; None if it does not keep up."""
-    requests = drawn(traffic, replicas)
+    sequences = min(speed.case.max_sequences, held.sequences(traffic.request_tokens))
+    steady = _steady_state(traffic, speed, 1, sequences)
+    requests = _drawn(traffic, replicas, steady)
     span_s = requests[-1].arrival_s - requests[0].arrival_s
     rate = len(requests) / span_s if span_s > 0 else float(len(requests))
     if traffic.rate_per_s is not None:
         rate = traffic.rate_per_s / replicas
-    sequences = min(speed.case.max_sequences, held.sequences(traffic.request_tokens))
-    steady = _steady_state(traffic, speed, 1, sequences)
     if not traffic.requests and rate > KEEPS_UP * steady.requests_per_s:
         return None
     served = serve(requests, speed, _limits(held, prefix_caching=any(each.blocks for each in requests)))
@@ -325,16 +327,27 @@ def _performance(traffic: Traffic, held: ServingMemory, speed: Speed, replicas: 
     )
 
 
-def drawn(traffic: Traffic, replicas: int) -> tuple[Request, ...]:
-    """Return one replica's requests: every n-th of the trace, or drawn at the rate from one seed."""
+def _drawn(traffic: Traffic, replicas: int, steady: Performance) -> tuple[Request, ...]:
+    """Return one replica's requests: every n-th of the trace, or drawn at the rate from one seed.
+
+    `steady` is a replica that is full: a load that comes near it takes more requests to settle.
+    """
     if traffic.requests:
         return traffic.requests[::replicas]
     assert traffic.rate_per_s is not None, "a rate or a trace is played"
-    lengths = [(max(1, round(traffic.input_tokens * (1 - traffic.cached_fraction))), traffic.output_tokens)]
-    return poisson(PLAYED, traffic.rate_per_s / replicas, lengths, seed=SEED)
+    lengths = [(traffic.computed_tokens, traffic.output_tokens)]
+    rate = traffic.rate_per_s / replicas
+    return poisson(_requests_to_play(steady, rate), rate, lengths, seed=SEED)
+
+
+def _requests_to_play(steady: Performance, rate_per_s: float) -> int:
+    """Return the requests at this rate after which a replica has settled; `steady` is one that is full."""
+    fullness = min(1.0, rate_per_s / (steady.requests_per_s or 1.0))
+    return max(PLAYED, round(ROUNDS * steady.sequences * fullness))
 
 
 def _limits(held: ServingMemory, *, prefix_caching: bool) -> Limits:
+    """Return the limits of one replica, of all its attention copies together."""
     case = held.case
     return Limits(
         max_sequences=case.max_sequences * case.layout.dp,

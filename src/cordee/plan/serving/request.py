@@ -60,6 +60,11 @@ class Traffic:
             )
 
     @property
+    def computed_tokens(self) -> int:
+        """Tokens of a prompt that are not found in the prefix cache."""
+        return max(1, round(self.input_tokens * (1 - self.cached_fraction)))
+
+    @property
     def request_tokens(self) -> int:
         """Tokens that one request has at its end."""
         return self.input_tokens + self.output_tokens
