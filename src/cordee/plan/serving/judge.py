@@ -24,8 +24,8 @@ from cordee.workload.requests import Request, poisson
 
 PLAYED = 400
 """Requests that are drawn for a rate, at least: enough for a 99th percentile."""
-ROUNDS = 4
-"""A replica is filled and emptied so often, or its batch would not have grown before the last request has come."""
+ROUNDS = 10
+"""A replica is filled so often: near its capacity the batch grows slowly, and fewer requests end before it has."""
 SEED = 7
 # Of what a replica could do at most: a queue beyond it grows for as long as the load lasts.
 KEEPS_UP = 0.97
