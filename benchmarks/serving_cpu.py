@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cordee.plan.serving.offload import break_even_bytes_per_s
-from cordee.plan.serving.quantise import FormatCrossover, step_crossover, unpacking_crossover
+from cordee.plan.serving.levers.offload import break_even_bytes_per_s
+from cordee.plan.serving.levers.quantise import FormatCrossover, step_crossover, unpacking_crossover
 from serving import paging
 
 REPEATS = 3

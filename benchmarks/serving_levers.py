@@ -16,15 +16,15 @@ from cordee.hardware.load import load_catalogue, load_speedups
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.hours import hour_profile
-from cordee.plan.serving.kv import kv_bytes
-from cordee.plan.serving.memory import memory
-from cordee.plan.serving.offload import KV_LEVELS, offload_points
-from cordee.plan.serving.parallel import ReplicaPoint, choose_layout
-from cordee.plan.serving.price import DAY_S, PhaseRates, TokenMix, TokenPrices, loaded_price, margin, replica_s
-from cordee.plan.serving.quantise import find_crossovers
-from cordee.plan.serving.speed import Speed
-from cordee.plan.serving.throughput import saturated
+from cordee.plan.serving.levers.offload import KV_LEVELS, offload_points
+from cordee.plan.serving.levers.parallel import ReplicaPoint, choose_layout
+from cordee.plan.serving.levers.quantise import find_crossovers
+from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.memory.memory import memory
+from cordee.plan.serving.price.hours import hour_profile
+from cordee.plan.serving.price.price import DAY_S, PhaseRates, TokenMix, TokenPrices, loaded_price, margin, replica_s
+from cordee.plan.serving.speed.speed import Speed
+from cordee.plan.serving.speed.throughput import saturated
 from cordee.workload.load import load_shape
 from serving import paging
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.kernels import Kernels
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.batching import Limits, serve
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.speed import Speed
+from cordee.plan.serving.queueing.batching import Limits, serve
+from cordee.plan.serving.speed.speed import Speed
 from cordee.workload.model import ModelShape
 from cordee.workload.requests import Request
 from serving.llama import Load

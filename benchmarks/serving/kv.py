@@ -13,8 +13,8 @@ from cordee.errors import CordeeError
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.kv import is_linear, kv_bytes_per_token
-from cordee.plan.serving.memory import ServingMemory, memory
+from cordee.plan.serving.memory.kv import is_linear, kv_bytes_per_token
+from cordee.plan.serving.memory.memory import ServingMemory, memory
 from cordee.units import GiB
 from cordee.workload.model import ModelShape
 from serving.models import find_gpu, find_shape

@@ -6,7 +6,7 @@ from dataclasses import replace
 from cordee.errors import CatalogueError
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.visible import USUAL_FRACTION
+from cordee.plan.serving.memory.visible import USUAL_FRACTION
 from cordee.units import GiB
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape

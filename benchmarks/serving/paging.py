@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cordee.plan.serving.paging import Allocator, Contiguous, Lengths, Paged, pool_use
+from cordee.plan.serving.memory.paging import Allocator, Contiguous, Lengths, Paged, pool_use
 
 COLUMNS = {"timestamp", "input_length", "output_length"}
 POOL_TOKENS = 2_000_000

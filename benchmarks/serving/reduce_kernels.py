@@ -18,10 +18,10 @@ import pandas as pd
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.kernels import Grid
 from cordee.hardware.load import load_catalogue, load_speedups
-from cordee.plan.serving.attention import Attention, decode_roofline_s, prefill_roofline_s
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.grouped import Grouped, grouped_roofline_s
-from cordee.plan.serving.products import roofline_s
+from cordee.plan.serving.speed.attention import Attention, decode_roofline_s, prefill_roofline_s
+from cordee.plan.serving.speed.grouped import Grouped, grouped_roofline_s
+from cordee.plan.serving.speed.products import roofline_s
 
 FOLDERS = {
     "A100-80": "a100_sxm",

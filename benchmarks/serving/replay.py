@@ -12,15 +12,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.batching import Limits, serve
 from cordee.plan.serving.case import ServingCase, ServingLayout
-from cordee.plan.serving.disaggregated import Replicas, serve_apart, transfer_s
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.kv import kv_bytes
-from cordee.plan.serving.memory import memory
-from cordee.plan.serving.rates import Load, Promise, knee, largest_rate, rate_curve
-from cordee.plan.serving.speed import Speed
+from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.memory.memory import memory
+from cordee.plan.serving.queueing.batching import Limits, serve
+from cordee.plan.serving.queueing.disaggregated import Replicas, serve_apart, transfer_s
+from cordee.plan.serving.queueing.rates import Load, Promise, knee, largest_rate, rate_curve
+from cordee.plan.serving.speed.speed import Speed
 from cordee.workload.load import load_shape
 from cordee.workload.request_files import load_requests
 

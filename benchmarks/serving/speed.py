@@ -17,13 +17,13 @@ from typing import Any
 from cordee.errors import CordeeError
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.batching import Limits, serve
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS, find_format
-from cordee.plan.serving.kv import kv_bytes_per_token
-from cordee.plan.serving.memory import memory
-from cordee.plan.serving.speed import Speed
+from cordee.plan.serving.memory.kv import kv_bytes_per_token
+from cordee.plan.serving.memory.memory import memory
+from cordee.plan.serving.queueing.batching import Limits, serve
+from cordee.plan.serving.speed.speed import Speed
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 from cordee.workload.requests import Request

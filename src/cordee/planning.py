@@ -19,7 +19,7 @@ from cordee.plan.serving.ask import ask as ask_serving
 from cordee.plan.serving.engine import Engine, find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format, find_format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, parse_serving_layout
-from cordee.plan.serving.price import TokenPrices
+from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.request import STATISTICS, EngineLimits, Pricing, Slo, Traffic
 from cordee.plan.settings import Settings
 from cordee.plan.training import Loss, Precision

@@ -12,9 +12,9 @@ from cordee.plan.launch import Launch
 from cordee.plan.serving.ask import ServingAnswer
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.levers import Lever
+from cordee.plan.serving.levers.levers import Lever
+from cordee.plan.serving.memory.visible import case_visible_bytes, visible_bytes
 from cordee.plan.serving.request import Traffic
-from cordee.plan.serving.visible import case_visible_bytes, visible_bytes
 from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, format_latency, format_usd, plural
 from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes, memory_cells
 

@@ -4,7 +4,7 @@ from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.visible import visible_bytes
+from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.workload.load import load_shape
 from cordee.workload.model import ModelShape
 

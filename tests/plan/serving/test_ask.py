@@ -15,7 +15,7 @@ from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.judge import steady
 from cordee.plan.serving.layouts import parse_serving_layout
-from cordee.plan.serving.price import TokenPrices
+from cordee.plan.serving.price.price import TokenPrices
 from cordee.plan.serving.request import EngineLimits, Pricing, Slo, Traffic
 from cordee.workload.load import load_shape
 from cordee.workload.requests import Request

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cordee.plan.serving.batching import Limits, serve
-from cordee.plan.serving.served import Served
-from cordee.plan.serving.speculation import Speculation
+from cordee.plan.serving.queueing.batching import Limits, serve
+from cordee.plan.serving.queueing.served import Served
+from cordee.plan.serving.speed.speculation import Speculation
 from cordee.workload.requests import Request, poisson
 
 

@@ -5,7 +5,7 @@ from cases import served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.plan.serving.kv import kv_bytes, kv_bytes_per_token, state_bytes
+from cordee.plan.serving.memory.kv import kv_bytes, kv_bytes_per_token, state_bytes
 
 
 @pytest.mark.parametrize(

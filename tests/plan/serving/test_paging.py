@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.plan.serving.paging import Contiguous, Lengths, Paged, pool_use
+from cordee.plan.serving.memory.paging import Contiguous, Lengths, Paged, pool_use
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 LENGTHS = st.lists(

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from cordee.plan.serving.batching import Limits
-from cordee.plan.serving.disaggregated import Replicas, serve_apart
-from cordee.plan.serving.rates import Load, Promise, knee, largest_rate, rate_curve
+from cordee.plan.serving.queueing.batching import Limits
+from cordee.plan.serving.queueing.disaggregated import Replicas, serve_apart
+from cordee.plan.serving.queueing.rates import Load, Promise, knee, largest_rate, rate_curve
 from cordee.workload.requests import Request
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import LayoutError
-from cordee.plan.serving.memory import CONTEXT_BYTES, engine_log, memory, pinned_bytes
-from cordee.plan.serving.visible import visible_bytes
+from cordee.plan.serving.memory.memory import CONTEXT_BYTES, engine_log, memory, pinned_bytes
+from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.units import GiB
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordee.errors import SpecError
-from cordee.plan.serving.idle import idle_plan, leave_after_s, session_pauses_s
-from cordee.plan.serving.offload import (
+from cordee.plan.serving.levers.idle import idle_plan, leave_after_s, session_pauses_s
+from cordee.plan.serving.levers.offload import (
     KV_LEVELS,
     KvLevel,
     Offloading,
@@ -20,7 +20,7 @@ from cordee.plan.serving.offload import (
     offload_points,
     shortest_restore_tokens,
 )
-from cordee.plan.serving.reuse import block_reuse
+from cordee.plan.serving.levers.reuse import block_reuse
 
 
 class TestBreakEven:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from cordee.errors import CatalogueError, SpecError
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.mig import MIG_PROFILES, MIG_SLICE_GB, profile_name, slice_gpu, slices
-from cordee.plan.serving.parallel import PhaseCost, ReplicaPoint, choose_layout, phase_costs, split_phases
-from cordee.plan.serving.price import PhaseRates, TokenMix
+from cordee.plan.serving.levers.mig import MIG_PROFILES, MIG_SLICE_GB, profile_name, slice_gpu, slices
+from cordee.plan.serving.levers.parallel import PhaseCost, ReplicaPoint, choose_layout, phase_costs, split_phases
+from cordee.plan.serving.price.price import PhaseRates, TokenMix
 
 CATALOGUE = load_catalogue()
 H100 = CATALOGUE.find_gpu("H100")

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from cordee.errors import SpecError
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.energy import Electricity, energy_usd_per_mtok, gpu_watts
-from cordee.plan.serving.hours import (
+from cordee.plan.serving.price.energy import Electricity, energy_usd_per_mtok, gpu_watts
+from cordee.plan.serving.price.hours import (
     Renting,
     ReplicaHours,
     SpotReplicas,
@@ -15,8 +15,8 @@ from cordee.plan.serving.hours import (
     hour_profile,
     replicas_by_hour,
 )
-from cordee.plan.serving.own_or_api import OwnReplicas, break_even
-from cordee.plan.serving.price import (
+from cordee.plan.serving.price.own_or_api import OwnReplicas, break_even
+from cordee.plan.serving.price.price import (
     DAY_S,
     PhaseRates,
     TokenMix,

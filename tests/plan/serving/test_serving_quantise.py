@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cordee.hardware.load import load_catalogue, load_speedups
 from cordee.plan.serving.formats import WEIGHTS
-from cordee.plan.serving.quantise import (
+from cordee.plan.serving.levers.quantise import (
     FormatCrossover,
     find_crossovers,
     measured_crossover,

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.plan.serving.speculate import (
+from cordee.plan.serving.levers.speculate import (
     acceptance_needed,
     best_draft,
     speculation_curve,
     speculation_gain,
 )
-from cordee.plan.serving.speculation import Speculation
+from cordee.plan.serving.speed.speculation import Speculation
 
 # Measured on 2 CPU cores, 128 M parameters: a step with k + 1 tokens over a step with one, by batch.
 CPU_CHECK = {1: {3: 1.08, 5: 1.76, 9: 2.36}, 4: {3: 1.38, 5: 1.75, 9: 1.95}, 16: {3: 1.38, 5: 1.55, 9: 2.18}}

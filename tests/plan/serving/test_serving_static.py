@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.plan.serving.static import static_use
+from cordee.plan.serving.levers.static import static_use
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=50), st.integers(1, 64))

@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 
 from cordee.hardware.kernels import Grid, Kernels
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.attention import (
+from cordee.plan.serving.case import ServingCase, ServingLayout
+from cordee.plan.serving.engine import find_engine
+from cordee.plan.serving.formats import KV, WEIGHTS
+from cordee.plan.serving.queueing.batching import Limits, serve
+from cordee.plan.serving.speed.attention import (
     decode_attention,
     decode_roofline_s,
     prefill_attention,
     prefill_roofline_s,
     seen_pairs,
 )
-from cordee.plan.serving.batching import Limits, serve
-from cordee.plan.serving.case import ServingCase, ServingLayout
-from cordee.plan.serving.engine import find_engine
-from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.grouped import Grouped, expected_imbalance, grouped_roofline_s, grouped_s
-from cordee.plan.serving.products import product_s, roofline_s
-from cordee.plan.serving.speculation import Speculation
-from cordee.plan.serving.speed import Speed
-from cordee.plan.serving.throughput import saturated
-from cordee.plan.serving.traffic import sum_s
+from cordee.plan.serving.speed.grouped import Grouped, expected_imbalance, grouped_roofline_s, grouped_s
+from cordee.plan.serving.speed.products import product_s, roofline_s
+from cordee.plan.serving.speed.speculation import Speculation
+from cordee.plan.serving.speed.speed import Speed
+from cordee.plan.serving.speed.throughput import saturated
+from cordee.plan.serving.speed.traffic import sum_s
 from cordee.workload.load import load_shape
 from cordee.workload.requests import Request
 

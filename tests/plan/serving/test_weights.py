@@ -5,7 +5,7 @@ from cases import served
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.plan.serving.weights import rotary_bytes, stage_layers, weights_bytes
+from cordee.plan.serving.memory.weights import rotary_bytes, stage_layers, weights_bytes
 from cordee.units import GiB
 from cordee.workload.load import load_shape
 

@@ -10,14 +10,14 @@ from functools import cached_property
 from cordee.errors import DoesNotFitError, LayoutError
 from cordee.plan.launch import Launch
 from cordee.plan.serving.curve import ServingCurve, serving_curve
-from cordee.plan.serving.energy import Electricity, energy_usd_per_mtok
 from cordee.plan.serving.flags import Deployment, engine_settings
-from cordee.plan.serving.hours import Renting
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.levers import Lever, levers
-from cordee.plan.serving.memory import engine_log
-from cordee.plan.serving.own_or_api import BreakEven, OwnReplicas, break_even
+from cordee.plan.serving.levers.levers import Lever, levers
+from cordee.plan.serving.memory.memory import engine_log
 from cordee.plan.serving.page import serving_page
+from cordee.plan.serving.price.energy import Electricity, energy_usd_per_mtok
+from cordee.plan.serving.price.hours import Renting
+from cordee.plan.serving.price.own_or_api import BreakEven, OwnReplicas, break_even
 from cordee.plan.serving.remedies import ServiceRemedy, remedies
 from cordee.plan.serving.request import ServingRequest
 from cordee.plan.serving.why import ServingWhy, why_not

@@ -12,11 +12,11 @@ from cordee.plan.document import GpuRow, ModelRow, PriceRow
 from cordee.plan.launch import Launch
 from cordee.plan.serving.answer import ServingAnswer
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.levers import Lever
-from cordee.plan.serving.own_or_api import BreakEven
-from cordee.plan.serving.price import TokenPrices
+from cordee.plan.serving.levers.levers import Lever
+from cordee.plan.serving.price.own_or_api import BreakEven
+from cordee.plan.serving.price.price import TokenPrices
+from cordee.plan.serving.queueing.served import Percentiles
 from cordee.plan.serving.request import Statistic
-from cordee.plan.serving.served import Percentiles
 from cordee.plan.serving.why import Ground
 
 Text = Annotated[str, BeforeValidator(str)]

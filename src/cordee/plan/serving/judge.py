@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 
-from cordee.plan.serving.batching import Limits, serve
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.formats import Format
-from cordee.plan.serving.kv import kv_bytes
 from cordee.plan.serving.layouts import layouts
-from cordee.plan.serving.memory import ServingMemory, memory
-from cordee.plan.serving.price import PhaseRates, TokenMix, TokenPrices, replica_s, token_prices
+from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.memory.memory import ServingMemory, memory
+from cordee.plan.serving.price.price import PhaseRates, TokenMix, TokenPrices, replica_s, token_prices
+from cordee.plan.serving.queueing.batching import Limits, serve
+from cordee.plan.serving.queueing.served import Percentiles
 from cordee.plan.serving.request import ServingRequest, Slo, Traffic
-from cordee.plan.serving.served import Percentiles
-from cordee.plan.serving.speed import Speed
-from cordee.plan.serving.throughput import Throughput, saturated
+from cordee.plan.serving.speed.speed import Speed
+from cordee.plan.serving.speed.throughput import Throughput, saturated
 from cordee.workload.requests import Request, poisson
 
 PLAYED = 400

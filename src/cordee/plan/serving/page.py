@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
-from cordee.plan.serving.visible import visible_bytes
+from cordee.plan.serving.memory.visible import visible_bytes
 from cordee.units import format_count, format_digits_usd, format_gb, format_latency
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.memory import SERVING_PARTS, MemoryBar, memory_html

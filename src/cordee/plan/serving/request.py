@@ -10,8 +10,8 @@ from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import Engine
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted
-from cordee.plan.serving.price import TokenPrices
-from cordee.plan.serving.visible import visible_bytes
+from cordee.plan.serving.memory.visible import visible_bytes
+from cordee.plan.serving.price.price import TokenPrices
 from cordee.workload.model import ModelShape
 from cordee.workload.requests import Request as TracedRequest
 

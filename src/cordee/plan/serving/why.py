@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.judge import ServingCandidate, judge, rank, steady
-from cordee.plan.serving.kv import kv_bytes
 from cordee.plan.serving.layouts import misfit, parse_serving_layout
+from cordee.plan.serving.memory.kv import kv_bytes
 from cordee.units import format_digits_usd, format_gb, plural
 
 if TYPE_CHECKING:

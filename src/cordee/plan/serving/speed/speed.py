@@ -11,17 +11,17 @@ from functools import cached_property
 from heapq import heapreplace
 from math import ceil
 
-from cordee.plan.serving.attention import (
+from cordee.plan.serving.case import ServingCase
+from cordee.plan.serving.formats import WEIGHTS, Format
+from cordee.plan.serving.speed.attention import (
     decode_attention,
     decode_attention_s,
     prefill_attention,
     prefill_attention_s,
 )
-from cordee.plan.serving.case import ServingCase
-from cordee.plan.serving.formats import WEIGHTS, Format
-from cordee.plan.serving.grouped import Grouped, expected_imbalance, grouped_s
-from cordee.plan.serving.products import product_s
-from cordee.plan.serving.traffic import handover_s, scatter_s, sum_s
+from cordee.plan.serving.speed.grouped import Grouped, expected_imbalance, grouped_s
+from cordee.plan.serving.speed.products import product_s
+from cordee.plan.serving.speed.traffic import handover_s, scatter_s, sum_s
 from cordee.workload.layers import LayerKind
 
 # 16-bit words that a layer reads and writes for each token beside its products: two norms with their residuals (each

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cordee.errors import SpecError
-from cordee.plan.serving.price import HOUR_S
+from cordee.plan.serving.price.price import HOUR_S
 from cordee.plan.survive import Interruptions, lost_fraction
 
 DAY_HOURS = 24

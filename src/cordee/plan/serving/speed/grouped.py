@@ -5,7 +5,7 @@ from math import log, sqrt
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.serving.formats import Format
-from cordee.plan.serving.products import MEASURED_AS, computed_in, peak_flop_per_s
+from cordee.plan.serving.speed.products import MEASURED_AS, computed_in, peak_flop_per_s
 
 EXPERT_SPREAD = 0.7
 """Standard deviation of an expert's tokens over the mean: routing dumps of four tasks (deepseek-ai/ESFT, 64 experts, 26

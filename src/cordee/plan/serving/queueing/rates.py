@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cordee.plan.serving.batching import Limits, Steps, serve
-from cordee.plan.serving.served import Percentiles, Served
+from cordee.plan.serving.queueing.batching import Limits, Steps, serve
+from cordee.plan.serving.queueing.served import Percentiles, Served
 from cordee.workload.requests import poisson
 
 Quantile = Literal["mean", "p50", "p90", "p99"]

@@ -13,28 +13,28 @@ from cordee.hardware.kernels import Kernels
 from cordee.plan.expect import DEFAULTS
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
-from cordee.plan.serving.hours import DAY_HOURS, Renting, SpotReplicas, cheapest_hours, replicas_by_hour
-from cordee.plan.serving.idle import idle_plan, leave_after_s, session_pauses_s
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, speed_of, steady
-from cordee.plan.serving.kv import kv_bytes, kv_bytes_per_token
 from cordee.plan.serving.layouts import ANY_SERVING_LAYOUT, ServingLayoutWanted, layouts
-from cordee.plan.serving.mig import slices
-from cordee.plan.serving.offload import (
+from cordee.plan.serving.levers.idle import idle_plan, leave_after_s, session_pauses_s
+from cordee.plan.serving.levers.mig import slices
+from cordee.plan.serving.levers.offload import (
     KV_LEVELS,
     Offloading,
     best_levels,
     break_even_bytes_per_s,
     shortest_restore_tokens,
 )
-from cordee.plan.serving.parallel import phase_costs, split_phases
-from cordee.plan.serving.price import DAY_S
-from cordee.plan.serving.quantise import find_crossovers
+from cordee.plan.serving.levers.parallel import phase_costs, split_phases
+from cordee.plan.serving.levers.quantise import find_crossovers
+from cordee.plan.serving.levers.reuse import BlockReuse, block_reuse
+from cordee.plan.serving.levers.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
+from cordee.plan.serving.levers.static import static_use
+from cordee.plan.serving.memory.kv import kv_bytes, kv_bytes_per_token
+from cordee.plan.serving.price.hours import DAY_HOURS, Renting, SpotReplicas, cheapest_hours, replicas_by_hour
+from cordee.plan.serving.price.price import DAY_S
 from cordee.plan.serving.request import ServingRequest, Traffic
-from cordee.plan.serving.reuse import BlockReuse, block_reuse
-from cordee.plan.serving.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
-from cordee.plan.serving.speculation import Speculation
-from cordee.plan.serving.static import static_use
-from cordee.plan.serving.throughput import saturated
+from cordee.plan.serving.speed.speculation import Speculation
+from cordee.plan.serving.speed.throughput import saturated
 from cordee.plan.serving.why import latencies
 from cordee.units import format_bytes, format_duration, plural
 

@@ -6,7 +6,7 @@ A rented GPU's price holds its electricity already; these dollars count where th
 from dataclasses import dataclass
 
 from cordee.hardware.catalog import Gpu, Source
-from cordee.plan.serving.price import MTOK
+from cordee.plan.serving.price.price import MTOK
 
 J_PER_KWH = 3.6e6
 

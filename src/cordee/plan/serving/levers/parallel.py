@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cordee.errors import SpecError
-from cordee.plan.serving.price import HOUR_S, MTOK, PhaseRates, TokenMix
+from cordee.plan.serving.price.price import HOUR_S, MTOK, PhaseRates, TokenMix
 from cordee.units import plural
 
 

@@ -7,8 +7,8 @@ a step carries sequences x input / output tokens of prompts beside the answers, 
 from dataclasses import dataclass
 from math import ceil
 
-from cordee.plan.serving.speculation import Speculation
-from cordee.plan.serving.speed import Speed
+from cordee.plan.serving.speed.speculation import Speculation
+from cordee.plan.serving.speed.speed import Speed
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from cordee.errors import SpecError
-from cordee.plan.serving.reuse import BlockReuse
+from cordee.plan.serving.levers.reuse import BlockReuse
 
 
 def leave_after_s(pool_bytes: float, kv_bytes: float, return_s: float, worth_fraction: float = 1.0) -> float:

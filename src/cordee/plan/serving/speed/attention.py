@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.serving.formats import Format
-from cordee.plan.serving.products import peak_flop_per_s
+from cordee.plan.serving.speed.products import peak_flop_per_s
 from cordee.workload.layers import LayerKind
 from cordee.workload.model import ModelShape
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from cordee.hardware.catalog import Gpu
 from cordee.hardware.collectives import network_link, send_s
-from cordee.plan.serving.batching import Limits, Steps, serve
-from cordee.plan.serving.served import Outcome, Served
+from cordee.plan.serving.queueing.batching import Limits, Steps, serve
+from cordee.plan.serving.queueing.served import Outcome, Served
 from cordee.workload.requests import Request
 
 

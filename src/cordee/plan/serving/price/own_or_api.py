@@ -7,8 +7,8 @@ answer has two numbers, the first day on which the fleet is cheaper and the load
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cordee.plan.serving.hours import Renting, cheapest_hours, replicas_by_hour
-from cordee.plan.serving.price import DAY_S, PhaseRates, TokenMix, TokenPrices, replica_s
+from cordee.plan.serving.price.hours import Renting, cheapest_hours, replicas_by_hour
+from cordee.plan.serving.price.price import DAY_S, PhaseRates, TokenMix, TokenPrices, replica_s
 
 LARGE_FLEET = 10_000
 STEPS_MAX = 2_000

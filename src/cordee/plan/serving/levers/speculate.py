@@ -8,7 +8,7 @@ import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cordee.plan.serving.speculation import Speculation
+from cordee.plan.serving.speed.speculation import Speculation
 
 StepSeconds = Callable[[int, int], float]
 """Seconds of a step with so many sequences, each with so many tokens: 1, or the draft and one more."""

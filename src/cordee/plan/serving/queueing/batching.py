@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 from math import ceil, inf, sqrt
 from typing import Protocol
 
-from cordee.plan.serving.pool import Pool
-from cordee.plan.serving.served import Outcome, Served
-from cordee.plan.serving.speculation import Speculation
+from cordee.plan.serving.queueing.pool import Pool
+from cordee.plan.serving.queueing.served import Outcome, Served
+from cordee.plan.serving.speed.speculation import Speculation
 from cordee.workload.requests import Request
 
 

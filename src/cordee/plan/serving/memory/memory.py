@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 
 from cordee.errors import LayoutError
-from cordee.plan.serving.activations import activation_bytes, has_fast_links
 from cordee.plan.serving.case import ServingCase
-from cordee.plan.serving.kv import is_linear, kv_bytes, kv_bytes_per_token
-from cordee.plan.serving.visible import case_visible_bytes
-from cordee.plan.serving.weights import weights_bytes
+from cordee.plan.serving.memory.activations import activation_bytes, has_fast_links
+from cordee.plan.serving.memory.kv import is_linear, kv_bytes, kv_bytes_per_token
+from cordee.plan.serving.memory.visible import case_visible_bytes
+from cordee.plan.serving.memory.weights import weights_bytes
 from cordee.units import GiB
 
 ENCODER_SPREAD_BYTES = round(0.7 * GiB)  # a vision encoder's own forward pass is not modelled

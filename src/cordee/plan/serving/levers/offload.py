@@ -7,7 +7,7 @@ of the length, so offload has a break-even bandwidth for each length and nothing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cordee.plan.serving.reuse import BlockReuse
+from cordee.plan.serving.levers.reuse import BlockReuse
 from cordee.units import GB, format_bytes
 
 BytesAt = Callable[[int], float]

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.formats import Format
-from cordee.plan.serving.weights import stage_layers
+from cordee.plan.serving.memory.weights import stage_layers
 from cordee.workload.layers import LayerKind
 from cordee.workload.model import ModelShape
 

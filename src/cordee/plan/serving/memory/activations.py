@@ -5,7 +5,7 @@ Both are peaks of one allocator at different times, so the greater decides, not 
 
 from cordee.hardware.catalog import Gpu
 from cordee.plan.serving.case import ServingCase
-from cordee.plan.serving.weights import vocabulary_rows
+from cordee.plan.serving.memory.weights import vocabulary_rows
 
 ELEMENT_BYTES = 2  # activations are in 16 bits
 

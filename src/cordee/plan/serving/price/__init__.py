@@ -1,0 +1,1 @@
+"""Dollars of a token: hours, capacity, energy, and an API instead (pure)."""

@@ -1,0 +1,1 @@
+"""Seconds of a step: products, attention, experts, traffic, and the steady state (pure)."""
