@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cordee.plan.serving.memory.paging import Allocator, Contiguous, Lengths, Paged, pool_use
+from cordee.plan.serving.memory.paging import Allocator, Contiguous, Paged, pool_use
+from cordee.workload.requests import Request
 
 COLUMNS = {"timestamp", "input_length", "output_length"}
 POOL_TOKENS = 2_000_000
@@ -17,7 +18,7 @@ DECODE_S = 0.3  # for a token: slow enough that requests always wait
 SAMPLE = 4000
 
 
-def read(path: Path) -> list[Lengths]:
+def read(path: Path) -> list[Request]:
     """Return the requests of a trace, JSON lines or CSV, as Mooncake's: timestamp in milliseconds, two lengths."""
     with path.open(newline="", encoding="utf-8") as file:
         if path.suffix == ".jsonl":
@@ -25,11 +26,11 @@ def read(path: Path) -> list[Lengths]:
         else:
             rows = list(csv.DictReader(file))
     return [
-        Lengths(float(row["timestamp"]) / 1000, int(row["input_length"]), int(row["output_length"])) for row in rows
+        Request(float(row["timestamp"]) / 1000, int(row["input_length"]), int(row["output_length"])) for row in rows
     ]
 
 
-def sample(seed: int = 0, requests: int = SAMPLE) -> list[Lengths]:
+def sample(seed: int = 0, requests: int = SAMPLE) -> list[Request]:
     """Return lognormal lengths with the means of Mooncake's conversations: 12,035 in, 343 out, 12,031 in 59 minutes."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(59 * 60 / 12_031, requests))
@@ -37,12 +38,12 @@ def sample(seed: int = 0, requests: int = SAMPLE) -> list[Lengths]:
     inputs = rng.lognormal(math.log(12_035) - spread_in**2 / 2, spread_in, requests)
     outputs = rng.lognormal(math.log(343) - spread_out**2 / 2, spread_out, requests)
     return [
-        Lengths(float(at), int(min(max(1, given), 126_000)), int(min(max(1, answer), 7_000)))
+        Request(float(at), int(min(max(1, given), 126_000)), int(min(max(1, answer), 7_000)))
         for at, given, answer in zip(arrivals, inputs, outputs, strict=True)
     ]
 
 
-def compare(requests: list[Lengths], pool_tokens: int = POOL_TOKENS, decode_s: float = DECODE_S) -> dict[str, Any]:
+def compare(requests: list[Request], pool_tokens: int = POOL_TOKENS, decode_s: float = DECODE_S) -> dict[str, Any]:
     """Return the use of the pool under each allocator."""
     longest = max(request.tokens for request in requests)
     pools: dict[str, Allocator] = {

@@ -1,7 +1,7 @@
 """Replay a trace of requests through one replica: `replay.py TRACE [--model llama-3-8b] [--gpu H100] [--limit N]`.
 
-It prints latencies, what the prefix cache found, the same with two replicas of which one has the prompts, the largest
-rate of like requests that keeps a promise, and the seconds that the replay took.
+It prints latencies, what the prefix cache found, the same with two replicas of which one has the prompts, and the
+seconds that the replay took.
 """
 
 import argparse
@@ -19,7 +19,6 @@ from cordee.plan.serving.memory.kv import kv_bytes
 from cordee.plan.serving.memory.memory import memory
 from cordee.plan.serving.queueing.batching import Limits, serve
 from cordee.plan.serving.queueing.disaggregated import Replicas, serve_apart, transfer_s
-from cordee.plan.serving.queueing.rates import Load, Promise, knee, largest_rate, rate_curve
 from cordee.plan.serving.speed.speed import Speed
 from cordee.workload.load import load_shape
 from cordee.workload.request_files import load_requests
@@ -48,13 +47,6 @@ def main() -> None:
     pool = Replicas(1, speed, limits)
     apart = serve_apart(requests, pool, pool, lambda tokens: transfer_s(gpu, kv_bytes(case, tokens), 1))
     print(f"one replica for prompts and one for answers: TTFT {apart.ttft}\nTPOT {apart.tpot}")
-    load = Load([(each.input_tokens, each.output_tokens) for each in requests], requests=300)
-    points = rate_curve(speed, limits, load, [0.1 * 2**step for step in range(8)])
-    for point in points:
-        print(f"{point.requests_per_s:6.1f} requests/s: e2e {point.served.e2e}")
-    found = knee(points)
-    print("knee: " + (f"{found.requests_per_s:.1f} requests/s" if found else "none"))
-    print(f"largest rate with p99 of TTFT within 2 s: {largest_rate(speed, limits, load, Promise(ttft_s=2.0)):.2f}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ class Request:
         output_tokens: tokens of the answer, at least 1.
         blocks: the prompt's blocks of `block_tokens` as ids: two prompts that begin with the same ids share a prefix.
         block_tokens: tokens of one of these blocks.
+        cached_tokens: tokens of the prompt whose KV is in the prefix cache in any case.
     """
 
     arrival_s: float
@@ -23,6 +24,12 @@ class Request:
     output_tokens: int
     blocks: tuple[int, ...] = ()
     block_tokens: int = 512
+    cached_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the KV cache at its end."""
+        return self.input_tokens + self.output_tokens
 
 
 def poisson(requests: int, per_s: float, lengths: Sequence[tuple[int, int]], *, seed: int) -> tuple[Request, ...]:

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cordee.plan.serving.memory.paging import Contiguous, Lengths, Paged, pool_use
+from cordee.plan.serving.memory.paging import Contiguous, Paged, pool_use
+from cordee.workload.requests import Request
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 LENGTHS = st.lists(
-    st.builds(Lengths, st.floats(0, 100), st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=40
+    st.builds(Request, st.floats(0, 100), st.integers(1, 300), st.integers(1, 100)), min_size=1, max_size=40
 )
 
 
 @given(LENGTHS, st.sampled_from(["maximum", "power of two", "exact"]))
-def test_a_contiguous_pool_is_whole_again_at_the_end(requests: list[Lengths], reservation) -> None:
+def test_a_contiguous_pool_is_whole_again_at_the_end(requests: list[Request], reservation) -> None:
     pool = Contiguous(1000, reservation, 400)
     use = pool_use(requests, pool, 1000, 1.0)
     assert pool.holes == [(0, 1000)]
@@ -26,7 +27,7 @@ def test_a_contiguous_pool_is_whole_again_at_the_end(requests: list[Lengths], re
 
 
 @given(LENGTHS, st.sampled_from([1, 16, 64]))
-def test_a_paged_pool_never_waits_with_room(requests: list[Lengths], block: int) -> None:
+def test_a_paged_pool_never_waits_with_room(requests: list[Request], block: int) -> None:
     pool = Paged(1000, block)
     use = pool_use(requests, pool, 1000, 1.0)
     assert pool.free_blocks == 1000 // block
@@ -47,7 +48,7 @@ def test_holes_keep_a_request_out_by_hand() -> None:
 
 
 def test_a_request_that_no_pool_holds_is_left_out() -> None:
-    use = pool_use([Lengths(0, 2000, 1), Lengths(0, 10, 1)], Paged(1000, 16), 1000, 1.0)
+    use = pool_use([Request(0, 2000, 1), Request(0, 10, 1)], Paged(1000, 16), 1000, 1.0)
     assert (use.too_long, use.makespan_s) == (1, 1.0)
 
 

@@ -11,21 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from cordee.workload.requests import Request
+
 Reservation = Literal["maximum", "power of two", "exact"]
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """One request: when it comes, and the tokens of its prompt and of its answer."""
-
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in the cache at its end."""
-        return self.input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +119,7 @@ class Paged:
 
 
 def pool_use(
-    requests: Iterable[Lengths], pool: Allocator, pool_tokens: int, decode_s: float, *, prefill_s: float = 0.0
+    requests: Iterable[Request], pool: Allocator, pool_tokens: int, decode_s: float, *, prefill_s: float = 0.0
 ) -> PoolUse:
     """Return how full the pool was, serving these requests at `decode_s` for each token of an answer.
 
@@ -159,7 +147,7 @@ class _Run:
         self.pool = pool
         self.decode_s, self.prefill_s = decode_s, prefill_s
         self.now_s = self.waited_s = self.token_seconds = self.sequence_seconds = 0.0
-        self.waiting: deque[Lengths] = deque()
+        self.waiting: deque[Request] = deque()
         self.running: list[tuple[float, int, int, int]] = []
         self.started = self.tokens = self.waits = self.fragmented = 0
 

@@ -1,1 +1,1 @@
-"""Requests that arrive: continuous batching, the prefix cache, pools of replicas, rates (pure)."""
+"""Requests that arrive: continuous batching, the prefix cache, pools of replicas (pure)."""

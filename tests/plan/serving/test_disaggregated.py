@@ -1,4 +1,4 @@
-"""Latency by arrival rate, and pools of their own for prompts and answers."""
+"""Pools of their own for prompts and answers."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,6 @@ import pytest
 
 from cordee.plan.serving.queueing.batching import Limits
 from cordee.plan.serving.queueing.disaggregated import Replicas, serve_apart
-from cordee.plan.serving.queueing.rates import Load, Promise, knee, largest_rate, rate_curve
 from cordee.workload.requests import Request
 
 
@@ -17,27 +16,6 @@ class Constant:
         self, prefill: Sequence[tuple[int, int]], sequences: int = 0, context_tokens: float = 0.0, *, each: int = 1
     ) -> float:
         return 0.01 + 1e-5 * sum(new for new, _ in prefill)
-
-
-ONE = Limits(1, 4096, 100_000)
-LOAD = Load([(100, 50)], requests=400, seed=5)
-
-
-def test_latency_grows_with_the_rate_and_the_knee_lies_before_saturation() -> None:
-    points = rate_curve(Constant(), ONE, LOAD, (4.0, 0.1, 1.0, 1.6))
-    means = [point.served.e2e.mean for point in points]
-    assert means == sorted(means)
-    found = knee(points)
-    assert found is not None and found.requests_per_s < 1.96  # 1 / 0.51 s would be saturation
-
-
-def test_largest_rate_keeps_the_promise_and_a_little_more_breaks_it() -> None:
-    promise = Promise(ttft_s=1.0, quantile="p90")
-    rate = largest_rate(Constant(), ONE, LOAD, promise)
-    assert promise.is_kept(LOAD.served(Constant(), ONE, rate))
-    assert not promise.is_kept(LOAD.served(Constant(), ONE, 1.05 * rate))
-    assert largest_rate(Constant(), ONE, LOAD, Promise(tpot_s=0.001)) == 0.0
-    assert largest_rate(Constant(), ONE, LOAD, Promise(), highest=8.0) == 8.0
 
 
 def test_pools_add_transfer_to_the_answer_and_not_to_its_first_token() -> None:
