@@ -49,13 +49,17 @@ class Recurrent:
         """Channels of the convolution: the values and both groups."""
         return self.inner + 2 * self.groups * self.state_dim
 
+    @property
+    def gates(self) -> int:
+        """Columns of the input projection beside values and groups: steps, or decays and write strengths."""
+        return self.heads if self.kind == "mamba2" else 2 * self.heads
+
     def parameters(self, hidden: int) -> int:
         """Return the parameters of one layer: projections, convolution, decays and the norm before the output."""
         decays = (3 if self.kind == "mamba2" else 2) * self.heads
-        gates = self.heads if self.kind == "mamba2" else 2 * self.heads
         taps = self.conv_width * (self.conv + (self.kind == "mamba2"))
         norm = self.inner if self.kind == "mamba2" else self.head_dim
-        return hidden * (self.conv_width + self.inner + gates) + taps + decays + norm + self.inner * hidden
+        return hidden * (self.conv_width + self.inner + self.gates) + taps + decays + norm + self.inner * hidden
 
     def state_bytes(self, conv_element_bytes: int = 2) -> int:
         """Return the bytes of one sequence's state in one layer.

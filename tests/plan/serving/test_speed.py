@@ -20,12 +20,13 @@ from cordee.plan.serving.speed.attention import (
     seen_pairs,
 )
 from cordee.plan.serving.speed.grouped import Grouped, expected_imbalance, grouped_roofline_s, grouped_s
+from cordee.plan.serving.speed.mixers import projections, scan_flop_per_token, scan_s
 from cordee.plan.serving.speed.products import product_s, roofline_s
 from cordee.plan.serving.speed.speculation import Speculation
 from cordee.plan.serving.speed.speed import Speed
 from cordee.plan.serving.speed.throughput import saturated
 from cordee.plan.serving.speed.traffic import sum_s
-from cordee.workload.load import load_shape
+from cordee.workload.load import load_shape, model_names
 from cordee.workload.requests import Request
 
 CATALOGUE = load_catalogue()
@@ -139,6 +140,39 @@ def test_step_grows_with_context_and_never_beats_the_weights(
     assert speed.prefill_s(4096) > speed.prefill_s(1024)
     dense_bytes = speed.case.shape.matmul_parameters * 2 if speed.case.shape.experts is None else 0
     assert now > 0.99 * dense_bytes / speed.case.gpu.memory_bytes_per_s
+
+
+@pytest.mark.parametrize("model", model_names())
+def test_no_model_is_faster_than_the_nameplate(model: str) -> None:
+    """One answer reads the active weights; a prompt of 4,096 computes its products and its causal attention."""
+    shape = load_shape(model)
+    head, bf16 = shape.vocab * shape.hidden, 2.0
+    body = shape.matmul_parameters - head
+    for gpu in map(CATALOGUE.find_gpu, ("H200", "L40S", "MI300X")):
+        for tp in (1, *(tp for tp in (8,) if shape.heads % tp == 0)):
+            speed = Speed(case(model, gpu.name, tp=tp))
+            assert speed.decode_s(1, 1) >= bf16 * (body + head) / tp / gpu.memory_bytes_per_s
+            flop = 4096 * (2 * body + shape.layers * shape.attention_flop_per_token(4096)) / tp
+            assert speed.prefill_s(4096) >= flop / gpu.flop_per_s["bf16"]
+
+
+def test_recurrent_layers_cost_their_own_products_and_their_scan() -> None:
+    """Nemotron-H-56B, 118 layers: 54 of Mamba-2 and 10 of attention; their products have the layers' parameters."""
+    shape = load_shape("nemotron-h-56b")
+    assert shape.mixed is not None and shape.mixed.recurrent is not None
+    layer = shape.mixed.recurrent
+    cut = [sum(n * k for n, k in projections(shape, tp, "recurrent")) for tp in (1, 2)]
+    assert cut[0] == 2 * cut[1] == pytest.approx(layer.parameters(shape.hidden), rel=1e-3)
+    assert scan_s(H100, layer, 1, 4096) > 4096 * scan_flop_per_token(layer) / H100.flop_per_s["bf16"]
+    assert scan_s(H100, layer, 1, 0) == 0
+
+
+@pytest.mark.parametrize("model", [each for each in model_names() if load_shape(each).latent is None])
+def test_products_of_attention_have_its_parameters(model: str) -> None:
+    shape = load_shape(model)
+    for kind in {shape.kind(index) for index in range(shape.layers)} & {"full", "window"}:
+        multiplied = sum(n * k for n, k in projections(shape, 1, kind))
+        assert multiplied == pytest.approx(shape.mixer_parameters(kind), rel=2e-3), kind  # biases are apart
 
 
 def test_tensor_parallel_answers_sooner_and_data_parallel_waits_for_the_longest_prompt() -> None:

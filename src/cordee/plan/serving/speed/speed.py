@@ -20,6 +20,7 @@ from cordee.plan.serving.speed.attention import (
     prefill_attention_s,
 )
 from cordee.plan.serving.speed.grouped import Grouped, expected_imbalance, grouped_s
+from cordee.plan.serving.speed.mixers import projections, scan_s, states_s
 from cordee.plan.serving.speed.products import product_s
 from cordee.plan.serving.speed.traffic import handover_s, scatter_s, sum_s
 from cordee.workload.layers import LayerKind
@@ -97,7 +98,7 @@ class Speed:
         seconds = 0.0
         for kind, layers in self.mixers:
             if kind == "recurrent":
-                seconds += layers * self._recurrent_s(per_group)
+                seconds += layers * self._recurrent_s(sum(new for new, _ in chunks), per_group)
                 continue
             seconds += layers * prefill_attention_s(case.gpu, prefill_attention(case.shape, tp, kind), case.kv, chunks)
             answers = decode_attention(case.shape, tp, kind)
@@ -110,13 +111,12 @@ class Speed:
         kinds = Counter(self.case.shape.kind(layer) for layer in range(self.case.shape.layers))
         return tuple((kind, count) for kind, count in kinds.items() if kind not in ("mlp", "experts"))
 
-    def _recurrent_s(self, sequences: int) -> float:
-        """Return one recurrent layer's seconds: its states are read and written."""
-        mixed, gpu = self.case.shape.mixed, self.case.gpu
-        if mixed is None or mixed.recurrent is None or not sequences:
+    def _recurrent_s(self, tokens: float, sequences: int) -> float:
+        """Return one recurrent layer's seconds: prompts are scanned, the states of answers are read and written."""
+        mixed, gpu, tp = self.case.shape.mixed, self.case.gpu, self.case.layout.tp
+        if mixed is None or mixed.recurrent is None:
             return 0.0
-        moved = 2 * sequences * mixed.recurrent.state_bytes() / self.case.layout.tp
-        return moved / (gpu.memory_bytes_per_s * gpu.efficiency.memory_fraction) + gpu.efficiency.launch_s
+        return scan_s(gpu, mixed.recurrent, tp, tokens) + states_s(gpu, mixed.recurrent, tp, sequences)
 
     def _token_s(self, tokens: int, everywhere: int, sampled: int) -> float:
         """Return the seconds of all that does not look at the context, for one rank's tokens among those of all."""
@@ -126,7 +126,8 @@ class Speed:
             mixing = sum(layers for _, layers in self.mixers)
             alone = shape.mixed is not None and shape.mixed.blocks_alone
             dense = shape.layers - shape.expert_layers - (mixing if alone else 0)
-            seconds = mixing * self._common_s(tokens) + dense * self._mlp_s(tokens, shape.ffn)
+            seconds = sum(layers * self._common_s(tokens, kind) for kind, layers in self.mixers)
+            seconds += dense * self._mlp_s(tokens, shape.ffn)
             if shape.expert_layers:
                 seconds += shape.expert_layers * self._experts_s(tokens, everywhere)
             self._products[key] = seconds + self._head_s(sampled)
@@ -143,32 +144,18 @@ class Speed:
         """The format of feed-forward blocks that every token passes."""
         return WEIGHTS["bf16"] if self.case.weights.experts_only else self.case.weights
 
-    def _common_s(self, tokens: int) -> float:
-        """Return one layer's projections of attention, norms, and the sum over tensor-parallel ranks."""
+    def _common_s(self, tokens: int, kind: LayerKind) -> float:
+        """Return the projections of one layer's mixer, norms, and the sum over tensor-parallel ranks."""
         case, shape, tp = self.case, self.case.shape, self.case.layout.tp
-        seconds = sum(product_s(case.gpu, self.mixer_weights, tokens, n, k) for n, k in self._projections())
-        rotated = 2 * (shape.heads + 2 * shape.kv_heads) * shape.head_dim / tp
-        words = NORM_WORDS * shape.hidden + rotated * (2 if shape.qk_norm else 1)
+        products = projections(shape, tp, kind)
+        seconds = sum(product_s(case.gpu, self.mixer_weights, tokens, n, k) for n, k in products)
+        words: float = NORM_WORDS * shape.hidden
+        if kind != "recurrent":
+            kv_heads, head_dim = shape.kv_shape(kind)
+            words += 2 * (shape.heads + 2 * kv_heads) * head_dim / tp * (2 if shape.qk_norm else 1)
         seconds += 2 * words * tokens / (case.gpu.memory_bytes_per_s * case.gpu.efficiency.memory_fraction)
         seconds += SMALL_KERNELS * case.gpu.efficiency.launch_s
         return seconds + sum_s(case.gpu, 2.0 * tokens * shape.hidden, tp)
-
-    def _projections(self) -> list[tuple[float, float]]:
-        """Return n and k of the products before and after attention on one GPU."""
-        shape, tp = self.case.shape, self.case.layout.tp
-        heads = ceil(shape.heads / tp)
-        latent = shape.latent
-        if latent is None:
-            wide = (heads + 2 * ceil(shape.kv_heads / tp)) * shape.head_dim
-            return [(wide, shape.hidden), (shape.hidden, heads * shape.head_dim)]
-        key = latent.nope_dim + latent.rope_dim
-        down = (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
-        return [
-            (down, shape.hidden),
-            (heads * key, latent.q_rank or shape.hidden),
-            (heads * (latent.nope_dim + latent.v_dim), latent.kv_rank),
-            (shape.hidden, heads * latent.v_dim),
-        ]
 
     def _mlp_s(self, tokens: int, ffn: int) -> float:
         """Return one feed-forward block with its sum over tensor-parallel ranks."""
@@ -188,15 +175,17 @@ class Speed:
         assert moe is not None, "only a model with experts has layers of experts"
         ranks = layout.tp * layout.dp
         spread = ranks if layout.ep else 1
-        group = Grouped(
-            moe.routed / spread, moe.routed, moe.per_token, shape.hidden, moe.ffn * spread / ranks, shape.gated
-        )
+        width = moe.latent or shape.hidden
+        group = Grouped(moe.routed / spread, moe.routed, moe.per_token, width, moe.ffn * spread / ranks, shape.gated)
         imbalance = expected_imbalance(moe.routed, spread) if self.imbalance is None else self.imbalance
         seconds = grouped_s(case.gpu, case.weights, group, everywhere, imbalance=imbalance)
         seconds += product_s(case.gpu, WEIGHTS["bf16"], tokens, moe.routed, shape.hidden)
+        if moe.latent:  # every rank projects its tokens to the experts' width and back
+            narrow = ((moe.latent, shape.hidden), (shape.hidden, moe.latent))
+            seconds += sum(product_s(case.gpu, self.dense_weights, tokens, n, k) for n, k in narrow)
         seconds += 2 * case.gpu.efficiency.launch_s
         if layout.dp > 1:
-            sent = everywhere / layout.dp * min(moe.per_token, ranks) * shape.hidden
+            sent = everywhere / layout.dp * min(moe.per_token, ranks) * width
             seconds += scatter_s(case.gpu, 1.0 * sent, ranks) + scatter_s(case.gpu, 2.0 * sent, ranks)
         elif not moe.shared_ffn:
             seconds += sum_s(case.gpu, 2.0 * tokens * shape.hidden, layout.tp)
