@@ -51,6 +51,17 @@ class Grid:
             total += weight * self._log_values[index]
         return round(exp(total), 12)
 
+    def fraction(self, *point: float) -> float:
+        """Return the fraction of the roofline at a point, for a grid of percentages; at most 1.
+
+        A measurement that repeats one kernel finds its bytes in the L2 cache and may exceed the memory's rate (380 % on
+        L40S). In a model every layer has other bytes.
+
+        >>> Grid(((1, 4),), (50.0, 380.0)).fraction(1), Grid(((1, 4),), (50.0, 380.0)).fraction(4)
+        (0.5, 1.0)
+        """
+        return min(1.0, self.at(*point) / 100)
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:

@@ -97,7 +97,7 @@ def prefill_attention_s(gpu: Gpu, attention: Attention, kv: Format, chunks: Sequ
     length = sum(new * (new + 2 * past) for new, past in chunks) / tokens
     grid = gpu.kernels.find("latent_prefill" if attention.latent else "prefill", kv.name, "bf16")
     if grid is not None:
-        return ideal * 100 / grid.at(attention.heads * len(chunks), attention.key_dim, length)
+        return ideal / grid.fraction(attention.heads * len(chunks), attention.key_dim, length)
     reached = gpu.efficiency.vendor_attention_fraction * length / (length + HALF_TOKENS)
     return ideal / reached + gpu.efficiency.launch_s
 
@@ -123,6 +123,6 @@ def decode_attention_s(
     if grid is None:
         return max(ideal, computed) / gpu.efficiency.memory_fraction + gpu.efficiency.launch_s
     if attention.latent:
-        return max(ideal, computed) * 100 / grid.at(attention.heads, sequences, length)
+        return max(ideal, computed) / grid.fraction(attention.heads, sequences, length)
     group, rows = attention.heads / attention.kv_heads, sequences * attention.kv_heads
-    return max(ideal, computed) * 100 / grid.at(group, rows, length, attention.key_dim)
+    return max(ideal, computed) / grid.fraction(group, rows, length, attention.key_dim)

@@ -76,6 +76,6 @@ def grouped_s(gpu: Gpu, weights: Format, group: Grouped, tokens: float, *, imbal
     grid = gpu.kernels.find("experts", weights.name, MEASURED_AS.get(weights.name, weights.products))
     if grid is not None:
         pairs = tokens * group.per_token / group.routed
-        return ideal * 100 / grid.at(pairs, group.experts, group.weights, group.routed / group.experts)
+        return ideal / grid.fraction(pairs, group.experts, group.weights, group.routed / group.experts)
     fraction = min(gpu.efficiency.memory_fraction, gpu.efficiency.product_fraction) * gpu.efficiency.grouped_fraction
     return ideal / fraction + 2 * gpu.efficiency.launch_s

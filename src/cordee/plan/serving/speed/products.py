@@ -53,10 +53,10 @@ def product_s(gpu: Gpu, weights: Format, m: float, n: float, k: float) -> float:
     ideal = roofline_s(gpu, weights, m, n, k)
     grid = gpu.kernels.find("product", weights.name, MEASURED_AS.get(weights.name, weights.name))
     if grid is not None:
-        return ideal * 100 / grid.at(m, n, k)
+        return ideal / grid.fraction(m, n, k)
     grid = gpu.kernels.find("product", computed_in(gpu, weights), "bf16")
     if grid is not None:
-        return ideal * 100 / grid.at(m, n, k) / (UNPACKED_FRACTION if weights.weight_only else 1.0)
+        return ideal / grid.fraction(m, n, k) / (UNPACKED_FRACTION if weights.weight_only else 1.0)
     return ideal / _assumed_fraction(gpu, weights, m, n, k) + gpu.efficiency.launch_s
 
 
