@@ -32,7 +32,7 @@ NODE_USD_PER_HOUR = 16.0  # 8 GPUs at $2
 FLAT = TokenPrices(2.8, 2.8, 2.8)
 OUTPUT_ONLY = TokenPrices(0.0, 0.0, 2.8)
 R1 = TokenPrices(0.55, 0.14, 2.19)
-CACHED_FRACTION = 0.563
+CACHED_FRACTION = 342 / 608  # billions of input tokens
 LENGTHS = (256, 1024, 4096, 16_384, 65_536)
 RATES = (1.0, 10.0, 100.0)
 
