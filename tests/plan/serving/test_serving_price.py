@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cordee.errors import SpecError
 from cordee.hardware.load import load_catalogue
-from cordee.plan.serving.price.energy import Electricity, energy_usd_per_mtok, gpu_watts
+from cordee.plan.serving.price.energy import POWER, Electricity, energy_usd_per_mtok, gpu_watts
 from cordee.plan.serving.price.hours import (
     Renting,
     ReplicaHours,
@@ -63,8 +63,9 @@ class TestDeepSeeksDay:
         assert 226.75 * fleet.usd_per_day == pytest.approx(87_072)  # reported
 
     def test_revenue_and_margin(self) -> None:
-        revenue = R1_PRICES.usd(TokenMix(608e9, 168e9, cached_tokens=0.563 * 608e9))
-        assert revenue == pytest.approx(562_027, rel=0.0005)  # reported, with 342 billion of the input from the cache
+        revenue = R1_PRICES.usd(TokenMix(608e9, 168e9, cached_tokens=342e9))
+        assert revenue == pytest.approx(562_100)
+        assert revenue == pytest.approx(562_027, rel=0.0002)  # reported
         assert margin(562_027, 87_072) == pytest.approx(5.45, abs=0.01)  # 545 % reported
         assert margin(revenue, 87_072) == pytest.approx(5.455, abs=0.01)
 
@@ -231,6 +232,12 @@ class TestEnergy:
         half = energy_usd_per_mtok(GPUS["H100"], 8, 2919.0, at, busy_fraction=0.5)
         assert half is not None
         assert full < half < 2 * full
+
+    def test_a_card_in_a_plain_server_has_no_dgx_around_it(self) -> None:
+        for name in ("A10", "RTX-4090", "L40S"):
+            watts = gpu_watts(GPUS[name], Electricity(building_factor=1.0))
+            assert watts is not None and watts < POWER[name].watts + 200
+        assert gpu_watts(GPUS["A100-80"], Electricity(building_factor=1.0)) == pytest.approx(6500 / 8)
 
     def test_every_gpu_of_the_catalogue_has_watts(self) -> None:
         assert all(gpu_watts(gpu, Electricity()) is not None for gpu in GPUS.values())

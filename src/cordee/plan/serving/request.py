@@ -127,6 +127,11 @@ class Pricing:
     other_gpus: tuple[Gpu, ...] = ()
     api: TokenPrices | None = None
 
+    @property
+    def mean_load(self) -> float:
+        """The load of a mean hour over that of the busiest."""
+        return sum(self.busy_fractions) / len(self.busy_fractions) / max(self.busy_fractions)
+
     def price(self, gpu: Gpu) -> Price | None:
         """Return the price of this GPU in this kind of capacity; None: unknown."""
         wanted = (gpu.name, self.capacity)
