@@ -324,6 +324,8 @@ def _sources(out: Console, answer: ServingAnswer) -> None:
     )
     indented(out, f"{request.pricing.capacity} {said}")
     indented(out, f"{request.gpu.name}: {request.gpu.source}")
+    if answer.borrowed is not None:
+        indented(out, answer.borrowed)
     played = answer.nearest.performance is not None and answer.nearest.performance.played
     steady = "the steady state of one replica, alike for all requests (--rate plays them one by one)"
     how = "requests in the order of their arrival, played through one replica" if played else steady

@@ -8,6 +8,7 @@ from cordee.hardware.load import load_catalogue, load_speedups
 from cordee.plan.serving.formats import WEIGHTS
 from cordee.plan.serving.levers.quantise import (
     FormatCrossover,
+    borrowed_kernels,
     find_crossovers,
     measured_crossover,
     step_crossover,
@@ -44,6 +45,18 @@ def test_a_format_that_was_not_measured_is_taken_from_the_same_chip() -> None:
     assert only("A100-40", "int8").where.startswith("A100-80")
     assert find_crossovers(TABLES, "A100-40") == ()
     assert find_crossovers(TABLES, "MI300X", "fp8") == ()
+
+
+def test_kernels_of_another_engine_or_gpu_are_marked_as_borrowed() -> None:
+    assert borrowed_kernels(TABLES, "H200", "tensorrt-llm", "int4") is None
+    assert borrowed_kernels(TABLES, "H200", "vllm", "int4") == (
+        "int4 products measured on H200 in tensorrt-llm 1.2, not in vllm"
+    )
+    assert borrowed_kernels(TABLES, "H100", "tensorrt-llm", "int4") == (
+        "int4 products measured on H200 in tensorrt-llm 1.2"
+    )
+    assert borrowed_kernels(TABLES, "MI300X", "vllm", "int4") == "int4 products assumed, not measured"
+    assert borrowed_kernels(TABLES, "H200", "vllm", "bf16") is None
 
 
 def test_on_a100_it_loses_little_and_late() -> None:

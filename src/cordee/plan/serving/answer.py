@@ -13,6 +13,7 @@ from cordee.plan.serving.curve import ServingCurve, serving_curve
 from cordee.plan.serving.flags import Deployment, engine_settings
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers.levers import Lever, levers
+from cordee.plan.serving.levers.quantise import borrowed_kernels
 from cordee.plan.serving.memory.memory import engine_log
 from cordee.plan.serving.page import serving_page
 from cordee.plan.serving.price.energy import Electricity, energy_usd_per_mtok
@@ -83,8 +84,14 @@ class ServingAnswer:
         if found is None:
             return None
         tokens_per_s = found.requests_per_s * found.mix.tokens / self.nearest.busy_fraction
-        at = Electricity()
-        return energy_usd_per_mtok(self.request.gpu, self.nearest.gpus, tokens_per_s, at, self.nearest.busy_fraction)
+        busy = self.nearest.busy_fraction * self.request.pricing.mean_load
+        return energy_usd_per_mtok(self.request.gpu, self.nearest.gpus, tokens_per_s, Electricity(), busy)
+
+    @property
+    def borrowed(self) -> str | None:
+        """Where the kernels of the nearest layout's weights were measured, if not in this engine on this GPU."""
+        request, weights = self.request, self.nearest.case.weights.name
+        return borrowed_kernels(request.speedups, request.gpu.name, request.engine.name, weights)
 
     @cached_property
     def against_api(self) -> BreakEven | None:

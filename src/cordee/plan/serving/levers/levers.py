@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cordee.errors import CatalogueError, LayoutError
-from cordee.hardware.kernels import Kernels
+from cordee.hardware.catalog import Gpu
 from cordee.plan.expect import DEFAULTS
+from cordee.plan.serving.case import ServingLayout
 from cordee.plan.serving.curve import serving_curve
 from cordee.plan.serving.formats import KV, WEIGHTS, Format
 from cordee.plan.serving.judge import ServingCandidate, judge, judge_all, mean_context, rank, speed_of, steady
@@ -25,7 +26,7 @@ from cordee.plan.serving.levers.offload import (
     shortest_restore_tokens,
 )
 from cordee.plan.serving.levers.parallel import phase_costs, split_phases
-from cordee.plan.serving.levers.quantise import find_crossovers
+from cordee.plan.serving.levers.quantise import borrowed_kernels, find_crossovers
 from cordee.plan.serving.levers.reuse import BlockReuse, block_reuse
 from cordee.plan.serving.levers.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve
 from cordee.plan.serving.levers.static import static_use
@@ -41,6 +42,7 @@ from cordee.units import format_bytes, format_duration, plural
 CACHED_FRACTION = 0.5
 ACCEPTANCE = 0.7
 GPUS_SHOWN = 3
+ASSUMED = "assumed, not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,8 @@ def _format_turn(base: ServingCandidate, weights: Format) -> str:
     if named:
         row = named[-1]
         slower = f"products slower {', '.join(map(str, row.losing))}" if row.losing else "never slower"
-        return "; ".join(filter(None, (f"{slower} (measured, {row.where})", row.remark)))
+        borrowed = borrowed_kernels(request.speedups, request.gpu.name, request.engine.name, weights.name)
+        return "; ".join(filter(None, (f"{slower} (measured, {row.where})", borrowed, row.remark)))
     plain, other = speed_of(base.case), speed_of(replace(base.case, weights=weights))
     context = mean_context(request.traffic)
     gains = [plain.decode_s(size, size * context) / other.decode_s(size, size * context) for size in BATCHES]
@@ -208,7 +211,11 @@ def _parallel(base: ServingCandidate) -> Iterator[Lever]:
 
 
 def _gpus(base: ServingCandidate) -> Iterator[Lever]:
-    """Yield the other GPUs on which a token costs least, as many as here, and whether each phase wants its own."""
+    """Yield the other GPUs on which a token costs least, and whether each phase wants its own.
+
+    GPUs without measured kernels are ranked apart, after the measured ones: their assumed fractions of the roofline
+    are no evidence against a measured GPU, so they take no part in the choice of a GPU for each phase either.
+    """
     found = []
     pricing = base.request.pricing
     for gpu in (each for each in pricing.other_gpus if pricing.price(each) is not None):
@@ -219,10 +226,18 @@ def _gpus(base: ServingCandidate) -> Iterator[Lever]:
         if best.keeps_slo and best.usd_per_mtok is not None:
             found.append(best)
     found.sort(key=lambda each: each.usd_per_mtok or 0.0)
-    for each in found[:GPUS_SHOWN]:
-        yield _lever(base, "GPU", f"{each.case.gpu.name}, {each.case.layout}", each, turns=latencies(each))
-    if base.usd_per_mtok is not None and found:
-        yield _phases(base, found)
+    measured = [each for each in found if is_measured(each.case.gpu)]
+    assumed = [each for each in found if not is_measured(each.case.gpu)]
+    for each in (*measured[:GPUS_SHOWN], *assumed[:GPUS_SHOWN]):
+        turns = latencies(each) if is_measured(each.case.gpu) else f"{ASSUMED}; {latencies(each)}"
+        yield _lever(base, "GPU", f"{each.case.gpu.name}, {each.case.layout}", each, turns=turns)
+    if base.usd_per_mtok is not None and measured:
+        yield _phases(base, measured)
+
+
+def is_measured(gpu: Gpu) -> bool:
+    """Return whether the planner has measured kernels of this GPU, or of another one with its chip."""
+    return bool(gpu.kernels.grids)
 
 
 def _phases(base: ServingCandidate, others: list[ServingCandidate]) -> Lever:
@@ -238,7 +253,8 @@ def _phases(base: ServingCandidate, others: list[ServingCandidate]) -> Lever:
     here = next(each for each in costs if each.gpu == base.case.gpu.name)
     both = split.prefill.gpu == split.decode.gpu
     change = f"{split.prefill.gpu} for both" if both else f"{split.prefill.gpu}, then {split.decode.gpu}"
-    return Lever("GPU of a phase", change, None, split.split_usd / here.usd(mix), str(split))
+    mark = "" if is_measured(base.case.gpu) else f"; {base.case.gpu.name} is {ASSUMED}"
+    return Lever("GPU of a phase", change, None, split.split_usd / here.usd(mix), f"{split}{mark}")
 
 
 def _slices(base: ServingCandidate) -> Iterator[Lever]:
@@ -250,9 +266,9 @@ def _slices(base: ServingCandidate) -> Iterator[Lever]:
             () if price is None else (replace(price, gpu=part.name, usd_per_gpu_hour=price.usd_per_gpu_hour / number),)
         )
         pricing = replace(request.pricing, prices=prices)
-        gpu = replace(part, kernels=Kernels())  # what was measured is of the whole GPU
+        # A slice keeps the grids of its GPU: parts of a roofline, so that both rest on one measurement.
         sliced = replace(
-            request, gpu=gpu, gpus=number * request.gpus, pricing=pricing, layout=ServingLayoutWanted(1, 1)
+            request, gpu=part, gpus=number * request.gpus, pricing=pricing, layout=ServingLayoutWanted(1, 1)
         )
         best = min(judge_all(sliced), key=rank)
         if best.keeps_slo and best.performance is not None:
@@ -266,9 +282,14 @@ def _slices(base: ServingCandidate) -> Iterator[Lever]:
         yield Lever("MIG", f"{number} x {best.case.gpu.name}", rate / whole, usd, latencies(best))
 
 
+def sequence_gpus(layout: ServingLayout) -> int:
+    """Return the GPUs that hold one sequence: a sequence lies on one data-parallel rank alone."""
+    return layout.tp * layout.pp
+
+
 def _offload(base: ServingCandidate) -> Lever:
     """Return the lever of a KV cache beyond the GPU: it pays where it is read faster than computed."""
-    case, gpus, speed = base.case, base.case.layout.gpus, speed_of(base.case)
+    case, gpus, speed = base.case, sequence_gpus(base.case.layout), speed_of(base.case)
     chunk = case.max_batched_tokens
 
     def size(tokens: int) -> float:
@@ -328,7 +349,7 @@ def _levels(base: ServingCandidate, reuse: BlockReuse) -> Iterator[Lever]:
     prefix = base.request.traffic.input_tokens
     replica = Offloading(
         gpu_tokens=base.memory.kv_tokens,
-        token_bytes=kv_bytes_per_token(base.case) * base.case.layout.gpus,
+        token_bytes=kv_bytes_per_token(base.case) * sequence_gpus(base.case.layout),
         prefix_tokens=prefix,
         recompute_s=prefix / base.performance.rates.prefill_tokens_per_s,
         usd_per_replica_hour=base.usd_per_hour / base.replicas,

@@ -125,10 +125,33 @@ def find_crossovers(
 
     A format that was not measured on this GPU is taken from others with its chip, which the rows name.
     """
+    return tuple(map(measured_crossover, find_rows(tables, gpu, format_name)))
+
+
+def find_rows(tables: Iterable[Speedups], gpu: str, format_name: str | None = None) -> list[Speedups]:
+    """Return the measured rows of a GPU, else those of a GPU with its chip if a format is named."""
     rows = [row for row in tables if format_name in (None, row.format)]
     chip = next((names for names in SAME_CHIP if gpu in names), (gpu,))
-    found = [row for row in rows if row.gpu == gpu] or [row for row in rows if row.gpu in chip and format_name]
-    return tuple(map(measured_crossover, found))
+    return [row for row in rows if row.gpu == gpu] or [row for row in rows if row.gpu in chip and format_name]
+
+
+def borrowed_kernels(tables: Iterable[Speedups], gpu: str, engine: str, format_name: str) -> str | None:
+    """Return where the kernels of a weight-only format were measured, if not in this engine on this GPU; else None.
+
+    >>> from cordee.hardware.load import load_speedups
+    >>> borrowed_kernels(load_speedups(), "H200", "vllm", "int4")
+    'int4 products measured on H200 in tensorrt-llm 1.2, not in vllm'
+    """
+    if not WEIGHTS[format_name].weight_only:
+        return None
+    found = find_rows(tables, gpu, format_name)
+    if any((row.gpu, row.engine) == (gpu, engine) for row in found):
+        return None
+    if not found:
+        return f"{format_name} products assumed, not measured"
+    row = found[-1]
+    where = "" if row.engine == engine else f", not in {engine}"
+    return f"{format_name} products measured on {row.gpu} in {row.engine} {row.version}{where}"
 
 
 def step_crossover(

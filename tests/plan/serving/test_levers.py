@@ -1,0 +1,82 @@
+"""The levers on a plan: what is measured stays apart from what is assumed, and ranks keep to their own links."""
+
+from dataclasses import replace
+
+import pytest
+
+from cordee.hardware.kernels import Kernels
+from cordee.hardware.load import load_catalogue, load_speedups
+from cordee.plan.serving.answer import ServingAnswer
+from cordee.plan.serving.ask import ServingRequest, ask
+from cordee.plan.serving.case import ServingLayout
+from cordee.plan.serving.engine import find_engine
+from cordee.plan.serving.formats import WEIGHTS
+from cordee.plan.serving.judge import speed_of
+from cordee.plan.serving.layouts import parse_serving_layout
+from cordee.plan.serving.levers.levers import ASSUMED, Lever, is_measured, sequence_gpus
+from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.request import Pricing, Traffic
+from cordee.units import parse_bytes_per_s
+from cordee.workload.load import load_shape
+
+CATALOGUE = load_catalogue()
+
+
+def plan(model: str = "llama-3-8b", gpus: str = "1xH100", *, layout: str = "tp=1", **more: object) -> ServingAnswer:
+    count, _, name = gpus.partition("x")
+    pricing = Pricing(prices=CATALOGUE.prices)
+    given = {"pricing": pricing, "speedups": load_speedups(), "layout": parse_serving_layout(layout), **more}
+    asked = ServingRequest(
+        shape=load_shape(model), gpu=CATALOGUE.find_gpu(name), gpus=int(count), engine=find_engine("vllm"), **given  # type: ignore[arg-type]
+    )  # fmt: skip
+    return ask(asked)
+
+
+def named(answer: ServingAnswer, name: str) -> list[Lever]:
+    return [each for each in answer.levers if each.name == name]
+
+
+def test_a_slice_is_compared_on_the_grids_of_its_gpu() -> None:
+    answer = plan()
+    bare = ask(replace(answer.request, gpu=replace(answer.request.gpu, name="H100 bare", kernels=Kernels())))
+    assert bare.nearest.performance is not None and answer.nearest.performance is not None
+    (mig,) = named(answer, "MIG")
+    assert mig.factor is not None and mig.factor > 0.85  # without the grids 0.75: most of it was their absence
+    assert bare.nearest.performance.requests_per_s < 0.9 * answer.nearest.performance.requests_per_s
+
+
+def test_gpus_without_measured_kernels_are_marked_and_come_after_the_measured() -> None:
+    pricing = Pricing(prices=CATALOGUE.prices, other_gpus=tuple(g for g in CATALOGUE.gpus if g.name != "H100"))
+    answer = plan(pricing=pricing)
+    found = named(answer, "GPU")
+    marked = [each.turns.startswith(ASSUMED) for each in found]
+    assert marked == sorted(marked) and any(marked) and not all(marked)
+    assert [is_measured(CATALOGUE.find_gpu(each.change.split(",")[0])) for each in found] == [not m for m in marked]
+    (phase,) = named(answer, "GPU of a phase")
+    assert "MI300X" not in phase.change and "A10," not in phase.change
+
+
+def test_a_sequence_is_restored_over_the_links_of_its_own_rank() -> None:
+    assert sequence_gpus(ServingLayout(tp=2, pp=2, dp=4)) == 4
+    answer = plan("deepseek-v3", "8xH200", layout="dp=8,ep", weights=(WEIGHTS["fp8"],))
+    case, prompt = answer.nearest.case, answer.request.traffic.input_tokens
+    (offload,) = named(answer, "KV offload")
+    needed = parse_bytes_per_s(offload.change.removesuffix(" to break even"))
+    assert needed == pytest.approx(kv_bytes(case, prompt) / speed_of(case).prefill_s(prompt), rel=0.01)
+
+
+def test_kernels_of_another_engine_are_marked_in_the_plan() -> None:
+    answer = plan(gpus="1xH200", weights=(WEIGHTS["int4"],))
+    assert answer.borrowed is not None and "not in vllm" in answer.borrowed
+    (int4,) = (each for each in plan(gpus="1xH200").levers if each.change == "int4")
+    assert "not in vllm" in int4.turns
+    assert plan().borrowed is None
+
+
+def test_electricity_is_that_of_all_hours() -> None:
+    flat, night = (Pricing(prices=CATALOGUE.prices, busy_fractions=hours) for hours in ((1.0,), (0.25, 1.0) * 12))
+    load = Traffic(rate_per_s=5)
+    full, idle = (plan(pricing=each, traffic=load).electricity_usd_per_mtok for each in (flat, night))
+    assert full is not None and idle is not None
+    assert idle > 1.2 * full
+    assert idle < full / Pricing(busy_fractions=(0.25, 1.0)).mean_load == pytest.approx(full / 0.625)
