@@ -1,22 +1,41 @@
 """The serving answer as an HTML page: drawings are made here, the words stand in `view/templates/serve.html.j2`."""
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.memory.visible import visible_bytes
+from cordee.plan.serving.request import ServingRequest
 from cordee.units import format_count, format_digits_usd, format_gb, format_latency
 from cordee.view.chart import Axis, ChartLine, Mark, chart_html
 from cordee.view.memory import SERVING_PARTS, MemoryBar, memory_html
 from cordee.view.page import page
 
-if TYPE_CHECKING:
-    from cordee.plan.serving.answer import ServingAnswer
-
 SHOWN = 8
 
 
-def serving_page(answer: "ServingAnswer", *, notebook: bool = False) -> str:
+class ServingDrawn(Protocol):
+    """The parts of an answer that are drawn here; the template reads the others."""
+
+    @property
+    def request(self) -> ServingRequest: ...
+    @property
+    def serving(self) -> tuple[ServingCandidate, ...]: ...
+    @property
+    def late(self) -> tuple[ServingCandidate, ...]: ...
+    @property
+    def rejected(self) -> tuple[ServingCandidate, ...]: ...
+    @property
+    def best(self) -> ServingCandidate | None: ...
+    @property
+    def nearest(self) -> ServingCandidate: ...
+    @property
+    def fits(self) -> bool: ...
+    @property
+    def curve(self) -> ServingCurve | None: ...
+
+
+def serving_page(answer: ServingDrawn, *, notebook: bool = False) -> str:
     """Return the page, self-contained, or its parts alone for the output of a notebook's cell."""
     request = answer.request
     traffic = request.traffic
@@ -45,7 +64,7 @@ def serving_page(answer: "ServingAnswer", *, notebook: bool = False) -> str:
     )
 
 
-def curve_svg(curve: ServingCurve, answer: "ServingAnswer") -> str:
+def curve_svg(curve: ServingCurve, answer: ServingDrawn) -> str:
     """Draw tokens a second over the time per output token, with the knee and the limit that is to be kept."""
     points = [(1000 * point.tpot_s, point.output_tokens_per_s) for point in curve.points]
     points.sort()
@@ -68,7 +87,7 @@ def curve_svg(curve: ServingCurve, answer: "ServingAnswer") -> str:
     )
 
 
-def _memory_svg(answer: "ServingAnswer") -> str:
+def _memory_svg(answer: ServingDrawn) -> str:
     shown = (*answer.serving[:SHOWN], *answer.late[:2], *answer.rejected[: 2 if answer.fits else SHOWN])
     bars = [MemoryBar(f"{each.replicas}x {each.name}", each.parts, _note(each), SERVING_PARTS) for each in shown]
     return memory_html(bars, visible_bytes(answer.request.gpu))

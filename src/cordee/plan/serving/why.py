@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from cordee.plan.serving.formats import KV, WEIGHTS
 from cordee.plan.serving.judge import ServingCandidate, judge, rank, steady
 from cordee.plan.serving.layouts import misfit, parse_serving_layout
 from cordee.plan.serving.memory.kv import kv_bytes
+from cordee.plan.serving.remedies import ServiceRemedy
+from cordee.plan.serving.request import ServingRequest
 from cordee.units import format_digits_usd, format_gb, plural
-
-if TYPE_CHECKING:
-    from cordee.plan.serving.answer import ServingAnswer
 
 Ground = Literal[
     "does not divide",
@@ -25,6 +24,21 @@ Ground = Literal[
 ]
 
 
+class Ranked(Protocol):
+    """The parts of an answer that its reasons are made from."""
+
+    @property
+    def request(self) -> ServingRequest: ...
+    @property
+    def candidates(self) -> tuple[ServingCandidate, ...]: ...
+    @property
+    def best(self) -> ServingCandidate | None: ...
+    @property
+    def nearest(self) -> ServingCandidate: ...
+    @property
+    def remedies(self) -> tuple[ServiceRemedy, ...]: ...
+
+
 @dataclass(frozen=True)
 class ServingWhy:
     """Why a layout is not the best, or why so many requests do not run at once; `hint` names what would do."""
@@ -36,7 +50,7 @@ class ServingWhy:
     candidate: ServingCandidate | None
 
 
-def why_not(answer: "ServingAnswer", text: str) -> ServingWhy:
+def why_not(answer: Ranked, text: str) -> ServingWhy:
     """Return why the best layout is not this one (`tp=2`), or why a replica does not run so many at once (`128`).
 
     Axes that the text leaves out are 1.
@@ -47,7 +61,7 @@ def why_not(answer: "ServingAnswer", text: str) -> ServingWhy:
     return _sequences(answer, int(text)) if text.strip().isdecimal() else _layout(answer, text)
 
 
-def _layout(answer: "ServingAnswer", text: str) -> ServingWhy:
+def _layout(answer: Ranked, text: str) -> ServingWhy:
     request, layout = answer.request, parse_serving_layout(text).plainest
     broken = misfit(layout, request.shape, request.gpu, request.gpus)
     if broken is not None:
@@ -96,14 +110,14 @@ def _shortfall(found: ServingCandidate) -> str:
     return f"lacks {format_gb(found.shortfall_bytes)} on each GPU: {found.memory.refusal}"
 
 
-def _fits_instead(answer: "ServingAnswer") -> str:
+def _fits_instead(answer: Ranked) -> str:
     best = answer.best
     if best is not None:
         return f"{best.name} {'keeps them' if answer.request.slo.limits else 'fits'}: {latencies(best)}"
     return "; or ".join(str(each) for each in answer.remedies)
 
 
-def _sequences(answer: "ServingAnswer", wanted: int) -> ServingWhy:
+def _sequences(answer: Ranked, wanted: int) -> ServingWhy:
     """Return what keeps a replica of the nearest layout from running so many requests at once."""
     found, text = answer.nearest, str(wanted)
     tokens = answer.request.traffic.request_tokens
@@ -128,7 +142,7 @@ def _sequences(answer: "ServingAnswer", wanted: int) -> ServingWhy:
     return ServingWhy(text, "possible", message, "", tried)
 
 
-def _room_hint(answer: "ServingAnswer", found: ServingCandidate, wanted: int) -> str:
+def _room_hint(answer: Ranked, found: ServingCandidate, wanted: int) -> str:
     request, tokens = answer.request, answer.request.traffic.request_tokens
     eight = KV["fp8"]
     four = WEIGHTS["int4"]
