@@ -152,8 +152,8 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
         model=str(model),
         traffic=_traffic(given),
         slo=Slo(
-            ttft_s=None if ttft is None else parse_duration_s(str(ttft)),
-            tpot_s=None if tpot is None else parse_duration_s(str(tpot)),
+            ttft_s=None if ttft is None else parse_duration_s(str(ttft), "500ms or 2s"),
+            tpot_s=None if tpot is None else parse_duration_s(str(tpot), "50ms or 0.1s"),
             statistic=_one_of("statistic", given.get("statistic", "p99"), STATISTICS),
         ),
         weights=_formats(WEIGHTS, given.get("weights", "bf16"), gpu),

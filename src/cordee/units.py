@@ -41,8 +41,8 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * _BYTES[match[2].upper()])
 
 
-def parse_duration_s(text: str) -> float:
-    """Return the seconds of `90s`, `30m` or `3d12h`.
+def parse_duration_s(text: str, examples: str = "90s, 30m, 47h or 3d12h") -> float:
+    """Return the seconds of `90s`, `30m` or `3d12h`; a refusal shows the examples.
 
     >>> parse_duration_s("3d12h"), parse_duration_s("1.5m"), parse_duration_s("250ms")
     (302400.0, 90.0, 0.25)
@@ -53,7 +53,7 @@ def parse_duration_s(text: str) -> float:
     compact = text.replace(" ", "")
     parts = re.findall(_NUMBER + r"(ms|[smhdw])", compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise UnitError(f"{text!r} is not a duration", hint="write a number with a unit: 90s, 30m, 47h or 3d12h")
+        raise UnitError(f"{text!r} is not a duration", hint=f"write a number with a unit: {examples}")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 

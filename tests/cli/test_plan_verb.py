@@ -208,6 +208,7 @@ def test_a_model_may_be_a_folder(capsys: pytest.CaptureFixture[str], tmp_path: P
     ("words", "code", "says", "hint"),
     [
         (["llama-3-70", "--gpus", "64xH100"], 14, "unknown model 'llama-3-70'", "did you mean llama-3-70b?"),
+        (["nothing", "--gpus", "64xH100"], 14, "unknown model 'nothing'", "`cordee plan --models` lists"),
         (["llama-3-70b", "--gpus", "64xH10"], 14, "unknown GPU 'H10'", "did you mean H100?"),
         (["llama-3-70b", "--gpus", "64"], 14, "--gpus 64 does not say which GPU", "64xH100"),
         (["llama-3-70b", "--gpus", "many"], 12, "'many' is not a number of GPUs", "64xH100"),

@@ -159,6 +159,7 @@ def test_a_page_is_written_and_stands_alone(capsys: pytest.CaptureFixture[str], 
 
 BAD = [
     (["nothing", "--gpus", "1xH100"], 14, "unknown model 'nothing'", "give a path to a config.json"),
+    (["lama-3-8b", "--gpus", "1xH100"], 14, "unknown model 'lama-3-8b'", "did you mean llama-3-8b? also near: llama-"),
     (["llama-3-8b", "--gpus", "1xH101"], 14, "unknown GPU 'H101'", "did you mean H100?"),
     (["llama-3-8b", "--gpus", "8"], 14, "does not say which GPU", "write 8xH100"),
     (["llama-3-8b", "--gpus", "1xH100", "--engine", "vlm"], 15, "unknown engine 'vlm'", "did you mean vllm?"),
@@ -169,7 +170,7 @@ BAD = [
     (["llama-3-8b", "--gpus", "8xH100", "--layout", "tp=3"], 15, "does not divide the 32 attention", "1, 2, 4, 8"),
     (["llama-3-8b", "--gpus", "8xH100", "--layout", "tq=2"], 15, "cannot be read: 'tq=2'", "did you mean tp?"),
     (["llama-3-8b", "--gpus", "1xH100", "--rate", "5"], 11, "'5' is not a rate", "5/s"),
-    (["llama-3-8b", "--gpus", "1xH100", "--ttft", "500"], 11, "'500' is not a duration", "number with a unit"),
+    (["llama-3-8b", "--gpus", "1xH100", "--ttft", "500"], 11, "'500' is not a duration", "number with a unit: 500ms"),
     (["llama-3-8b", "--gpus", "1xH100", "--context", "all"], 11, "'all' is not a number of tokens", "32K (32,768)"),
     (["llama-3-8b", "--gpus", "1xH100", "--rate", "5/s", "--concurrency", "4"], 12, "two kinds of load", "give one"),
     (["llama-3-8b", "--gpus", "1xH100", "--statistic", "p95"], 12, "unknown statistic 'p95'", "p50, p99, mean"),
@@ -213,6 +214,18 @@ def test_a_trace_with_other_columns_is_refused_with_those_that_it_needs(
     trace.write_text('{"time": 0, "prompt": "hello"}\n')
     code, _, err = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace))
     assert code == 18 and "hint: " in err and "input" in err
+
+
+def test_an_empty_trace_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("")
+    code, _, err = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--requests", str(trace))
+    assert code == 18 and "trace.jsonl has no requests" in err.replace("\n", "")
+
+
+def test_the_models_of_the_catalogue_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = _run(capsys, "--models")
+    assert code == 0 and {"llama-3-8b", "mixtral-8x7b"} <= set(out.split())
 
 
 def test_a_trace_is_played(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

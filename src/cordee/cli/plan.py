@@ -118,6 +118,7 @@ def plan(
     launcher: LauncherName = None,
     html: terminal.Html = None,
     show_all: All = False,
+    models: terminal.Models = False,
     as_json: terminal.Json = False,
 ) -> None:
     """Plan a training run: the layouts that fit, their speed and price, and the cost of a preemption.

@@ -106,6 +106,7 @@ def plan(
     with_levers: WithLevers = False,
     html: terminal.Html = None,
     show_all: All = False,
+    models: terminal.Models = False,
     as_json: terminal.Json = False,
 ) -> None:
     """Plan a service: which layout and how many replicas keep the latencies, and what a token costs.

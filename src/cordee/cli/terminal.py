@@ -17,6 +17,7 @@ from rich.text import Text
 
 from cordee.client import Client, default_home
 from cordee.units import US_PER_S, format_duration
+from cordee.workload.load import model_names
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -26,6 +27,18 @@ Home = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Html = Annotated[Path | None, typer.Option(help="Write an HTML report.")]
+
+
+def _list_models(wanted: bool) -> None:
+    """Print the models of the catalogue, one a line, and leave."""
+    if wanted:
+        print("\n".join(sorted(model_names())))
+        raise typer.Exit
+
+
+Models = Annotated[
+    bool, typer.Option("--models", help="List the models of the catalogue.", is_eager=True, callback=_list_models)
+]
 
 _COLOURS = {
     "running": "green",

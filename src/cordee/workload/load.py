@@ -12,6 +12,7 @@ from cordee.workload.families import shape_from_config
 from cordee.workload.model import ModelShape
 
 _DATA = Path(__file__).parent / "data"
+NEAR = 4
 
 
 def load_shape(model: str) -> ModelShape:
@@ -31,9 +32,11 @@ def load_shape(model: str) -> ModelShape:
             raise ShapeError(f"{model} has no config.json", hint="give the folder of a Hugging Face model")
     if path.is_file():
         return shape_from_config(_read_json(path), name=path.parent.name or path.stem)
-    near = difflib.get_close_matches(model.lower(), _catalogue(), n=1, cutoff=0.5)
-    hint = (f"did you mean {near[0]}? " if near else "") + "give a path to a config.json, or one of: "
-    raise CatalogueError(f"unknown model {model!r}", hint=hint + ", ".join(model_names()))
+    first, *others = difflib.get_close_matches(model.lower(), _catalogue(), n=NEAR, cutoff=0.5) or [""]
+    near = f"did you mean {first}? " if first else ""
+    near += f"also near: {', '.join(others)}; " if others else ""
+    hint = "give a path to a config.json, or a name that `cordee plan --models` lists"
+    raise CatalogueError(f"unknown model {model!r}", hint=near + hint)
 
 
 def model_path(model: str) -> str | None:

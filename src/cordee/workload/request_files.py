@@ -32,7 +32,7 @@ def load_requests(path: Path, *, limit: int | None = None) -> tuple[Request, ...
     """Return the requests of a trace in the order of arrival, the first at 0 s; those without an answer are left out.
 
     Raises:
-        TraceError: no such file, columns of no known format (the message names those that it has), or a bad row.
+        TraceError: no such file, no rows, columns of no known format (the message names those that it has), or a bad row.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -41,11 +41,13 @@ def load_requests(path: Path, *, limit: int | None = None) -> tuple[Request, ...
             f"{path} cannot be read: {error}", hint="give a trace of requests: JSON lines or CSV"
         ) from None
     rows = _rows(text, path)
-    columns = tuple(rows[0]) if rows else ()
+    if not rows:
+        raise TraceError(f"{path} has no requests", hint="give a trace of at least one")
+    columns = tuple(rows[0])
     found = next((each for each in FORMATS if set(each.columns) <= set(columns)), None)
     if found is None:
         known = "; ".join(f"{each.name}: {', '.join(each.columns)}" for each in FORMATS)
-        has = ", ".join(columns) or "none"
+        has = ", ".join(columns)
         raise TraceError(f"{path} has the columns {has}, which no trace of requests has", hint=f"known are {known}")
     requests = []
     for number, row in enumerate(rows, start=1):
