@@ -24,7 +24,7 @@ from cordee.plan.serving.request import STATISTICS, EngineLimits, Pricing, Slo, 
 from cordee.plan.settings import Settings
 from cordee.plan.training import Loss, Precision
 from cordee.plan.wanted import layout_wanted
-from cordee.units import parse_duration_s, parse_rate_per_s, parse_token_count
+from cordee.units import parse_latency_s, parse_rate_per_s, parse_token_count
 from cordee.workload.gpus import parse_gpus
 from cordee.workload.load import load_shape
 from cordee.workload.request_files import load_requests
@@ -152,8 +152,8 @@ def serving_request(model: str | Path, gpus: str, **given: Unpack[ServingGiven])
         model=str(model),
         traffic=_traffic(given),
         slo=Slo(
-            ttft_s=None if ttft is None else parse_duration_s(str(ttft), "500ms or 2s"),
-            tpot_s=None if tpot is None else parse_duration_s(str(tpot), "50ms or 0.1s"),
+            ttft_s=None if ttft is None else parse_latency_s(str(ttft)),
+            tpot_s=None if tpot is None else parse_latency_s(str(tpot)),
             statistic=_one_of("statistic", given.get("statistic", "p99"), STATISTICS),
         ),
         weights=_formats(WEIGHTS, given.get("weights", "bf16"), gpu),

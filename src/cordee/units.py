@@ -41,8 +41,8 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * _BYTES[match[2].upper()])
 
 
-def parse_duration_s(text: str, examples: str = "90s, 30m, 47h or 3d12h") -> float:
-    """Return the seconds of `90s`, `30m` or `3d12h`; a refusal shows the examples.
+def parse_duration_s(text: str) -> float:
+    """Return the seconds of `90s`, `30m` or `3d12h`.
 
     >>> parse_duration_s("3d12h"), parse_duration_s("1.5m"), parse_duration_s("250ms")
     (302400.0, 90.0, 0.25)
@@ -53,8 +53,23 @@ def parse_duration_s(text: str, examples: str = "90s, 30m, 47h or 3d12h") -> flo
     compact = text.replace(" ", "")
     parts = re.findall(_NUMBER + r"(ms|[smhdw])", compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
-        raise UnitError(f"{text!r} is not a duration", hint=f"write a number with a unit: {examples}")
+        raise UnitError(f"{text!r} is not a duration", hint="write a number with a unit: 90s, 30m, 47h or 3d12h")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_latency_s(text: str) -> float:
+    """Return the seconds of `500ms` or `2s`; as `parse_duration_s`, with a hint for short times.
+
+    >>> parse_latency_s("500ms"), parse_latency_s("2s")
+    (0.5, 2.0)
+
+    Raises:
+        UnitError: a bare number or an unknown unit.
+    """
+    try:
+        return parse_duration_s(text)
+    except UnitError as error:
+        raise UnitError(error.message, hint="write a number with a unit: 500ms or 2s") from None
 
 
 def parse_bytes_per_s(text: str) -> float:

@@ -240,9 +240,10 @@ def _cache(out: Console, answer: ServingAnswer) -> None:
     )  # fmt: skip
     for line in lines:
         indented(out, line, style="")
-    title(out, f"What {found.case.engine.name} will log")
-    for line in answer.engine_log.splitlines():
-        out.print("  " + line, style="dim", no_wrap=True)
+    if answer.engine_log:
+        title(out, f"What {found.case.engine.name} will log", "in GiB: 2^30 bytes")
+    for line in answer.engine_log:
+        indented(out, line)
 
 
 def _prices(out: Console, answer: ServingAnswer) -> None:

@@ -64,7 +64,7 @@ def test_parts_fill_what_the_engine_may_use(model: str, tp: int, context: int, s
 
 
 def test_the_log_is_in_the_engines_words() -> None:
-    log = engine_log(memory(served("llama-3.1-8b")))
+    log = "\n".join(engine_log(memory(served("llama-3.1-8b"))))
     assert "Available KV cache memory: 51.3" in log
     assert "GPU KV cache size: 42" in log
     assert "Maximum concurrency for 16,000 tokens per request: 26." in log

@@ -63,8 +63,8 @@ class ServingAnswer:
         return self.nearest.fits
 
     @property
-    def engine_log(self) -> str:
-        """The lines of memory and KV cache that the engine will print."""
+    def engine_log(self) -> tuple[str, ...]:
+        """The lines of memory and KV cache that the engine will print; none where they are not known."""
         return engine_log(self.nearest.memory)
 
     @cached_property

@@ -184,7 +184,7 @@ def serving_document(answer: ServingAnswer, model_path: str | None = None) -> Se
             "fits": answer.fits,
             "keeps_slo": answer.best is not None,
             "layouts": tuple(_layout(each) for each in answer.candidates),
-            "engine_log": tuple(answer.engine_log.splitlines()),
+            "engine_log": answer.engine_log,
             "curve": () if curve is None else curve.points,
             "knee_sequences": None if curve is None or curve.knee is None else curve.knee.sequences,
             "levers": answer.levers,

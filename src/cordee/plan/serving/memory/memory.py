@@ -207,16 +207,19 @@ def pinned_host_bytes(case: ServingCase) -> int:
     return sum(map(pinned_bytes, inputs)) + layers * pinned_bytes(case.engine.memory.swap_bytes // layers)
 
 
-def engine_log(memory: ServingMemory) -> str:
-    """Return the lines on memory that vLLM will print when it starts."""
+def engine_log(memory: ServingMemory) -> tuple[str, ...]:
+    """Return the lines on memory that vLLM will print when it starts, in its units; none for another engine."""
     case = memory.case
-    at_once = memory.kv_tokens / case.layout.dp / case.max_context_tokens
+    if case.engine.name != "vllm":
+        return ()
     tokens = memory.kv_tokens // case.layout.dp
-    return "\n".join(
-        (
-            f"Model loading took {memory.weights_bytes / GiB:.2f} GiB",
-            f"Available KV cache memory: {memory.kv_bytes / GiB:.2f} GiB",
-            f"GPU KV cache size: {tokens:,} tokens",
-            f"Maximum concurrency for {case.max_context_tokens:,} tokens per request: {at_once:.2f}x",
-        )
-    )
+    concurrency = tokens / case.max_context_tokens
+    lines = [f"Model loading took {memory.weights_bytes / GiB:.2f} GiB"]
+    swapped = case.engine.memory.swap_bytes
+    if swapped:  # The older engine logs blocks.
+        lines.append(f"# GPU blocks: {memory.blocks}, # CPU blocks: {swapped // memory.block_bytes}")
+    else:
+        lines.append(f"Available KV cache memory: {memory.kv_bytes / GiB:.2f} GiB")
+        # Where layers keep different numbers of tokens, its figure is that of one group of layers.
+        lines += [f"GPU KV cache size: {tokens:,} tokens"] if is_linear(case.shape) else []
+    return (*lines, f"Maximum concurrency for {case.max_context_tokens:,} tokens per request: {concurrency:.2f}x")
