@@ -32,7 +32,7 @@ def load_requests(path: Path, *, limit: int | None = None) -> tuple[Request, ...
     """Return the requests of a trace in the order of arrival, the first at 0 s; those without an answer are left out.
 
     Raises:
-        TraceError: no such file, no rows, columns of no known format (the message names those that it has), or a bad row.
+        TraceError: no such file, no rows, columns of no known format (the message names them), or a bad row.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
