@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cordee.plan.serving.levers.offload import break_even_bytes_per_s
-from cordee.plan.serving.levers.quantise import FormatCrossover, step_crossover, unpacking_crossover
+from cordee.plan.serving.levers.quantise import FormatCrossover, unpacking_crossover
 from serving import paging
 
 REPEATS = 3
@@ -96,8 +96,7 @@ def int8() -> list[dict[str, Any]]:
     for name, taken in seconds.items():
         own = dict(zip(FINE, taken, strict=True))
         fine, coarse = (
-            step_crossover("one core", "int8-wo", [plain[m] for m in at], [own[m] for m in at], at)
-            for at in (FINE, COARSE)
+            FormatCrossover("one core", "int8-wo", at, tuple(plain[m] / own[m] for m in at)) for at in (FINE, COARSE)
         )
         token_s = (plain[FINE[-1]] - plain[1]) / (FINE[-1] - 1)
         formula = unpacking_crossover(4.0, own[1] - plain[1] / 4, plain[1], token_s) if "before" in name else None

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from cordee.hardware.load import load_catalogue, load_speedups
+from cordee.plan.serving.ask import ask
 from cordee.plan.serving.case import ServingCase, ServingLayout
 from cordee.plan.serving.engine import find_engine
 from cordee.plan.serving.formats import KV, WEIGHTS
-from cordee.plan.serving.levers.offload import KV_LEVELS, offload_points
-from cordee.plan.serving.levers.parallel import ReplicaPoint, choose_layout
+from cordee.plan.serving.layouts import parse_serving_layout
+from cordee.plan.serving.levers.offload import KV_LEVELS, break_even_bytes_per_s
 from cordee.plan.serving.levers.quantise import find_crossovers
 from cordee.plan.serving.memory.kv import kv_bytes
-from cordee.plan.serving.memory.memory import memory
 from cordee.plan.serving.price.hours import hour_profile
-from cordee.plan.serving.price.price import DAY_S, PhaseRates, TokenMix, TokenPrices, loaded_price, margin, replica_s
+from cordee.plan.serving.price.price import DAY_S, PhaseRates, TokenMix, TokenPrices, replica_s
+from cordee.plan.serving.request import ServingRequest, Slo, Traffic
 from cordee.plan.serving.speed.speed import Speed
-from cordee.plan.serving.speed.throughput import saturated
 from cordee.workload.load import load_shape
 from serving import paging
+from serving.loaded import loaded_price, margin
 
 NODE_USD_PER_HOUR = 16.0  # 8 GPUs at $2
 FLAT = TokenPrices(2.8, 2.8, 2.8)
@@ -35,6 +36,7 @@ R1 = TokenPrices(0.55, 0.14, 2.19)
 CACHED_FRACTION = 342 / 608  # billions of input tokens
 LENGTHS = (256, 1024, 4096, 16_384, 65_536)
 RATES = (1.0, 10.0, 100.0)
+GPUS = 128
 
 
 def identities(rows: list[dict[str, str]]) -> dict[str, Any]:
@@ -78,26 +80,35 @@ def offload() -> list[list[Any]]:
     """Return the break-even bandwidth of Llama-3.1-70B on 4 H100 by length."""
     held = case("llama-3.1-70b", "H100", 4)
     speed, gpus = Speed(held), held.layout.gpus
-    points = offload_points(lambda n: kv_bytes(held, n) * gpus, speed.prefill_s, LENGTHS)
-    return [[p.tokens, p.kv_bytes, p.recompute_s, p.break_even_bytes_per_s, *p.restore_s] for p in points]
+    rows = []
+    for tokens in LENGTHS:
+        size, took_s = kv_bytes(held, tokens) * gpus, speed.prefill_s(tokens)
+        restored = (level.restore_s(size) for level in KV_LEVELS)
+        rows.append([tokens, size, took_s, break_even_bytes_per_s(size, took_s), *restored])
+    return rows
 
 
 def layouts() -> list[str]:
     """Return the best layout of Llama-3.1-8B on H100s by rate and by time per output token."""
-    points = []
-    for tp in (1, 2, 4):
-        held = case("llama-3.1-8b", "H100", tp)
-        fits = memory(held).sequences(2000)
-        for sequences in (1, 4, 16, 64, 256, 1024):
-            if sequences <= fits:
-                found = saturated(Speed(held), 1000, 1000, sequences=sequences)
-                rate = found.output_tokens_per_s / 1000
-                points.append(ReplicaPoint(f"tp{tp}", tp, rate, found.ttft_s, found.tpot_s))
-    return [
-        f"{rate:g} requests/s, {1000 * tpot_s:g} ms a token: {choose_layout(points, rate, tpot_s=tpot_s)}"
-        for rate in RATES
-        for tpot_s in (0.005, 0.010, 0.050)
-    ]
+    shape, gpu = load_shape("llama-3.1-8b"), load_catalogue().find_gpu("H100")
+    found = []
+    for rate in RATES:
+        for tpot_s in (0.005, 0.010, 0.050):
+            traffic = Traffic(input_tokens=1000, output_tokens=1000, rate_per_s=rate)
+            slo = Slo(tpot_s=tpot_s, statistic="mean")
+            each = ask(
+                ServingRequest(
+                    shape=shape,
+                    gpu=gpu,
+                    gpus=GPUS,
+                    engine=find_engine("vllm"),
+                    traffic=traffic,
+                    slo=slo,
+                    layout=parse_serving_layout("pp=1,dp=1"),
+                )
+            )
+            found.append(f"{rate:g} requests/s, {1000 * tpot_s:g} ms a token: {each.summary}")
+    return found
 
 
 def main() -> None:

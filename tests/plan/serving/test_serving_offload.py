@@ -17,7 +17,6 @@ from cordee.plan.serving.levers.offload import (
     best_levels,
     break_even_bytes_per_s,
     level_plan,
-    offload_points,
     shortest_restore_tokens,
 )
 from cordee.plan.serving.levers.reuse import block_reuse
@@ -33,10 +32,9 @@ class TestBreakEven:
         assert break_even_bytes_per_s(320 * 1024, 1 / 10_000) == pytest.approx(3.28e9, rel=0.01)
 
     def test_long_prompts_need_less_bandwidth(self) -> None:
-        points = offload_points(lambda n: 1e5 * n, lambda n: 1e-4 * n + 1e-9 * n * n, (1_000, 10_000, 100_000))
-        needed = [point.break_even_bytes_per_s for point in points]
+        needed = [break_even_bytes_per_s(1e5 * n, 1e-4 * n + 1e-9 * n * n) for n in (1_000, 10_000, 100_000)]
         assert needed == sorted(needed, reverse=True)
-        assert points[0].restore_s[0] == pytest.approx(20e-6 + 1e8 / 25e9)
+        assert KV_LEVELS[0].restore_s(1e8) == pytest.approx(20e-6 + 1e8 / 25e9)
 
     def test_latency_sets_the_shortest_prefix(self) -> None:
         level = KvLevel("far", bytes_per_s=1e9, latency_s=0.01, usd_per_gb_hour=0.0)

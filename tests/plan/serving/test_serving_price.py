@@ -1,5 +1,10 @@
 """Prices of tokens: identities that are public, the hour profile, spot replicas, and the break-even against an API."""
 
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,12 +26,11 @@ from cordee.plan.serving.price.price import (
     PhaseRates,
     TokenMix,
     TokenPrices,
-    loaded_price,
-    margin,
     replica_s,
     token_prices,
 )
 
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 GPUS = {gpu.name: gpu for gpu in load_catalogue().gpus}
 
 # published_serving.csv, deepseek-ai/open-infra-index day 6, DeepSeek-V3/R1 on nodes of 8 H800.
@@ -50,6 +54,13 @@ LLAMA_405B = (
 )
 
 
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark's prices of measured replicas: beside the package, importable only from here."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(BENCHMARKS)])
+    return importlib.import_module("serving.loaded")
+
+
 class TestDeepSeeksDay:
     def test_nodes(self) -> None:
         prefill = 608e9 / 73_700 / DAY_S
@@ -62,12 +73,12 @@ class TestDeepSeeksDay:
         fleet = cheapest_hours((1,) * 24, 8, Renting(on_demand_usd_per_gpu_hour=2.0))
         assert 226.75 * fleet.usd_per_day == pytest.approx(87_072)  # reported
 
-    def test_revenue_and_margin(self) -> None:
+    def test_revenue_and_margin(self, loaded: ModuleType) -> None:
         revenue = R1_PRICES.usd(TokenMix(608e9, 168e9, cached_tokens=342e9))
         assert revenue == pytest.approx(562_100)
         assert revenue == pytest.approx(562_027, rel=0.0002)  # reported
-        assert margin(562_027, 87_072) == pytest.approx(5.45, abs=0.01)  # 545 % reported
-        assert margin(revenue, 87_072) == pytest.approx(5.455, abs=0.01)
+        assert loaded.margin(562_027, 87_072) == pytest.approx(5.45, abs=0.01)  # 545 % reported
+        assert loaded.margin(revenue, 87_072) == pytest.approx(5.455, abs=0.01)
 
     def test_cost_of_a_million_tokens(self) -> None:
         own = token_prices(DEEPSEEK_NODE, usd_per_replica_hour=16.0)
@@ -76,24 +87,25 @@ class TestDeepSeeksDay:
 
 
 class TestLlama405B:
-    def prices(self) -> dict[tuple[int, int], tuple[float, float]]:
-        loaded = {(i, o): loaded_price(rate, TokenMix(i, o), 16.0) for i, o, rate in LLAMA_405B}
-        return {shape: (round(each.output_usd, 2), round(each.blended_usd, 2)) for shape, each in loaded.items()}
+    @pytest.fixture
+    def prices(self, loaded: ModuleType) -> dict[tuple[int, int], tuple[float, float]]:
+        rows = {(i, o): loaded.loaded_price(rate, TokenMix(i, o), 16.0) for i, o, rate in LLAMA_405B}
+        return {shape: (round(each.output_usd, 2), round(each.blended_usd, 2)) for shape, each in rows.items()}
 
-    def test_published_rows(self) -> None:
-        prices = self.prices()
+    def test_published_rows(self, prices: dict[tuple[int, int], tuple[float, float]]) -> None:
         assert prices[1000, 1000] == (1.52, 0.76)
         assert prices[5000, 500] == (7.29, 0.66)
         assert prices[128, 2048] == (1.02, 0.96)
 
-    def test_two_eighty_a_million_pays_blended_everywhere_and_on_output_alone_only_for_long_answers(self) -> None:
-        prices = self.prices()
+    def test_two_eighty_a_million_pays_blended_everywhere_and_on_output_alone_only_for_long_answers(
+        self, prices: dict[tuple[int, int], tuple[float, float]]
+    ) -> None:
         assert all(blended < 2.8 for _, blended in prices.values())
         loses_on_output_alone = {shape for shape, (output, _) in prices.items() if output > 2.8}
         assert loses_on_output_alone == {(2048, 128), (5000, 500), (20000, 2000)}
 
     @pytest.mark.parametrize(
-        ("shape", "prices", "busy"),
+        ("shape", "list_prices", "busy"),
         [
             ((1000, 1000, 2919), TokenPrices(2.8, 2.8, 2.8), 0.272),
             ((1000, 1000, 2919), TokenPrices(0.0, 0.0, 2.8), 0.544),
@@ -102,10 +114,10 @@ class TestLlama405B:
         ],
     )
     def test_busy_fraction_from_which_it_pays(
-        self, shape: tuple[int, int, int], prices: TokenPrices, busy: float
+        self, loaded: ModuleType, shape: tuple[int, int, int], list_prices: TokenPrices, busy: float
     ) -> None:
-        price = loaded_price(shape[2], TokenMix(shape[0], shape[1]), 16.0)
-        assert price.busy_fraction_needed(prices) == pytest.approx(busy, abs=0.001)
+        price = loaded.loaded_price(shape[2], TokenMix(shape[0], shape[1]), 16.0)
+        assert price.busy_fraction_needed(list_prices) == pytest.approx(busy, abs=0.001)
 
 
 def test_a_half_busy_replica_costs_twice_as_much() -> None:

@@ -11,7 +11,6 @@ from cordee.plan.serving.levers.quantise import (
     borrowed_kernels,
     find_crossovers,
     measured_crossover,
-    step_crossover,
     unpacking_crossover,
 )
 
@@ -113,7 +112,6 @@ def test_at_the_crossover_of_unpacking_both_take_the_same_time(
 
 
 def test_a_crossover_of_steps() -> None:
-    found = step_crossover("by hand", "int4", (1.0, 1.0, 2.0), (0.5, 1.0, 2.5), (1, 8, 64))
-    assert found.ratios == (2.0, 1.0, 0.8)
+    found = FormatCrossover("by hand", "int4", (1, 8, 64), (2.0, 1.0, 0.8))
     assert found.losing[0].low == 64
     assert measured_crossover(TABLES[0]).batches[0] == 1

@@ -25,7 +25,7 @@ from cordee.plan.serving.levers.offload import (
     break_even_bytes_per_s,
     shortest_restore_tokens,
 )
-from cordee.plan.serving.levers.parallel import phase_costs, split_phases
+from cordee.plan.serving.levers.phases import phase_costs, split_phases
 from cordee.plan.serving.levers.quantise import borrowed_kernels, find_crossovers
 from cordee.plan.serving.levers.reuse import BlockReuse, block_reuse
 from cordee.plan.serving.levers.speculate import BATCHES, acceptance_needed, best_draft, speculation_curve

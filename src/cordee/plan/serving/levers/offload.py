@@ -56,36 +56,6 @@ def break_even_bytes_per_s(kv_bytes: float, recompute_s: float) -> float:
     return kv_bytes / recompute_s
 
 
-@dataclass(frozen=True, slots=True)
-class OffloadPoint:
-    """One length: the KV cache of so many tokens, computed or restored."""
-
-    tokens: int
-    kv_bytes: float
-    recompute_s: float
-    restore_s: tuple[float, ...]
-
-    @property
-    def break_even_bytes_per_s(self) -> float:
-        """Restoring is faster above this bandwidth."""
-        return break_even_bytes_per_s(self.kv_bytes, self.recompute_s)
-
-
-def offload_points(
-    kv_bytes: BytesAt, recompute_s: SecondsAt, lengths: Sequence[int], levels: Sequence[KvLevel] = KV_LEVELS
-) -> tuple[OffloadPoint, ...]:
-    """Return break-even bandwidth and restore times by length; attention makes long prompts dearer to compute."""
-    return tuple(
-        OffloadPoint(
-            tokens=tokens,
-            kv_bytes=kv_bytes(tokens),
-            recompute_s=recompute_s(tokens),
-            restore_s=tuple(level.restore_s(kv_bytes(tokens)) for level in levels),
-        )
-        for tokens in lengths
-    )
-
-
 def shortest_restore_tokens(kv_bytes: BytesAt, recompute_s: SecondsAt, level: KvLevel, longest: int) -> int | None:
     """Return the shortest prefix that this level restores faster than the replica computes it; None: none does.
 

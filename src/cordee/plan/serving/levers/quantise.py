@@ -154,14 +154,6 @@ def borrowed_kernels(tables: Iterable[Speedups], gpu: str, engine: str, format_n
     return f"{format_name} products measured on {row.gpu} in {row.engine} {row.version}{where}"
 
 
-def step_crossover(
-    where: str, format_name: str, plain_s: Sequence[float], quantised_s: Sequence[float], batches: Sequence[float]
-) -> FormatCrossover:
-    """Return the crossover of whole steps, from their seconds in bf16 and in the format at each batch."""
-    ratios = tuple(plain / own for plain, own in zip(plain_s, quantised_s, strict=True))
-    return FormatCrossover(where, format_name, tuple(batches), ratios)
-
-
 def unpacking_crossover(pack_ratio: float, unpack_s: float, weights_s: float, token_s: float) -> float:
     """Return the batch at which a weight-only format is as slow as its plain one, from four measured seconds.
 

@@ -1,62 +1,15 @@
-"""Tensor parallel or more replicas, which GPU for which phase, and slices of a GPU."""
+"""Which GPU for which phase, and slices of a GPU."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cordee.errors import CatalogueError, SpecError
 from cordee.hardware.load import load_catalogue
 from cordee.plan.serving.levers.mig import MIG_PROFILES, MIG_SLICE_GB, profile_name, slice_gpu, slices
-from cordee.plan.serving.levers.parallel import PhaseCost, ReplicaPoint, choose_layout, phase_costs, split_phases
+from cordee.plan.serving.levers.phases import PhaseCost, phase_costs, split_phases
 from cordee.plan.serving.price.price import PhaseRates, TokenMix
 
 CATALOGUE = load_catalogue()
 H100 = CATALOGUE.find_gpu("H100")
-
-POINTS = (
-    ReplicaPoint("tp1", 1, 4.0, 0.30, 0.030),
-    ReplicaPoint("tp1", 1, 2.0, 0.15, 0.015),
-    ReplicaPoint("tp2", 2, 7.0, 0.18, 0.017),
-    ReplicaPoint("tp2", 2, 3.5, 0.10, 0.009),
-    ReplicaPoint("tp4", 4, 10.0, 0.11, 0.011),
-)
-
-
-class TestChooseLayout:
-    def test_without_limits_more_replicas_win(self) -> None:
-        found = choose_layout(POINTS, 28.0)
-        assert str(found.best) == "7 replicas of tp1 on 7 GPUs"
-        assert [each.gpus for each, _ in found.others] == [8, 12]
-
-    def test_a_latency_makes_tensor_parallel_cheaper(self) -> None:
-        found = choose_layout(POINTS, 28.0, tpot_s=0.020)
-        assert str(found) == "4 replicas of tp2 on 8 GPUs; tp4 needs 12 GPUs; tp1 needs 14 GPUs"
-
-    def test_a_small_rate_is_served_by_the_smallest_replica(self) -> None:
-        assert choose_layout(POINTS, 0.1, tpot_s=0.02).best.point.layout == "tp1"
-
-    def test_what_misses_the_latencies_is_named(self) -> None:
-        found = choose_layout(POINTS, 28.0, tpot_s=0.012)
-        assert str(found) == "3 replicas of tp4 on 12 GPUs; tp2 needs 16 GPUs; tp1 misses them by 1.25 times"
-
-    def test_no_layout_keeps_them(self) -> None:
-        found = choose_layout(POINTS, 28.0, tpot_s=0.005)
-        assert not found.keeps_slo
-        assert str(found) == "no layout keeps the latencies; 8 replicas of tp2 on 16 GPUs is nearest"
-
-    def test_spare_throughput_costs_replicas(self) -> None:
-        assert choose_layout(POINTS, 28.0, busy_fraction_max=0.7).best.replicas == 10
-
-    def test_no_points_are_refused(self) -> None:
-        with pytest.raises(SpecError, match="no layout"):
-            choose_layout([], 1.0)
-
-    @given(st.floats(0.1, 500), st.floats(1.01, 3), st.floats(0.008, 0.05))
-    def test_a_higher_rate_never_needs_fewer_gpus(self, rate: float, factor: float, tpot_s: float) -> None:
-        few, many = (choose_layout(POINTS, each, tpot_s=tpot_s) for each in (rate, rate * factor))
-        if few.keeps_slo:
-            assert many.best.gpus >= few.best.gpus
-            assert few.best.replicas * few.best.point.requests_per_s >= rate * (1 - 1e-9)
 
 
 class TestPhases:
