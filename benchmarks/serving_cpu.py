@@ -87,27 +87,35 @@ def offload(folder: Path) -> list[dict[str, Any]]:
 
 
 def int8() -> list[dict[str, Any]]:
-    """Find the number of tokens at which int8 weights stop to pay: from three sizes, and from all of them."""
-    from serving.products_cpu import COARSE, FINE, measure
+    """Find the tokens up to which int8 weights pay: predicted from products of one token, and measured.
+
+    The roofline is calibrated on three products: float32 at 1 and at 256 tokens, and the way itself at 1 token.
+    """
+    from serving.products_cpu import FINE, measure
 
     seconds = measure()
     plain = dict(zip(FINE, seconds.pop("float32"), strict=True))
     rows = []
     for name, taken in seconds.items():
         own = dict(zip(FINE, taken, strict=True))
-        fine, coarse = (
-            FormatCrossover("one core", "int8-wo", at, tuple(plain[m] / own[m] for m in at)) for at in (FINE, COARSE)
-        )
-        token_s = (plain[FINE[-1]] - plain[1]) / (FINE[-1] - 1)
-        formula = unpacking_crossover(4.0, own[1] - plain[1] / 4, plain[1], token_s) if "before" in name else None
+        fine = FormatCrossover("one core", "int8-wo", FINE, tuple(plain[m] / own[m] for m in FINE))
         rows.append({
             "way": name,
             "speedups": dict(zip(FINE, fine.ratios, strict=True)),
+            "predicted_tokens": _predicted(name, plain[1], (plain[FINE[-1]] - plain[1]) / (FINE[-1] - 1), own[1]),
             "measured_tokens": _end(fine),
-            "predicted_tokens": _end(coarse),
-            "formula_tokens": formula,
+            "measured_first": fine.even_at[0] if fine.even_at else None,
         })  # fmt: skip
     return rows
+
+
+def _predicted(way: str, weights_s: float, token_s: float, own_s: float) -> float | None:
+    """Return the tokens up to which this way is faster, by the roofline; 0: at none; None: at any number."""
+    if "8 bits" in way:  # a fourth of the bytes, and products at no lower rate: nothing is unpacked
+        return None
+    unpack_s = own_s - max(weights_s / 4, token_s)
+    where = {"unpack_s": unpack_s} if "before" in way else {"unpack_token_s": unpack_s}
+    return unpacking_crossover(4.0, weights_s, token_s, **where)
 
 
 def _end(found: FormatCrossover) -> float | None:
@@ -172,11 +180,13 @@ def _tables(found: dict[str, Any]) -> list[str]:
             )
         tables.append("\n".join(lines))
     if "int8" in found:
-        lines = ["| int8 weights | 1 | 4 | 8 | 16 | 64 | 256 | pays up to, from 3 sizes | from all |", "|" + "---|" * 9]
+        head = "| int8 weights | 1 | 4 | 8 | 16 | 64 | 256 | pays up to, predicted | measured | first even, measured |"
+        lines = [head, "|" + "---|" * 10]
         for row in found["int8"]:
             ratios = " | ".join(f"{row['speedups'][m]:.2f}" for m in (1, 4, 8, 16, 64, 256))
             ends = (row["predicted_tokens"], row["measured_tokens"])
             named = " | ".join("always" if end is None else "never" if not end else f"m = {end:.1f}" for end in ends)
+            named += " | " + ("" if row["measured_first"] is None else f"m = {row['measured_first']:.1f}")
             lines.append(f"| {row['way']} | {ratios} | {named} |")
         tables.append("\n".join(lines))
     if "paging" in found:

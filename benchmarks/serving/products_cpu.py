@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 SIZE = 4096
-COARSE = (1, 16, 256)
 FINE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 Product = Callable[[torch.Tensor], torch.Tensor]
 

@@ -99,16 +99,25 @@ def test_fp8_on_b200_in_tensorrt_llm_pays_in_large_batches_only() -> None:
     assert "no time in small batches" in (found.remark or "")
 
 
-@given(st.floats(1, 16), st.floats(0.01, 1), st.floats(0.01, 10), st.floats(1e-4, 1))
+SECONDS = st.floats(1e-4, 1)
+
+
+@given(st.floats(1.1, 16), st.floats(0.01, 10), SECONDS, st.just(0.0) | SECONDS, st.just(0.0) | SECONDS)
 def test_at_the_crossover_of_unpacking_both_take_the_same_time(
-    ratio: float, unpack_s: float, weights_s: float, token_s: float
+    ratio: float, weights_s: float, token_s: float, once_s: float, each_s: float
 ) -> None:
-    batch = unpacking_crossover(ratio, unpack_s, weights_s, token_s)
-    if batch * token_s < weights_s / ratio:  # it never wins, or it already does where memory decides
-        return
-    plain = max(weights_s, batch * token_s)
-    packed = max(weights_s / ratio, batch * token_s) + unpack_s
-    assert packed == pytest.approx(plain, rel=1e-6)
+    batch = unpacking_crossover(ratio, weights_s, token_s, unpack_s=once_s, unpack_token_s=each_s)
+
+    def gained_s(tokens: float) -> float:
+        packed = max(weights_s / ratio, tokens * token_s) + once_s + tokens * each_s
+        return max(weights_s, tokens * token_s) - packed
+
+    if batch:
+        assert gained_s(batch) == pytest.approx(0, abs=1e-6 * weights_s)
+        assert gained_s(batch / 2) >= -1e-9
+    else:
+        assert gained_s(0.0) <= 1e-9
+    assert gained_s(2 * batch + 1) <= 1e-9
 
 
 def test_a_crossover_of_steps() -> None:

@@ -154,16 +154,24 @@ def borrowed_kernels(tables: Iterable[Speedups], gpu: str, engine: str, format_n
     return f"{format_name} products measured on {row.gpu} in {row.engine} {row.version}{where}"
 
 
-def unpacking_crossover(pack_ratio: float, unpack_s: float, weights_s: float, token_s: float) -> float:
-    """Return the batch at which a weight-only format is as slow as its plain one, from four measured seconds.
+def unpacking_crossover(
+    pack_ratio: float, weights_s: float, token_s: float, *, unpack_s: float = 0.0, unpack_token_s: float = 0.0
+) -> float:
+    """Return the batch up to which a weight-only format is faster than its plain one, from a calibrated roofline.
 
     The plain product takes max(w, m t): w to read the weights, t for a token's FLOPs. The weight-only one reads w / r
-    and unpacks for u whatever the batch, then multiplies: max(w / r, m t) + u. Both are equal at m = (w - u) / t, if
-    unpacking takes less time than it saves; above that the weight-only product loses u for good.
+    and unpacks: max(w / r, m t) + u + m v, with u for a kernel that unpacks once and v for one that does it again for
+    each token. While reading decides both are equal at m = (w - w / r - u) / v, beyond that at m = (w - u) / (t + v).
 
-    >>> unpacking_crossover(pack_ratio=4.0, unpack_s=0.2, weights_s=1.0, token_s=0.01)
+    >>> unpacking_crossover(4.0, weights_s=1.0, token_s=0.01, unpack_s=0.2)
     80.0
+    >>> unpacking_crossover(4.0, weights_s=1.0, token_s=0.01, unpack_token_s=0.25)
+    3.0
     """
-    if weights_s / pack_ratio + unpack_s >= weights_s:
+    gained_s = weights_s - weights_s / pack_ratio - unpack_s
+    if gained_s <= 0:
         return 0.0
-    return max(0.0, (weights_s - unpack_s) / token_s) if token_s > 0 else inf
+    while_reading = gained_s / unpack_token_s if unpack_token_s > 0 else inf
+    if while_reading * token_s <= weights_s / pack_ratio:
+        return while_reading
+    return (weights_s - unpack_s) / (token_s + unpack_token_s)
