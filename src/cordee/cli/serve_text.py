@@ -318,16 +318,5 @@ def _levers(out: Console, levers: Sequence[Lever]) -> None:
 
 def _sources(out: Console, answer: ServingAnswer) -> None:
     title(out, "Sources")
-    request = answer.request
-    price = request.price
-    said = (
-        "price unknown: give --prices" if price is None else f"${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}"
-    )
-    indented(out, f"{request.pricing.capacity} {said}")
-    indented(out, f"{request.gpu.name}: {request.gpu.source}")
-    if answer.borrowed is not None:
-        indented(out, answer.borrowed)
-    played = answer.nearest.performance is not None and answer.nearest.performance.played
-    steady = "the steady state of one replica, alike for all requests (--rate plays them one by one)"
-    how = "requests in the order of their arrival, played through one replica" if played else steady
-    indented(out, f"latencies: {how}; step times: {request.gpu.efficiency.source}")
+    for source in answer.sources:
+        indented(out, source)

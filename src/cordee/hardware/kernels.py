@@ -65,10 +65,11 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The measured grids of one GPU, by kernel and format. `source` is empty where nothing was measured."""
+    """The measured grids of one GPU, by kernel and format. `source` and `gpu` are empty where nothing was measured."""
 
     source: str = ""
     grids: Mapping[tuple[str, str], Grid] = field(default_factory=dict, hash=False)
+    gpu: str = ""
 
     def find(self, kernel: str, *formats: str) -> Grid | None:
         """Return the grid of this kernel in the first of these formats that was measured."""

@@ -78,11 +78,11 @@ def _measured(gpus: Mapping[str, dict[str, Any]]) -> dict[str, Kernels]:
     for path in sorted((_DATA / "kernels").glob("*.csv")):
         grids = {}
         lines = path.read_text(encoding="utf-8").splitlines()
-        comments = [line for line in lines if line.startswith("#")]
-        for row in lines[len(comments) :]:
+        _, title, when, *_ = (line.strip("# ") for line in lines)  # The first comment names the columns.
+        for row in (line for line in lines if not line.startswith("#")):
             kernel, each, *axes, values = row.split(";")
             grids[kernel, each] = Grid(tuple(_numbers(axis) for axis in axes), _numbers(values))
-        found[path.stem] = Kernels(" ".join(line.strip("# ") for line in comments), grids)
+        found[path.stem] = Kernels(f"{title} ({when.partition(',')[0]})", grids, path.stem)
     chips = {gpus[name]["chip"]: kernels for name, kernels in reversed(found.items())}
     return {name: found.get(name, chips.get(facts["chip"], Kernels())) for name, facts in gpus.items()}
 

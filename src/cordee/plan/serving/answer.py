@@ -24,6 +24,8 @@ from cordee.plan.serving.request import ServingRequest
 from cordee.plan.serving.why import ServingWhy, why_not
 from cordee.units import format_digits_usd, format_gb, plural
 
+STEADY = "the steady state of one replica, the same for all requests (--rate plays them one by one)"
+
 
 @dataclass(frozen=True)
 class ServingAnswer:
@@ -137,6 +139,23 @@ class ServingAnswer:
             raise LayoutError(message, hint=f"give --engine {self.request.launcher}, or --launch {engine}")
         deployed = Deployment(self.request.model or self.request.shape.name, found.case, found.replicas)
         return engine_settings(self.request.launcher, deployed)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Where the price, the GPU's figures and the step times come from, a sentence each."""
+        request, found = self.request, self.nearest.performance
+        price, gpu, kernels = request.price, request.gpu, request.gpu.kernels
+        if price is None:
+            dollars = f"{request.pricing.capacity} price unknown: give --prices"
+        else:
+            dollars = f"{request.pricing.capacity} ${price.usd_per_gpu_hour:.2f} a GPU-hour: {price.source}"
+        steps = "fractions of the nameplate, assumed: no kernel was measured on this GPU"
+        if kernels.grids:
+            other = "" if kernels.gpu == gpu.name else ", which has the same chip"
+            steps = f"kernels measured on {kernels.gpu}{other}: {kernels.source}"
+        played = found is not None and found.played
+        how = "requests in order of arrival, played through one replica" if played else STEADY
+        return (dollars, f"{gpu.name}: {gpu.source}", f"step times: {steps}", f"latencies: {how}")
 
     @property
     def where(self) -> str:

@@ -33,6 +33,8 @@ class ServingDrawn(Protocol):
     def fits(self) -> bool: ...
     @property
     def curve(self) -> ServingCurve | None: ...
+    @property
+    def sources(self) -> tuple[str, ...]: ...
 
 
 def serving_page(answer: ServingDrawn, *, notebook: bool = False) -> str:
@@ -55,12 +57,7 @@ def serving_page(answer: ServingDrawn, *, notebook: bool = False) -> str:
         dollars=lambda usd: "no price" if usd is None else format_digits_usd(usd),
         memory_svg=_memory_svg(answer),
         curve_svg="" if curve is None or len(curve.points) < 2 else curve_svg(curve, answer),
-        footer=f"{request.gpu.name}: {request.gpu.source}. step times: {request.gpu.efficiency.source}"
-        + (
-            ""
-            if request.price is None
-            else f". ${request.price.usd_per_gpu_hour:.2f} a GPU-hour: {request.price.source}"
-        ),
+        footer=". ".join(answer.sources),
     )
 
 
