@@ -1,4 +1,4 @@
-"""`cordee serve`: what a model needs to be served: layouts, requests at once, latencies, price, engine settings."""
+"""`cordee serve`: what a model needs to be served: layouts, concurrency, latencies, price, engine settings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,15 +24,17 @@ Output = Annotated[int, typer.Option("--output", help="Tokens of an answer, on a
 Rate = Annotated[
     str | None, typer.Option(help="Requests that arrive: 5/s, 300/m.", show_default="as many as it serves")
 ]
-Concurrency = Annotated[int | None, typer.Option(help="Requests that are open at any time, instead of a rate.")]
+Concurrency = Annotated[
+    int | None, typer.Option(help="Requests that are open at any time, over all replicas, instead of a rate.")
+]
 Requests = Annotated[
     Path | None,
     typer.Option("--requests", help="A trace of requests (Mooncake, Azure, BurstGPT)."),
 ]
-Cached = Annotated[float, typer.Option(help="Part of each prompt that is found in the prefix cache.")]
-Ttft = Annotated[str | None, typer.Option(help="Time to first token to keep: 500ms.", show_default="any")]
-Tpot = Annotated[str | None, typer.Option(help="Time per output token to keep: 50ms.", show_default="any")]
-StatisticName = Annotated[str, typer.Option("--statistic", help="Statistic that must keep them: p50, p99 or mean.")]
+Cached = Annotated[float, typer.Option(help="Fraction of each prompt that is found in the prefix cache.")]
+Ttft = Annotated[str | None, typer.Option(help="Limit of the time to first token: 500ms.", show_default="any")]
+Tpot = Annotated[str | None, typer.Option(help="Limit of the time per output token: 50ms.", show_default="any")]
+StatisticName = Annotated[str, typer.Option("--statistic", help="Statistic that must meet them: p50, p99 or mean.")]
 Weights = Annotated[str, typer.Option(help="Format of the weights: bf16, fp8, int8, int4, ...; any searches.")]
 Kv = Annotated[str, typer.Option(help="Format of the KV cache: bf16, fp8, ...; any searches.")]
 LayoutText = Annotated[str | None, typer.Option(help="Evaluate only layouts with these axes: tp=2 or tp=8,ep.")]
@@ -42,9 +44,11 @@ EngineName = Annotated[
 Context = Annotated[
     str | None, typer.Option(help="Longest prompt with its answer: 16384, 32K.", show_default="the model's, if it fits")
 ]
-MaxSequences = Annotated[int | None, typer.Option(help="Requests at once, at most.", show_default="the engine's")]
+MaxSequences = Annotated[
+    int | None, typer.Option(help="Concurrent requests of a replica, at most.", show_default="the engine's")
+]
 MemoryFraction = Annotated[
-    float | None, typer.Option(help="Part of a GPU's memory for the engine.", show_default="the engine's")
+    float | None, typer.Option(help="Fraction of a GPU's memory for the engine.", show_default="the engine's")
 ]
 CapacityName = Annotated[str, typer.Option("--capacity", help="Capacity to price: on-demand or spot.")]
 Prices = Annotated[
@@ -63,10 +67,12 @@ Launcher = Annotated[
     str | None, typer.Option("--launch", help="Print an engine's command: vllm, sglang, tensorrt-llm or llama.cpp.")
 ]
 WhyText = Annotated[
-    str | None, typer.Option("--why", help="Explain why not this layout (tp=2), or so many at once (128).")
+    str | None, typer.Option("--why", help="Explain why not this layout (tp=2), or this concurrency (128).")
 ]
 WithCurve = Annotated[bool, typer.Option("--curve", help="Show throughput against latency, and the knee.")]
-WithLevers = Annotated[bool, typer.Option("--levers", help="Show what lowers the price, and where each lever turns.")]
+WithLevers = Annotated[
+    bool, typer.Option("--levers", help="Show what lowers the price, and the crossover of each lever.")
+]
 All = Annotated[bool, typer.Option("--all", help="Show every layout.")]
 
 
@@ -109,9 +115,9 @@ def plan(
     models: terminal.Models = False,
     as_json: terminal.Json = False,
 ) -> None:
-    """Plan a service: which layout and how many replicas keep the latencies, and what a token costs.
+    """Plan a service: which layout and how many replicas meet the latencies, and what a token costs.
 
-    Exits with 21 if nothing fits or keeps them; the answer then shows the nearest, and what would do.
+    Exits with 21 if nothing fits or meets them; the answer then shows the nearest, and what would work.
     """
     request = serving_request(
         model,
@@ -154,7 +160,7 @@ def _print(
     with_levers: bool,
     as_json: bool,
 ) -> None:
-    """Print the answer in the form that was asked for; exit with 21 if nothing keeps the latencies."""
+    """Print the answer in the form that was asked for; exit with 21 if nothing meets the latencies."""
     if html is not None:
         write_page(html, answer.page())
     if as_json:

@@ -1,6 +1,7 @@
 """A serving answer in a terminal: layouts by price, the memory of a GPU, prices of tokens, the curve, the levers."""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,14 +14,16 @@ from cordee.plan.serving.ask import ServingAnswer
 from cordee.plan.serving.curve import ServingCurve
 from cordee.plan.serving.judge import ServingCandidate
 from cordee.plan.serving.levers.levers import Lever
+from cordee.plan.serving.memory.kv import is_linear
+from cordee.plan.serving.memory.memory import ServingMemory
 from cordee.plan.serving.memory.visible import case_visible_bytes, visible_bytes
 from cordee.plan.serving.request import Traffic
-from cordee.units import format_bytes, format_count, format_digits_usd, format_gb, format_latency, format_usd, plural
+from cordee.units import format_count, format_digits_usd, format_gb, format_latency, format_usd, plural
 from cordee.view.memory import LIMIT, SERVING_PARTS, MemoryBar, full_scale_bytes, memory_cells
 
 SHOWN = 8
 COLOURS = {"weights": "blue", "kv": "green", "activations": "yellow", "other": "bright_black", "limit": "bold"}
-NARROW_BAR, WIDE_BAR = 14, 40
+NARROW_BAR, WIDE_BAR = 10, 40
 
 
 def print_serving(answer: ServingAnswer, *, show_all: bool, with_curve: bool, with_levers: bool) -> None:
@@ -59,9 +62,8 @@ def print_settings(launch: Launch, answer: ServingAnswer) -> None:
 
 def _header(out: Console, answer: ServingAnswer) -> None:
     request = answer.request
-    where, each = f"{request.gpus} x {request.gpu.name}", f" of {format_bytes(request.gpu.memory_bytes)}"
-    engine = f", {request.engine.name} as of {request.engine.version}"
-    out.print(Text.assemble((request.shape.name, "bold"), " on ", (where, "bold"), each, engine))
+    engine = f", {request.engine.name} {request.engine.versions}"
+    out.print(Text.assemble((request.shape.name, "bold"), " on ", (answer.where, "bold"), engine))
     case = answer.nearest.case
     indented(out, f"{_load(request.traffic)}; {request.slo}; a context of up to {case.max_context_tokens:,} tokens; "
              f"weights in {', '.join(each.name for each in request.weights)}, "
@@ -69,26 +71,27 @@ def _header(out: Console, answer: ServingAnswer) -> None:
 
 
 def _load(traffic: Traffic) -> str:
-    lengths = f"requests of {traffic.input_tokens:,} + {traffic.output_tokens:,} tokens"
+    lengths = f"{traffic.input_tokens:,} + {traffic.output_tokens:,} tokens"
     cached = f", {traffic.cached_fraction:.0%} of each prompt cached" if traffic.cached_fraction else ""
     if traffic.requests:
-        return f"a trace of {len(traffic.requests):,} {lengths} on average"
+        return f"a trace of {plural(len(traffic.requests), 'request')} of {lengths} on average"
     if traffic.rate_per_s is not None:
-        return f"{traffic.rate_per_s:g} {lengths} a second{cached}"
+        noun = "request" if traffic.rate_per_s == 1 else "requests"
+        return f"{traffic.rate_per_s:g} {noun} of {lengths} a second{cached}"
     if traffic.concurrency is not None:
-        return f"{traffic.concurrency:,} {lengths} at once{cached}"
-    return f"as many {lengths} as the latencies allow{cached}"
+        return f"{plural(traffic.concurrency, 'concurrent request')} of {lengths}{cached}"
+    return f"as many requests of {lengths} as the latencies allow{cached}"
 
 
 def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
     groups = (
         (
-            "Layouts that keep the SLO" if answer.request.slo.limits else "Layouts that fit",
+            "Layouts that meet the SLO" if answer.request.slo.limits else "Layouts that fit",
             "cheapest first",
             answer.serving,
         ),
         (
-            "Layouts that do not keep it" if answer.request.slo.limits else "Layouts that do not keep up",
+            "Layouts that miss it" if answer.request.slo.limits else "Layouts that cannot keep up",
             "nearest first",
             answer.late,
         ),
@@ -110,15 +113,15 @@ def _layouts(out: Console, answer: ServingAnswer, *, show_all: bool) -> None:
             out.print(f"  and {len(found) - SHOWN} more (--all)", style="dim")
     out.print(scale.legend())
     if answer.fits and not answer.request.slo.limits:
-        indented(out, "Any latency will do: with --ttft and --tpot only layouts that keep them are compared.")
+        indented(out, "No latency is limited; with --ttft and --tpot only layouts that meet them are compared.")
     if answer.best is None and answer.remedies:
-        title(out, "What would do")
+        title(out, "What would work")
         for remedy in answer.remedies:
             indented(out, str(remedy), style="")
 
 
 def _columns(answer: ServingAnswer, out: Console) -> tuple[str, ...]:
-    names = ["at once", "req/s", "TTFT", "TPOT"]
+    names = ["concurrency", "req/s", "TTFT", "TPOT"]
     if out.width >= 100:
         names.insert(0, "KV tokens")
     return (*names, *(["$/Mtok"] if answer.request.price is not None else []))
@@ -129,7 +132,7 @@ def _speeds(each: ServingCandidate, answer: ServingAnswer, out: Console) -> list
     slo, speed = answer.request.slo, each.performance
     cells: list[str | Text] = [format_count(each.memory.kv_tokens)] if out.width >= 100 else []
     if speed is None:
-        busy = Text(f"< {each.capacity_per_s:,.1f}", "red")
+        busy = Text(f"max {each.capacity_per_s:,.1f}", "red")
         return [*cells, f"{each.sequences:,}", busy, "", "", *([""] if answer.request.price is not None else [])]
     cells += [f"{speed.sequences:,.0f}", f"{speed.requests_per_s:,.1f}"]
     for found, limit in ((speed.ttft, slo.ttft_s), (speed.tpot, slo.tpot_s)):
@@ -148,7 +151,7 @@ class _Scale:
         self.memory_bytes = memory_bytes
         self.full_bytes = full_scale_bytes([_memory_bar(each) for each in shown], memory_bytes)
         self.names = max(len("layout"), *(len(each.name) for each in shown))
-        columns = 58 if out.width >= 100 else 48
+        columns = 62 if out.width >= 100 else 52
         self.width = max(NARROW_BAR, min(WIDE_BAR, out.width - self.names - columns))
 
     def table(self, others: Sequence[str]) -> Table:
@@ -178,7 +181,7 @@ class _Scale:
             legend.append(self.glyph(part), COLOURS[part])
             legend.append(f" {'KV cache' if part == 'kv' else part}  ", "dim")
         legend.append(self.glyph("limit"), "bold")
-        return legend.append(f" {format_gb(self.memory_bytes)} as CUDA counts them", "dim")
+        return legend.append(f" {format_gb(self.memory_bytes)} that CUDA reports", "dim")
 
 
 def _memory_bar(each: ServingCandidate) -> MemoryBar:
@@ -227,16 +230,14 @@ def _speed(out: Console, found: ServingCandidate) -> None:
 def _cache(out: Console, answer: ServingAnswer) -> None:
     found, traffic = answer.nearest, answer.request.traffic
     held = found.memory
-    low, high = held.kv_tokens_interval
     title(out, "KV cache of one replica")
-    block = plural(found.case.engine.block_tokens, "token")
-    each = found.case.max_context_tokens
+    shortest, longest = traffic.request_tokens, found.case.max_context_tokens
+    room = {tokens: plural(held.sequences(tokens), "concurrent request") for tokens in (shortest, longest)}
     lines = (
-        f"{held.kv_tokens:,} tokens ({format_count(low)} to {format_count(high)}) in {held.blocks:,} blocks of {block}",
-        (f"{plural(held.sequences(traffic.request_tokens), 'request')} of {traffic.request_tokens:,} tokens at once; "
-         f"the engine runs {found.case.max_sequences:,} at most"),
-        (f"longest context {held.longest_context_tokens:,} tokens; the model has {answer.request.shape.positions:,} "
-         f"positions; at {each:,} each, {held.sequences(each):,} at once"),
+        _cache_size(held),
+        f"room for {room[shortest]} of {shortest:,} tokens; the engine runs {found.case.max_sequences:,} at most",
+        (f"longest context {held.longest_context_tokens:,} tokens, of {answer.request.shape.positions:,} positions "
+         f"of the model; room for {room[longest]} of {longest:,} tokens"),
     )  # fmt: skip
     for line in lines:
         indented(out, line, style="")
@@ -244,6 +245,17 @@ def _cache(out: Console, answer: ServingAnswer) -> None:
         title(out, f"What {found.case.engine.name} will log", "in GiB: 2^30 bytes")
     for line in answer.engine_log:
         indented(out, line)
+
+
+def _cache_size(held: ServingMemory) -> str:
+    """Return tokens and blocks of each data-parallel rank; bytes where layers keep different numbers of tokens."""
+    case, ranks = held.case, held.case.layout.dp
+    each = f" on each of {ranks} data-parallel ranks" if ranks > 1 else ""
+    if not is_linear(case.shape):
+        return f"{format_gb(held.kv_bytes)} on each GPU{each}; a sequence's size is not proportional to its tokens"
+    tokens, low, high = (number // ranks for number in (held.kv_tokens, *held.kv_tokens_interval))
+    block = plural(case.engine.block_tokens, "token")
+    return f"{tokens:,} tokens ({format_count(low)} to {format_count(high)}) in {held.blocks:,} blocks of {block}{each}"
 
 
 def _prices(out: Console, answer: ServingAnswer) -> None:
@@ -268,11 +280,11 @@ def _prices(out: Console, answer: ServingAnswer) -> None:
 
 def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
     replicas = plural(answer.nearest.replicas, "replica")
-    title(out, f"Throughput against latency of {replicas} of {answer.nearest.name}", "by requests at once in each")
+    title(out, f"Throughput against latency of {replicas} of {answer.nearest.name}", "by the concurrency of each")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    bars = max(8, min(40, out.width - 72))
-    table.add_column("  at once", justify="right", no_wrap=True)
-    table.add_column("output tok/s", no_wrap=True, min_width=bars)
+    bars = max(6, min(40, out.width - 76))
+    table.add_column("  concurrency", justify="right", no_wrap=True)
+    table.add_column("tokens/s", no_wrap=True, min_width=bars)
     for name in ("", "each added", "TTFT", "TPOT", "$/Mtok"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -280,40 +292,45 @@ def _curve(out: Console, curve: ServingCurve, answer: ServingAnswer) -> None:
     most = max(point.output_tokens_per_s for point in curve.points)
     for point in curve.points:
         knee = curve.knee is not None and point.sequences == curve.knee.sequences
-        keeps = point.candidate.keeps_slo
+        meets = point.candidate.keeps_slo
         usd = point.candidate.usd_per_mtok
         table.add_row(
             f"  {point.sequences:,}",
             Text(("#" if ascii_only else "▓") * max(1, round(bars * point.output_tokens_per_s / most)),
-                 "bold" if knee else "green" if keeps else "red"),
+                 "bold" if knee else "green" if meets else "red"),
             format_count(point.output_tokens_per_s),
             f"{point.added_fraction:.0%}",
             format_latency(point.ttft_s),
             format_latency(point.tpot_s),
             "" if usd is None else format_digits_usd(usd),
-            Text("<- knee" if knee else "" if keeps else "over the SLO", "bold" if knee else "red"),
+            Text("<- knee" if knee else "" if meets else "misses the SLO", "bold" if knee else "red"),
         )  # fmt: skip
     out.print(table)
 
 
 def _levers(out: Console, levers: Sequence[Lever]) -> None:
+    """Print each lever with its factors, and its crossover on the lines below."""
     title(out, "Levers", "tokens of a GPU and dollars of a token, after over before, at full load")
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
-    table.add_column("  lever", no_wrap=True)
-    table.add_column("change", no_wrap=True)
-    table.add_column("tok/s", justify="right", no_wrap=True)
-    table.add_column("$", justify="right", no_wrap=True)
-    table.add_column("$/M", justify="right", no_wrap=True)
-    table.add_column("where it turns", overflow="fold")
-    for each in levers:
-        factor = "" if each.factor is None else f"{each.factor:.2f}x"
-        style = "" if each.factor is None else "green" if each.factor > 1.02 else "red" if each.factor < 0.98 else ""
-        table.add_row(
-            f"  {each.name}", each.change, Text(factor, style),
-            "" if each.usd_factor is None else f"{each.usd_factor:.2f}x",
-            "" if each.usd_per_mtok is None else format_digits_usd(each.usd_per_mtok), Text(each.turns, "dim"),
-        )  # fmt: skip
-    out.print(table)
+    rows = [("lever", "change", "tokens", "dollars", "$/Mtok"), *map(_lever_cells, levers)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells, each in zip(rows, (None, *levers), strict=True):
+        name, change, tokens, *money = (
+            cell.ljust(width) if at < 2 else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        factor = None if each is None else each.factor
+        style = "" if factor is None else "green" if factor > 1.02 else "red" if factor < 0.98 else ""
+        row = Text.assemble(f"  {name}  {change}  ", (tokens, style), "  " + "  ".join(money))
+        row.rstrip()
+        out.print(row, style="dim" if each is None else "", no_wrap=True)
+        if each is not None:
+            for line in textwrap.wrap(each.turns, out.width - 4):
+                out.print("    " + line, style="dim", no_wrap=True)
+
+
+def _lever_cells(each: Lever) -> tuple[str, ...]:
+    factors = ("" if factor is None else f"{factor:.2f}x" for factor in (each.factor, each.usd_factor))
+    return (each.name, each.change, *factors, "" if each.usd_per_mtok is None else format_digits_usd(each.usd_per_mtok))
 
 
 def _sources(out: Console, answer: ServingAnswer) -> None:

@@ -97,6 +97,13 @@ class Engine:
     chunks_above: int = 0
     memory: MemoryRule = field(default_factory=MemoryRule)
 
+    @property
+    def versions(self) -> str:
+        """The versions that behave so: `0.21 or later`, `0.8 to below 0.17`."""
+        later = [engine.version for engine in ENGINES if engine.name == self.name]
+        later = later[later.index(self.version) + 1 :]
+        return f"{self.version} to below {later[0]}" if later else f"{self.version} or later"
+
     def limits(self, gpu_name: str, visible_bytes: int, max_context_tokens: int) -> tuple[int, int]:
         """Return the default sequences at once and tokens of one step on this GPU.
 
