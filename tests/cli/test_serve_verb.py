@@ -70,7 +70,7 @@ def test_people_read_layouts_the_cache_and_the_price(capsys: pytest.CaptureFixtu
     code, out, _ = _run(capsys, "llama-3-8b", "--gpus", "8xH100", "--rate", "20/s", "--ttft", "500ms", "--tpot", "50ms")
     assert code == 0
     assert "20 requests of 1,000 + 200 tokens a second; p99 of TTFT 500 ms and TPOT 50 ms" in out
-    assert "Layouts that keep the SLO" in out and "Memory of one GPU of tp1" in out
+    assert "Layouts that meet the SLO" in out and "Memory of one GPU of tp1" in out
     assert "GPU KV cache size: " in out and "blocks of 16 tokens" in out
     assert "Price of a million tokens  1 GPU, $2.99 an hour" in out
     assert "$2.99 a GPU-hour: Lambda H100 SXM" in out and "of electricity for a million tokens" in out
@@ -100,7 +100,7 @@ def test_curve_and_levers_are_printed_when_asked_for(capsys: pytest.CaptureFixtu
     _, plain, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100")
     assert "Levers" not in plain and "knee" not in plain
     _, out, _ = _run(capsys, "llama-3-8b", "--gpus", "1xH100", "--curve", "--levers", "--tpot", "40ms")
-    assert "<- knee" in out and "over the SLO" in out
+    assert "<- knee" in out and "misses the SLO" in out
     assert re.search(r"^  weights +fp8 +\d\.\d\dx", out, re.MULTILINE)
 
 
@@ -109,14 +109,14 @@ def test_where_nothing_fits_it_prints_what_would_and_exits_with_21(capsys: pytes
     code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "2xL40S")
     assert code == 21
     assert "Layouts that do not fit" in out and "short by" in out
-    assert "What would do" in out and "--weights fp8: 1 x " in out
+    assert "What would work" in out and "--weights fp8: 1 x " in out
 
 
 @pytest.mark.usefixtures("wide")
 def test_where_nothing_keeps_the_slo_the_nearest_has_its_price(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _run(capsys, "llama-3-70b", "--gpus", "8xH100", "--tpot", "5ms")
     assert code == 21
-    assert "Layouts that do not keep it" in out
+    assert "Layouts that miss it" in out
     assert re.search(r"\$[\d.]+ a million tokens; [\d.]+ times the SLO$", out.rstrip())
 
 

@@ -236,8 +236,8 @@ def _cache(out: Console, answer: ServingAnswer) -> None:
     lines = (
         _cache_size(held),
         f"room for {room[shortest]} of {shortest:,} tokens; the engine runs {found.case.max_sequences:,} at most",
-        (f"longest context {held.longest_context_tokens:,} tokens, of {answer.request.shape.positions:,} positions "
-         f"of the model; room for {room[longest]} of {longest:,} tokens"),
+        (f"room for one sequence of {held.longest_context_tokens:,} tokens; the model has "
+         f"{answer.request.shape.positions:,} positions; room for {room[longest]} of {longest:,} tokens"),
     )  # fmt: skip
     for line in lines:
         indented(out, line, style="")
@@ -324,7 +324,7 @@ def _levers(out: Console, levers: Sequence[Lever]) -> None:
         row.rstrip()
         out.print(row, style="dim" if each is None else "", no_wrap=True)
         if each is not None:
-            for line in textwrap.wrap(each.turns, out.width - 4):
+            for line in textwrap.wrap(each.crossover, out.width - 4):
                 out.print("    " + line, style="dim", no_wrap=True)
 
 

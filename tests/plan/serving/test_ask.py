@@ -198,7 +198,7 @@ def test_each_lever_has_its_effect_and_its_turn() -> None:
         "GPU of a phase", "MIG", "KV offload", "idle session",
     }  # fmt: skip
     for each in answer.levers:
-        assert each.turns
+        assert each.crossover
         if each.usd_factor is not None and each.factor is not None and each.name != "GPU":
             assert each.factor * each.usd_factor == pytest.approx(1, rel=1e-3)
     by_name = {each.name: each for each in answer.levers}
@@ -214,15 +214,15 @@ def test_a_trace_with_prefixes_sets_the_cache_and_the_levels_of_offload() -> Non
     traffic = Traffic(input_tokens=2048, output_tokens=100, requests=traced)
     levers = {each.change: each for each in ask(request(gpus="1xH100", traffic=traffic)).levers}
     assert "44% of prompts cached" in levers and any(change.endswith("by the trace") for change in levers)
-    assert "by the trace" in levers["44% of prompts cached"].turns
-    assert any("by the trace's answers" in each.turns for each in levers.values())
+    assert "by the trace" in levers["44% of prompts cached"].crossover
+    assert any("by the trace's answers" in each.crossover for each in levers.values())
 
 
 def test_quiet_hours_need_fewer_replicas() -> None:
     pricing = Pricing(prices=CATALOGUE.prices, busy_fractions=(0.25,) * 12 + (1.0,) * 12)
     levers = ask(request(traffic=Traffic(rate_per_s=100), pricing=pricing, layout="tp=1")).levers
     (hours,) = (each for each in levers if each.name == "hours")
-    assert hours.usd_factor is not None and hours.usd_factor < 0.8 and "spot replica-hours" in hours.turns
+    assert hours.usd_factor is not None and hours.usd_factor < 0.8 and "spot replica-hours" in hours.crossover
 
 
 def test_an_api_is_cheaper_until_the_replicas_are_full() -> None:

@@ -49,7 +49,7 @@ def test_gpus_without_measured_kernels_are_marked_and_come_after_the_measured() 
     pricing = Pricing(prices=CATALOGUE.prices, other_gpus=tuple(g for g in CATALOGUE.gpus if g.name != "H100"))
     answer = plan(pricing=pricing)
     found = named(answer, "GPU")
-    marked = [each.turns.startswith(ASSUMED) for each in found]
+    marked = [each.crossover.startswith(ASSUMED) for each in found]
     assert marked == sorted(marked) and any(marked) and not all(marked)
     assert [is_measured(CATALOGUE.find_gpu(each.change.split(",")[0])) for each in found] == [not m for m in marked]
     (phase,) = named(answer, "GPU of a phase")
@@ -69,7 +69,7 @@ def test_kernels_of_another_engine_are_marked_in_the_plan() -> None:
     answer = plan(gpus="1xH200", weights=(WEIGHTS["int4"],))
     assert answer.borrowed is not None and "not in vllm" in answer.borrowed
     (int4,) = (each for each in plan(gpus="1xH200").levers if each.change == "int4")
-    assert "not in vllm" in int4.turns
+    assert "not in vllm" in int4.crossover
     assert plan().borrowed is None
 
 

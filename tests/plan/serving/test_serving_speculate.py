@@ -63,12 +63,12 @@ class TestCrossover:
         curve = speculation_curve(roofline, 0.7)
         assert curve.pays_up_to == 84
         assert not curve.always
-        assert str(curve) == "3.20 times as fast at batch 1 with 8 drafted, faster up to batch 84"
+        assert str(curve) == "3.20x as fast at batch 1 with a draft of 8, faster up to batch 84"
 
     def test_ends_at_no_batch_where_memory_decides_always(self) -> None:
         curve = speculation_curve(lambda batch, each: 1.0, 0.5)
         assert curve.always
-        assert "at all batches up to 1024" in str(curve)
+        assert "at all batches up to 1,024" in str(curve)
 
     def test_pays_at_no_batch_where_checking_costs_all(self) -> None:
         curve = speculation_curve(lambda batch, each: float(each), 0.5)

@@ -1,4 +1,4 @@
-"""The levers on the price of a token in one table: what each brings here, and from which batch on it turns.
+"""The levers on the price of a token in one table: what each brings here, and its crossover.
 
 Each is the same layout under full load with one thing changed, against the plan. A factor is tokens a second of a GPU
 after over before; a lever that also changes the GPU is compared in dollars.
@@ -47,7 +47,7 @@ ASSUMED = "assumed, not measured"
 
 @dataclass(frozen=True, slots=True)
 class Lever:
-    """One change: tokens a second of a GPU after over before, dollars after over before, and where it turns.
+    """One change: tokens a second of a GPU after over before, dollars after over before, and its crossover.
 
     `usd_per_mtok` are the dollars of a million tokens after it; None without a price.
     """
@@ -56,7 +56,7 @@ class Lever:
     change: str
     factor: float | None
     usd_factor: float | None
-    turns: str
+    crossover: str
     usd_per_mtok: float | None = None
 
 
@@ -93,24 +93,26 @@ def _levers(base: ServingCandidate, reuse: BlockReuse | None, traffic: Traffic) 
     assert base.performance is not None, "under load"
     at_once = round(base.performance.sequences)
     knee = serving_curve(base).knee
-    turns = "more always bring more than half" if knee is None else f"from {knee.sequences} on, one more brings half"
-    yield _lever(base, "batch", f"{at_once} at once, not 1", base, of=steady(base, 1), turns=turns)
+    crossover = (
+        "no knee yet" if knee is None else f"knee at {knee.sequences}: one more brings less than half of its best"
+    )
+    yield _lever(base, "batch", f"concurrency {at_once}, not 1", base, of=steady(base, 1), crossover=crossover)
     yield _dynamic(base, [each.output_tokens for each in traffic.requests])
     hits = CACHED_FRACTION if reuse is None else min(0.99, reuse.hit_fraction(base.memory.kv_tokens))
     cached = _loaded(replace(request, traffic=replace(request.traffic, cached_fraction=hits)), base)
-    turns = (
+    crossover = (
         "pays from the first hit" if reuse is None else f"by the trace; {reuse.hit_fraction_max:.1%} if none is evicted"
     )
-    yield _lever(base, "prefix cache", f"{hits:.0%} of prompts cached", cached, turns=turns)
+    yield _lever(base, "prefix cache", f"{hits:.0%} of prompts cached", cached, crossover=crossover)
     for name in ("fp8", "int4"):
         if name != case.weights.name and WEIGHTS[name].products in case.gpu.flop_per_s:
             found = judge(base.request, case.layout, WEIGHTS[name], case.kv)
-            yield _lever(base, "weights", name, found, turns=_format_turn(base, WEIGHTS[name]))
+            yield _lever(base, "weights", name, found, crossover=_format_crossover(base, WEIGHTS[name]))
     if case.kv.name != "fp8":
         found = judge(base.request, case.layout, case.weights, KV["fp8"])
         tokens = base.request.traffic.request_tokens
-        turns = f"room for {found.memory.sequences(tokens):,} at once, not {base.memory.sequences(tokens):,}"
-        yield _lever(base, "KV cache", "fp8", found, turns=turns)
+        crossover = f"room for {found.memory.sequences(tokens):,} requests, not {base.memory.sequences(tokens):,}"
+        yield _lever(base, "KV cache", "fp8", found, crossover=crossover)
     yield _speculation(base)
     yield from _parallel(base)
     yield from _gpus(base)
@@ -126,7 +128,7 @@ def _lever(
     change: str,
     found: ServingCandidate,
     *,
-    turns: str,
+    crossover: str,
     of: ServingCandidate | None = None,
 ) -> Lever:
     before = of or base
@@ -136,7 +138,7 @@ def _lever(
     usd = None
     if found.usd_per_mtok is not None and before.usd_per_mtok is not None:
         usd = found.usd_per_mtok / before.usd_per_mtok
-    return Lever(name, change, mine / its, usd, turns, found.usd_per_mtok)
+    return Lever(name, change, mine / its, usd, crossover, found.usd_per_mtok)
 
 
 def _dynamic(base: ServingCandidate, lengths: Sequence[int]) -> Lever:
@@ -144,27 +146,27 @@ def _dynamic(base: ServingCandidate, lengths: Sequence[int]) -> Lever:
     assert base.performance is not None, "under load"
     at_once = max(1, round(base.performance.sequences))
     use = static_use(at_once, lengths)
-    source = "by the trace's answers" if lengths else "if answers are exponential"
-    turns = f"a static batch uses {use:.0%} of its places, {source}; no gain where all are equally long"
-    return Lever("dynamic batching", f"continuous, {at_once} at once", 1 / use, use, turns, base.usd_per_mtok)
+    source = "by the trace's answers" if lengths else "for exponential answer lengths"
+    crossover = f"static batches use {use:.0%} of their slots {source}; no gain for equal lengths"
+    return Lever("dynamic batching", f"continuous, concurrency {at_once}", 1 / use, use, crossover, base.usd_per_mtok)
 
 
-def _format_turn(base: ServingCandidate, weights: Format) -> str:
+def _format_crossover(base: ServingCandidate, weights: Format) -> str:
     """Return the batches at which a format of the weights loses: as measured on this GPU, else by the step times."""
     request = base.request
     rows = find_crossovers(request.speedups, request.gpu.name, weights.name)
     named = [row for row in rows if request.engine.name in row.where] or list(rows)
     if named:
         row = named[-1]
-        slower = f"products slower {', '.join(map(str, row.losing))}" if row.losing else "never slower"
+        slower = f"slower {', '.join(map(str, row.losing))}" if row.losing else "never slower"
         borrowed = borrowed_kernels(request.speedups, request.gpu.name, request.engine.name, weights.name)
-        return "; ".join(filter(None, (f"{slower} (measured, {row.where})", borrowed, row.remark)))
+        return "; ".join(filter(None, (f"{slower} (products on {row.where})", borrowed, row.remark)))
     plain, other = speed_of(base.case), speed_of(replace(base.case, weights=weights))
     context = mean_context(request.traffic)
     gains = [plain.decode_s(size, size * context) / other.decode_s(size, size * context) for size in BATCHES]
     slower_from = next((size for size, gain in zip(BATCHES, gains, strict=True) if gain < 1), None)
-    end = f"slower from {slower_from}" if slower_from else f"{gains[-1]:.2f} at {BATCHES[-1]:,}"
-    return f"decoding {gains[0]:.2f} times as fast at 1, {end}"
+    end = f"slower from {slower_from}" if slower_from else f"{gains[-1]:.2f}x at {BATCHES[-1]:,}"
+    return f"decoding {gains[0]:.2f}x as fast at batch 1, {end}"
 
 
 def _speculation(base: ServingCandidate) -> Lever:
@@ -183,11 +185,11 @@ def _speculation(base: ServingCandidate) -> Lever:
         for each in (None, drafted)
     ]
     factor = rates[1].output_tokens_per_s / rates[0].output_tokens_per_s
-    change = f"{drafted.draft_tokens} drafted, {ACCEPTANCE:.0%} right"
+    change = f"draft of {drafted.draft_tokens}, {ACCEPTANCE:.0%} accepted"
     needed = acceptance_needed(step_s, sequences, drafted.draft_tokens)
-    least = f"{needed:.0%} must be right" if needed is not None else "slower even if all are right"
-    turns = f"{speculation_curve(step_s, ACCEPTANCE)}; at {sequences} {least}"
-    return Lever("speculation", change, factor, 1 / factor, turns)
+    least = f"pays from an acceptance rate of {needed:.0%}" if needed is not None else "slower even if all are accepted"
+    crossover = f"{speculation_curve(step_s, ACCEPTANCE)}; at batch {sequences} {least}"
+    return Lever("speculation", change, factor, 1 / factor, crossover)
 
 
 def _parallel(base: ServingCandidate) -> Iterator[Lever]:
@@ -207,7 +209,13 @@ def _parallel(base: ServingCandidate) -> Iterator[Lever]:
         context = mean_context(request.traffic)
         faster = plain.decode_s(1, context) / speed.decode_s(1, context)
         replicas = plural(found.replicas, "replica")
-        yield _lever(base, "parallelism", f"{layout}, {replicas}", found, turns=f"one user {faster:.2f} times as fast")
+        yield _lever(
+            base,
+            "parallelism",
+            f"{layout}, {replicas}",
+            found,
+            crossover=f"one request alone decodes {faster:.2f}x as fast",
+        )
 
 
 def _gpus(base: ServingCandidate) -> Iterator[Lever]:
@@ -229,8 +237,8 @@ def _gpus(base: ServingCandidate) -> Iterator[Lever]:
     measured = [each for each in found if is_measured(each.case.gpu)]
     assumed = [each for each in found if not is_measured(each.case.gpu)]
     for each in (*measured[:GPUS_SHOWN], *assumed[:GPUS_SHOWN]):
-        turns = latencies(each) if is_measured(each.case.gpu) else f"{ASSUMED}; {latencies(each)}"
-        yield _lever(base, "GPU", f"{each.case.gpu.name}, {each.case.layout}", each, turns=turns)
+        crossover = latencies(each) if is_measured(each.case.gpu) else f"{ASSUMED}; {latencies(each)}"
+        yield _lever(base, "GPU", f"{each.case.gpu.name}, {each.case.layout}", each, crossover=crossover)
     if base.usd_per_mtok is not None and measured:
         yield _phases(base, measured)
 
@@ -319,9 +327,11 @@ def _idle(base: ServingCandidate, reuse: BlockReuse | None) -> Lever:
     source = ""
     if pauses_s:
         limit_s, source = idle_plan(pauses_s, size / pool, level.restore_s(size)).limit_s, ", by the trace's pauses"
-    after = "at once" if not limit_s else "never" if limit_s == math.inf else f"after {format_duration(limit_s)}"
-    turns = f"leaves for {level.name} {after}{source}"
-    return Lever("idle session", f"{tokens:,} tokens that wait", None, None, turns)
+    if limit_s == math.inf:
+        crossover = f"stays on the GPU{source}"
+    else:
+        crossover = f"moves to {level.name} {f'after {format_duration(limit_s)}' if limit_s else 'at once'}{source}"
+    return Lever("idle session", f"{tokens:,} tokens that wait", None, None, crossover)
 
 
 def _hours(candidate: ServingCandidate) -> Iterator[Lever]:
@@ -338,8 +348,8 @@ def _hours(candidate: ServingCandidate) -> Iterator[Lever]:
     needed = replicas_by_hour(hours, busy_s, candidate.busy_fraction)
     found = cheapest_hours(needed, candidate.case.layout.gpus, renting)
     factor = found.usd_per_day / (candidate.usd_per_hour * DAY_HOURS)
-    turns = f"{found.on_demand_hours:,.0f} on-demand and {found.spot_hours:,.0f} spot replica-hours a day"
-    yield Lever("hours", f"{min(needed)} to {max(needed)} replicas", None, factor, turns)
+    crossover = f"{found.on_demand_hours:,.0f} on-demand and {found.spot_hours:,.0f} spot replica-hours a day"
+    yield Lever("hours", f"{min(needed)} to {max(needed)} replicas", None, factor, crossover)
 
 
 def _levels(base: ServingCandidate, reuse: BlockReuse) -> Iterator[Lever]:

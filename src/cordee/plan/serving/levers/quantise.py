@@ -91,8 +91,8 @@ class FormatCrossover:
             return None
         if weight_only and max(small) > 1 + EVEN and min(large) < 1 + EVEN:
             return (
-                "the reverse of the claim that unpacking costs at batch 1 and pays in large batches: "
-                f"{max(small):.2f} times as fast up to batch {MEMORY_BATCH}, {min(large):.2f} from {COMPUTE_BATCH}"
+                f"{max(small):.2f}x as fast up to batch {MEMORY_BATCH}, {min(large):.2f}x from {COMPUTE_BATCH}: "
+                "the reverse of the claim that unpacking costs in small batches"
             )
         if max(small) < 1 + EVEN and max(large) < 1 + EVEN:
             return "against the claim that fewer bits are faster: it saves memory and no time at any batch"

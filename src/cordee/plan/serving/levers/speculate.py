@@ -66,8 +66,8 @@ class SpeculationCurve:
         if self.pays_up_to is None:
             return "speculation is faster at no batch"
         first = self.points[0]
-        end = f"at all batches up to {self.pays_up_to}" if self.always else f"up to batch {self.pays_up_to}"
-        return f"{first.gain:.2f} times as fast at batch {first.batch} with {first.draft_tokens} drafted, faster {end}"
+        end = f"at all batches up to {self.pays_up_to:,}" if self.always else f"up to batch {self.pays_up_to}"
+        return f"{first.gain:.2f}x as fast at batch {first.batch} with a draft of {first.draft_tokens}, faster {end}"
 
 
 def speculation_curve(

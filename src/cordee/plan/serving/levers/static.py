@@ -1,14 +1,14 @@
-"""Static against continuous batching: the part of the places that a batch uses if it waits for its longest answer.
+"""Static against continuous batching: the fraction of its slots that a batch uses if it waits for its longest answer.
 
-A static batch of B answers runs for as many steps as the longest has tokens, so its places are used for mean / maximum
-of the time; continuous batching (Orca, OSDI 2022) gives a free place to the next request after each step.
+A static batch of B answers runs for as many steps as the longest has tokens, so its slots are used for mean / maximum
+of the time; continuous batching (Orca, OSDI 2022) gives a free slot to the next request after each step.
 """
 
 from collections.abc import Sequence
 
 
 def static_use(batch: int, lengths: Sequence[int] = ()) -> float:
-    """Return the expected part of places in use in static batches of answers of these lengths.
+    """Return the expected fraction of slots in use in static batches of answers of these lengths.
 
     The expected maximum of B draws is the sum over the sorted lengths of length x its chance to be the largest. Without
     lengths they are exponential, and their maximum is the mean times 1 + 1/2 + ... + 1/B.
